@@ -14,10 +14,8 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 ARGS ?=
 # Tests that leave each other alone run on all cores; those with real processes and control groups two at a time, for
 # they wait a lot; those that measure real cores one after another.
-APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
-APART += tests/fuzz tests/benchmarks tests/reproduction tests/integrations tests/transcripts tests/replicas
-APART += tests/control_plane tests/history
-APART += $(wildcard tests/test_*.py)
+APART := $(filter-out tests/unit/node_agent,$(wildcard tests/unit/*)) tests/contract tests/integration tests/repository src
+APART += tests/verification/fuzz tests/verification/control_plane
 
 .PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench docs reproduce demo clean
 
@@ -44,11 +42,11 @@ endif
 
 fuzz: $(STAMP) ## bad inputs to everything that reads others' (ARGS="--inputs 1000000", --only, --seed, --keep DIR)
 	@printf '\n── fuzzing\n'
-	@GRPC_VERBOSITY=NONE python -m tests.fuzz $(ARGS)
+	@GRPC_VERBOSITY=NONE python -m tests.verification.fuzz $(ARGS)
 
 chaos: $(STAMP) ## kills, partitions and worse to a mesh of real processes, as root (ARGS="--steps 1000 --seed 7 --keep DIR")
 	@printf '\n── chaos\n'
-	@python -m tests.chaos $(ARGS)
+	@python -m tests.verification.chaos $(ARGS)
 
 test-vm: $(STAMP) ## the node agent's tests on other machines, under QEMU (ARGS="-k numa" for some)
 	@printf '\n── machines\n'

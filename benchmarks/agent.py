@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - likewise
 from tests.end_to_end import remains  # noqa: E402 - the root of the checkout has to be on the path first
 from tests.end_to_end.commands import COTENANT, Serving, environment_of  # noqa: E402 - likewise
-from tests.node_agent import conditions, fake_driver, jobs  # noqa: E402 - likewise
-from tests.node_agent.placement import Placement  # noqa: E402 - likewise
+from tests.unit.node_agent import conditions, fake_driver, jobs  # noqa: E402 - likewise
+from tests.unit.node_agent.placement import Placement  # noqa: E402 - likewise
 
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts  # noqa: E402 - likewise
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
-from tests.chaos.plan import DRAWN, plan  # noqa: E402 - likewise
+from tests.verification.chaos.plan import DRAWN, plan  # noqa: E402 - likewise
 
 SEED, STEPS, STEPS_QUICK = 7, 1_000, 30
 REST_EVERY, PACE = 50, 1.0
@@ -32,7 +32,14 @@ def measure(quick: bool) -> Sequence[harness.Row]:
     steps = int(os.environ.get("COTENANT_STEPS", STEPS_QUICK if quick else STEPS))
     with tempfile.TemporaryDirectory() as place:
         told = Path(place) / "told.json"
-        command = [sys.executable, "-m", "tests.chaos", f"--steps={steps}", f"--seed={seed}", f"--json={told}"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.verification.chaos",
+            f"--steps={steps}",
+            f"--seed={seed}",
+            f"--json={told}",
+        ]
         command += [f"--rest-every={REST_EVERY}", f"--pace={PACE}"]
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
         if not told.exists():

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness, processes  # noqa: E402 - the root of the checkout has to be on the path first
 from benchmarks.mesh import empty_calls, raw_commits  # noqa: E402 - likewise
 from benchmarks.processes import CORES, GPUS, Cluster, cluster, until  # noqa: E402 - likewise
-from tests.etcd_server import etcd_binary  # noqa: E402 - likewise
+from tests.support.etcd_server import etcd_binary  # noqa: E402 - likewise
 
 from cotenant.rpc.loop_lag import TOLD_SECONDS  # noqa: E402 - likewise
 from cotenant.store.open import open_store  # noqa: E402 - likewise

@@ -27,8 +27,8 @@ from tests.end_to_end import remains
 from tests.end_to_end.clients import Client
 from tests.end_to_end.commands import TRACEBACK, Cli, Serving, environment_of
 from tests.end_to_end.waiting import lines_of
-from tests.etcd_server import free_ports
-from tests.services.histories import ATTEMPTS, History
+from tests.support.etcd_server import free_ports
+from tests.unit.services.histories import ATTEMPTS, History
 
 from cotenant.core.model.job import JobKind, JobSpec, Request, Role
 from cotenant.core.model.lifecycle import Phase

@@ -254,7 +254,7 @@ async def _measure(quick: bool) -> Sequence[harness.Row]:
 
 
 async def _measure_etcd(directory: str, *, quick: bool) -> list[harness.Row]:
-    from tests.etcd_server import EtcdServer, etcd_binary
+    from tests.support.etcd_server import EtcdServer, etcd_binary
 
     if etcd_binary() is None:
         return [harness.Row("etcd: no binary here, not measured", 0.0, "")]

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 from benchmarks.cluster import AGENTS, WARM_SECONDS, spec, steadily  # noqa: E402 - likewise
 from benchmarks.processes import Cluster, cluster, until  # noqa: E402 - likewise
-from tests.etcd_server import etcd_binary, leader_of  # noqa: E402 - likewise
+from tests.support.etcd_server import etcd_binary, leader_of  # noqa: E402 - likewise
 
 from cotenant.leadership.leadership_term import leader_of as leader_in  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise

@@ -1,10 +1,10 @@
 """How right the predictors' models are, and how often they are sure and wrong.
 
-Loss curves are made up from seeds (`tests/loss_curves.py`): noise of 0.2, 1 and 3 % of the whole fall, spikes in 2 % of
-the points, with and without a cut of the learning rate, of which the first 40 % of the steps are seen; and curves of
-other forms, in which nobody should be confident. Beside each stands what a forecast would be without a model: that as
-many steps are left as there were. Latency is compared with a long simulation that shares no code with the model
-(`tests/queue_simulation.py`), and the reference is the bound of the mean alone.
+Loss curves are made up from seeds (`tests/support/loss_curves.py`): noise of 0.2, 1 and 3 % of the whole fall, spikes
+in 2 % of the points, with and without a cut of the learning rate, of which the first 40 % of the steps are seen; and
+curves of other forms, in which nobody should be confident. Beside each stands what a forecast would be without a model:
+that as many steps are left as there were. Latency is compared with a long simulation that shares no code with the model
+(`tests/support/queue_simulation.py`), and the reference is the bound of the mean alone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
-from tests.loss_curves import BROKEN, SEEN, STEPS, Told, broken, following  # noqa: E402 - likewise
-from tests.queue_simulation import simulate  # noqa: E402 - likewise
+from tests.support.loss_curves import BROKEN, SEEN, STEPS, Told, broken, following  # noqa: E402 - likewise
+from tests.support.queue_simulation import simulate  # noqa: E402 - likewise
 
 from cotenant.core.model.loss_goal import LossGoal  # noqa: E402 - likewise
 from cotenant.core.prediction.batch_queueing import BatchTime, latencies, mean_seconds_max  # noqa: E402 - likewise

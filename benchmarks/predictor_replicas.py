@@ -23,7 +23,7 @@ from benchmarks import harness  # noqa: E402 - likewise
 from benchmarks.predictor import BATCH, observations, questions  # noqa: E402 - likewise
 from benchmarks.predictor_service import COTENANT, _said, fill, until_restored  # noqa: E402 - likewise
 from grpc_health.v1 import health_pb2_grpc  # noqa: E402 - likewise
-from tests.etcd_server import EtcdServer  # noqa: E402 - likewise
+from tests.support.etcd_server import EtcdServer  # noqa: E402 - likewise
 
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
 from cotenant.store.etcd import EtcdStore  # noqa: E402 - likewise

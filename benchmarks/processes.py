@@ -19,7 +19,7 @@ from typing import cast
 import grpc.aio
 from benchmarks.agents import SimulatedAgent
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.etcd_server import EtcdServer, free_ports, start_cluster
+from tests.support.etcd_server import EtcdServer, free_ports, start_cluster
 
 from cotenant.rpc.channel import connect
 from cotenant.v1 import job_service_pb2_grpc

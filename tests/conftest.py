@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.etcd_server import EtcdServer, etcd_binary
+from tests.support.etcd_server import EtcdServer, etcd_binary
 
 HERE = Path(__file__).parent
-REAL_TIME = [HERE / "services", HERE / "node_agent", HERE / "end_to_end", HERE / "rpc", HERE / "store"]
+REAL_TIME = [
+    HERE / "end_to_end",
+    *(HERE / "unit" / name for name in ("services", "node_agent", "rpc", "security", "store")),
+]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand on that it is ignored
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.end_to_end import remains  # noqa: E402 - the root of the checkout has to be on the path first
 from tests.end_to_end.commands import COTENANT, Serving, environment_of  # noqa: E402 - likewise
-from tests.etcd_server import EtcdServer, free_ports, leader_of, start_cluster  # noqa: E402 - likewise
+from tests.support.etcd_server import EtcdServer, free_ports, leader_of, start_cluster  # noqa: E402 - likewise
 from tools.older import NEWEST, Version, older  # noqa: E402 - likewise
 from tools.page import Page  # noqa: E402 - likewise
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from tests.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.test_placement_streams import contradiction, every_policy, ready
 from tests.contract.test_policies import NOW, histories, installed, taught
-from tests.core.queueing.test_reservations import RULE, Busy, busy
-from tests.worlds import World, emptied, gangs, rng, tables, worlds
+from tests.support.worlds import World, emptied, gangs, rng, tables, worlds
+from tests.unit.core.scheduling.test_reservations import RULE, Busy, busy
 
 from cotenant import plugins
 from cotenant.core.capacity.ledger import Ledger

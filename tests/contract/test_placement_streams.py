@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.worlds import World, emptied, gangs, rng, worlds
+from tests.support.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
 from cotenant.core.capacity.ledger import Holding, Ledger

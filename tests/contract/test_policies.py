@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.worlds import World, emptied, gangs, picture, replicas_of, rng, shapes, specs, tables, worlds
+from tests.support.worlds import World, emptied, gangs, picture, replicas_of, rng, shapes, specs, tables, worlds
 
 from cotenant import plugins
 from cotenant.core.model.estimate import UNKNOWN, Candidate, Estimate, Observation, Query

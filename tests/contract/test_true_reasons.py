@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.test_placement_streams import every_policy, ready
-from tests.services.mesh import BACKFILL, LAS, Mesh, eventually, running
-from tests.worlds import World, emptied, gangs, rng, worlds
+from tests.support.worlds import World, emptied, gangs, rng, worlds
+from tests.unit.services.mesh import BACKFILL, LAS, Mesh, eventually, running
 
 from cotenant import plugins
 from cotenant.codec.specs import duration

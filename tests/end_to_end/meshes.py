@@ -9,7 +9,7 @@ from tests.end_to_end import remains
 from tests.end_to_end.clients import Client, published
 from tests.end_to_end.commands import TRACEBACK, Cli, Serving, environment_of
 from tests.end_to_end.waiting import until
-from tests.etcd_server import free_ports
+from tests.support.etcd_server import free_ports
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import ENDED

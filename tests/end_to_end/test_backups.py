@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.scripts import Counter
-from tests.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from cotenant.core.model.lifecycle import Phase
 from cotenant.store.backup_file import Contents, read_file, write_file

@@ -19,7 +19,7 @@ import pytest
 from tests.end_to_end import remains
 from tests.end_to_end.commands import TRACEBACK, Cli, Serving, environment_of
 from tests.end_to_end.waiting import until
-from tests.etcd_server import free_ports
+from tests.support.etcd_server import free_ports
 
 from cotenant.rpc.channel import connect
 from cotenant.rpc.rendezvous_hash import ranked

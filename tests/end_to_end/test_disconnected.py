@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 from tests.end_to_end.waiting import lines_of
-from tests.node_agent.agent_process import AgentProcess
-from tests.node_agent.conftest import end_jobs
-from tests.services.mesh import QUICK, Mesh, running, until, without
+from tests.unit.node_agent.agent_process import AgentProcess
+from tests.unit.node_agent.conftest import end_jobs
+from tests.unit.services.mesh import QUICK, Mesh, running, until, without
 
 from cotenant.codec.specs import duration
 from cotenant.core.model import validation

@@ -16,7 +16,7 @@ from tests.conftest import require_etcd
 from tests.end_to_end.commands import COTENANT
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
-from tests.etcd_server import EtcdServer, etcd_binary
+from tests.support.etcd_server import EtcdServer, etcd_binary
 
 from cotenant.codec.errors import from_error
 from cotenant.core.model.job import JobKind, JobSpec, Request, Role

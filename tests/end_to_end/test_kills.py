@@ -9,7 +9,7 @@ from benchmarks.kill_mesh import KillMesh, judge, judge_journal, wait_until_done
 from benchmarks.kills import run
 from tests.end_to_end import remains
 from tests.end_to_end.waiting import until
-from tests.node_agent.conditions import need_groups
+from tests.unit.node_agent.conditions import need_groups
 
 KILLS = 10
 

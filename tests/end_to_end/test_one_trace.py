@@ -13,9 +13,9 @@ from tests.end_to_end.meshes import SERVICES, Separate
 from cotenant.core.model.lifecycle import Phase
 
 if TYPE_CHECKING:  # it is loaded as a plug-in
-    from tests.otlp_receiver import OtlpReceiver, ReceivedSpan
+    from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan
 
-pytest_plugins = ("tests.otlp_receiver",)
+pytest_plugins = ("tests.support.otlp_receiver",)
 
 BELOW_SUBMIT = ("estimate", "order", "place", "commit", "assign", "launch", "exit")
 SERVICE_OF = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.end_to_end import remains
 from tests.end_to_end.commands import COTENANT, SECONDS_MAX, Serving, environment_of
-from tests.unprivileged import AS_USER, USER, need_another_user
+from tests.support.unprivileged import AS_USER, USER, need_another_user
 
 pytestmark = pytest.mark.root
 

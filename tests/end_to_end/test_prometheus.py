@@ -19,10 +19,10 @@ import pytest_asyncio
 import yaml
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import PATIENCE_SECONDS
-from tests.etcd_server import EtcdServer, free_ports
-from tests.otlp_prometheus import Exposer
+from tests.support.etcd_server import EtcdServer, free_ports
+from tests.support.otlp_prometheus import Exposer
+from tests.support.paths import DEPLOY
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SCRAPE_SECONDS, EXPORT_SECONDS = 0.2, 0.2
 RANGE = {"$__rate_interval": "4s", "$__range": "1m"}  # what Grafana would put there
 # What nothing happens of here; each panel has an answer once it does.

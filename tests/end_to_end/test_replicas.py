@@ -14,8 +14,8 @@ from tests.conftest import require_etcd
 from tests.end_to_end.meshes import REPLICATED, Separate
 from tests.end_to_end.scripts import Counter, Load
 from tests.end_to_end.waiting import until
-from tests.etcd_server import EtcdServer
-from tests.services.histories import ATTEMPTS, History
+from tests.support.etcd_server import EtcdServer
+from tests.unit.services.histories import ATTEMPTS, History
 
 from cotenant.core.model.lifecycle import Phase
 from cotenant.store.etcd import EtcdStore

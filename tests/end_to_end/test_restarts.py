@@ -10,7 +10,7 @@ from tests.conftest import require_etcd
 from tests.end_to_end.meshes import SERVICES, Mesh, Separate
 from tests.end_to_end.scripts import Counter, Load
 from tests.end_to_end.waiting import until
-from tests.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 from cotenant.core.model.lifecycle import Phase
 

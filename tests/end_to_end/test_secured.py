@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.end_to_end.commands import COTENANT, Cli, Outcome, environment_of
 from tests.end_to_end.waiting import until
-from tests.etcd_server import free_ports
+from tests.support.etcd_server import free_ports
 
 from cotenant.security.certificates import Authority
 from cotenant.security.subjects import Bearer

@@ -13,7 +13,7 @@ import pytest
 from tests.end_to_end.meshes import Separate
 from tests.end_to_end.slow_wire import SlowWire
 from tests.end_to_end.waiting import until
-from tests.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer
 
 NAMED_SECONDS, WELL_SECONDS = 30.0, 60.0
 ANSWER_SECONDS = 15.0  # for `status` itself, on a machine that has other things to do

@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.scripts import Counter
 from tests.end_to_end.waiting import until
-from tests.etcd_server import EtcdServer, etcd_tool
+from tests.support.etcd_server import EtcdServer, etcd_tool
 
 from cotenant.core.model.lifecycle import Phase
 

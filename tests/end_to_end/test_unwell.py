@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
-from tests.node_agent.fake_driver import FakeDriver, compiled, uuid
+from tests.unit.node_agent.fake_driver import FakeDriver, compiled, uuid
 
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2

@@ -68,7 +68,8 @@ class Visit:
 
 
 # What of those says the same on any kernel all the same, or would say it several times.
-ANYWHERE = ("bad_disks", "link", "profiling", "systemd_scope", "users")
+AGENT, MACHINES = "tests/unit/node_agent", "tests/verification/machines"
+ANYWHERE = ("bad_disks", "link", "profiling", "systemd_scope", "run_as")
 AGAIN = "test_resizing.py::test_an_agent_killed_in_the_middle_goes_back_to_its_record"
 FIRST_VERSION = "test_resizing.py::test_what_the_kernel_refuses_is_undone"  # of control groups, which refuses it
 TIMED = (  # by the agent's own clocks and records, whatever the kernel
@@ -81,23 +82,34 @@ TIMED = (  # by the agent's own clocks and records, whatever the kernel
 
 def _with_mark(folder: str, mark: str) -> list[str]:
     """The test files of a folder that use a mark; to read the others inside, only to leave them out, takes long."""
-    paths = sorted((layers.ROOT / folder).glob("test_*.py"))
+    paths = sorted((layers.ROOT / folder).rglob("test_*.py"))
     return [str(path.relative_to(layers.ROOT)) for path in paths if f"pytest.mark.{mark}" in path.read_text()]
 
 
 AGENT_TESTS = (
-    *(path for path in _with_mark("tests/node_agent", "root") if Path(path).stem.removeprefix("test_") not in ANYWHERE),
-    *(f"--deselect=tests/node_agent/{AGAIN}[{moment}]" for moment in ("replace_assignment", "answer")),
-    f"--deselect=tests/node_agent/{FIRST_VERSION}",
-    *(f"--deselect=tests/node_agent/test_throttling.py::{name}" for name in TIMED),
+    *(path for path in _with_mark(AGENT, "root") if Path(path).stem.removeprefix("test_") not in ANYWHERE),
+    *(f"--deselect={AGENT}/{AGAIN}[{moment}]" for moment in ("replace_assignment", "answer")),
+    f"--deselect={AGENT}/{FIRST_VERSION}",
+    *(f"--deselect={AGENT}/control/test_throttle_directives.py::{name}" for name in TIMED),
 )
 
 VISITS = (
-    Visit("two-sockets", Shape(2, 2), (*AGENT_TESTS, "tests/vm")),
-    Visit("siblings", Shape(2, 1, threads=2), ("tests/vm/test_siblings.py", "tests/vm/reboot/before.py"), cut=True),
-    Visit("one-socket", Shape(1, 2), ("tests/vm/reboot/after.py",), goes_on=True),
-    Visit("systemd", Shape(1, 4, node_mib=2048), ("tests/vm/systemd/installed.py",), systemd=True),
-    Visit("systemd-again", Shape(1, 4, node_mib=2048), ("tests/vm/systemd/started.py",), goes_on=True, systemd=True),
+    Visit("two-sockets", Shape(2, 2), (*AGENT_TESTS, MACHINES)),
+    Visit(
+        "siblings",
+        Shape(2, 1, threads=2),
+        (f"{MACHINES}/test_siblings.py", f"{MACHINES}/reboot/before.py"),
+        cut=True,
+    ),
+    Visit("one-socket", Shape(1, 2), (f"{MACHINES}/reboot/after.py",), goes_on=True),
+    Visit("systemd", Shape(1, 4, node_mib=2048), (f"{MACHINES}/systemd/installed.py",), systemd=True),
+    Visit(
+        "systemd-again",
+        Shape(1, 4, node_mib=2048),
+        (f"{MACHINES}/systemd/started.py",),
+        goes_on=True,
+        systemd=True,
+    ),
 )
 
 

@@ -24,7 +24,7 @@ After=multi-user.target
 Type=exec
 ExecStart=/bin/sh /session/run
 """
-NVML = TESTS / "node_agent/libnvidia-ml.so.1"  # where tests/node_agent/fake_driver.py looks for it
+NVML = TESTS / "unit/node_agent/libnvidia-ml.so.1"  # where tests/unit/node_agent/fake_driver.py looks for it
 
 
 def session(place: Path, script: str, tests: Sequence[str]) -> Path:
@@ -37,7 +37,7 @@ def session(place: Path, script: str, tests: Sequence[str]) -> Path:
     shutil.copytree(ROOT / "deploy", tree / SOURCES / "deploy", ignore=shutil.ignore_patterns("secrets"))
     shutil.copy(ROOT / "pyproject.toml", tree / SOURCES)
     if gcc := find("gcc"):
-        run(gcc, "-shared", "-fPIC", "-o", tree / NVML, ROOT / "tests/node_agent/fake_nvml.c")
+        run(gcc, "-shared", "-fPIC", "-o", tree / NVML, ROOT / "tests/unit/node_agent/fake_nvml.c")
     _compile(tree / SOURCES, tests)
     (tree / "session").mkdir()
     (tree / "session" / "run").write_text(script)

@@ -20,6 +20,24 @@ def state_of(live: Live, node_id: str, report: node_service_pb2.AttemptReport) -
     return state
 
 
+def end_of_unknown(live: Live, node_id: str) -> AttemptState:
+    """Return how the part of a stopping attempt ended that its agent no longer knows.
+
+    A leader keeps the ends of parts in memory only, and its agents forget an end that was acknowledged. So a new leader
+    reads from the record why the other parts were stopped: with neither an exit nor a launch failure on record, the
+    part that broke the gang was lost, as after a reboot.
+    """
+    if live.attempt.stop_reason != job_pb2.STOP_REASON_GANG_BROKEN:
+        return AttemptState.STOPPED
+    if live.attempt.HasField("launch_failure"):
+        broken, state = live.attempt.launch_failure.node_id, AttemptState.NOT_LAUNCHED
+    elif live.attempt.HasField("exit"):
+        broken, state = live.attempt.exit.node_id, AttemptState.FAILED
+    else:
+        return AttemptState.LOST
+    return state if broken == node_id else AttemptState.STOPPED
+
+
 def keep(live: Live, node_id: str, state: AttemptState, report: node_service_pb2.AttemptReport) -> None:
     """Record how a part ended, in the attempt; of several parts that ended badly the first one counts."""
     message = report.message[:MESSAGE_LENGTH_MAX]

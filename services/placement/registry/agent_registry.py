@@ -20,6 +20,7 @@ from cotenant.services.placement.attempts.attempt_store import Attempts
 from cotenant.services.placement.attempts.attempt_tracking import Following
 from cotenant.services.placement.attempts.cpu_hotplug import Fitting
 from cotenant.services.placement.attempts.resizes import Resizes
+from cotenant.services.placement.cluster import attempt_reports
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Committer, Fenced, Halted, Write
 from cotenant.services.placement.cluster.live_records import (
@@ -194,7 +195,8 @@ class Registry:
                     session.put(agent_sessions.stop_order(live))
                 self.resizes.remind(live, node.id, session)
             elif live.state is AttemptState.STOPPING:
-                self.attempts.give_up(live, node.id, AttemptState.STOPPED, f"{node.id} does not have it")
+                end = attempt_reports.end_of_unknown(live, node.id)
+                self.attempts.give_up(live, node.id, end, f"{node.id} does not have it")
             elif live.state is AttemptState.ASSIGNED and node.id not in live.parts:
                 session.put(agent_sessions.assignment(live, live.nodes.index(node.id)))
             else:

@@ -154,7 +154,10 @@ async def look_up(endpoint: str) -> list[tuple[str, str]]:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(tell, replicas)
 
-    threading.Thread(target=look, name="names", daemon=True).start()
+    try:
+        threading.Thread(target=look, name="names", daemon=True).start()
+    except RuntimeError:  # no thread can be started: gRPC looks the name up when it connects
+        return [(address, "") for address in addresses_of(endpoint)]
     return await found
 
 
@@ -176,7 +179,10 @@ class Named:
         if self.changes and self._clock() - self._looked > LOOK_SECONDS and self._looking is None:
             self._looked = self._clock()
             self._looking = threading.Thread(target=self._look, name="names", daemon=True)
-            self._looking.start()
+            try:
+                self._looking.start()
+            except RuntimeError:  # no thread can be started: the last known addresses stay
+                self._looking = None
         return self.target
 
     def _look(self) -> None:

@@ -92,7 +92,7 @@ def submit(
 
 def example_text() -> str:
     """Read the job file that shows every field."""
-    return resources("cotenant.cli").joinpath("example.yaml").read_text(encoding="utf-8")
+    return resources("cotenant.cli.jobs").joinpath("example.yaml").read_text(encoding="utf-8")
 
 
 async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: bool, taken: list[Job]) -> None:

@@ -1,0 +1,342 @@
+"""Two tenants, and every method of the contract that a person of one of them may call: it learns nothing of the other.
+
+What is asked about the other tenant's job is answered as if there were no such job: word for word what is answered
+about a job that never was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from tests.unit.rpc.test_channel import contract
+from tests.unit.services.mesh import BACKFILL, Mesh, eventually, running, spec
+
+from cotenant.codec import errors
+from cotenant.codec.specs import duration
+from cotenant.core.scheduling.admission import RULES
+from cotenant.rpc.channel import connect
+from cotenant.security import identity
+from cotenant.security.identity import Identity
+from cotenant.security.permissions import ROLES, Role
+from cotenant.services.predictor.api import server as predictor
+from cotenant.store.port import Committed, Delete, Operation, Put
+from cotenant.v1 import (
+    job_pb2,
+    job_service_pb2_grpc,
+    node_service_pb2_grpc,
+    policy_service_pb2_grpc,
+    predictor_service_pb2_grpc,
+    resources_pb2,
+    tenant_service_pb2_grpc,
+)
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import node_service_pb2 as node_pb
+from cotenant.v1 import policy_service_pb2 as policy_pb
+from cotenant.v1 import predictor_service_pb2 as predictor_pb
+from cotenant.v1 import tenant_service_pb2 as tenant_pb
+
+ASKED_MAX = 3
+SECRET, NOBODYS = "unreleased-model", "0zzzzzzzzzzz"
+CALLERS = {
+    "ann": Identity("ann", frozenset({Role.USER}), frozenset({"a"})),
+    "head": Identity("head", frozenset({Role.TENANT_ADMIN}), frozenset({"a"})),
+    "eye": Identity("eye", frozenset({Role.VIEWER}), frozenset({"a"})),
+    "bob": Identity("bob", frozenset({Role.USER}), frozenset({"blue-team"})),
+}
+PEOPLE = ("ann", "head", "eye")
+CHAIN = predictor.Config(predictors=("loss-curve", "history"))
+GOAL = job_pb2.LossGoal(target=1.0)
+
+
+class ByName:
+    def authenticate(self, method: str, metadata: identity.Metadata, peer: identity.Peer) -> Identity:
+        name = identity.bearer(metadata)
+        return CALLERS[name] if name else identity.ANYONE
+
+
+@dataclass
+class World:
+    """A job of ann's that waits for one of bob's, on a node where something of his was found."""
+
+    mesh: Mesh
+    hers: str
+    his: str
+    waits: str
+    array: str
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return self.his, self.waits, self.array, SECRET, "bob", "blue-team"
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    alone = replace(BACKFILL, rules=RULES)  # without fair shares others' jobs may be ahead of one's own
+    async with running(authenticator=ByName(), predictor_config=CHAIN, queue_config=alone) as mesh:
+        for name in CALLERS:
+            for service in ("queue", "placement", "predictor"):
+                mesh.channels[f"{name}/{service}"] = connect(f"127.0.0.1:{mesh.ports[service]}", name)
+        agent = await mesh.agent("n1", gpus=1)
+        his = await made(mesh, "bob", "blue-team", request_id="nightly")
+        await mesh.reach(his, "RUNNING")
+        ranges = [job_pb2.IndexRange(first=0, last=1, step=1)]
+        first = await created(mesh, "bob", "blue-team", array=job_pb2.ArraySpec(ranges=ranges))
+        array = first.spec.array_task.array_id
+        waits = await made(mesh, "bob", "blue-team")
+        hers = await made(mesh, "ann", "a", name="hers")
+        problem = resources_pb2.HealthProblem(
+            check="stray", action=resources_pb2.HEALTH_ACTION_IGNORE, reason=f"pid 7 (python in {his}/1, not given it)"
+        )
+        agent.inventory.problems.append(problem)
+        agent.change_inventory()
+        await eventually(lambda: is_told(mesh, hers))
+        yield World(mesh, hers, his, waits, array)
+
+
+async def created(mesh: Mesh, by: str, tenant: str, request_id: str = "", **fields: Any) -> job_pb2.Job:
+    stub: Any = job_service_pb2_grpc.JobServiceStub(mesh.channels[f"{by}/queue"])
+    asked = spec(**{"name": SECRET, "tenant": tenant} | fields)
+    answer: pb.CreateJobResponse = await stub.CreateJob(pb.CreateJobRequest(spec=asked, request_id=request_id))
+    return answer.job
+
+
+async def made(mesh: Mesh, by: str, tenant: str, **fields: Any) -> str:
+    return (await created(mesh, by, tenant, **fields)).id
+
+
+async def is_told(mesh: Mesh, job_id: str) -> bool:
+    """Whether the whole truth names his jobs to whom they concern, so that there is something to hide."""
+    explained = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
+    node = (await mesh.nodes.GetNode(node_pb.GetNodeRequest(id="n1"))).node
+    return bool(explained.ahead) and "pid 7" in str(node)
+
+
+# What is asked about a job (his, or one that never was), about all, or about nothing of anybody's --------------------
+
+Probe = Callable[[World, str], Iterator[Message]]
+
+
+def once(make: Callable[[str], Message]) -> Probe:
+    """A request about a job."""
+    return lambda world, job_id: iter([make(job_id)])
+
+
+def _creating(world: World, job_id: str) -> Iterator[Message]:
+    yield pb.CreateJobRequest(spec=spec(tenant="a", dependencies=[job_pb2.Dependency(id=job_id)]))
+    yield pb.CreateJobRequest(spec=spec(tenant="blue-team" if job_id == world.his else "nobodys"))
+
+
+def _estimating(world: World, job_id: str) -> Iterator[Message]:
+    for tenant in ("a", "blue-team" if job_id == world.his else "nobodys"):
+        query = predictor_pb.EstimateQuery(job_id=job_id, spec=spec(tenant=tenant, model="bert", loss_goal=GOAL))
+        yield predictor_pb.EstimateRequest(queries=[query])
+
+
+def _listing(world: World, job_id: str) -> Iterator[Message]:
+    yield pb.ListJobsRequest()
+    yield pb.ListJobsRequest(fold_arrays=True)
+    for chosen in _filters(world, job_id):
+        yield pb.ListJobsRequest(filter=chosen)
+
+
+def _watching(world: World, job_id: str) -> Iterator[Message]:
+    yield pb.WatchJobsRequest()
+    for chosen in _filters(world, job_id):
+        yield pb.WatchJobsRequest(filter=chosen, until_ended=True)
+
+
+def _filters(world: World, job_id: str) -> Iterator[pb.JobFilter]:
+    is_his = job_id == world.his
+    yield pb.JobFilter(ids=[job_id, world.hers])
+    yield pb.JobFilter(tenant="blue-team" if is_his else "nobodys")
+    yield pb.JobFilter(name=SECRET if is_his else "nobodys")
+    yield pb.JobFilter(array_id=world.array if is_his else NOBODYS)
+
+
+def _updating(world: World, job_id: str) -> Iterator[Message]:
+    mask = FieldMask(paths=["spec.priority"])
+    for validate_only in (True, False):
+        yield pb.UpdateJobRequest(job=job_pb2.Job(id=job_id), update_mask=mask, validate_only=validate_only)
+
+
+def _simulating(world: World, job_id: str) -> Iterator[Message]:
+    yield pb.SimulateJobRequest(spec=spec(tenant="a"), more=[spec(tenant="a")])
+    yield pb.SimulateJobRequest(spec=spec(tenant="a", dependencies=[job_pb2.Dependency(id=job_id)]))
+    tenant = "blue-team" if job_id == world.his else "nobodys"
+    yield pb.SimulateJobRequest(spec=spec(tenant="a"), more=[spec(tenant=tenant)])
+
+
+def _tenant(world: World, job_id: str) -> str:
+    return "blue-team" if job_id == world.his else "nobodys"
+
+
+PROBES: dict[str, Probe] = {
+    "JobService/CreateJob": _creating,
+    "JobService/GetJob": once(lambda job_id: pb.GetJobRequest(id=job_id)),
+    "JobService/ListJobs": _listing,
+    "JobService/WatchJobs": _watching,
+    "JobService/ReadLogs": once(lambda job_id: pb.ReadLogsRequest(id=job_id)),
+    "JobService/ExplainJob": once(lambda job_id: pb.ExplainJobRequest(id=job_id)),
+    "JobService/SummarizeFailures": lambda world, job_id: iter(
+        [
+            *(pb.SummarizeFailuresRequest(by=by) for by in pb.FailureGroup.values()),
+            pb.SummarizeFailuresRequest(tenant=_tenant(world, job_id)),
+        ]
+    ),
+    "JobService/SimulateJob": _simulating,
+    "JobService/CancelJob": once(lambda job_id: pb.CancelJobRequest(id=job_id)),
+    "JobService/SuspendJob": once(lambda job_id: pb.SuspendJobRequest(id=job_id)),
+    "JobService/ResumeJob": once(lambda job_id: pb.ResumeJobRequest(id=job_id)),
+    "JobService/UpdateJob": _updating,
+    "JobService/MoveJob": once(lambda job_id: pb.MoveJobRequest(id=job_id, number=1)),
+    "TenantService/GetTenant": lambda world, job_id: iter([tenant_pb.GetTenantRequest(id=_tenant(world, job_id))]),
+    "TenantService/ListTenants": lambda world, job_id: iter([tenant_pb.ListTenantsRequest()]),
+    "TenantService/ListQueues": lambda world, job_id: iter([tenant_pb.ListQueuesRequest()]),
+    "NodeService/GetNode": lambda world, job_id: iter([node_pb.GetNodeRequest(id="n1")]),
+    "NodeService/ListNodes": lambda world, job_id: iter([node_pb.ListNodesRequest()]),
+    "PredictorService/Estimate": _estimating,
+    "PolicyService/ListPolicies": lambda world, job_id: iter([policy_pb.ListPoliciesRequest()]),
+}
+TELL_OF_PROCESSES = {"ReplicaService/ListReplicas"}  # of the mesh's own, nothing else
+STUBS: dict[str, tuple[str, Any]] = {
+    "JobService": ("queue", job_service_pb2_grpc.JobServiceStub),
+    "TenantService": ("queue", tenant_service_pb2_grpc.TenantServiceStub),
+    "NodeService": ("placement", node_service_pb2_grpc.NodeServiceStub),
+    "PredictorService": ("predictor", predictor_service_pb2_grpc.PredictorServiceStub),
+    "PolicyService": ("queue", policy_service_pb2_grpc.PolicyServiceStub),
+}
+
+
+async def asked(world: World, who: str, method: str, request: Message) -> str:
+    """All that somebody hears in answer to a request."""
+    service, name = method.split("/")
+    process, stub = STUBS[service]
+    made_by = getattr(stub(world.mesh.channels[f"{who}/{process}"]), name)(request, timeout=10)
+    told: list[str] = []
+    try:
+        if not hasattr(made_by, "__aiter__") or hasattr(made_by, "__await__"):
+            told.append(str(await made_by))
+        else:
+            async for response in made_by:
+                told.append(str(response))
+                if getattr(response, "synced", False):
+                    break
+    except grpc.aio.AioRpcError as error:
+        problem = errors.from_error(error)
+        told.append(f"{problem!r} {problem.metadata} {problem.violations}")
+    finally:
+        made_by.cancel()
+    return "\n".join(told)
+
+
+def test_each_method_that_people_of_one_tenant_may_call_is_asked() -> None:
+    """A new method has to be thought about here, too."""
+    may = {path.removeprefix("/cotenant.v1.") for who in PEOPLE for path in ROLES if CALLERS[who].scope(ROLES[path])}
+    assert set(PROBES) | TELL_OF_PROCESSES == may
+    assert {f"{path.removeprefix('/cotenant.v1.')}" for path in dict(contract())} >= may
+
+
+async def test_nobody_learns_of_another_tenant_by_any_method(world: World) -> None:
+    await teach(world)
+    before = (await world.mesh.job(world.his)).etag
+    for who in PEOPLE:
+        for method, probe in PROBES.items():
+            pairs = zip(probe(world, world.his), probe(world, NOBODYS), strict=True)
+            for about_his, about_nobodys in pairs:
+                said = str(about_his)  # a word that the caller knows is no secret
+                for asked_again in range(ASKED_MAX):  # the world moves on between two questions
+                    told, of_nobody = [await asked(world, who, method, one) for one in (about_his, about_nobodys)]
+                    leaked = [secret for secret in world.secrets if secret in told and secret not in said]
+                    assert not leaked, (who, method, about_his, told)
+                    if _same(told, of_nobody, world):
+                        break
+                    assert asked_again < ASKED_MAX - 1, (who, method, about_his, told, of_nobody)
+    assert (await world.mesh.job(world.his)).etag == before  # nor was anything of it changed
+
+
+async def teach(world: World) -> None:
+    """Let the predictor hear the losses of his job, until it can say when it will be done to whom that concerns."""
+    stub: Any = predictor_service_pb2_grpc.PredictorServiceStub(world.mesh.channel("predictor"))
+    wanted = spec(tenant="blue-team", model="bert", loss_goal=GOAL)
+    seen = [
+        predictor_pb.Observation(
+            job_id=world.his, number=1, spec=wanted, rate_per_second=2.0, window=duration(10.0), step=step,
+            loss=2 / (1 + step / 1000) + 0.5, time=Timestamp(seconds=step),
+            allocation=predictor_pb.CandidateAllocation(cores=4),
+        )
+        for step in range(20, 1200, 20)
+    ]  # fmt: skip
+    await stub.Observe(predictor_pb.ObserveRequest(observations=seen))
+    query = predictor_pb.EstimateQuery(job_id=world.his, spec=wanted)
+    (known,) = (await stub.Estimate(predictor_pb.EstimateRequest(queries=[query]))).estimates
+    assert known.predictable
+
+
+def _same(told: str, of_nobody: str, world: World) -> bool:
+    """Whether two answers differ in nothing but what was asked about, and in times."""
+    named = told.replace(world.his, NOBODYS).replace(world.array, NOBODYS).replace("blue-team", "nobodys")
+    return _timeless(named) == _timeless(of_nobody)
+
+
+def _timeless(text: str) -> list[str]:
+    text = re.sub(r"; did you mean [^?]*\?", "", text)  # which names jobs of the caller's own that are called alike
+    kept = [line.strip() for line in text.splitlines()]
+    return [line for line in kept if not line.startswith(("seconds:", "nanos:", "outlook:", "summary:"))]
+
+
+async def test_who_has_one_tenant_need_not_name_it(world: World) -> None:
+    assert (await created(world.mesh, "ann", "")).spec.tenant == "a"
+    request = predictor_pb.EstimateRequest(queries=[predictor_pb.EstimateQuery(spec=spec(model="bert"))])
+    assert "NOT_YOUR_TENANT" not in await asked(world, "ann", "PredictorService/Estimate", request)
+
+
+async def test_a_request_id_belongs_to_whoever_used_it(world: World) -> None:
+    """The same word of another tenant's is neither told nor in the way."""
+    again = await made(world.mesh, "bob", "blue-team", request_id="nightly")
+    assert again == world.his
+    hers = await made(world.mesh, "ann", "a", request_id="nightly", name="hers")
+    assert hers not in (world.his, world.hers)
+    assert await made(world.mesh, "ann", "a", request_id="nightly", name="hers") == hers
+    stub: Any = job_service_pb2_grpc.JobServiceStub(world.mesh.channels["ann/queue"])
+    cancel = pb.CancelJobRequest(id=hers, request_id="weekly")
+    for _ in range(2):
+        await stub.CancelJob(cancel)
+    assert set(await world.mesh.records_left("queue/requests/")) >= {
+        "queue/requests/ann/nightly", "queue/requests/ann/weekly", "queue/requests/bob/nightly",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("whose", ["ann", "bob"])
+@pytest.mark.parametrize("array", [False, True])
+async def test_a_request_that_a_version_before_kept_under_nobodys_name_is_its_submitters(
+    world: World, whose: str, array: bool
+) -> None:
+    mesh, tenant = world.mesh, {"ann": "a", "bob": "blue-team"}[whose]
+    ranges = [job_pb2.IndexRange(first=0, last=1, step=1)]
+    fields: dict[str, Any] = {"request_id": "older", "array": job_pb2.ArraySpec(ranges=ranges) if array else None}
+    first = await made(mesh, whose, tenant, **fields)
+    kept = await mesh.store.get(f"queue/requests/{whose}/older")
+    assert kept
+    moved: list[Operation] = [Delete(kept.key), Put("queue/requests/older", kept.value)]
+    assert isinstance(await mesh.store.transact([], moved), Committed)
+    assert await made(mesh, whose, tenant, **fields) == first
+    other, others = ("bob", "blue-team") if whose == "ann" else ("ann", "a")
+    theirs = await made(mesh, other, others, **fields)
+    assert theirs != first
+    assert await made(mesh, other, others, **fields) == theirs
+
+
+async def test_what_an_update_would_bring_names_no_others(world: World) -> None:
+    record = world.mesh.parts["queue"].service.state.records[world.hers]
+    record.job.attempt.stop_detail = f"goes on at n2, so that {world.his} can start"
+    assert world.his in str(await world.mesh.job(world.hers))
+    asks = next(_updating(world, world.hers))
+    assert world.his not in await asked(world, "ann", "JobService/UpdateJob", asks)

@@ -1,0 +1,160 @@
+"""Rules of this repository that a linter cannot say."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+from tests.support.paths import ROOT
+
+from cotenant import plugins
+
+FUNCTION_LINES_MAX = 60  # a screen; signature and docstring not counted
+FILE_BYTES_MAX = 300_000
+FRAGMENT_CHARACTERS_MAX = 400
+
+# Calls that change something and need no request_id, each with the reason.
+REPEATABLE = {
+    "PredictorService.Observe": "an observation that comes again is known by its time",
+    "PlacementService.StopAttempts": "stopping what stops changes nothing",
+    "PlacementService.AdviseAttempts": "advice says what is so; a profile that is asked for again begins again",
+    "PlacementService.ForgetAttempts": "forgetting what is forgotten changes nothing",
+    "AgentService.Connect": "a stream; reports and acknowledgements name their attempt",
+    "AgentService.UploadOutput": "a stream of one attempt's output, answered to one reader",
+    "ContentionService.StreamSamples": "a stream; a sample that comes again is known by its time",
+}
+READING = ("Get", "List", "Summarize", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")
+
+
+def _files(*endings: str) -> list[Path]:
+    """The files that belong to the repository, or would if they were added now."""
+    done = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = (ROOT / name for name in done.stdout.split("\0") if name.endswith(endings or ""))
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def _lines(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Each line with the place where it stands."""
+    for path in paths:
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            yield f"{path.relative_to(ROOT)}:{number}", line
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    long = {
+        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": length
+        for path in _files(".py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := _length(function)) > FUNCTION_LINES_MAX
+    }
+    assert long == {}
+
+
+def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    docstring = ast.get_docstring(function, clean=False) or ""
+    return (function.end_lineno or function.lineno) - function.body[0].lineno + 1 - len(docstring.splitlines())
+
+
+OUR_POLICIES = [plugin for plugin in plugins.discover() if plugin.package == "cotenant" and plugin.policy]
+
+
+@pytest.mark.parametrize("plugin", OUR_POLICIES, ids=lambda plugin: plugin.name)
+def test_a_policy_shows_itself_in_a_doctest_and_names_its_source(plugin: plugins.Plugin) -> None:
+    if plugin.group == "cotenant.runtimes":
+        pytest.skip("a runtime decides nothing")
+    text = f"{import_module(plugin.policy.__module__).__doc__}\n{plugin.policy.__doc__}"
+    assert ">>>" in text
+    assert re.search(r"\b(19|20)\d\d\b|\[[PCRD]\]|baseline", text), "neither a paper, nor a code, nor `baseline`"
+
+
+EXCUSES = re.compile(r"#\s*(type:\s*ignore|noqa)(?P<codes>\[[\w\-, ]+\]|:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*)?(?P<why>.*)")
+
+
+def test_each_exception_from_a_check_names_the_rule_and_the_reason() -> None:
+    bare = [
+        f"{place}: {line.strip()}"
+        for place, line in _lines(_files(".py"))
+        if (excuse := EXCUSES.search(line)) and not (excuse["codes"] and re.search(r"[a-z]{3}", excuse["why"]))
+    ]
+    assert bare == []
+
+
+def test_a_call_that_changes_something_knows_a_repeat() -> None:
+    careless = [
+        f"{service.name}.{method.name}"
+        for service in _services()
+        for method in service.methods
+        if not method.name.startswith(READING)
+        and f"{service.name}.{method.name}" not in REPEATABLE
+        and "request_id" not in method.input_type.fields_by_name
+    ]
+    assert careless == []
+
+
+SHARED_FOLDER = re.compile(r"""gettempdir\(\)(?!  # only looked at)|["'=\s](/tmp|/var/tmp|/dev/shm)\b""")
+
+
+def test_nothing_is_written_under_a_name_that_others_can_guess_in_a_shared_folder() -> None:
+    """What `tempfile` makes has a random name and is ours; a name of our own there may be somebody else's link."""
+    shipped = [path for path in _files(".py", ".sh", ".toml", ".service", "Makefile") if not _is_test(path)]
+    assert [f"{place}: {line.strip()}" for place, line in _lines(shipped) if SHARED_FOLDER.search(line)] == []
+
+
+def _is_test(path: Path) -> bool:
+    return path.relative_to(ROOT).parts[0] == "tests"
+
+
+def test_the_calls_that_may_be_repeated_exist() -> None:
+    calls = {f"{service.name}.{method.name}" for service in _services() for method in service.methods}
+    assert set(REPEATABLE) - calls == set()
+
+
+def _services() -> Iterator[ServiceDescriptor]:
+    for proto in sorted((ROOT / "protos" / "cotenant" / "v1").glob("*.proto")):
+        yield from import_module(f"cotenant.v1.{proto.stem}_pb2").DESCRIPTOR.services_by_name.values()
+
+
+def test_nothing_speaks_of_the_machine_that_it_was_written_on() -> None:
+    home = re.compile(r"(?<![\w.$}])/(home|Users|root|work)/\w")
+    assert [place for place, line in _lines(_files()) if home.search(line)] == []
+
+
+def test_nothing_is_left_for_later() -> None:
+    later = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
+    assert [place for place, line in _lines(_files(".py", ".proto", ".md", ".toml")) if later.search(line)] == []
+
+
+def test_no_file_is_too_large_to_be_reviewed() -> None:
+    sizes = {path.relative_to(ROOT).as_posix(): path.stat().st_size for path in _files()}
+    assert {name: size for name, size in sizes.items() if size > FILE_BYTES_MAX} == {}
+
+
+def test_changelog_fragments_are_sentences_under_a_known_heading() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
+    kinds = {kind["directory"] for kind in config["type"]}
+    bad = []
+    for path in (ROOT / config["directory"]).iterdir():
+        if path.name in ("README.md", ".gitignore"):
+            continue
+        name, _, kind = path.name.removesuffix(".md").rpartition(".")
+        text = path.read_text().strip()
+        begins_well = text[:1].isupper() or text[:1] == "`"
+        if not (name and path.suffix == ".md" and kind in kinds and begins_well and text.endswith(".")):
+            bad.append(path.name)
+        elif len(text) > FRAGMENT_CHARACTERS_MAX:
+            bad.append(f"{path.name} is too long")
+    assert bad == []

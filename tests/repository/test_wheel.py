@@ -1,0 +1,112 @@
+"""The map from folders to packages breaks silently, so what is in the wheel is asserted here, file by file."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from tests.support.paths import ROOT
+
+LINKED = ("services", "policies", "node_agent")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "dist", "build", "__pycache__", ".*_cache", ".hypothesis")
+
+pytestmark = pytest.mark.timeout(300)  # the build fetches its own tools
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Builds an sdist, and a wheel from that sdist, out of a copy: the build writes stubs into its tree."""
+    tree = tmp_path_factory.mktemp("build") / "tree"
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=_ignored)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--quiet", str(tree)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tree / "dist"
+
+
+def _ignored(directory: str, names: list[str]) -> set[str]:
+    """Leave out what git ignores: caches, environments, and the stubs, which the build must write itself."""
+    stubs = {"v1"} if Path(directory) == ROOT / "src" / "cotenant" else set()
+    return set(NOT_COPIED(directory, names)) | stubs
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as opened:
+        return opened.namelist()
+
+
+@pytest.fixture(scope="module")
+def sdist_names(built: Path) -> list[str]:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as opened:
+        return [name.partition("/")[2] for name in opened.getnames()]
+
+
+def test_the_wheel_holds_each_file_of_the_package_once_and_nothing_else(wheel_names: list[str]) -> None:
+    metadata = {name for name in wheel_names if name.partition("/")[0].endswith(".dist-info")}
+    assert sorted(set(wheel_names) - metadata) == sorted({*_files_of_the_package(), *_stubs()})
+    assert [name for name, count in Counter(wheel_names).items() if count > 1] == []
+
+
+def _files_of_the_package() -> Iterator[str]:
+    for base, package in (
+        (ROOT / "src" / "cotenant", "cotenant"),
+        *((ROOT / name, f"cotenant/{name}") for name in LINKED),
+    ):
+        for path in base.rglob("*"):
+            relative = path.relative_to(base)
+            if path.is_file() and "__pycache__" not in path.parts and relative.parts[0] not in (*LINKED, "v1"):
+                yield f"{package}/{relative.as_posix()}"
+
+
+def _stubs() -> Iterator[str]:
+    yield "cotenant/v1/__init__.py"
+    for proto in (ROOT / "protos" / "cotenant" / "v1").glob("*.proto"):
+        for ending in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi"):
+            yield f"cotenant/v1/{proto.stem}{ending}"
+
+
+def test_the_wheel_says_that_it_is_typed_and_how_it_is_licensed(wheel_names: list[str]) -> None:
+    assert "cotenant/py.typed" in wheel_names
+    assert [name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+def test_everything_that_an_entry_point_names_can_be_imported_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(tmp_path)
+        (listed,) = [name for name in opened.namelist() if name.endswith("entry_points.txt")]
+    points = [
+        EntryPoint(name.strip(), value.strip(), "")
+        for name, _, value in (line.partition("=") for line in (tmp_path / listed).read_text().splitlines())
+        if value
+    ]
+    modules = sorted({point.module for point in points})
+    assert "cotenant.cli.main" in modules
+    script = (
+        f"import importlib, sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"for name in {modules}: assert importlib.import_module(name).__file__.startswith({str(tmp_path)!r}), name"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_sdist_holds_what_a_build_needs_and_no_stubs(sdist_names: list[str]) -> None:
+    assert {"hatch_build.py", "pyproject.toml", "protos/cotenant/v1/job.proto", "LICENSE"} <= set(sdist_names)
+    assert [name for name in sdist_names if name.startswith((".venv", ".git/", "src/cotenant/v1"))] == []
+    assert [name for name, count in Counter(sdist_names).items() if count > 1] == []

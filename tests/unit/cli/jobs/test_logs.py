@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from tests.unit.cli.conftest import COTENANT, Shell
+from tests.unit.cli.standin import Standin
+
+from cotenant.cli.jobs.follow import Output
+from cotenant.cli.outcome import ExitCode
+from cotenant.core.model.job import JobSpec, Request, Role
+
+
+@pytest.fixture
+def job(standin: Standin, spec: JobSpec) -> str:
+    """A job that has printed something."""
+    made = str(standin.call(standin.jobs.add, spec).id)
+    standin.call(standin.jobs.run, made)
+    standin.call(standin.jobs.say, made, b"one\ntw")
+    standin.call(standin.jobs.say, made, "o\nü\n".encode())
+    return made
+
+
+def test_output_is_printed_as_it_was_written(shell: Shell, job: str) -> None:
+    ended = shell("logs", job)
+    assert (ended.code, ended.out, ended.err) == (ExitCode.DONE, "one\ntwo\nü\n", "")
+
+
+def test_bytes_that_are_no_text_are_passed_on() -> None:
+    stream = io.BytesIO()
+    Output(stream, marked=False).write(0, b"\xff\x00 no end")
+    assert stream.getvalue() == b"\xff\x00 no end"
+
+
+def test_only_the_end_is_printed_where_that_is_asked_for(shell: Shell, standin: Standin, job: str) -> None:
+    shell("logs", "--tail", "4KiB", job)
+    assert standin.jobs.asked[-1].tail_bytes == 4096
+    assert shell("logs", "--tail", "much", job).code == ExitCode.USAGE
+
+
+def test_lines_of_a_gang_have_their_rank(shell: Shell, standin: Standin, spec: JobSpec) -> None:
+    gang = replace(spec, roles=(Role(replicas=2, request=Request(gpu_milli=1000)),))
+    job = standin.call(standin.jobs.add, gang).id
+    standin.call(standin.jobs.run, job)
+    for rank, data in ((0, b"a\nb"), (1, b"c\n"), (0, b"b\n"), (1, b"no end")):
+        standin.call(standin.jobs.say, job, data, rank)
+    assert shell("logs", job).out == "[0] a\n[1] c\n[0] bb\n[1] no end\n"
+    assert shell("logs", "--rank", "1", job).out == "c\nno end"
+
+
+def test_a_job_that_never_ran_has_no_output_yet(shell: Shell, standin: Standin, spec: JobSpec) -> None:
+    job = standin.call(standin.jobs.add, spec).id
+    ended = shell("logs", job)
+    assert ended.code == ExitCode.FAILED
+    assert "has no output yet: queued: CAPACITY" in ended.err
+
+
+def test_following_goes_on_from_attempt_to_attempt(shell: Shell, standin: Standin, spec: JobSpec) -> None:
+    job = standin.call(standin.jobs.add, replace(spec, command=("echo", "second"))).id
+    standin.call(standin.jobs.run, job)
+    standin.call(standin.jobs.say, job, b"first\n")
+    standin.jobs.after_piece = lambda: standin.jobs.drive(standin.jobs.jobs[job])
+    ended = shell("logs", "-f", job)
+    assert (ended.code, ended.out) == (ExitCode.DONE, "first\nsecond\n")
+
+
+def test_a_cut_line_is_taken_up_where_it_was_cut(
+    shell: Shell, standin: Standin, job: str, quick_pauses: Callable[[], None]
+) -> None:
+    quick_pauses()
+    standin.call(standin.jobs.finish, job)
+    standin.jobs.cut_streams = 3
+    ended = shell("logs", "--attempt", "1", "-f", job)
+    assert (ended.code, ended.out) == (ExitCode.DONE, "one\ntwo\nü\n")
+    assert "trying again" in ended.err
+
+
+def test_a_reader_that_goes_away_ends_the_following(standin: Standin, job: str) -> None:
+    script = f"{shlex.join([*COTENANT, 'logs', '-f', job])} | head -n 1"
+    following = subprocess.Popen(["bash", "-o", "pipefail", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    assert following.stdout.readline() == "one\n"
+    standin.call(standin.jobs.say, job, b"more\n")
+    assert following.wait(timeout=20) == ExitCode.DONE
+
+
+def test_a_long_line_of_a_gang_is_not_kept_for_ever() -> None:
+    stream = io.BytesIO()
+    output = Output(stream, marked=True)
+    output.write(3, b"x" * 100_000)
+    assert stream.getvalue().startswith(b"[3] xxx")

@@ -1,0 +1,152 @@
+"""Parts that are slow but alive, and clocks that are off, are named by `status`; parts that are merely busy are not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from tests.unit.cli.conftest import Shell
+from tests.unit.cli.standin import Standin, node
+
+from cotenant.cli.mesh.slowness import slow_parts
+from cotenant.cli.outcome import ExitCode
+from cotenant.codec.specs import timestamp
+from cotenant.v1.condition_pb2 import LoopLag
+from cotenant.v1.node_service_pb2 import Node
+from cotenant.v1.replica_service_pb2 import ListReplicasResponse, Process
+
+ALL = "contention, placement, predictor, queue"
+
+
+@pytest.fixture
+def mesh(standin: Standin) -> Standin:
+    """One process that is all services, and a node."""
+    standin.replicas.told = ListReplicasResponse(process=Process(version="1.0"))
+    standin.nodes.nodes = {"gpu-1": node("gpu-1")}
+    standin.nodes.nodes["gpu-1"].inventory.agent_version = "1.0"
+    return standin
+
+
+def problems(shell: Shell) -> list[tuple[str, str]]:
+    told = shell("status", "--json").json
+    assert all(one["remedy"] for one in told["problems"])
+    return [(one["where"], one["what"]) for one in told["problems"]]
+
+
+def lag(longest: float, windows: int, median: float = 0.001, share: float = 0.3) -> LoopLag:
+    made = LoopLag(behind_share=share, windows_behind=windows)
+    made.longest.FromMilliseconds(round(longest * 1000))
+    made.median.FromMilliseconds(round(median * 1000))
+    return made
+
+
+def takes(mesh: Standin, median: float, calls: int = 30) -> None:
+    latency = mesh.replicas.told.process.store_latency
+    latency.calls = calls
+    latency.median.FromMilliseconds(round(median * 1000))
+    latency.longest.FromMilliseconds(round(3 * median * 1000))
+
+
+def test_a_loop_that_is_behind_in_two_windows_is_named_and_a_single_stall_is_not(shell: Shell, mesh: Standin) -> None:
+    mesh.replicas.told.process.loop_lag.CopyFrom(lag(4.0, 1))
+    assert shell("status").code == ExitCode.DONE
+    mesh.replicas.told.process.loop_lag.CopyFrom(lag(1.2, 2))
+    ((where, what),) = problems(shell)
+    assert where == f"{ALL} {mesh.address}"
+    assert what == "its event loop was behind by 1.2 s within the last 30 s, 30 % of the time"
+
+
+def test_a_store_is_named_by_its_median_once_enough_calls_were_measured(shell: Shell, mesh: Standin) -> None:
+    takes(mesh, 0.42)
+    ((where, what),) = problems(shell)
+    assert where == "store"
+    assert what == f"it takes 420 ms to answer (median of the last 30 s), as {ALL} {mesh.address} sees it"
+    for median, calls in ((0.09, 30), (0.42, 4)):
+        takes(mesh, median, calls)
+        assert problems(shell) == []
+
+
+def test_a_process_whose_own_loop_is_late_does_not_blame_the_store(shell: Shell, mesh: Standin) -> None:
+    takes(mesh, 0.42)
+    mesh.replicas.told.process.loop_lag.CopyFrom(lag(0.5, 0, median=0.08))
+    assert problems(shell) == []
+    mesh.replicas.told.process.loop_lag.CopyFrom(lag(0.5, 0, median=0.05))
+    assert [where for where, _ in problems(shell)] == ["store"]
+
+
+def test_an_agent_that_is_late_or_whose_loop_is_behind_is_named(shell: Shell, mesh: Standin) -> None:
+    one = mesh.nodes.nodes["gpu-1"]
+    one.heartbeat_interval.FromSeconds(2)
+    one.silence.FromSeconds(3)
+    assert problems(shell) == []
+    one.loop_lag.CopyFrom(lag(2.9, 2))
+    assert problems(shell) == [
+        ("gpu-1", "its agent's event loop was behind by 2.9 s within the last 30 s, 30 % of the time")
+    ]
+    one.silence.FromSeconds(6)
+    late = "its agent is late: last heard 6s ago, expected every 2s"
+    assert problems(shell) == [("gpu-1", late)]
+    assert late in shell("nodes").out
+
+
+def test_a_name_that_an_agent_cannot_resolve_is_named(shell: Shell, mesh: Standin) -> None:
+    mesh.nodes.nodes["gpu-1"].inventory.problems.add(
+        check="names", action=1, reason="it cannot resolve queue.mesh: refused", remedy="see the name servers"
+    )
+    assert problems(shell) == [("gpu-1", "it cannot resolve queue.mesh: refused")]
+
+
+def test_a_clock_far_from_this_machine_s_is_named(shell: Shell, mesh: Standin) -> None:
+    process = mesh.replicas.told.process
+    process.wall_time.CopyFrom(timestamp(time.time() + 86_400))
+    assert (f"{ALL} {mesh.address}") in [
+        where for where, what in problems(shell) if what.startswith("its clock is 86,")
+    ]
+    process.wall_time.CopyFrom(timestamp(time.time()))
+    assert problems(shell) == []
+
+
+def process(address: str, offset: float, **more: Any) -> dict[str, Any]:
+    made = {"service": "queue", "address": address, "state": "follows", "loop_lag": None, "store_latency": None}
+    return made | {"clock_offset_seconds": offset, "clock_error_seconds": 0.01} | more
+
+
+def agent(name: str, offset: float) -> dict[str, Any]:
+    unknown = dict.fromkeys(("loop_lag", "silence_seconds", "heartbeat_seconds"))
+    return {"id": name, "state": "ready", "clock_offset_seconds": offset} | unknown
+
+
+def off(*views: dict[str, Any], nodes: tuple[dict[str, Any], ...] = ()) -> list[tuple[str, str]]:
+    return [(one.where, one.what) for one in slow_parts(views, nodes)]
+
+
+def test_most_clocks_are_right_also_where_this_machine_s_is_not() -> None:
+    all_behind = [process("a:1", -100.0), process("b:1", -100.1), process("c:1", -100.2)]
+    assert off(*all_behind) == [("this machine", "its clock is 100 s ahead")]
+    assert off(process("a:1", 0.0), process("b:1", 1.9), process("c:1", -2.5)) == [
+        ("queue c:1", "its clock is 2.5 s behind")
+    ]
+
+
+def test_what_the_answer_s_way_may_explain_is_not_the_clock_s_fault() -> None:
+    assert off(process("a:1", 4.0, clock_error_seconds=2.5)) == []
+
+
+def test_an_agent_s_clock_is_told_by_placement_s() -> None:
+    leader = process("a:1", 50.0, service="placement", state="leads")
+    others = process("b:1", 0.0), process("c:1", 0.1)
+    found = off(leader, *others, nodes=(agent("right", -50.0), agent("wrong", 0.0)))
+    assert found == [("placement a:1", "its clock is 50 s ahead"), ("wrong", "its clock is 50 s ahead")]
+
+
+def test_one_process_with_several_services_has_one_vote() -> None:
+    many = [process("a:1", 60.0, service=name) for name in ("contention", "placement", "queue")]
+    assert off(*many) == [("contention, placement, queue a:1", "its clock is 60 s ahead")]
+
+
+def test_a_mesh_of_an_older_release_tells_nothing_and_is_well(shell: Shell, mesh: Standin) -> None:
+    assert not Node().HasField("loop_lag")
+    told = shell("status", "--json").json
+    assert {one["loop_lag"] for one in told["processes"]} == {None}
+    assert told["well"]

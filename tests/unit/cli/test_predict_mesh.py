@@ -1,0 +1,235 @@
+"""`cotenant predict` of the mesh: a real predictor at the other end, taught by observations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from tests.unit.cli.conftest import Shell
+from tests.unit.cli.standin import TOKEN, Standin
+
+from cotenant.cli.outcome import ExitCode
+from cotenant.rpc.channel import connect
+from cotenant.rpc.policy_service import serve_policies
+from cotenant.rpc.server import Server
+from cotenant.security import identity
+from cotenant.security.identity import Identity
+from cotenant.security.permissions import Role
+from cotenant.services.predictor.api.server import Config, Predicting, start
+from cotenant.store.memory import MemoryStore
+from cotenant.v1 import job_pb2, resources_pb2
+from cotenant.v1 import predictor_service_pb2 as pb
+from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
+
+PREDICTORS = ("xiao-piecewise", "history", "latency")
+
+
+@dataclass
+class Taught:
+    """A predictor, and what it is taught by."""
+
+    standin: Standin
+    address: str = ""
+    now: int = 1_000_000
+    _alive: list[tuple[Server, Predicting]] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.standin.do(self._start())
+
+    def stop(self) -> None:
+        self.standin.do(self._stop())
+
+    def saw(self, *observations: pb.Observation) -> None:
+        self.standin.do(self._saw(observations))
+
+    def rates(self, rates: dict[int, float], **fields: Any) -> None:
+        """Teach it rates by cores."""
+        self.saw(*(self.observation(cores, rate_per_second=rate, **fields) for cores, rate in rates.items()))
+
+    def observation(self, cores: int = 4, **fields: Any) -> pb.Observation:
+        self.now += 10
+        given: dict[str, Any] = {
+            "job_id": f"j{self.now}",
+            "number": 1,
+            "spec": spec(),
+            "allocation": pb.CandidateAllocation(cores=cores, gpu_milli=1000),
+            "window": Duration(seconds=10),
+            "time": Timestamp(seconds=self.now),
+        }
+        return pb.Observation(**(given | fields))
+
+    async def _start(self) -> None:
+        server = Server(token=TOKEN)
+        predicting = await start(server, MemoryStore(), serve_policies(server), Config(predictors=PREDICTORS))
+        self.address = f"127.0.0.1:{await server.start()}"
+        self._alive.append((server, predicting))
+        while not predicting_is_ready(await self._send(())):
+            pass
+
+    async def _saw(self, observations: Sequence[pb.Observation]) -> None:
+        assert (await self._send(observations)).accepted == len(observations)
+
+    async def _send(self, observations: Sequence[pb.Observation]) -> pb.ObserveResponse:
+        async with connect(self.address, TOKEN) as channel:
+            stub = pb_grpc.PredictorServiceStub(channel)
+            answer: pb.ObserveResponse = await stub.Observe(pb.ObserveRequest(observations=observations))
+            return answer
+
+    async def _stop(self) -> None:
+        for server, predicting in self._alive:
+            await server.stop(0)
+            await predicting.close()
+
+
+def predicting_is_ready(answer: pb.ObserveResponse) -> bool:
+    return not answer.rejected
+
+
+def spec(model: str = "resnet50", **fields: Any) -> job_pb2.JobSpec:
+    request = resources_pb2.ResourceRequest(gpu_milli=1000, cores=4)
+    given: dict[str, Any] = {"model": model, "roles": [job_pb2.Role(name="worker", replicas=1, resources=request)]}
+    return job_pb2.JobSpec(**(given | fields))
+
+
+@pytest.fixture
+def taught(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> Iterator[Taught]:
+    made = Taught(standin)
+    made.start()
+    monkeypatch.setenv("COTENANT_ENDPOINT", f"queue={standin.address},predictor={made.address}")
+    yield made
+    made.stop()
+
+
+def test_a_job_of_a_known_model_is_estimated_under_each_candidate(shell: Shell, taught: Taught) -> None:
+    taught.rates({1: 10.0, 2: 20.0, 4: 39.0, 16: 60.0})
+    options = ("--model", "resnet50", "--gpus", "1", "--steps", "6000", "--cpus", "16", "--cores", "2,4")
+    [told] = shell("predict", "job", *options, "--json").json
+    assert (told["predictable"], told["cores_useful"]) == (True, 6)
+    assert told["remaining_seconds"] == pytest.approx(100, rel=0.05)
+    assert told["remaining_p10_seconds"] < told["remaining_seconds"] < told["remaining_p90_seconds"]
+    assert [(one["cores"], round(one["rate_per_second"])) for one in told["candidates"]] == [(16, 60), (2, 20), (4, 39)]
+    assert told["source"].startswith("xiao-piecewise: 6000 steps left")
+    ended = shell("predict", "job", *options)
+    assert "1m40s (" in ended.out
+    assert "6 per replica (θ)" in ended.out
+    assert ended.out.splitlines()[-4].split() == ["CORES", "NODES", "STEPS/S", "REMAINING", "CONFIDENCE"]
+    assert ended.out.splitlines()[-2].split()[:4] == ["2", "1", "20", "5m00s"]
+
+
+def test_a_person_of_one_tenant_asks_for_its_own_jobs(
+    shell: Shell, taught: Taught, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to measure next is told to callers of all tenants alone; the estimate stands without it."""
+    taught.rates({1: 10.0, 2: 20.0, 4: 39.0}, spec=spec(tenant="lab"))
+    monkeypatch.setattr(identity, "OPERATOR", Identity("eve", frozenset({Role.USER}), frozenset({"lab"})))
+    options = ("predict", "job", "--gpus", "1", "--cpus", "4", "--json")
+    [told] = shell(*options, "--model", "resnet50", "--steps", "6000").json
+    assert (told["predictable"], round(told["candidates"][0]["rate_per_second"])) == (True, 39)
+    [unknown] = shell(*options, "--model", "bert").json
+    assert (unknown["predictable"], unknown.get("next")) == (False, None)
+    assert "NOT_YOUR_TENANT" in shell(*options, "--tenant", "default").err
+
+
+def test_an_unknown_job_is_unpredictable_with_why_and_what_would_help(shell: Shell, taught: Taught) -> None:
+    [told] = shell("predict", "job", "--gpus", "1", "--json").json
+    assert not told["predictable"]
+    assert told["source"] == "xiao-piecewise: no rate of a job like this one was seen on known cores"
+    assert told["next"]["cores"][0] == 16
+    assert [hint.split(" ")[1] for hint in told["hints"]] == ["its", "it", "how", "run"]
+    ended = shell("predict", "job", "--gpus", "1", "--model", "resnet50", "--steps", "10")
+    assert (ended.code, ended.out.splitlines()[1]) == (ExitCode.DONE, "remaining     unpredictable")
+    assert "hint" in ended.out
+    assert "tell its steps" not in ended.out
+
+
+def test_a_service_is_told_its_latency_and_the_replicas_that_keep_its_promise(
+    shell: Shell, taught: Taught, tmp_path: Path
+) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(
+        "name: recommender\nkind: inference\nmodel: dlrm\ngpus: 0.5\ncpus: 2\ncommand: [serve]\n"
+        "qos: {latency: 50ms, percentile: 99, arrivals: 400}\n"
+    )
+    [told] = shell("predict", "job", str(path), "--json").json
+    assert told["candidates"][0]["latency"] is None
+    assert "progress.batch" in told["hints"][0]
+    request = resources_pb2.ResourceRequest(gpu_milli=500, cores=2)
+    service = spec("dlrm", kind=job_pb2.JOB_KIND_INFERENCE, roles=[job_pb2.Role(replicas=1, resources=request)])
+    allocation = pb.CandidateAllocation(cores=2, gpu_milli=500)
+    for size in (1, 2, 4, 8, 16):
+        batch_time = Duration(nanos=int((0.002 * size + 0.01) * 1e9))
+        taught.saw(taught.observation(spec=service, allocation=allocation, batch_size=size, batch_time=batch_time))
+    [told] = shell("predict", "job", str(path), "--json").json
+    latency = told["candidates"][0]["latency"]
+    assert latency["p95_seconds"] < latency["p99_seconds"]
+    assert latency["replicas_needed"] == 2
+    out = shell("predict", "job", str(path)).out
+    assert "99th " in out
+    assert "2 keep the promise" in out
+
+
+def test_bad_questions_are_bad_usage(shell: Shell, taught: Taught, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("gpu: 1\ncommand: [x]\n")
+    for arguments, told in (
+        (("--cores", "1,x"), "--cores: must be a whole number"),
+        (("--cores", "0"), "--cores: must be from 1 to"),
+        (("--cores", ",".join(map(str, range(1, 99)))), "more than 64 candidates"),
+        ((str(tmp_path / "bad.yaml"),), "bad.yaml:1:1: a job has no field 'gpu'; did you mean gpus?"),
+    ):
+        ended = shell("predict", "job", *arguments)
+        assert (ended.code, ended.out) == (ExitCode.USAGE, "")
+        assert told in ended.err
+
+
+def test_a_mesh_that_is_away_is_unreachable(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_ENDPOINT", "queue=127.0.0.1:1")
+    ended = shell("predict", "job", "--gpus", "1")
+    assert (ended.code, "where predictor is" in ended.err) == (ExitCode.UNREACHABLE, True)
+
+
+def test_what_the_mesh_knows_of_a_model_is_told(shell: Shell, taught: Taught) -> None:
+    taught.rates({1: 10.0, 2: 20.0, 4: 39.0, 16: 60.0})
+    taught.rates({4: 90.0}, phase="validation")
+    taught.rates({4: 2.0}, spec=spec("vgg", tenant="vision"))
+    for run in range(5):
+        end: dict[str, Any] = {"run_time": Duration(seconds=600 + run), "succeeded": True}
+        taught.saw(taught.observation(spec=spec("", name="nightly"), window=None, **end))
+    known = shell("predict", "show", "--json").json
+    assert [(one["user"], one["model"] or one["name"]) for one in known] == [
+        ("default", "nightly"),
+        ("default", "resnet50"),
+        ("vision", "vgg"),
+    ]
+    nightly, resnet, _ = known
+    history = next(one for one in nightly["estimates"] if one["source"].startswith("history: "))
+    assert history["predictable"]
+    assert history["remaining_seconds"] == pytest.approx(602, abs=2)
+    training, validation = resnet["settings"]
+    assert (training["theta"]["cores"], training["theta"]["low"], training["theta"]["high"]) == (6, 5, 7)
+    assert [rate["cores"] for rate in training["rates"]] == [1, 2, 4, 16]
+    assert (validation["phase"], validation["theta"], training["stale"]) == ("validation", None, None)
+    table = shell("predict", "show").out.splitlines()
+    assert [line.split()[0] for line in table] == ["MODEL", "nightly", "resnet50", "vgg"]
+    out = shell("predict", "show", "resnet50").out
+    assert "60 on 16 (×1)" in out
+    assert "6 cores (5 to 7 with 90 %, confidence" in out
+    assert "rates validation" in out
+    assert [one["model"] for one in shell("predict", "show", "--user", "vision", "--json").json] == ["vgg"]
+    ended = shell("predict", "show", "resnet5")
+    assert (ended.code, "nothing is known of 'resnet5'" in ended.err) == (ExitCode.FAILED, True)
+
+
+def test_rates_that_no_longer_hold_are_told_as_stale(shell: Shell, taught: Taught) -> None:
+    taught.rates({4: 40.0, 8: 70.0})
+    assert shell("predict", "show", "--json").json[0]["settings"][0]["stale"] is None
+    for _ in range(3):
+        taught.rates({4: 20.0})
+    [known] = shell("predict", "show", "--json").json
+    assert known["settings"][0]["stale"]
+    assert "stale" in shell("predict", "show").out.splitlines()[1].split()
+    assert known["settings"][0]["stale"] in shell("predict", "show", "resnet50").out

@@ -1,0 +1,323 @@
+"""When waiting jobs will start: stories, laws, and the simulator as the oracle."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.worlds import rng
+
+from cotenant import plugins
+from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.forecast.start_forecast import Expected, Forecast, Holder, Picture, Waiter, forecast
+from cotenant.core.model.estimate import UNKNOWN, Estimate
+from cotenant.core.model.gang import Demand, Gang
+from cotenant.core.model.gang import Part as GangPart
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Headroom, Tenant
+from cotenant.core.model.validation import check_amounts
+from cotenant.core.policy.cluster_view import Resident
+from cotenant.core.policy.protocols import PlacementPolicy
+from cotenant.core.prediction.remaining_time import Rest, exactly, rest_of
+from cotenant.core.scheduling.cycle import gang_with
+from cotenant.core.scheduling.reservations import NO_RESERVING, Reserving
+from cotenant.policies.consolidate import Consolidate
+from cotenant.policies.first_fit import FirstFit
+from cotenant.policies.locality import WaitsForLocality
+from cotenant.simulator.scenario import Scenario
+from cotenant.simulator.snapshots import Held, Job, Node, Part, Snapshot
+
+
+def gang(job_id: str, gpus: int, replicas: int = 1, tenant: str = "") -> Gang:
+    return Gang(job_id, (GangPart("worker", replicas, Demand(1000 * gpus)),), tenant=tenant)
+
+
+def picture(ledger: Ledger, holders: list[Holder], waiters: list[Waiter], **more: Any) -> Picture:
+    for holder in holders:
+        for holding in holder.holdings:
+            ledger.hold(holding)
+    return Picture(ledger, holders, waiters, **more)
+
+
+def on(job_id: str, node: int, gpus: int, seconds: float, tenant: str = "") -> Holder:
+    return Holder(job_id, (Holding(node, gpus),), exactly(seconds), tenant)
+
+
+def starts(told: Forecast) -> dict[str, float]:
+    return {job_id: one.seconds for job_id, one in told.expected.items()}
+
+
+def two_servers() -> Ledger:
+    return Ledger([NodeShape(4, 8), NodeShape(4, 8)])
+
+
+def test_a_job_starts_when_those_end_that_are_where_it_will_be() -> None:
+    held = [on("a", 0, 4, 60), on("b", 1, 2, 600), on("c", 1, 2, 700)]
+    told = forecast(picture(two_servers(), held, [Waiter(gang("w", 4), exactly(10))]), FirstFit(), rng())
+    assert told.expected == {"w": Expected(60, 60, 60, ("a",), 1, 70)}
+    assert told.draws == 1, "there is nothing to draw"
+
+
+def test_a_strict_queue_lets_nobody_pass_and_a_filling_one_does() -> None:
+    held = [on("a", 0, 4, 60), on("b", 1, 2, 600)]
+    waiters = [Waiter(gang("large", 4), exactly(10)), Waiter(gang("small", 2), exactly(5))]
+    assert starts(forecast(picture(two_servers(), held, waiters), FirstFit(), rng())) == {"large": 60, "small": 0}
+    strict = picture(two_servers(), held, waiters, strict=True)
+    assert starts(forecast(strict, FirstFit(), rng())) == {"large": 60, "small": 60}
+
+
+def test_whoever_starts_first_is_waited_for_as_those_who_run() -> None:
+    waiters = [Waiter(gang("first", 4, 2), exactly(30)), Waiter(gang("second", 4, 2), exactly(1))]
+    told = forecast(picture(two_servers(), [], waiters), FirstFit(), rng())
+    assert told.expected["second"] == Expected(30, 30, 30, ("first",), 1, 31)
+
+
+def test_a_limit_of_its_tenant_holds_a_job_back_until_a_job_of_that_tenant_ends() -> None:
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (4000, 0)})
+    held = [on("a", 0, 4, 90, "vision"), on("b", 1, 1, 5)]
+    waiters = [Waiter(gang("w", 2, tenant="vision"), exactly(10)), Waiter(gang("v", 2), exactly(1))]
+    told = forecast(picture(two_servers(), held, waiters, headroom=room, strict=True), FirstFit(), rng())
+    assert starts(told) == {"w": 90, "v": 0}
+    assert room.held("vision") == (4000, 0)
+
+
+def test_a_gang_that_relaxes_starts_when_it_does() -> None:
+    ledger = Ledger([NodeShape(4, 8)] * 2, ["a", "b"])
+    held = [on("a", 0, 2, 9000), on("b", 1, 2, 9000)]
+    policy = WaitsForLocality(WaitsForLocality.Options(server_seconds=100, rack_seconds=50))
+    told = forecast(picture(ledger, held, [Waiter(gang("w", 1, 4), exactly(10))]), policy, rng())
+    assert starts(told)["w"] == pytest.approx(150)
+    assert told.expected["w"].ends == ()
+
+
+def waits(job_id: str, gpus: int, seconds: float, waited: float = 0.0) -> Waiter:
+    known = replace(gang(job_id, gpus), waited_seconds=waited, estimate=sure(seconds))
+    return Waiter(known, exactly(seconds))
+
+
+def test_what_is_reserved_for_a_starving_gang_is_promised_to_nobody_who_would_hold_it_up() -> None:
+    known = Resident(replace(gang("a", 3), estimate=sure(60)), (Holding(0, 3),), 0.0)
+    held = [replace(on("a", 0, 3, 60), resident=known)]
+    waiters = [waits("gang", 4, 10, waited=100.0), waits("long", 1, 500), waits("short", 1, 20)]
+    shown = picture(Ledger([NodeShape(4, 8)]), held, waiters, reserving=Reserving(50.0))
+    assert starts(forecast(shown, FirstFit(), rng())) == {"gang": 60, "long": 70, "short": 0}
+    assert starts(forecast(replace(shown, reserving=NO_RESERVING), FirstFit(), rng()))["long"] == 0
+
+
+def test_who_stands_after_a_waiting_job_makes_it_room_and_goes_on_after_it() -> None:
+    held = [on("low", 0, 4, 100), on("high", 1, 4, 30)]
+    residents = {one.job_id: Resident(gang(one.job_id, 4), one.holdings, 0.0, stop_cost_seconds=7.0) for one in held}
+    waiters = [Waiter(gang("w", 4), exactly(10)), Waiter(gang("v", 4), exactly(50))]
+    shown = picture(two_servers(), [replace(one, resident=residents[one.job_id]) for one in held], waiters)
+    told = forecast(replace(shown, stoppable={"low": 1}), FirstFit(), rng())
+    assert starts(told) == {"w": 0, "v": 30}, "low goes on at 10, for it stands before v"
+    assert told.expected["v"].ends[0] == "high"
+    assert starts(forecast(shown, FirstFit(), rng())) == {"w": 30, "v": 40}
+
+
+def test_what_never_fits_never_starts_and_holds_nobody_back() -> None:
+    waiters = [Waiter(gang("huge", 5), exactly(1)), Waiter(gang("w", 1), exactly(1))]
+    told = forecast(picture(two_servers(), [], waiters, strict=True), FirstFit(), rng())
+    assert starts(told) == {"huge": math.inf, "w": 0}
+
+
+def test_the_interval_is_as_wide_as_what_is_known_of_those_it_waits_for() -> None:
+    held = [Holder("a", (Holding(0, 4), Holding(1, 4)), Rest(720, 480, 1800))]
+    told = forecast(picture(two_servers(), held, [Waiter(gang("w", 1), exactly(1))]), FirstFit(), rng(), draws=200)
+    one = told.expected["w"]
+    assert (one.p10_seconds, one.seconds, one.p90_seconds) == pytest.approx((480, 720, 1800), rel=0.35)
+    assert told.draws == 201
+
+
+def test_once_the_time_is_spent_the_rest_is_unknown_and_it_is_told_how_far_it_went() -> None:
+    held = [on(f"j{number}", number % 2, 1, 10.0 * (number + 1)) for number in range(8)]
+    turns = itertools.count()
+    told = forecast(
+        picture(two_servers(), held, [Waiter(gang("w", 4), exactly(1)), Waiter(gang("v", 1), exactly(999))]),
+        FirstFit(),
+        rng(),
+        spent=lambda: next(turns) > 2,
+    )
+    assert (told.expected["w"].seconds, told.reached_seconds, told.draws) == (math.inf, 30, 1)
+    assert told.expected["v"].seconds == 10
+
+
+def test_beyond_the_horizon_nothing_is_told() -> None:
+    told = forecast(
+        picture(two_servers(), [on("a", 0, 4, 100), on("b", 1, 4, 100)], [Waiter(gang("w", 1), exactly(1))]),
+        FirstFit(),
+        rng(),
+        horizon_seconds=50,
+    )
+    assert (starts(told)["w"], told.reached_seconds) == (math.inf, 50)
+
+
+def test_what_is_left_is_what_the_predictor_says_then_the_user_then_as_much_again() -> None:
+    known = Estimate(predictable=True, remaining_seconds=50, remaining_p10_seconds=40, remaining_p90_seconds=90)
+    assert rest_of(known, 10, expected_seconds=1000) == Rest(50, 40, 90)
+    assert rest_of(Estimate(predictable=True, remaining_seconds=0.0), 10).seconds == 10, "it outlived its prediction"
+    assert rest_of(Estimate(), 10, expected_seconds=9).seconds == 10, "it outlived what its user expected"
+    assert rest_of(Estimate(), 0, usual_seconds=300).seconds == 300
+
+
+# The simulator as the oracle ----------------------------------------------------------------------------------
+
+
+@st.composite
+def taken(draw: st.DrawFn) -> Snapshot:
+    """A cluster on which some jobs run, each on one node, and some wait; all times are whole seconds."""
+    racks = draw(st.sampled_from([("",), ("a", "b")]))
+    nodes = [Node(f"n{number}", 4, 12, rack=racks[number % len(racks)]) for number in range(draw(st.integers(1, 4)))]
+    free = {node.id: 4 for node in nodes}
+    jobs = []
+    for number, (where, gpus, rest) in enumerate(
+        draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 60)), max_size=8))
+    ):
+        node = nodes[where % len(nodes)].id
+        if free[node] >= gpus:
+            free[node] -= gpus
+            part = Part(replicas=gpus, gpu_milli=1000, cores=1)
+            jobs.append(
+                Job(f"r{number}", 900.0, (part,), expected_seconds=100.0 + rest, running_since_seconds=900.0,
+                    held=(Held(node, gpus=gpus, cores=gpus),), cores=(1,))
+            )  # fmt: skip
+    for number, (replicas, gpus, run) in enumerate(
+        draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 60)), min_size=1, max_size=8))
+    ):
+        part = Part(replicas=replicas, gpu_milli=1000 * gpus, cores=1)
+        jobs.append(Job(f"w{number}", 950.0 + number, (part,), expected_seconds=float(run)))
+    return Snapshot(1000.0, tuple(nodes), tuple(jobs))
+
+
+def sure(seconds: float) -> Estimate:
+    return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds)
+
+
+def resident(job: Job, holdings: tuple[Holding, ...]) -> Resident:
+    parts = tuple(GangPart(part.name, part.replicas, Demand(part.gpu_milli, 1)) for part in job.roles)
+    left = (job.expected_seconds or 0.0) - 100.0
+    return Resident(Gang(job.id, parts, estimate=sure(left)), holdings, 900.0, stop_cost_seconds=0.0)
+
+
+def pictured(snapshot: Snapshot, *, strict: bool, reserving: Reserving = NO_RESERVING) -> Picture:
+    """The same as a picture. A waiting job begins to wait when the simulation sets in."""
+    held = snapshot.holdings()
+    holders = [
+        Holder(job.id, held[job.id], exactly(job.expected_seconds - 100.0), resident=resident(job, held[job.id]))
+        for job in snapshot.jobs
+        if job.running_since_seconds is not None and job.expected_seconds
+    ]
+    waiters = []
+    for job in snapshot.jobs:
+        if job.running_since_seconds is None and job.expected_seconds:
+            parts = tuple(
+                GangPart(part.name, part.replicas, Demand(part.gpu_milli, part.cores or 0)) for part in job.roles
+            )
+            gang = Gang(job.id, parts, estimate=sure(job.expected_seconds))
+            waiters.append(Waiter(gang, exactly(job.expected_seconds)))
+    ledger = Ledger([node.shape for node in snapshot.nodes], [node.rack for node in snapshot.nodes])
+    return picture(ledger, holders, waiters, strict=strict, reserving=reserving, now=1000.0)
+
+
+@pytest.mark.parametrize("name", ["first-fit", "consolidate", "locality"])  # fgd remembers whom it was asked about
+@pytest.mark.parametrize("mode", ["strict", "backfill"])
+@settings(max_examples=8)
+@given(snapshot=taken())
+def test_with_certain_run_times_it_says_what_a_simulation_of_the_same_snapshot_says(
+    tmp_path_factory: pytest.TempPathFactory, name: str, mode: str, snapshot: Snapshot
+) -> None:
+    simulated = simulated_starts(tmp_path_factory.mktemp("taken"), snapshot, name, mode)
+    policy: PlacementPolicy = plugins.load("cotenant.placement_policies", name, {})
+    told = starts(forecast(pictured(snapshot, strict=mode == "strict"), policy, rng()))
+    assert {job_id: at for job_id, at in told.items() if at < math.inf} == pytest.approx(simulated)
+
+
+def simulated_starts(
+    folder: Path, snapshot: Snapshot, placement: str, mode: str, reserve: float | None = None
+) -> dict[str, float]:
+    """When waiting jobs start in a simulation that knows all run times."""
+    path = folder / "snapshot.json"
+    path.write_text(snapshot.dump())
+    chosen = {"queue": "fifo", "placement": placement, "predictor": "oracle"}
+    options = {"queue": {"mode": mode}, "simulator": {} if reserve is None else {"reserve_after_seconds": str(reserve)}}
+    result = Scenario.of_snapshot(path).choosing(chosen, options).run()
+    first = min(job.submitted_seconds for job in snapshot.jobs)
+    return {
+        one.id: one.finished_seconds + first - snapshot.taken_seconds - one.work_seconds
+        for one in result.outcomes
+        if one.id.startswith("w") and one.finished_seconds is not None
+    }
+
+
+@pytest.mark.parametrize("name", ["first-fit", "consolidate", "qos"])
+@settings(max_examples=20)
+@given(snapshot=taken(), reserve=st.sampled_from([0.0, 5.0, 20.0]))
+def test_a_forecast_keeps_the_reservations_that_a_simulation_keeps(
+    tmp_path_factory: pytest.TempPathFactory, name: str, snapshot: Snapshot, reserve: float
+) -> None:
+    simulated = simulated_starts(tmp_path_factory.mktemp("taken"), snapshot, name, "backfill", reserve)
+    policy: PlacementPolicy = plugins.load("cotenant.placement_policies", name, {})
+    told = starts(forecast(pictured(snapshot, strict=False, reserving=Reserving(reserve)), policy, rng()))
+    assert {job_id: at for job_id, at in told.items() if at < math.inf} == pytest.approx(simulated)
+
+
+@given(taken(), st.booleans(), st.integers(0, 99))
+def test_the_ledger_is_left_as_it_was_and_the_same_is_told_again(snapshot: Snapshot, strict: bool, seed: int) -> None:
+    shown = pictured(snapshot, strict=strict)
+    vague = Picture(
+        shown.ledger,
+        [Holder(one.job_id, one.holdings, rest_of(Estimate(), one.rest.seconds)) for one in shown.holders],
+        shown.waiters,
+        strict,
+    )
+    before = [array.copy() for array in (shown.ledger.free_gpus, shown.ledger.free_cores)]
+    told = [forecast(vague, Consolidate(), np.random.default_rng(seed), draws=5) for _ in range(2)]
+    assert told[0] == told[1]
+    assert all(
+        (array == was).all()
+        for array, was in zip((shown.ledger.free_gpus, shown.ledger.free_cores), before, strict=True)
+    )
+    for one in told[0].expected.values():
+        assert one.p10_seconds <= one.seconds <= one.p90_seconds
+
+
+ODD = (-(2**63), -(2**31), -1, 0, 1, 2, 1000, 2000, 2**31 - 1, 2**63 - 1)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> JobSpec:
+    """What somebody may ask for who is no queue of ours."""
+    amount = st.sampled_from(ODD) | st.integers(0, 4)
+    role = st.builds(
+        Role,
+        replicas=st.integers(1, 3) | amount,
+        request=st.builds(
+            Request, gpu_milli=st.sampled_from([0, 500, 1000]) | amount, cores=amount, memory_bytes=amount
+        ),
+    )
+    return JobSpec(roles=tuple(draw(st.lists(role, min_size=1, max_size=2))))
+
+
+@given(st.lists(asked(), min_size=1, max_size=4), st.booleans(), st.integers(0, 99))
+def test_whoever_asks_for_amounts_that_can_be_counted_takes_nothing_that_others_hold(
+    specs: list[JobSpec], strict: bool, seed: int
+) -> None:
+    ledger = Ledger([NodeShape(4, 8, 64), NodeShape(2, 4, 64, shareable=True)])
+    waiters = [
+        Waiter(gang_with(f"w{number}", spec, UNKNOWN, [role.request.cores or 1 for role in spec.roles], ""), exactly(9))
+        for number, spec in enumerate(specs)
+        if not check_amounts(spec)
+    ]
+    held = [on("a", 0, 4, 60), Holder("b", (Holding(1, cores=1, memory_bytes=8, shares=((0, 500),)),), exactly(600))]
+    shown = picture(ledger, held, waiters, strict=strict)
+    free = ledger._free.copy()
+    forecast(shown, Consolidate(), np.random.default_rng(seed))
+    assert (ledger._free == free).all()

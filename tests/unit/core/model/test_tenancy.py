@@ -1,0 +1,321 @@
+"""Guarantees, limits, and who may be stopped for whom: held to slow walks through the order."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tests.support.worlds import rng, tables, take_one
+from tests.unit.core.scheduling.test_cycle import NOW, Ranked, capacities, orders, policies
+
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job_table import JobRow, Jobs, JobTable
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal, Wait
+from cotenant.core.model.tenancy import Headroom, Tenancy, Tenant, check_family, check_tenant
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose
+from cotenant.core.scheduling.cycle import Plan, Victim, place
+from cotenant.core.scheduling.order_explanation import Outrankers
+from cotenant.core.scheduling.ordering import rank
+from cotenant.policies.count import Count
+
+amounts = st.none() | st.sampled_from([0, 1000, 2500, 9000])
+cores = st.none() | st.integers(0, 12)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> Tenancy:
+    """Up to four tenants, who may belong to each other; nobody promises more than it has been promised itself."""
+    tenants: list[Tenant] = []
+    for number in range(draw(st.integers(0, 4))):
+        parent = draw(st.sampled_from(["", *(tenant.id for tenant in tenants)]))
+        quotas, limits = (draw(amounts), draw(cores)), (draw(amounts), draw(cores))
+        tenant = Tenant(f"t{number}", *quotas, *limits, parent=parent)
+        if list(check_family([*tenants, tenant])):
+            tenant = dataclasses.replace(tenant, quota_gpu_milli=None, quota_cores=None)
+        tenants.append(tenant)
+    return Tenancy(draw(st.permutations(tenants)))
+
+
+tenancies = families()
+rules_of_stopping = st.builds(Rules, st.sampled_from(Preemption), st.sampled_from([0.0, 500.0]), reclaim=st.booleans())
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> Jobs:
+    """Jobs of four tenants, of which the last ones are known to nobody."""
+    table: JobTable = draw(tables())
+    for job_id in table.ids:
+        table.update(job_id, tenant=draw(st.integers(0, 3)))
+    return table.jobs(NOW)
+
+
+def entitled_slowly(jobs: Jobs, ranked: list[int], first: list[int], tenancy: Tenancy) -> set[int]:
+    """Walk the order, job by job."""
+    within: set[int] = set()
+    order = [*(row for row in ranked if row in first), *(row for row in ranked if row not in first)]
+    for height in range(5):
+        for row in order:
+            for tenant in family_of(tenancy, int(jobs.tenant[row])):
+                if row in within or height_of(tenancy, tenant) != height:
+                    continue
+                held = [other for other in within if tenant in family_of(tenancy, int(jobs.tenant[other]))]
+                milli = int(jobs.gpu_milli[row]) + sum(int(jobs.gpu_milli[other]) for other in held)
+                many = int(jobs.cores[row]) + sum(int(jobs.cores[other]) for other in held)
+                gpus_fit = milli <= (tenant.quota_gpu_milli or 0)
+                cores_fit = tenant.quota_cores is None or many <= tenant.quota_cores
+                if gpus_fit and cores_fit and (jobs.gpu_milli[row] or tenant.quota_cores is not None):
+                    within.add(row)
+    return within
+
+
+def height_of(tenancy: Tenancy, tenant: Tenant) -> int:
+    """Count the steps down to the lowest that belongs to a tenant."""
+    children = [child for child in tenancy.tenants if child.parent and child.parent == tenant.id]
+    return max((1 + height_of(tenancy, child) for child in children), default=0)
+
+
+def family_of(tenancy: Tenancy, number: int) -> list[Tenant]:
+    """Give a tenant and those that it belongs to."""
+    if number >= len(tenancy.tenants):
+        return [Tenant("")]
+    known = {tenant.id: tenant for tenant in tenancy.tenants}
+    chain = [tenancy.tenants[number]]
+    while chain[-1].parent:
+        chain.append(known[chain[-1].parent])
+    return chain
+
+
+@given(st.data(), pictures(), tenancies, policies, rules_of_stopping, capacities)
+def test_entitled_jobs_come_first_and_else_the_order_is_the_policys(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, policy: Ranked, rules: Rules, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    choice = choose(jobs, policy, order, capacity, now=NOW, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+    plain = rank(jobs, order, running_first=policy.running_first).tolist()
+    if not tenancy.guarantees:
+        assert choice.entitled is None
+        waiting = [row for row in plain if not jobs.running[row]]
+        stops = rules.enforces(policy) or rules.claims(policy, tenancy)
+        assert choice.ranked.tolist() == (plain if stops else waiting)
+        return
+    stays = rules.protects(jobs, NOW) if policy.preemptive and rules.preemption != "never" else jobs.running
+    entitled = entitled_slowly(jobs, plain, np.flatnonzero(stays).tolist(), tenancy)
+    assert choice.ranked.tolist() == [row for row in plain if row in entitled] + [
+        row for row in plain if row not in entitled
+    ]
+    beyond = beyond_share(jobs, policy, order, now=NOW, rules=rules, tenancy=tenancy)
+    assert beyond is not None
+    assert not any(beyond[row] and not tenancy.limits for row in entitled)
+
+
+@given(st.data(), pictures(), tenancies, st.booleans(), rules_of_stopping, capacities)
+def test_only_those_may_be_stopped_whose_room_somebody_may_claim(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, strict: bool, rules: Rules, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    policy = Ranked(preemptive=False, strict=strict)
+    choice = choose(jobs, policy, order, capacity, now=NOW, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+    borrows = np.zeros(len(jobs), dtype=np.bool_) if choice.entitled is None else ~choice.entitled
+
+    def may(start: int, victim: int) -> bool:
+        if rules.preemption is Preemption.NEVER or rules.protects(jobs, NOW)[victim]:
+            return False
+        reclaimed = rules.reclaim and borrows[victim] and not borrows[start]
+        outranked = jobs.priority[start] > jobs.priority[victim] and not (borrows[start] and not borrows[victim])
+        return bool(reclaimed or (rules.preemption is Preemption.PRIORITY and outranked))
+
+    ahead = dict(zip(choice.victims.tolist(), choice.ahead().tolist(), strict=True))
+    starts = choice.starts.tolist()
+    for victim in np.flatnonzero(jobs.running).tolist():
+        claims = [may(start, victim) for start in starts]
+        first_ones = claims.index(False) if False in claims else len(claims)
+        assert ahead.get(victim, 0) == first_ones
+    assert not any(may(one, other) and may(other, one) for one in range(len(jobs)) for other in range(len(jobs)))
+
+
+@given(st.data(), pictures(), tenancies, policies, rules_of_stopping, capacities)
+def test_what_counting_lets_start_is_within_every_limit(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, policy: Ranked, rules: Rules, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    choice = choose(jobs, policy, order, capacity, now=NOW, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+    if not rules.enforces(policy):
+        return
+    stays = np.ones(len(jobs), dtype=np.bool_)
+    stays[choice.victims] = False
+    for tenant in tenancy.tenants:
+        inside = np.array([tenant in family_of(tenancy, int(one)) for one in jobs.tenant], dtype=np.bool_)
+        starts = [row for row in choice.starts.tolist() if inside[row]]
+        fixed = np.flatnonzero(rules.protects(jobs, NOW) & inside).tolist()
+        for limit, need in ((tenant.limit_gpu_milli, jobs.gpu_milli), (tenant.limit_cores, jobs.cores)):
+            if limit is not None and any(need[row] for row in starts):
+                assert sum(int(need[row]) for row in [*starts, *fixed]) <= limit
+    for row in choice.over_limit.tolist():
+        assert not jobs.running[row]
+
+
+@given(st.data(), pictures(), policies, capacities)
+def test_tenants_that_are_promised_nothing_change_nothing(
+    data: st.DataObject, jobs: Jobs, policy: Ranked, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    without = choose(jobs, policy, order, capacity, now=NOW)  # type: ignore[arg-type]  # a capacity
+    weighed = Tenancy([Tenant("a", weight=3.0), Tenant("b")])
+    with_them = choose(jobs, policy, order, capacity, now=NOW, tenancy=weighed)  # type: ignore[arg-type]  # a capacity
+    for field in dataclasses.fields(without):
+        np.testing.assert_equal(_plain(getattr(without, field.name)), _plain(getattr(with_them, field.name)))
+
+
+def _plain(value: object) -> object:
+    """Give what a decision says as numpy can compare it."""
+    told = value() if isinstance(value, partial) else value  # counted only where somebody asks
+    return dataclasses.asdict(told) if isinstance(told, Outrankers) else told
+
+
+def protected_for_a_second() -> Jobs:
+    """Return one running job that nobody may stop for a second more, where the least time to run is 500 s."""
+    table = JobTable()
+    table.add(JobRow("a", 0.0, sequence=0))
+    table.start("a", NOW - 499.0)
+    return table.jobs(NOW)
+
+
+@given(pictures(), rules_of_stopping)
+@example(protected_for_a_second(), Rules(Preemption.NEVER, 500.0))
+@example(protected_for_a_second(), Rules(Preemption.PRIORITY, 500.0))
+def test_a_decision_holds_no_longer_than_the_first_protection(jobs: Jobs, rules: Rules) -> None:
+    order = Order(np.zeros(len(jobs), dtype=np.int64), np.zeros(len(jobs)), valid_seconds=450.0)
+    valid = rules.valid_seconds(jobs, order, NOW)
+    assert 0 < valid <= 450.0
+    if rules.preemption is Preemption.NEVER:
+        assert valid == 450.0, "nobody is stopped, protected or not"
+        return
+    before = rules.protects(jobs, NOW)
+    assert (rules.protects(jobs, NOW + valid * 0.999) == before).all()
+    if valid < 450.0:
+        assert rules.protects(jobs, NOW + valid + 0.001).sum() < before.sum()
+
+
+@given(st.data(), pictures(), tenancies, policies, rules_of_stopping, capacities)
+def test_a_decision_is_the_same_for_as_long_as_it_holds(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, policy: Ranked, rules: Rules, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    soon = NOW + 0.999 * min(450.0, rules.valid_seconds(jobs, order, NOW))
+    now, then = (
+        choose(jobs, policy, order, capacity, now=at, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+        for at in (NOW, soon)
+    )
+    for field in dataclasses.fields(now):
+        np.testing.assert_equal(_plain(getattr(now, field.name)), _plain(getattr(then, field.name)))
+
+
+def test_a_refusal_for_a_limit_has_the_numbers() -> None:
+    room = Headroom([Tenant("vision", limit_gpu_milli=8000, limit_cores=10)], {"vision": (6000, 9)})
+    refusal = room.refuse("vision", 4000, 4)
+    assert refusal is not None
+    assert (refusal.code, refusal.wait) == (Code.QUOTA, Wait.FAIR_SHARE)
+    assert refusal.detail == "tenant vision would hold 10 GPUs of at most 8 and 13 cores of at most 10"
+    assert refusal.numbers["held_gpu_milli"] == 6000
+    assert refusal.numbers["wanted_gpu_milli"] == 4000
+    assert refusal.numbers["limit_gpu_milli"] == 8000
+
+
+def test_what_is_not_limited_may_be_had_by_a_tenant_over_another_limit() -> None:
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (6000, 9)})
+    assert room.refuse("vision", 0, 64) is None
+
+
+@pytest.mark.parametrize("code", [Code.SUSPENDED, Code.BACK_OFF, Code.NEVER_FITS])
+def test_what_no_share_would_change_is_no_wait_for_a_fair_share(code: Code) -> None:
+    assert Refusal(code, "", over_share=True).wait is Refusal(code, "").wait
+
+
+@pytest.mark.parametrize("code", [Code.CAPACITY, Code.FRAGMENTED, Code.OUTRANKED, Code.BEHIND, Code.NO_NODES])
+def test_whoever_is_beyond_their_share_waits_for_it(code: Code) -> None:
+    assert Refusal(code, "", over_share=True).wait is Wait.FAIR_SHARE
+
+
+def test_every_bad_field_of_a_tenant_is_named() -> None:
+    bad = check_tenant(Tenant("", quota_gpu_milli=9, limit_gpu_milli=8, limit_cores=-1, weight=0.0))
+    assert sorted(one.field for one in bad) == ["id", "limit_cores", "quota_gpu_milli", "weight"]
+
+
+def test_a_tenant_at_its_limit_makes_room_for_itself_although_there_is_some() -> None:
+    ledger = Ledger([NodeShape(gpus=8, cores=24)])
+    mine = take_one(ledger, 0, Demand(gpu_milli=4000))
+    assert mine is not None
+    part = Part("worker", 1, Demand(gpu_milli=4000))
+    gang = Gang("new", (part,), tenant="vision")
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (4000, 0)})
+
+    def plan(*victims: Victim) -> Plan:
+        return place([gang], ledger, Count(), rng(), victims=victims, headroom=room.copy())
+
+    assert plan().refusals["new"].code is Code.QUOTA
+    assert plan(Victim("other", (), tenant="speech")).refusals["new"].code is Code.QUOTA
+    made = plan(Victim("old", (mine,), tenant="vision"))
+    assert made.stops == ("old",)
+    assert [start.needs_room for start in made.starts] == [True]
+    assert ledger.free_gpus.tolist() == [4]
+
+
+def test_a_gang_over_its_limit_holds_nobody_back_and_leaves_its_shape_to_others() -> None:
+    ledger = Ledger([NodeShape(gpus=8, cores=24)])
+    part = Part("worker", 1, Demand(gpu_milli=4000))
+    gangs = [Gang("a", (part,), tenant="vision"), Gang("b", (part,), tenant="vision"), Gang("c", (part,))]
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000)])
+    made = place(gangs, ledger, Count(), rng(), strict=True, headroom=room)
+    assert [start.gang.job_id for start in made.starts] == ["a", "c"]
+    assert {job_id: refusal.code for job_id, refusal in made.refusals.items()} == {"b": Code.QUOTA}
+    assert room.held("vision") == (4000, 0)
+
+
+def test_a_departments_guarantee_holds_what_its_groups_do_not_use() -> None:
+    dept, asr = Tenant("dept", quota_gpu_milli=8000), Tenant("asr", quota_gpu_milli=4000, parent="dept")
+    tenancy = Tenancy([dept, asr, Tenant("nlp", parent="dept")])
+    table = JobTable()
+    for number, (tenant, milli) in enumerate([(0, 9000), (2, 4000), (2, 4000), (1, 4000)]):
+        table.add(JobRow(f"job{number}", 0, sequence=number, gpu_milli=milli, tenant=tenant))
+    jobs, nobody = table.jobs(NOW), np.zeros(4, dtype=np.bool_)
+    assert tenancy.entitled(jobs, np.arange(4), first=nobody).tolist() == [False, True, False, True]
+    table.remove("job3")  # without asr's job its group's room is lent inside the department
+    jobs = table.jobs(NOW)
+    by_sequence = np.argsort(jobs.sequence)
+    assert tenancy.entitled(jobs, by_sequence, first=nobody[:3])[by_sequence].tolist() == [False, True, True]
+
+
+def test_a_departments_limit_binds_its_groups_together_and_says_whose_it_is() -> None:
+    tenants = [Tenant("dept", limit_gpu_milli=8000), Tenant("asr", parent="dept"), Tenant("nlp", 1000, parent="dept")]
+    room = Headroom(tenants, {"asr": (6000, 0), "dept": (1000, 0)})
+    assert room.allows("nlp", 1000, 0)
+    refusal = room.refuse("nlp", 2000, 0)
+    assert refusal is not None
+    assert refusal.detail == "tenant dept, to which nlp belongs, would hold 9 GPUs of at most 8"
+    room.take("nlp", 1000, 0)
+    assert room.held("dept") == (8000, 0)
+    assert not room.copy().allows("asr", 1000, 0)
+
+
+def test_who_belongs_to_whom_is_checked() -> None:
+    wrong = [
+        Tenant("a", parent="b"),
+        Tenant("b", parent="a"),
+        Tenant("c", parent="dep"),
+        Tenant("dept", quota_gpu_milli=1000),
+        Tenant("e", quota_gpu_milli=2000, parent="dept"),
+    ]
+    told = {(tenant, bad.field): bad.description for tenant, bad in check_family(wrong)}
+    assert told == {
+        ("a", "parent"): "a tenant cannot belong to itself: a → b → a",
+        ("b", "parent"): "a tenant cannot belong to itself: b → a → b",
+        ("c", "parent"): "dep is no tenant; did you mean dept?",
+        ("dept", "quota_gpu_milli"): "is 1000, less than the 2000 that are guaranteed to those that belong to it",
+    }

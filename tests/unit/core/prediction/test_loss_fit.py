@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tests.support.loss_curves import BROKEN, STEPS, Told, broken, following, hyperbola
+
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.prediction.loss_fit import POINTS_MIN, Curve, Forecast, fit, forecast
+from cotenant.core.prediction.loss_points import LossPoints
+
+curves = st.builds(
+    Curve,
+    amplitude=st.floats(1e-3, 1e3),
+    scale=st.floats(1.0, 1e7),
+    floor=st.floats(-10, 10),
+    origin=st.floats(0, 1e6),
+    exponent=st.sampled_from([0.5, 1.0, 32.0]),
+)
+
+
+def foretold(told: Told, goal: LossGoal | None = None) -> Forecast:
+    return forecast(told.points.cells, goal or LossGoal(target=told.goal))
+
+
+@given(curves, st.floats(0, 1e7))
+def test_the_step_of_a_loss_is_the_step_that_has_it(curve: Curve, further: float) -> None:
+    step = curve.origin + further
+    loss = curve.loss(step)
+    assume(loss - curve.floor > 1e-6 * max(1.0, abs(curve.floor)))
+    assert curve.step_of(loss) - curve.origin == pytest.approx(further, rel=1e-3, abs=1e-3 * curve.scale)
+
+
+@given(curves)
+def test_the_betas_are_those_of_the_paper(curve: Curve) -> None:
+    curve = replace(curve, exponent=1.0)
+    beta_0, beta_1, beta_2 = curve.betas
+    for step in (curve.origin, curve.origin + curve.scale, curve.origin + 5 * curve.scale):
+        assert 1 / (beta_0 * step + beta_1) + beta_2 == pytest.approx(curve.loss(step), rel=1e-6, abs=1e-6)
+
+
+@given(curves)
+def test_a_loss_at_or_below_the_floor_is_never_reached(curve: Curve) -> None:
+    assert curve.step_of(curve.floor) == curve.step_of(curve.floor - 1) == math.inf
+
+
+@given(curves, st.integers(1, 10_000), st.floats(1e-4, 0.5))
+def test_a_fall_rule_is_met_where_the_fall_is_just_that_small(curve: Curve, steps: int, share: float) -> None:
+    fall_min = share * curve.amplitude
+    at = curve.done_at(LossGoal(fall_steps=steps, fall_min=fall_min))
+    assert curve.loss(at) - curve.loss(at + steps) <= fall_min * (1 + 1e-6)
+    if at > curve.origin:
+        before = curve.origin + 0.99 * (at - curve.origin)
+        assert curve.loss(before) - curve.loss(before + steps) >= fall_min * (1 - 1e-6)
+
+
+def test_whichever_rule_is_met_first_ends_the_training() -> None:
+    curve = Curve(2.0, 100.0, 0.5)
+    loss, fall = curve.done_at(LossGoal(target=0.6)), curve.done_at(LossGoal(fall_steps=10, fall_min=0.01))
+    assert curve.done_at(LossGoal(0.6, 10, 0.01)) == min(loss, fall)
+
+
+def squares_on_a_grid(steps: np.ndarray, losses: np.ndarray) -> tuple[float, float]:
+    """The slow twin: every scale of a fine grid, by numpy's own least squares."""
+    found = []
+    for scale in np.geomspace(0.005, 20, 2000) * (steps[-1] - steps[0]):
+        columns = np.stack([1 / (1 + (steps - steps[0]) / scale), np.ones(len(steps))], axis=1)
+        solution = np.linalg.lstsq(columns, losses, rcond=None)[0]
+        found.append((float(((columns @ solution - losses) ** 2).sum()), float(scale)))
+    return min(found)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fit_is_as_good_as_a_search_of_the_whole_grid(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    steps = np.linspace(1, 4000, 150)
+    losses = hyperbola(steps, rng.uniform(0.02, 0.4)) + 0.02 * rng.normal(size=150)
+    ones = np.ones(150)
+    found = fit((steps, losses, ones), weights=ones)
+    assert found is not None
+    squares, scale = squares_on_a_grid(steps, losses)
+    assert found.squares <= squares * (1 + 1e-4)
+    assert found.curve.scale == pytest.approx(scale, rel=0.02)
+
+
+def test_spikes_do_not_bend_a_fit() -> None:
+    steps = np.linspace(1, 4000, 120)
+    clean = hyperbola(steps, 0.1)
+    spiked = clean.copy()
+    spiked[::10] += 4.0
+    found = fit((steps, spiked, np.ones(120)))
+    assert found is not None
+    assert found.curve.step_of(float(hyperbola(STEPS, 0.1))) == pytest.approx(STEPS, rel=1e-3)
+    assert found.weights[::10].max() == 0
+
+
+@given(st.floats(0.02, 0.4), st.floats(0.1, 100), st.floats(-5, 5))
+def test_a_curve_without_noise_is_foretold_to_the_step_in_any_unit(scale: float, unit: float, floor: float) -> None:
+    points = LossPoints()
+    for step in range(1, 4001, 20):
+        points.add(step, unit * float(hyperbola(step, scale, floor)))
+    goal = LossGoal(target=unit * float(hyperbola(STEPS, scale, floor)))
+    told = forecast(points.cells, goal)
+    assert told.step == pytest.approx(STEPS, rel=0.02)
+    assert told.confidence > 0.8, told.why
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["one learning rate", "a cut of it"])
+@pytest.mark.parametrize("scale", [0.05, 0.1])
+def test_two_fifths_of_a_curve_tell_its_end_within_a_tenth(scale: float, cut: bool) -> None:
+    noise = 0.002 if cut else 0.01
+    told = [foretold(following(np.random.default_rng(seed), scale, noise, cut)) for seed in range(20)]
+    sure = [abs(one.step / STEPS - 1) for one in told if one.confidence >= 0.5]
+    assert len(sure) >= 15
+    assert sorted(sure)[int(0.9 * len(sure))] <= 0.1
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_curve_of_no_such_form_is_not_trusted(kind: str) -> None:
+    false = 0
+    for seed in range(20):
+        told = broken(np.random.default_rng(seed), kind)
+        points = told.points
+        false += not points.wild and forecast(points.cells, LossGoal(target=told.goal)).confidence >= 0.5
+    assert false <= 1
+
+
+def test_a_fit_that_breaks_is_unsure_and_sure_again_once_the_new_curve_is_known() -> None:
+    """The learning rate is cut at step 1,500: a loss of 0.4 was out of reach, and then is not."""
+    points, sure = LossPoints(), {}
+    for step in range(1, 6001, 10):
+        after = 0.2 + 0.35 / (1 + max(step - 1500, 0) / 500)
+        points.add(step, float(hyperbola(step, 0.05)) if step < 1500 else after)
+        sure[step] = forecast(points.cells, LossGoal(target=0.25))
+    assert "level off" in sure[1401].why
+    assert sure[1551].confidence < 0.5
+    assert sure[4001].confidence >= 0.5
+    assert sure[4001].step == pytest.approx(1500 + 500 * (0.35 / 0.05 - 1), rel=0.05)
+
+
+def test_a_loss_that_jumps_again_and_again_follows_no_curve() -> None:
+    points = LossPoints()
+    for step in range(1, 1200):
+        points.add(step, 5.0 - step // 200 + 1e-3 * math.sin(step * 7.1))
+    assert forecast(points.cells, LossGoal(target=-2.0)).confidence == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, POINTS_MIN - 1])
+def test_few_points_tell_nothing(count: int) -> None:
+    told = forecast([(float(step), 1 / (step + 1), 1) for step in range(count)], LossGoal(target=0.01))
+    assert (told.confidence, told.step) == (0.0, math.inf)
+    assert told.why == f"{count} points are too few for a curve"
+
+
+def test_a_loss_that_does_not_fall_says_so() -> None:
+    for losses in ([1.0] * 50, [float(step) for step in range(50)]):
+        cells = [(float(step), loss, 1) for step, loss in enumerate(losses)]
+        assert forecast(cells, LossGoal(target=0.5)).why == "the loss does not fall"
+
+
+def test_a_goal_out_of_reach_is_told_with_the_level_that_the_loss_comes_down_to() -> None:
+    told = foretold(following(np.random.default_rng(1), 0.1, 0.0), LossGoal(target=0.3))
+    assert told.confidence == 0
+    assert told.why.startswith("the loss seems to level off at 0.5")
+
+
+def test_a_goal_that_is_long_past_is_no_forecast() -> None:
+    told = foretold(following(np.random.default_rng(1), 0.1, 0.0), LossGoal(target=1.5))
+    assert told.confidence == 0
+    assert "its goal was reached at step 1000" in told.why
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**15), st.floats(-1e9, 1e9)), max_size=150),
+    st.none() | st.floats(-1e9, 1e9),
+    st.integers(1, 10**15),
+    st.floats(1e-9, 1e9),
+)
+def test_a_forecast_makes_sense_whatever_the_points(
+    told: list[tuple[int, float]], target: float | None, fall_steps: int, fall_min: float
+) -> None:
+    points = LossPoints()
+    for step, loss in sorted(told):
+        points.add(step, loss)
+    found = forecast(points.cells, LossGoal(target, fall_steps, fall_min))
+    assert 0 <= found.confidence <= 1
+    assert found.confidence == 0 or (math.isfinite(found.step) and found.error >= 0)
+    assert bool(found.why) <= (found.confidence == 0)
+    assert forecast(points.cells, LossGoal(target, fall_steps, fall_min)) == found

@@ -1,0 +1,337 @@
+"""Fair share: held to progressive filling, one job at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.worlds import tables
+from tests.unit.core.model.test_tenancy import family_of, pictures, rules_of_stopping, tenancies
+from tests.unit.core.scheduling.test_cycle import NOW, Ranked, capacities, orders, policies
+
+from cotenant import plugins
+from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
+from cotenant.core.model.tenancy import NO_TENANTS, Tenancy, Tenant
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.admission import FairShare, Preemption, Rules, beyond_share, choose
+from cotenant.core.scheduling.fair_share import Sharing
+from cotenant.core.scheduling.order_explanation import Outrankers
+from cotenant.core.scheduling.ordering import rank
+
+FAIR = Rules(fair_share=FairShare.TENANTS)
+BACKFILL = Ranked(preemptive=False)
+
+
+def table_of(*jobs: tuple[int, int], running: int = 0) -> JobTable:
+    """Make a table of jobs by tenant and GPUs, of which the first run."""
+    table = JobTable()
+    for number, (tenant, gpus) in enumerate(jobs):
+        table.add(JobRow(f"{number}", number, sequence=number, gpu_milli=1000 * gpus, tenant=tenant))
+        if number < running:
+            table.start(f"{number}", NOW - 10)
+    return table
+
+
+def by_arrival(jobs: Jobs) -> Order:
+    return Order(np.zeros(len(jobs), dtype=np.int64), jobs.arrival_seconds.copy())
+
+
+def starts(table: JobTable, gpus: int, tenancy: Tenancy = NO_TENANTS, rules: Rules = FAIR) -> list[int]:
+    jobs = table.jobs(NOW)
+    choice = choose(jobs, BACKFILL, by_arrival(jobs), Capacity(1000 * gpus), now=NOW, rules=rules, tenancy=tenancy)
+    return [int(row) for row in choice.starts]
+
+
+def positions(table: JobTable, gpus: int, tenancy: Tenancy = NO_TENANTS) -> list[int]:
+    jobs = table.jobs(NOW)
+    choice = choose(jobs, BACKFILL, by_arrival(jobs), Capacity(1000 * gpus), now=NOW, rules=FAIR, tenancy=tenancy)
+    return [int(row) for row in choice.ranked]
+
+
+def filled_slowly(
+    jobs: Jobs, ranked: list[int], held: list[int], totals: list[int], tenancy: Tenancy, node: str | None
+) -> list[int]:
+    """Merge the jobs of those that belong to a tenant (None: of all), the child with the least share first."""
+    families = {row: [tenant.id or f"#{jobs.tenant[row]}" for tenant in _family(jobs, tenancy, row)] for row in ranked}
+    families |= {row: [tenant.id or f"#{jobs.tenant[row]}" for tenant in _family(jobs, tenancy, row)] for row in held}
+
+    def child(row: int) -> str | None:
+        path = families[row][::-1]
+        if node is not None:
+            if node not in path:
+                return None
+            path = path[path.index(node) + 1 :]
+        return path[0] if path else "(own)"
+
+    mine = [row for row in ranked if node is None or node in families[row]]
+    names = list(dict.fromkeys(name for row in mine if (name := child(row))))
+    queues = {
+        name: [row for row in mine if child(row) == name]
+        if name == "(own)" or name.startswith("#") or not any(tenant.parent == name for tenant in tenancy.tenants)
+        else filled_slowly(jobs, mine, held, totals, tenancy, name)
+        for name in names
+    }
+    weights = {tenant.id: tenant.weight for tenant in tenancy.tenants}
+    given = {name: [row for row in held if child(row) == name] for name in names}
+    columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
+
+    def share(name: str) -> float:
+        sums = [sum(int(column[row]) for row in given[name]) for column in columns]
+        return max((have / total for have, total in zip(sums, totals, strict=True) if total), default=0.0) / (
+            weights.get(name, 1.0) if name != "(own)" else 1.0
+        )
+
+    merged: list[int] = []
+    while any(queues.values()):
+        name = min((one for one in names if queues[one]), key=lambda one: (share(one), ranked.index(queues[one][0])))
+        row = queues[name].pop(0)
+        given[name].append(row)
+        merged.append(row)
+    return merged
+
+
+def _family(jobs: Jobs, tenancy: Tenancy, row: int) -> list[Tenant]:
+    return family_of(tenancy, int(jobs.tenant[row]))
+
+
+@st.composite
+def weighted_families(draw: st.DrawFn) -> Tenancy:
+    tenants: list[Tenant] = []
+    for number in range(draw(st.integers(0, 4))):
+        parent = draw(st.sampled_from(["", "", *(tenant.id for tenant in tenants)]))
+        tenants.append(Tenant(f"t{number}", weight=draw(st.sampled_from([1.0, 1.0, 2.0, 0.5])), parent=parent))
+    return Tenancy(draw(st.permutations(tenants)))
+
+
+@given(pictures(), weighted_families(), st.data())
+def test_the_order_is_that_of_progressive_filling_at_each_level(
+    jobs: Jobs, tenancy: Tenancy, data: st.DataObject
+) -> None:
+    """The slow twin has one level; of several, what holds is that each tenant's own order stays."""
+    ranked = rank(jobs, data.draw(orders(len(jobs))), running_first=False)
+    capacity = Capacity(8000, 24, 16)
+    sharing = Sharing(jobs, capacity, tenancy)
+    waiting = ranked[~jobs.running[ranked]]
+    fair = sharing.interleave(waiting, jobs.running).tolist()
+    totals = [
+        total if column.any() else 0
+        for total, column in zip((8000, 24, 16), (jobs.gpu_milli, jobs.cores, jobs.memory_bytes), strict=True)
+    ]
+    held = np.flatnonzero(jobs.running).tolist()
+    if len(tenancy.tree(0)[0]) == 1:
+        assert fair == filled_slowly(jobs, waiting.tolist(), held, totals, tenancy, None)
+    for tenant in range(4):
+        own = [row for row in waiting.tolist() if jobs.tenant[row] == tenant]
+        assert [row for row in fair if jobs.tenant[row] == tenant] == own, "the policy orders the jobs of each tenant"
+    assert sorted(fair) == sorted(waiting.tolist())
+
+
+@given(pictures(), st.data(), policies, rules_of_stopping, capacities)
+def test_a_tenant_that_is_alone_has_the_policys_own_order(
+    jobs: Jobs, data: st.DataObject, policy: Ranked, rules: Rules, capacity: Capacity
+) -> None:
+    jobs = dataclasses.replace(jobs, tenant=np.zeros(len(jobs), dtype=np.int64))
+    order = data.draw(orders(len(jobs)))
+    without = choose(jobs, policy, order, capacity, now=NOW, rules=rules)
+    shared = choose(
+        jobs, policy, order, capacity, now=NOW, rules=dataclasses.replace(rules, fair_share=FairShare.TENANTS)
+    )
+    for field in dataclasses.fields(without):
+        np.testing.assert_equal(_plain(getattr(without, field.name)), _plain(getattr(shared, field.name)))
+
+
+def _plain(value: object) -> object:
+    told = value() if isinstance(value, partial) else value
+    return dataclasses.asdict(told) if isinstance(told, Outrankers) else told
+
+
+@given(pictures(), st.data(), tenancies, policies, rules_of_stopping, capacities)
+def test_fair_share_stops_no_job_that_the_policy_alone_would_let_run(
+    jobs: Jobs, data: st.DataObject, tenancy: Tenancy, policy: Ranked, rules: Rules, capacity: Capacity
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    fair = dataclasses.replace(rules, fair_share=FairShare.TENANTS)
+    alone = choose(jobs, policy, order, capacity, now=NOW, rules=rules, tenancy=tenancy)
+    shared = choose(jobs, policy, order, capacity, now=NOW, rules=fair, tenancy=tenancy)
+    assert sorted([*alone.starts, *alone.outranked, *alone.over_limit]) == sorted(
+        [*shared.starts, *shared.outranked, *shared.over_limit]
+    )
+    if not rules.enforces(policy) or alone.selected is None or shared.selected is None:
+        return
+    kept = alone.selected & jobs.running
+    assert (shared.selected[kept]).all()
+    place = {int(row): number for number, row in enumerate(alone.ranked)}
+    first = shared.starts.tolist()
+    for victim, ahead in zip(shared.victims.tolist(), shared.ahead().tolist(), strict=True):
+        if kept[victim]:  # it stands where a gang may need its room, which is before it in the policy's order too
+            assert all(place[start] < place[victim] for start in first[:ahead])
+
+
+@given(tables(), st.data(), st.booleans(), capacities)
+def test_who_was_chosen_and_runs_is_chosen_again(
+    table: JobTable, data: st.DataObject, running_first: bool, capacity: Capacity
+) -> None:
+    """Else tenants would stop each other's jobs at every cycle."""
+    scores = {job_id: data.draw(st.sampled_from([0.0, 1.0, 2.0])) for job_id in table.ids}
+    policy = Ranked(preemptive=True, running_first=running_first)
+
+    def chosen() -> set[str]:
+        jobs = table.jobs(NOW)
+        order = Order(np.zeros(len(jobs), dtype=np.int64), np.array([scores[one] for one in table.ids]))
+        choice = choose(jobs, policy, order, capacity, now=NOW, rules=FAIR)
+        assert choice.selected is not None
+        return {table.ids[row] for row in np.flatnonzero(choice.selected).tolist()}
+
+    first = chosen()
+    for job_id in table.ids:
+        if table.running(job_id) and job_id not in first:
+            table.stop(job_id, NOW)
+        elif job_id in first and not table.running(job_id):
+            table.start(job_id, NOW)
+    again = chosen()
+    assert {job_id for job_id in first if job_id not in again} == set()
+
+
+@given(pictures(), st.data(), weighted_families(), policies)
+def test_who_waits_for_a_fair_share_would_go_sooner_without_it(
+    jobs: Jobs, data: st.DataObject, tenancy: Tenancy, policy: Ranked
+) -> None:
+    order, capacity = data.draw(orders(len(jobs))), Capacity(8000, 24, 16)
+    jobs = dataclasses.replace(jobs, capacity=capacity)
+    fair = choose(jobs, policy, order, capacity, now=NOW, rules=FAIR, tenancy=tenancy)
+    alone = choose(jobs, policy, order, capacity, now=NOW, tenancy=tenancy)
+    beyond = beyond_share(jobs, policy, order, now=NOW, rules=FAIR, tenancy=tenancy)
+    if fair.held_back is None:
+        assert beyond is None
+        return
+    assert beyond is not None
+    assert beyond.tolist() == fair.held_back.tolist()
+    assert not (fair.held_back & jobs.running).any()
+    before = {int(row): set(fair.ranked[:number].tolist()) for number, row in enumerate(fair.ranked)}
+    alone_before = {int(row): set(alone.ranked[:number].tolist()) for number, row in enumerate(alone.ranked)}
+    assert fair.sharing is not None
+    standings = fair.sharing.standings(jobs.running, [f"t{number}" for number in range(4)])
+    for row in np.flatnonzero(fair.held_back).tolist():
+        passed = before[row] - alone_before[row]
+        assert any(jobs.tenant[other] != jobs.tenant[row] for other in passed)
+        standing = standings[f"t{jobs.tenant[row]}"]
+        assert standing.held >= standing.fair * 0.999
+
+
+def test_a_small_tenant_goes_first_until_it_holds_its_share() -> None:
+    table = table_of(*[(0, 1)] * 12, *[(1, 1)] * 3, running=4)
+    assert starts(table, gpus=4)[:3] == [12, 13, 14]
+    assert positions(table_of(*[(0, 1)] * 6, *[(1, 1)] * 3), gpus=4) == [0, 6, 1, 7, 2, 8, 3, 4, 5]
+
+
+def test_weights_decide_how_many_go_before_the_next() -> None:
+    tenancy = Tenancy([Tenant("a", weight=2.0), Tenant("b")])
+    assert positions(table_of(*[(0, 1)] * 4, *[(1, 1)] * 2), gpus=8, tenancy=tenancy) == [0, 4, 1, 2, 5, 3]
+
+
+def test_departments_share_first_and_then_their_groups() -> None:
+    tenancy = Tenancy([Tenant("lab"), Tenant("asr", parent="lab"), Tenant("nlp", parent="lab"), Tenant("shop")])
+    table = table_of((1, 1), (1, 1), (2, 1), (2, 1), (3, 1), (3, 1), (3, 1), (3, 1))
+    order = positions(table, gpus=8, tenancy=tenancy)
+    assert [[1, 1, 2, 2, 3, 3, 3, 3][row] for row in order] == [1, 3, 2, 3, 1, 3, 2, 3]
+
+
+def test_the_share_that_counts_is_the_dominant_one() -> None:
+    table = JobTable()
+    for number, (tenant, gpus, cores) in enumerate([(0, 1, 8), (0, 1, 8), (0, 1, 8), (1, 1, 1), (1, 1, 1), (1, 1, 1)]):
+        table.add(JobRow(f"{number}", number, number, gpu_milli=1000 * gpus, cores=cores, tenant=tenant))
+    jobs = table.jobs(NOW)
+    choice = choose(jobs, BACKFILL, by_arrival(jobs), Capacity(8000, 16), now=NOW, rules=FAIR)
+    assert choice.ranked.tolist() == [0, 3, 4, 5, 1, 2]  # half of the cores, against an eighth of the GPUs each
+
+
+def test_gangs_that_find_no_place_do_not_hold_up_their_tenants_small_jobs() -> None:
+    table = table_of(*[(0, 1)] * 6, (1, 1), (1, 8), (1, 8), (1, 1), running=5)
+    table.start("6", NOW - 5)  # five GPUs of one tenant, one of the other, one is free
+    assert starts(table, gpus=7)[:3] == [7, 8, 9]
+
+
+def test_a_higher_priority_is_worth_nothing_to_others_unless_priorities_are_enforced() -> None:
+    table = table_of(*[(0, 1)] * 6, (1, 1), running=4)
+    for number in (4, 5):
+        table.update(f"{number}", priority=1000)
+    assert starts(table, gpus=4) == [6, 4, 5]
+    enforced = Rules(preemption=Preemption.PRIORITY, fair_share=FairShare.TENANTS)
+    assert starts(table, gpus=4, rules=enforced) == [4, 5, 6]
+
+
+def test_guarantees_come_before_fair_shares() -> None:
+    tenancy = Tenancy([Tenant("a", quota_gpu_milli=6000), Tenant("b")])
+    assert starts(table_of(*[(0, 1)] * 8, (1, 1), running=4), gpus=4, tenancy=tenancy) == [4, 5, 8, 6, 7]
+
+
+def test_off_is_the_policys_order() -> None:
+    assert starts(table_of(*[(0, 1)] * 6, (1, 1), running=4), gpus=4, rules=Rules()) == [4, 5, 6]
+
+
+# In the long run -----------------------------------------------------------------------------------------------
+
+QUEUES = list(plugins.discover("cotenant.queue_policies"))
+
+
+@pytest.mark.parametrize("plugin", QUEUES, ids=[plugin.name for plugin in QUEUES])
+@settings(max_examples=20)
+@given(st.data())
+def test_in_the_long_run_no_tenant_is_ahead_of_another_that_waits_by_more_than_a_gang(
+    plugin: plugins.Plugin, data: st.DataObject
+) -> None:
+    weights = data.draw(st.lists(st.sampled_from([1.0, 1.0, 2.0, 3.0]), min_size=2, max_size=4))
+    size, room = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 9))
+    tenancy = Tenancy([Tenant(f"t{number}", weight=weight) for number, weight in enumerate(weights)])
+    policy, table, rng = plugin.make(), JobTable(), np.random.default_rng(data.draw(st.integers(0, 99)))
+    capacity = table.capacity = Capacity(1000 * size * room)
+    number, now = 0, 0.0
+
+    def submit(tenant: int) -> None:
+        nonlocal number
+        weight = weights[tenant]
+        table.add(JobRow(f"{number}", now, number, gpu_milli=1000 * size, tenant=tenant, tenant_weight=weight))
+        if rng.random() < 0.5:
+            table.update(f"{number}", predicted_seconds=float(rng.uniform(1, 9000)), confidence=0.9)
+        number += 1
+
+    def cycle() -> None:
+        jobs, ids = table.jobs(now), list(table.ids)
+        order = policy.order(jobs, now)
+        choice = choose(jobs, policy, order, capacity, now=now, rules=FAIR, tenancy=tenancy)
+        if choice.selected is not None:
+            for row in np.flatnonzero(jobs.running & ~choice.selected).tolist():
+                table.stop(ids[row], now)
+        for row in choice.starts.tolist():
+            if len(running()) < room:
+                table.start(ids[row], now)
+
+    def running() -> list[str]:
+        return [one for one in table.ids if table.running(one)]
+
+    for _ in range(room + 3):
+        submit(0)  # one floods the cluster before the others come
+    cycle()
+    flood = set(running())
+    for tenant in range(1, len(weights)):
+        for _ in range(room + 3):
+            submit(tenant)
+    for _ in range(6 * room):
+        now += float(rng.uniform(1, 900))
+        cycle()
+        ran = running()
+        assert len(ran) == room, "what is free is given to somebody"
+        if not flood & set(ran):
+            tenants = table.jobs(now).tenant[[table.row(one) for one in ran]].tolist()
+            held = [tenants.count(tenant) for tenant in range(len(weights))]
+            for ahead, behind in product(range(len(weights)), repeat=2):
+                assert (held[ahead] - 1) / weights[ahead] <= held[behind] / weights[behind] + 1e-9, held
+        ended = ran[int(rng.integers(len(ran)))]
+        tenant = int(table.jobs(now).tenant[table.row(ended)])
+        table.remove(ended)
+        submit(tenant)

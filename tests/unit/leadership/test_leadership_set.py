@@ -1,0 +1,172 @@
+"""Whole meshes in one process on one etcd: one of them leads, and others say so and do not start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tests.support.etcd_server import EtcdServer
+from tests.unit.services.mesh import WAIT_SECONDS, again, spec, until
+
+from cotenant.cli.mesh import up
+from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
+from cotenant.codec import errors
+from cotenant.leadership import leadership_set
+from cotenant.leadership.election import Election
+from cotenant.leadership.leadership_set import AnotherLeads
+from cotenant.leadership.leadership_term import Held
+from cotenant.rpc import access
+from cotenant.rpc.channel import Channel, connect
+from cotenant.services.placement.placement_leadership import LEADER
+from cotenant.store import open as open_module
+from cotenant.store.etcd import EtcdStore
+from cotenant.store.open import open_store
+from cotenant.store.port import Delete, Relisted
+from cotenant.v1 import job_service_pb2 as jobs_pb
+from cotenant.v1.job_service_pb2_grpc import JobServiceStub
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leadership_set, "PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr(up, "RETRY_SECONDS", 0.1)
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, etcd: EtcdServer) -> AsyncIterator[Channel]:
+    """A mesh that goes on as `cotenant up` does, and a channel to where it was first."""
+    task = asyncio.create_task(up._serve(MeshConfig(tmp_path / "a", store_url=etcd.url)))
+    endpoint = tmp_path / "a" / "endpoint.json"
+    await until(lambda: endpoint.exists() or task.done())
+    channel = connect(json.loads(endpoint.read_text())["queue"], access.ensure_token(tmp_path / "a"))
+    try:
+        yield channel
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await channel.close()
+
+
+def create(channel: Channel, **options: float) -> Awaitable[jobs_pb.CreateJobResponse]:
+    stub: Any = JobServiceStub(channel)
+    created: Awaitable[jobs_pb.CreateJobResponse] = stub.CreateJob(jobs_pb.CreateJobRequest(spec=spec()), **options)
+    return created
+
+
+async def test_what_up_runs_outlasts_its_stores_absence(
+    tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_module, "EtcdStore", partial(EtcdStore, timeout_seconds=2.0))
+    async with serving(tmp_path, etcd) as channel:
+        stub: Any = JobServiceStub(channel)
+        job = (await again(lambda: create(channel))).job
+        etcd.freeze()
+        began = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await create(channel, timeout=WAIT_SECONDS)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert errors.from_error(refused.value).retry_after_seconds
+        assert (await stub.GetJob(jobs_pb.GetJobRequest(id=job.id))).job.id == job.id  # reads go on
+        await until(lambda: time.monotonic() > began + leadership_set.TTL_SECONDS + 1.0)  # its leases have run out then
+        etcd.thaw()
+        assert (await again(lambda: create(channel))).job.id
+        assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id
+
+
+async def test_what_up_runs_begins_anew_where_it_has_lost_its_lead(
+    tmp_path: Path, etcd: EtcdServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(tmp_path, etcd) as channel:
+        job = (await again(lambda: create(channel))).job
+        store = EtcdStore([etcd.endpoint])
+        await store.transact([], [Delete(LEADER)])  # as where its lease has run out
+        await store.close()
+        said = ""
+
+        def is_back() -> bool:
+            nonlocal said
+            said += capsys.readouterr().err
+            return "the mesh is up again" in said
+
+        await until(is_back)
+        assert "this mesh leads no more on its store, and begins anew: the leadership key is gone" in said
+        stub: Any = JobServiceStub(channel)
+        assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id
+
+
+def of(tmp_path: Path, name: str, etcd: EtcdServer) -> EmbeddedMesh:
+    return EmbeddedMesh(MeshConfig(tmp_path / name, store_url=etcd.url))
+
+
+async def test_one_mesh_leads_on_an_etcd_and_gives_it_back(tmp_path: Path, etcd: EtcdServer) -> None:
+    first, second = of(tmp_path, "a", etcd), of(tmp_path, "b", etcd)
+    await first.start()
+    with pytest.raises(AnotherLeads, match=f"at {first.address} leads predictor"):
+        await second.start()
+    losing = asyncio.create_task(first.lost())
+    await asyncio.sleep(0)
+    assert not losing.done()
+    await first.close()
+    assert "it ends" in await losing
+    await second.start()
+    await second.close()
+
+
+async def test_a_mesh_does_not_start_beside_a_service_that_leads(tmp_path: Path, etcd: EtcdServer) -> None:
+    store = await open_store(etcd.url)
+    election = Election(store, LEADER, "10.0.0.5:7071", ttl_seconds=60.0)  # nobody keeps it
+    following = asyncio.create_task(election.follow())
+    held = await election.win()
+    mesh = of(tmp_path, "a", etcd)
+    with pytest.raises(AnotherLeads, match=r"at 10\.0\.0\.5:7071 leads placement"):
+        await mesh.start()
+    await election.resign(held)
+    await mesh.start()
+    await mesh.close()
+    following.cancel()
+    await store.close()
+
+
+async def test_the_mark_of_one_that_took_the_store_as_its_own_holds_nobody_back(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    store = await open_store(etcd.url)
+    await Held(store, LEADER).renew()  # under no lease, as it was before meshes were elected
+    mesh = of(tmp_path, "a", etcd)
+    await mesh.start()
+    await mesh.close()
+    await store.close()
+
+
+async def test_a_mesh_that_is_replaced_hears_of_it(tmp_path: Path, etcd: EtcdServer) -> None:
+    mesh = of(tmp_path, "a", etcd)
+    await mesh.start()
+    store = await open_store(etcd.url)
+    await Held(store, LEADER, "10.0.0.5:7071").renew()  # whoever writes the key leads
+    async with asyncio.timeout(20):
+        assert "10.0.0.5:7071 leads now" in await mesh.lost()
+    await mesh.close()
+    await store.close()
+
+
+async def test_a_mesh_in_one_process_has_old_history_forgotten_too(tmp_path: Path, etcd: EtcdServer) -> None:
+    mesh = EmbeddedMesh(MeshConfig(tmp_path / "a", store_url=etcd.url, history_seconds=0.0))
+    store = EtcdStore([etcd.endpoint])
+    try:
+        await mesh.start()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not isinstance(await anext(store.watch("", after_revision=1)), Relisted):
+                pass
+    finally:
+        await mesh.close()
+        await store.close()

@@ -1,0 +1,184 @@
+"""The line to placement when the other end is odd, and what is traced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from structlog.testing import capture_logs
+from tests.unit.node_agent.conditions import until
+from tests.unit.node_agent.conftest import RunningAgent
+from tests.unit.node_agent.jobs import NODE, assignment, shell
+from tests.unit.node_agent.placement import Placement
+
+from cotenant import telemetry
+from cotenant.node_agent.backoff import Backoff
+from cotenant.node_agent.control import placement_link
+from cotenant.node_agent.control.agent import AgentConfig
+from cotenant.rpc import channel
+from cotenant.security.validity import Validity
+from cotenant.v1 import job_pb2, node_service_pb2, node_service_pb2_grpc
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class OddPlacement(node_service_pb2_grpc.AgentServiceServicer):
+    """Does not begin with a welcome."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    async def Connect(self, request_iterator: Any, context: Any) -> AsyncIterator[node_service_pb2.ConnectResponse]:
+        await anext(request_iterator)
+        if self._how == "refuses":
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "another agent bears this name")
+        if self._how == "begins with orders":
+            yield node_service_pb2.ConnectResponse(assignments=[shell("early", "true")])
+        if self._how == "says nothing":
+            await asyncio.Event().wait()
+
+    async def UploadOutput(self, request_iterator: Any, context: Any) -> node_service_pb2.UploadOutputResponse:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("refuses", "ALREADY_EXISTS: another agent bears this name"),
+        ("begins with orders", "placement did not begin with a welcome"),
+        ("says nothing", "no welcome within 0 s"),
+        ("hangs up", "placement ended the stream at once"),
+    ],
+)
+async def test_an_odd_placement_is_left_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, why: str
+) -> None:
+    monkeypatch.setattr(placement_link, "WELCOME_SECONDS_MAX", 0.3)
+    server = grpc.aio.server()
+    node_service_pb2_grpc.add_AgentServiceServicer_to_server(OddPlacement(how), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    agent = RunningAgent(AgentConfig(NODE, tmp_path / "state", f"127.0.0.1:{port}", gpus="fake:0"))
+    with capture_logs() as logs:
+        await agent.start()
+        await until(lambda: sum(entry["event"] == "placement_away" for entry in logs) >= 2)
+        await agent.stop()
+    await server.stop(0)
+    assert why in next(entry["why"] for entry in logs if entry["event"] == "placement_away")
+    assert not list((tmp_path / "state" / "attempts").iterdir())
+
+
+async def test_nobody_there_is_no_reason_to_end(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        agent = RunningAgent(
+            AgentConfig(NODE, tmp_path / "state", f"127.0.0.1:{taken.getsockname()[1]}", gpus="fake:0")
+        )
+        with capture_logs() as logs:
+            await agent.start()
+            await until(lambda: sum(entry["event"] == "placement_away" for entry in logs) >= 2)
+            await agent.stop()
+
+
+def test_waits_grow_to_a_bound_and_begin_anew() -> None:
+    backoff = Backoff(first_seconds=1, longest_seconds=4, rng=Random(7))
+    bounds = [1, 2, 4, 4, 4]
+    assert all(bound / 2 <= backoff.next_seconds() <= bound for bound in bounds)
+    backoff.reset()
+    assert backoff.next_seconds() <= 1
+
+
+async def test_spans_continue_the_assignments_trace(
+    placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
+
+    def record(name: str, parent: str, start: float, end: float, **attributes: Any) -> str:
+        spans.append((name, parent, start, end, attributes))
+        return ""
+
+    monkeypatch.setattr(telemetry, "record", record)
+    job = shell("traced", "exit 3")
+    job.trace_parent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    placement.assign(job)
+    await placement.ended("traced")
+    assert [(name, parent) for name, parent, *_ in spans] == [("launch", job.trace_parent), ("exit", job.trace_parent)]
+    assert all(end >= start > 0 for _, _, start, end, _ in spans)
+    assert spans[0][3] == spans[1][2]
+    assert spans[1][4]["code"] == 3
+
+
+@pytest.fixture
+def tiny_state(tmp_path: Path) -> Iterator[Path]:
+    if os.getuid() != 0:
+        pytest.skip("needs root to mount a file system")
+    disk = tmp_path / "tiny"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.root
+async def test_a_state_disk_that_jobs_have_filled_loses_no_exit_and_is_said_to_be_full(
+    tiny_state: Path, placement: Placement, agent: RunningAgent
+) -> None:
+    await agent.stop()
+    await agent.start(state_dir=tiny_state / "state")
+    await placement.connected(2)
+    placement.assign(shell("flood", "seq 1 500000; exit 9"))
+    end = await placement.ended("flood")
+    assert (end.state, end.exit.code) == (job_pb2.ATTEMPT_STATE_FAILED, 9)
+    placement.assign(assignment("next", ["true"]))
+    assert "No space left on device" in (await placement.ended("next")).message
+    await agent.stop()
+    await agent.start()
+    hello = await placement.connected(3)
+    assert ("flood", 9) in {(report.job_id, report.exit.code) for report in hello.attempts}
+    await agent.stop()
+
+
+async def test_a_certificate_is_told_of_with_the_hello_and_where_it_was_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = (Validity(BEGAN, BEGAN + timedelta(days=days)) for days in (30, 60))
+    shown: list[Validity | None] = [first]
+    watched = SimpleNamespace(material=SimpleNamespace(validity=first))
+    monkeypatch.setattr(channel, "shown", lambda: watched if shown[0] else None)
+    said: list[node_service_pb2.ConnectRequest] = []
+
+    class Call:
+        """Takes what is written, and welcomes."""
+
+        async def write(self, message: node_service_pb2.ConnectRequest) -> None:
+            said.append(message)
+
+        async def read(self) -> node_service_pb2.ConnectResponse:
+            return node_service_pb2.ConnectResponse(welcome=node_service_pb2.Welcome(term=1))
+
+    link = placement_link.PlacementLink(
+        "127.0.0.1:1", "", hello=lambda: node_service_pb2.Hello(node_id=NODE), welcome=lambda welcome: True,
+        obey=lambda response: None, heard=lambda seconds: None, patience_seconds=lambda: 60.0, rng=Random(1),
+    )  # fmt: skip
+    for _ in range(2):  # each stream begins with it
+        await link._enter(Call())
+        assert said[-1].certificate == first.to_wire()
+    assert not link._take_outbox(5.0).HasField("certificate")
+    watched.material.validity = second
+    assert link._take_outbox(5.0).certificate == second.to_wire()
+    assert not link._take_outbox(5.0).HasField("certificate")
+    shown[0] = None
+    await link._enter(Call())
+    assert not said[-1].HasField("certificate")

@@ -1,0 +1,117 @@
+"""Those who borrow, as some of them go and come back, against what is summed up anew."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.worlds import picture
+
+from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement.gang_allocation import hold_all, release_all
+from cotenant.core.policy.cluster_view import Resident, Stay
+from cotenant.policies.multi_array.borrowing import Borrowers, Residence
+from cotenant.policies.multi_array.split import Held
+
+SHAPES = [NodeShape(24, 64, 100), NodeShape(24, 64, 100), NodeShape(24, 64, 100, shareable=True)]
+NAMES = [f"job{number}" for number in range(6)]
+
+
+@st.composite
+def residents(draw: st.DrawFn) -> list[Resident]:
+    some: list[Resident] = []
+    for number in range(draw(st.integers(0, len(NAMES)))):
+        with_gpus = draw(st.booleans())
+        held: list[Holding] = []
+        for node in draw(st.sets(st.integers(0, 2), min_size=1)):
+            gpus, cores = with_gpus * draw(st.integers(1, 3)), draw(st.integers(0, 4))
+            if node == 2 and gpus:
+                held.append(Holding(node, 0, cores, 7, ((number, 500),)))
+            else:
+                held.append(Holding(node, gpus, cores, 7))
+        gang = Gang(f"job{number}", (Part("worker", 1, Demand(1000 * with_gpus)),))
+        some.append(Resident(gang, tuple(held), since_seconds=float(draw(st.integers(0, 2)))))
+    return some
+
+
+@settings(max_examples=80)
+@given(residents(), st.lists(st.sets(st.sampled_from([*NAMES, "stranger"])), max_size=5))
+def test_who_is_gone_is_left_out_of_the_sums_and_counted_again_when_it_comes_back(
+    some: list[Resident], steps: list[set[str]]
+) -> None:
+    borrowers = Borrowers(len(SHAPES))
+    for one in some:
+        borrowers.add(one.gang.job_id, Stay.of(one))
+    for gone in [set[str](), *steps]:
+        borrowers.leave(gone)
+        there = [one for one in some if one.gang.job_id not in gone]
+        there.sort(key=lambda one: (-one.since_seconds, one.gang.job_id))
+        for gpus in (False, True):
+            able = [one for one in there if gpus or not one.gang.gpu_milli]
+            assert borrowers.any(gpus=gpus) == bool(able)
+            for node in range(len(SHAPES)):
+                mine = [one.gang.job_id for one in able if any(held.node == node for held in one.holdings)]
+                assert list(borrowers.on(node, gpus=gpus)) == mine
+        held = [one for each in there if not each.gang.gpu_milli for one in each.holdings]
+        for sums, what in ((borrowers.cores, "cores"), (borrowers.memory, "memory_bytes")):
+            by_node = [sum(getattr(one, what) for one in held if one.node == node) for node in range(len(SHAPES))]
+            assert sums.tolist() == by_node
+        ledger = Ledger(SHAPES)
+        for one in there:
+            assert hold_all(ledger, one.holdings)
+        before = picture(ledger)
+        with borrowers.without_gpus(ledger):
+            counted = picture(ledger)
+        assert picture(ledger) == before
+        for one in there:
+            if one.gang.gpu_milli:
+                release_all(ledger, one.holdings)
+        assert counted == picture(ledger)
+
+
+@st.composite
+def stays(draw: st.DrawFn, job_id: str) -> Stay:
+    one = draw(residents())
+    held = one[0].holdings if one else ()
+    milli = sum(1000 * holding.gpus + 500 * len(holding.shares) for holding in held)
+    return Stay(milli, held, float(draw(st.integers(0, 3))), draw(st.booleans()))
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_what_follows_who_comes_goes_and_changes_is_what_is_counted_anew(data: st.DataObject) -> None:
+    ledger, there = Ledger(SHAPES), dict[str, Stay]()
+    followed = Residence(ledger, 4)
+    for _ in range(data.draw(st.integers(1, 4))):
+        for job_id in data.draw(st.sets(st.sampled_from(NAMES))):
+            if job_id in there and data.draw(st.booleans()):
+                del there[job_id]
+            else:
+                there[job_id] = data.draw(stays(job_id))
+        followed.follow(dict(there))
+        anew = Residence(ledger, 4)
+        anew.follow(dict(there))
+        for name in ("firm", "lent_cores"):
+            assert getattr(followed, name).tolist() == getattr(anew, name).tolist()
+        assert nonzero(followed.held) == nonzero(anew.held)
+        assert [job_id in followed for job_id in NAMES] == [job_id in there for job_id in NAMES]
+        for since in (-1.0, 0.0, 2.0):
+            young = [one for one in there.values() if one.gpu_milli and one.since_seconds > since]
+            held = [one for stay in young for one in stay.holdings]
+            milli = [sum(_milli(one) for one in held if one.node == node) for node in range(len(SHAPES))]
+            assert followed.young_gpus(since).tolist() == [-(-each // 1000) for each in milli]
+        for node in range(len(SHAPES)):
+            assert list(followed.borrowers.on(node, gpus=True)) == list(anew.borrowers.on(node, gpus=True))
+        assert followed.borrowers.cores.tolist() == anew.borrowers.cores.tolist()
+        followed.expect(data.draw(st.integers(0, 2)), 3)  # for this cycle alone
+
+
+def _milli(held: Holding) -> int:
+    return 1000 * held.gpus + 500 * len(held.shares)
+
+
+def nonzero(held: Held) -> tuple[object, ...]:
+    """What is held, without what nobody holds any more."""
+    gpus = {array: count for array, count in held.gpus.items() if count}
+    return gpus, {kind: both for kind, both in held.by_type.items() if any(both)}, held.busy

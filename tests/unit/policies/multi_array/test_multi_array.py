@@ -1,0 +1,253 @@
+"""What `multi-array` reserves, lends and takes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.worlds import picture, rng
+from tests.unit.policies.slow_multi_array import SlowMultiArray
+
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import JobKind, JobSpec
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement.gang_allocation import Victim
+from cotenant.core.policy.cluster_view import Resident, Scene
+from cotenant.core.scheduling import cycle
+from cotenant.policies.multi_array.policy import MultiArray
+
+OPTIONS = MultiArray.Options(warm_up_seconds=10.0, trial_cores=0)
+
+
+def gang_of(job_id: str, gpus: int, cores: int, replicas: int = 1, *, preemptible: bool = True) -> Gang:
+    kind = JobKind.TRAINING if gpus else JobKind.CPU
+    part = Part("worker", replicas, Demand(gpus * 1000, cores))
+    return Gang(job_id, (part,), kind=kind, spec=JobSpec(kind=kind, preemptible=preemptible))
+
+
+@dataclass
+class Floor(Scene):
+    """A cluster that does what the cycle says, at once."""
+
+    ledger: Ledger
+    policy: MultiArray
+    now: float = 0.0
+    there: dict[str, Resident] = field(default_factory=dict)
+
+    def residents(self) -> Mapping[str, Resident]:
+        return self.there
+
+    def on(self, node: int) -> Sequence[Resident]:
+        return [one for one in self.there.values() if any(holding.node == node for holding in one.holdings)]
+
+    def ask(self, *gangs: Gang, victims: Sequence[Victim] = ()) -> cycle.Plan:
+        before = picture(self.ledger)
+        self.now += 1.0
+        plan = cycle.place(gangs, self.ledger, self.policy, rng(), scene=self, victims=victims)
+        assert picture(self.ledger) == before
+        for job_id in (*plan.stops, *plan.reclaimed, *(move.gang.job_id for move in plan.moves)):
+            self.end(job_id)
+        for start in (*plan.starts, *plan.moves):
+            for holding in start.holdings:
+                self.ledger.hold(holding)
+            self.there[start.gang.job_id] = Resident(
+                start.gang, start.holdings, self.now, reclaimable=start.reclaimable
+            )
+        return plan
+
+    def end(self, job_id: str) -> None:
+        for holding in self.there.pop(job_id).holdings:
+            self.ledger.release(holding)
+
+    def lent(self) -> set[str]:
+        return {job_id for job_id, one in self.there.items() if one.reclaimable}
+
+
+def floor(*shapes: NodeShape, options: MultiArray.Options = OPTIONS) -> Floor:
+    return Floor(Ledger(shapes), MultiArray(options))
+
+
+def split_by(place: Floor, cores: int) -> Floor:
+    """Let jobs keep all GPUs busy with so many cores each, until the split follows them."""
+    for node, shape in enumerate(place.ledger.shapes):
+        for gpu in range(shape.gpus):
+            assert place.ask(gang_of(f"past-{node}-{gpu}", 1, cores)).starts
+    for _ in range(2):
+        place.now += 20.0
+        place.ask(gang_of("nobody", 99, 1))
+    for job_id in list(place.there):
+        place.end(job_id)
+    return place
+
+
+def test_cpu_jobs_have_what_is_not_reserved_and_borrow_the_rest() -> None:
+    place = split_by(floor(NodeShape(4, 24)), cores=4)
+    place.ask(gang_of("own", 0, 8), gang_of("borrows", 0, 8), gang_of("borrows-too", 0, 8))
+    assert place.lent() == {"borrows", "borrows-too"}
+
+
+def test_a_gpu_job_takes_back_from_the_newest_and_from_nobody_else() -> None:
+    place = split_by(floor(NodeShape(4, 24)), cores=4)
+    for name in ("own", "first", "second"):
+        place.ask(gang_of(name, 0, 8))
+    plan = place.ask(gang_of("gpu", 1, 4))
+    assert plan.reclaimed == ("second",)
+    assert [start.needs_room for start in plan.starts] == [True]
+    assert set(place.there) == {"own", "first", "gpu"}
+
+
+def test_a_borrower_moves_where_there_is_room() -> None:
+    place = split_by(floor(NodeShape(4, 16), NodeShape(0, 8)), cores=4)
+    place.ask(gang_of("elsewhere", 0, 8))
+    for name in ("borrows", "borrows-too"):
+        place.ask(gang_of(name, 0, 8))
+    place.end("elsewhere")
+    plan = place.ask(gang_of("gpu", 1, 4))
+    assert [move.gang.job_id for move in plan.moves] == ["borrows-too"]
+    assert not plan.reclaimed
+    assert place.lent() == {"borrows"}
+
+
+def test_one_who_may_not_be_stopped_does_not_borrow() -> None:
+    place = split_by(floor(NodeShape(4, 24)), cores=4)
+    plan = place.ask(*(gang_of(name, 0, 8, preemptible=False) for name in ("own", "waits")))
+    assert set(place.there) == {"own"}
+    assert "reserved" in plan.refusals["waits"].detail
+
+
+def test_small_gangs_borrow_gpus_and_make_room_for_large_ones() -> None:
+    place = floor(NodeShape(4, 24), NodeShape(4, 24))
+    for number in range(8):
+        place.ask(gang_of(f"small-{number}", 1, 1))
+    assert place.lent() == {f"small-{number}" for number in range(4, 8)}
+    plan = place.ask(gang_of("large", 4, 4))
+    assert set(plan.reclaimed) == {f"small-{number}" for number in range(4, 8)}
+    assert set(place.there) == {*(f"small-{number}" for number in range(4)), "large"}
+
+
+def test_nothing_is_taken_back_for_a_gang_that_would_not_fit_after_all() -> None:
+    place = split_by(floor(NodeShape(4, 24)), cores=4)
+    place.ask(gang_of("own", 0, 8), gang_of("borrows", 0, 8))
+    plan = place.ask(gang_of("gpu", 1, 20))
+    assert not plan.reclaimed
+    assert "gpu" in plan.refusals
+
+
+def test_gangs_with_gpus_take_no_cores_of_cpu_jobs_that_wait_for_long() -> None:
+    place = split_by(floor(NodeShape(4, 24)), cores=4)
+    late = Gang("late", gang_of("", 0, 1).parts, waited_seconds=3600.0)
+    place.ask(late)
+    plan = place.ask(gang_of("wide", 4, 20))
+    assert "wait 60 min on average" in plan.refusals["wide"].detail
+    assert plan.valid_seconds < 600.0
+    place.now += 2 * OPTIONS.guard_seconds
+    assert place.ask(gang_of("wide", 4, 20)).starts
+
+
+JOBS = st.tuples(st.sampled_from([0, 0, 1, 1, 2, 4]), st.integers(1, 6), st.booleans())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([NodeShape(4, 24), NodeShape(2, 12), NodeShape(0, 12), NodeShape(8, 32)]),
+        min_size=1,
+        max_size=3,
+    ),
+    st.lists(JOBS, min_size=1, max_size=25),
+    st.lists(st.integers(0, 30), max_size=10),
+    st.integers(1, 4),
+)
+def test_what_is_reserved_can_be_had_and_what_is_ones_own_is_kept(
+    shapes: list[NodeShape], jobs: list[tuple[int, int, bool]], ends: list[int], each: int
+) -> None:
+    place = split_by(floor(*shapes), cores=min([each, *(shape.cores // shape.gpus for shape in shapes if shape.gpus)]))
+    names = count()
+    for number, (gpus, cores, preemptible) in enumerate(jobs):
+        firm = {job_id for job_id, one in place.there.items() if not one.reclaimable}
+        plan = place.ask(gang_of(f"job{next(names)}", gpus, cores, preemptible=preemptible))
+        assert not firm & {*plan.reclaimed, *plan.stops, *(move.gang.job_id for move in plan.moves)}
+        if number in ends and place.there:
+            place.end(min(place.there))
+    split = place.policy._split  # what is promised
+    for node, shape in enumerate(shapes):
+        mine = [one for one in place.on(node) if not one.gang.gpu_milli and not one.reclaimable]
+        firm_cores = sum(holding.cores for one in mine for holding in one.holdings if holding.node == node)
+        homeless = any(
+            one.gang.cores > max(shape.cores - int(split.reserved[n]) for n, shape in enumerate(shapes)) for one in mine
+        )
+        assert homeless or firm_cores <= shape.cores - int(split.reserved[node])
+    by_gpus = np.zeros(len(shapes), dtype=np.int64)
+    for one in place.there.values():
+        for holding in one.holdings if one.gang.gpu_milli else ():
+            by_gpus[holding.node] += holding.cores
+    able = [
+        node
+        for node in range(len(shapes))
+        if place.ledger.free_gpus[node] and split.reserved[node] - by_gpus[node] >= 1
+    ]
+    mine = [
+        one
+        for one in place.there.values()
+        if not one.gang.gpu_milli and not (one.gang.spec and one.gang.spec.preemptible)
+    ]
+    if able and not mine:
+        answer = place.ask(gang_of("reserved", 1, 1))
+        assert answer.starts, answer.refusals
+
+
+SHAPES = [NodeShape(4, 12, 40), NodeShape(2, 6, 20), NodeShape(0, 12, 40), NodeShape(4, 12, 40, shareable=True)]
+
+
+def some_gang(job_id: str, chance: np.random.Generator) -> Gang:
+    """Make a gang without GPUs, as most of them are, or with some; a few have two roles."""
+    cpus = chance.random() < 0.6
+    parts = tuple(
+        Part(
+            "worker",
+            int(chance.integers(1, 4)),
+            Demand(
+                0 if cpus else int(chance.choice([500, 1000, 1000, 2000, 4000])),
+                int(chance.integers(1, 6)),
+                int(chance.choice([0, 0, 10])),
+            ),
+        )
+        for _ in range(1 + (chance.random() < 0.2))
+    )
+    kind = JobKind.CPU if cpus else JobKind.TRAINING
+    spec = JobSpec(kind=kind, preemptible=chance.random() < 0.95)
+    return Gang(job_id, parts, kind=kind, spec=spec, waited_seconds=float(chance.choice([0.0, 0.0, 2000.0])))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_is_kept_up_by_steps_decides_as_what_is_worked_out_anew(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    shapes = [SHAPES[kind] for kind in chance.integers(0, len(SHAPES), size=int(chance.integers(2, 9)))]
+    options = MultiArray.Options(
+        warm_up_seconds=100.0, trial_seconds=500.0, lend_gpus=chance.random() < 0.8, cpu_wait_seconds=900.0
+    )
+    quick, slow = (Floor(Ledger(shapes), policy(options)) for policy in (MultiArray, SlowMultiArray))
+    if options.lend_gpus and chance.random() < 0.7:
+        split_by(quick, 2)
+        split_by(slow, 2)
+    for turn in range(10):
+        gangs = [some_gang(f"job-{turn}-{number}", chance) for number in range(int(chance.integers(2, 9)))]
+        names = sorted(quick.there)
+        for job_id in names:
+            if chance.random() < 0.15:
+                quick.end(job_id)
+                slow.end(job_id)
+        victims = [Victim(name, quick.there[name].holdings) for name in sorted(quick.there) if chance.random() < 0.1]
+        seconds, shut = float(chance.choice([0.0, 30.0, 600.0])), chance.random(len(shapes)) < 0.1
+        for place in (quick, slow):
+            place.now += seconds
+            place.ledger.open[:] = ~shut
+        assert quick.ask(*gangs, victims=victims) == slow.ask(*gangs, victims=victims)
+    assert picture(quick.ledger) == picture(slow.ledger)
+    assert quick.there == slow.there

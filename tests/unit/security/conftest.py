@@ -1,0 +1,3 @@
+"""Fixtures of tests that call a server."""
+
+from tests.unit.rpc.conftest import mesh as mesh

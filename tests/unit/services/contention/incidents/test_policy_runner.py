@@ -1,0 +1,127 @@
+"""What is said again, what was inherited, and who is asked to move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tests.unit.services.contention.conftest import NOW, Policy, attempt, sample, sending, serving
+
+from cotenant.core.policy.protocols import Directive, Throttle
+from cotenant.rpc.channel import connect
+from cotenant.services.contention.incidents.policy_runner import INHERITED_SECONDS_MAX
+from cotenant.v1 import contention_service_pb2 as pb
+from cotenant.v1 import job_service_pb2, job_service_pb2_grpc
+
+HELD = Throttle(cores=1)
+
+
+def said(*directives: Directive) -> Callable[[Any], Any]:
+    """Say these once."""
+    waiting = [directives]
+    return lambda window: waiting.pop() if waiting else ()
+
+
+async def test_what_is_held_back_is_said_again_with_each_window_until_it_is_free(policy: Policy) -> None:
+    async with serving() as contention:
+        policy.answer = said(Directive("j1", 1, 0.5, "it hurts", HELD))
+        (first,) = await contention.stream(sending("n1", sample()))
+        assert (first.throttle.cores, first.throttle.bandwidth_percent) == (1, 100)
+        (again,) = await contention.stream(sending("n1", sample(at=NOW + 5)))  # on a new stream, too
+        assert again == first
+        policy.answer = said(Directive("j1", 1, 1.0, "all is well", Throttle()))
+        (freed,) = await contention.stream(sending("n1", sample(at=NOW + 10)))
+        assert freed.share == 1
+        assert await contention.stream(sending("n1", sample(at=NOW + 15))) == []
+
+
+async def test_who_left_the_node_is_not_spoken_of_any_more(policy: Policy) -> None:
+    async with serving() as contention:
+        policy.answer = said(Directive("j1", 1, 0.5, "it hurts", HELD))
+        await contention.stream(sending("n1", sample()))
+        assert await contention.stream(sending("n1", sample(at=NOW + 5, attempts=[]))) == []
+        (incident,) = (await contention.incidents()).incidents
+        assert incident.outcome == "it has left the node after 5 s"
+        assert (await contention.incidents(open_only=True)).incidents == []
+
+
+async def test_what_was_held_back_before_is_held_on_for_a_while(policy: Policy) -> None:
+    clock = [NOW]
+
+    def held(at: float) -> pb.NodeSample:
+        clock[0] = at
+        return sample(at=at, attempts=[attempt(throttle=pb.Throttle(bandwidth_percent=100, suspended=True))])
+
+    async with serving(now=lambda: clock[0]) as contention:
+        for at in (NOW, NOW + INHERITED_SECONDS_MAX - 1):
+            (directive,) = await contention.stream(sending("n1", held(at)))
+            assert directive.throttle.suspended
+        assert await contention.stream(sending("n1", held(NOW + INHERITED_SECONDS_MAX))) == []
+        (incident,) = (await contention.incidents(job_id="j1")).incidents
+        assert incident.actions[0].endswith("it was held back already: suspended")
+
+
+async def test_a_throttle_that_cannot_be_reaches_nobody(policy: Policy) -> None:
+    policy.answer = said(Directive("j1", 1, 0.5, "it hurts", Throttle(bandwidth_percent=0)))
+    async with serving() as contention:
+        assert await contention.stream(sending("n1", sample())) == []
+        assert (await contention.incidents()).incidents == []
+
+
+class Queue(job_service_pb2_grpc.JobServiceServicer):
+    """Answers as the test says."""
+
+    def __init__(self, *answers: grpc.StatusCode) -> None:
+        self.answers, self.asked = list(answers), asyncio.Queue[job_service_pb2.MoveJobRequest]()
+
+    async def MoveJob(self, request: Any, context: Any) -> job_service_pb2.MoveJobResponse:
+        self.asked.put_nowait(request)
+        if self.answers and (code := self.answers.pop(0)) is not grpc.StatusCode.OK:
+            await context.abort(code, "not now")
+        return job_service_pb2.MoveJobResponse()
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "told"),
+    [
+        ([], 1, "the queue moves it away"),
+        ([grpc.StatusCode.RESOURCE_EXHAUSTED], 2, "the queue moves it away"),
+        ([grpc.StatusCode.FAILED_PRECONDITION], 1, "could not be moved: not now"),
+    ],
+    ids=["at once", "at the second window", "never"],
+)
+async def test_the_queue_is_asked_to_move_a_job_until_it_has_answered(
+    answers: list[grpc.StatusCode], asked: int, told: str, policy: Policy
+) -> None:
+    queue, server = Queue(*answers), grpc.aio.server()  # type: ignore[abstract]  # the generated base answers the rest
+    job_service_pb2_grpc.add_JobServiceServicer_to_server(queue, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    policy.answer = said(Directive("j1", 1, 0.5, "it stood still for long", HELD, move=True))
+    try:
+        async with connect(f"127.0.0.1:{port}") as channel, serving(queue=channel) as contention:
+            for tick in range(asked):
+                await contention.stream(sending("n1", sample(at=NOW + tick)))
+                request = await queue.asked.get()
+                assert (request.id, request.number, request.reason) == ("j1", 1, "it stood still for long")
+            actions: list[str] = []
+            tick = asked
+            while not any(action.endswith(told) for action in actions):
+                actions = list((await contention.incidents()).incidents[0].actions)
+            await contention.stream(sending("n1", sample(at=NOW + tick)))
+            assert queue.asked.empty()
+    finally:
+        await server.stop(0)
+
+
+async def test_without_a_queue_nobody_is_moved_and_the_incident_says_so(policy: Policy) -> None:
+    policy.answer = said(Directive("j1", 1, 0.5, "it stood still for long", HELD, move=True))
+    async with serving() as contention:
+        await contention.stream(sending("n1", sample()))
+        (incident,) = (await contention.incidents()).incidents
+        assert "and asked to move away" in incident.actions[0]
+        assert incident.actions[1].endswith("could not be moved: contention knows of no queue")

@@ -1,0 +1,184 @@
+"""Policies that offer what is not free, nodes that change or go while a plan is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tests.unit.services.mesh import Mesh, running, spec, until
+
+from cotenant import plugins
+from cotenant.codec import errors
+from cotenant.core.capacity.ledger import Ledger, Offer, Share
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.refusal import Refusal
+from cotenant.policies.consolidate import Consolidate
+from cotenant.services.placement.api.server import PLACEMENTS
+from cotenant.v1 import job_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+
+class Broken(Consolidate):
+    """Answers one job as the test wishes, and the others well."""
+
+    name = "broken"
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Gang, Ledger], Offer] | None = None
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        if self.answer and gang.gpu_milli == 2000:
+            return self.answer(gang, ledger)
+        return super().place(gang, ledger, rng)
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> Broken:
+    policy, load = Broken(), plugins.load
+
+    def loaded(group: str, name: str, options: Mapping[str, str]) -> Any:
+        return policy if group == PLACEMENTS else load(group, name, options)
+
+    monkeypatch.setattr(plugins, "load", loaded)
+    return policy
+
+
+def stale(gang: Gang, ledger: Ledger) -> Offer:
+    return (Share(7, 0, 1),)  # of a node that is not there any more
+
+
+def overlapping(gang: Gang, ledger: Ledger) -> Offer:
+    return (Share(0, 0, 1), Share(0, 0, 1))
+
+
+def taken(gang: Gang, ledger: Ledger) -> Offer:
+    ledger.take(0, gang.parts[0].demand, 4)  # speculates, and forgets to give back
+    return (Share(0, 0, 1),)
+
+
+def raising(gang: Gang, ledger: Ledger) -> Offer:
+    raise ZeroDivisionError("a bug")
+
+
+@pytest.mark.parametrize("answer", [stale, overlapping, taken, raising])
+async def test_a_policy_that_offers_what_it_may_not_is_named_and_the_cycle_goes_on(
+    policy: Broken, answer: Callable[[Gang, Ledger], Offer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.answer = answer
+    async with running() as mesh:
+        await mesh.agent("n1", gpus=8, cores=8)
+        bad, good = await mesh.submit(gpus=2, cores=1), await mesh.submit(gpus=1, cores=1)
+        await mesh.reach(good, "RUNNING")
+        refusal = (await mesh.refused(bad, "POLICY_FAILED")).refusal
+        assert "the placement policy broken failed on it" in refusal.detail
+        assert (await mesh.node("n1")).used_gpu_milli == 1000
+        policy.answer = None
+        last = await mesh.submit(gpus=1, cores=1)
+        await mesh.reach(last, "RUNNING")
+        await mesh.reach(bad, "RUNNING")
+        assert "policy_failed" in capsys.readouterr().out
+
+
+async def test_a_node_that_disappears_in_mid_cycle_gets_its_work_when_it_is_back() -> None:
+    async with running() as mesh:
+        agent = await mesh.agent("n1")
+        store = mesh.parts["placement"].store
+        store.held_back = asyncio.Event()
+        job_id = await mesh.submit()
+        await until(lambda: bool(mesh.parts["placement"].service.cluster.attempts))
+        await agent.stop()
+        store.held_back.set()
+        await mesh.reach(job_id, "STARTING")
+        assert not agent.assignments
+        agent.start()
+        await mesh.reach(job_id, "RUNNING")
+
+
+async def test_a_gpu_that_is_gone_is_given_to_nobody_and_its_job_runs_on() -> None:
+    async with running() as mesh:
+        agent = await mesh.agent("n1", gpus=2, cores=8)
+        job = await mesh.reach(await mesh.submit(), "RUNNING")
+        (share,) = job.attempt.allocations[0].tasks[0].gpus
+        (index,) = [n for n, gpu in enumerate(agent.inventory.gpus) if gpu.uuid == share.uuid]
+        del agent.inventory.gpus[index]
+        await told(mesh, agent.inventory.gpus[0].uuid)
+        other, third = await mesh.submit(cores=1), await mesh.submit(cores=1)
+        given = (await mesh.reach(other, "RUNNING")).attempt.allocations[0].tasks[0].gpus
+        assert [one.uuid for one in given] == [agent.inventory.gpus[0].uuid]
+        await mesh.refused(third, "CAPACITY")
+        assert (await mesh.job(job.id)).phase == job_pb2.JOB_PHASE_RUNNING
+        agent.finish((job.id, 1))
+        await mesh.reach(job.id, "SUCCEEDED")
+        await mesh.refused(third, "CAPACITY")
+
+
+async def told(mesh: Mesh, uuid: str) -> None:
+    """Tell what is left of a node, and wait until that is believed."""
+    agent = mesh.agents["n1"]
+    agent.change_inventory()
+
+    def believed() -> bool:
+        node = mesh.parts["placement"].service.cluster.nodes["n1"]
+        return [gpu.uuid for gpu in node.inventory.gpus] == [uuid]
+
+    await until(believed)
+    node: node_pb2.Node = await mesh.node("n1")
+    assert len(node.inventory.gpus) == 1
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+async def test_what_no_queue_of_ours_asks_is_answered_all_the_same() -> None:
+    """A job that is named twice, a victim before the first candidate, a run that never ends, one that has ended."""
+    async with running() as mesh:
+        await mesh.agent("n1")
+        job_id = await mesh.submit(gpus=1)
+        await mesh.reach(job_id, "RUNNING")
+        waits = placement_pb2.Candidate(job_id="a", number=1, spec=spec(gpus=4))
+        never = placement_pb2.RunLeft(job_id=job_id, number=1)
+        for time in (never.median, never.p10, never.p90):
+            time.seconds = 2**63 - 1
+        over = placement_pb2.RunLeft(job_id=job_id, number=1)
+        over.median.seconds, over.p90.seconds = -5, -(2**31)
+        for run in (never, over):
+            await mesh.plans.ForecastStarts(
+                placement_pb2.ForecastStartsRequest(candidates=[waits, waits], runs=[run], draws=3)
+            )
+        await mesh.plans.PlanPlacement(
+            placement_pb2.PlanPlacementRequest(
+                candidates=[waits],
+                victims=[placement_pb2.Victim(job_id=job_id, number=1, ahead=-7)],
+                validate_only=True,
+            )
+        )
+
+
+async def test_amounts_that_nobody_can_count_with_are_refused_and_nothing_is_held() -> None:
+    """Less than nothing would give where others take."""
+    async with running() as mesh:
+        await mesh.agent("n1", gpus=2)
+        less = placement_pb2.Candidate(job_id="less", number=1, spec=spec(gpus=0, cores=1, replicas=8))
+        less.spec.roles[0].resources.memory_bytes = -(2**31)
+        much = placement_pb2.Candidate(job_id="much", number=1, spec=spec(gpus=1, replicas=2**31 - 1))
+        nobody = placement_pb2.Candidate(job_id="nobody", number=1)
+        asked = [placement_pb2.Candidate(job_id="good", number=1, spec=spec(gpus=1)), less, much, nobody]
+        for call, request in (
+            (mesh.plans.PlanPlacement, placement_pb2.PlanPlacementRequest(candidates=asked)),
+            (mesh.plans.ForecastStarts, placement_pb2.ForecastStartsRequest(candidates=asked)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(request)
+            problem = errors.from_error(refused.value)
+            assert (problem.code, [one.field for one in problem.violations]) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                [
+                    "candidates[1].spec.roles[0].resources.memory_bytes",
+                    "candidates[2].spec.roles[0].replicas",
+                    "candidates[3].spec.roles",
+                ],
+            )
+        assert not mesh.parts["placement"].service.cluster.attempts

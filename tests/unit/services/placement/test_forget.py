@@ -1,0 +1,194 @@
+"""Nodes that an operator gives up, and those of them that come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from tests.unit.services.mesh import Mesh, eventually, reason, running, until
+
+from cotenant.codec.specs import duration
+from cotenant.services.placement.registry import node_removal
+from cotenant.v1 import job_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    async with running() as mesh:
+        yield mesh
+
+
+async def away(mesh: Mesh, node_id: str) -> None:
+    async def is_so() -> bool:
+        return (await mesh.node(node_id)).state == node_pb2.NODE_STATE_AWAY
+
+    await eventually(is_so)
+
+
+async def forget(mesh: Mesh, node_id: str, *, powered_off: bool = False) -> node_pb2.Node:
+    request = node_pb2.ForgetNodeRequest(id=node_id, reason="burnt", powered_off=powered_off)
+    response: node_pb2.ForgetNodeResponse = await mesh.nodes.ForgetNode(request)
+    return response.node
+
+
+async def nodes(mesh: Mesh) -> list[str]:
+    return [node.id for node in (await mesh.nodes.ListNodes(node_pb2.ListNodesRequest())).nodes]
+
+
+async def test_what_a_node_had_is_started_elsewhere_at_once_and_the_node_is_not_listed(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    await mesh.agent("n2")
+    await agent.stop()
+    await away(mesh, "n1")
+    await forget(mesh, "n1")
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert job.attempt.allocations[0].node_id == "n2"
+    assert job.past_attempts[-1].state == job_pb2.ATTEMPT_STATE_LOST
+    assert job.past_attempts[-1].message == "n1 was given up by an operator: burnt"
+    assert await nodes(mesh) == ["n2"]
+    await mesh.restart("placement")
+    assert await nodes(mesh) == ["n2"]
+
+
+async def test_a_node_that_comes_back_is_a_new_one_and_what_it_still_runs_is_stopped_first(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    job_id = await mesh.submit()
+    first = await mesh.reach(job_id, "RUNNING")
+    await agent.stop()
+    await away(mesh, "n1")
+    await forget(mesh, "n1")
+    await mesh.reach(job_id, "QUEUED")
+    agent.refuses_to_stop = True
+    agent.start()
+    await until(lambda: bool(agent.stops))
+    order = agent.stops[0]
+    assert (order.job_id, order.number, order.reason) == (job_id, 1, job_pb2.STOP_REASON_SUPERSEDED)
+    assert (await mesh.job(job_id)).attempt.number == 1, "until it is gone it holds its node"
+    agent.end((job_id, 1), job_pb2.ATTEMPT_STATE_STOPPED)
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert job.attempt.epoch > first.attempt.epoch
+
+
+async def test_who_must_never_run_twice_is_waited_for_unless_nothing_runs_there(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=2)
+    job_id = await mesh.submit(stop_after_disconnected=duration(3600))
+    await mesh.reach(job_id, "RUNNING")
+    await mesh.agent("n2", gpus=1)
+    await agent.stop()
+    await away(mesh, "n1")
+    told = await forget(mesh, "n1")
+    assert told.attempts == [f"{job_id}/1"]
+    assert await nodes(mesh) == ["n1", "n2"]
+    assert (await mesh.job(job_id)).attempt.number == 1
+    assert not (await forget(mesh, "n1", powered_off=True)).attempts
+    await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert await nodes(mesh) == ["n2"]
+
+
+async def test_a_gang_stops_on_its_other_nodes_before_the_node_is_forgotten(mesh: Mesh) -> None:
+    one, other = await mesh.agent("n1", gpus=1), await mesh.agent("n2", gpus=1)
+    job_id = await mesh.submit(replicas=2)
+    await mesh.reach(job_id, "RUNNING")
+    other.refuses_to_stop = True
+    await one.stop()
+    await away(mesh, "n1")
+    assert (await forget(mesh, "n1")).attempts == [f"{job_id}/1"]
+    await until(lambda: bool(other.stops))
+    assert await nodes(mesh) == ["n1", "n2"]
+    other.end((job_id, 1), job_pb2.ATTEMPT_STATE_STOPPED)
+
+    async def gone() -> bool:
+        return await nodes(mesh) == ["n2"]
+
+    await eventually(gone)
+
+
+async def test_the_next_placement_goes_on_to_forget_what_was_given_up(mesh: Mesh) -> None:
+    one, other = await mesh.agent("n1", gpus=1), await mesh.agent("n2", gpus=1)
+    job_id = await mesh.submit(replicas=2)
+    await mesh.reach(job_id, "RUNNING")
+    other.refuses_to_stop = True
+    await one.stop()
+    await away(mesh, "n1")
+    await forget(mesh, "n1")
+    await mesh.restart("placement")
+    await until(lambda: len(other.welcomes) == 2)
+    assert await nodes(mesh) == ["n1", "n2"]
+    other.end((job_id, 1), job_pb2.ATTEMPT_STATE_STOPPED)
+
+    async def gone() -> bool:
+        return await nodes(mesh) == ["n2"]
+
+    await eventually(gone)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_repeat_that_comes_late_takes_nothing_from_who_has_come_by_the_name_since(
+    mesh: Mesh, restarts: bool
+) -> None:
+    agent = await mesh.agent("n1")
+    await agent.stop()
+    await away(mesh, "n1")
+    request = node_pb2.ForgetNodeRequest(id="n1", reason="burnt", powered_off=True, request_id="asked")
+    await mesh.nodes.ForgetNode(request)
+    assert (await mesh.nodes.ForgetNode(request)).node.id == "n1", "it is done"
+    if restarts:
+        await mesh.restart("placement")
+    assert await nodes(mesh) == []
+    agent.start()
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    await agent.stop()
+    await away(mesh, "n1")
+    await mesh.nodes.ForgetNode(request)
+    assert await nodes(mesh) == ["n1"]
+    agent.start()
+    await until(lambda: mesh.parts["placement"].service.cluster.nodes["n1"].connected)
+    assert (await mesh.job(job_id)).attempt.number == 1
+
+
+async def test_of_nodes_that_are_no_more_the_last_ones_requests_are_kept(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_removal, "FORGOTTEN_MAX", 2)
+    for node_id in ("n1", "n2", "n3"):
+        await (await mesh.agent(node_id)).stop()
+        await away(mesh, node_id)
+        await mesh.nodes.ForgetNode(node_pb2.ForgetNodeRequest(id=node_id, request_id=f"asked of {node_id}"))
+    assert len(await mesh.records_left("placement/forgotten/")) == 2
+    await mesh.restart("placement")
+    left = mesh.parts["placement"].service.cluster.forgotten
+    assert {node_id: list(one.request_ids) for node_id, one in left.items()} == {
+        "n2": ["asked of n2"],
+        "n3": ["asked of n3"],
+    }
+
+
+async def test_a_node_whose_agent_is_there_and_one_that_nobody_knows_are_refused(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await forget(mesh, "n1")
+    assert reason(caught.value) == "NODE_CONNECTED"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await forget(mesh, "n2")
+    assert reason(caught.value) == "NODE_NOT_FOUND"
+
+
+async def test_a_node_that_is_forgotten_while_somebody_would_drain_it_is_unknown_to_whoever_does(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    await agent.stop()
+    await away(mesh, "n1")
+    registry = mesh.parts["placement"].service.registry
+    lock = registry._lock("n1")
+    async with lock:
+        draining = asyncio.ensure_future(mesh.nodes.DrainNode(node_pb2.DrainNodeRequest(id="n1")))
+        await until(lambda: lock._waiters)
+        registry.cluster.remove_node(registry.cluster.nodes["n1"])
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await draining
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND

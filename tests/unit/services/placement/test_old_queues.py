@@ -1,0 +1,184 @@
+"""A queue that was replaced, or asks late, has nothing started any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import grpc
+import pytest
+from benchmarks.agents import SimulatedAgent
+from tests.unit.services.mesh import Mesh, again, reason, running, spec, until
+
+from cotenant.store.port import Put
+from cotenant.v1 import job_pb2
+from cotenant.v1 import placement_service_pb2 as pb
+
+LEADER = "queue/leader"
+
+
+async def lead(mesh: Mesh) -> int:
+    """Let a queue begin to lead; returns its term."""
+    result = await mesh.store.transact([], [Put(LEADER, b"a queue")])
+    return result.revision
+
+
+async def keep(mesh: Mesh, job_id: str) -> int:
+    """Keep a job, or a change of it, as the queue does; returns the record's revision."""
+    result = await mesh.store.transact([], [Put(f"queue/jobs/{job_id}", b"a job")])
+    return result.revision
+
+
+def plan(job_id: str, term: int = 0, number: int = 1, revision: int = 0) -> pb.PlanPlacementRequest:
+    candidate = pb.Candidate(job_id=job_id, number=number, spec=spec(), revision=revision)
+    return pb.PlanPlacementRequest(candidates=[candidate], term=term)
+
+
+def forget(job_id: str, term: int = 0) -> pb.ForgetAttemptsRequest:
+    return pb.ForgetAttemptsRequest(attempts=[pb.Victim(job_id=job_id, number=1)], term=term)
+
+
+async def ended(mesh: Mesh) -> tuple[SimulatedAgent, int, int]:
+    """Have attempt 1 of job `a` run to its end; returns the queue's term and the job's revision as it was planned."""
+    await mesh.kill("queue")
+    agent = await mesh.agent("n1")
+    term, before = await lead(mesh), await keep(mesh, "a")
+    await mesh.plans.PlanPlacement(plan("a", term, revision=before))
+    agent.finish(("a", 1))
+    await until(lambda: ("a", 1) in agent.acked)
+    return agent, term, before
+
+
+async def test_nothing_is_started_for_a_queue_that_leads_no_more() -> None:
+    async with running() as mesh:
+        agent = await mesh.agent("n1")
+        old = await lead(mesh)
+        assert (await mesh.plans.PlanPlacement(plan("a", old))).placed
+        new = await lead(mesh)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.plans.PlanPlacement(plan("b", old), timeout=3)
+        assert reason(refused.value) == "OLD_TERM"
+        assert await mesh.records_left("placement/attempts/") == ["placement/attempts/a"]
+        assert (await mesh.plans.PlanPlacement(plan("b", new))).placed, "it holds nothing, and placement goes on"
+        assert len(agent.welcomes) == 1, "placement had no reason to doubt what it knows"
+
+
+async def test_nothing_is_forgotten_at_the_word_of_a_queue_that_leads_no_more() -> None:
+    """It takes jobs for unknown that were submitted to the next one, who has yet to hear how their attempts ended."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1")
+        old = await lead(mesh)
+        await mesh.plans.PlanPlacement(plan("a", old))
+        agent.finish(("a", 1))
+        await until(lambda: ("a", 1) in agent.acked)
+        new = await lead(mesh)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.plans.ForgetAttempts(forget("a", old))
+        assert reason(refused.value) == "OLD_TERM"
+        assert await mesh.records_left("placement/attempts/") == ["placement/attempts/a"]
+        (standing,) = (await mesh.plans.PlanPlacement(plan("a", new))).placed
+        assert standing.attempt.state == job_pb2.ATTEMPT_STATE_SUCCEEDED, "placement remembers it too"
+        await mesh.plans.ForgetAttempts(forget("a", new))
+        assert await mesh.records_left("placement/attempts/") == []
+
+
+async def test_nothing_is_stopped_at_the_word_of_a_queue_that_leads_no_more() -> None:
+    """It may have heard of a suspension, and not that the job was resumed since."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1", gpus=1)
+        old = await lead(mesh)
+        await mesh.plans.PlanPlacement(plan("a", old))
+        await until(lambda: ("a", 1) in agent.assignments)
+        new = await lead(mesh)
+        for late in (stop("a", old), instead_of_a("b", old)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await late(mesh)
+            assert reason(refused.value) == "OLD_TERM"
+        assert not agent.stops
+        await instead_of_a("b", new)(mesh)
+        await until(lambda: bool(agent.stops))
+
+
+def stop(job_id: str, term: int) -> Callable[[Mesh], Awaitable[object]]:
+    victims = [pb.Victim(job_id=job_id, number=1)]
+    reason = job_pb2.STOP_REASON_SUSPENDED
+    return lambda mesh: mesh.plans.StopAttempts(pb.StopAttemptsRequest(attempts=victims, reason=reason, term=term))
+
+
+def instead_of_a(job_id: str, term: int) -> Callable[[Mesh], Awaitable[object]]:
+    request = plan(job_id, term)
+    request.victims.add(job_id="a", number=1)
+    return lambda mesh: mesh.plans.PlanPlacement(request)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing(lost: bool) -> None:
+    async with running() as mesh:
+        await mesh.kill("queue")  # which would have it stopped, for it knows no such job
+        agent = await mesh.agent("n1")
+        await mesh.plans.PlanPlacement(plan("a"))
+        agent.finish(("a", 1))
+        await until(lambda: ("a", 1) in agent.acked)
+        mesh.parts["placement"].store.lose_answer = lost
+        with suppress(grpc.aio.AioRpcError):  # forgotten all the same
+            await mesh.plans.ForgetAttempts(forget("a"))
+        answer = await again(lambda: mesh.plans.PlanPlacement(plan("a")))
+        assert not answer.placed
+        (refused,) = answer.refused  # whoever asks is told, and when to ask again
+        assert (refused.job_id, refused.refusal.code) == ("a", "NOT_YET_CONSIDERED")
+        assert 0 < refused.refusal.holds.ToMilliseconds() <= 1000
+        await until(lambda: mesh.parts["placement"].service.cluster.nodes["n1"].open)  # its agent has come back
+        assert [placed.attempt.number for placed in (await mesh.plans.PlanPlacement(plan("a", number=2))).placed] == [2]
+
+
+async def test_a_plan_that_comes_to_a_placement_which_never_saw_its_attempt_starts_nothing() -> None:
+    """It is of the queue that leads; what tells it from a plan of now is the job, whose end has been kept since."""
+    async with running() as mesh:
+        agent, term, before = await ended(mesh)
+        after = await keep(mesh, "a")
+        await mesh.plans.ForgetAttempts(forget("a", term))
+        await mesh.restart("placement")
+        await until(lambda: len(agent.welcomes) == 2)
+        late = plan("a", term, revision=before)
+        late.candidates.add(job_id="b", number=1, spec=spec(), revision=await keep(mesh, "b"))
+        answer = await again(lambda: mesh.plans.PlanPlacement(late))
+        assert [placed.attempt.job_id for placed in answer.placed] == ["b"], "no other job suffers from it"
+        (refused,) = answer.refused
+        assert (refused.job_id, refused.refusal.code) == ("a", "NOT_YET_CONSIDERED")
+        assert await mesh.records_left("placement/attempts/") == ["placement/attempts/b"]
+        next_one = plan("a", term, number=2, revision=after)
+        assert [placed.attempt.number for placed in (await mesh.plans.PlanPlacement(next_one)).placed] == [2]
+        assert len(agent.welcomes) == 2, "placement had no reason to doubt what it knows"
+
+
+async def test_the_attempt_before_is_known_again_where_the_start_of_the_next_comes_to_nothing() -> None:
+    """Its record is there as before, and the queue, which has kept its end, has yet to let it be forgotten."""
+    async with running() as mesh:
+        _, term, before = await ended(mesh)
+        await keep(mesh, "a")  # as when it was cancelled
+        late = plan("a", term, number=2, revision=before)
+        assert not (await mesh.plans.PlanPlacement(late)).placed
+        await mesh.plans.ForgetAttempts(forget("a", term))
+        assert await mesh.records_left("placement/attempts/") == []
+
+
+async def test_who_asks_again_is_told_no_end_that_is_not_committed() -> None:
+    """It might never be: then placement reads its state anew, in which the attempt runs."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1")
+        store = mesh.parts["placement"].store
+        await mesh.plans.PlanPlacement(plan("a"))
+        await until(lambda: mesh.parts["placement"].service.feed.kept("a").state == job_pb2.ATTEMPT_STATE_RUNNING)
+        store.held_back = asyncio.Event()
+        agent.finish(("a", 1))
+        await until(lambda: mesh.parts["placement"].service.cluster.attempts["a"].state.ended)
+        (standing,) = (await mesh.plans.PlanPlacement(plan("a"))).placed
+        assert standing.attempt.state == job_pb2.ATTEMPT_STATE_RUNNING
+        store.held_back.set()
+        await until(lambda: ("a", 1) in agent.acked)
+        (standing,) = (await mesh.plans.PlanPlacement(plan("a"))).placed
+        assert standing.attempt.state == job_pb2.ATTEMPT_STATE_SUCCEEDED

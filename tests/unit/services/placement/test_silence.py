@@ -1,0 +1,155 @@
+"""A placement that could not listen takes nobody as silent; one that may have been replaced promises nothing."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+import pytest
+from tests.unit.services.mesh import QUICK, Mesh, Part, again, reason, running, until, without
+
+from cotenant.codec.errors import Problem
+from cotenant.leadership.leadership_term import Held
+from cotenant.services.placement.placement_leadership import LEADER
+from cotenant.v1 import job_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
+
+HASTY = without(QUICK, heartbeat_seconds=0.5, lost_after_seconds=2.0)
+
+
+def placement_of(mesh: Mesh) -> Part:
+    return mesh.parts["placement"]
+
+
+async def looked(mesh: Mesh, times: int = 2) -> None:
+    """Wait until placement has looked for silent nodes so often."""
+    registry, count = placement_of(mesh).service.registry, 0
+    look = registry.give_up_silent_nodes
+
+    def counted() -> None:
+        nonlocal count
+        look()
+        count += 1
+
+    registry.give_up_silent_nodes = counted
+    await until(lambda: count >= times)
+    registry.give_up_silent_nodes = look
+
+
+async def test_one_that_stood_still_drops_no_agent_and_loses_no_node() -> None:
+    async with running(placement_config=HASTY) as mesh:
+        agent = await mesh.agent("n1")
+        job_id = await mesh.submit()
+        await mesh.reach(job_id, "RUNNING")
+        time.sleep(1.2 * HASTY.lost_after_seconds)  # noqa: ASYNC251  # nobody gets a turn of this loop
+        placement_of(mesh).service.registry.give_up_silent_nodes()  # as where it comes first of all that waits
+        await looked(mesh)
+        assert len(agent.welcomes) == 1
+        job = await mesh.job(job_id)
+        assert (job.phase, job.attempt.number) == (job_pb2.JOB_PHASE_RUNNING, 1)
+
+
+async def test_one_whose_store_was_away_loses_no_node_whose_agent_it_has_turned_away() -> None:
+    async with running(placement_config=HASTY) as mesh:
+        agent = await mesh.agent("n1")
+        job_id = await mesh.submit()
+        await mesh.reach(job_id, "RUNNING")
+        store = placement_of(mesh).store
+        store.away = True
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(id="n1"), timeout=5)
+        assert reason(refused.value) == "STORE_AWAY"
+        await agent.stop()
+        agent.start()
+        began = time.monotonic()
+        await until(lambda: time.monotonic() - began > 1.2 * HASTY.lost_after_seconds and bool(agent.errors))
+        assert "the store does not answer placement; nothing was decided" in agent.errors
+        store.away = False
+        await until(lambda: len(agent.welcomes) == 2)
+        await looked(mesh)
+        job = await mesh.job(job_id)
+        assert (job.phase, job.attempt.number) == (job_pb2.JOB_PHASE_RUNNING, 1)
+
+
+async def test_agents_stay_while_the_store_is_away_and_what_they_tell_is_kept_when_it_is_back() -> None:
+    async with running(placement_config=HASTY) as mesh:
+        agent = await mesh.agent("n1")
+        job_id = await mesh.submit()
+        await mesh.reach(job_id, "RUNNING")
+        mesh.parts["placement"].store.away = True
+        agent.finish((job_id, 1))
+        await until(lambda: _in_doubt(mesh))
+        await looked(mesh)
+        assert len(agent.welcomes) == 1
+        assert (await mesh.job(job_id)).phase == job_pb2.JOB_PHASE_RUNNING
+        mesh.parts["placement"].store.away = False
+        await mesh.reach(job_id, "SUCCEEDED")
+        assert len(agent.welcomes) == 1
+        await again(lambda: mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(id="n1")))
+
+
+def _in_doubt(mesh: Mesh) -> bool:
+    try:
+        placement_of(mesh).service.leadership.check()
+    except Problem:
+        return True
+    return False
+
+
+async def test_beats_are_answered_only_while_nobody_else_can_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops by itself without us counts from the last answer; the next leader, from its own beginning."""
+    async with running(placement_config=HASTY) as mesh:
+        agent = await mesh.agent("n1")
+        heard: list[int] = []
+        take = agent._take
+
+        def listen(message: node_pb2.ConnectResponse) -> None:
+            heard.append(message.heard)
+            take(message)
+
+        monkeypatch.setattr(agent, "_take", listen)
+        tenure = placement_of(mesh).service.leadership._tenure
+
+        async def answered(beat: int) -> bool:
+            """Whether a beat is answered, which it is before the order that follows it."""
+            agent.tell(beat=beat)
+            agent.tell(inventory=agent.inventory)
+            seen = placement_of(mesh).service.cluster.nodes["n1"].seen_seconds
+            await until(lambda: placement_of(mesh).service.cluster.nodes["n1"].seen_seconds > seen)
+            released = len(agent.released)
+            await mesh.nodes.ReleaseGpu(node_pb2.ReleaseGpuRequest(id="n1", gpu_uuid=agent.inventory.gpus[0].uuid))
+            await until(lambda: len(agent.released) > released)
+            return beat in heard
+
+        assert await answered(11)
+        now = time.monotonic()
+        tenure.sure_until_seconds = now - 10
+        assert not await answered(22)
+        tenure.sure_until_seconds = now + 60
+        assert await answered(33)
+
+
+async def test_one_that_may_have_been_replaced_long_ago_sends_agents_away_now_and_then() -> None:
+    """They may be heard by the next leader then, who would give up what runs on them."""
+    async with running(placement_config=without(HASTY, lost_after_seconds=4.0)) as mesh:
+        agent = await mesh.agent("n1")
+        job_id = await mesh.submit()
+        await mesh.reach(job_id, "RUNNING")
+        tenure = placement_of(mesh).service.leadership._tenure
+        tenure.sure_until_seconds = time.monotonic()
+        await until(lambda: len(agent.welcomes) >= 3)  # it finds nobody else
+        tenure.sure_until_seconds = time.monotonic() + 60
+        await looked(mesh)
+        job = await mesh.job(job_id)
+        assert (job.phase, job.attempt.number) == (job_pb2.JOB_PHASE_RUNNING, 1)
+
+
+async def test_one_without_a_lease_leads_for_sure() -> None:
+    async with running() as mesh:
+        held = Held(mesh.store, LEADER)
+        assert held.sure_until_seconds > time.monotonic() + 1e9
+        lease = await mesh.store.grant(2.0)
+        held = Held(mesh.store, LEADER, lease=lease)
+        assert held.sure_until_seconds < time.monotonic()
+        held.lasts(5.0)
+        assert held.sure_until_seconds == 7.0

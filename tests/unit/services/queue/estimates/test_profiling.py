@@ -1,0 +1,310 @@
+"""From the predictor's wish to placement's order, and back with what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import grpc
+import pytest
+from tests.unit.services.mesh import until
+
+from cotenant.codec import specs
+from cotenant.codec.specs import duration, timestamp
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.lifecycle import Phase
+from cotenant.services.queue.estimates.estimate_refresh import Renewals
+from cotenant.services.queue.estimates.observation_sink import Observations
+from cotenant.services.queue.estimates.profiling import Profiles
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
+from cotenant.v1 import job_pb2, records_pb2, resources_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.v1 import predictor_service_pb2 as pb
+
+SPEC = JobSpec(roles=(Role(request=Request(gpu_milli=1000)),), command=("true",), model="bert", steps_total=1000)
+
+
+def away() -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "away")
+
+
+class Others:
+    """A predictor and a placement that write down what they are told."""
+
+    def __init__(self) -> None:
+        self.plans: list[list[int]] = [[1, 4, 2]]  # one for each time that it is asked
+        self.wanted: list[list[str]] = []  # likewise, answers to what was observed
+        self.asked: list[pb.PlanProfileRequest] = []
+        self.observed: list[pb.Observation] = []
+        self.queries: list[pb.EstimateQuery] = []
+        self.advice: list[placement_pb2.Advice] = []
+        self.refused: list[str] = []
+        self.away = 0  # for so many calls of AdviseAttempts
+
+    async def PlanProfile(self, request: pb.PlanProfileRequest, **call: float) -> pb.PlanProfileResponse:
+        self.asked.append(request)
+        cores = self.plans.pop(0) if self.plans else []
+        return pb.PlanProfileResponse(cores=cores, steps=50, budget=duration(300.0))
+
+    async def Observe(self, request: pb.ObserveRequest, **call: float) -> pb.ObserveResponse:
+        self.observed += request.observations
+        return pb.ObserveResponse(profile_wanted=self.wanted.pop(0) if self.wanted else [])
+
+    async def Estimate(self, request: pb.EstimateRequest, **call: float) -> pb.EstimateResponse:
+        self.queries += request.queries
+        told = [
+            pb.Estimate(job_id=one.job_id, predictable=True, confidence=0.9, cores_useful=4, remaining=duration(50.0))
+            for one in request.queries
+        ]
+        return pb.EstimateResponse(estimates=told)
+
+    async def AdviseAttempts(
+        self, request: placement_pb2.AdviseAttemptsRequest, **call: float
+    ) -> placement_pb2.AdviseAttemptsResponse:
+        if self.away:
+            self.away -= 1
+            raise away()
+        self.advice += request.advice
+        return placement_pb2.AdviseAttemptsResponse(refused=self.refused)
+
+
+class Desk:
+    """The queue's part, with jobs that run on 16 cores."""
+
+    def __init__(self) -> None:
+        self.others = cast(Any, Others())
+        self.state = State()
+        self.observations = Observations(self.others)
+        self.renewals = Renewals(self.state, self.others, self.others)
+        self.observations.on_seen = self.renewals.seen
+        self.profiles = Profiles(self.state, self.others, self.others, self.observations, self.renewals)
+
+    def run(self, job_id: str, spec: JobSpec = SPEC) -> Record:
+        job = job_pb2.Job(id=job_id, spec=specs.spec_to_wire(spec), create_time=timestamp(100.0))
+        job.phase = specs.PHASES.to_wire(Phase.RUNNING)
+        share = resources_pb2.GpuShare(uuid=job_id, milli=1000)
+        task = resources_pb2.TaskAllocation(role="worker", core_ids=range(16), gpus=[share])
+        held = resources_pb2.NodeAllocation(node_id="n1", tasks=[task], gpu_type="A100")
+        attempt = job_pb2.Attempt(job_id=job_id, number=1, epoch=5, allocations=[held], start_time=timestamp(100.0))
+        job.attempt.CopyFrom(attempt)
+        record = Record(records_pb2.StoredJob(job=job), spec)
+        self.state.add(record)
+        return record
+
+    def told(self, job_id: str, cores: int = 0, rate: float = 0.0, **fields: Any) -> None:
+        given: dict[str, Any] = {"number": 1, "time": timestamp(200.0 + cores), "window": duration(5.0)}
+        self.profiles.take(node_pb2.ProfileReport(job_id=job_id, cores=cores, rate_per_second=rate, **(given | fields)))
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    async with working() as desk:
+        yield desk
+
+
+@asynccontextmanager
+async def working() -> AsyncIterator[Desk]:
+    desk = Desk()
+    works = [asyncio.create_task(work.run()) for work in (desk.profiles, desk.renewals)]
+    try:
+        yield desk
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+
+
+async def test_a_profile_that_is_wanted_is_planned_for_what_the_job_holds_and_ordered(desk: Desk) -> None:
+    desk.run("j1")
+    desk.profiles.want(["j1"])
+    await until(lambda: desk.others.advice)
+    (asked,), (advice,) = desk.others.asked, desk.others.advice
+    assert (asked.cores_max, asked.gpu_type, asked.spec.model) == (16, "A100", "bert")
+    assert (advice.job_id, advice.number, list(advice.profile.cores), advice.profile.steps) == ("j1", 1, [1, 4], 50)
+    assert advice.profile.budget.seconds == 300
+    assert not advice.HasField("estimate")
+
+
+async def test_what_was_measured_is_observed_at_its_cores_and_in_the_end_all_of_the_kind_are_estimated_anew(
+    desk: Desk,
+) -> None:
+    record = desk.run("j1")
+    desk.run("j2")
+    desk.run("other", JobSpec(roles=SPEC.roles, command=("true",), model="resnet"))
+    desk.profiles.want(["j1"])
+    await until(lambda: desk.others.advice)
+    desk.told("j1", 1, 10.0)
+    desk.told("j1", 4, 40.0)
+    desk.told("j1", done=True)
+    await until(lambda: len(desk.others.advice) == 3)
+    seen = desk.others.observed
+    assert [(one.allocation.cores, one.rate_per_second, one.profiled) for one in seen[:2]] == [
+        (1, 10.0, True),
+        (4, 40.0, True),
+    ]
+    assert (seen[2].profile_done, seen[2].allocation.cores, len(seen)) == (True, 16, 3)
+    assert [query.gpu_type for query in desk.others.queries] == ["A100"] * 2
+    told = [(one.job_id, one.estimate.cores_useful, one.HasField("profile")) for one in desk.others.advice[1:]]
+    assert told == [("j1", 4, False), ("j2", 4, False)]
+    assert record.estimate is not None
+    ran = record.ran_before_estimate_seconds
+    assert desk.state.table.jobs(0.0).predicted_seconds[0] == pytest.approx(ran + 50.0)
+    assert ran > 1e9, "the rest is told of a job that has run since its start"
+    assert [event.what for event in record.stored.events] == ["profiling", "profiled"]
+
+
+async def test_a_profile_goes_on_while_the_predictor_wants_more(desk: Desk) -> None:
+    desk.run("j1")
+    desk.others.plans, desk.others.wanted = [[1, 4], [2]], [["j1"]]
+    desk.profiles.want(["j1"])
+    await until(lambda: desk.others.advice)
+    desk.told("j1", 1, 10.0, done=True)
+    await until(lambda: len(desk.others.advice) == 2)
+    assert list(desk.others.advice[1].profile.cores) == [2]
+    assert desk.others.queries == []
+
+
+async def test_windows_of_its_rate_wait_until_the_profile_is_over(desk: Desk) -> None:
+    record = desk.run("j1")
+    desk.profiles.want(["j1"])
+    await until(lambda: desk.others.advice)
+
+    def goes_on(begin: int) -> int:
+        before = len(desk.observations._waiting)
+        for second in range(begin, begin + 40):
+            record.job.progress.CopyFrom(
+                job_pb2.Progress(step=second, step_time=timestamp(second), update_time=timestamp(second))
+            )
+            desk.observations.progressed(record)
+        return len(desk.observations._waiting) - before
+
+    assert goes_on(300) == 0
+    desk.told("j1", done=True)
+    assert goes_on(400) == 3
+
+
+async def test_what_was_measured_during_validation_is_left_out(desk: Desk) -> None:
+    record = desk.run("j1")
+    desk.profiles.want(["j1"])
+    await until(lambda: desk.others.advice)
+    record.job.progress.phase = "validation"
+    desk.profiles.progressed(record)
+    record.job.progress.phase = ""
+    desk.told("j1", 1, 10.0)
+    desk.told("j1", 4, 40.0)
+    await until(lambda: desk.others.observed)
+    assert [one.allocation.cores for one in desk.others.observed] == [4]
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), 0.0, -1.0])
+async def test_a_report_without_a_sound_rate_tells_nothing_but_the_end(desk: Desk, rate: float) -> None:
+    desk.run("j1")
+    desk.told("j1", 1, rate, message="no step was told")
+    desk.told("j1", done=True)
+    await until(lambda: desk.others.observed)
+    assert [one.profile_done for one in desk.others.observed] == [True]
+
+
+async def test_an_order_that_placement_goes_on_to_refuse_is_told_as_a_profile_without_points(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.services.queue.estimates.profiling.RETRY_SECONDS", 0.01)
+    record = desk.run("j1")
+    desk.others.refused, desk.others.plans = ["its cores are being changed"], [[1, 4]] * 9
+    desk.profiles.want(["j1"])
+    await until(lambda: desk.others.observed)
+    assert [(one.profiled, one.profile_done, one.rate_per_second) for one in desk.others.observed] == [(True, True, 0)]
+    assert len(desk.others.asked) == 5
+    (event,) = record.stored.events
+    assert (event.what, event.detail) == ("not profiled", "its cores are being changed")
+    assert desk.others.queries == []
+
+
+async def test_an_order_that_cannot_be_told_now_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.services.queue.estimates.profiling.RETRY_SECONDS", 0.01)
+    desk.run("j1")
+    desk.others.away, desk.others.plans = 2, [[1, 4]] * 3
+    desk.profiles.want(["j1"])
+    await until(lambda: desk.others.advice)
+    assert list(desk.others.advice[0].profile.cores) == [1, 4]
+
+
+async def test_a_profile_whose_end_is_never_told_ends_with_its_budget(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.services.queue.estimates.profiling.OVERDUE_SECONDS", -299.99)
+    desk.run("j1")
+    desk.profiles.want(["j1"])
+    await until(lambda: desk.others.observed)
+    assert desk.others.observed[0].profile_done
+
+
+async def test_reports_of_another_attempt_and_wishes_for_jobs_that_have_ended_are_passed_over(desk: Desk) -> None:
+    desk.run("j1")
+    ended = desk.run("j2")
+    ended.job.phase = job_pb2.JOB_PHASE_SUCCEEDED
+    desk.profiles.want(["j2", "unknown"])
+    desk.told("j1", 1, 10.0, number=7)
+    desk.told("unknown", 1, 10.0)
+    desk.told("j1", 4, 40.0)
+    await until(lambda: desk.others.observed)
+    assert [one.allocation.cores for one in desk.others.observed] == [4]
+    assert desk.others.asked == []
+
+
+# Estimates that are renewed ----------------------------------------------------------------------------------
+
+
+async def test_an_estimate_is_renewed_when_a_rate_is_seen_and_then_as_the_job_has_run_a_tenth_longer(
+    desk: Desk,
+) -> None:
+    record = desk.run("j1")
+    for now in (1_000.0, 1_010.0, 1_089.0):
+        desk.renewals.seen(record, now)
+    await until(lambda: record.estimate is not None)
+    assert len(desk.others.queries) == 1
+    assert desk.state.table.jobs(0.0).predicted_seconds[0] > 50.0
+    desk.renewals.seen(record, 1_091.0)
+    await until(lambda: len(desk.others.queries) == 2)
+    desk.renewals.seen(record, 90_000.0)
+    await until(lambda: len(desk.others.queries) == 3)
+    assert record.renew_after == 90_600.0
+    record.job.attempt.epoch = 6  # other cores
+    desk.renewals.seen(record, 90_001.0)
+    await until(lambda: len(desk.others.queries) == 4)
+    assert len(desk.others.advice) == 1, "placement is told where cores may follow from it"
+
+
+async def test_what_placement_could_not_be_told_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_SECONDS", 0.01)
+    record = desk.run("j1")
+    desk.others.away = 2
+    desk.renewals.seen(record, 1_000.0)
+    await until(lambda: desk.others.advice)
+    assert (desk.others.advice[0].job_id, desk.others.advice[0].estimate.cores_useful) == ("j1", 4)
+    assert len(desk.others.queries) == 1
+
+
+async def test_a_crowd_is_asked_about_in_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_MAX", 3)
+    monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_SECONDS", 0.01)
+    for number in range(7):
+        desk.renewals.seen(desk.run(f"j{number}"), 1_000.0)
+    desk.state.records["j6"].job.phase = job_pb2.JOB_PHASE_SUCCEEDED
+    await until(lambda: len(desk.others.queries) == 6)
+    assert len({query.job_id for query in desk.others.queries}) == 6
+
+
+async def test_a_window_of_a_rate_makes_an_estimate_be_renewed(desk: Desk) -> None:
+    record = desk.run("j1")
+    for second in range(300, 320):
+        record.job.progress.CopyFrom(
+            job_pb2.Progress(step=second, step_time=timestamp(second), update_time=timestamp(second))
+        )
+        desk.observations.progressed(record)
+    await until(lambda: len(desk.others.queries) == 1)

@@ -1,0 +1,256 @@
+"""Jobs that the queue keeps no longer: what is told of them, and how those end that come after them."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.integration.test_tenancy import ByName, created
+from tests.unit.services.mesh import Mesh, running, spec
+
+from cotenant.codec.errors import Problem, from_error
+from cotenant.core.model.lifecycle import Phase
+from cotenant.rpc.channel import connect
+from cotenant.services.queue.api.server import QueueConfig
+from cotenant.services.queue.jobs import archive as archives
+from cotenant.services.queue.jobs.archive import Archive, Ended
+from cotenant.v1 import job_pb2, job_service_pb2_grpc
+from cotenant.v1 import job_service_pb2 as pb
+
+AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITION_AFTER_OK
+QUEUED, SUCCEEDED, CANCELLED = (
+    job_pb2.JOB_PHASE_QUEUED,
+    job_pb2.JOB_PHASE_SUCCEEDED,
+    job_pb2.JOB_PHASE_CANCELLED,
+)
+THREE = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=1, last=3, step=1)])
+
+
+def after(job_id: str, condition: job_pb2.DependencyCondition.ValueType = AFTER_OK) -> list[job_pb2.Dependency]:
+    return [job_pb2.Dependency(id=job_id, condition=condition)]
+
+
+async def refusal(call: Any) -> Problem:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    return from_error(refused.value)
+
+
+@dataclass
+class World:
+    """Jobs that were archived, as they ended; nothing runs any more."""
+
+    mesh: Mesh
+    path: Path
+    good: str
+    bad: str
+    array: str
+
+    async def elsewhere(self) -> None:
+        """Let a queue lead next that has a disk of its own."""
+        self.mesh.queue_config = replace(self.mesh.queue_config, archive=self.path.with_name("other.sqlite"))
+        await self.mesh.restart("queue")
+
+
+@asynccontextmanager
+async def archived(path: Path, tenant: str = "", **fields: Any) -> AsyncIterator[World]:
+    config = QueueConfig(ended_kept_max=0, archive=path)
+    async with running(queue_config=config, **fields) as mesh:
+        bad = await mesh.submit(tenant=tenant)
+        first: pb.CreateJobResponse = await mesh.jobs.CreateJob(
+            pb.CreateJobRequest(spec=spec(tenant=tenant, array=THREE))
+        )
+        array = first.job.spec.array_task.array_id
+        for gone in (bad, f"{array}_2"):
+            await mesh.jobs.CancelJob(pb.CancelJobRequest(id=gone))
+        await mesh.agent("n1", run_seconds=0.0)
+        good = await mesh.submit(tenant=tenant, environment={"SECRET": "s3cr3t"})
+        await mesh.all_ended()
+        await mesh.parts["queue"].service.forgetting.sweep(time.time())
+        assert await mesh.records_left("queue/jobs/") == []
+        yield World(mesh, path, good, bad, array)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with archived(tmp_path / "archive.sqlite") as made:
+        yield made
+
+
+async def test_who_asks_for_an_archived_job_is_told_how_it_ended(world: World) -> None:
+    jobs = world.mesh.jobs
+    told = await world.mesh.job(world.good)
+    assert (told.phase, told.archived, dict(told.spec.environment)) == (SUCCEEDED, True, {})
+    assert (await world.mesh.job(f"{world.array}_2")).phase == CANCELLED
+    explained = await jobs.ExplainJob(pb.ExplainJobRequest(id=world.bad))
+    assert explained.summary == "cancelled"
+    request = pb.WatchJobsRequest(filter=pb.JobFilter(ids=[world.good, "nothing"]), until_ended=True)
+    seen = [one async for one in jobs.WatchJobs(request)]
+    assert [one.job.id for one in seen if one.HasField("job")] == [world.good]
+    assert (await jobs.CancelJob(pb.CancelJobRequest(id=world.good))).job.phase == SUCCEEDED
+    for change in (
+        jobs.SuspendJob(pb.SuspendJobRequest(id=world.good)),
+        jobs.ResumeJob(pb.ResumeJobRequest(id=world.good)),
+        jobs.MoveJob(pb.MoveJobRequest(id=world.good, number=1)),
+        jobs.UpdateJob(pb.UpdateJobRequest(job=job_pb2.Job(id=world.good))),
+    ):
+        assert (await refusal(change)).reason == "JOB_ENDED"
+    asked = await refusal(jobs.GetJob(pb.GetJobRequest(id=world.array)))
+    assert (asked.reason, f"{world.array}_1" in asked.message) == ("IS_ARRAY", True)
+    assert (await refusal(jobs.GetJob(pb.GetJobRequest(id="nothing")))).reason == "JOB_NOT_FOUND"
+    assert await world.mesh.records_left("queue/jobs/") == []  # none of it came back
+
+
+async def test_jobs_come_after_archived_ones_by_how_those_ended(world: World) -> None:
+    mesh = world.mesh
+    for what, condition in ((world.good, AFTER), (world.good, AFTER_OK), (world.bad, AFTER), (world.array, AFTER)):
+        await mesh.reach(await mesh.submit(dependencies=after(what, condition)), "SUCCEEDED")
+    for what, why in ((world.bad, "was cancelled"), (world.array, "did not, all of it: 2 succeeded, 1 cancelled")):
+        for array in (None, THREE):
+            made: pb.CreateJobResponse = await mesh.jobs.CreateJob(
+                pb.CreateJobRequest(spec=spec(dependencies=after(what), array=array))
+            )
+            told = f"was to start after {what} had succeeded, which {why}"
+            assert (made.job.phase, made.job.phase_reason) == (CANCELLED, told)
+    asked = await refusal(mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(dependencies=after(world.bad)))))
+    assert asked.reason == "DEPENDENCY_FAILED"
+    asked = await refusal(mesh.submit(dependencies=after("nothing")))
+    assert "there is no job and no array 'nothing'" in str(asked.violations)
+
+
+async def test_what_was_settled_stays_so_wherever_the_archive_is(world: World) -> None:
+    mesh = world.mesh
+    await mesh.agents.pop("n1").stop()
+    last = await mesh.submit()  # nothing runs, and so this waits
+    kept = await mesh.submit(dependencies=[*after(world.good), *after(last)])
+    gone = await mesh.submit(dependencies=[*after(world.bad), *after(last)])
+    await world.elsewhere()
+    assert [(await mesh.job(one)).phase for one in (kept, gone)] == [QUEUED, CANCELLED]
+
+
+async def test_a_leader_without_the_file_says_that_it_cannot_know(world: World) -> None:
+    jobs = world.mesh.jobs
+    await world.elsewhere()
+    for call in (
+        jobs.GetJob(pb.GetJobRequest(id=world.good)),
+        jobs.CancelJob(pb.CancelJobRequest(id=world.bad)),
+        jobs.GetJob(pb.GetJobRequest(id=world.array)),
+        world.mesh.submit(dependencies=after(world.good)),
+        jobs.CreateJob(pb.CreateJobRequest(spec=spec(dependencies=after(f"{world.array}_1")), validate_only=True)),
+    ):
+        told = await refusal(call)
+        assert (told.code, told.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "ARCHIVED_ELSEWHERE")
+        assert str(world.path) in told.message
+    assert (await refusal(jobs.GetJob(pb.GetJobRequest(id="nothing")))).reason == "JOB_NOT_FOUND"
+    asked = await refusal(world.mesh.submit(dependencies=[*after(world.good), *after("nothing")]))
+    assert "nothing" in str(asked.violations)  # what is wrong for certain comes first
+    assert await world.mesh.records_left("queue/jobs/") == []
+    world.mesh.queue_config = replace(world.mesh.queue_config, archive=world.path)
+    await world.mesh.restart("queue")
+    assert (await world.mesh.job(world.good)).phase == SUCCEEDED
+
+
+async def test_what_was_made_by_a_queue_whose_clock_went_ahead_may_be_elsewhere_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = time.time_ns() + 2 * 86_400 * 10**9
+    with monkeypatch.context() as clock:
+        clock.setattr("cotenant.services.queue.jobs.job_ids.time.time_ns", lambda: ahead)
+        async with archived(tmp_path / "archive.sqlite") as world:
+            clock.undo()
+            await world.elsewhere()
+            for call in (world.mesh.job(world.good), world.mesh.submit(dependencies=after(world.good))):
+                assert (await refusal(call)).reason == "ARCHIVED_ELSEWHERE"
+
+
+async def test_a_damaged_archive_is_none_that_says_no(world: World) -> None:
+    world.path.write_bytes(b"this is no database, and longer than a header of SQLite would be: " * 20)
+    for call in (world.mesh.job(world.good), world.mesh.submit(dependencies=after(world.good))):
+        assert (await refusal(call)).reason == "ARCHIVED_ELSEWHERE"
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_an_archived_job_of_another_tenant_is_one_that_never_was(tmp_path: Path, here: bool) -> None:
+    async with archived(tmp_path / "archive.sqlite", "blue-team", authenticator=ByName()) as world:
+        if not here:
+            await world.elsewhere()
+        mesh, never = world.mesh, await _never(world)
+        for name in ("ann", "bob"):
+            mesh.channels[f"{name}/queue"] = connect(f"127.0.0.1:{mesh.ports['queue']}", name)
+        hers: Any = job_service_pb2_grpc.JobServiceStub(mesh.channels["ann/queue"])
+        his: Any = job_service_pb2_grpc.JobServiceStub(mesh.channels["bob/queue"])
+
+        async def told(what: str) -> list[str]:
+            calls = (
+                hers.GetJob(pb.GetJobRequest(id=what)),
+                hers.CancelJob(pb.CancelJobRequest(id=what)),
+                created(mesh, "ann", "a", dependencies=after(what)),
+            )
+            return [str(await refusal(call)).replace(what, "ID") for call in calls]
+
+        for theirs in (world.good, world.bad, world.array, f"{world.array}_1"):
+            assert await told(theirs) == await told(never)
+        assert str(tmp_path) not in "".join(await told(never))
+        seen = [one async for one in hers.WatchJobs(pb.WatchJobsRequest(filter=_ids(world.good), until_ended=True))]
+        assert not any(one.HasField("job") for one in seen)
+        if here:
+            assert (await his.GetJob(pb.GetJobRequest(id=world.good))).job.phase == SUCCEEDED
+            assert (await created(mesh, "bob", "blue-team", dependencies=after(world.bad))).phase == CANCELLED
+
+
+def _ids(*ids: str) -> pb.JobFilter:
+    return pb.JobFilter(ids=ids)
+
+
+async def _never(world: World) -> str:
+    """An id that no job has had, although one might."""
+    return world.good[:-1] + ("0" if world.good[-1] != "0" else "1")
+
+
+async def test_a_job_that_is_archived_while_another_one_is_to_come_after_it_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "archive.sqlite"
+    async with running(queue_config=QueueConfig(ended_kept_max=0, archive=path)) as mesh:
+        await mesh.agent("n1", run_seconds=0.0)
+        forgetting = mesh.parts["queue"].service.forgetting
+        old: list[job_pb2.Dependency] = []
+        for _ in range(5):
+            first = await mesh.submit()
+            await mesh.all_ended()
+            swept = asyncio.create_task(forgetting.sweep(time.time()))
+            old += after(first)
+            made = await asyncio.gather(*(mesh.submit(dependencies=old) for _ in range(5)))
+            await swept
+            await mesh.all_ended()
+            assert [(await mesh.job(one)).phase for one in made] == [SUCCEEDED] * len(made)
+
+
+async def test_nothing_is_looked_for_but_by_an_index(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "archive.sqlite")
+    task = job_pb2.ArrayTask(array_id="0b", count=2)
+    made = [
+        job_pb2.Job(
+            id=job_id, phase=phase, spec=job_pb2.JobSpec(kind=job_pb2.JOB_KIND_CPU, tenant="t", array_task=array_task)
+        )
+        for job_id, phase, array_task in (
+            ("0a", SUCCEEDED, None),
+            ("0b_1", SUCCEEDED, task),
+            ("0b_2", job_pb2.JOB_PHASE_FAILED, task),
+            ("0bc", SUCCEEDED, None),
+        )
+    ]
+    await archive.add(made)
+    found = await archive.find(["0a", "0b", "0c"])
+    assert found["0b"] == Ended("0b", "t", {Phase.SUCCEEDED: 1, Phase.FAILED: 1}, "0b_1")
+    assert {one: found[one].failed for one in found} == {"0a": 0, "0b": 1}
+    with sqlite3.connect(archive.path) as connection:
+        for question, given in (("SELECT job FROM jobs WHERE id IN (?, ?)", ("a", "b")), (archives.TASKS, ("a", "b"))):
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {question}", given).fetchall()
+            assert plan[0][3].startswith("SEARCH jobs USING PRIMARY KEY"), plan

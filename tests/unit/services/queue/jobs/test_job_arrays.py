@@ -1,0 +1,272 @@
+"""Arrays: all or none, so many at once, and done to as one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+from benchmarks.agents import SimulatedAgent
+from tests.unit.services.mesh import Mesh, again, eventually, running, spec, until
+
+from cotenant.codec.errors import Problem, from_error
+from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.job_array import read_array
+from cotenant.services.queue.jobs.job_arrays import Arrays
+from cotenant.services.queue.jobs.job_store import ARRAYS, Keeper, Request
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.store.memory import MemoryStore
+from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
+from cotenant.v1 import job_pb2
+from cotenant.v1 import job_service_pb2 as pb
+
+PAGE = 1000
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    async with running() as mesh:
+        yield mesh
+
+
+def wanted(text: str, **fields: Any) -> job_pb2.JobSpec:
+    array = read_array(text)
+    message = spec(**fields)
+    for part in array.ranges:
+        message.array.ranges.add(first=part.first, last=part.last, step=part.step)
+    message.array.running_max = array.running_max
+    return message
+
+
+async def submit(mesh: Mesh, text: str, request_id: str = "", **fields: Any) -> str:
+    request = pb.CreateJobRequest(spec=wanted(text, **fields), request_id=request_id)
+    answer = await again(lambda: mesh.jobs.CreateJob(request))
+    return str(answer.job.spec.array_task.array_id)
+
+
+async def tasks(mesh: Mesh, array_id: str) -> dict[int, job_pb2.Job]:
+    request = pb.ListJobsRequest(filter=pb.JobFilter(array_id=array_id), page_size=PAGE)
+    jobs = (await mesh.jobs.ListJobs(request)).jobs
+    return {job.spec.array_task.index: job for job in sorted(jobs, key=lambda job: job.spec.array_task.index)}
+
+
+async def phases(mesh: Mesh, array_id: str) -> dict[str, int]:
+    listed = await mesh.jobs.ListJobs(pb.ListJobsRequest(filter=pb.JobFilter(array_id=array_id), fold_arrays=True))
+    counts = listed.jobs[0].array_phases if listed.jobs else ()
+    return {job_pb2.JobPhase.Name(one.phase).removeprefix("JOB_PHASE_"): one.count for one in counts}
+
+
+async def stand(mesh: Mesh, array_id: str, **counts: int) -> None:
+    async def so() -> bool:
+        return await phases(mesh, array_id) == counts
+
+    await eventually(so)
+
+
+def holding(agent: SimulatedAgent) -> list[str]:
+    return [job_id for (job_id, _), one in agent.attempts.items() if one.state == job_pb2.ATTEMPT_STATE_RUNNING]
+
+
+async def test_an_array_is_many_jobs_that_know_who_they_are(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    array_id = await submit(mesh, "1,3,8-9", gpus=1)
+    found = await tasks(mesh, array_id)
+    assert {index: job.id for index, job in found.items()} == {index: f"{array_id}_{index}" for index in (1, 3, 8, 9)}
+    await stand(mesh, array_id, RUNNING=4)
+    assigned = agent.assignments[f"{array_id}_8", 1].spec.array_task
+    assert (assigned.array_id, assigned.index, assigned.count) == (array_id, 8, 4)
+    agent.finish((f"{array_id}_3", 1), code=2)
+    await stand(mesh, array_id, RUNNING=3, FAILED=1)
+    assert (await tasks(mesh, array_id))[3].phase == job_pb2.JOB_PHASE_FAILED
+
+
+async def test_no_more_run_than_may_and_the_rest_says_so(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    most: list[int] = []
+    agent.on_report = lambda report: most.append(len(holding(agent)))
+    array_id = await submit(mesh, "0-5%2", gpus=1)
+    await stand(mesh, array_id, RUNNING=2, QUEUED=4)
+    assert sorted(holding(agent)) == [f"{array_id}_0", f"{array_id}_1"]
+    told = (await tasks(mesh, array_id))[5].refusal
+    assert told.code == "ARRAY_LIMIT"
+    assert told.detail == f"array {array_id} runs at most 2 of its jobs at once: 2 hold resources, 4 wait"
+    assert dict(told.numbers) == {"running_max": 2, "holding": 2, "waiting": 4}
+    assert not [one for one in mesh.parts["queue"].service.state.table.ids if one.endswith(("_2", "_5"))]
+    for _ in range(6):
+        await until(lambda: bool(holding(agent)))
+        agent.finish((holding(agent)[0], 1))
+    await stand(mesh, array_id, SUCCEEDED=6)
+    assert max(most) == 2
+    assert [job_id for job_id, _ in agent.assignments] == [f"{array_id}_{index}" for index in range(6)]
+
+
+async def test_a_limit_outlives_restarts_and_changed_turns(mesh: Mesh) -> None:
+    """What runs is not what would be tried first: it is the highest priority, then the lowest index."""
+    agent = await mesh.agent("n1")
+    array_id = await submit(mesh, "0-5%2", gpus=1)
+    await stand(mesh, array_id, RUNNING=2, QUEUED=4)
+    raised = pb.UpdateJobRequest(job=job_pb2.Job(id=f"{array_id}_5", spec=job_pb2.JobSpec(priority=9)))
+    raised.update_mask.paths.append("spec.priority")
+    await mesh.jobs.UpdateJob(raised)
+    await mesh.restart("queue", "placement")
+    await stand(mesh, array_id, RUNNING=2, QUEUED=4)
+    agent.finish((f"{array_id}_1", 1))
+    await mesh.reach(f"{array_id}_5", "RUNNING")
+    await stand(mesh, array_id, RUNNING=2, QUEUED=3, SUCCEEDED=1)
+    await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=f"{array_id}_5"))
+    await mesh.reach(f"{array_id}_2", "RUNNING")
+    await mesh.jobs.ResumeJob(pb.ResumeJobRequest(id=f"{array_id}_5"))
+    await mesh.refused(f"{array_id}_5", "ARRAY_LIMIT")
+    assert len(holding(agent)) == 2
+
+
+async def test_arrays_are_cancelled_suspended_and_resumed_as_one(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=3)
+    array_id = await submit(mesh, "0-149", gpus=1)
+    await stand(mesh, array_id, RUNNING=3, QUEUED=147)
+    first = (await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=array_id, request_id="s"))).job
+    assert first.id == f"{array_id}_0"
+    await stand(mesh, array_id, SUSPENDED=150)
+    await mesh.jobs.ResumeJob(pb.ResumeJobRequest(id=array_id))
+    await stand(mesh, array_id, RUNNING=3, QUEUED=147)
+    await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=array_id, request_id="s"))  # a repeat
+    await stand(mesh, array_id, RUNNING=3, QUEUED=147)
+    await mesh.jobs.CancelJob(pb.CancelJobRequest(id=array_id))
+    await stand(mesh, array_id, CANCELLED=150)
+    await mesh.jobs.CancelJob(pb.CancelJobRequest(id=array_id))
+    for call in (
+        mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=array_id)),
+        mesh.jobs.ResumeJob(pb.ResumeJobRequest(id=array_id)),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call
+        assert from_error(refused.value).reason == "JOB_ENDED"
+
+
+async def test_others_wait_for_all_of_an_array(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    array_id = await submit(mesh, "0-2", gpus=1)
+    job_id = await mesh.submit(dependencies=[job_pb2.Dependency(id=array_id)])
+    await stand(mesh, array_id, RUNNING=3)
+    assert (await mesh.job(job_id)).refusal.detail == f"waits for 1 job to succeed: {array_id} (3 running)"
+    for index in range(3):
+        agent.finish((f"{array_id}_{index}", 1))
+    await mesh.reach(job_id, "RUNNING")
+    second = await submit(mesh, "0-2", gpus=1, dependencies=[job_pb2.Dependency(id=job_id)])
+    third = await submit(mesh, "0-2", gpus=1, dependencies=[job_pb2.Dependency(id=second)])
+    agent.finish((job_id, 1))
+    await stand(mesh, second, RUNNING=3)
+    agent.finish((f"{second}_1", 1), code=1)
+    await stand(mesh, third, CANCELLED=3)
+    assert "did not, all of it: 2 running, 1 failed" in (await tasks(mesh, third))[0].phase_reason
+
+
+async def test_an_array_is_one_row_where_arrays_are_folded(mesh: Mesh) -> None:
+    array_id, job_id = await submit(mesh, "0-20"), await mesh.submit()
+    folded = await mesh.jobs.ListJobs(pb.ListJobsRequest(fold_arrays=True))
+    assert [job.id for job in folded.jobs] == [job_id, f"{array_id}_0"]
+    assert folded.total_size == 2
+    assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 22
+
+
+async def test_what_is_done_to_a_job_names_the_jobs_of_an_array(mesh: Mesh) -> None:
+    array_id = await submit(mesh, "4-20")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.job(array_id)
+    assert from_error(refused.value).reason == "IS_ARRAY"
+    assert f"{array_id}_4" in (refused.value.details() or "")
+
+
+async def test_bad_arrays_are_refused_with_their_fields(mesh: Mesh) -> None:
+    large = wanted("0-9999", environment={"DATA": "x" * 10_000})
+    none = spec()
+    none.array.SetInParent()
+    own = spec()
+    own.array_task.array_id = "a"
+    for message, field in ((large, "spec.array"), (none, "spec.array"), (own, "spec.array_task")):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=message))
+        assert [one.field for one in from_error(refused.value).violations] == [field]
+    assert await mesh.records_left("queue/") == []
+
+
+# All or none -------------------------------------------------------------------------------------------------
+
+
+async def test_an_array_whose_answer_was_lost_is_there_once(mesh: Mesh) -> None:
+    request = pb.CreateJobRequest(spec=wanted("0-249"), request_id="once")
+    store = mesh.parts["queue"].store
+    for transactions_before in range(4):  # three with the jobs, and the array's own
+        request.request_id = f"once {transactions_before}"
+        store.lose_answer_after = transactions_before
+        first = await again(lambda: mesh.jobs.CreateJob(request))
+        assert first.job.id == (await mesh.jobs.CreateJob(request)).job.id
+        listed = await mesh.jobs.ListJobs(pb.ListJobsRequest())
+        total = 250 * (transactions_before + 1)
+        assert listed.total_size == total
+
+        async def settled() -> bool:
+            return len(await mesh.records_left("queue/jobs/")) == total  # noqa: B023  # waited for before the next turn
+
+        await eventually(settled)
+    await mesh.restart("queue")
+    assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 1000
+    assert len(await mesh.records_left("queue/arrays/")) == 4
+
+
+async def test_of_an_array_that_was_cut_short_nothing_is_seen_or_stays(mesh: Mesh) -> None:
+    store = mesh.parts["queue"].store
+    store.cut_after = 2
+    with pytest.raises(grpc.aio.AioRpcError):
+        await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=wanted("0-249")), timeout=1.0)
+    assert len(await mesh.records_left("queue/jobs/")) == 200
+    assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 0
+    await mesh.restart("queue")
+    assert await mesh.records_left("queue/") == []
+
+
+async def test_an_array_written_late_is_not_there_without_its_jobs() -> None:
+    """Its transaction was on its way when it was taken for lost, and all of its jobs were deleted."""
+
+    class Late(MemoryStore):
+        async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
+            for put in (one for one in operations if isinstance(one, Put) and one.key.startswith(ARRAYS)):
+                await arrays.settle(put.key.removeprefix(ARRAYS))
+            return await super().transact(compares, operations)
+
+    store, state = Late(), State()
+    arrays = Arrays(Keeper(store, state))
+    job = JobSpec(roles=(Role(),), command=("true",), array=read_array("0-249"))
+    with pytest.raises(Problem):
+        await arrays.create(job, "somebody", "", Request("CreateJob", "once", b""))
+    assert (await store.list("")).entries == ()
+    assert not state.records
+
+
+async def test_two_callers_with_one_request_make_one_array(mesh: Mesh) -> None:
+    request = pb.CreateJobRequest(spec=wanted("0-149"), request_id="once")
+    answers = await asyncio.gather(*(mesh.jobs.CreateJob(request) for _ in range(3)))
+    assert len({answer.job.id for answer in answers}) == 1
+    assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 150
+    assert len(await mesh.records_left("queue/jobs/")) == 150
+
+
+async def test_arrays_are_forgotten_as_a_whole(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    array_id = await submit(mesh, "0-2", gpus=1, request_id="once")
+    await stand(mesh, array_id, RUNNING=3)
+    for index in (0, 1):
+        agent.finish((f"{array_id}_{index}", 1))
+    await stand(mesh, array_id, RUNNING=1, SUCCEEDED=2)
+    service = mesh.parts["queue"].service
+    service.forgetting._kept_max = 0
+    await service.forgetting.sweep(time.time())
+    assert len(await tasks(mesh, array_id)) == 3
+    agent.finish((f"{array_id}_2", 1))
+    await stand(mesh, array_id, SUCCEEDED=3)
+    await service.forgetting.sweep(time.time())
+    assert await mesh.records_left("queue/") == []
+    assert await tasks(mesh, array_id) == {}

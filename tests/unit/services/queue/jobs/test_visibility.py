@@ -1,0 +1,230 @@
+"""Callers of some tenants see and touch their tenants' jobs, and learn nothing of others'."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
+from tests.unit.services.mesh import BACKFILL, Mesh, eventually, reason, running, spec
+
+from cotenant.core.scheduling.admission import RULES
+from cotenant.rpc.channel import connect
+from cotenant.security import identity
+from cotenant.security.identity import Identity
+from cotenant.security.permissions import Role
+from cotenant.v1 import job_pb2, job_service_pb2_grpc, node_service_pb2_grpc, tenant_service_pb2_grpc
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import tenant_service_pb2 as tenant_pb
+
+SECRET = "unreleased-model"
+CALLERS = {
+    "ann": Identity("ann", frozenset({Role.USER}), frozenset({"a"})),
+    "abe": Identity("abe", frozenset({Role.USER}), frozenset({"a"})),
+    "head": Identity("head", frozenset({Role.TENANT_ADMIN}), frozenset({"a"})),
+    "eye": Identity("eye", frozenset({Role.VIEWER}), frozenset({"a"})),
+    "bob": Identity("bob", frozenset({Role.USER}), frozenset({"b"})),
+    "dean": Identity("dean", frozenset({Role.TENANT_ADMIN}), frozenset({"faculty"})),
+    "n1": Identity("n1", frozenset({Role.AGENT}), frozenset(), "n1"),
+}
+
+
+class ByName:
+    def authenticate(self, method: str, metadata: identity.Metadata, peer: identity.Peer) -> Identity:
+        name = identity.bearer(metadata)
+        return CALLERS[name] if name else identity.ANYONE
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    alone = replace(BACKFILL, rules=RULES)  # without fair shares others' jobs may be ahead of one's own
+    async with running(authenticator=ByName(), queue_config=alone) as mesh:
+        for name in CALLERS:
+            mesh.channels[name] = connect(f"127.0.0.1:{mesh.ports['queue']}", name)
+        yield mesh
+
+
+def as_(mesh: Mesh, name: str) -> Any:
+    return job_service_pb2_grpc.JobServiceStub(mesh.channels[name])
+
+
+async def submitted(mesh: Mesh, by: str, tenant: str = "", **fields: Any) -> str:
+    made = await as_(mesh, by).CreateJob(pb.CreateJobRequest(spec=spec(tenant=tenant, **fields)))
+    job_id: str = made.job.id
+    return job_id
+
+
+async def considered(mesh: Mesh, job_id: str) -> bool:
+    explained = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
+    return explained.position == 2 and bool(explained.ahead)
+
+
+async def refusal(call: Any) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await (call if not hasattr(call, "__aiter__") or hasattr(call, "__await__") else _drained(call))
+    return reason(refused.value)
+
+
+async def _drained(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_jobs_are_made_in_the_callers_tenants_alone_and_bear_its_name(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    mine = await mesh.job(await submitted(mesh, "ann", "a"))
+    assert (mine.submitter, mine.spec.tenant) == ("ann", "a")
+    assert (await mesh.job(await submitted(mesh, "ann"))).spec.tenant == "a"  # her only one
+    for tenant in ("b", "default"):
+        assert await refusal(submitted(mesh, "ann", tenant)) == "NOT_YOUR_TENANT"
+    request = pb.SimulateJobRequest(spec=spec(tenant="b"))
+    assert await refusal(as_(mesh, "ann").SimulateJob(request)) == "NOT_YOUR_TENANT"
+    assert await refusal(submitted(mesh, "eye", "a")) == "ROLE_MAY_NOT"
+
+
+async def test_others_jobs_are_not_there(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    hers, his = await submitted(mesh, "ann", "a"), await submitted(mesh, "bob", "b", name=SECRET)
+    stub = as_(mesh, "ann")
+    listed = await stub.ListJobs(pb.ListJobsRequest())
+    assert [job.id for job in listed.jobs] == [hers]
+    assert listed.total_size == 1
+    for tenant_filter in (pb.JobFilter(tenant="b"), pb.JobFilter(ids=[his]), pb.JobFilter(name=SECRET)):
+        assert not (await stub.ListJobs(pb.ListJobsRequest(filter=tenant_filter))).jobs
+    by_id = pb.GetJobRequest(id=his), pb.ExplainJobRequest(id=his), pb.ReadLogsRequest(id=his)
+    for method, request in zip((stub.GetJob, stub.ExplainJob, stub.ReadLogs), by_id, strict=True):
+        assert await refusal(method(request)) == "JOB_NOT_FOUND"
+    changes = (
+        stub.CancelJob(pb.CancelJobRequest(id=his)),
+        stub.SuspendJob(pb.SuspendJobRequest(id=his)),
+        stub.ResumeJob(pb.ResumeJobRequest(id=his)),
+        stub.MoveJob(pb.MoveJobRequest(id=his, number=1)),
+        stub.UpdateJob(pb.UpdateJobRequest(job=job_pb2.Job(id=his))),
+    )
+    for call in changes:
+        assert await refusal(call) == "JOB_NOT_FOUND"
+    assert await refusal(submitted(mesh, "ann", dependencies=[job_pb2.Dependency(id=his)])) == "INVALID_ARGUMENT"
+    near = his[:-1] + ("0" if his[-1] != "0" else "1")  # a typing error is not helped towards others' jobs
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.GetJob(pb.GetJobRequest(id=near))
+    assert his not in str(refused.value.details())
+    assert (await mesh.job(his)).phase not in (job_pb2.JOB_PHASE_CANCELLED, job_pb2.JOB_PHASE_SUSPENDED)
+
+
+async def test_a_watch_tells_of_the_callers_tenants_alone(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    watch = as_(mesh, "ann").WatchJobs(pb.WatchJobsRequest())
+    seen: list[str] = []
+    async for response in watch:
+        if response.synced:
+            await submitted(mesh, "bob", "b")
+            last = await submitted(mesh, "ann", "a")
+        else:
+            seen.append(response.job.spec.tenant)
+            if response.job.id == last:
+                break
+    watch.cancel()
+    assert set(seen) == {"a"}
+
+
+async def test_a_user_changes_its_own_jobs_and_a_tenant_admin_its_tenants(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job_id = await submitted(mesh, "ann", "a")
+    for name, told in (("abe", "NOT_YOUR_JOB"), ("eye", "ROLE_MAY_NOT"), ("bob", "JOB_NOT_FOUND")):
+        assert await refusal(as_(mesh, name).CancelJob(pb.CancelJobRequest(id=job_id))) == told
+        if name != "bob":
+            assert (await as_(mesh, name).GetJob(pb.GetJobRequest(id=job_id))).job.id == job_id
+    await as_(mesh, "head").SuspendJob(pb.SuspendJobRequest(id=job_id))
+    await as_(mesh, "ann").CancelJob(pb.CancelJobRequest(id=job_id))
+    array = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=2, step=1)])
+    first = (await as_(mesh, "ann").CreateJob(pb.CreateJobRequest(spec=spec(tenant="a", array=array)))).job
+    array_id = first.spec.array_task.array_id
+    assert await refusal(as_(mesh, "abe").CancelJob(pb.CancelJobRequest(id=array_id))) == "NOT_YOUR_JOB"
+    assert await refusal(as_(mesh, "bob").CancelJob(pb.CancelJobRequest(id=array_id))) == "JOB_NOT_FOUND"
+    await as_(mesh, "head").CancelJob(pb.CancelJobRequest(id=array_id))
+
+
+async def test_no_explanation_names_another_tenants_job(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=1)
+    his = await submitted(mesh, "bob", "b", name=SECRET)
+    await mesh.reach(his, "RUNNING")
+    waiting = await submitted(mesh, "bob", "b", name=SECRET)
+    hers = await submitted(mesh, "ann", "a")
+    await eventually(lambda: considered(mesh, hers))
+    stub = as_(mesh, "ann")
+    told = [
+        await stub.ExplainJob(pb.ExplainJobRequest(id=hers)),
+        await stub.GetJob(pb.GetJobRequest(id=hers)),
+        await stub.SimulateJob(pb.SimulateJobRequest(spec=spec(tenant="a"))),
+    ]
+    text = " ".join(map(str, told))
+    assert not {his, waiting, SECRET} & {word for word in (his, waiting, SECRET) if word in text}
+    assert told[0].ahead_count == 1
+    assert not told[0].ahead[0].job_id
+    whole = str(await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=hers)))
+    assert SECRET in whole  # whom it concerns hears of it
+
+
+async def test_failures_are_summed_up_and_nodes_told_without_others_jobs(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    his = await submitted(mesh, "bob", "b")
+    await mesh.reach(his, "RUNNING")
+    assert list((await mesh.node("n1")).attempts) == [f"{his}/1"]
+    channel = connect(f"127.0.0.1:{mesh.ports['placement']}", "ann")
+    async with channel:
+        stub = node_service_pb2_grpc.NodeServiceStub(channel)
+        node = (await stub.GetNode(node_pb2.GetNodeRequest(id="n1"))).node
+        assert not node.attempts
+        assert node.used_gpu_milli == 1000
+    by = pb.SummarizeFailuresRequest(by=pb.FAILURE_GROUP_TENANT)
+    assert (await as_(mesh, "ann").SummarizeFailures(by)).attempts == 0
+
+
+async def test_tenants_of_others_are_not_there_and_those_below_belong_to_ones_own(mesh: Mesh) -> None:
+    for tenant in (
+        tenant_pb.Tenant(id="faculty"),
+        tenant_pb.Tenant(id="b", parent="faculty"),
+        tenant_pb.Tenant(id="a"),
+    ):
+        await mesh.tenants.CreateTenant(tenant_pb.CreateTenantRequest(tenant=tenant))
+    stub: Any = tenant_service_pb2_grpc.TenantServiceStub(mesh.channels["dean"])
+    listed = await stub.ListTenants(tenant_pb.ListTenantsRequest())
+    assert [tenant.id for tenant in listed.tenants] == ["b", "faculty"]
+    assert await refusal(stub.GetTenant(tenant_pb.GetTenantRequest(id="a"))) == "TENANT_NOT_FOUND"
+    await mesh.agent("n1")
+    his, hers = await submitted(mesh, "bob", "b"), await submitted(mesh, "ann", "a")
+    assert [job.id for job in (await as_(mesh, "dean").ListJobs(pb.ListJobsRequest())).jobs] == [his]
+    await as_(mesh, "dean").CancelJob(pb.CancelJobRequest(id=his))
+    assert await refusal(as_(mesh, "dean").CancelJob(pb.CancelJobRequest(id=hers))) == "JOB_NOT_FOUND"
+
+
+async def test_a_watch_goes_with_the_tenants_that_belong_to_its_callers(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    for tenant in (tenant_pb.Tenant(id="faculty"), tenant_pb.Tenant(id="b", parent="faculty")):
+        await mesh.tenants.CreateTenant(tenant_pb.CreateTenantRequest(tenant=tenant))
+    watch = as_(mesh, "dean").WatchJobs(pb.WatchJobsRequest())
+    assert (await watch.read()).synced
+    seen = await submitted(mesh, "bob", "b")
+    assert (await watch.read()).job.id == seen
+    alone = tenant_pb.UpdateTenantRequest(tenant=tenant_pb.Tenant(id="b"), update_mask=FieldMask(paths=["parent"]))
+    await mesh.tenants.UpdateTenant(alone)
+    unseen = await submitted(mesh, "bob", "b")
+    last = await mesh.submit(tenant="faculty")
+    told = [(await watch.read()).job]
+    while told[-1].id != last:
+        told.append((await watch.read()).job)
+    assert unseen not in {job.id for job in told}
+
+
+async def test_an_agent_speaks_for_its_own_node_alone(mesh: Mesh) -> None:
+    channel = connect(f"127.0.0.1:{mesh.ports['placement']}", "n1")
+    async with channel:
+        stub = node_service_pb2_grpc.AgentServiceStub(channel)
+        hello = node_pb2.ConnectRequest(hello=node_pb2.Hello(node_id="n2", incarnation="x"))
+        call: Any = stub.Connect(iter([hello]))
+        assert await refusal(_drained(call)) == "NOT_YOUR_NODE"
+    assert "n2" not in mesh.parts["placement"].service.cluster.nodes

@@ -1,0 +1,144 @@
+"""When jobs will start: what explanations and questions say of it, and that asking changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.services.mesh import BACKFILL, Mesh, running, spec, until
+
+from cotenant.codec.specs import duration, seconds
+from cotenant.services.queue.api.server import QueueConfig
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import tenant_service_pb2 as tenant_pb2
+
+STRICT = QueueConfig()
+
+
+async def explained(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
+    told: pb.ExplainJobResponse = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
+    return told
+
+
+async def running_job(mesh: Mesh, **fields: Any) -> str:
+    job_id = await mesh.submit(**fields)
+    await mesh.reach(job_id, "RUNNING")
+    return job_id
+
+
+def lasting(seconds: float) -> dict[str, Any]:
+    return {"expected_duration": duration(seconds)}
+
+
+async def kept(mesh: Mesh) -> list[tuple[str, bytes, int]]:
+    """All of the store."""
+    return [(one.key, one.value, one.mod_revision) for one in (await mesh.store.list("")).entries]
+
+
+@pytest.mark.parametrize("config", [BACKFILL, STRICT], ids=["backfill", "strict"])
+async def test_a_waiting_job_is_told_when_it_starts_and_whose_end_that_takes(config: QueueConfig) -> None:
+    async with running(queue_config=config) as mesh:
+        await mesh.agent("a", gpus=4)
+        first = await running_job(mesh, gpus=4, name="first", **lasting(600))
+        second = await mesh.submit(gpus=4, name="second", cores=1, **lasting(120))
+        third = await mesh.submit(gpus=2, replicas=2, cores=1, name="third")
+        await mesh.refused(third, "BEHIND" if config is STRICT else "CAPACITY")
+        told = await explained(mesh, second)
+        assert seconds(told.forecast.start) == pytest.approx(600, abs=10)
+        assert seconds(told.forecast.finish) == pytest.approx(720, abs=10)
+        assert told.outlook == f"starts in about 10 min, once {first} (first) has ended"
+        assert [one.job_id for one in told.ending] == [first]
+        told = await explained(mesh, third)
+        assert seconds(told.forecast.start) == pytest.approx(720, abs=10)
+        last = f"{second} (second), which waits too, and 1 other job"
+        assert told.outlook == f"starts in about 12 min, once {last} have ended"
+        assert [(one.job_id, one.needs, one.running) for one in told.ahead] == [(second, "4 GPUs and 1 core", False)]
+        assert told.ahead_count == 1
+
+
+async def test_of_jobs_of_unknown_length_as_much_again_is_expected_and_that_is_vague() -> None:
+    async with running() as mesh:
+        await mesh.agent("a", gpus=1)
+        await running_job(mesh)
+        job_id = await mesh.submit()
+        await mesh.refused(job_id, "CAPACITY")
+        told = (await explained(mesh, job_id)).forecast
+        assert told.draws == 21
+        assert seconds(told.start_p10) < seconds(told.start) < seconds(told.start_p90)
+
+
+async def test_a_limit_makes_a_job_wait_for_the_end_of_one_of_its_tenant() -> None:
+    async with running() as mesh:
+        await mesh.agent("a", gpus=4)
+        limited = tenant_pb2.Tenant(id="vision", limit_gpu_milli=2000)
+        await mesh.tenants.CreateTenant(tenant_pb2.CreateTenantRequest(tenant=limited))
+        own = await running_job(mesh, gpus=2, tenant="vision", name="own", **lasting(300))
+        job_id = await mesh.submit(gpus=1, tenant="vision")
+        await mesh.refused(job_id, "QUOTA")
+        told = await explained(mesh, job_id)
+        assert seconds(told.forecast.start) == pytest.approx(300, abs=10)
+        assert [one.job_id for one in told.ending] == [own]
+
+
+async def test_jobs_that_run_or_ended_have_no_outlook_and_without_placement_there_is_none() -> None:
+    async with running() as mesh:
+        await mesh.agent("a", gpus=1)
+        job_id = await running_job(mesh)
+        told = await explained(mesh, job_id)
+        assert not told.HasField("forecast")
+        assert not told.outlook
+        waits = await mesh.submit()
+        await mesh.refused(waits, "CAPACITY")
+        await mesh.kill("placement")
+        told = await explained(mesh, waits)
+        assert told.summary.startswith("waits")
+        assert not told.HasField("forecast")
+
+
+async def test_jobs_are_asked_about_together_and_nothing_changes() -> None:
+    async with running() as mesh:
+        await mesh.agent("a", gpus=4)
+        held = await running_job(mesh, gpus=3, name="held", **lasting(600))
+        waits = await mesh.submit(gpus=4, **lasting(60))
+        await mesh.refused(waits, "CAPACITY")
+        state = mesh.parts["queue"].service.state
+        cluster = mesh.parts["placement"].service.cluster
+        await until(lambda: not state.unestimated)
+
+        def stands() -> Any:
+            return (
+                sorted(state.records),
+                list(state.table.ids),
+                list(state.ranked),
+                sorted(cluster.attempts),
+                cluster.ledger.free_gpus.tolist(),
+                cluster.ledger.free_cores.tolist(),
+            )
+
+        before, here = await kept(mesh), stands()
+        more = [spec(gpus=1, cores=1, name="large"), spec(gpus=5)]
+        one = spec(gpus=1, cores=1, priority=5, **lasting(3600))
+        with pytest.raises(Exception, match="the largest node has"):
+            await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=one, more=more))
+        answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=one, more=more[:1]))
+        assert (await kept(mesh), stands()) == (before, here)
+        assert answer.starts_now
+        assert answer.outlook == "starts now; has finished in about 60 min"
+        assert [job.job_id for job in answer.delayed] == [waits]
+        assert seconds(answer.delayed[0].later) == pytest.approx(3000, abs=20)
+        (large,) = answer.more
+        assert not large.starts_now, "the other one has the room"
+        assert large.refusal.code == "CAPACITY"
+        assert [job.job_id for job in large.ending][:1] == [held]
+
+
+async def test_whom_a_job_would_stop_is_told_and_nobody_is_stopped() -> None:
+    config = QueueConfig(policy="srsf", options={})
+    async with running(queue_config=config) as mesh:
+        await mesh.agent("a", gpus=1)
+        long = await running_job(mesh, **lasting(36_000))
+        answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(**lasting(1))))
+        assert answer.refusal.code == "MAKING_ROOM"
+        assert list(answer.preempted_job_ids) == [long]
+        assert answer.outlook.startswith("starts as soon as room was made for it")
+        assert (await mesh.job(long)).attempt.number == 1

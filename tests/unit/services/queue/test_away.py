@@ -1,0 +1,48 @@
+"""A queue whose placement is away keeps asking for it, and says so now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import Mock
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+from tests.unit.services.mesh import until
+
+from cotenant.services.queue.attempts import attempt_watcher as module
+from cotenant.services.queue.attempts.attempt_watcher import Follower
+from cotenant.v1 import placement_service_pb2 as pb
+
+
+class Placement:
+    """Is away but for the time of one of its answers."""
+
+    def __init__(self) -> None:
+        self.calls, self.heard_at = 0, 0
+
+    async def WatchAttempts(self, request: pb.WatchAttemptsRequest) -> AsyncIterator[pb.WatchAttemptsResponse]:
+        self.calls += 1
+        if self.calls == self.heard_at:
+            yield pb.WatchAttemptsResponse(revision=1)
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away")
+
+
+async def test_a_placement_that_stays_away_is_told_of_once_and_again_after_it_was_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    placement, nothing = Placement(), Mock()
+    stub: Any = placement
+    follower = Follower(nothing, nothing, stub, nothing, nothing, nothing)
+    with capture_logs() as logs:
+        following = asyncio.create_task(follower.run())
+        await until(lambda: placement.calls >= 15)
+        assert [entry["event"] for entry in logs] == ["placement_away"]
+        placement.heard_at = placement.calls + 1
+        await until(lambda: placement.calls >= placement.heard_at + 15)
+        following.cancel()
+    assert [entry["event"] for entry in logs] == ["placement_away"] * 2
+    assert follower.connections == 1

@@ -1,0 +1,172 @@
+"""Failures told apart, and what follows from each: over the real mesh, with agents without processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+from tests.unit.services.mesh import BACKFILL, Mesh, running
+
+from cotenant.core.failures.retry import RetryRules
+from cotenant.v1 import job_pb2
+from cotenant.v1 import job_service_pb2 as pb
+
+AT_ONCE = RetryRules(back_off_seconds=0.02, infrastructure_retries=2, untold_back_off_seconds=0.02)
+IMPORT = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torhc'\n"
+NCCL = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)\n"
+RESET = "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://example.org\n"
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    async with running(queue_config=replace(BACKFILL, retrying=AT_ONCE)) as mesh:
+        yield mesh
+
+
+def on(job: job_pb2.Job) -> str:
+    return job.attempt.allocations[0].node_id
+
+
+async def fail(mesh: Mesh, job_id: str, number: int, tail: str, signs: Sequence[str] = ()) -> job_pb2.Job:
+    """Let an attempt run, and fail with some output."""
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == number)
+    mesh.agents[on(job)].fail((job_id, number), tail, signs=signs)
+    return job
+
+
+async def story(mesh: Mesh, job_id: str) -> list[str]:
+    told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
+    return [f"{event.what}: {event.detail}" for event in told.events]
+
+
+async def test_a_users_own_failure_is_not_tried_again_whatever_its_retries(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job_id = await mesh.submit(retries_max=5)
+    await fail(mesh, job_id, 1, IMPORT)
+    job = await mesh.reach(job_id, "FAILED")
+    failure = job.attempt.failure
+    assert (getattr(failure, "class"), failure.blame) == ("import_error", job_pb2.FAILURE_BLAME_USER)
+    assert failure.evidence == "ModuleNotFoundError: No module named 'torhc'"
+    assert "import error, the job's own: ModuleNotFoundError: No module named 'torhc'" in job.phase_reason
+    assert (job.attempt.number, job.failures) == (1, 1)
+    assert not job.attempt.output_tail
+
+
+async def test_what_the_node_is_at_fault_for_goes_on_elsewhere_and_does_not_count(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    await mesh.agent("n2")
+    job_id = await mesh.submit(retries_max=0)
+    first = await fail(mesh, job_id, 1, NCCL)
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert on(job) != on(first)
+    assert job.failures == 0
+    assert [one.node_id for one in job.avoided_nodes] == [on(first)]
+    assert "attempt 1 failed there: nccl error, the machines'" in job.avoided_nodes[0].reason
+    past = job.past_attempts[0].failure
+    assert (past.rule, past.transient, past.node_at_fault) == ("nccl-timeout", True, True)
+    assert any("tried" not in line and "the next attempt starts in" in line for line in await story(mesh, job_id))
+
+
+async def test_the_machines_budget_is_spent_before_the_users_own(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job_id = await mesh.submit(retries_max=1)
+    for number in (1, 2, 3, 4):
+        await fail(mesh, job_id, number, RESET)
+    job = await mesh.reach(job_id, "FAILED")
+    assert (job.attempt.number, job.failures) == (4, 2)
+
+
+async def test_what_nobody_can_tell_is_tried_as_often_as_the_user_said(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job_id = await mesh.submit(retries_max=1)
+    for number in (1, 2):
+        await fail(mesh, job_id, number, "giving up\n")
+    job = await mesh.reach(job_id, "FAILED")
+    assert (getattr(job.attempt.failure, "class"), job.failures) == ("unclassified", 2)
+    assert job.attempt.failure.evidence == "giving up"
+
+
+async def test_a_sign_of_the_node_says_more_than_the_job(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job_id = await mesh.submit(retries_max=0)
+    await fail(mesh, job_id, 1, "RuntimeError: CUDA error: out of memory\n", signs=["xid 79 on GPU-1"])
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert job.past_attempts[0].failure.rule == "xid-gpu-lost"
+
+
+async def test_a_gpu_that_fails_keeps_its_job_from_no_other_gpu_of_its_node(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=2)
+    job_id = await mesh.submit(retries_max=0)
+    first = await mesh.reach(job_id, "RUNNING")
+    (part,) = first.attempt.allocations
+    uuid = part.tasks[0].gpus[0].uuid
+    agent = mesh.agents[part.node_id]
+    ill = next(gpu for gpu in agent.inventory.gpus if gpu.uuid == uuid)
+    ill.unhealthy_reason = "XID 79"
+    agent.tell(inventory=agent.inventory)
+    await fail(mesh, job_id, 1, "", signs=[f"xid 79 on {uuid}"])
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert not job.avoided_nodes
+    assert job.attempt.allocations[0].tasks[0].gpus[0].uuid != uuid
+
+
+async def test_what_was_spent_survives_the_queue(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job_id = await mesh.submit(retries_max=0)
+    for number in (1, 2):
+        await fail(mesh, job_id, number, RESET)
+    await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 3)
+    await mesh.restart("queue")
+    await fail(mesh, job_id, 3, RESET)
+    assert (await mesh.reach(job_id, "FAILED")).attempt.number == 3
+
+
+async def test_a_long_tail_is_cut_and_nothing_of_it_is_kept(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job_id = await mesh.submit()
+    await fail(mesh, job_id, 1, "x" * 1_000_000 + "\n" + IMPORT)
+    await mesh.reach(job_id, "FAILED")
+    (entry,) = (await mesh.store.list("queue/jobs/")).entries
+    assert len(entry.value) < 4096
+
+
+async def test_a_node_on_which_several_jobs_fail_for_its_sake_is_told(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    with capture_logs() as logs:
+        for _ in range(3):
+            job_id = await mesh.submit()
+            await fail(mesh, job_id, 1, NCCL)
+            await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+            await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
+            await mesh.reach(job_id, "CANCELLED")
+    told = [line for line in logs if line["event"] == "node_fails_jobs"]
+    assert [(line["node"], line["jobs"]) for line in told] == [("n1", 3)]
+
+
+async def test_failures_are_summed_up_by_class_and_group(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    for tail, model in ((IMPORT, "resnet"), (IMPORT, "bert"), ("giving up\n", "bert")):
+        job_id = await mesh.submit(model=model)
+        await fail(mesh, job_id, 1, tail)
+        await mesh.reach(job_id, "FAILED")
+    good = await mesh.submit()
+    await mesh.reach(good, "RUNNING")
+    mesh.agents["n1"].finish((good, 1))
+    await mesh.reach(good, "SUCCEEDED")
+    told = await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest())
+    assert [(getattr(one.failure, "class"), one.attempts, one.jobs) for one in told.counts] == [
+        ("import_error", 2, 2),
+        ("unclassified", 1, 1),
+    ]
+    assert told.attempts == 4
+    assert told.counts[0].gpu_seconds >= 0
+    by_model = await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(by=pb.FAILURE_GROUP_MODEL))
+    assert [(one.group, one.attempts) for one in by_model.counts] == [("bert", 1), ("bert", 1), ("resnet", 1)]
+    by_node = await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(by=pb.FAILURE_GROUP_NODE))
+    assert {one.group for one in by_node.counts} == {"n1"}
+    later = pb.SummarizeFailuresRequest()
+    later.since.FromSeconds(4_000_000_000)
+    assert not (await mesh.jobs.SummarizeFailures(later)).counts
+    assert not (await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(tenant="other"))).counts

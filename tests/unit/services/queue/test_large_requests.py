@@ -1,0 +1,101 @@
+"""Large jobs and large requests: nothing fails for its size alone, and nothing holds the queue's loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from tests.unit.services.mesh import Mesh, running, spec
+from tests.verification.fuzz.calls import recount
+from tests.verification.fuzz.inflating import PATTERNS
+from tests.verification.fuzz.loop_lag import LoopLag
+
+from cotenant.codec import errors
+from cotenant.services.queue.api.job_pages import PAGE_BYTES_MAX
+from cotenant.v1 import job_pb2
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import placement_service_pb2 as placement_pb
+
+ENVIRONMENT_BYTES = 60_000
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    async with running() as made:
+        yield made
+
+
+def large(count: int, gpus: float = 1) -> pb.CreateJobRequest:
+    """Return an array of jobs with large environments."""
+    request = pb.CreateJobRequest(spec=spec(gpus=gpus, cores=1))
+    request.spec.environment["FILL"] = "x" * ENVIRONMENT_BYTES
+    request.spec.array.ranges.add(first=0, last=count - 1, step=1)
+    return request
+
+
+async def test_a_page_of_large_jobs_ends_early_and_its_token_leads_on(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=1, run_seconds=1000)
+    await mesh.jobs.CreateJob(large(100))
+    seen: list[str] = []
+    token = ""
+    while True:
+        page = await mesh.jobs.ListJobs(pb.ListJobsRequest(page_size=1000, page_token=token))
+        assert page.ByteSize() < PAGE_BYTES_MAX + 2 * ENVIRONMENT_BYTES
+        assert page.total_size == 100
+        seen += [job.id for job in page.jobs]
+        if not (token := page.next_page_token):
+            break
+    assert (len(seen), sorted(seen, reverse=True)) == (100, seen)
+
+
+async def test_many_large_jobs_are_placed_and_asked_about(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=8, cores=200, run_seconds=0.05)
+    await mesh.jobs.CreateJob(large(150))
+    answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(gpus=1)), timeout=20)
+    assert answer.position
+    await mesh.all_ended()
+
+
+async def test_a_plan_that_names_a_job_twice_is_refused_and_holds_nothing(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=4)
+    candidates = [placement_pb.Candidate(job_id="a", number=1, spec=spec(gpus=1)) for _ in range(2)]
+    candidates[1].spec.roles.add(name="ps", replicas=1).resources.cores = 1
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.plans.PlanPlacement(placement_pb.PlanPlacementRequest(candidates=candidates))
+    assert errors.from_error(refused.value).message == "candidates[1].job_id: 'a' is named before"
+    assert list(recount(mesh)) == []
+
+
+async def test_forty_slow_patterns_do_not_hold_the_loop(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=1)
+    lag = LoopLag()
+    request = pb.SimulateJobRequest(spec=spec(gpus=1))
+    for number in range(40):
+        one = request.more.add()
+        one.CopyFrom(spec(gpus=1))
+        one.progress.regex = f"{PATTERNS[number % 2][:1000]}|(?i)[\\x00-\\x7f]{{{number}}}"
+    with lag.watching():
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.jobs.SimulateJob(request)
+        assert lag.finding() == ""
+    assert "progress.regex" in errors.from_error(refused.value).message
+
+
+async def test_pages_and_filters_do_not_hold_the_loop_however_many_jobs_there_are(mesh: Mesh) -> None:
+    lag = LoopLag()
+    for _ in range(2):
+        request = pb.CreateJobRequest(spec=spec(gpus=1))
+        request.spec.array.ranges.add(first=0, last=9_999, step=1)
+        await mesh.jobs.CreateJob(request, timeout=60)
+    with lag.watching():
+        for wanted in (
+            pb.JobFilter(node_id="n1"),
+            pb.JobFilter(name="other"),
+            pb.JobFilter(labels={"a": "b"}),
+            pb.JobFilter(phases=[job_pb2.JOB_PHASE_QUEUED]),
+        ):
+            await mesh.jobs.ListJobs(pb.ListJobsRequest(page_size=1000, filter=wanted), timeout=30)
+            assert lag.finding() == "", wanted
+        await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(), timeout=30)
+        assert lag.finding() == ""

@@ -1,0 +1,190 @@
+"""Guarantees, limits, priorities, learning and giving up, over the real mesh."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from tests.unit.services.mesh import BACKFILL, Mesh, running, until
+from tests.unit.services.queue.api.test_tenants import made
+
+from cotenant import plugins
+from cotenant.cli import views
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.policy.protocols import Ended, Order
+from cotenant.core.scheduling.admission import Preemption, Rules
+from cotenant.policies.fifo import Fifo
+from cotenant.services.queue.api import server
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import tenant_service_pb2
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    async with running() as mesh:
+        yield mesh
+
+
+async def explained(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
+    response: pb.ExplainJobResponse = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
+    return response
+
+
+async def test_a_tenant_takes_back_what_it_lent(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=4, cores=24)
+    await made(mesh, "owner", quota_gpu_milli=2000)
+    first = await mesh.submit(gpus=2, tenant="guest")
+    await mesh.reach(first, "RUNNING")
+    second = await mesh.submit(gpus=2, tenant="guest")
+    await mesh.reach(second, "RUNNING")
+    mine = await mesh.submit(gpus=2, tenant="owner")
+    await mesh.reach(mine, "RUNNING")
+    stopped = await mesh.refused(second, "CAPACITY")
+    assert stopped.preemptions == 1
+    assert (await mesh.job(first)).preemptions == 0
+    assert views.wait_of(stopped) == "capacity"
+
+
+async def test_beyond_its_guarantee_a_tenant_waits_for_its_fair_share(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=2, cores=24)
+    await made(mesh, "owner", quota_gpu_milli=2000)
+    await mesh.reach(await mesh.submit(gpus=2, tenant="owner"), "RUNNING")
+    mine, other = await mesh.submit(gpus=1, tenant="owner"), await mesh.submit(gpus=1, tenant="guest")
+    await mesh.refused(other, "CAPACITY")
+    told = await explained(mesh, mine)
+    assert views.wait_of(told.job) == "fair_share"
+    assert "for its fair share" in told.summary
+    assert views.wait_of((await explained(mesh, other)).job) == "capacity"
+    counts = mesh.parts["queue"].service.waits.tell(1.0)
+    assert dict(counts) == {("fair_share", "owner"): 1, ("capacity", "guest"): 1}
+
+
+async def test_a_job_that_is_held_back_waits_for_something_outside(mesh: Mesh) -> None:
+    held = await mesh.submit()
+    await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=held))
+    assert views.wait_of((await explained(mesh, held)).job) == "dependency"
+    assert mesh.parts["queue"].service.waits.tell(1.0) == {("dependency", "default"): 1}
+
+
+async def test_a_fragment_tells_the_level_that_is_wanted(mesh: Mesh) -> None:
+    for name in ("n1", "n2"):
+        await mesh.agent(name, gpus=2, cores=24)
+    singles = [await mesh.submit(gpus=1) for _ in range(3)]
+    nodes = [(await mesh.reach(job_id, "RUNNING")).attempt.allocations[0].node_id for job_id in singles]
+    paired = next(job_id for job_id, node in zip(singles, nodes, strict=True) if nodes.count(node) == 2)
+    mesh.agents[nodes[singles.index(paired)]].finish((paired, 1))
+    await mesh.reach(paired, "SUCCEEDED")
+    wide = await mesh.submit(gpus=1, replicas=2)
+    told = views.reason_view((await mesh.refused(wide, "FRAGMENTED")).refusal)
+    assert (told["wait"], told["locality"]) == ("fragmentation", "server")
+
+
+async def test_a_weight_reaches_the_table_and_a_new_one_too(mesh: Mesh) -> None:
+    await made(mesh, "a", weight=3)
+    job_id = await mesh.submit(tenant="a")
+    table = mesh.parts["queue"].service.state.table
+    assert table.jobs(0.0).tenant_weight.tolist() == [3.0]
+    await mesh.tenants.UpdateTenant(
+        tenant_service_pb2.UpdateTenantRequest(tenant=tenant_service_pb2.Tenant(id="a", weight=0.5))
+    )
+    assert table.jobs(0.0).tenant_weight.tolist() == [0.5]
+    await mesh.restart("queue")
+    table = mesh.parts["queue"].service.state.table
+    assert table.ids == [job_id]
+    assert table.jobs(0.0).tenant_weight.tolist() == [0.5]
+
+
+async def test_a_higher_priority_takes_the_room_of_a_lower_one_where_the_rule_says_so() -> None:
+    config = replace(BACKFILL, rules=Rules(Preemption.PRIORITY))
+    async with running(queue_config=config) as mesh:
+        await mesh.agent("n1", gpus=1, cores=24)
+        low = await mesh.submit(gpus=1, priority=-100)
+        await mesh.reach(low, "RUNNING")
+        same = await mesh.submit(gpus=1, priority=-100)
+        await mesh.refused(same, "CAPACITY")
+        high = await mesh.submit(gpus=1, priority=100)
+        await mesh.reach(high, "RUNNING")
+        assert (await mesh.refused(low, "CAPACITY")).preemptions == 1
+
+
+class Remembers(Fifo):
+    """Takes in every end."""
+
+    def __init__(self) -> None:
+        super().__init__(Fifo.Options("backfill"))
+        self.ends: list[Ended] = []
+
+    def learn(self, ended: Ended) -> None:
+        self.ends.append(ended)
+
+
+class Patience(Fifo):
+    """Gives up whatever is past its deadline."""
+
+    def __init__(self) -> None:
+        super().__init__(Fifo.Options("backfill"))
+        self.seen: list[float] = []
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        late = jobs.deadline_seconds < now
+        self.seen += jobs.deadline_seconds[np.isfinite(jobs.deadline_seconds)].tolist()
+        ahead = jobs.deadline_seconds[jobs.deadline_seconds >= now] - now
+        return replace(super().order(jobs, now), given_up=late, valid_seconds=float(ahead.min(initial=np.inf)) + 0.001)
+
+
+@pytest.fixture
+def ordered_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Fifo]], None]:
+    """Have the queue ordered by a policy that nobody has installed."""
+    load = plugins.load
+
+    def use(policy: type[Fifo]) -> None:
+        def made_here(group: str, name: str, options: Any) -> Any:
+            return policy() if group == server.QUEUES else load(group, name, options)
+
+        monkeypatch.setattr(plugins, "load", made_here)
+
+    return use
+
+
+async def test_a_policy_learns_of_ends_and_again_after_a_restart(ordered_by: Callable[[type[Fifo]], None]) -> None:
+    ordered_by(Remembers)
+    async with running() as mesh:
+        agent = await mesh.agent("n1", gpus=4, cores=24)
+        for gpus in (2, 1):
+            job_id = await mesh.submit(gpus=gpus)
+            await mesh.reach(job_id, "RUNNING")
+            agent.finish((job_id, 1))
+            await mesh.reach(job_id, "SUCCEEDED")
+        never = await mesh.submit(gpus=4, not_preemptible=True)
+        await mesh.jobs.CancelJob(pb.CancelJobRequest(id=never))
+        ends: list[Ended] = mesh.parts["queue"].service.policy.ends
+        await until(lambda: len(ends) >= 2)
+        assert [end.gpu_milli for end in ends][:2] == [2000, 1000]
+        assert all(end.attained_gpu_seconds == end.attained_seconds * end.gpu_milli / 1000 for end in ends)
+        await mesh.restart("queue")
+        assert mesh.parts["queue"].service.policy.ends[:2] == ends[:2]
+
+
+async def test_a_job_that_the_policy_gives_up_fails_with_the_reason(ordered_by: Callable[[type[Fifo]], None]) -> None:
+    ordered_by(Patience)
+    async with running() as mesh:
+        await mesh.agent("n1", gpus=1, cores=24)
+        await mesh.reach(await mesh.submit(gpus=1), "RUNNING")
+        deadline = Timestamp()
+        deadline.FromNanoseconds(int((time.time() + 0.6) * 1e9))
+        late = await mesh.submit(gpus=1, deadline=deadline)
+        waits = await mesh.submit(gpus=1)
+        failed = await mesh.reach(late, "FAILED")
+        assert "given up by the queue policy fifo" in failed.phase_reason
+        assert deadline.ToJsonString()[:19] in failed.phase_reason
+        assert failed.HasField("end_time")
+        await mesh.refused(waits, "CAPACITY")
+        policy: Patience = mesh.parts["queue"].service.policy
+        assert policy.seen[0] == pytest.approx(deadline.ToNanoseconds() / 1e9)
+        await mesh.restart("queue")
+        assert "given up" in (await mesh.job(late)).phase_reason

@@ -1,0 +1,82 @@
+"""Laws that hold whatever policies are combined, over random worlds; `hunting` looks at thousands of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.unit.simulator import laws
+from tests.unit.simulator.auditing import Auditor
+from tests.unit.simulator.combinations import FOUND, Case, cases
+
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.simulator import Cluster, TraceJob
+
+every_queue = pytest.mark.parametrize("queue", [plugin.name for plugin in FOUND["queue"]])
+QUICKLY = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink a whole simulation takes minutes: `hunting` does it
+
+
+@every_queue
+@settings(max_examples=8, phases=QUICKLY)
+@given(data=st.data())
+def test_nothing_is_given_twice_gangs_are_whole_limits_hold_and_nobody_is_forgotten(
+    queue: str, data: st.DataObject
+) -> None:
+    laws.audited(data.draw(cases({"queue": queue})))
+
+
+@every_queue
+@settings(max_examples=6, phases=QUICKLY)
+@given(data=st.data())
+def test_whoever_waits_starts_once_it_is_alone(queue: str, data: st.DataObject) -> None:
+    laws.explained(data.draw(cases({"queue": queue})))
+
+
+@every_queue
+@settings(max_examples=3, phases=QUICKLY)
+@given(data=st.data())
+def test_the_same_input_and_seed_give_the_same_recording_byte_for_byte(queue: str, data: st.DataObject) -> None:
+    laws.replayed(data.draw(cases({"queue": queue})))
+
+
+# What was found -------------------------------------------------------------------------------------------------------
+
+PLAIN, BIG = NodeShape(gpus=1, cores=12), NodeShape(gpus=8, cores=12)
+ONE_A100 = NodeShape(gpus=1, cores=16, gpu_type="NVIDIA A100", shareable=True)
+EIGHT_A100 = NodeShape(gpus=8, cores=16, gpu_type="NVIDIA A100", shareable=True)
+COMPETING = {
+    "the servers may take the only A100": ((ONE_A100, BIG), Request(gpu_milli=300, cores=1, gpu_type="a100"), 3),
+    "the workers need all of the largest node": (
+        (EIGHT_A100, PLAIN, PLAIN),
+        Request(gpu_milli=500, cores=1, gpu_type="a100"),
+        16,
+    ),
+}
+
+
+def behind_all(shapes: tuple[NodeShape, ...], request: Request, workers: int, placement: str, seed: int) -> Case:
+    """Return a case in which a gang of workers and servers waits for jobs that hold every GPU."""
+    everything = [Role("worker", 1, Request(gpu_milli=1000 * shape.gpus, cores=1)) for shape in shapes]
+    hogs = [TraceJob(f"hog-{number}", 0.0, 9000.0, (role,)) for number, role in enumerate(everything)]
+    gang = (Role("worker", workers, request), Role("ps", 2, Request(gpu_milli=1000, cores=1)))
+    names = {
+        "queue": "fifo",
+        "placement": placement,
+        "allocator": "requested",
+        "predictor": "none",
+        "contention": "none",
+    }
+    cluster = Cluster("found", shapes, ("r0",) * len(shapes))
+    return Case(cluster, (*hogs, TraceJob("gang", 60.0, 300.0, gang)), (), names, {}, seed)
+
+
+@pytest.mark.parametrize("placement", [plugin.name for plugin in FOUND["placement"]])
+@pytest.mark.parametrize("competing", COMPETING)
+def test_a_gang_whose_roles_compete_for_a_node_starts_once_it_is_alone(competing: str, placement: str) -> None:
+    for seed in range(5):
+        case = behind_all(*COMPETING[competing], placement, seed)
+        auditor = Auditor(case)
+        case.run(auditor.look, auditor)
+        assert not auditor.unschedulable
+        assert "gang" in auditor.history.finished

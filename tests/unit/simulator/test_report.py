@@ -1,0 +1,141 @@
+"""Reports: one page that needs nothing else, the same each time, in which nobody's names do any harm."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.unit.simulator.commands import cotenant
+
+pytest.importorskip("matplotlib", reason="needs the extra `research`")
+pytest.importorskip("jinja2", reason="needs the extra `research`")
+
+HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
+SAMPLE = ("--trace", "sample", "--cluster", "2x8")
+
+
+class Page(HTMLParser):
+    """Collects the tags of a page, what they refer to, and its text; complains of a tag that is not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "srcset", "data", "action"):
+                self.references.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            assert not name.startswith("on")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    return page
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes a report on a trace, and arms, whose names were chosen by somebody who means harm."""
+    directory = tmp_path_factory.mktemp("report") / HOSTILE.replace("/", "")
+    directory.mkdir()
+    trace = directory / "jobs.csv"
+    rows = "".join(f'"{HOSTILE.replace(chr(34), "")}{n}",{n * 60},{600 + n},{n % 4 + 1}\n' for n in range(30))
+    trace.write_text("job_id,submission_time,duration,num_gpu\n" + rows + f'"{HOSTILE.replace(chr(34), "")}",9,9,99\n')
+    file = directory / "report.html"
+    arms = ("--arms", "fifo,las", "--arm", f"{HOSTILE}=srsf,predictor=noisy-oracle")
+    told = cotenant("compare", "--trace", trace, "--cluster", "2x4", *arms, "--seeds", 2, "--jobs", 1, "--report", file)
+    assert told.exit_code == 0, told.stderr
+    return file
+
+
+def test_a_report_refers_to_nothing_outside_itself(report: Path) -> None:
+    text = report.read_text()
+    page = read(text)
+    assert [target for target in page.references if not target.startswith("#")] == []
+    assert {target[1:] for target in page.references} <= set(page.ids)
+    assert re.search(r"https?://|@import|url\((?!#)", text) is None
+    assert {"script", "link", "iframe", "img", "object"} & set(page.tags) == set()
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_what_others_named_is_shown_as_it_is(report: Path) -> None:
+    text = report.read_text()
+    assert "<script" not in text
+    page = read(text)
+    assert f"{HOSTILE}: average JCT ×" in page.text  # in the page's words
+    assert text.count("&lt;script&gt;") > 5  # and in the plots
+
+
+def test_a_report_says_what_it_rests_on(report: Path) -> None:
+    text = " ".join(read(report.read_text()).text.split())
+    for told in (
+        "lower bound",
+        "0 to 1; an arm without chance is run once",
+        "noisy-oracle",
+        "Jobs that can never run",
+        "Overlay",
+        "numpy",
+    ):
+        assert told in text
+
+
+def test_the_same_command_writes_the_same_report(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.html" for name in "ab"]
+    for jobs, file in enumerate(files, 1):
+        told = cotenant("compare", *SAMPLE, "--arms", "fifo,las", "--jobs", jobs, "--report", file)
+        assert told.exit_code == 0, told.stderr
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_plots_are_written_as_png_too(tmp_path: Path) -> None:
+    told = cotenant("compare", *SAMPLE, "--arms", "fifo", "--jobs", 1, "--png", tmp_path / "plots")
+    assert told.exit_code == 0, told.stderr
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert {"averages.png", "distributions.png", "over-time.png", "waits.png", "by-size.png"} <= names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "plots").iterdir())
+
+
+def test_one_simulation_can_be_reported_too(tmp_path: Path) -> None:
+    file, events = tmp_path / "one.html", tmp_path / "one.jsonl"
+    told = cotenant("simulate", *SAMPLE, "--queue", "las", "--report", file, "--events", events, "--json")
+    assert told.exit_code == 0, told.stderr
+    assert "las on sample" in read(file.read_text()).text
+    assert json.loads(told.stdout)["finished"] == 260
+    assert cotenant("replay", "--check", events).exit_code == 0
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_simulated(tmp_path: Path) -> None:
+    for target in (tmp_path / "no" / "r.html", tmp_path):
+        told = cotenant("compare", "--trace", "/nowhere", "--cluster", "1x8", "--arms", "fifo", "--report", target)
+        assert (told.exit_code, "cannot be written" in told.stderr) == (2, True)
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    told = cotenant("compare", *SAMPLE, "--arms", "fifo", "--report", tmp_path / "r.html")
+    assert (told.exit_code, "pip install 'cotenant[research]'" in told.stderr) == (2, True)
+
+
+def test_nothing_is_drawn_with_unless_a_report_is_asked_for() -> None:
+    code = (
+        "import sys; from cotenant.cli.main import run;"
+        "run(['compare', '--trace', 'sample', '--cluster', '2x8', '--arms', 'fifo', '--jobs', '1']);"
+        "print({'matplotlib', 'jinja2', 'pyarrow'} & set(sys.modules))"
+    )
+    told = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert told.splitlines()[-1] == "set()"

@@ -1,0 +1,322 @@
+"""Tenants and preemption, replayed: what holds at every instant of every simulation."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.simulator.test_shortcuts import Thorough, workload
+
+from cotenant import plugins
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.model.tenancy import Tenancy, Tenant
+from cotenant.core.scheduling.admission import Preemption, Rules
+from cotenant.policies.count import Count
+from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
+from cotenant.simulator.engine import Simulation
+from cotenant.simulator.job import Life
+from cotenant.simulator.policy_set import GROUPS, Policies
+from cotenant.simulator.prediction_arms import Nothing
+
+TENANTS = Tenancy(
+    [
+        Tenant("a", quota_gpu_milli=6000, limit_gpu_milli=8000, limit_cores=14),
+        Tenant("b", quota_gpu_milli=3000, quota_cores=8),
+        Tenant("c", limit_gpu_milli=4000),
+    ]
+)
+QUEUES = ["strict", "backfill", "las"]
+RULES = [
+    Rules(),
+    Rules(reclaim=False),
+    Rules(Preemption.PRIORITY, run_seconds_min=7.0),
+    Rules(Preemption.PRIORITY, reclaim=False),
+    Rules(Preemption.NEVER),
+]
+
+
+def jobs_of_tenants(seed: int) -> Trace:
+    rng = random.Random(seed + 1000)
+    plain = workload(seed)
+    jobs = [
+        replace(
+            job,
+            tenant=rng.choice("aabbcd"),
+            priority=rng.choice([0, 0, 0, 100, -100]),
+            preemptible=rng.random() < 0.8,
+        )
+        for job in plain.jobs
+    ]
+    return replace(plain, jobs=tuple(jobs))
+
+
+def made(queue: str, placement: str) -> Policies:
+    name, options = ("fifo", {"mode": queue}) if queue in ("strict", "backfill") else (queue, {})
+    loaded: list[Any] = [plugins.load(GROUPS["queue"], name, options)]
+    loaded += [plugins.load(GROUPS["placement"], placement), plugins.load(GROUPS["allocator"], "requested")]
+    return Policies(*loaded)
+
+
+def simulation_of(seed: int, queue: str, rules: Rules, placement: str = "count", **more: Any) -> Simulation:
+    cluster = parse_cluster("3x4x8")
+    return Simulation(
+        jobs_of_tenants(seed), cluster, made(queue, placement), Nothing(), rules=rules, tenancy=TENANTS, **more
+    )
+
+
+def steps(simulation: Simulation) -> Iterator[dict[str, int]]:
+    """Go on event by event; yields which jobs ran before it, and in which of their runs."""
+    runs: dict[str, int] = {}
+    while simulation.step():
+        yield runs
+        runs = {life.job.id: life.runs for life in simulation.lives if life.running}
+
+
+def running(simulation: Simulation) -> list[Life]:
+    return [life for life in simulation.lives if life.running]
+
+
+def waiting(simulation: Simulation) -> list[Life]:
+    return [life for life in simulation.lives if not life.running and not life.finished]
+
+
+def fits(simulation: Simulation, life: Life, without: list[Life]) -> bool:
+    """Ask whether a job would find room, and be allowed it, if some others were gone."""
+    held = [other for other in running(simulation) if other not in without and other.job.tenant == life.job.tenant]
+    tenant = next((one for one in TENANTS.tenants if one.id == life.job.tenant), Tenant("d"))
+    for limit, name in ((tenant.limit_gpu_milli, "gpu_milli"), (tenant.limit_cores, "cores")):
+        need = getattr(life.shape, name)
+        if limit is not None and need and need + sum(getattr(other.shape, name) for other in held) > limit:
+            return False
+    ledger = simulation._scheduler._ledger
+    with ledger.undone():
+        for other in without:
+            for holding in other.holdings:
+                ledger.release(holding)
+        return not isinstance(Count().place(life.shape.gang("x"), ledger, None), Refusal)  # type: ignore[arg-type]  # draws nothing
+
+
+def entitled(simulation: Simulation, ran: dict[str, int]) -> set[str]:
+    """Walk the order of a queue that is first come, first served: those that ran before the cycle come first."""
+    lives = sorted(
+        [*running(simulation), *waiting(simulation)],
+        key=lambda life: (life.job.id not in ran, -life.job.priority, life.job.submitted_seconds, life.sequence),
+    )
+    left = {"a": [6000, 10**9], "b": [3000, 8]}
+    found = set()
+    for life in lives:
+        have = left.get(life.job.tenant, [0, 0])
+        shape = life.shape
+        guaranteed = shape.gpu_milli or life.job.tenant == "b"
+        if guaranteed and shape.gpu_milli <= have[0] and shape.cores <= have[1]:
+            have[0] -= shape.gpu_milli
+            have[1] -= shape.cores
+            found.add(life.job.id)
+    return found
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("queue", QUEUES)
+def test_no_tenant_ever_holds_more_than_its_limit(queue: str, rules: Rules) -> None:
+    for seed in range(15):
+        simulation = simulation_of(seed, queue, rules)
+        for _ in steps(simulation):
+            for tenant in TENANTS.tenants:
+                theirs = [life.shape for life in running(simulation) if life.job.tenant == tenant.id]
+                if tenant.limit_gpu_milli is not None:
+                    assert sum(shape.gpu_milli for shape in theirs) <= tenant.limit_gpu_milli
+                if tenant.limit_cores is not None:
+                    assert sum(shape.cores for shape in theirs) <= tenant.limit_cores
+        assert not waiting(simulation)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_no_room_is_idle_that_a_waiting_job_may_have(rules: Rules) -> None:
+    for seed in range(15):
+        simulation = simulation_of(seed, "backfill", rules)
+        for _ in steps(simulation):
+            idle = [life.job.id for life in waiting(simulation) if fits(simulation, life, [])]
+            assert idle == [], f"seed {seed} at {simulation.now}"
+
+
+@pytest.mark.parametrize("run_seconds_min", [0.0, 7.0])
+def test_nobody_waits_for_their_guarantee_while_borrowers_hold_it(run_seconds_min: float) -> None:
+    waited = 0
+    for seed in range(25):
+        simulation = simulation_of(seed, "backfill", Rules(run_seconds_min=run_seconds_min))
+        for ran in steps(simulation):
+            owners = entitled(simulation, ran)
+            lent = [
+                life
+                for life in running(simulation)
+                if life.job.id not in owners
+                and life.job.preemptible
+                and simulation.now - life.running_since >= run_seconds_min
+            ]
+            for life in waiting(simulation):
+                if life.job.id in owners:
+                    waited += 1
+                    assert not fits(simulation, life, lent), f"seed {seed} at {simulation.now}: {life.job.id}"
+    assert waited > 10  # for each other's room, or for that of jobs that nobody stops
+
+
+@pytest.mark.parametrize("rules", [rule for rule in RULES if rule.preemption is not Preemption.NEVER], ids=str)
+@pytest.mark.parametrize("queue", QUEUES)
+def test_whoever_is_stopped_had_run_long_enough_and_the_room_is_used(queue: str, rules: Rules) -> None:
+    stopped = 0
+    for seed in range(15):
+        simulation = simulation_of(seed, queue, replace(rules, run_seconds_min=7.0))
+        since: dict[str, tuple[float, Life, Any]] = {}
+        for _ in steps(simulation):
+            for job_id, (began, life, holdings) in since.items():
+                if life.runs and life.preemptions and not life.running and not life.finished:
+                    stopped += 1
+                    assert life.job.preemptible
+                    assert simulation.now - began >= 7.0 - 1e-6, f"seed {seed}: {job_id}"
+                    if queue == "backfill":
+                        assert not fits(simulation, life, [])
+                    assert holdings
+            since = {life.job.id: (life.running_since, life, life.holdings) for life in running(simulation)}
+    assert stopped or not rules.enforces(made(queue, "count").queue)
+
+
+def test_two_jobs_do_not_take_each_others_room_in_turn() -> None:
+    """Whoever was stopped for somebody cannot stop them, and with a minimum run time no instant sees two stops."""
+    for seed in range(40):
+        simulation = simulation_of(seed, "backfill", Rules(Preemption.PRIORITY, run_seconds_min=7.0))
+        stops: dict[str, list[float]] = {}
+        seen: dict[str, int] = {}
+        for _ in steps(simulation):
+            for life in simulation.lives:
+                if life.preemptions > seen.get(life.job.id, 0):
+                    seen[life.job.id] = life.preemptions
+                    stops.setdefault(life.job.id, []).append(simulation.now)
+        for times in stops.values():
+            assert all(later - earlier >= 7.0 for earlier, later in pairwise(times))
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("queue", ["strict", "backfill"])
+@pytest.mark.parametrize("placement", ["count", "consolidate"])
+def test_a_simulation_that_asks_every_question_gives_the_same_with_tenants(
+    queue: str, placement: str, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fates(seed: int) -> list[tuple[str, float, float, int]]:
+        simulation = simulation_of(seed, queue, rules, placement)
+        for _ in steps(simulation):
+            pass
+        return [(life.job.id, life.finished_seconds, sum(life.waited), life.preemptions) for life in simulation.lives]
+
+    for seed in range(8):
+        quick = fates(seed)
+        with monkeypatch.context() as patch:
+            patch.setattr("cotenant.simulator.engine.Scheduler", Thorough)
+            assert quick == fates(seed), f"seed {seed}"
+
+
+def job(number: int, at: float, work: float, gpus: int, tenant: str, **more: Any) -> TraceJob:
+    return TraceJob(f"j{number}", at, work, (Role("worker", gpus, Request(1000, 0)),), tenant=tenant, **more)
+
+
+def replay(jobs: list[TraceJob], *tenants: Tenant, **options: str) -> dict[str, Any]:
+    result = simulate(
+        Trace("made up", "none", tuple(jobs)),
+        "1x8",
+        placement="count",
+        tenants=tenants,
+        options={"queue": {"mode": "backfill"}, "simulator": options},
+    )
+    return {one.id: one for one in result.outcomes} | {"json": result.as_json()}
+
+
+GUARANTEED = Tenant("owner", quota_gpu_milli=4000)
+
+
+def test_a_tenant_takes_back_what_it_lent() -> None:
+    jobs = [job(0, 0, 100, 8, "guest"), job(1, 10, 20, 4, "owner")]
+    taken = replay(jobs, GUARANTEED)
+    assert (taken["j1"].finished_seconds, taken["j0"].preemptions) == (30.0, 1)
+    kept = replay(jobs, GUARANTEED, reclaim="false")
+    assert (kept["j1"].finished_seconds, kept["j0"].preemptions) == (120.0, 0)
+    assert replay(jobs, GUARANTEED, preemption="never")["j0"].preemptions == 0
+
+
+def test_what_was_lent_is_taken_back_once_the_minimum_run_time_is_over() -> None:
+    jobs = [job(0, 0, 100, 8, "guest"), job(1, 10, 20, 4, "owner")]
+    assert replay(jobs, GUARANTEED, run_seconds_min="50")["j1"].finished_seconds == 70.0
+
+
+def test_beyond_its_guarantee_a_tenant_waits_for_its_fair_share_and_the_others_for_capacity() -> None:
+    jobs = [
+        job(0, 0, 100, 4, "owner", preemptible=False),
+        job(1, 0, 100, 4, "guest", preemptible=False),
+        job(2, 10, 10, 2, "owner"),
+        job(3, 10, 10, 2, "guest"),
+    ]
+    told = replay(jobs, GUARANTEED)
+    assert told["j2"].waits_seconds == (90.0, 0.0, 0.0, 0.0)
+    assert told["j3"].waits_seconds == (0.0, 0.0, 90.0, 0.0)
+    assert told["json"]["waits"] == {"fair_share": 1, "fragmentation": 0, "capacity": 1, "dependency": 0}
+
+
+def test_a_job_over_its_tenants_limit_waits_for_its_fair_share_and_holds_nobody_back() -> None:
+    jobs = [job(0, 0, 50, 4, "small"), job(1, 1, 10, 2, "small"), job(2, 2, 10, 4, "other")]
+    told = replay(jobs, Tenant("small", limit_gpu_milli=4000))
+    assert told["j1"].waits_seconds == (49.0, 0.0, 0.0, 0.0)
+    assert told["j2"].finished_seconds == 12.0
+
+
+def test_a_job_that_is_more_than_its_tenant_may_hold_is_told_so() -> None:
+    [told] = replay([job(0, 0, 50, 4, "small")], Tenant("small", limit_gpu_milli=3000))["json"]["unschedulable"]
+    assert told["code"] == "QUOTA"
+    assert "4 GPUs of at most 3" in told["reason"]
+
+
+def test_a_higher_priority_takes_the_room_of_a_lower_one_where_the_rule_says_so() -> None:
+    jobs = [
+        job(0, 0, 100, 4, "x", priority=-1),
+        job(1, 0, 100, 4, "x", priority=-1, preemptible=False),
+        job(2, 10, 20, 4, "x", priority=5),
+        job(3, 11, 20, 4, "x"),
+    ]
+    by_policy, by_priority = replay(jobs), replay(jobs, preemption="priority")
+    assert by_policy["j2"].finished_seconds == 120.0
+    assert (by_priority["j2"].finished_seconds, by_priority["j0"].preemptions) == (30.0, 1)
+    assert by_priority["j1"].preemptions == 0
+
+
+def test_figures_are_told_by_tenant() -> None:
+    jobs = [job(0, 0, 30, 4, "owner"), job(1, 0, 10, 2, "guest"), job(2, 0, 100, 8, "owner", preemptible=False)]
+    figures = replay(jobs, GUARANTEED, Tenant("nobody"))["json"]["tenants"]
+    assert list(figures) == ["owner", "nobody", "guest"]
+    assert figures["owner"]["gpu_seconds"] == 920.0
+    assert figures["guest"] == {
+        "jobs": 1,
+        "finished": 1,
+        "avg_jct_seconds": 10.0,
+        "avg_queue_seconds": 0.0,
+        "gpu_seconds": 20.0,
+        "gpu_share": 20 / 940,
+    }
+    assert figures["nobody"]["avg_jct_seconds"] is None
+    json.dumps(figures)
+
+
+def test_the_same_tenants_give_the_same_recording(tmp_path: Path) -> None:
+    def story(seed: int) -> list[Any]:
+        events: list[Any] = []
+        recorder = type("Recorder", (), {"record": staticmethod(events.append)})()
+        for _ in steps(simulation_of(seed, "backfill", Rules(Preemption.PRIORITY), recorder=recorder)):
+            pass
+        return events
+
+    first = story(3)
+    assert first == story(3)
+    assert {"fair_share"} <= {event.wait for event in first if event.wait}

@@ -1,0 +1,136 @@
+"""Runs a mesh of real processes in trouble: `make chaos ARGS="--steps 1000 --seed 7 --keep DIR"`.
+
+Three members of etcd, two processes of each service and five agents, each on a machine of its own (namespaces of the
+kernel, so that it takes root), under users who submit and cancel jobs. What goes wrong, and when, is drawn from the
+seed. Now and then everything is mended; once all jobs have ended, what was recorded is judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.end_to_end import remains
+from tests.support.etcd_server import etcd_binary
+from tests.verification.chaos import driver, machines
+from tests.verification.chaos.broken import BROKEN
+from tests.verification.chaos.plan import DEFAULT, DRAWN, REGRESSIONS, Fault
+
+STEPS, REST_EVERY = 60, 25
+WRONG_SHOWN = 20
+TLS_SHARE, NAMES_SHARE = 0.5, 0.5
+INIT = "--init"  # the first process of the namespaces
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run, or say why that cannot be done here; 1 where something was wrong."""
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many faults that do something; {STEPS}")
+    parser.add_argument("--seed", type=int, help="repeats a plan; by default another each time")
+    parser.add_argument("--rest-every", type=int, default=REST_EVERY, help=f"judge after so many steps; {REST_EVERY}")
+    parser.add_argument("--pace", type=float, default=1.0, help="pauses between steps last so many times as long; 1")
+    parser.add_argument("--keep", type=Path, help="a directory for logs and what was recorded")
+    parser.add_argument("--only", type=_faults, default=DEFAULT, help=f"these faults alone, of {', '.join(Fault)}")
+    parser.add_argument(
+        "--only-fail-point", type=_points, default=DRAWN, help="these alone are armed, by their names, of docs/proof.md"
+    )
+    parser.add_argument(
+        "--broken", choices=["", *BROKEN], default="", help="a build broken on purpose, to be found out"
+    )
+    parser.add_argument(
+        "--tls", action=argparse.BooleanOptionalAction, help="whether all parts speak TLS; by default the seed decides"
+    )
+    parser.add_argument(
+        "--names", action=argparse.BooleanOptionalAction, help="whether parts have names; by default the seed decides"
+    )
+    parser.add_argument("--lasting", type=float, help="the share of faults that last until `status` has to name them")
+    parser.add_argument("--regressions", action="store_true", help="also have a store that is older, or another one")
+    parser.add_argument("--json", type=Path, help="a file for what came of it")
+    told = parser.parse_args(arguments)
+    if why := machines.missing() or ("" if etcd_binary() else "there is no etcd: apt install etcd-server"):
+        print(f"no chaos here: {why}", file=sys.stderr)
+        return 0
+    if directory := machines.entered():
+        return _run(told, directory)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"ended by a signal, {signal.SIGTERM}"))
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        return machines.run_inside([sys.executable, "-m", "tests.verification.chaos", INIT, *arguments], directory)
+    finally:
+        if told.keep:
+            told.keep.mkdir(parents=True, exist_ok=True)
+            for path in (*directory.glob("logs/*"), *(path for path in directory.iterdir() if path.is_file())):
+                shutil.copy(path, told.keep)
+        remains.remove(remains.groups_of_nodes(directory.name))
+        shutil.rmtree(directory)
+
+
+def _faults(text: str) -> frozenset[Fault]:
+    try:
+        return frozenset(map(Fault, text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; faults are {', '.join(Fault)}") from None
+
+
+def _points(text: str) -> tuple[str, ...]:
+    if unknown := [name for name in text.split(",") if name not in DRAWN]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: nobody comes there; points are {', '.join(DRAWN)}")
+    return tuple(text.split(","))
+
+
+def _run(told: argparse.Namespace, directory: Path) -> int:
+    seed = random.SystemRandom().randrange(10**6) if told.seed is None else told.seed
+    tls = random.Random(f"tls {seed}").random() < TLS_SHARE if told.tls is None else told.tls
+    names = random.Random(f"names {seed}").random() < NAMES_SHARE if told.names is None else told.names
+    how = f"{'with' if tls else 'without'} TLS, {'with' if names else 'without'} names"
+    print(f"seed {seed}, {told.steps} steps, {how}", flush=True)
+    say = functools.partial(print, flush=True)
+    points = told.only_fail_point
+    faults = told.only | REGRESSIONS if told.regressions else told.only
+    wanted = driver.Wanted(
+        seed, told.steps, told.rest_every, faults, told.broken, tls, told.pace, points, names, told.lasting
+    )
+    outcome = driver.run(directory, wanted, say)
+    _print(outcome)
+    if told.json:
+        told.json.write_text(json.dumps(vars(outcome)))
+    return int(bool(outcome.wrong))
+
+
+def _print(outcome: driver.Told) -> None:
+    faults = ", ".join(
+        f"{outcome.faults.get(fault, 0)} of {count} × {fault}" for fault, count in sorted(outcome.drawn.items())
+    )
+    rest = f"{outcome.settling_seconds:.0f} s of it at rest"
+    drawn = sum(outcome.drawn.values())
+    print(f"{outcome.steps} of {drawn} steps did something, in {outcome.seconds:.0f} s ({rest}): {faults}")
+    print(
+        f"{outcome.jobs} jobs, {outcome.attempts} attempts, {outcome.commits} commits, {outcome.edges} other events, "
+        f"{outcome.starts} starts of parts, {outcome.garbled} frames garbled"
+    )
+    print(f"asked, and stopped: {', '.join(f'{count} × {name}' for name, count in sorted(outcome.done.items()))}")
+    named = ", ".join(f"{count} × {what}" for what, count in sorted(outcome.named.items())) or "nothing lasted"
+    slowest = ", ".join(f"{fault} {seconds:.0f} s" for fault, seconds in sorted(outcome.named_seconds.items()))
+    print(f"status: {named}; the slowest: {slowest or 'none'}; well again after {outcome.well_seconds:.0f} s at most")
+    print(f"{'fail point':24}{'armed':>8}{'come to':>10}{'killed or halted':>18}")
+    for point, (armed, passed, fired) in sorted(outcome.points.items()):
+        print(f"{point:24}{armed:8}{passed:10}{fired:18}{'' if passed else '  nobody came there'}")
+    print(f"calls that failed, and were made again: {outcome.refusals}")
+    for what in outcome.wrong[:WRONG_SHOWN]:
+        print(f"wrong: {what}")
+    if outcome.wrong:
+        print(f"{len(outcome.wrong)} things were wrong; again: make chaos ARGS='--seed {outcome.seed}'")
+
+
+if __name__ == "__main__":
+    if machines.entered() and sys.argv[1:2] == [INIT]:
+        sys.exit(machines.be_init([sys.executable, "-m", "tests.verification.chaos", *sys.argv[2:]]))
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""Builds that are broken on purpose, to see that they are found out.
+
+`python -m tests.verification.chaos.broken NAME …` is the command line of such a build.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+from tests.verification.control_plane.mutants import MUTANTS, Patch
+
+from cotenant.cli.main import main
+from cotenant.cli.mesh import problems
+from cotenant.cli.mesh.problems import Wrong
+from cotenant.cli.views import View
+from cotenant.core.model import health
+from cotenant.core.model.health import Era, Finding, Sign
+from cotenant.history.events import Told, Welcomed, Wrote
+from cotenant.history.recording import record
+from cotenant.leadership.fenced_store import FencedStore
+from cotenant.node_agent.control import attempt_manager
+from cotenant.node_agent.control.epoch_fence import Fence
+from cotenant.node_agent.runtime import attempt_directory, attempt_status, orphan_processes
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import Status
+from cotenant.node_agent.supervisor.cgroups import Group
+from cotenant.services.queue.jobs import visibility
+from cotenant.store.port import Committed, Compare, Conflict, Operation
+from cotenant.v1 import job_pb2, node_service_pb2
+
+
+async def unfenced(
+    self: FencedStore, compares: Sequence[Compare], operations: Sequence[Operation]
+) -> Committed | Conflict:
+    """A leader that writes without comparing its term."""
+    result = await self._store.transact(compares, operations)
+    if isinstance(result, Committed):
+        record(Wrote(result.revision, self._tenure.fence.key.partition("/")[0], self._tenure.identity))
+    return result
+
+
+def any_term(self: Fence, term: int) -> bool:
+    """An agent that compares no terms."""
+    record(Welcomed(self._node_id, term))
+    return True
+
+
+def any_epoch(self: Fence, job_id: str, epoch: int) -> bool:
+    """An agent that compares no epochs."""
+    record(Told(self._node_id, job_id, epoch))
+    return True
+
+
+def done(*_: object, **__: object) -> bool:
+    """An agent that believes that nothing is left."""
+    return True
+
+
+def seen(self: visibility.View, tenant: str) -> bool:
+    """A queue that shows everybody all jobs."""
+    return True
+
+
+def nothing_found(root: Path) -> Iterator[AttemptDirectory]:
+    """An agent that starts again and knows of nothing that runs."""
+    return iter(())
+
+
+def unnamed(nodes: Sequence[View]) -> Iterator[Wrong]:
+    """A `status` that says nothing of nodes."""
+    return iter(())
+
+
+_after = health._after
+
+
+def never_over(finding: Finding, sign: Sign | None, elapsed_seconds: float, era: Era, *, blind: bool) -> Finding | None:
+    """An agent for which a finding, once made, is never over: its node is never let back."""
+    return _after(finding, sign, elapsed_seconds, era, blind=blind) or finding
+
+
+_report = attempt_status.report
+
+
+def failed(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
+    """An agent that says that a job failed where its node could not launch it."""
+    told = _report(status, node_id)
+    if told.state == job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
+        told.state = job_pb2.ATTEMPT_STATE_FAILED
+    return told
+
+
+BROKEN: dict[str, tuple[Patch, ...]] = {
+    "no idempotency": MUTANTS["the queue knows no request again"].patches,
+    "no epochs": ((Fence, "raise_term", any_term), (Fence, "raise_epoch", any_epoch)),
+    "no fences": ((FencedStore, "transact", unfenced),),
+    "leaves orphans": ((orphan_processes, "end_remains", done), (Group, "remove", done)),
+    "no tenants": ((visibility.View, "sees_tenant", seen),),
+    "fails refused launches": ((attempt_manager, "report", failed),),
+    "names no nodes": ((problems, "_of_nodes", unnamed),),
+    "lets no node back": ((health, "_after", never_over),),
+    "forgets attempts": ((attempt_directory, "find_directories", nothing_found),),
+}
+
+
+if __name__ == "__main__":
+    for target, attribute, value in BROKEN[sys.argv.pop(1)]:
+        mock.patch.object(target, attribute, value).start()
+    sys.argv[0] = "cotenant"
+    main()

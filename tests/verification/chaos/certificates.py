@@ -1,0 +1,118 @@
+"""Issues certificates for all machines with `cotenant certs`: `python -m tests.verification.chaos.certificates DIR`.
+
+They were issued long ago, by a clock that is set back meanwhile: however a part's clock jumps, its peers' are valid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from tests.verification.chaos.names import DOMAIN
+
+from cotenant.rpc.endpoints import MESH_NAME
+from cotenant.security.certificates import CA_CERT, LEAF_DAYS, Authority
+from cotenant.security.subjects import Bearer
+from cotenant.security.tls_files import TlsFiles
+
+DAY_SECONDS = 86_400
+AGO_SECONDS = 180 * DAY_SECONDS
+CLOCK = "COTENANT_CHAOS_CLOCK"
+FILES = ("CA", "CERT", "KEY")
+CERTS = "certs"
+TENANTS = {"red": "user/ann?tenants=red", "blue": "user/bob?tenants=blue"}  # and who submits there
+FLAGS = ("trusted-ca-file", "cert-file", "key-file", "client-cert-auth")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Files by who bears them, which a mesh's parts do with each other's."""
+
+    directory: Path
+    bearers: Mapping[str, str]  # by machine
+
+    def issue(self, addresses: Mapping[str, str], clock: Path | None) -> None:
+        """Make an authority, and a certificate for each machine."""
+        self.directory.mkdir()
+        self._issue(addresses, clock, -AGO_SECONDS)
+
+    def reissue(
+        self, machine: str, addresses: Mapping[str, str], clock: Path, expires_after_seconds: int | None = None
+    ) -> None:
+        """Rotate one machine's certificate: as at first, or to one that expires soon."""
+        if expires_after_seconds is None:
+            self._issue({machine: addresses[machine]}, clock, -AGO_SECONDS, LEAF_DAYS)
+        else:
+            self._issue({machine: addresses[machine]}, clock, expires_after_seconds - DAY_SECONDS, 1)
+
+    def _issue(self, addresses: Mapping[str, str], clock: Path | None, by_seconds: int, days: int = 0) -> None:
+        offset = self.directory / "clock"
+        offset.write_bytes(struct.pack("=q", by_seconds * 10**9))
+        variables = {"LD_PRELOAD": str(clock), CLOCK: str(offset)} if clock else {}  # without, no clock jumps
+        wanted = {self.bearers[name]: [address, MESH_NAME, f"{name}.{DOMAIN}"] for name, address in addresses.items()}
+        command = [sys.executable, "-m", "tests.verification.chaos.certificates", str(self.directory), str(days)]
+        environment = variables | {"PYTHONPATH": str(ROOT)}
+        subprocess.run(command, input=json.dumps(wanted), text=True, check=True, env=environment)
+
+    def files(self, machine: str) -> tuple[str, str, str]:
+        """The authority's, the machine's, and its key."""
+        stem = Bearer.parse(self.bearers[machine]).file_stem
+        return str(self.directory / CA_CERT), str(self.directory / f"{stem}.pem"), str(self.directory / f"{stem}.key")
+
+    def variables(self, machine: str) -> dict[str, str]:
+        """What tells a part of ours, and whatever it asks of etcd, which are its files."""
+        named = zip(FILES, self.files(machine), strict=True)
+        return {f"COTENANT_{whose}_{name}": path for name, path in named for whose in ("TLS", "ETCD")}
+
+    def flags(self, machine: str) -> Sequence[str]:
+        """The same for a member of etcd, for its clients and its peers."""
+        values = (*self.files(machine), "true")
+        told = dict(zip(FLAGS, values, strict=True))
+        return [f"--{whose}{name}={value}" for whose in ("", "peer-") for name, value in told.items()]
+
+    def context(self, machine: str) -> ssl.SSLContext:
+        """The same for whoever asks etcd by HTTP."""
+        ca, cert, key = self.files(machine)
+        context = ssl.create_default_context(cafile=ca)
+        context.load_cert_chain(cert, key)
+        return context
+
+
+def of_tenants(directory: Path) -> dict[str, TlsFiles]:
+    """By tenant: the certificate of whoever submits there; none in a mesh without."""
+    certs = directory / CERTS
+    stems = {tenant: Bearer.parse(bearer).file_stem for tenant, bearer in TENANTS.items()}
+    return {
+        tenant: TlsFiles(certs / CA_CERT, certs / f"{stem}.pem", certs / f"{stem}.key")
+        for tenant, stem in stems.items()
+        if certs.exists()
+    }
+
+
+def of_process() -> TlsFiles | None:
+    """What the environment of this process says that its files are."""
+    named = [os.environ.get(f"COTENANT_TLS_{name}", "") for name in FILES]
+    ca, cert, key = map(Path, named)
+    return TlsFiles(ca, cert, key) if all(named) else None
+
+
+def main(directory: Path, days: int) -> None:
+    """Issue what is read: by bearer, the names under which others call it. An authority is made where `days` is 0."""
+    authority = Authority(directory)
+    if not days:
+        authority.create()
+    for bearer, names in json.load(sys.stdin).items():
+        whose = Bearer.parse(bearer)
+        authority.issue(whose, names if whose.serves else [], days or LEAF_DAYS)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,232 @@
+"""Does what a step says, ends it when its time is over, and knows whether it did anything."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import math
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.end_to_end.commands import Serving
+from tests.verification.chaos.halting import Halts
+from tests.verification.chaos.impostor import MET
+from tests.verification.chaos.judging import FULL, Absence
+from tests.verification.chaos.link import Wire
+from tests.verification.chaos.machines import Pair
+from tests.verification.chaos.parts import ENDED_KEPT, Mesh
+from tests.verification.chaos.plan import CLIENT, LASTING_SECONDS, NODES, PARTS, Fault, Step, cut_off
+from tests.verification.chaos.recorder import Recorder
+from tests.verification.chaos.sick import Sick
+from tests.verification.chaos.store_faults import StoreFaults
+
+from cotenant.history.recording import clock
+
+GARBLED, GARBLED_BY_TLS = 0.5, 0.05  # which share of the packets that can be: of each, where TLS tells of it
+NO_ROOM = (FULL, "database or disk is full")  # which is how SQLite says it
+
+End = Callable[[], bool]  # ends what a step did, and tells whether that was anything
+
+
+def _ending(end: Callable[[], None], did: bool) -> End:
+    def ended() -> bool:
+        end()
+        return did
+
+    return ended
+
+
+class Doing:
+    """Faults of now. `took` counts those that did something, by their kind, and `drawn` all."""
+
+    def __init__(self, mesh: Mesh, recorder: Recorder, rng: Random) -> None:
+        self.mesh, self.recorder = mesh, recorder
+        self.halts = Halts(mesh, lambda: recorder.leaders, lambda: len(recorder.ended) > ENDED_KEPT)
+        self.took: Counter[str] = Counter()
+        self.drawn: Counter[str] = Counter()
+        self.absences: list[Absence] = []
+        self.killed: set[tuple[str, int]] = set()  # attempts of which we have killed something
+        self.wrong: list[str] = []
+        self.store = StoreFaults(mesh, lambda: recorder.revision)
+        self.sick = Sick(mesh, self.store, recorder.not_launched)
+        self.begun: Callable[[Step], None] = lambda step: None  # told of each fault that lasts,
+        self.over: Callable[[Step], None] = lambda step: None  # and of its end
+        self._rng = rng
+        self._impostor: Serving | None = None
+        self._ends: list[tuple[float, int, Step, End, Absence]] = []
+
+    def all_that_took(self) -> Counter[str]:
+        """How many did something, by their kind."""
+        return self.took + Counter({Fault.FAIL_POINT: self.halts.reached.total()})
+
+    def begin(self, step: Step) -> None:
+        """Do it."""
+        now = clock()
+        self.drawn[step.fault] += 1
+        absence = Absence(frozenset(self.mesh.node_ids[node] for node in cut_off(step)), now, now)
+        self.absences.append(absence)
+        if step.fault is Fault.FAIL_POINT:
+            absence.end = math.inf
+            self.halts.arm(step, absence)
+            return
+        end = self._begin(step)
+        if isinstance(end, bool):
+            self.took[step.fault] += end
+            return
+        absence.end = math.inf
+        heapq.heappush(self._ends, (time.monotonic() + step.seconds, step.number, step, end, absence))
+        self.begun(step)
+
+    def look(self) -> None:
+        """End those whose time is over."""
+        self.wrong += [*self.halts.look(), *self.store.take_wrong()]
+        self.sick.tick()
+        while self._ends and self._ends[0][0] <= time.monotonic():
+            self._end_next()
+
+    def end_all(self) -> None:
+        """End all but those of fail points."""
+        while self._ends:
+            self._end_next()
+
+    def _end_next(self) -> None:
+        *_, step, end, absence = heapq.heappop(self._ends)
+        self.took[step.fault] += end()
+        absence.end = clock()
+        self.over(step)
+
+    def lasts_until(self) -> float:
+        """When the last of those faults ends that last long enough to be named, by the monotonic clock; or now."""
+        lasting = (until for until, _, step, *_ in self._ends if step.seconds >= LASTING_SECONDS[0])
+        return max(lasting, default=time.monotonic())
+
+    def _begin(self, step: Step) -> End | bool:
+        """Begin; returns how to end it, or, where there is nothing to end, whether anything was done."""
+        mesh, part, peer = self.mesh, step.part, step.peer
+        match step.fault:
+            case Fault.KILL:
+                return self._kill(part)
+            case Fault.NO_MAJORITY:
+                return self._kill(part, peer)
+            case Fault.RESTART:
+                if not mesh.runs(part):
+                    return False
+                self.wrong += filter(None, [mesh.restart(part)])
+            case Fault.KILL_JOB | Fault.KILL_SUPERVISOR:
+                return self._kill_attempt(part, step.fault)
+            case Fault.PAUSE:
+                ran = mesh.runs(part)
+                mesh.pause(part)
+                return _ending(lambda: mesh.go_on(part), ran)
+            case Fault.FILL:
+                return self._fill(part)
+            case Fault.CLOCK:
+                mesh.set_clock(part, step.amount)
+            case Fault.OLD_LEADER:
+                return self._replace(step)
+            case Fault.CUT | Fault.CUT_ONE_WAY | Fault.ISOLATE | Fault.LOSE:
+                return self._drop(step)
+            case Fault.DELAY | Fault.GARBLE:
+                return self._disturb(step)
+            case _:
+                return self.sick.begin(step)
+        return True
+
+    def _kill(self, *parts: str) -> End:
+        there = all(map(self.mesh.is_there, parts))
+        self.mesh.kill(*parts)
+        return _ending(lambda: self.mesh.come_back(*parts), there)
+
+    def _fill(self, part: str) -> End:
+        """Leave a disk no room; somebody has to have noticed."""
+        begin = self.mesh.logged(part)
+        self.mesh.fill(part)
+
+        def end() -> bool:
+            self.mesh.give_room(part)
+            said = self.mesh.said_since(part, begin)
+            return any(words in said for words in NO_ROOM)
+
+        return end
+
+    def _replace(self, step: Step) -> End | bool:
+        """Let agents alone meet somebody who led before the one whom they know, unless there is one already.
+
+        It takes the place of who leads, so that they look for somebody else.
+        """
+        if self._impostor:
+            return False
+        machines, part = self.mesh.machines, self.mesh.at(self.recorder.leaders.get("placement", "")) or step.part
+        pairs = [(other, part) for other in (*PARTS, CLIENT) if other not in (part, *NODES)]
+        machines.drop(pairs)
+        self._impostor = impostor = self.mesh.replace(part, self.recorder.placement_term - 1)
+
+        def end() -> bool:
+            self._impostor = None
+            impostor.kill()
+            machines.drop_no_more(pairs)
+            self.mesh.come_back(part)
+            return MET in impostor.said
+
+        return end
+
+    def _drop(self, step: Step) -> End:
+        share = step.amount or 1.0
+        pairs = [(step.part, step.peer)]
+        if step.fault is Fault.ISOLATE:
+            pairs = [(step.part, other) for other in (*PARTS, CLIENT) if other != step.part]
+        if step.fault is not Fault.CUT_ONE_WAY:
+            pairs += [(target, source) for source, target in pairs]
+        self.mesh.machines.drop(pairs, share)
+        return self._touching(pairs, lambda: self.mesh.machines.drop_no_more(pairs, share))
+
+    def _disturb(self, step: Step) -> End:
+        tls = self.mesh.certificates is not None
+        pairs, wire = [(step.part, step.peer)], Wire(garbled=GARBLED_BY_TLS if tls else GARBLED, anywhere=tls)
+        if step.fault is Fault.DELAY:
+            pairs, wire = [*pairs, (step.peer, step.part)], Wire(delay_seconds_max=step.amount)
+        self.mesh.machines.disturb(pairs, wire)
+        return self._touching(pairs, lambda: self.mesh.machines.disturb_no_more(pairs, wire))
+
+    def _touching(self, pairs: Sequence[Pair], end: Callable[[], None]) -> End:
+        before = self.mesh.machines.touched(pairs)
+
+        def ended() -> bool:
+            touched = self.mesh.machines.touched(pairs) > before
+            end()
+            return touched
+
+        return ended
+
+    def _kill_attempt(self, node: str, fault: Fault) -> bool:
+        """Kill a supervisor or a process of a job, on a node if one runs there, else on any."""
+        states = list(self._running(node)) or [state for each in self.mesh.node_ids for state in self._running(each)]
+        if not states:
+            return False
+        state = self._rng.choice(states)
+        self.killed.add((state["job_id"], state["number"]))
+        pid = state["pid"] if fault is Fault.KILL_SUPERVISOR else self._rng.choice(state["tasks"])["pid"]
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if os.fsencode(self.mesh.directory) in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    return True
+            finally:
+                os.close(pidfd)
+        return False
+
+    def _running(self, node: str) -> Iterator[dict[str, Any]]:
+        """What supervisors on a node have recorded of attempts that run."""
+        for path in sorted(self.mesh.machines.all[node].disk.glob("state/nodes/*/attempts/*/state.json")):
+            with contextlib.suppress(OSError, ValueError):
+                state = json.loads(path.read_bytes())
+                if state["state"] == "RUNNING":
+                    yield state

@@ -1,0 +1,295 @@
+"""Does to a mesh what a plan says, lets it come to rest now and then, and judges what was recorded by then."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from tests.end_to_end import remains
+from tests.end_to_end.commands import TRACEBACK
+from tests.end_to_end.waiting import lines_of
+from tests.verification.chaos import asking, jobs
+from tests.verification.chaos.doing import Doing
+from tests.verification.chaos.halting import SETTLE_SECONDS_MAX
+from tests.verification.chaos.judging import Judge, archived_in, judge_archive, judge_failures
+from tests.verification.chaos.machines import Machines
+from tests.verification.chaos.naming import WELL_SECONDS, Naming
+from tests.verification.chaos.parts import BEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
+from tests.verification.chaos.plan import CLIENT, DEFAULT, DRAWN, MEMBERS, PYTHON, REPLICAS, Fault, Step, drawn
+from tests.verification.chaos.recorder import Recorder
+from tests.verification.chaos.store_faults import MENDED_SECONDS_MAX
+from tests.verification.chaos.users import POLL_SECONDS, Users
+
+from cotenant.cli.mesh.settings import ARCHIVE_FILE
+from cotenant.store.open import tls_of
+
+START_SECONDS_MAX, CALM_SECONDS_MAX, LEFT_SECONDS_MAX = 180.0, 180.0, 60.0
+OF_JOBS = ("job.py", "supervisor.py", "sleep 600")
+DRAWN_MAX = 4  # times as many steps as are wanted: where hardly any does anything something else is wrong
+
+
+@dataclass
+class Told:
+    """What came of a run."""
+
+    seed: int
+    tls: bool = False
+    steps: int = 0  # that did something
+    faults: dict[str, int] = field(default_factory=dict)  # the same, by their kind
+    drawn: dict[str, int] = field(default_factory=dict)  # those that did nothing too
+    wrong: list[str] = field(default_factory=list)
+    jobs: int = 0
+    attempts: int = 0
+    commits: int = 0
+    edges: int = 0
+    starts: int = 0
+    garbled: int = 0
+    rests: int = 0
+    seconds: float = 0.0
+    settling_seconds: float = 0.0
+    well_seconds: float = 0.0  # the longest that it took after a rest's last fault until `status` was well
+    named: dict[str, int] = field(default_factory=dict)  # how often `status` named a fault that lasted
+    named_seconds: dict[str, float] = field(default_factory=dict)  # and the longest that it took
+    refusals: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)  # fail points at which something happened, and what
+    points: dict[str, list[int]] = field(default_factory=dict)  # how often each was armed, come to, and acted at
+    done: dict[str, int] = field(default_factory=dict)  # what users asked for and what was stopped, by what it is
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be done; `broken` names a build that is broken on purpose, and with `tls` all parts use it.
+
+    With `names` parts reach each other by names that a name server tells.
+
+    Pauses between steps last `pace` times as long as they are planned. Of fail points those in `points` are armed.
+    """
+
+    seed: int
+    steps: int
+    rest_every: int
+    faults: frozenset[Fault] = DEFAULT
+    broken: str = ""
+    tls: bool = False
+    pace: float = 1.0
+    points: Collection[str] = DRAWN
+    names: bool = False
+    lasting_share: float | None = None  # of faults that `status` has to name
+
+
+class Driver:
+    """A run."""
+
+    def __init__(self, directory: Path, wanted: Wanted, say: Callable[[str], None]) -> None:
+        seed = wanted.seed
+        self.directory, self.told, self._say = directory, Told(seed, wanted.tls), say
+        jobs.prepare(directory)
+        rng = Random(f"machines {seed}")
+        self.machines = Machines(directory, rng)
+        self.mesh = Mesh(directory, self.machines, wanted.broken, tls=wanted.tls, names=wanted.names)
+        self.naming = Naming(self.mesh)
+        self.judge = Judge(self.mesh.node_ids, LOST_AFTER_SECONDS - 2 * BEAT_SECONDS)
+        self._wanted = wanted
+        self._seen = [0, 0, 0]  # commits, answers and edges' events that were judged
+
+    def run(self, steps: Iterable[Step]) -> Told:
+        """Do steps until enough have done something; the run ends at the first rest that found anything wrong."""
+        begin, wanted = time.monotonic(), self._wanted
+        try:
+            self._set_up()
+            for step in steps:
+                self._wait(time.monotonic() + step.after_seconds * wanted.pace)
+                self._say(str(step))
+                self.doing.begin(step)
+                enough = self.doing.all_that_took().total() >= wanted.steps
+                last = enough or step.number == DRAWN_MAX * wanted.steps
+                rests = last or step.number % wanted.rest_every == 0
+                if rests and (not self._come_to_rest(for_good=last) or last):
+                    break
+        finally:
+            self.told.seconds = time.monotonic() - begin
+            self._tear_down()
+        return self.told
+
+    # Beginning and end ---------------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        for name in MEMBERS:
+            self.mesh.start(name)
+        for name in MEMBERS:
+            member = self.mesh.parts[name].member
+            assert member
+            member.wait_until_healthy()
+        certificates = self.mesh.certificates
+        tls = tls_of(certificates.variables(CLIENT)) if certificates else None
+        self.recorder = Recorder(self.mesh.store, self.directory / "commits", tls)
+        self.doing = Doing(self.mesh, self.recorder, Random(f"moments {self.told.seed}"))
+        self.naming.not_launched = self.recorder.not_launched
+        self.doing.begun, self.doing.over = self.naming.begin, self.naming.over
+        for name in PYTHON:
+            self.mesh.start(name)
+        self._until("all parts serve", lambda: all(map(self.mesh.serving, PYTHON)), START_SECONDS_MAX)
+        self.users = Users(self.mesh, self.told.seed)
+
+    def _tear_down(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self.users.close()
+        self.naming.close()
+        self.mesh.close()
+        with contextlib.suppress(AttributeError):
+            self.recorder.close()
+        self.machines.emulator.close()
+        remains.end(set(remains.processes_of(self.directory)))
+        remains.remove(remains.groups_of(self.judge.users.replicas))
+        self.told.starts = self.mesh.starts.total()
+        self.told.garbled = self.machines.emulator.garbled.total()
+        self.told.jobs, self.told.commits = len(self.judge.users.replicas), self.judge.commits
+        self.told.edges = self.judge.edges
+        with contextlib.suppress(AttributeError):
+            self.told.points = self._points()
+            self.told.reached = dict(self.doing.halts.reached)
+            self.told.done = dict(self.judge.users.promises.counts + self.judge.counts + self.recorder.stopped)
+            self.told.named = dict(self.naming.counts)
+            self.told.named_seconds = self.naming.named_seconds
+            self.told.done["jobs that were archived"] = len(self.judge.users.promises.forgotten)
+        self.told.attempts = len({tuple(words[1:3]) for words in self._journal()})
+
+    def _points(self) -> dict[str, list[int]]:
+        halts, fired = self.doing.halts, Counter[str]()
+        for what, times in halts.reached.items():
+            fired[what.partition(" ")[0]] += times
+        return {point: [halts.armed[point], self.mesh.passed(point), fired[point]] for point in DRAWN}
+
+    def _until(self, what: str, holds: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            self._look_after()
+            if time.monotonic() > deadline:
+                self.told.wrong.append(f"{what}: not within {seconds:.0f} s")
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _look_after(self) -> None:
+        self.doing.look()
+        self.naming.look()
+        self.told.wrong += [*self.doing.wrong, *self.naming.wrong, *self.mesh.look_after()]
+        self.doing.wrong.clear()
+        self.naming.wrong.clear()
+        if hasattr(self, "users") and self.users.ended():
+            raise RuntimeError(f"the load ended: {(self.directory / 'logs' / 'client.log').read_text()[-2000:]}")
+
+    # Steps ---------------------------------------------------------------------------------------------------
+
+    def _wait(self, until: float) -> None:
+        """Let time pass, and faults end whose time has come."""
+        while (now := time.monotonic()) < until:
+            self._look_after()
+            time.sleep(min(POLL_SECONDS, max(0.0, until - now)))
+
+    # Rest ----------------------------------------------------------------------------------------------------
+
+    def _journal(self) -> list[list[str]]:
+        return [line.split() for line in lines_of(self.directory / "journal")]
+
+    def _come_to_rest(self, *, for_good: bool) -> bool:
+        """End all faults, wait until all jobs have ended, and judge; False where something is wrong."""
+        self._wait(self.doing.lasts_until())
+        begin = time.monotonic()
+        self.doing.end_all()
+        self._until("the store is mended", self.doing.store.is_mended, MENDED_SECONDS_MAX)
+        self._settle_halts()
+        self._become_well()
+        if for_good:
+            self.doing.halts.end()
+        self.told.drawn, self.told.faults = dict(self.doing.drawn), dict(self.doing.all_that_took())
+        self.told.steps = sum(self.told.faults.values())
+        self.users.say("hush")
+        if self._until("all jobs end", self.users.is_calm, CALM_SECONDS_MAX):
+            self._until("attempts are forgotten", lambda: not self._attempts_left(), LEFT_SECONDS_MAX)
+            self._until("no process is left", lambda: not self._left(), LEFT_SECONDS_MAX)
+            self.told.wrong += [f"process {pid} was left: {command}" for pid, command in self._left().items()]
+            self._judge()
+        self.told.refusals = self.users.refusals
+        self.users.say("go")
+        self.told.rests += 1
+        took = time.monotonic() - begin
+        self.told.settling_seconds += took
+        did = f"{self.told.steps} of {sum(self.told.drawn.values())} steps did something"
+        self._say(
+            f"     at rest after {took:.1f} s: {did}, {self.judge.commits} commits, "
+            f"{len(self.judge.users.replicas)} jobs"
+        )
+        return not self.told.wrong
+
+    def _become_well(self) -> None:
+        """Wait until `status` finds nothing wrong, while users go on as before."""
+        begin = time.monotonic()
+        self.naming.ask_anew()
+        while not self.naming.is_well():
+            self._look_after()
+            if time.monotonic() > begin + WELL_SECONDS:
+                told = "; ".join(f"{one['where']}: {one['what']}" for one in self.naming.last_problems)
+                self.told.wrong.append(
+                    f"{WELL_SECONDS:.0f} s after the last fault status is not well: {told or self.naming.last_error}"
+                )
+                return
+            time.sleep(POLL_SECONDS)
+        self.told.well_seconds = max(self.told.well_seconds, time.monotonic() - begin)
+
+    def _settle_halts(self) -> None:
+        """Let those come to a fail point who are still to, now that nothing else keeps them from it, and go on.
+
+        Where nobody does, the point stays armed: what leads there comes seldom.
+        """
+        deadline = time.monotonic() + SETTLE_SECONDS_MAX
+        while self.doing.halts.settling() and time.monotonic() < deadline:
+            self._look_after()
+            time.sleep(POLL_SECONDS)
+
+    def _attempts_left(self) -> bool:
+        return any(any(self.machines.all[node].disk.glob("state/nodes/*/attempts/*")) for node in self.mesh.node_ids)
+
+    def _left(self) -> dict[int, str]:
+        """Processes that are neither parts nor ours: of jobs, when all have ended."""
+        ours = {*self.mesh.pids(), self.users.pid}
+        return {
+            pid: command
+            for pid, command in remains.processes_of(self.directory).items()
+            if pid not in ours and any(word in command for word in OF_JOBS)
+        }
+
+    def _judge(self) -> None:
+        revision = self.recorder.store_revision()
+        self._until("the recorder has seen all", lambda: self.recorder.revision >= revision, LEFT_SECONDS_MAX)
+        pieces = [lines_of(self.directory / asking.ANSWERS), lines_of(self.directory / HISTORY)]
+        commits = list(self.recorder.commits)
+        answers, edges = (piece[seen:] for piece, seen in zip(pieces, self._seen[1:], strict=True))
+        absences, killed = self.doing.absences, self.doing.killed
+        self.judge.take(commits[self._seen[0] :], answers, edges, self._journal(), absences, killed)
+        self.doing.absences = [absence for absence in self.doing.absences if absence.end == math.inf]
+        self._seen = [len(commits), *map(len, pieces)]
+        groups = remains.groups_of(self.judge.users.replicas)
+        found = [*self.judge.wrong, *self.recorder.wrong, *judge_failures(self.recorder.failed, self.doing.killed)]
+        archives = [self.machines.all[name].disk / "state" / ARCHIVE_FILE for name in REPLICAS if "queue" in name]
+        found += judge_archive(self.judge.users.promises.forgotten, archived_in(archives))
+        found += [f"the control group {group} was left" for group in groups]
+        found += [
+            f"{path.name} has a traceback"
+            for path in sorted((self.directory / "logs").glob("*.log"))
+            if TRACEBACK in path.read_text(errors="replace")
+        ]
+        self.told.wrong += [what for what in found if what not in self.told.wrong]
+
+
+def run(directory: Path, wanted: Wanted, say: Callable[[str], None]) -> Told:
+    """Make a mesh in an empty directory, and do to it what is wanted."""
+    driver = Driver(directory, wanted, say)
+    faults = {fault for fault in wanted.faults if driver.mesh.clock or fault is not Fault.CLOCK}
+    return driver.run(drawn(wanted.seed, faults, wanted.points, wanted.lasting_share))

@@ -1,0 +1,62 @@
+"""A deposed placement leader that still believes it leads.
+
+`python -m tests.verification.chaos.impostor ADDRESS TERM`. It takes on every agent that comes, under an old term. No
+store tells it better, and nothing else of it works: agents alone have to see what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc.aio
+from tests.verification.chaos.certificates import of_process
+
+from cotenant.security.grpc_tls import Watched, server_credentials
+from cotenant.security.tls_files import BadTls
+from cotenant.v1 import node_service_pb2 as pb
+from cotenant.v1 import node_service_pb2_grpc
+
+MET = "met an agent"
+
+
+class Impostor(node_service_pb2_grpc.AgentServiceServicer):
+    """Welcomes agents, and has nothing for them to do."""
+
+    def __init__(self, term: int) -> None:
+        self._term = term
+
+    async def Connect(self, requests: AsyncIterator[pb.ConnectRequest], context: Any) -> AsyncIterator[Any]:
+        """Answer each message as if this one led."""
+        welcome = pb.Welcome(term=self._term)
+        welcome.heartbeat_interval.FromMilliseconds(500)
+        welcome.lost_after.FromSeconds(60)
+        async for request in requests:
+            if request.HasField("hello"):
+                print(MET, flush=True)
+            yield pb.ConnectResponse(welcome=welcome if request.HasField("hello") else None, heard=request.beat)
+
+    async def UploadOutput(self, requests: AsyncIterator[pb.UploadOutputRequest], context: Any) -> Any:
+        """Take what nobody asked for."""
+        return pb.UploadOutputResponse()
+
+
+async def main(address: str, term: str) -> None:
+    """Serve until it is ended."""
+    server = grpc.aio.server()
+    add = cast("Any", node_service_pb2_grpc.add_AgentServiceServicer_to_server)
+    add(Impostor(int(term)), server)
+    if files := of_process():
+        server.add_secure_port(address, server_credentials(Watched(files)))
+    else:
+        server.add_insecure_port(address)
+    await server.start()
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BadTls):  # its certificate is over: then nothing is in the part's place
+        asyncio.run(main(*sys.argv[1:3]))

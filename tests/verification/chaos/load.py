@@ -1,0 +1,314 @@
+"""The users of a mesh in trouble: they submit jobs, change their minds, and write down each answer.
+
+A separate process, on its own machine: `python -m tests.verification.chaos.load DIRECTORY QUEUE PLACEMENT SEED`. It
+obeys lines on its standard input: `hush` (begin nothing more, and say `calm` once all that was acknowledged has ended),
+`go` and the end of the input. Whatever is not answered is asked again under the same request id, and so is now and then
+what was. With TLS some of them are users of tenants, with certificates of their own, who look for what is not theirs as
+well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.field_mask_pb2 import FieldMask
+from tests.verification.chaos.asking import ARCHIVED, OVER, PAGE, PAUSE_SECONDS, Asking
+from tests.verification.chaos.certificates import of_process, of_tenants
+from tests.verification.chaos.jobs import LARGE_ARRAY, a_job
+from tests.verification.chaos.operating import Operator
+from tests.verification.chaos.prying import Prying
+from tests.verification.chaos.watching import Watching
+
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import ENDED, Phase
+from cotenant.history.recording import clock
+from cotenant.rpc import channel
+from cotenant.v1 import job_pb2
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1.job_service_pb2_grpc import JobServiceStub
+from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
+from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
+
+CALM = "calm"
+UNFINISHED = 14
+MINDS = {"cancel": 12, "suspend": 10, "update": 10, "move": 12, "": 56}  # what users do with a job, in hundredths
+ARRAYS = {"cancel": 40, "suspend": 30, "": 30}  # and with an array as a whole
+REPEATED = 0.1
+SOON_SECONDS, SUSPENDED_SECONDS, SERVED_SECONDS = (0.0, 2.0), (0.2, 3.0), (0.5, 5.0)
+UPDATES_MAX, PRIORITY_MAX, ARRIVALS = 3, 5, (1, 40)
+AVOID_SECONDS = 29 * 86_400  # longer than clocks ever jump
+EARLIER = 8  # jobs that others may come after
+FORGOTTEN_SECONDS = 15.0  # a job that is in no list for so long was forgotten, long after its end
+TENANT = "default"
+
+
+@dataclass
+class Load:
+    """Keeps some jobs unfinished, beside an operator, one who watches and, with tenants, people who pry."""
+
+    asking: Asking
+    jobs: Mapping[str, Any]  # by tenant: the calls of a user
+    nodes: Any
+    tenants: Any
+    rng: Random
+    open: set[str] = field(default_factory=set)
+    known: dict[str, str] = field(default_factory=dict)  # by job: its tenant
+    earlier: dict[str, deque[str]] = field(default_factory=dict)  # by tenant
+    missing: dict[str, float] = field(default_factory=dict)  # jobs that are in no list, since when
+
+    def __post_init__(self) -> None:
+        self.watching = Watching(self.asking, self.jobs[TENANT])
+
+    async def run(self) -> None:
+        """Submit, operate, watch and pry until the end of the input."""
+        loop, asking = asyncio.get_running_loop(), self.asking
+        operator = Operator(asking, self.nodes, self.tenants, self._submit_for_operator)
+        prying = Prying(asking, {name: stub for name, stub in self.jobs.items() if name != TENANT}, self.known)
+        names = tuple(sorted({*self.jobs} - {TENANT})) or ("red",)
+        works = (self._follow(), operator.run(names), self.watching.run(), prying.run())
+        endless = [loop.create_task(work) for work in works]
+        endless, living = endless[: 3 + bool(prying.jobs)], set()
+        while not any(task.done() for task in endless):
+            if not asking.hushed.is_set() and len(self.open) + asking.busy < UNFINISHED:
+                living.add(task := loop.create_task(self._live()))
+                task.add_done_callback(living.discard)
+            await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.gather(*endless)
+
+    async def _live(self) -> None:
+        """Submit a job, and perhaps change one's mind."""
+        self.asking.busy += 1
+        try:
+            request_id, rng = self.asking.request(), Random(f"{self.asking.name} {self.asking.requests}")
+            tenant = rng.choice(sorted(self.jobs))
+            job, ids, service = await self._submit(tenant, request_id, rng)
+            jobs = self.jobs[tenant]
+            mind = rng.choices(list(MINDS), list(MINDS.values()))[0]
+            if len(ids) > 1:
+                mind = rng.choices(list(ARRAYS), list(ARRAYS.values()))[0]
+            if service:
+                await self._serve(jobs, job, request_id, mind, rng)
+            elif len(ids) > LARGE_ARRAY[0]:  # to run all of it would take too long
+                await self._change(jobs, job, ids, mind if mind == "suspend" else "", request_id, rng)
+                await self._change(jobs, job, ids, "cancel", request_id, rng)
+            else:
+                await self._change(jobs, job, ids, mind, request_id, rng)
+        finally:
+            self.asking.busy -= 1
+
+    async def _change(
+        self, jobs: Any, job: job_pb2.Job, ids: list[str], mind: str, request_id: str, rng: Random
+    ) -> None:
+        whole = job.spec.array_task.array_id or job.id
+        match mind:
+            case "cancel":
+                await self.asking.soon(SOON_SECONDS, rng)
+                await self._cancel(jobs, whole, ids, request_id)
+            case "suspend":
+                await self.asking.soon(SOON_SECONDS, rng)
+                await self._suspend(jobs, whole, ids, request_id, rng)
+            case "update":
+                await self._update(jobs, job.id, request_id, rng)
+            case "move":
+                await self._move(jobs, job.id, request_id)
+
+    async def _submit_for_operator(self, request_id: str, rng: Random) -> str:
+        job, ids, service = await self._submit(TENANT, request_id, rng)
+        if service:
+            await self._cancel(self.jobs[TENANT], job.id, ids, request_id)
+        return job.id
+
+    async def _submit(self, tenant: str, request_id: str, rng: Random) -> tuple[job_pb2.Job, list[str], bool]:
+        """Submit a job; what was answered, the ids of all jobs that it is, and whether it is a service."""
+        earlier = self.earlier.setdefault(tenant, deque(maxlen=EARLIER))
+        answered = None
+        while answered is None:
+            drawn, jobs = a_job(self.asking.directory, rng, list(earlier)), self.jobs[tenant]
+            spec = specs.spec_to_wire(replace(drawn.spec, tenant=tenant))
+            request = pb.CreateJobRequest(spec=spec, request_id=request_id)
+            answered = await self.asking.unless(OVER, jobs.CreateJob, request)
+            if answered is None:  # how one before it ended is in the archive of another queue
+                earlier.clear()
+        answer = answered.job
+        known = {"replicas": drawn.replicas, "alone": drawn.alone, "service": drawn.service, "after": drawn.after}
+        if rng.random() < REPEATED:
+            again = (await self.asking.call(jobs.CreateJob, request)).job
+            self.asking.tell(request=request_id, job=again.id, **known)
+        ids = [answer.id]
+        if drawn.spec.array:
+            ids = [f"{answer.spec.array_task.array_id}_{index}" for index in drawn.spec.array.indices]
+        for job_id in ids:
+            own = request_id if job_id == answer.id else f"{request_id} {job_id}"
+            self.asking.tell(request=own, job=job_id, **known)
+        self.open |= set(ids)
+        self.known |= dict.fromkeys(ids, tenant)
+        earlier += ids
+        return answer, ids, drawn.service
+
+    async def _cancel(self, jobs: Any, target: str, ids: list[str], request_id: str) -> None:
+        self.asking.tell(cancel=ids)
+        request = pb.CancelJobRequest(id=target, request_id=f"{request_id} cancel")
+        if await self.asking.unless(ARCHIVED, jobs.CancelJob, request) is None:
+            self.asking.tell(gone=target)
+
+    async def _serve(self, jobs: Any, job: job_pb2.Job, request_id: str, mind: str, rng: Random) -> None:
+        """Use a service for a while: it has to run, and goes on until it is cancelled."""
+        await self._wait_for(jobs, job.id, Phase.RUNNING)
+        if mind == "suspend":
+            await self._suspend(jobs, job.id, [job.id], request_id, rng)
+            await self._wait_for(jobs, job.id, Phase.RUNNING)
+        if mind == "update":
+            await self._promise(jobs, job.id, request_id, rng)
+            await self._wait_for(jobs, job.id, Phase.RUNNING)
+        if mind == "move":
+            await self._move(jobs, job.id, request_id)
+            await self._wait_for(jobs, job.id, Phase.RUNNING)
+        await self.asking.soon(SERVED_SECONDS, rng)
+        await self._cancel(jobs, job.id, [job.id], request_id)
+
+    async def _suspend(self, jobs: Any, whole: str, ids: list[str], request_id: str, rng: Random) -> None:
+        """Hold a job or an array back for a while, unless it has ended; what begins meanwhile is to be stopped."""
+        suspend = pb.SuspendJobRequest(id=whole, request_id=f"{request_id} suspend")
+        if await self.asking.unless(OVER, jobs.SuspendJob, suspend) is None:
+            return
+        some = ids[:2] + ids[2:][-2:]
+        if held := [job_id for job_id in some if await self._wait_for(jobs, job_id, Phase.SUSPENDED)]:
+            begin = clock()
+            await self.asking.soon(SUSPENDED_SECONDS, rng)
+            for job_id in held:
+                self.asking.tell(suspended=job_id, begin=begin, end=clock())
+            resume = pb.ResumeJobRequest(id=whole, request_id=f"{request_id} resume")
+            await self.asking.unless(OVER, jobs.ResumeJob, resume)
+            if rng.random() < REPEATED:
+                await self.asking.unless(OVER, jobs.SuspendJob, suspend)  # an old one, that came late
+
+    async def _update(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
+        """Give a job other priorities, one after the other; what came before is not to come back."""
+        sent = []
+        for turn in range(rng.randint(1, UPDATES_MAX)):
+            await self.asking.soon(SOON_SECONDS, rng)
+            changed = job_pb2.Job(id=job_id, spec=job_pb2.JobSpec(priority=rng.randint(-PRIORITY_MAX, PRIORITY_MAX)))
+            mask = FieldMask(paths=["spec.priority"])
+            sent.append(pb.UpdateJobRequest(job=changed, update_mask=mask, request_id=f"{request_id} update {turn}"))
+            self.asking.tell(asked=job_id, priority=changed.spec.priority)
+            if not await self.asking.unless(OVER, jobs.UpdateJob, sent[-1]):
+                return
+            self.asking.tell(updated=job_id, priority=changed.spec.priority)
+        if rng.random() < 2 * REPEATED:
+            await self.asking.unless(OVER, jobs.UpdateJob, sent[0])
+
+    async def _promise(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
+        """Expect another number of requests from a service, which it then knows."""
+        arrivals = float(rng.randint(*ARRIVALS))
+        spec = job_pb2.JobSpec(qos=job_pb2.Qos(arrivals_per_second=arrivals))
+        mask = FieldMask(paths=["spec.qos.arrivals_per_second"])
+        changed = job_pb2.Job(id=job_id, spec=spec)
+        request = pb.UpdateJobRequest(job=changed, update_mask=mask, request_id=f"{request_id} promise")
+        if (answer := await self.asking.unless(OVER, jobs.UpdateJob, request)) is None:
+            return
+        self.asking.tell(promised=job_id)
+        if answer.job.spec.qos.arrivals_per_second != arrivals:
+            self.asking.tell(wrong=f"that {job_id} gets {answer.job.spec.qos}, after {arrivals} requests a second")
+
+    async def _move(self, jobs: Any, job_id: str, request_id: str) -> None:
+        """Have a job go on elsewhere, once it runs somewhere; it does not come back."""
+        if (job := await self._wait_for(jobs, job_id, Phase.RUNNING)) is None:
+            return
+        avoid, number = Duration(seconds=AVOID_SECONDS), job.attempt.number
+        move = pb.MoveJobRequest(id=job_id, number=number, avoid=avoid, request_id=f"{request_id} move")
+        if await self.asking.unless(OVER, jobs.MoveJob, move):
+            self.asking.tell(moved=job_id, number=number)
+
+    # Waiting -------------------------------------------------------------------------------------------------
+
+    async def _wait_for(self, jobs: Any, job_id: str, phase: Phase) -> job_pb2.Job | None:
+        """Wait until a job is in a phase; None where it has ended instead."""
+        request = pb.ListJobsRequest(page_size=1, filter=pb.JobFilter(ids=[job_id]))
+        while not self._is_forgotten(job_id):
+            found = (await self.asking.call(jobs.ListJobs, request)).jobs
+            self._note_missing([job_id], found)
+            for job in found:
+                now = specs.PHASES.from_wire(job.phase)
+                if now is phase or now.ended:
+                    return job if now is phase else None
+            await asyncio.sleep(PAUSE_SECONDS * 2)
+        return None
+
+    def _note_missing(self, asked: list[str], found: Any) -> None:
+        there = {job.id for job in found}
+        for job_id in asked:
+            if job_id in there:
+                self.missing.pop(job_id, None)
+            else:
+                self.missing.setdefault(job_id, clock())
+
+    def _is_forgotten(self, job_id: str) -> bool:
+        return clock() - self.missing.get(job_id, clock()) > FORGOTTEN_SECONDS
+
+    async def _follow(self) -> None:
+        """Take note of what has ended."""
+        said = False
+        while True:
+            if self.open or self.watching.awaited:
+                await self._look()
+            if self.asking.hushed.is_set() and not (self.open or self.asking.busy or self.watching.awaited):
+                if not said:
+                    print(json.dumps({CALM: True, "refusals": self.asking.refusals}), flush=True)
+                said = True
+            else:
+                said = False
+            await asyncio.sleep(PAUSE_SECONDS * 2)
+
+    async def _look(self) -> None:
+        asked = sorted({*self.open, *self.watching.awaited})
+        request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(ids=asked))
+        found = (await self.asking.call(self.jobs[TENANT].ListJobs, request)).jobs
+        self._note_missing(asked, found)
+        ended = {job.id for job in found if specs.PHASES.from_wire(job.phase) in ENDED}
+        self.open -= ended
+        self.watching.expect(ended)
+        self.watching.look({job.id for job in found}, hushed=self.asking.hushed.is_set())
+        self.open -= {job_id for job_id in asked if self._is_forgotten(job_id)}
+
+
+async def main(directory: Path, queue: str, placement: str, seed: str) -> None:
+    """Do it all."""
+    token = os.environ["COTENANT_TOKEN"]
+    channel.secure(of_process())
+    async with AsyncExitStack() as stack:
+        to_queue = await stack.enter_async_context(channel.connect(queue, token))
+        to_placement = await stack.enter_async_context(channel.connect(placement, token))
+        jobs: dict[str, Any] = {TENANT: cast("Any", JobServiceStub(to_queue))}
+        for tenant, files in of_tenants(directory).items():
+            own = await stack.enter_async_context(channel.connect(queue, tls=files))
+            jobs[tenant] = cast("Any", JobServiceStub(own))
+        nodes, tenants = cast("Any", NodeServiceStub(to_placement)), cast("Any", TenantServiceStub(to_queue))
+        load = Load(Asking(directory, f"chaos {seed}"), jobs, nodes, tenants, Random(seed))
+        running = asyncio.get_running_loop().create_task(load.run())
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        listening = asyncio.get_running_loop().create_task(listen(reader, load.asking))
+        await asyncio.wait([running, listening], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+
+
+async def listen(reader: asyncio.StreamReader, asking: Asking) -> None:
+    """Obey until the end of the input."""
+    async for line in reader:
+        asking.hushed.set() if line.strip() == b"hush" else asking.hushed.clear()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:5]))

@@ -1,0 +1,247 @@
+"""A machine for each part: an address, a name, a time since boot and a disk of its own, joined by one router.
+
+Namespaces of the kernel: nothing of it is seen outside, and all of it goes when the process that made it ends.
+`enter` has to have been called in this process before anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from tests.verification.chaos.link import Emulator, Wire
+
+TOOLS = ("unshare", "nsenter", "setpriv", "ip", "iptables-restore", "iptables-save", "mount")
+NAMESPACES = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+INSIDE = "COTENANT_CHAOS_INSIDE"
+NETWORK = "10.91"
+DISK_BYTES = 1 << 30  # a node that was full takes work again once 512 MiB are free
+UPTIME_SECONDS_MAX = 30 * 86_400
+PAGE_BYTES = 4096
+FILLS_MAX = 20
+HELD_SECONDS_MAX, POLL_SECONDS = 10.0, 0.005
+DROPPED = re.compile(r"\[(?P<packets>\d+):\d+\] -A FORWARD -s (?P<source>[\d.]+)/32 -d (?P<target>[\d.]+)/32 .*-j DROP")
+
+Pair = tuple[str, str]  # packets from one machine to another
+
+
+def missing() -> str:
+    """Why no machines can be made here; empty where they can."""
+    if os.geteuid() != 0:
+        return "machines of their own for all parts need root"
+    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if absent:
+        return f"machines of their own for all parts need {', '.join(absent)} (Debian: iproute2, iptables, util-linux)"
+    tried = _call(["unshare", *NAMESPACES, "--time", "--uts", "--", "iptables-restore", "/dev/null"], check=False)
+    return "" if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
+
+
+def entered() -> Path | None:
+    """The directory of whoever is inside; None for others."""
+    return Path(os.environ[INSIDE]) if INSIDE in os.environ else None
+
+
+def run_inside(command: Sequence[str], directory: Path) -> int:
+    """Run a command where it alone has a network, mounts and process ids; returns its exit status.
+
+    It has a directory for all that it makes. Nothing of it outlives this process, however that ends.
+    """
+    inside = ["setpriv", "--pdeathsig=KILL", "unshare", *NAMESPACES, "--", *command]
+    return subprocess.run(inside, env=os.environ | {INSIDE: str(directory)}, check=False).returncode
+
+
+def be_init(command: Sequence[str]) -> int:
+    """Run a command and, as the first process of its namespace, reap whatever is left to us; its exit status."""
+    _call(["mount", "-t", "tmpfs", "none", "/run"])  # a system manager's sockets: it knows nothing of our processes
+    child = os.posix_spawnp(command[0], list(command), os.environ)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return abs(os.waitstatus_to_exitcode(status))
+
+
+def _call(command: Sequence[str], text: str = "", *, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done
+
+
+@dataclass
+class Machine:
+    """Where a part runs. `prefix` before a command runs it there; the process stays the same."""
+
+    name: str
+    number: int
+    disk: Path
+    prefix: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """Where others reach it."""
+        return f"{NETWORK}.{self.number}.2"
+
+    @property
+    def router(self) -> str:
+        """Where it reaches the router, which is the driver's machine."""
+        return f"{NETWORK}.{self.number}.1"
+
+    def call(self, *command: str) -> None:
+        """Run a command there that is over at once, such as one that changes its mounts. Raises OSError."""
+        _call([*self.prefix, *command])
+
+
+@dataclass
+class Machines:
+    """All machines and what is between them."""
+
+    directory: Path
+    rng: Random
+    all: dict[str, Machine] = field(default_factory=dict)
+    _drops: dict[Pair, list[float]] = field(default_factory=dict)  # from and to: shares, 1.0 where cut
+    _wires: dict[Pair, list[Wire]] = field(default_factory=dict)
+    _queues: dict[Pair, int] = field(default_factory=dict)
+    _holders: list[subprocess.Popen[bytes]] = field(default_factory=list)  # each of a machine's mounts
+    _dropped: Counter[Pair] = field(default_factory=Counter)  # packets, before the rules of today
+
+    def __post_init__(self) -> None:
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
+        _call(["ip", "link", "set", "lo", "up"])
+        self.emulator = Emulator(self.rng)
+
+    def add(self, name: str) -> Machine:
+        """Make a machine, with an empty disk and mounts of its own, that was started up some time ago."""
+        machine = Machine(name, len(self.all) + 1, self.directory / name)
+        machine.disk.mkdir()
+        _call(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(machine.disk)])
+        spaces = self.directory / "spaces" / name
+        spaces.mkdir(parents=True)
+        files = {kind: spaces / kind for kind in ("net", "uts", "time")}
+        for file in files.values():
+            file.touch()
+        options = [f"--{kind}={file}" for kind, file in files.items()]
+        uptime = str(self.rng.randrange(UPTIME_SECONDS_MAX))
+        _call(["unshare", *options, "--monotonic", uptime, "--boottime", uptime, "hostname", name])
+        self._wire_up(machine, str(files["net"]))
+        machine.prefix = ("nsenter", *options, f"--mount=/proc/{self._hold_mounts()}/ns/mnt", "--")
+        self.all[name] = machine
+        return machine
+
+    def _hold_mounts(self) -> int:
+        """Start a process that keeps a namespace of mounts; a file cannot, for newer kernels do not always bind one."""
+        own = os.stat("/proc/self/ns/mnt").st_ino
+        holder = subprocess.Popen(["unshare", "--mount", "sleep", "infinity"])
+        self._holders.append(holder)
+        deadline = time.monotonic() + HELD_SECONDS_MAX
+        while os.stat(f"/proc/{holder.pid}/ns/mnt").st_ino == own:
+            if time.monotonic() > deadline:
+                raise OSError("no namespace of mounts was made")
+            time.sleep(POLL_SECONDS)
+        return holder.pid
+
+    def _wire_up(self, machine: Machine, network: str) -> None:
+        here, router = f"m{machine.number}", f"{NETWORK}.{machine.number}.1"
+        _call(["ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", network])
+        _call(["ip", "-batch", "-"], f"addr add {router}/24 dev {here}\nlink set {here} up\n")
+        up = f"link set lo up\naddr add {machine.address}/24 dev eth0\nlink set eth0 up\n"
+        _call(["nsenter", f"--net={network}", "ip", "-batch", "-"], f"{up}route add default via {router}\n")
+
+    # What is between them ------------------------------------------------------------------------------------
+
+    def drop(self, pairs: Iterable[Pair], share: float = 1.0) -> None:
+        """Let packets from one to another pass no more, or only some of them."""
+        for pair in pairs:
+            self._drops.setdefault(pair, []).append(share)
+        self._set_rules()
+
+    def drop_no_more(self, pairs: Iterable[Pair], share: float = 1.0) -> None:
+        """End one such fault."""
+        for pair in pairs:
+            self._drops[pair].remove(share)
+        self._set_rules()
+
+    def disturb(self, pairs: Iterable[Pair], wire: Wire) -> None:
+        """Delay or garble packets from one to another."""
+        for pair in pairs:
+            self._wires.setdefault(pair, []).append(wire)
+            self._tell_emulator(pair)
+        self._set_rules()
+
+    def disturb_no_more(self, pairs: Iterable[Pair], wire: Wire) -> None:
+        """End one such fault."""
+        for pair in pairs:
+            self._wires[pair].remove(wire)
+            self._tell_emulator(pair)
+        self._set_rules()
+
+    def touched(self, pairs: Iterable[Pair]) -> int:
+        """How many packets from one to another were dropped, delayed or garbled by now."""
+        dropped, emulator = self._dropped + self._dropped_today(), self.emulator
+        queues = [self._queues[pair] for pair in pairs if pair in self._queues]
+        held = sum(emulator.garbled[queue] + emulator.delayed[queue] for queue in queues)
+        return sum(dropped[pair] for pair in pairs) + held
+
+    def _dropped_today(self) -> Counter[Pair]:
+        """What the rules that there are have dropped."""
+        names = {machine.address: name for name, machine in self.all.items()}
+        found: Counter[Pair] = Counter()
+        for line in _call(["iptables-save", "-c", "-t", "filter"]).stdout.splitlines():
+            if rule := DROPPED.match(line):
+                found[names[rule["source"]], names[rule["target"]]] += int(rule["packets"])
+        return found
+
+    def _tell_emulator(self, pair: Pair) -> None:
+        wires, queue = self._wires[pair], self._queues.setdefault(pair, len(self._queues))
+        delay_seconds = max((wire.delay_seconds_max for wire in wires), default=0.0)
+        least_seconds = max((wire.delay_seconds_min for wire in wires), default=0.0)
+        garbled, anywhere = max((wire.garbled for wire in wires), default=0.0), any(wire.anywhere for wire in wires)
+        self.emulator.put(queue, Wire(delay_seconds, least_seconds, garbled, anywhere))
+
+    def _set_rules(self) -> None:
+        self._dropped += self._dropped_today()  # new rules begin at none
+        rules = [
+            f"-A FORWARD {self._between(*pair)} -j DROP"
+            if max(shares) == 1.0
+            else f"-A FORWARD {self._between(*pair)} -m statistic --mode random --probability {max(shares)} -j DROP"
+            for pair, shares in self._drops.items()
+            if shares
+        ]
+        rules += [
+            f"-A FORWARD {self._between(*pair)} -j NFQUEUE --queue-num {self._queues[pair]} --queue-bypass"
+            for pair, wires in self._wires.items()
+            if wires
+        ]
+        _call(["iptables-restore"], "\n".join(["*filter", ":FORWARD ACCEPT [0:0]", *rules, "COMMIT", ""]))
+
+    def _between(self, source: str, target: str) -> str:
+        return f"-s {self.all[source].address} -d {self.all[target].address}"
+
+    # Disks ---------------------------------------------------------------------------------------------------
+
+    def fill(self, name: str) -> None:
+        """Leave no room on a machine's disk."""
+        for left in reversed(range(FILLS_MAX)):
+            disk = os.statvfs(self.all[name].disk)
+            used_bytes = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+            try:
+                self._resize(name, max(PAGE_BYTES, used_bytes))
+            except OSError:  # more has been written since
+                if not left:
+                    raise
+            else:
+                return
+
+    def give_room(self, name: str) -> None:
+        """End that."""
+        self._resize(name, DISK_BYTES)
+
+    def _resize(self, name: str, size_bytes: int) -> None:
+        _call(["mount", "-o", f"remount,size={size_bytes}", str(self.all[name].disk)])

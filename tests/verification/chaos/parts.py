@@ -1,0 +1,430 @@
+"""Three members of etcd, two processes of each service and five agents, each on a machine of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.end_to_end.commands import COTENANT, Serving, environment_of
+from tests.support.etcd_server import EtcdServer
+from tests.support.paths import ROOT
+from tests.verification.chaos.certificates import CERTS, CLOCK, TENANTS, Certificates
+from tests.verification.chaos.machines import Machine, Machines
+from tests.verification.chaos.names import DOMAIN, Names
+from tests.verification.chaos.plan import CLIENT, GUEST, MEMBERS, NODES, OPERATOR, REPLICAS, SERVICES
+
+from cotenant import fail_points
+from cotenant.history import recording
+
+PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
+TOKEN = "chaos"
+GPUS = 2
+LOST_AFTER_SECONDS, BEAT_SECONDS = 8.0, 0.5
+ENDED_KEPT = 80  # jobs, so that some are forgotten in a run of a hundred steps, and none that was asked for lately
+HISTORY_SECONDS = 30.0  # the recorder is cut off from nobody, and may wait for a while until it has found a member
+SETTINGS = f"""\
+heartbeat_seconds = {BEAT_SECONDS}
+lost_after_seconds = {LOST_AFTER_SECONDS}
+retry_seconds = 0.2
+infrastructure_retries = 1000000
+allocator = "restless"
+ended_jobs = {ENDED_KEPT}
+history_seconds = {HISTORY_SECONDS}
+[users]
+ann = "root"
+bob = "root"
+"""
+OUTSIDE = (CLIENT, GUEST, OPERATOR)  # whose times are compared with each other, so that no clock of theirs is set
+STORE_BYTES_MAX = 32 << 20  # etcd's quota, so that it can be reached in a moment
+ETCD_FLAGS = ("--max-txn-ops=4096", f"--quota-backend-bytes={STORE_BYTES_MAX}")
+RESOLVER = "/etc/resolv.conf"
+PLUGINS = "plugins"
+ENTRY_POINTS = """\
+[cotenant.cpu_allocators]
+restless = tests.verification.chaos.restless:Restless
+"""
+NO_STORE = "error: cannot start without the store"  # one that is started then ends, for its manager to start it again
+EXPIRED = "CERTIFICATE_EXPIRED"  # likewise one that is started with a certificate that is over
+SOURCE = Path(__file__).with_name("wall_clock.c")
+LIBRARY, OFFSET, HISTORY, POINTS = "wall_clock.so", "clock", "edges", "points"
+
+
+def service_of(part: str) -> str:
+    """What a part is one of."""
+    return part.partition("-")[0]
+
+
+def install_allocator(directory: Path) -> str:
+    """Install what resizes, as a package of its own; returns what the path of a process's modules has to begin with."""
+    info = directory / PLUGINS / "chaos-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chaos\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return os.pathsep.join([str(directory / PLUGINS), str(ROOT)])
+
+
+def build_clock(directory: Path) -> Path | None:
+    """Compile the clock that can be set; None without a compiler."""
+    compiler, library = shutil.which("cc"), directory / LIBRARY
+    if compiler is None:
+        return None
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"]
+    return library if subprocess.run(command, capture_output=True, check=False).returncode == 0 else None
+
+
+@dataclass
+class Part:
+    """A process that is to run, and what keeps it from that now."""
+
+    name: str
+    machine: Machine
+    command: Sequence[str] = ()
+    member: EtcdServer | None = None
+    down: int = 0  # by so many faults
+    paused: int = 0
+    full: bool = False
+    was_full: bool = False  # in this life
+    process: Serving | None = None
+    ended_with: list[str] = field(default_factory=list)
+
+
+class Mesh:
+    """All parts, of a build that is broken on purpose where one is named."""
+
+    def __init__(
+        self, directory: Path, machines: Machines, broken: str = "", *, tls: bool = False, names: bool = False
+    ) -> None:
+        self.directory, self.machines = directory, machines
+        self.program = [sys.executable, "-m", "tests.verification.chaos.broken", broken] if broken else [COTENANT]
+        self.clock, self._modules = build_clock(directory), install_allocator(directory)
+        self.starts: Counter[str] = Counter()
+        self.points = directory / POINTS  # that are armed, and taken by whom
+        self.node_ids = {node: f"{directory.name}-{node}" for node in NODES}
+        (self.points / fail_points.PASSED).mkdir(parents=True)
+        self._logs = directory / "logs"
+        self._logs.mkdir()
+        (directory / "settings.toml").write_text(SETTINGS)
+        for name in (*MEMBERS, *REPLICAS, *NODES, CLIENT, GUEST, OPERATOR):
+            machines.add(name)
+        self.names = self._serve_names() if names else None
+        self.parts = {name: Part(name, machines.all[name]) for name in (*MEMBERS, *REPLICAS, *NODES)}
+        self.certificates = self._issue() if tls else None
+        for name in MEMBERS:
+            machine, own = machines.all[name], self.certificates
+            self.parts[name].member = EtcdServer(
+                machine.disk,
+                name=name,
+                arguments=(
+                    "--max-txn-ops=4096",
+                    f"--quota-backend-bytes={STORE_BYTES_MAX}",
+                    *(own.flags(name) if own else ()),
+                ),
+                scheme="https" if own else "http",
+                host=machine.address,
+                prefix=machine.prefix,
+                log=self._logs / f"{name}.log",
+                context=own.context(name) if own else None,
+            )
+        members = [part.member for part in self.parts.values() if part.member]
+        for member in members:
+            member.peers = members
+        self.store = [member.endpoint for member in members]
+        for name in (*REPLICAS, *NODES):
+            self.parts[name].command = self._command(name)
+
+    def _issue(self) -> Certificates:
+        bearers = {name: f"service/{name}" for name in (*MEMBERS, *REPLICAS)}
+        bearers |= {name: f"agent/{node_id}" for name, node_id in self.node_ids.items()} | {CLIENT: "operator/chaos"}
+        made = Certificates(self.directory / CERTS, bearers | TENANTS)
+        addresses = {name: address for name, address in self.addresses.items() if name not in (GUEST, OPERATOR)}
+        made.issue(addresses | dict.fromkeys(TENANTS, addresses[CLIENT]), self.clock)
+        return made
+
+    def _serve_names(self) -> Names:
+        """Have each machine look names up at its router."""
+        served = Names()
+        served.start({name: machine.router for name, machine in self.machines.all.items()}, self.addresses)
+        for name, machine in self.machines.all.items():
+            file = self.directory / f"{name}.resolv"
+            file.write_text(f"nameserver {machine.router}\noptions timeout:1 attempts:2\n")
+            machine.call("mount", "--bind", str(file), RESOLVER)
+        return served
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """All machines' addresses."""
+        return {name: machine.address for name, machine in self.machines.all.items()}
+
+    def reached(self, service: str) -> str:
+        """Where all replicas of a service are."""
+        replicas = [f"{service}-{number}" for number in (1, 2)]
+        if self.names:
+            return "|".join(f"{part}.{DOMAIN}:{PORTS[service]}" for part in replicas)
+        return "|".join(map(self.address, replicas))
+
+    def address(self, part: str) -> str:
+        """Where a part serves; of a member of etcd, its clients."""
+        if member := self.parts[part].member if part in MEMBERS else None:
+            return member.endpoint
+        return f"{self.machines.all[part].address}:{PORTS[service_of(part)]}"
+
+    def _command(self, part: str) -> list[str]:
+        machine = self.machines.all[part]
+        words = [*machine.prefix, *self.program, "--state-dir", str(machine.disk / "state"), "serve", service_of(part)]
+        words += ["--endpoints", ",".join(f"{service}={self.reached(service)}" for service in SERVICES)]
+        words += ["--config", str(self.directory / "settings.toml")]
+        if part in NODES:
+            return [*words, "--node", self.node_ids[part], "--gpus", f"fake:{GPUS}", "--address", machine.address]
+        words += ["--listen", self.address(part)]
+        if self.certificates:
+            return [*words, "--store", f"etcds://{','.join(self.store)}"]
+        return [*words, "--store", f"etcd://{','.join(self.store)}", "--insecure"]
+
+    def environment(self, part: str) -> dict[str, str]:
+        """What a part's process sees."""
+        more = {"COTENANT_TOKEN": TOKEN, "PYTHONPATH": self._modules}
+        more |= {recording.VARIABLE: str(self.directory / HISTORY), fail_points.VARIABLE: str(self.points)}
+        if self.clock and part not in OUTSIDE:
+            offset = self.machines.all[part].disk.parent / f"{part}.{OFFSET}"
+            if not offset.exists():
+                offset.write_bytes(struct.pack("=q", 0))
+            more |= {"LD_PRELOAD": str(self.clock), CLOCK: str(offset)}
+        if self.certificates:
+            more |= self.certificates.variables(CLIENT if part in OUTSIDE else part)
+        return environment_of(self.directory, **more)
+
+    # Life ----------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a part, and do not wait until it serves."""
+        part = self.parts[name]
+        part.was_full = part.full
+        self.starts[name] += 1
+        if part.member:
+            part.member.start(wait=False)
+        else:
+            part.process = Serving(part.command, self.environment(name), self.log(name))
+        if part.paused:
+            self._signal(part, frozen=True)
+
+    def log(self, name: str) -> Path:
+        """Where a part says what it does."""
+        return self._logs / f"{name}.log"
+
+    def logged(self, name: str) -> int:
+        """How much a part has logged, in bytes."""
+        return self.log(name).stat().st_size if self.log(name).exists() else 0
+
+    def said_since(self, name: str, begin: int) -> str:
+        """What a part has logged after so many bytes."""
+        with self.log(name).open("rb") as file:
+            file.seek(begin)
+            return file.read().decode(errors="replace")
+
+    def pid(self, name: str) -> int | None:
+        """A part's process; None where it has none."""
+        if not self.is_there(name):
+            return None
+        part = self.parts[name]
+        return part.member.pid if part.member else part.process.pid if part.process else None
+
+    def kill(self, *names: str) -> None:
+        """End parts as a power cut would."""
+        for part in (self.parts[name] for name in names):
+            part.down += 1
+            if part.member:
+                part.member.kill()
+            elif part.process:
+                part.process.kill()
+                part.process = None
+
+    def come_back(self, *names: str) -> None:
+        """Start parts again, once nothing keeps them down."""
+        for name in names:
+            self.parts[name].down -= 1
+            if not self.parts[name].down:
+                self.start(name)
+
+    def replace(self, name: str, term: int) -> Serving:
+        """Have somebody in a placement's place who believes that it leads, under an old term."""
+        return self.stand_in(name, "tests.verification.chaos.impostor", str(term))
+
+    def stand_in(self, name: str, module: str, *words: str) -> Serving:
+        """Kill a part and run a module of ours where it serves, until `come_back`."""
+        self.kill(name)
+        return self.run_on(name, module, self.address(name), *words)
+
+    def run_on(self, name: str, module: str, *words: str) -> Serving:
+        """Run a module of ours on a machine."""
+        command = [*self.machines.all[name].prefix, sys.executable, "-m", module, *words]
+        return Serving(command, self.environment(name), self.log(name))
+
+    def restart(self, name: str) -> str:
+        """End a part that runs as an operator does, and start it again; what was wrong with its end."""
+        part = self.parts[name]
+        wrong = ""
+        if part.process:
+            served = self.serving(name)
+            process, part.process = part.process, None
+            try:
+                code = process.terminate()
+                wrong = f"{name} ended with {code} when asked to end" if code and served else ""
+            except subprocess.TimeoutExpired:
+                wrong = f"{name} did not end when asked to"
+                process.kill()
+            if self._is_at_a_point(process.pid):  # on its way to its end
+                wrong = ""
+        elif part.member:
+            part.member.kill()
+        self.start(name)
+        return wrong
+
+    def runs(self, name: str) -> bool:
+        """Whether a part's process is there, and nothing has halted it."""
+        return self.is_there(name) and not self.parts[name].paused and not self._has_halted(self.parts[name])
+
+    def is_there(self, name: str) -> bool:
+        """Whether a part's process is there."""
+        part = self.parts[name]
+        return not part.down and not self._has_ended(part)
+
+    @staticmethod
+    def _has_halted(part: Part) -> bool:
+        """Whether a part has stopped by itself, at a fail point."""
+        if part.process is None:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return Path(f"/proc/{part.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
+
+    def at(self, address: str) -> str:
+        """Which part serves at an address; "" where none does."""
+        return next((name for name in REPLICAS if self.address(name) == address), "")
+
+    def arm(self, point: str, action: str) -> None:
+        """Let something happen to whoever first comes to a fail point."""
+        fresh = self.points / f"{point}~"
+        fresh.write_text(action)
+        fresh.rename(self.points / point)
+
+    def disarm(self, point: str) -> None:
+        """Let it not happen any more."""
+        (self.points / point).unlink(missing_ok=True)
+
+    def taken(self, point: str) -> tuple[str, int, float] | None:
+        """Who came to a fail point, its process, and how many seconds ago that was; what is told once is forgotten."""
+        for file in self.points.glob(f"{point}.*"):
+            pid = int(file.suffix[1:])
+            seconds = time.time() - file.stat().st_ctime
+            file.unlink()
+            names = (name for name, part in self.parts.items() if part.process and part.process.pid == pid)
+            return next(names, ""), pid, seconds
+        return None
+
+    def passed(self, point: str) -> int:
+        """How often processes came to a fail point, armed or not."""
+        file = self.points / fail_points.PASSED / point
+        return file.stat().st_size if file.exists() else 0
+
+    def _is_at_a_point(self, pid: int) -> bool:
+        return any(self.points.glob(f"*.{pid}"))
+
+    def thaw(self, name: str, pid: int) -> None:
+        """Let a part go on that has halted at a fail point, unless it is another process by now, or is to be paused."""
+        part = self.parts[name]
+        if part.process and part.process.pid == pid and not part.paused:
+            self._signal(part, frozen=False)
+
+    def pause(self, name: str) -> None:
+        """Stop a part's process where it is."""
+        part = self.parts[name]
+        part.paused += 1
+        if part.paused == 1:
+            self._signal(part, frozen=True)
+
+    def go_on(self, name: str) -> None:
+        """Let it go on, once nothing stops it."""
+        part = self.parts[name]
+        part.paused -= 1
+        if not part.paused:
+            self._signal(part, frozen=False)
+
+    def _signal(self, part: Part, *, frozen: bool) -> None:
+        process = part.member if part.member and not part.member.ended() else part.process
+        if process:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                process.freeze() if frozen else process.thaw()
+
+    def look_after(self) -> list[str]:
+        """Start what has ended by itself, as a system manager does; what of that should not have happened."""
+        wrong = []
+        for name, part in self.parts.items():
+            if part.down or not self._has_ended(part) or (part.process and self._is_at_a_point(part.process.pid)):
+                continue
+            told = part.process.said[-500:] if part.process else self.log(name).read_text(errors="replace")[-500:]
+            part.ended_with.append(told)
+            if not part.was_full and NO_STORE not in told and EXPIRED not in told:
+                wrong.append(f"{name} ended by itself: {told}")
+            if part.member:
+                part.member.kill()
+            self.start(name)
+        return wrong
+
+    @staticmethod
+    def _has_ended(part: Part) -> bool:
+        if part.member:
+            return part.member.ended()
+        return part.process is not None and part.process.ended()
+
+    def fill(self, name: str) -> None:
+        """Leave a part no room on its disk."""
+        part = self.parts[name]
+        part.full = part.was_full = True
+        self.machines.fill(name)
+
+    def give_room(self, name: str) -> None:
+        """End that."""
+        self.machines.give_room(name)
+        self.parts[name].full = False
+
+    def set_clock(self, name: str, by_seconds: float) -> None:
+        """Set a part's wall clock forth or back."""
+        with (self.directory / f"{name}.{OFFSET}").open("r+b") as file, mmap.mmap(file.fileno(), 8) as page:
+            (before,) = struct.unpack("=q", page[:8])
+            page[:8] = struct.pack("=q", before + round(by_seconds * 1e9))
+
+    def clock_offset(self, name: str) -> float:
+        """How far a part's wall clock is ahead of the machine's, in seconds."""
+        if self.clock is None:
+            return 0.0
+        (nanoseconds,) = struct.unpack("=q", (self.directory / f"{name}.{OFFSET}").read_bytes()[:8])
+        return float(nanoseconds / 1e9)
+
+    def pids(self) -> set[int]:
+        """All processes that are parts."""
+        members = {part.member.pid for part in self.parts.values() if part.member and not part.member.ended()}
+        return members | {part.process.pid for part in self.parts.values() if part.process}
+
+    def serving(self, name: str) -> bool:
+        """Whether a part of ours has said in this life that it serves."""
+        part = self.parts[name]
+        if part.member:
+            return not part.member.ended()
+        said = "placement_joined" if name in NODES else f"{service_of(name)} serves at"
+        return part.process is not None and said in part.process.said
+
+    def close(self) -> None:
+        """End all parts."""
+        self.kill(*self.parts)
+        if self.names:
+            self.names.close()

@@ -1,0 +1,224 @@
+"""Faults that are neither a crash nor a partition: parts that are slow, silent or starved, and nodes that refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tests.end_to_end.commands import Serving
+from tests.verification.chaos import black_hole, greedy
+from tests.verification.chaos.limits import Limit
+from tests.verification.chaos.link import Wire
+from tests.verification.chaos.parts import Mesh
+from tests.verification.chaos.plan import GUEST, MEMBERS, NODES, PYTHON, RUNNING_SECONDS, Fault, Hook, Mode, Step
+from tests.verification.chaos.refusing import refuse
+from tests.verification.chaos.store_faults import StoreFaults
+
+End = Callable[[], bool]  # ends what a step did, and returns whether that was anything
+PERIOD_SECONDS = 0.1  # of a CPU quota
+JUMP_SECONDS = 0.5  # between two jumps of a clock that jumps back and forth
+LEAST_SHARE = 0.8  # of the longest delay of a slow store: every packet is slow
+STREAMS, CONNECTIONS = 150, 400
+EXPIRES_AFTER_SECONDS = 2
+RENEWED = "tls_files_renewed"
+
+
+@dataclass
+class Sick:
+    """Begins such faults; `tick` has to be called again and again while they last."""
+
+    mesh: Mesh
+    store: StoreFaults
+    not_launched: Mapping[str, int]  # by node: how many attempts it could not launch
+    _refusing: set[str] = field(default_factory=set)  # nodes
+    _ticking: dict[int, Callable[[float], None]] = field(default_factory=dict)  # by step
+
+    def tick(self) -> None:
+        """Do what is due by now."""
+        now = time.monotonic()
+        for each in list(self._ticking.values()):
+            each(now)
+
+    def begin(self, step: Step) -> End | bool:
+        """Begin; returns how to end it, or False where it cannot be done now."""
+        match step.fault:
+            case Fault.REFUSE_LAUNCH:
+                return self._refuse(step)
+            case Fault.STUTTER:
+                return self._stutter(step)
+            case Fault.STARVE:
+                return self._starve(step)
+            case Fault.BLACK_HOLE:
+                return self._black_hole(step)
+            case Fault.SLOW_STORE:
+                return self._slow_store(step)
+            case Fault.DRIFT:
+                return self._drift(step)
+            case Fault.NAME_ERROR:
+                return self._name_error(step)
+            case Fault.EXPIRE:
+                return self._expire(step)
+            case Fault.GREEDY_CLIENT:
+                return self._greedy(step)
+        return self.store.begin(step)
+
+    def _refuse(self, step: Step) -> End | bool:
+        if step.part in self._refusing:  # mounts over each other would have to be taken off in their order
+            return False
+        node_id = self.mesh.node_ids[step.part]
+        before = self.not_launched.get(node_id, 0)
+        undo = refuse(self.mesh, step.part, Hook(step.point))
+        if undo is None:
+            return False
+        self._refusing.add(step.part)
+
+        def end() -> bool:
+            self._refusing.remove(step.part)
+            undo()
+            return self.not_launched.get(node_id, 0) > before
+
+        return end
+
+    def _stutter(self, step: Step) -> End | bool:
+        """Stop a part and let it go on, again and again. It has to have run when that began."""
+        mesh, part, due, stopped = self.mesh, step.part, [0.0], [False]
+        ran = mesh.runs(part)
+
+        def tick(now: float) -> None:
+            if now < due[0]:
+                return
+            (mesh.go_on if stopped[0] else mesh.pause)(part)
+            stopped[0] = not stopped[0]
+            due[0] = now + (step.amount if stopped[0] else RUNNING_SECONDS)
+
+        def end() -> bool:
+            del self._ticking[step.number]
+            if stopped[0]:
+                mesh.go_on(part)
+            return ran
+
+        self._ticking[step.number] = tick
+        return end
+
+    def _starve(self, step: Step) -> End | bool:
+        """Hold a part to a share of one CPU; it has to have wanted more."""
+        pid = self.mesh.pid(step.part)
+        limit = Limit.make("cpu", f"{self.mesh.directory.name}-{step.number}-{step.part}") if pid else None
+        if pid is None or limit is None:
+            return False
+        period = round(PERIOD_SECONDS * 1e6)
+        limit.write("cpu.cfs_period_us", str(period))
+        limit.write("cpu.cfs_quota_us", str(round(period * step.amount)))
+        limit.take(pid)
+
+        def end() -> bool:
+            stat = dict(line.split() for line in limit.read("cpu.stat").splitlines())
+            limit.remove()
+            return int(stat.get("nr_throttled", 0)) > 0
+
+        return end
+
+    def _black_hole(self, step: Step) -> End | bool:
+        """Have something that answers nothing stand in a part's place, where the part is now."""
+        if not self.mesh.is_there(step.part):
+            return False
+        mode = black_hole.SILENT if step.point == Mode.SILENT else black_hole.MUTE
+        hole = self.mesh.stand_in(step.part, "tests.verification.chaos.black_hole", mode)
+
+        def end() -> bool:
+            hole.kill()
+            self.mesh.come_back(step.part)
+            return black_hole.MET in hole.said
+
+        return end
+
+    def _slow_store(self, step: Step) -> End:
+        machines = self.mesh.machines
+        pairs = [(part, member) for part in PYTHON if part not in NODES for member in MEMBERS]
+        pairs += [(member, part) for part, member in pairs]
+        wire = Wire(delay_seconds_max=step.amount, delay_seconds_min=LEAST_SHARE * step.amount)
+        before = machines.touched(pairs)
+        machines.disturb(pairs, wire)
+
+        def end() -> bool:
+            touched = machines.touched(pairs) > before
+            machines.disturb_no_more(pairs, wire)
+            return touched
+
+        return end
+
+    def _drift(self, step: Step) -> End | bool:
+        """Let a clock run away, or jump forwards and backwards; it stays where it is at the end."""
+        if not self.mesh.clock:
+            return False
+        last, sign = [time.monotonic()], [1]
+
+        def tick(now: float) -> None:
+            passed = now - last[0]
+            if step.point == Mode.RATE:
+                self.mesh.set_clock(step.part, step.amount * passed)
+            elif passed >= JUMP_SECONDS:
+                self.mesh.set_clock(step.part, sign[0] * 2 * step.amount)
+                sign[0] = -sign[0]
+            else:
+                return
+            last[0] = now
+
+        def end() -> bool:
+            del self._ticking[step.number]
+            return True
+
+        self._ticking[step.number] = tick
+        return end
+
+    def _name_error(self, step: Step) -> End | bool:
+        names = self.mesh.names
+        if names is None or step.part in names.modes:
+            return False
+        before = names.asked[step.part]
+        names.modes[step.part] = Mode(step.point)
+
+        def end() -> bool:
+            del names.modes[step.part]
+            return names.asked[step.part] > before
+
+        return end
+
+    def _expire(self, step: Step) -> End | bool:
+        """Give a part a certificate that is over in some seconds; it has to have taken it."""
+        mesh, certificates, clock = self.mesh, self.mesh.certificates, self.mesh.clock
+        if certificates is None or clock is None:
+            return False
+        begin = mesh.logged(step.part)
+        certificates.reissue(step.part, mesh.addresses, clock, expires_after_seconds=EXPIRES_AFTER_SECONDS)
+
+        def end() -> bool:
+            taken = RENEWED in mesh.said_since(step.part, begin)
+            certificates.reissue(step.part, mesh.addresses, clock)
+            return taken
+
+        return end
+
+    def _greedy(self, step: Step) -> End:
+        kind, count = greedy.STREAMS, STREAMS
+        if step.point == Mode.CONNECTIONS:
+            kind, count = greedy.CONNECTIONS, CONNECTIONS
+        client = self.mesh.run_on(
+            GUEST, "tests.verification.chaos.greedy", kind, self.mesh.address(step.part), str(count)
+        )
+
+        def end() -> bool:
+            client.kill()
+            return held(client) > 0
+
+        return end
+
+
+def held(client: Serving) -> int:
+    """How many streams or connections a greedy client says that it holds."""
+    words = [line.split() for line in client.said.splitlines() if line.startswith(greedy.HELD)]
+    with contextlib.suppress(IndexError, ValueError):
+        return int(words[-1][1])
+    return 0

@@ -1,0 +1,250 @@
+"""An etcd that is full, went back in time, or is another one; and the way back, as an operator would go it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import grpc
+from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
+from tests.support.etcd_server import etcd_binary
+from tests.verification.chaos.parts import Mesh
+from tests.verification.chaos.plan import CLIENT, MEMBERS, Fault, Step
+from tests.verification.chaos.recorder import BALLAST
+
+from cotenant.rpc.endpoints import MESH_NAME
+
+End = Callable[[], bool]
+MIB = 1 << 20
+NO_SPACE = "space exceeded"  # as etcd says it
+CALL_SECONDS, MENDED_SECONDS_MAX, PAUSE_SECONDS = 5.0, 60.0, 0.2
+KEPT_SECONDS = 2.0  # of history before the snapshot to which a store goes back
+MESSAGE_OPTIONS = (("grpc.ssl_target_name_override", MESH_NAME),)
+
+
+@dataclass
+class Work:
+    """Something that is done beside the steps. `stop` asks it to end; `did` and `wrong` are what came of it."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    did: bool = False
+    wrong: str = ""
+    thread: threading.Thread | None = None
+
+    def start(self, work: Callable[[Work], None]) -> Work:
+        """Begin it."""
+        self.thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="store")
+        self.thread.start()
+        return self
+
+    def _run(self, work: Callable[[Work], None]) -> None:
+        try:
+            work(self)
+        except (grpc.RpcError, OSError, subprocess.CalledProcessError) as error:
+            self.wrong = f"the store could not be worked on: {error}"
+
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.thread is None or not self.thread.is_alive()
+
+
+class StoreFaults:
+    """What is done to all of etcd at once. `seen_revision` is up to where the recorder has written commits down."""
+
+    def __init__(self, mesh: Mesh, seen_revision: Callable[[], int]) -> None:
+        self._mesh, self._seen_revision = mesh, seen_revision
+        self._works: list[Work] = []
+        self._busy = False  # one such fault at a time
+
+    def begin(self, step: Step) -> End | bool:
+        """Begin; returns how to end it, or False where another such fault is not over."""
+        if self._busy or not all(work.is_over() for work in self._works):
+            return False
+        self._busy = True
+        return self._fill() if step.fault is Fault.FULL_STORE else self._regress(step)
+
+    def is_mended(self) -> bool:
+        """Whether nothing is left to be done."""
+        return not self._busy and all(work.is_over() for work in self._works)
+
+    def take_wrong(self) -> list[str]:
+        """What could not be done; each is returned once."""
+        over = [work for work in self._works if work.is_over()]
+        self._works = [work for work in self._works if not work.is_over()]
+        return [work.wrong for work in over if work.wrong]
+
+    # Full ----------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> End:
+        filling = Work().start(self._put_ballast)
+        self._works.append(filling)
+
+        def end() -> bool:
+            filling.stop.set()
+            if filling.thread:
+                filling.thread.join()
+            self._works.append(Work().start(self._free))
+            self._busy = False
+            return filling.did
+
+        return end
+
+    def _put_ballast(self, work: Work) -> None:
+        """Put values that are nobody's until etcd has no room; go on where the mesh makes some."""
+        numbers, members = count(), cycle(MEMBERS)
+        while not work.stop.is_set():
+            with suppress(grpc.RpcError), self._channel(next(members)) as channel:
+                self._put_over(channel, numbers, work)
+            work.stop.wait(PAUSE_SECONDS)
+
+    @staticmethod
+    def _put_over(channel: grpc.Channel, numbers: Iterator[int], work: Work) -> None:
+        while not work.stop.is_set():
+            request = rpc.PutRequest(key=f"{BALLAST}{next(numbers)}".encode(), value=os.urandom(MIB))
+            try:
+                rpc.KVStub(channel).Put(request, timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                if NO_SPACE not in str(error):
+                    raise
+                work.did = True
+                work.stop.wait(PAUSE_SECONDS)
+
+    def _free(self, work: Work) -> None:
+        """Remove what filled it, forget its history, give the room back, and disarm the alarm."""
+        deadline = time.monotonic() + MENDED_SECONDS_MAX
+        ballast = rpc.DeleteRangeRequest(
+            key=BALLAST.encode(), range_end=(BALLAST[:-1] + chr(ord(BALLAST[-1]) + 1)).encode()
+        )
+        gone = self._insist(deadline, lambda channel: rpc.KVStub(channel).DeleteRange(ballast, timeout=CALL_SECONDS))
+        while self._seen_revision() < gone.header.revision and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)  # what is compacted cannot be recorded
+        seen = rpc.CompactionRequest(revision=self._seen_revision(), physical=True)
+        with suppress(grpc.RpcError):  # the mesh itself may have compacted further
+            self._ask(lambda channel: rpc.KVStub(channel).Compact(seen, timeout=CALL_SECONDS))
+        for member in MEMBERS:
+            with suppress(grpc.RpcError):  # one that is down is small when it comes back, or will be compacted then
+                self._ask(
+                    lambda channel: rpc.MaintenanceStub(channel).Defragment(rpc.DefragmentRequest(), timeout=60.0),
+                    [member],
+                )
+        disarm = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, memberID=0, alarm=rpc.NOSPACE)
+        while True:
+            alarms = self._insist(
+                deadline,
+                lambda channel: rpc.MaintenanceStub(channel).Alarm(
+                    rpc.AlarmRequest(action=rpc.AlarmRequest.GET), timeout=CALL_SECONDS
+                ),
+            )
+            if not alarms.alarms:
+                return
+            for alarm in alarms.alarms:
+                disarm.memberID = alarm.memberID
+                self._insist(deadline, lambda channel: rpc.MaintenanceStub(channel).Alarm(disarm, timeout=CALL_SECONDS))
+
+    def _insist(self, deadline: float, ask: Callable[[grpc.Channel], Any]) -> Any:
+        while True:
+            try:
+                return self._ask(ask)
+            except grpc.RpcError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_SECONDS)
+
+    def _ask(self, ask: Callable[[grpc.Channel], Any], members: Sequence[str] = MEMBERS) -> Any:
+        """Ask the first member that answers; raises what the last one said."""
+        for name in members:
+            try:
+                with self._channel(name) as channel:
+                    return ask(channel)
+            except grpc.RpcError as error:
+                last = error
+        raise last
+
+    @contextmanager
+    def _channel(self, name: str) -> Any:
+        endpoint, own = self._mesh.address(name), self._mesh.certificates
+        if own is None:
+            with grpc.insecure_channel(endpoint) as channel:
+                yield channel
+            return
+        ca, cert, key = (Path(path).read_bytes() for path in own.files(CLIENT))
+        with grpc.secure_channel(
+            endpoint, grpc.ssl_channel_credentials(ca, key, cert), options=MESSAGE_OPTIONS
+        ) as channel:
+            yield channel
+
+    # Older, or another one -----------------------------------------------------------------------------------
+
+    def _regress(self, step: Step) -> End:
+        """Have members come up with other data, some time after a snapshot; the right data comes back at the end."""
+        snapshot = self._mesh.directory / f"snapshot-{step.number}"
+        swapped = Work()
+
+        def work(own: Work) -> None:
+            if step.fault is Fault.OLD_STORE:
+                self._save(snapshot)
+                if own.stop.wait(KEPT_SECONDS):
+                    return
+            self._mesh.kill(*MEMBERS)
+            for name in MEMBERS:
+                self._data(name).rename(self._aside(name))
+                if step.fault is Fault.OLD_STORE:
+                    self._restore(name, snapshot)
+            self._mesh.come_back(*MEMBERS)
+            own.did = True
+
+        self._works.append(swapped.start(work))
+
+        def end() -> bool:
+            swapped.stop.set()
+            if swapped.thread:
+                swapped.thread.join()
+            if any(self._aside(name).exists() for name in MEMBERS):
+                self._mesh.kill(*MEMBERS)
+                for name in MEMBERS:
+                    shutil.rmtree(self._data(name), ignore_errors=True)
+                    self._aside(name).rename(self._data(name))
+                self._mesh.come_back(*MEMBERS)
+            self._busy = False
+            return swapped.did
+
+        return end
+
+    def _data(self, name: str) -> Path:
+        return self._mesh.machines.all[name].disk / name
+
+    def _aside(self, name: str) -> Path:
+        return self._mesh.machines.all[name].disk / f"{name}.aside"
+
+    def _save(self, file: Path) -> None:
+        def ask(channel: grpc.Channel) -> None:
+            with file.open("wb") as snapshot:
+                for part in rpc.MaintenanceStub(channel).Snapshot(rpc.SnapshotRequest(), timeout=CALL_SECONDS):
+                    snapshot.write(part.blob)
+
+        self._ask(ask)
+
+    def _restore(self, name: str, snapshot: Path) -> None:
+        binary = etcd_binary()
+        members = [part.member for part in self._mesh.parts.values() if part.member]
+        (own,) = (member for member in members if member.name == name)
+        assert binary
+        subprocess.run(
+            [
+                *(str(Path(binary).with_name("etcdutl")), "snapshot", "restore", str(snapshot), f"--name={name}"),
+                f"--data-dir={self._data(name)}",
+                f"--initial-advertise-peer-urls={own.peer_url}",
+                f"--initial-cluster={','.join(f'{member.name}={member.peer_url}' for member in members)}",
+            ],
+            check=True,
+            capture_output=True,
+        )

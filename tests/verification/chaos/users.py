@@ -1,0 +1,72 @@
+"""The process of those who use a mesh in trouble, as the driver sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+
+from tests.verification.chaos.parts import Mesh
+from tests.verification.chaos.plan import CLIENT
+
+POLL_SECONDS = 0.02
+
+
+class Users:
+    """The process that submits."""
+
+    def __init__(self, mesh: Mesh, seed: int) -> None:
+        command = [
+            *mesh.machines.all[CLIENT].prefix,
+            sys.executable,
+            "-m",
+            "tests.verification.chaos.load",
+            str(mesh.directory),
+        ]
+        with (mesh.directory / "logs" / "client.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, mesh.reached("queue"), mesh.reached("placement"), str(seed)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=mesh.environment(CLIENT) | {"COTENANT_LOG": "error"},
+                text=True,
+            )
+        self.refusals: dict[str, int] = {}
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._lines.put(line)
+
+    def say(self, word: str) -> None:
+        """Tell it what to do."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def is_calm(self) -> bool:
+        """Whether all that it submitted has ended, since it was asked to hush."""
+        with contextlib.suppress(queue.Empty):
+            self.refusals = json.loads(self._lines.get(timeout=POLL_SECONDS))["refusals"]
+            return True
+        return False
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,172 @@
+"""Those who submit jobs and change their minds, and those who look on: what each was told is written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from random import Random
+from typing import Any
+
+import grpc
+from google.protobuf.field_mask_pb2 import FieldMask
+from tests.unit.services.mesh import spec
+from tests.verification.control_plane.virtual import Process
+from tests.verification.control_plane.wire import Network
+
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import ENDED, Phase
+from cotenant.history.events import Acknowledged, Cancelled, Event, Listed, Prioritized, Watched
+from cotenant.history.stored import phase_of
+from cotenant.leadership.replica import REVISION
+from cotenant.v1 import job_pb2, job_service_pb2_grpc
+from cotenant.v1 import job_service_pb2 as pb
+
+QUEUES = ("queue-0", "queue-1")
+CALL_SECONDS, AGAIN_SECONDS, LOOK_SECONDS = 3.0, 0.2, 1.5
+PAGE = 1000
+OVER = [specs.PHASES.to_wire(phase) for phase in sorted(ENDED)]
+TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+SENSELESS = (grpc.StatusCode.FAILED_PRECONDITION,)
+AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITION_AFTER_OK
+
+
+class Clients:
+    """All callers of the queue. `failures` are answers that nobody should get."""
+
+    def __init__(self, network: Network, rng: Random, events: list[Event], failures: list[str]) -> None:
+        self.acknowledged: list[str] = []  # jobs and arrays
+        self.unanswered: dict[str, str] = {}  # what was asked, and what came instead of an answer
+        self.seen: dict[str, dict[str, Phase]] = {}  # by watcher, as its last stream told
+        self._numbers = count()
+        self._network, self._rng, self._events, self._failures = network, rng, events, failures
+
+    def stub(self, name: str) -> Any:
+        """A client's way to the queue, whichever replica answers."""
+        return job_service_pb2_grpc.JobServiceStub(self._network.channel(Process(name), QUEUES))
+
+    async def insist(self, call: Any, request: Any, *, refused: Sequence[grpc.StatusCode] = SENSELESS) -> Any:
+        """Ask the same until there is an answer; None where what is wanted makes no sense any more."""
+        repeatable = "request_id" in request.DESCRIPTOR.fields_by_name
+        if repeatable and not request.request_id:
+            request.request_id = f"asked-{next(self._numbers)}"
+        asked = f"{type(request).__name__} {request.request_id if repeatable else request.id}"
+        while True:
+            try:
+                answer = await call(request, timeout=CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                self.unanswered[asked] = f"{error.code()} {error.details()}"
+                if error.code() not in TRANSIENT:
+                    if error.code() not in refused:
+                        self._failures.append(f"{asked}: {error.code()} {error.details()}")
+                    answer = None
+                else:
+                    await asyncio.sleep(AGAIN_SECONDS * (0.5 + self._rng.random()))
+                    continue
+            self.unanswered.pop(asked, None)
+            return answer
+
+    # Those who submit ----------------------------------------------------------------------------------------
+
+    async def submit(self, number: int, within_seconds: float) -> None:
+        """Submit a job or an array until it is acknowledged, and change one's mind; some send the same twice."""
+        stub = self.stub(f"client-{number}")
+        await asyncio.sleep(self._rng.random() * within_seconds)
+        request = pb.CreateJobRequest(spec=self._story(number), request_id=f"request-{number}")
+        times = self._rng.choice([1, 1, 2])
+        answers = await asyncio.gather(*(self.insist(stub.CreateJob, request) for _ in range(times)))
+        if not (made := [answer.job for answer in answers if answer]):
+            return
+        job, array_id = made[0], made[0].spec.array_task.array_id
+        indices = range(request.spec.array.ranges[0].last + 1) if array_id else ()
+        ids = [f"{array_id}_{index}" for index in indices] or [job.id]
+        for one in made:
+            self._events.append(Acknowledged(request.request_id, one.id))
+        self._events.extend(Acknowledged(f"{request.request_id} {one}", one) for one in ids if one != job.id)
+        self.acknowledged.append(array_id or job.id)
+        await self._change(stub, array_id or job.id, ids)
+
+    def _story(self, number: int) -> job_pb2.JobSpec:
+        rng = self._rng
+        gpus, replicas = rng.choice([(1, 1)] * 4 + [(2, 1), (1, 2), (1, 3), (0, 1)])
+        told = spec(
+            gpus=gpus,
+            cores=rng.choice([1, 2, None]) if gpus else 1,
+            replicas=replicas,
+            name=f"job {number}",
+            retries_max=3,
+        )
+        if replicas == 1 and rng.random() < 0.15:
+            told.array.ranges.add(first=0, last=rng.randint(1, 3))
+            told.array.running_max = rng.randint(0, 2)
+        if self.acknowledged and rng.random() < 0.3:
+            told.dependencies.add(id=rng.choice(self.acknowledged), condition=rng.choice([AFTER, AFTER_OK]))
+        return told
+
+    async def _change(self, stub: Any, thing_id: str, job_ids: list[str]) -> None:
+        """Change one's mind about a job or an array, as often as chance has it."""
+        while self._rng.random() < 0.55:
+            await asyncio.sleep(3 * self._rng.random() ** 2)
+            (wish,) = self._rng.choices(["cancel", "suspend", "resume", "move", "update"], [2, 1, 1, 2, 4])
+            if wish == "cancel":
+                if await self.insist(stub.CancelJob, pb.CancelJobRequest(id=thing_id)):
+                    self._events.extend(Cancelled(job_id) for job_id in job_ids)
+            elif wish == "suspend":
+                await self.insist(stub.SuspendJob, pb.SuspendJobRequest(id=thing_id))
+            elif wish == "resume":
+                await self.insist(stub.ResumeJob, pb.ResumeJobRequest(id=thing_id))
+            elif wish == "move":
+                await self._move(stub, self._rng.choice(job_ids))
+            else:
+                job_id, priority = self._rng.choice(job_ids), self._rng.randint(-5, 5)
+                changed = job_pb2.Job(id=job_id, spec=job_pb2.JobSpec(priority=priority))
+                request = pb.UpdateJobRequest(job=changed, update_mask=FieldMask(paths=["spec.priority"]))
+                if await self.insist(stub.UpdateJob, request):
+                    self._events.append(Prioritized(job_id, priority))
+
+    async def _move(self, stub: Any, job_id: str) -> None:
+        """Have a job go on elsewhere, if it has begun."""
+        job = (await self.insist(stub.GetJob, pb.GetJobRequest(id=job_id))).job
+        if job.attempt.number:
+            request = pb.MoveJobRequest(id=job_id, number=job.attempt.number, reason="somebody says so")
+            request.avoid.FromSeconds(self._rng.randint(0, 3))
+            await self.insist(stub.MoveJob, request)
+
+    # Those who look on ---------------------------------------------------------------------------------------
+
+    async def watch(self, name: str) -> None:
+        """Watch all jobs, for ever; begin anew whenever the watch ends."""
+        stub, stream = self.stub(name), 0
+        while True:
+            stream += 1
+            seen = self.seen[name] = {}
+            with suppress(grpc.aio.AioRpcError):
+                async for response in stub.WatchJobs(pb.WatchJobsRequest()):
+                    if not response.synced:
+                        seen[response.job.id] = phase = phase_of(response.job.phase)
+                        self._events.append(Watched(name, stream, response.job.id, phase))
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def hold_watches(self, name: str, count: int, seconds: float) -> None:
+        """Open watches of all jobs, read nothing of them, and end them after a while."""
+        stub = self.stub(name)
+        watches = [stub.WatchJobs(pb.WatchJobsRequest()) for _ in range(count)]
+        await asyncio.sleep(seconds)
+        for watch in watches:
+            watch.cancel()
+
+    async def read(self, address: str) -> None:
+        """Ask one replica again and again what has ended; what it answers by itself bears a revision."""
+        name = f"reader of {address}"
+        stub: Any = job_service_pb2_grpc.JobServiceStub(self._network.passage(Process(name), address))
+        request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(phases=OVER))
+        while True:
+            await asyncio.sleep(LOOK_SECONDS * (0.5 + self._rng.random()))
+            call = stub.ListJobs(request, timeout=CALL_SECONDS)
+            with suppress(grpc.aio.AioRpcError):
+                jobs = (await call).jobs
+                trailers = dict(await call.trailing_metadata() or ())
+                if REVISION in trailers:
+                    phases = {job.id: phase_of(job.phase) for job in jobs}
+                    self._events.append(Listed(name, int(trailers[REVISION]), phases))

@@ -1,0 +1,388 @@
+"""What befalls a world, drawn from its seed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from tests.verification.control_plane.virtual import Process
+from tests.verification.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE
+from tests.verification.control_plane.world import REPLICAS, World
+
+from cotenant.fail_points import POINTS
+
+Faults = tuple[tuple[Callable[[World], Awaitable[None]], int], ...]  # how often, beside the others
+MEET_SECONDS_MAX = 4.0
+STOPPED_SECONDS, RUNNING_SECONDS, STUTTER_SECONDS_MAX = (0.05, 3.0), 0.2, 6.0
+LAG_SECONDS = (0.05, 0.5)
+JUMP_SECONDS = (0.5, 2.0, 30.0, 3600.0)
+WATCHES = 20
+SERVERS = tuple(name for names in REPLICAS.values() for name in names)
+
+
+def _replica(world: World) -> str:
+    """Draw a replica, rather one that leads: what befalls those who follow is seldom felt."""
+    leaders = sorted(filter(None, (world.leader(service) for service in REPLICAS)))
+    return world.rng.choice(leaders if leaders and world.rng.random() < 0.6 else SERVERS)
+
+
+async def crash(world: World) -> None:
+    """A replica is killed, and started again after a while."""
+    name = _replica(world)
+    world.faults[-1] += f" {name}"
+    if world.processes[name].dead:
+        return
+    await world.kill(name)
+    await asyncio.sleep(world.rng.random() * 2)
+    world.start(name)
+
+
+async def pause(world: World) -> None:
+    """A replica gets no time for a while, often longer than its lease lasts, and goes on as if nothing had been."""
+    name = _replica(world)
+    world.faults[-1] += f" {name}"
+    process = world.processes[name]
+    process.pause()
+    await asyncio.sleep(world.rng.random() * 5)
+    process.resume()
+
+
+async def lose_store(world: World) -> None:
+    """The store is away for all."""
+    world.store.away = True
+    await asyncio.sleep(world.rng.random() * 3)
+    world.store.away = False
+
+
+async def lose_way_to_store(world: World) -> None:
+    """One replica does not reach the store; others reach it."""
+    name = _replica(world)
+    world.faults[-1] += f" {name}"
+    await _keep_from_store(world, name, world.rng.random() * 5)
+
+
+async def _keep_from_store(world: World, name: str, seconds: float) -> None:
+    store = world.stores[name]
+    store.reached = False
+    await asyncio.sleep(seconds)
+    store.reached = True
+
+
+async def lose_answers(world: World) -> None:
+    """Transactions and their answers are lost."""
+    name = _replica(world)
+    world.faults[-1] += f" {name}"
+    store = world.stores[name]
+    store.losing = 0.3
+    await asyncio.sleep(world.rng.random() * 3)
+    store.losing = 0.0
+
+
+async def partition(world: World) -> None:
+    """Two parts do not hear each other."""
+    pair = frozenset(world.rng.sample([*SERVERS, *world.agents], 2))
+    world.faults[-1] += f" {' '.join(sorted(pair))}"
+    world.network.cut.add(pair)
+    await asyncio.sleep(world.rng.random() * 5)
+    world.network.cut.discard(pair)
+
+
+async def lose_agent(world: World) -> None:
+    """An agent ends, and is started again; what it ran runs on."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    agent = world.agents[name]
+    await agent.stop()
+    agent.leave()
+    await asyncio.sleep(world.rng.random() * 4 if world.rng.random() < 0.8 else 8.0)
+    if agent.is_stopped() and not agent.is_off:
+        agent.start()
+
+
+async def reboot(world: World) -> None:
+    """A node loses all that runs on it."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    agent = world.agents[name]
+    await agent.stop()
+    agent.leave()
+    agent.reboot()
+    await asyncio.sleep(world.rng.random())
+    if agent.is_stopped() and not agent.is_off:
+        agent.start()
+
+
+async def lose_node(world: World) -> None:
+    """A node is switched off, and an operator gives it up; after a while another one comes by its name."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    agent = world.agents[name]
+    if agent.is_stopped():
+        return
+    agent.is_off = True
+    await agent.stop()
+    agent.leave()
+    agent.reboot()
+    await world.forget_node(name)
+    await asyncio.sleep(world.rng.random() * 2)
+    agent.is_off = False
+    agent.start()
+
+
+async def repeat_frames(world: World) -> None:
+    """An agent hears once more what was said before, perhaps by a placement that leads no more."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    for _ in range(5):
+        world.agents[name].hear_again()
+        await asyncio.sleep(world.rng.random() / 2)
+
+
+async def repeat_calls(world: World) -> None:
+    """Calls come once more, as where somebody on their way was paused; whoever made them has made others since."""
+    for _ in range(4):
+        world.network.hear_again()
+        await asyncio.sleep(world.rng.random())
+
+
+async def repeat_plans(world: World) -> None:
+    """Plans come once more."""
+    for _ in range(8):
+        world.network.hear_again("/PlanPlacement")
+        await asyncio.sleep(world.rng.random() / 2)
+
+
+async def _meet(world: World, happens: Callable[[Process], None], name: str = "", point: str = "") -> str:
+    """Let something happen to a replica when it next comes to a fail point; its name, "" where it does not come."""
+    name = name or _replica(world)
+    service = name.partition("-")[0]
+    kinds = (service, "election", *(("array",) if service == "queue" else ()))
+    points = [one for one in POINTS if one.partition(".")[0] in kinds]
+    point = point or world.rng.choice(points)
+    world.faults[-1] += f" {name} at {point}"
+    came = asyncio.Event()
+
+    def meet(process: Process) -> None:
+        happens(process)
+        came.set()
+
+    world.armed[name, point] = meet
+    try:
+        async with asyncio.timeout(MEET_SECONDS_MAX):
+            await came.wait()
+    except TimeoutError:
+        world.armed.pop((name, point), None)
+        return ""
+    return name
+
+
+async def cut_off(world: World) -> None:
+    """A replica is killed at a fail point, and started again after a while."""
+    if name := await _meet(world, Process.cut):
+        await world.kill(name)
+        await asyncio.sleep(world.rng.random() * 2)
+        world.start(name)
+
+
+async def halt(world: World) -> None:
+    """A replica is paused at a fail point, often for longer than its lease lasts."""
+    if name := await _meet(world, Process.pause):
+        process = world.processes[name]
+        await asyncio.sleep(world.rng.random() * 5)
+        process.resume()
+
+
+async def stutter(world: World) -> None:
+    """A replica or an agent is stopped again and again, for less or for more than a lease, and runs in between."""
+    name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
+    stopped_seconds = world.rng.uniform(*STOPPED_SECONDS)
+    world.faults[-1] += f" {name} {stopped_seconds:.2f} s"
+    until = world.loop.time() + world.rng.random() * STUTTER_SECONDS_MAX
+    while world.loop.time() < until:
+        process = world.processes[name]
+        process.pause()
+        await asyncio.sleep(stopped_seconds)
+        process.resume()
+        await asyncio.sleep(RUNNING_SECONDS)
+
+
+async def starve(world: World) -> None:
+    """A replica or an agent takes long for whatever it says or hears, and is not stopped."""
+    name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    world.network.lags[name] = world.rng.uniform(*LAG_SECONDS)
+    await asyncio.sleep(world.rng.random() * 5)
+    world.network.lags.pop(name, None)
+
+
+async def black_hole(world: World) -> None:
+    """A replica is killed, and what stands in its place takes calls and answers none, until it is started again."""
+    name = _replica(world)
+    world.faults[-1] += f" {name}"
+    if world.processes[name].dead:
+        return
+    await world.kill(name)
+    world.mute(name)
+    await asyncio.sleep(world.rng.random() * 5)
+    world.start(name)
+
+
+async def slow_store(world: World) -> None:
+    """Every question to the store takes long."""
+    world.store.lag_seconds = world.rng.uniform(*LAG_SECONDS)
+    await asyncio.sleep(world.rng.random() * 5)
+    world.store.lag_seconds = 0.0
+
+
+async def fill_store(world: World) -> None:
+    """The store answers reads, and refuses to grow."""
+    world.store.full = True
+    await asyncio.sleep(world.rng.random() * 5)
+    world.store.full = False
+
+
+async def jump_clocks(world: World) -> None:
+    """The wall clock of one process jumps forwards or backwards, perhaps several times; it is never set right."""
+    name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
+    for _ in range(world.rng.randint(1, 4)):
+        by_seconds = world.rng.choice(JUMP_SECONDS) * world.rng.choice((1, -1))
+        world.faults[-1] += f" {name} {by_seconds:+g} s"
+        world.processes[name].clock_seconds += by_seconds
+        await asyncio.sleep(world.rng.random())
+
+
+async def hold_watches(world: World) -> None:
+    """A client opens watches and never reads them."""
+    await world.clients.hold_watches("greedy", WATCHES, world.rng.random() * 5)
+
+
+async def close_node(world: World) -> None:
+    """An operator drains a node, or cordons it, for a while."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    await world.close_node(name, world.rng.random() * 4, drain=world.rng.random() < 0.6)
+
+
+LAUNCH_PROBLEMS = (
+    "memory control group: Read-only file system",
+    "the agent's directory: No space left on device",
+    "cannot fork: Resource temporarily unavailable",
+    "too many open files",
+    "no such user: carol",
+)
+
+
+async def refuse_launches(world: World) -> None:
+    """A node is up and reports, but cannot launch anything for a while."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    world.agents[name].refusing = world.rng.choice(LAUNCH_PROBLEMS)
+    await asyncio.sleep(world.rng.random() * 6)
+    world.agents[name].refusing = ""
+
+
+async def slow_down(world: World) -> None:
+    """Much of what is said takes long to be heard."""
+    world.network.slow_share, world.network.slow_seconds_max = 0.3, 3.0
+    await asyncio.sleep(world.rng.random() * 3)
+    world.network.slow_share, world.network.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
+
+
+async def replace_queue(world: World) -> None:
+    """The queue's leader is killed, and for a while the next one does not hear what runs."""
+    if not (name := world.leader("queue")):
+        return
+    pairs = {frozenset((queue, placement)) for queue in REPLICAS["queue"] for placement in REPLICAS["placement"]}
+    world.network.cut |= pairs
+    await world.kill(name)
+    await asyncio.sleep(world.rng.random())
+    world.start(name)
+    await asyncio.sleep(2 + world.rng.random() * 3)
+    world.network.cut -= pairs
+
+
+FAULTS: Faults = (
+    (crash, 3),
+    (cut_off, 4),
+    (pause, 3),
+    (halt, 4),
+    (slow_down, 2),
+    (lose_store, 2),
+    (lose_way_to_store, 2),
+    (lose_answers, 3),
+    (partition, 2),
+    (lose_agent, 2),
+    (reboot, 1),
+    (lose_node, 1),
+    (repeat_frames, 3),
+    (repeat_calls, 3),
+    (close_node, 2),
+    (replace_queue, 1),
+    (refuse_launches, 2),
+)
+
+
+async def depose(world: World) -> None:
+    """The queue's leader is replaced, and hears everybody but the store, who would say so."""
+    if name := world.leader("queue"):
+        await _keep_from_store(world, name, 4 + 4 * world.rng.random())
+
+
+async def cut_off_in_commit(world: World) -> None:
+    """The queue's leader is killed before it keeps what it has heard of an attempt."""
+    if (name := world.leader("queue")) and await _meet(world, Process.cut, name, "queue.committing"):
+        await world.kill(name)
+        world.start(name)
+
+
+async def replace_placement(world: World) -> None:
+    """Placement's leader is killed: the next one knows nothing of attempts that were forgotten."""
+    if name := world.leader("placement"):
+        await world.kill(name)
+        await asyncio.sleep(world.rng.random())
+        world.start(name)
+
+
+EVERY: Faults = (*FAULTS, (depose, 2), (cut_off_in_commit, 2), (replace_placement, 2), (repeat_plans, 3))
+EVERY_SHARE, KINDS_MIN, KINDS_MAX = 0.25, 2, 5
+
+
+def drawn(seed: int) -> Faults:
+    """Draw what may befall a seed's world: mostly a few kinds, again and again, for many kinds hide each other.
+
+    As in swarm testing (Groce et al., ISSTA 2012 [P]).
+    """
+    rng = Random(f"faults {seed}")
+    return EVERY if rng.random() < EVERY_SHARE else tuple(rng.sample(EVERY, rng.randint(KINDS_MIN, KINDS_MAX)))
+
+
+PAUSES: Faults = ((pause, 2), (halt, 3))
+OF_REPLACED_QUEUES: Faults = ((depose, 3), (cut_off_in_commit, 3), (crash, 1))
+OF_LATE_PLANS: Faults = ((replace_placement, 2), (repeat_plans, 5))
+OF_LOST_NODES: Faults = ((lose_node, 3), (lose_agent, 3), (repeat_calls, 3))
+OF_NEW_QUEUES: Faults = ((replace_queue, 1),)
+OF_SICK_NODES: Faults = ((refuse_launches, 1),)
+
+
+async def trouble(world: World, faults: Faults | None = None) -> None:
+    """Let something befall the world every second or so; several things may be so at once."""
+    faults = faults or drawn(world.seed)
+    world.clocks_jump = any(fault is jump_clocks for fault, _ in faults)
+    under_way: list[asyncio.Task[None]] = []
+    until = world.loop.time() + world.size.trouble_seconds
+    while world.loop.time() < until:
+        await asyncio.sleep(world.rng.expovariate(1 / world.size.pause_seconds))
+        (fault,) = world.rng.choices([fault for fault, _ in faults], [weight for _, weight in faults])
+        world.faults.append(f"{world.loop.time():.3f} {fault.__name__}")
+        under_way.append(asyncio.create_task(_one(fault, world)))
+    await asyncio.gather(*under_way)
+
+
+async def _one(fault: Callable[[World], Awaitable[None]], world: World) -> None:
+    await fault(world)
+
+
+async def peace(world: World) -> None:
+    """Nothing befalls it."""
+    await asyncio.sleep(world.size.trouble_seconds)

@@ -1,0 +1,183 @@
+"""Plays one seed: the world that it draws, in this process, with whatever would not be the same each time replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import structlog
+from tests.verification.control_plane.virtual import current_process, virtual_time
+from tests.verification.control_plane.world import LAST_SECONDS, REPLICAS, World, size_of
+
+from cotenant import fail_points, plugins
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.sizing import resize as resize_module
+from cotenant.history.checker import Broken
+from cotenant.history.events import Event
+from cotenant.leadership import forwarding, replica
+from cotenant.policies.proportional import Proportional
+from cotenant.services.placement.api import server as placement
+from cotenant.services.placement.cluster.committer import Fenced, Halted, Outdated
+from cotenant.services.queue.jobs import job_arrays
+from cotenant.store.port import StoreUnavailable
+
+CHUNK_MAX = 2  # jobs of an array in one transaction, so that each takes several
+INSTALLED = cache(entry_points)  # each leader made anew would read them from the disk
+EXAMINED, LOAD = plugins._examined, plugins.load
+PASSING = (StoreUnavailable, Fenced, Halted, Outdated)  # what work that nobody waits for may end with
+
+Befall = Callable[[World], Awaitable[None]]
+
+
+@dataclass
+class Outcome:
+    """What came of a seed."""
+
+    seed: int
+    broken: list[Broken]
+    failures: list[str]  # a part failed within, or it did not settle
+    events: list[Event] = field(default_factory=list, repr=False)
+    faults: list[str] = field(default_factory=list, repr=False)
+    reached: Counter[str] = field(default_factory=Counter, repr=False)  # fail points, how often
+    counted: Counter[str] = field(default_factory=Counter, repr=False)  # events, by their kind
+    virtual_seconds: float = 0.0
+    digest: str = ""  # differs where histories do; of those that nobody asks for it is not known
+
+    @property
+    def wrong(self) -> list[str]:
+        """All that was wrong, in words."""
+        return [*map(str, self.broken), *self.failures]
+
+
+def digest_of(events: list[Event]) -> str:
+    """Sum a history up."""
+    return hashlib.sha256("\n".join(map(repr, events)).encode()).hexdigest()[:16]
+
+
+def run_seed(seed: int, befall: Befall) -> Outcome:
+    """Play one seed; `befall` is what happens to the world while jobs are submitted."""
+    failed: list[str] = []
+
+    def note(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        error, process = event.get("exc_info"), current_process()
+        if error and not isinstance(error if isinstance(error, BaseException) else sys.exc_info()[1], PASSING):
+            where = f"{time.monotonic():.3f} {process.name if process else 'nobody'}"
+            failed.append(f"{where}: {event['event']}: {_told(error)}")
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[note],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        cache_logger_on_first_use=False,
+    )
+    collects = gc.isenabled()
+    gc.disable()  # what it ends, it ends at any time
+    try:
+        with virtual_time(seed) as loop:
+            outcome = loop.run_until_complete(_play(seed, befall, failed))
+            outcome.virtual_seconds = loop.time()
+            return outcome
+    finally:
+        if collects:
+            gc.enable()
+        structlog.configure(**before)
+
+
+async def _play(seed: int, befall: Befall, failed: list[str]) -> Outcome:
+    size = size_of(seed)
+    world = World(seed, size)
+    with (
+        fail_points.armed(world.reach),
+        mock.patch.object(forwarding, "passage", lambda address: _passage(world, address)),
+        mock.patch.object(plugins, "entry_points", INSTALLED),
+        mock.patch.object(replica, "gc"),  # a leader that steps down looks for garbage, which is what costs most
+        mock.patch.object(plugins, "_places", tuple),  # nothing is installed meanwhile
+        mock.patch.object(plugins, "_examined", _examined),
+        mock.patch.object(plugins, "load", partial(_loaded, Restless(Random(f"cores {seed}")))),
+        mock.patch.object(resize_module, "PATIENCE_SECONDS", Restless.interval_seconds),
+        mock.patch.object(job_arrays, "CHUNK_MAX", CHUNK_MAX),
+    ):
+        for names in REPLICAS.values():
+            for name in names:
+                world.start(name)
+        for number in range(world.rng.randint(size.nodes_min, size.nodes_max)):
+            world.add_node(f"n{number}")
+        await asyncio.sleep(0.5 + world.rng.random())
+        jobs = range(world.rng.randint(size.jobs_min, size.jobs_max))
+        callers = asyncio.gather(*(world.clients.submit(number, size.submit_seconds) for number in jobs))
+        world.look_on()
+        await befall(world)
+        world.heal()
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await callers
+            await world.settle()
+        except TimeoutError:
+            world.failures.append(f"a caller was never answered: {world.clients.unanswered}")
+        await world.close()
+    broken = world.checked().finish(settled=not world.failures)
+    counted = Counter(type(event).__name__ for event in world.events)
+    return Outcome(seed, broken, [*world.failures, *failed], world.events, world.faults, world.reached, counted)
+
+
+class Restless(Proportional):
+    """Sizes as `proportional` does, and resizes what runs as chance has it."""
+
+    name = "restless"
+    interval_seconds = 1.0
+    warm_up_seconds = measure_seconds = 0.0
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def resize(self, running: resize_module.Running, now: float) -> Sizing | None:
+        """Wish for other cores, now and then."""
+        if self._rng.random() < 0.5:
+            return None
+        cores = self._rng.randint(1, 4)
+        return Sizing((cores,), f"{cores} cores were wished for")
+
+    def weight(self, running: resize_module.Running) -> float:
+        """A gain is a gain."""
+        return 1.0
+
+
+def _loaded(allocator: Restless, group: str, name: str, options: Mapping[str, str]) -> Any:
+    return allocator if group == placement.ALLOCATORS else LOAD(group, name, options)
+
+
+@cache
+def _examined_once(group: str, points: tuple[Any, ...]) -> list[plugins.Plugin]:
+    return EXAMINED(group, list(points))
+
+
+def _examined(group: str, points: list[Any]) -> list[plugins.Plugin]:
+    return _examined_once(group, tuple(points))
+
+
+def _passage(world: World, address: str) -> Any:
+    source = current_process()
+    assert source
+    return world.network.passage(source, address)
+
+
+def _told(exc_info: Any) -> str:
+    """Name what was raised, and where."""
+    error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]
+    where = traceback.extract_tb(error.__traceback__)[-9:] if error else []
+    return f"{error!r} at {' < '.join(f'{Path(one.filename).name}:{one.lineno}' for one in reversed(where))}"

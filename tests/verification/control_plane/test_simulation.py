@@ -1,0 +1,60 @@
+"""The control plane under seeded faults: nothing that must always hold is broken, and what is broken is seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.support.paths import ROOT
+from tests.verification.control_plane.mutants import MUTANTS
+
+from cotenant.fail_points import POINTS
+from cotenant.history.checker import Rule
+
+pytestmark = pytest.mark.timeout(300)  # as many seconds of the processor's as fit into ten, on a machine that is busy
+
+SEEDS, MUTANT_SEEDS = 24, 150
+
+
+def play(*words: str) -> subprocess.CompletedProcess[str]:
+    """Play seeds in a process of their own, where the order of sets is fixed."""
+    environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.verification.control_plane", *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def test_nothing_is_broken_whatever_befalls_it_and_each_seed_is_always_the_same_history() -> None:
+    done = play("--seeds", str(SEEDS), "--digests")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{SEEDS} seeds" in done.stdout
+    played = [point for point in POINTS if point.startswith(("election.", "queue.", "array.", "placement."))]
+    missed = [point for point in played if f" {point} " not in done.stdout]
+    assert missed == []
+    (digest,) = (line for line in done.stdout.splitlines() if line.startswith(f"seed {SEEDS - 1}:"))
+    again = play("--first", str(SEEDS - 1), "--seeds", "1", "--digests")
+    assert digest in again.stdout.splitlines()
+
+
+def test_builds_that_are_broken_on_purpose_are_found_out() -> None:
+    done = play("--mutants", "--seeds", str(MUTANT_SEEDS))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, mutant in MUTANTS.items():
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"{name}: found out"))
+        assert f"({mutant.rule})" in line
+
+
+def test_the_page_tells_of_every_rule_fail_point_and_broken_build() -> None:
+    page = (ROOT / "docs" / "proof.md").read_text()
+    for word in (*Rule, *(f"`{point}` | {what}" for point, what in POINTS.items())):
+        assert f"| {word} |" in page
+    for name, mutant in MUTANTS.items():
+        assert f"| {name} | {mutant.rule} |" in page

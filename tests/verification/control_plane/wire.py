@@ -1,0 +1,407 @@
+"""Calls without sockets: stubs on one side, the services' own guard and servicers on the other, bytes between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from tests.verification.control_plane.virtual import Dead, Process
+
+from cotenant.rpc.auth_interceptor import Guard
+from cotenant.rpc.channel import Channel
+from cotenant.security.identity import Anyone
+
+HOP_SECONDS = 0.0005
+HEARD_MAX, REPEAT_SECONDS = 200, 10.0
+SLOW_SECONDS_MAX = 0.4
+SLOW_SHARE = 0.03
+DEADLINE_SECONDS = 60.0
+REFUSED = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+
+
+def _error(code: grpc.StatusCode, details: str, trailers: Any = ()) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details)
+
+
+class _Aborted(grpc.aio.AbortError):  # type: ignore[misc]  # compiled, and without types
+    """A servicer has said how its call ends."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class _Context:
+    """What a servicer is told of its call."""
+
+    def __init__(self, metadata: Any, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
+        self._metadata, self._loop, self._deadline = tuple(metadata or ()), loop, deadline
+        self.trailers: Any = ()
+
+    def invocation_metadata(self) -> Any:
+        return self._metadata
+
+    def time_remaining(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+
+    def auth_context(self) -> Mapping[str, Any]:
+        return {}
+
+    def peer(self) -> str:
+        return "simulated"
+
+    def set_trailing_metadata(self, trailers: Any) -> None:
+        self.trailers = trailers
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        raise _Aborted(_error(code, details, trailing_metadata))
+
+
+class SimulatedServer:
+    """Stands for a process's server: takes servicers as the real one does, behind the real guard."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._guard = Guard(Anyone(), DEADLINE_SECONDS)
+        self._handlers: dict[str, Any] = {}
+        self._generic: list[Any] = []
+        self._guarded: dict[str, Any] = {}
+
+    def add(self, add_servicer: Callable[[Any, Any], None], servicer: Any, service: str) -> None:
+        """Serve a service."""
+        add_servicer(servicer, self)
+
+    def set_serving(self, service: str, serving: bool) -> None:
+        """Nobody asks."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Take handlers as generated code gives them."""
+        self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """Take handlers of raw bytes."""
+        self._generic += handlers
+
+    async def handler(self, path: str, metadata: Any) -> Any:
+        """Find a method's handler, guarded."""
+        if path in self._guarded:
+            return self._guarded[path]
+        call = _Details(path, metadata)
+
+        async def found(call: _Details) -> Any:
+            handlers = (generic.service(call) for generic in self._generic)
+            return self._handlers.get(path) or next((handler for handler in handlers if handler is not None), None)
+
+        self._guarded[path] = await self._guard.intercept_service(found, call)
+        return self._guarded[path]
+
+
+class MuteServer(SimulatedServer):
+    """Stands where a process served: it takes every call, and answers none."""
+
+    async def handler(self, path: str, metadata: Any) -> Any:
+        """Wait for ever."""
+        await asyncio.get_running_loop().create_future()
+
+
+class _Details:
+    def __init__(self, method: str, metadata: Any) -> None:
+        self.method, self.invocation_metadata = method, metadata
+
+
+class Network:
+    """Who listens where. `cut` holds pairs of names between which nothing gets through."""
+
+    def __init__(self, rng: Random) -> None:
+        self.servers: dict[str, SimulatedServer] = {}
+        self.cut: set[frozenset[str]] = set()
+        self.slow_share, self.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
+        self.lags: dict[str, float] = {}  # by name: seconds that a process takes longer for whatever it says or hears
+        self.heard: deque[_Heard] = deque(maxlen=HEARD_MAX)  # calls that came once, the last ones
+        self._repeated: list[_Call] = []
+        self._rng = rng
+
+    def channel(self, source: Process, addresses: Sequence[str]) -> Channel:
+        """A channel of a process's to whoever listens at one of some addresses, in turn."""
+        return Channel(lambda: _Wire(self, source, addresses), "")
+
+    def passage(self, source: Process, address: str) -> Any:
+        """A channel on which calls are passed on as they came."""
+        return _Wire(self, source, [address])
+
+    def hear_again(self, methods: str = "") -> None:
+        """Let a call of a while ago come once more, perhaps to another replica: nobody waits for its answer."""
+        calls = [one for one in self.heard if one.path.endswith(methods)]
+        if calls:
+            one = self._rng.choice(calls)
+            wire = _Wire(self, Process("nobody"), self._rng.sample(one.addresses, len(one.addresses)))
+            call = _Call(wire, one.path, _same, _same, one.metadata, REPEAT_SECONDS)
+            self._repeated.append(call.unary(one.sent, asks=False))
+
+    def close(self) -> None:
+        """End the calls for whose answers nobody waits."""
+        for call in self._repeated:
+            call.cancel()
+
+    async def hop(self, source: Process, target: Process) -> None:
+        """Take the time of one way, slow now and then; nothing gets through to or from who is paused.
+
+        Raises:
+            Dead: one of them was killed, or they are cut off from each other.
+        """
+        draw = self._rng.random
+        slow = draw() * self.slow_seconds_max if draw() < self.slow_share else 0.0
+        if self.lags:
+            slow += self.lags.get(source.name, 0.0) + self.lags.get(target.name, 0.0)
+        await asyncio.sleep(HOP_SECONDS * (0.5 + draw()) + slow)
+        if not source.goes:
+            await source.gate()
+        if not target.goes:
+            await target.gate()
+        if self.cut and frozenset((source.name, target.name)) in self.cut:
+            raise Dead(target.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    path: str
+    sent: bytes
+    metadata: Any
+    addresses: Sequence[str]
+
+
+class _Wire:
+    """What a channel is made of."""
+
+    def __init__(self, network: Network, source: Process, addresses: Sequence[str]) -> None:
+        self.network, self.source, self.addresses = network, source, list(addresses)
+        self._turn = 0
+
+    def server(self) -> SimulatedServer:
+        """The next that listens."""
+        for _ in self.addresses:
+            self._turn += 1
+            server = self.network.servers.get(self.addresses[self._turn % len(self.addresses)])
+            if server and not server.process.dead:
+                return server
+        raise Dead("nobody listens")
+
+    def _made(self, path: str, write: Any, read: Any, *, asks: bool, streams: bool) -> Callable[..., Any]:
+        def call(request: Any, *, timeout: float | None = None, metadata: Any = None, **_: Any) -> Any:
+            made = _Call(self, path, write or _same, read or _same, metadata, timeout)
+            return made.stream(request, asks) if streams else made.unary(request, asks)
+
+        return call
+
+    def unary_unary(
+        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+    ) -> Any:
+        return self._made(path, request_serializer, response_deserializer, asks=False, streams=False)
+
+    def unary_stream(
+        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+    ) -> Any:
+        return self._made(path, request_serializer, response_deserializer, asks=False, streams=True)
+
+    def stream_unary(
+        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+    ) -> Any:
+        return self._made(path, request_serializer, response_deserializer, asks=True, streams=False)
+
+    def stream_stream(
+        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+    ) -> Any:
+        return self._made(path, request_serializer, response_deserializer, asks=True, streams=True)
+
+    async def close(self, grace: float | None = None) -> None:
+        """Nothing is held."""
+
+
+def _same(message: Any) -> Any:
+    return message
+
+
+class _Call:
+    """One call: a task on the caller's side, and one on the other."""
+
+    def __init__(self, wire: _Wire, path: str, write: Any, read: Any, metadata: Any, timeout: float | None) -> None:
+        self._wire, self._path, self._write, self._read, self._metadata = wire, path, write, read, metadata
+        self._timeout, self._trailers, self._late = timeout, (), False
+        self._answers: asyncio.Queue[Any]  # of a stream
+        self._task: asyncio.Task[Any] | None = None
+
+    def unary(self, request: Any, asks: bool) -> _Call:
+        self._task = asyncio.get_running_loop().create_task(self._converse(request, asks, streams=False))
+        self._task.add_done_callback(_looked_at)
+        return self
+
+    def stream(self, request: Any, asks: bool) -> _Call:
+        self._answers = asyncio.Queue(16)
+        self._task = asyncio.get_running_loop().create_task(self._converse(request, asks, streams=True))
+        self._task.add_done_callback(self._end)
+        return self
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        _looked_at(task)
+        while self._answers.full():
+            self._answers.get_nowait()
+        self._answers.put_nowait(None)
+
+    def __await__(self) -> Any:
+        assert self._task
+        return self._task.__await__()
+
+    def __aiter__(self) -> _Call:
+        return self
+
+    async def __anext__(self) -> Any:
+        assert self._task
+        try:
+            answer = await self._answers.get()
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        if answer is not None:
+            return self._read(answer)
+        self._answers.put_nowait(None)
+        if self._task.cancelled():
+            raise _error(grpc.StatusCode.CANCELLED, "cancelled by the caller")
+        self._task.result()
+        raise StopAsyncIteration
+
+    def cancel(self) -> bool:
+        assert self._task
+        return self._task.cancel()
+
+    async def trailing_metadata(self) -> Any:
+        return self._trailers
+
+    async def _converse(self, request: Any, asks: bool, *, streams: bool) -> Any:
+        timer = self._begin_waiting()
+        try:
+            return await self._hold(request, asks, streams)
+        except asyncio.CancelledError:
+            if self._late and self._task and not self._task.uncancel():
+                raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "too late") from None
+            raise
+        except Dead as error:
+            raise _error(grpc.StatusCode.UNAVAILABLE, f"{error} does not answer") from None
+        except _Aborted as aborted:
+            raise aborted.error from None
+        finally:
+            if timer:
+                timer.cancel()
+
+    def _begin_waiting(self) -> asyncio.Handle | None:
+        """Cancel the call once it is too late: `asyncio.timeout` does the same, and takes thrice as long."""
+        if self._timeout is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(self._timeout, self._give_up) if self._timeout > 0 else loop.call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        assert self._task
+        self._late = True
+        self._task.cancel()
+
+    async def _hold(self, request: Any, asks: bool, streams: bool) -> Any:
+        network, source, server = self._wire.network, self._wire.source, self._wire.server()
+        loop = asyncio.get_running_loop()
+        deadline = None if self._timeout is None else loop.time() + self._timeout
+        sent = self._write(request) if not asks else None
+        kept = sent is not None and not streams
+        heard = _Heard(self._path, sent or b"", self._metadata, self._wire.addresses) if kept else None
+        if heard:
+            network.heard.append(heard)
+        await network.hop(source, server.process)
+        context = _Context(self._metadata, loop, deadline)
+        handler = await server.handler(self._path, self._metadata)
+        pieces: asyncio.Queue[bytes | None] | None = asyncio.Queue() if asks else None
+        serving = server.process.start(
+            self._serve(handler, _each(pieces) if pieces is not None else sent, context, streams, server.process)
+        )
+        sending = (
+            asyncio.ensure_future(self._send(request, pieces, serving, server.process)) if pieces is not None else None
+        )
+        over = loop.create_future()
+        serving.add_done_callback(partial(_end, over))
+        try:
+            await over
+            if serving.cancelled():
+                raise Dead(server.process.name)
+            answer = serving.result()
+        except _Aborted as aborted:
+            if heard and aborted.error.code() in REFUSED and heard in network.heard:
+                network.heard.remove(heard)  # whoever was refused has gone another way
+            raise
+        finally:
+            serving.cancel()
+            if sending:
+                sending.cancel()
+        await network.hop(server.process, source)
+        self._trailers = context.trailers
+        return None if streams else self._read(answer)
+
+    async def _send(
+        self, requests: Any, pieces: asyncio.Queue[bytes | None], serving: asyncio.Task[Any], target: Process
+    ) -> None:
+        """Send one request after the other, in the caller's own time; a call whose caller is cut off is ended."""
+        try:
+            async for request in _one_by_one(requests):
+                await self._wire.network.hop(self._wire.source, target)
+                pieces.put_nowait(self._write(request))
+        except Dead:
+            serving.cancel()
+        pieces.put_nowait(None)
+
+    async def _serve(self, handler: Any, sent: Any, context: _Context, streams: bool, process: Process) -> Any:
+        parse = handler.request_deserializer or _same
+        write = handler.response_serializer or _same
+        message = _parsed(parse, sent) if handler.request_streaming else parse(sent)
+        if not streams:
+            behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
+            return write(await behavior(message, context))
+        behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
+        async with aclosing(behavior(message, context)) as responses:
+            async for response in responses:
+                data = write(response)
+                await self._wire.network.hop(process, self._wire.source)
+                await self._answers.put(data)
+        return None
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _end(over: asyncio.Future[None], _: Any) -> None:
+    if not over.done():
+        over.set_result(None)
+
+
+async def _one_by_one(requests: Any) -> AsyncIterator[Any]:
+    if hasattr(requests, "__aiter__"):
+        async for request in requests:
+            yield request
+    else:
+        for request in requests:
+            yield request
+
+
+async def _each(pieces: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
+    while (piece := await pieces.get()) is not None:
+        yield piece
+
+
+async def _parsed(parse: Any, pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for piece in pieces:
+        yield parse(piece)

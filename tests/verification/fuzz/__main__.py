@@ -1,0 +1,198 @@
+"""Fuzzes for as long as one likes: `make fuzz ARGS="--inputs 1000000"`.
+
+Each target runs in a process of its own, so that a crash is a finding like others, and as many run at a time as there
+are cores (`--jobs`). Half of the inputs are drawn evenly over all targets; the other half so that each takes the same
+time, by what it took for the first. It prints what each target took, and of each finding the smallest input that shows
+it; `--keep DIR` writes these into files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from tests.verification.fuzz import agent_sockets, calls, connections, sequences
+from tests.verification.fuzz.running import GROWTH_BYTES_MAX, Finding, Outcome, Traced, name_of, run
+from tests.verification.fuzz.targets import Target, all_targets
+
+PROGRESS_SECONDS = 10.0
+IN_MEMORY = Path("/dev/shm")
+FORK = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """So many inputs of a target, drawn from a seed of their own."""
+
+    name: str
+    target: Target | Callable[..., Outcome]
+    inputs: int
+    seed: str
+
+
+@dataclass(slots=True)
+class Running:
+    """A turn that is under way in another process."""
+
+    turn: Turn
+    child: BaseProcess
+    traced: Traced
+    outcome: Outcome
+
+
+def main() -> int:
+    """Run what was asked for; 1 where something was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.verification.fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=20_000, help="in all")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="repeats a run; by default another each time"
+    )
+    parser.add_argument("--only", default="", help="targets whose name holds one of these, by commas")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; one for each core")
+    parser.add_argument("--keep", type=Path, help="a directory for inputs that show findings")
+    told = parser.parse_args()
+    only = told.only.split(",")
+    targets = {name: target for name, target in _targets() if any(part in name for part in only)}
+    print(f"seed {told.seed}; {len(targets)} targets, {told.jobs} at a time", flush=True)
+    if not targets:
+        return 2
+    begun = time.monotonic()
+    even = {name: told.inputs // (2 * len(targets)) for name in targets}
+    first = _all([Turn(name, targets[name], even[name], f"{told.seed}") for name in targets], told.jobs)
+    rates = {one.target: _rate(one) for one in first}
+    left, sum_of_rates = told.inputs - sum(even.values()), sum(rates.values())
+    by_time = {name: round(left * rate / sum_of_rates) for name, rate in rates.items()}
+    second = _all([Turn(name, targets[name], by_time[name], f"{told.seed}, on") for name in targets], told.jobs)
+    return _sum_up(_joined([*first, *second]), told.keep, time.monotonic() - begun)
+
+
+def _targets() -> Iterator[tuple[str, Target | Callable[..., Outcome]]]:
+    for target in all_targets():
+        yield target.name, target
+    for name in calls.NAMES:
+        yield name, calls.run
+    yield connections.NAME, connections.run
+    yield agent_sockets.NAME, agent_sockets.run
+    yield sequences.NAME, sequences.run
+
+
+def _rate(outcome: Outcome) -> float:
+    return outcome.inputs / outcome.seconds if outcome.seconds and outcome.inputs else 1.0
+
+
+def _all(turns: Sequence[Turn], jobs: int) -> list[Outcome]:
+    """Run turns, so many at a time; the ones that take long first, as far as is known."""
+    waiting, running, outcomes = list(turns), dict[Connection, Running](), list[Outcome]()
+    shown = time.monotonic()
+    while waiting or running:
+        while waiting and len(running) < max(1, jobs):
+            receiving, one = _begin(waiting.pop())
+            running[receiving] = one
+        ready = wait(list(running), PROGRESS_SECONDS)
+        for receiving in [one for one in running if one in ready]:
+            if _heard(receiving, one := running[receiving]):
+                del running[receiving]
+                outcomes.append(one.outcome)
+                print("\n".join([_line(one.outcome), *map(str, one.outcome.findings)]), flush=True)
+        if time.monotonic() - shown > PROGRESS_SECONDS:
+            shown = time.monotonic()
+            told = ", ".join(
+                f"{one.turn.name} {one.outcome.inputs:,} of {one.turn.inputs:,}" for one in running.values()
+            )
+            print(f"  … {told}", flush=True)
+    return outcomes
+
+
+def _begin(turn: Turn) -> tuple[Connection, Running]:
+    """Start a turn in a process of its own."""
+    traced = Traced()
+    receiving, sending = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=_child, args=(turn, traced, sending))
+    child.start()
+    sending.close()
+    return receiving, Running(turn, child, traced, Outcome(turn.name))
+
+
+def _heard(receiving: Connection, one: Running) -> bool:
+    """Take in what a process says; True once it has ended."""
+    try:
+        one.outcome, ended = receiving.recv()
+    except EOFError:
+        one.child.join()
+        what = f"the process ended with {one.child.exitcode}"
+        one.outcome.findings.append(Finding(one.turn.name, what, one.traced.last()))
+        return True
+    if ended:
+        one.child.join()
+    return bool(ended)
+
+
+def _child(turn: Turn, traced: Traced, sending: Connection) -> None:
+    def watch(so_far: Outcome) -> None:
+        sending.send((so_far, False))
+
+    place = IN_MEMORY if IN_MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="cotenant-fuzz-", dir=place) as directory:
+        path = Path(directory)
+        if isinstance(turn.target, Target):
+            outcome = run(turn.target, turn.inputs, turn.seed, path, traced, watch)
+        else:
+            outcome = turn.target(turn.name, turn.inputs, turn.seed, path, watch)
+    sending.send((outcome, True))
+    sending.close()
+
+
+def _line(outcome: Outcome) -> str:
+    return (
+        f"{outcome.target:24} {outcome.inputs:9,} inputs {outcome.refused:9,} refused {_rate(outcome):9,.0f}/s "
+        f"{outcome.grown_bytes / 2**20:+7.1f} MiB  {len(outcome.findings) or 'no'} findings"
+    )
+
+
+def _joined(outcomes: Sequence[Outcome]) -> Mapping[str, Outcome]:
+    """Put the turns of each target together."""
+    joined: dict[str, Outcome] = {}
+    for one in outcomes:
+        known = joined.setdefault(one.target, Outcome(one.target))
+        known.inputs += one.inputs
+        known.refused += one.refused
+        known.seconds += one.seconds
+        known.grown_bytes = max(known.grown_bytes, one.grown_bytes)
+        known.findings += [new for new in one.findings if new.what not in {old.what for old in known.findings}]
+    return joined
+
+
+def _sum_up(outcomes: Mapping[str, Outcome], keep: Path | None, seconds: float) -> int:
+    print("\nin all:")
+    for outcome in outcomes.values():
+        print(_line(outcome))
+    findings = [finding for outcome in outcomes.values() for finding in outcome.findings]
+    findings += [
+        Finding(outcome.target, f"grew by {outcome.grown_bytes >> 20} MiB", b"")
+        for outcome in outcomes.values()
+        if outcome.grown_bytes > GROWTH_BYTES_MAX
+    ]
+    for finding in findings:
+        print(finding)
+        if keep:
+            keep.mkdir(parents=True, exist_ok=True)
+            (keep / f"{finding.target.replace(' ', '-').replace('/', '-')}-{name_of(finding.data)}").write_bytes(
+                finding.data
+            )
+    inputs = sum(outcome.inputs for outcome in outcomes.values())
+    print(f"{inputs:,} inputs in all in {seconds:,.0f} s, {len(findings) or 'no'} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+    sys.exit(main())

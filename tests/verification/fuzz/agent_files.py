@@ -1,0 +1,277 @@
+"""What the node agent and its supervisors read: datagrams of jobs, and the files by which they outlive a restart."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+from tests.verification.fuzz.targets import Prepared, Target, of_file, within
+
+from cotenant.node_agent.control.agent import Agent
+from cotenant.node_agent.control.epoch_fence import Fence, remembered
+from cotenant.node_agent.control.health_file import HealthFile
+from cotenant.node_agent.control.machine_claims import Claim, MachineTaken, take
+from cotenant.node_agent.control.pattern_process import search
+from cotenant.node_agent.control.progress import Track, newest_lines, parse_line
+from cotenant.node_agent.control.state_directory import AnotherNode, open_state_directory
+from cotenant.node_agent.probes.hot_plug import HotPlug
+from cotenant.node_agent.probes.inventory import ProbeWishes
+from cotenant.node_agent.probes.pressure import parse_pressure
+from cotenant.node_agent.runtime import attempt_directory
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory, key_of
+from cotenant.node_agent.runtime.attempt_status import AttemptKey, Exit, Status, parse_status, report
+from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
+from cotenant.node_agent.runtime.output_tail import TAIL_BYTES_MAX, tail_of
+from cotenant.node_agent.runtime.socket_paths import PLACE, _place
+from cotenant.node_agent.supervisor.kernel_files import number_in, parse_cpu_list
+from cotenant.node_agent.supervisor.lease import Lease, Leash, boot_seconds, read_lease
+from cotenant.store.witness import REVISION_MAX
+from cotenant.v1 import node_service_pb2, resources_pb2
+
+KEY = AttemptKey("job", 1)
+STATUS = Status(
+    KEY, 3, "FAILED", 1e9, "told", Exit(0, 1), 1e9, 1e9 + 5, 2.5, 4096, 77, 123456, "DISCONNECTED"
+).to_json()
+STATE = json.dumps({**STATUS, "tasks": [{"rank": 0, "pid": 7, "status": None}]}).encode()
+PROGRESS = (
+    b"step=12 loss=0.5 phase=validation\nstep=13",
+    b'{"step": 12, "loss": 0.25, "phase": "train"}\n{"batch": 8, "batch_seconds": 0.02}',
+    b"batch=8, batch_seconds=0.02, step=4",
+)
+FINDING = {"rule": "xid-79", "detail": "x", "gpu_uuid": "GPU-0", "mark": "m", "since": 5.0, "lasted_seconds": 1.0}
+HEALTH = json.dumps(
+    {
+        "table_version": 1,
+        "boot": "b",
+        "driver": "d",
+        "gpus": [{"uuid": "GPU-0", "index": 0}],
+        "findings": [{**FINDING, "calm_seconds": 0.0, "boot": "b", "driver": "d"}],
+    }
+).encode()
+ASSIGNMENT = node_service_pb2.Assignment(
+    job_id="job", number=1, epoch=4, allocation=resources_pb2.NodeAllocation(node_id="n")
+).SerializeToString()
+SPEC = {"group": {"path": "/x", "controllers": ["cpu"]}, "command": ["true"], "grace_seconds": 5.0}
+
+
+def targets() -> Iterator[Target]:
+    """Give the targets."""
+    yield Target("progress datagram", lambda directory: Prepared(_progress, PROGRESS), in_loop=True)
+    yield Target("supervisor's datagram", lambda directory: Prepared(_status, (STATE,)), (ValueError,), in_loop=True)
+    yield Target("state.json", _of("state.json", _state, STATE))
+    yield Target("narrowed", _of("narrowed", lambda there: there.narrowed(), b'{"0": [1, 2], "1": [3]}'))
+    throttle = b'{"bandwidth_percent": 50, "cores": 2, "idle": false, "suspended": true}'
+    yield Target("throttle", _of("throttle", lambda there: there.throttled(), throttle))
+    yield Target("assignment", _of("assignment", lambda there: there.assignment(), ASSIGNMENT))
+    yield Target("spec", _spec)
+    yield Target("boot", _of("boot", lambda there: there.of_earlier_boot(), b"1f0c-77\n"))
+    yield Target("supervisor.log", _of("supervisor.log", lambda there: there.last_words(), b"a\nOSError: b\n"))
+    yield Target("directory's name", lambda directory: Prepared(_name, (b"job-1", b"j-0-22", b"a-b-3")))
+    yield Target("health.json", of_file("health.json", lambda path: HealthFile(path.parent).read(), (HEALTH,)))
+    yield Target("stop.json", _stop_order)
+    fence = b'{"term": 7}\n\n{"job": "a", "epoch": 40}\n{"job": "b", "epoch": 41}\n'
+    yield Target("fence", of_file("fence", _fence, (fence,)))
+    store = (
+        b'{"store": {"id": "a", "generation": 1, "revision": 9, "era": "e", "era_revision": 8, "signature": "00ff"}}\n'
+    )
+    yield Target("what a fence remembers of the store", of_file("fence.jsonl", _remembered, (fence + store,)))
+    yield Target("cores.json", of_file("cores.json", _cores, (b'{"0": 0, "1": 0, "2": 1, "3": 1}',)))
+    yield Target("node's name", of_file("node", _claimed, (b"node-1\n",)), (AnotherNode,))
+    yield Target("lease", of_file("lease", _lease, (b"12.500 12.500".ljust(48),)))
+    yield Target("sockets.path", _sockets)
+    yield Target("machine claim", _claims, (MachineTaken,))
+    yield Target("output", _output)
+    yield Target("files of the kernel", lambda directory: Prepared(_kernel, KERNEL))
+
+
+def _fence(path: Path) -> None:
+    """What is taken in counts, is written down anew, and is raised as any other."""
+    fence = Fence(path)
+    told = Fence(path)
+    if (told.term, told.epoch_of("a")) != (fence.term, fence.epoch_of("a")):
+        raise AssertionError("another fence after it was written anew")
+    node_service_pb2.Welcome(term=fence.term)
+    if not (fence.raise_term(1 << 62) and fence.raise_epoch("a", 1 << 62)):
+        raise AssertionError("this node obeys nobody any more")
+
+
+def _remembered(path: Path) -> None:
+    """What is remembered is what a store could have had."""
+    memory = remembered(path)
+    if memory and not (memory.id and 0 <= memory.revision <= REVISION_MAX):
+        raise AssertionError(f"remembers {memory}")
+
+
+def _cores(path: Path) -> None:
+    """The cores that are offered can be told, and no two have one id."""
+    inventory = resources_pb2.Inventory()
+    plug = HotPlug(
+        inventory, ProbeWishes("n"), path.parent, changed=lambda: None, heal=_heal, interval_seconds=1.0,
+        sysfs=path.parent / "none", allowed=lambda: range(4),
+    )  # fmt: skip
+    plug.look()
+    ids = [core.id for core in inventory.cores]
+    if len(set(ids)) != 4:
+        raise AssertionError(f"cores {ids} are offered")
+
+
+async def _heal() -> None:
+    """Nobody has cores here."""
+
+
+def _claimed(path: Path) -> None:
+    attempt = path.parent / "attempts" / "job-1"
+    attempt.mkdir(parents=True, exist_ok=True)
+    os.close(open_state_directory(path.parent, "node-1"))
+
+
+def _lease(path: Path) -> None:
+    heard = boot_seconds() - 100
+    sensible = 100 < read_lease(str(path)) < heard + 100
+    if not sensible and not Leash(str(path), 5.0, heard).over():
+        raise AssertionError("a lease without end")
+    lease = Lease(str(path))
+    lease.renew(5.0)
+    lease.close()
+
+
+def _sockets(directory: Path) -> Prepared:
+    """The note of where sockets are; whatever else it says, its directory is not ours to change the mode of."""
+    made, deep = directory / "cotenant-abcd_123", directory / ("d" * 100)
+    made.mkdir(mode=0o700)
+    deep.mkdir()
+
+    def read(path: Path) -> None:
+        if (found := _place(path.parent)) not in (None, made):
+            raise AssertionError(f"sockets would lie in {found}")
+
+    return of_file(PLACE, read, (str(made).encode(),))(deep)
+
+
+def _claims(directory: Path) -> Prepared:
+    """The claim of an agent that lives, as another one finds it when it starts."""
+    wanted = Claim("a", "/a", 7, (0, 1), 1 << 30, 1 << 34)
+    kept = directory / "held.json"
+    kept.touch()
+    held = os.open(kept, os.O_RDONLY)  # for as long as this process lives
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    def read(path: Path) -> None:
+        try:
+            os.close(take(directory, wanted))
+        except MachineTaken as error:
+            str(error).encode()
+            raise
+
+    seeds = [json.dumps(asdict(Claim("b", "/b", 8, cpus, 1 << 30, 1 << 34))).encode() for cpus in ((2, 3), (1, 2))]
+    return of_file("held.json", read, seeds)(directory)
+
+
+def _output(directory: Path) -> Prepared:
+    """What a task has printed: its tail, its pieces, and progress out of it, also where it is rotated meanwhile."""
+    path = directory / "output-0.log"
+    (directory / "output-\u00b2.log").write_bytes(b"x")
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        path.with_name("output-0.log.1").write_bytes(data[::-1])
+        for most in (1, 7, TAIL_BYTES_MAX):
+            tail = tail_of(directory, 0, most)
+            if len(tail.encode()) > most:
+                raise AssertionError(f"{len(tail.encode())} bytes of at most {most}")
+        node_service_pb2.AttemptReport(output_tail=tail)
+        for rank in ranks_in(directory):
+            reader = OutputReader(directory, rank, tail_bytes=5)
+            while reader.read().data:
+                pass
+            reader.close()
+        search(r"step (\d+)(?: loss (?P<loss>\S+))?", data.decode(errors="replace").splitlines())
+        search(data[:200].decode(errors="replace").replace("*", "").replace("+", ""), ["step 5", "x" * 40])
+
+    return Prepared(run, (b"step 5 loss 0.5\nstep 6\r\n", b"\xff\xfe step 7", b"(\\d)[a-z]{2}(?P<loss>x)"))
+
+
+KERNEL = (
+    b"some avg10=0.00 avg60=1.50 avg300=0.00 total=123\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
+    b"0-3,8,10-11\n",
+    b"usage_usec 123\nuser_usec 5\n",
+)
+
+
+def _kernel(data: bytes) -> None:
+    """What the kernel says may be new to us."""
+    text = data.decode("ascii", errors="replace")
+    parse_pressure(text)
+    parse_cpu_list(text)
+    number_in(text, "usage_usec")
+
+
+def _of(name: str, read: Callable[[AttemptDirectory], object], *seeds: bytes) -> Callable[[Path], Prepared]:
+    def prepare(directory: Path) -> Prepared:
+        there = AttemptDirectory(directory, KEY)
+        there.path.mkdir(exist_ok=True)
+        return of_file(name, lambda path: read(there), seeds)(there.path)
+
+    return prepare
+
+
+def _spec(directory: Path) -> Prepared:
+    there = AttemptDirectory(directory, KEY)
+    there.path.mkdir(exist_ok=True)
+    there.write_spec(SPEC)
+    written = (there.path / "spec").read_bytes()
+    return of_file("spec", lambda path: there.recorded_group(), (written,))(there.path)
+
+
+def _progress(data: bytes) -> None:
+    track, now = Track(), 5.0
+    for line in newest_lines(data):
+        if told := parse_line(line):
+            now += 0.5
+            track.take(told, now)
+    rate = track.rate_per_second(now)
+    if not (math.isfinite(rate) and rate >= 0):
+        raise AssertionError(f"a rate of {rate}")
+    reports: list[node_service_pb2.ProgressReport] = []
+    agent = SimpleNamespace(
+        _throttling=SimpleNamespace(told=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
+    )
+    Agent._tell_progress(agent, KEY, track, rate, 1e9)  # type: ignore[arg-type]  # it needs no more of an agent
+    reports[0].SerializeToString()
+
+
+def _status(data: bytes) -> None:
+    report(parse_status(data), "node").SerializeToString()
+
+
+def _state(there: AttemptDirectory) -> None:
+    if status := there.status():
+        report(status, "node").SerializeToString()
+    there.task_pids()
+
+
+def _name(data: bytes) -> None:
+    key_of(Path(data.replace(b"\0", b"").decode(errors="surrogateescape")))
+
+
+def _stop_order(directory: Path) -> Prepared:
+    """A supervisor loads its modules without the package around them."""
+    sys.path.append(str(Path(attempt_directory.__file__).parent))
+    try:
+        ordered_grace_seconds = import_module("stop_order").ordered_grace_seconds
+    finally:
+        sys.path.pop()
+
+    def read(path: Path) -> None:
+        ordered_grace_seconds()  # it reads the file in the working directory
+
+    prepared = of_file("stop.json", read, (b'{"grace_seconds": 30.0}'.ljust(64), b'{"grace_seconds": null}'))(directory)
+    return Prepared(within(directory, prepared.run), prepared.seeds)

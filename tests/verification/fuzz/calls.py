@@ -1,0 +1,416 @@
+"""Calls of every method with messages that nobody should send, and bytes that are no HTTP/2, to a whole mesh.
+
+A call may be answered with OK or refused in words: INTERNAL and UNKNOWN are findings, as is whatever is logged with a
+traceback. Afterwards what is free is counted again, and the mesh has to run another job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import grpc
+import structlog
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from tests.unit.services.mesh import Mesh, again, running, spec, until
+from tests.verification.fuzz.inflating import Inflater
+from tests.verification.fuzz.loop_lag import LoopLag
+from tests.verification.fuzz.messages import Drawer
+from tests.verification.fuzz.mutating import Mutator
+from tests.verification.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
+from tests.verification.fuzz.well_meant import WellMeant
+
+from cotenant.leadership.replica_service import serve_description
+from cotenant.rpc.policy_service import serve_policies
+from cotenant.rpc.server import Server
+from cotenant.services.contention.api import server as contention
+from cotenant.v1 import job_pb2, replica_service_pb2
+from cotenant.v1 import job_service_pb2 as jobs_pb
+from cotenant.v1 import tenant_service_pb2 as tenants_pb
+
+HEAVY = "heavy calls"
+NAMES = ("unary calls", "streaming calls", HEAVY, "bytes of calls", "bytes of connections")
+SERVED_BY = {
+    **dict.fromkeys(("JobService", "TenantService"), "queue"),
+    **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
+    "PredictorService": "predictor",
+    "ContentionService": "contention",
+    "ReplicaService": "contention",
+    "PolicyService": "queue",
+}
+PROTOS = ("job", "tenant", "node", "placement", "predictor", "contention", "policy", "replica")
+AT_ONCE = 64  # most of a call is waited for
+STREAM_SECONDS = 0.15
+CALL_SECONDS = 20.0
+SETTLE_SECONDS = 20.0
+PROBE_EVERY = 200
+OF_THE_CLIENT = "Internal error from Core"  # a stream was refused while it was still being written
+LOOP_BEFORE = "Event loop is closed"  # gRPC's poller still knew it
+FORBIDDEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+Watch = Callable[[Outcome], None]
+
+
+def methods() -> Iterator[MethodDescriptor]:
+    """Every method of the contract."""
+    for proto in PROTOS:
+        for service in import_module(f"cotenant.v1.{proto}_service_pb2").DESCRIPTOR.services_by_name.values():
+            yield from service.methods
+
+
+def run(name: str, inputs: int, seed: int | str, directory: Path, watch: Watch = lambda outcome: None) -> Outcome:
+    """Fuzz one of `NAMES` with so many inputs."""
+    outcome = Outcome(name)
+    heard = Heard(outcome)
+    lag = LoopLag()
+    with heard.listening(), lag.watching():
+        asyncio.run(_Fuzzing(outcome, Random(f"{name} {seed}"), watch, lag).run(name, inputs))
+    return outcome
+
+
+class Heard(logging.Handler):
+    """Takes whatever is logged with a traceback as a finding, once for each place."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(logging.ERROR)
+        self.outcome = outcome
+        self._seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hear of what gRPC and asyncio log."""
+        if not record.exc_info or record.name.startswith("grpc._cython"):  # it tells of each header that is no text
+            return
+        if str(record.exc_info[1]) != LOOP_BEFORE:
+            self.tell(record.getMessage()[:80], record.exc_info[1])
+
+    def process(self, logger: Any, method: str, event: dict[str, Any]) -> Any:
+        """Hear of what the services log."""
+        told = event.get("exc_info")
+        if told:
+            self.tell(
+                f"{event.get('event')} {event.get('method', '')}",
+                told if isinstance(told, BaseException) else sys.exc_info()[1],
+            )
+        raise structlog.DropEvent
+
+    def tell(self, what: str, error: BaseException | None) -> None:
+        """Note it, unless it is known."""
+        from tests.verification.fuzz.running import _told
+
+        where = _told(error) if error else ""
+        kind = where.partition(":")[0] + where[where.rfind("[") :]
+        if kind not in self._seen and len(self.outcome.findings) < FINDINGS_MAX:
+            self._seen.add(kind)
+            self.outcome.findings.append(Finding(self.outcome.target, f"logged: {what}: {where}", b""))
+
+    def listening(self) -> Any:
+        """Listen for as long as the context lasts."""
+        return _Listening(self)
+
+
+class _Listening:
+    def __init__(self, heard: Heard) -> None:
+        self._heard = heard
+
+    def __enter__(self) -> None:
+        logging.getLogger().addHandler(self._heard)
+        structlog.configure(
+            processors=[cast("structlog.typing.Processor", self._heard.process)],
+            wrapper_class=structlog.make_filtering_bound_logger(40),
+            cache_logger_on_first_use=False,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self._heard)
+        structlog.reset_defaults()
+
+
+class _Fuzzing:
+    def __init__(self, outcome: Outcome, rng: Random, watch: Watch, lag: LoopLag) -> None:
+        self.outcome, self.rng, self.watch, self.lag = outcome, rng, watch, lag
+        self.heavy = 0.02  # the share of requests that are made large
+        self.sent: list[tuple[MethodDescriptor, list[bytes]]] = []  # in the present round
+        self.known: dict[str, list[str]] = {
+            "job_id": [],
+            "Job": [],
+            "node": ["n1", "n2"],
+            "tenant": ["default", "t1"],
+            "Tenant": ["default", "t1"],
+            "policy": ["fifo", "las"],
+            "model": ["resnet50"],
+            "gpu": ["GPU-n1-0", "declared"],
+            "request_id": ["r1"],
+            "role": ["worker"],
+            "queue": ["default"],
+            "phase": ["validation"],
+        }
+        self.drawer = Drawer(rng, self.known)
+        self.inflater = Inflater(rng, self.drawer)
+        self.methods = list(methods())
+        self.begun = time.monotonic()
+        self.channels: dict[str, Any] = {}
+
+    async def run(self, name: str, inputs: int) -> None:
+        async with running() as mesh:
+            self.mesh = mesh
+            await self._start_contention()
+            self.agents = [await mesh.agent("n1", run_seconds=0.05), await mesh.agent("n2", gpus=2, run_seconds=0.2)]
+            await mesh.tenants.CreateTenant(tenants_pb.CreateTenantRequest(tenant=tenants_pb.Tenant(id="t1")))
+            self.well_meant = WellMeant(self.rng, self.known, self.agents[0].inventory)
+            for _ in range(3):
+                self._know(await mesh.submit(gpus=1))
+            settled = 0
+            made = self._bytes if name == "bytes of calls" else self._requests
+            if name == HEAVY:
+                self.heavy = 0.9
+            wanted = [
+                method
+                for method in self.methods
+                if name.startswith("bytes") or name == HEAVY or (name == "streaming calls") == _streams(method)
+            ]
+            self.lag.take()  # it has started
+            while self.outcome.inputs < inputs and len(self.outcome.findings) < FINDINGS_MAX:
+                chosen = [self.rng.choice(wanted) for _ in range(min(AT_ONCE, inputs))]
+                if name == "bytes of connections":
+                    await asyncio.gather(*map(self._connection, chosen))
+                else:  # requests are made in a thread: what that takes is not the loop's
+                    requests = await asyncio.to_thread(lambda: [made(method) for method in chosen])  # noqa: B023  # awaited
+                    await asyncio.gather(*map(self._sent, chosen, requests))
+                self.outcome.inputs += min(AT_ONCE, inputs)
+                await self._judge_lag()
+                if not settled and self.outcome.inputs >= inputs * SETTLED_SHARE:
+                    settled = await self._memory_bytes()
+                if self.outcome.inputs % (AT_ONCE * 4) == 0:
+                    self.outcome.seconds = time.monotonic() - self.begun
+                    self.watch(self.outcome)
+            self.outcome.seconds = time.monotonic() - self.begun
+            if name != HEAVY:  # large jobs that were admitted are kept
+                self.outcome.grown_bytes = await self._memory_bytes() - settled if settled else 0
+            await self._afterwards()
+            for channel in self.channels.values():
+                await channel.close()
+
+    async def _memory_bytes(self) -> int:
+        """Measure memory, and leave the CPU time of it out of what the calls are judged by."""
+        measured = memory_bytes()
+        await asyncio.sleep(0)  # the callback that measured ends
+        self.lag.take()
+        return measured
+
+    async def _judge_lag(self) -> None:
+        """Find out which call of the round held the loop, if one did: each is made once more, by itself."""
+        sent, self.sent = self.sent, []
+        if not (what := self.lag.finding()):
+            return
+        for method, requests in sent:
+            await self._sent(method, requests)
+            if alone := self.lag.finding():
+                self._finding(f"{method.name} {alone.partition(':')[0]}", b"\n".join(requests))
+                return
+        longest = max(sent, key=lambda one: sum(map(len, one[1])), default=None)
+        if longest is not None:
+            names = ", ".join(sorted({method.name for method, _ in sent}))
+            print(f"  a round {what}, and none of its calls did so again alone: {names}", file=sys.stderr)
+
+    async def _start_contention(self) -> None:
+        server = Server("127.0.0.1:0")
+        self.mesh.ports["contention"] = server.bind()
+        service = await contention.start(server, serve_policies(server), queue=self.mesh.channel("queue"))
+        serve_description(server, lambda: replica_service_pb2.Replica(service="contention"))
+        await server.start()
+        from tests.unit.services.mesh import Part, StoreOfOneProcess
+
+        self.mesh.parts["contention"] = Part(
+            StoreOfOneProcess(self.mesh.store), server, service, self.mesh.ports["contention"]
+        )
+
+    def _plain(self, part: str) -> Any:
+        """A channel that sends whatever it is given."""
+        if part not in self.channels:
+            self.channels[part] = grpc.aio.insecure_channel(f"127.0.0.1:{self.mesh.ports[part]}")
+        return self.channels[part]
+
+    def _know(self, job_id: str) -> None:
+        for texts in (self.known["job_id"], self.known["Job"]):
+            texts.append(job_id)
+            del texts[:-8]
+
+    def _finding(self, what: str, data: bytes = b"") -> None:
+        if all(finding.what != what for finding in self.outcome.findings):
+            self.outcome.findings.append(Finding(self.outcome.target, what, data))
+
+    # Calls -----------------------------------------------------------------------------------------------------
+
+    def _request(self, method: MethodDescriptor) -> Message:
+        message = GetMessageClass(method.input_type)()
+        template = self.well_meant.request(method.input_type)
+        if self.rng.random() < self.heavy:
+            if template:
+                message.CopyFrom(template)
+            return self.inflater.inflate(message)
+        if template and self.rng.random() < 0.7:
+            message.CopyFrom(template)
+            return self.drawer.change(message)
+        return self.drawer.fill(message, share=self.rng.choice((0.1, 0.5, 0.9)))
+
+    def _requests(self, method: MethodDescriptor) -> list[bytes]:
+        count = self.rng.randint(1, 6) if method.client_streaming else 1
+        return [self._request(method).SerializeToString() for _ in range(count)]
+
+    def _bytes(self, method: MethodDescriptor) -> list[bytes]:
+        """Make what is no message, or only just one."""
+        good = self._request(method).SerializeToString()
+        return [Mutator(self.rng, [good or b"\x08"]).draw()]
+
+    async def _sent(self, method: MethodDescriptor, requests: list[bytes]) -> None:
+        self.sent.append((method, requests))
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        channel: Any = self._plain(SERVED_BY[method.containing_service.name])
+        answered = GetMessageClass(method.output_type).FromString
+        kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+        call = getattr(channel, kind)(path, request_serializer=bytes, response_deserializer=answered)
+        seconds = STREAM_SECONDS if _streams(method) else CALL_SECONDS
+        try:
+            answer = call(_each(requests) if method.client_streaming else requests[0], timeout=seconds)
+            if method.server_streaming:
+                async for _ in answer:
+                    pass
+            else:
+                told = await answer
+                if isinstance(told, jobs_pb.CreateJobResponse):
+                    self._know(told.job.id)
+        except asyncio.CancelledError:  # so gRPC tells a writer of a stream that it was refused meanwhile
+            self.outcome.refused += 1
+        except grpc.aio.AioRpcError as error:
+            self.outcome.refused += 1
+            if error.code() in FORBIDDEN and error.details() != OF_THE_CLIENT:
+                self._finding(f"{method.name}: {error.code().name}: {_stable(error.details())}", b"\n".join(requests))
+            elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not _streams(method):
+                self._finding(f"{method.name} hung", requests[0])
+
+    # Connections -----------------------------------------------------------------------------------------------
+
+    _recorded: bytes = b""
+
+    async def _connection(self, method: MethodDescriptor) -> None:
+        """Send a connection's bytes, damaged or cut, and go away."""
+        if not self._recorded:
+            self._recorded = b"PRI"  # the others wait for nothing: they send what is not even a preface
+            self._recorded = await self._record()
+        data = Mutator(self.rng, [self._recorded]).draw()
+        part = self.rng.choice(("queue", "placement", "predictor", "contention"))
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.mesh.ports[part])
+        except OSError:  # it takes no more for a moment: the probe tells whether it does again
+            self.outcome.refused += 1
+            return
+        with suppress(OSError):
+            writer.write(data)
+            await writer.drain()
+            if self.rng.random() < 0.5:
+                writer.write_eof()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(1 << 16), self.rng.choice((0.0, 0.005, 0.05)))
+        writer.transport.abort()
+        if self.rng.random() < 1 / PROBE_EVERY:
+            await again(lambda: self.mesh.jobs.ListJobs(jobs_pb.ListJobsRequest(), timeout=CALL_SECONDS))
+
+    async def _record(self) -> bytes:
+        """Write down what a client sends that makes two calls."""
+        sent = bytearray()
+
+        async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            back, out = await asyncio.open_connection("127.0.0.1", self.mesh.ports["queue"])
+
+            async def answers() -> None:
+                while data := await back.read(1 << 16):
+                    writer.write(data)
+
+            answering = asyncio.create_task(answers())
+            while data := await reader.read(1 << 16):
+                sent.extend(data)
+                out.write(data)
+            answering.cancel()
+            out.close()
+            writer.close()
+
+        server = await asyncio.start_server(between, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for name, request in (
+                ("ListJobs", b""),
+                ("CreateJob", jobs_pb.CreateJobRequest(spec=spec()).SerializeToString()),
+            ):
+                await channel.unary_unary(f"/cotenant.v1.JobService/{name}", request_serializer=bytes)(request)
+        server.close()
+        return bytes(sent)
+
+    # Afterwards ------------------------------------------------------------------------------------------------
+
+    async def _afterwards(self) -> None:
+        """Count again what is free, and have a job run."""
+        try:  # a plan whose caller has gone holds its places before it is committed
+            await until(lambda: not any(recount(self.mesh)))
+        except TimeoutError:
+            for wrong in recount(self.mesh):
+                self._finding(f"the ledger: {wrong}")
+        try:
+            await asyncio.wait_for(self._serves(), SETTLE_SECONDS * 3)
+        except (TimeoutError, AssertionError, grpc.aio.AioRpcError) as error:
+            self._finding(f"afterwards no job runs: {type(error).__name__} {str(error)[:300]}")
+        for wrong in recount(self.mesh):
+            self._finding(f"the ledger, at last: {wrong}")
+
+    async def _serves(self) -> None:
+        from cotenant.v1 import contention_service_pb2, contention_service_pb2_grpc
+
+        agent = self.mesh.agents["after"] = self.agents[0].__class__(
+            "after", self.mesh.channel("placement"), cores=40, run_seconds=0.01
+        )
+        agent.start()
+        await until(lambda: bool(agent.welcomes))
+        incidents: Any = contention_service_pb2_grpc.ContentionServiceStub(self.mesh.channel("contention"))
+        await incidents.ListIncidents(contention_service_pb2.ListIncidentsRequest())
+        job_id = await self.mesh.submit(gpus=0, cores=1, kind=job_pb2.JOB_KIND_CPU, priority=1000)
+        await self.mesh.reach(job_id, "SUCCEEDED")
+
+
+def recount(mesh: Mesh) -> Iterator[str]:
+    """Say where what the ledger has free is not what no attempt holds."""
+    cluster = mesh.parts["placement"].service.cluster
+    ledger = cluster.ledger
+    held = [holding for live in cluster.attempts.values() if not live.state.ended for holding in live.holdings]
+    for number, shape in enumerate(ledger.shapes):
+        here = [holding for holding in held if holding.node == number]
+        shared = {gpu for holding in here for gpu, _ in holding.shares}
+        counted = (
+            shape.gpus - sum(holding.gpus for holding in here) - len(shared),
+            shape.cores - sum(holding.cores for holding in here),
+            shape.memory_bytes - sum(holding.memory_bytes for holding in here),
+        )
+        told = (int(ledger.free_gpus[number]), int(ledger.free_cores[number]), int(ledger.free_memory[number]))
+        if told != counted:
+            yield f"node {number} has {told} free, of {shape} attempts leave {counted}"
+
+
+def _streams(method: MethodDescriptor) -> bool:
+    return method.client_streaming or method.server_streaming
+
+
+async def _each(requests: list[bytes]) -> AsyncIterator[bytes]:
+    for request in requests:
+        yield request
+
+
+def _stable(details: str | None) -> str:
+    """What is said, without the incident's number, which is another each time."""
+    return " ".join(word for word in (details or "").split() if not any(letter.isdigit() for letter in word))[:160]

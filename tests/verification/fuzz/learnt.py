@@ -1,0 +1,246 @@
+"""What is learnt and kept in the store: the records of each predictor, of measured rates and kinds, and of allocators.
+
+A service that finds such a record damaged begins nevertheless: it sets aside what it cannot read, and whatever it has
+taken in can be asked, added to, written down and read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+from tests.verification.fuzz.targets import Prepared, Target
+
+from cotenant import plugins
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query, Submission
+from cotenant.core.model.job import JobKind, JobSpec, Qos, Request, Role
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.policy.protocols import Follows, Predictor, Trains
+from cotenant.core.prediction.chain import Chain
+from cotenant.core.sizing.rate_history import Tracks
+from cotenant.core.sizing.rate_history import kind_of as tracked
+from cotenant.policies.lightgbm_duration import runtime_model
+from cotenant.policies.lightgbm_duration.blending import Blend
+from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
+from cotenant.services.predictor.api.profile_view import profile_of
+from cotenant.services.predictor.api.server import GROUP
+from cotenant.services.predictor.codec import Kind
+from cotenant.services.predictor.models.job_classes import Kinds
+from cotenant.services.predictor.models.model_store import ASIDE, PREFIX, Follower, Keeper, Kept
+from cotenant.services.predictor.profiling.profile_store import Measured
+from cotenant.store.memory import MemoryStore
+from cotenant.store.port import Put
+
+KIND: Kind = ("ann", "bert", "nightly", 2000, 2)
+CANDIDATES = (Candidate(0), Candidate(2, 1000), Candidate(8, 1000, 2, "V100"), Candidate(4, 1000, 1, "", 2, 1, 2))
+GOAL = LossGoal(target=0.6)
+COMPRESSED = b"\x78"  # how zlib's streams begin
+TREES = b'"trees"'
+
+
+def targets() -> Iterator[Target]:
+    """Give the targets."""
+    for plugin in plugins.discover(GROUP):
+        yield Target(f"what {plugin.name} learnt", _of(plugin.make, plugin.name))
+    yield Target("measured rates", _of(Measured, "measured"))
+    yield Target("kinds of jobs", _of(Kinds, "kinds"))
+    yield Target("what allocators learnt", _tracks)
+    yield Target("what blends learnt", _blends, (ValueError,))
+
+
+def _observations() -> Iterator[Observation]:
+    """What a predictor of any sort learns something from."""
+    asked = Submission("ann", 5.0, JobKind.TRAINING.value, (Role("worker", 2, Request(1000, 4)),), 5000)
+    for number in range(48):
+        cores = 1 + number % 6
+        told = replace(asked, submitted_seconds=100.0 * number)
+        seen = Observation(*KIND, Candidate(cores, 1000, 1 + number % 2, "V100"), 2.0 * min(cores, 4), 10.0, job_id="j")
+        yield replace(seen, step=20 * number, loss=2 / (1 + number / 50) + 0.5, loss_goal=GOAL, submission=told)
+        team = replace(seen.allocation, workers=1 + number % 3, servers=1, server_cores=2)
+        yield replace(seen, allocation=team, rate_per_second=1.0 + number % 3)
+        yield replace(seen, rate_per_second=None, batch_size=1 + number, batch_seconds=0.01 + number / 1000)
+        over = replace(seen, rate_per_second=None, run_seconds=60.0 + number, succeeded=True, job_id=f"j{number}")
+        yield replace(over, submission=told, seen_seconds=100.0 * number + 90)
+
+
+FEW = tuple(_observations())[40:46]
+
+
+def _queries() -> Sequence[Query]:
+    asked = Query(*KIND, candidates=CANDIDATES, steps_total=5000, step=100, job_id="j", loss_goal=GOAL)
+    service = replace(asked, qos=Qos(0.0, 0.5, 99.0, 3.0), steps_total=0)
+    return asked, service, replace(asked, run_seconds=30.0, attained_gpu_seconds=60.0, gpu_type="V100", cores=8)
+
+
+@cache
+def _records(name: str) -> Mapping[str, bytes]:
+    """What is kept of good observations; a model among it where one is learnt."""
+    if name in ("measured", "kinds"):
+        kept: Kept = Measured() if name == "measured" else Kinds()
+        _see(kept)
+        return dict(kept.dump())
+    predictor = _made(name)
+    for observation in _observations():
+        predictor.observe(observation)
+    if isinstance(predictor, Trains) and (lesson := predictor.lesson()):
+        with patch.object(runtime_model, "ROUNDS", 2):  # trees so few that what is written fits into an input
+            predictor.adopt(lesson.train())
+    return dict(predictor.dump())
+
+
+def _made(name: str) -> Predictor:
+    if name == LightgbmDuration.name:
+        return LightgbmDuration(LightgbmDuration.Options(train_min=40))
+    made: Predictor = next(plugin for plugin in plugins.discover(GROUP) if plugin.name == name).make()
+    return made
+
+
+def _see(kept: Kept, *, few: bool = False) -> None:
+    """Show what was measured to what is no predictor."""
+    for number, observation in enumerate(FEW if few else _observations()):
+        if isinstance(kept, Measured):
+            kept.saw(KIND, observation)
+        elif isinstance(kept, Kinds):
+            kept.saw(KIND, 100.0 * number)
+
+
+def _of(make: Callable[[], Kept], name: str) -> Callable[[Path], Prepared]:
+    def prepare(directory: Path) -> Prepared:
+        loop, good = asyncio.new_event_loop(), _records(name)
+        keys = sorted(good)
+        seeds = [_plain(good[key]) for key in keys]
+
+        def pack(data: bytes) -> bytes:
+            """Compress what was compressed, but for every fifth; a byte before it says which record it takes over."""
+            place = zlib.crc32(data) % len(keys)
+            if good[keys[place]].startswith(COMPRESSED) and sum(data[:64]) % 5:
+                data = zlib.compress(data, 1)
+            return bytes([place]) + data
+
+        async def kept(data: bytes) -> None:
+            key = keys[data[0] % len(keys)] if data else keys[0]
+            if TREES in _plain(data[1:]) and not _same_trees(_plain(good[key]), _plain(data[1:])):
+                return  # LightGBM takes what its text says for granted; zlib's sum tells of damage there
+            await _restored(make, name, {**good, key: data[1:]}, key)
+
+        return Prepared(lambda data: loop.run_until_complete(kept(data)), seeds, pack=pack)
+
+    return prepare
+
+
+def _plain(content: bytes) -> bytes:
+    with suppress(zlib.error):
+        return zlib.decompress(content)
+    return content
+
+
+def _same_trees(good: bytes, other: bytes) -> bool:
+    with suppress(ValueError, RecursionError):
+        told = json.loads(other)
+        return not isinstance(told, dict) or told.get("trees") == json.loads(good).get("trees")
+    return True
+
+
+async def _restored(make: Callable[[], Kept], name: str, records: Mapping[str, bytes], key: str) -> None:
+    """Begin with records of which one is damaged, as a service does; then ask, observe, write and read again."""
+    store, kept = MemoryStore(), make()
+    await store.transact([], [Put(f"{PREFIX}{name}/{one}", content) for one, content in records.items()])
+    keeper = Keeper(store, {name: kept}, lambda ready: None)
+    await keeper.restore()
+    left = {entry.key for entry in (await store.list("")).entries}
+    if {one.removeprefix(ASIDE).removeprefix(PREFIX) for one in left} != {f"{name}/{one}" for one in records}:
+        raise AssertionError(f"records are lost: {sorted(left)}")
+    if any(one.startswith(ASIDE) and not one.endswith(f"/{key}") for one in left):
+        together = isinstance(kept, Follows)  # the parts of a model are one thing
+        if not together:
+            raise AssertionError(f"good records were set aside: {sorted(left)}")
+    _used(name, kept)
+    while await keeper.keep():
+        pass
+    again = make()
+    prefix = f"{PREFIX}{name}/"
+    told = {entry.key.removeprefix(prefix): entry.value for entry in (await store.list(prefix)).entries}
+    if unread := again.restore(told):
+        raise AssertionError(f"what it wrote it cannot read: {unread}")
+    follower = Follower(store, {name: (follows := make())}, lambda ready: None)
+    follower._take(name, follows, records)
+    if not sum(records[key][:64]) % 4:  # it is as slow as all the rest
+        _used(name, follows)
+
+
+def _failed(predictor: Predictor, error: str) -> None:
+    raise AssertionError(f"{predictor.name} failed: {error}")
+
+
+def _used(name: str, kept: Kept) -> None:
+    """Ask for what is known, and add to it."""
+    if isinstance(kept, Measured | Kinds):
+        measured = kept if isinstance(kept, Measured) else Measured()
+        kinds = kept if isinstance(kept, Kinds) else Kinds()
+        for kind, seen in [(KIND, 5.0), *kinds.of(kinds.find())]:
+            profile_of(kind, seen, measured, Chain([_made("history")], _failed), _failed).SerializeToString()
+            for gpu_type in ("", "V100"):
+                measured.at(kind, gpu_type)
+                measured.stale(kind, gpu_type)
+        _see(kept, few=True)
+        return
+    predictor: Predictor = kept  # type: ignore[assignment]  # what is kept is one of the three
+    chain = Chain([predictor], _failed)
+    chain.estimate_many(_queries())
+    for observation in FEW:
+        chain.observe(observation)
+    while chain.prepare(8):
+        pass
+    chain.estimate_many(_queries())
+
+
+def _blends(directory: Path) -> Prepared:
+    """Which of several models a predictor has learnt to believe."""
+    first = Blend(3)
+    for number in range(9):
+        first.learn("ann", np.full((3, 3), float(number)), 2.0)
+
+    def run(data: bytes) -> None:
+        blend = Blend(3)
+        blend.restore(data)
+        for name in ("ann", "bob"):
+            blend.of([name], np.zeros((1, 3, 3)))
+            blend.learn(name, np.zeros((3, 3)), 1.0)
+        Blend(3).restore(blend.dump())
+
+    return Prepared(run, (first.dump(),))
+
+
+def _tracks(directory: Path) -> Prepared:
+    """What placement keeps of kinds for its allocators."""
+    spec = JobSpec(name="nightly", tenant="ann", model="bert", roles=(Role("worker", 2, Request(1000, 4)),))
+
+    def shown(tracks: Tracks) -> None:
+        tracks.informed(spec, Estimate(), ("", "V100"))
+        for cores in (1, 2, 3, 4, 3, 2):
+            tracks.add(tracked(spec), cores, 2.0 * min(cores, 3))
+
+    first = Tracks()
+    shown(first)
+    [(key, good)] = first.dump().items()
+
+    def run(data: bytes) -> None:
+        tracks = Tracks()
+        unread = tracks.restore({key: data, "fresh": good})
+        if "fresh" in unread or set(unread) - {key}:
+            raise AssertionError(f"not read: {unread}")
+        shown(tracks)
+        again = Tracks()
+        if unread := again.restore({name: content for name, content in tracks.dump().items() if content}):
+            raise AssertionError(f"what it wrote it cannot read: {unread}")
+        shown(again)
+
+    return Prepared(run, (good,))

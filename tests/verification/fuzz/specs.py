@@ -1,0 +1,113 @@
+"""Jobs and lists as people send them, read within a service's loop: each is taken or refused, in little CPU time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from tests.unit.services.mesh import spec
+from tests.verification.fuzz.inflating import PATTERNS, Inflater
+from tests.verification.fuzz.messages import Drawer
+from tests.verification.fuzz.targets import Prepared, Target
+
+from cotenant.codec import request_limits, specs
+from cotenant.codec.errors import Problem
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.patterns import BadPattern, compile_pattern
+from cotenant.core.model.validation import check_spec
+from cotenant.rpc.decoding import decode
+from cotenant.v1 import job_pb2
+from cotenant.v1 import job_service_pb2 as pb
+
+KNOWN = {"tenant": ["default"], "model": ["bert", ""], "role": ["worker", "ps"], "id": ["0t6czcnzd6ed"]}
+REQUESTS: Mapping[str, Any] = {
+    "CreateJob": pb.CreateJobRequest,
+    "SimulateJob": pb.SimulateJobRequest,
+    "ListJobs": pb.ListJobsRequest,
+    "UpdateJob": pb.UpdateJobRequest,
+}
+LINES = ("a" * 4096, "step 5 loss 0.5", "0123456789" * 400, "x" * 300 + "é" * 300)
+
+
+def targets() -> Iterator[Target]:
+    """Give the targets."""
+    yield Target("requests of people", _requests, (Problem,), in_loop=True)
+    yield Target("patterns", _patterns, (BadPattern,), in_loop=True)
+
+
+def _requests(directory: Path) -> Prepared:
+    def pack(data: bytes) -> bytes:
+        rng = Random(data)
+        name = rng.choice(sorted(REQUESTS))
+        request = REQUESTS[name]()
+        if isinstance(request, (pb.CreateJobRequest, pb.SimulateJobRequest)):
+            request.spec.CopyFrom(_spec(rng))
+        if isinstance(request, pb.SimulateJobRequest):
+            request.more.append(_spec(rng))
+        if isinstance(request, pb.UpdateJobRequest):
+            request.job.spec.CopyFrom(_spec(rng))
+            request.update_mask.paths.append("spec.labels")
+        Inflater(rng, Drawer(rng, KNOWN)).inflate(request)
+        return name.encode() + b"\n" + bytes(request.SerializeToString())
+
+    return Prepared(read, (b"0", b"1", b"abc"), pack=pack)
+
+
+def read(data: bytes) -> None:
+    """Read a request as a service does: within its limits, decoded, and its first job validated."""
+    name, _, sent = data.partition(b"\n")
+    kind = REQUESTS.get(name.decode(errors="replace"), pb.CreateJobRequest)
+    request_limits.check_bytes(f"/cotenant.v1.JobService/{name.decode(errors='replace')}", len(sent))
+    try:
+        request = _decoded(kind, sent)
+    except DecodeError:
+        return  # the guard says so
+    request_limits.check(request)
+    if isinstance(request, (pb.CreateJobRequest, pb.SimulateJobRequest)):
+        _accept(request.spec)
+    if isinstance(request, pb.UpdateJobRequest):
+        _accept(request.job.spec)
+
+
+def _decoded(kind: Any, data: bytes) -> Any:
+    """Decode as a server does, without a loop: whoever has their turn meanwhile is not here."""
+    decoding = decode(kind, data)
+    while True:
+        try:
+            decoding.send(None)
+        except StopIteration as done:
+            return done.value
+
+
+def _accept(message: job_pb2.JobSpec) -> None:
+    accepted = specs.accept_spec(message, now=time.time())
+    if check_spec(accepted):
+        raise AssertionError("accepted, and not sound")
+
+
+def _spec(rng: Random) -> job_pb2.JobSpec:
+    made = spec(gpus=rng.choice((0, 1, 4)))
+    made.kind = job_pb2.JOB_KIND_TRAINING if made.roles[0].resources.gpu_milli else job_pb2.JOB_KIND_CPU
+    made.progress.regex = rng.choice((r"step (\d+)", "", *PATTERNS))[:1024]
+    made.labels["a"], made.environment["A"] = "b", "c"
+    if rng.random() < 0.5:
+        made.array.ranges.add(first=0, last=rng.choice((9, 9_999)), step=1)
+    if rng.random() < 0.5:
+        made.dependencies.add(id="0t6czcnzd6ed", condition=1)
+    return made
+
+
+def _patterns(directory: Path) -> Prepared:
+    def run(data: bytes) -> None:
+        text = data.decode(errors="replace")[:2_000]
+        found = check_spec(JobSpec(command=("x",), roles=(Role(request=Request(1000)),), progress_regex=text))
+        if found and not found[0].description:
+            raise AssertionError("refused without a word")
+        compile_pattern(text)
+
+    seeds = (rb"step (\d+)", rb"iter (\d+)/\d+ loss (?P<loss>[\d.]+)", *(one.encode() for one in PATTERNS))
+    return Prepared(run, seeds, (b"{1,1000}", rb"\pL", b"(?:", b"*", b"+?", b"|", b"[^x]", b"(?i)", rb"\C", b"\\1"))

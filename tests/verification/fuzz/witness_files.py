@@ -1,0 +1,68 @@
+"""What says which store it is and how new: files beside it, and the keys that it holds about itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.verification.fuzz.targets import Prepared, Target, of_file
+
+from cotenant.store import witness_file
+from cotenant.store.eras import ERAS, KEPT_MAX, begun, eras_of, name_of
+from cotenant.store.identity_check import IDENTITY, PROGRESS, STOPPED, look_of
+from cotenant.store.keyspace import Keyspace
+from cotenant.store.port import Entry, Listing
+from cotenant.store.sqlite_sidecar import Note, Sidecar, packed
+from cotenant.store.witness import REVISION_MAX, Identity, Memory, judge, learn
+
+MEMORY = Memory("a" * 32, 1_700_000_000, 40, 39, "era", 38)
+IDENTITIES = (Identity("a" * 32, 1_700_000_000, "00ff", ("b",)).encode(), b'{"id": "a", "generation": 1, "key": ""}')
+
+
+def targets() -> Iterator[Target]:
+    """Give the targets."""
+    memory = json.dumps(asdict(MEMORY)).encode()
+    yield Target("a service's memory of its store", of_file("queue.json", _memory, (memory,)))
+    notes = packed(Note(1, 40, b"0" * 16)) + packed(Note(2, 41, b"1" * 16))
+    yield Target("note beside SQLite", of_file("s.db-witness", _note, (notes,)))
+    yield Target("store's identity", lambda directory: Prepared(_identity, IDENTITIES))
+    yield Target("store's eras", lambda directory: Prepared(_eras, (b'[["x",3],["y",8]]', begun((), 0)[1])))
+
+
+def _memory(path: Path) -> None:
+    """A memory that is read can be written and read again."""
+    memory = witness_file.read(path)
+    if memory is None:
+        return
+    if not 0 <= memory.revision <= REVISION_MAX:
+        raise AssertionError(f"remembers {memory}")
+    witness_file.write(path, memory)
+    if witness_file.read(path) != memory:
+        raise AssertionError("another memory after it was written")
+
+
+def _note(path: Path) -> None:
+    """A note that is damaged stops nobody from noting the next commit."""
+    note = Sidecar(path.with_name("s.db"))
+    note.regression(Keyspace())
+    note.close()
+
+
+def _identity(data: bytes) -> None:
+    """A store with any identity is judged, and what is learnt of it fits it."""
+    for stopped in ((), (Entry(STOPPED, data, 5, 5),)):
+        entries = (Entry(IDENTITY, data, 2, 2), Entry(PROGRESS, b"", 3, 6), *stopped)
+        look = look_of(Listing(entries, 7))
+        judge(MEMORY, look.seen)
+        if look.seen.identity and judge(learn(None, look.seen), look.seen):
+            raise AssertionError("what was just learnt is not believed")
+
+
+def _eras(data: bytes) -> None:
+    """Another era can be begun behind any."""
+    found = eras_of(Entry(ERAS, data, 1, 1))
+    name, value = begun(found, 9)
+    if name_of(value) != name or len(eras_of(Entry(ERAS, value, 1, 1))) > KEPT_MAX:
+        raise AssertionError("the new era is not the last one")
