@@ -15,49 +15,49 @@ from cotenant.cli.outcome import CommandError, ExitCode, is_text, show_error, su
 
 JOBS, NODES, MESH, RESEARCH = "Jobs", "Nodes", "The mesh", "Research"
 _ENTRIES = (
-    ("submit", "submit", "Submit jobs from a file, or one from options.", JOBS),
-    ("jobs", "jobs", "List jobs.", JOBS),
-    ("show", "show", "Show all that is known of a job.", JOBS),
-    ("logs", "logs", "Print a job's output.", JOBS),
-    ("cancel", "change", "End jobs.", JOBS),
-    ("suspend", "change", "Stop jobs and hold them back until they are resumed.", JOBS),
-    ("resume", "change", "Let suspended jobs queue again.", JOBS),
-    ("move", "change", "Let a running job go on elsewhere.", JOBS),
-    ("update", "change", "Change a job that has not ended.", JOBS),
-    ("explain", "explain", "Tell why a job stands where it stands, and what would change it.", JOBS),
-    ("failures", "failures", "Sum up how jobs fail, and whose matter that is.", JOBS),
-    ("history", "history", "List jobs that the mesh no longer keeps.", JOBS),
-    ("predict", "predict", "Tell how fast and how long jobs run, and how sure that is.", JOBS),
-    ("whatif", "whatif", "Tell what would happen to a job, without submitting it.", JOBS),
-    ("nodes", "nodes", "List nodes, what they have and what of it is free.", NODES),
-    ("drain", "nodes", "Empty a node: no new work, and what runs there is queued again.", NODES),
-    ("cordon", "nodes", "Give a node no new work.", NODES),
-    ("uncordon", "nodes", "Take back a cordon or a drain.", NODES),
-    ("release", "nodes", "Give a GPU that was not well back to work.", NODES),
-    ("forget", "nodes", "Take a node that will not come back as gone.", NODES),
-    ("snapshot", "snapshot", "Save the cluster and its jobs as they are, to be simulated from there.", NODES),
-    ("tenants", "tenants", "List tenants, their guarantees and limits, and change them.", NODES),
-    ("incidents", "incidents", "List who slowed whom on a node, and what was done about it.", NODES),
-    ("top", "top", "Watch nodes and jobs, with the cores that they use.", NODES),
-    ("up", "up", "Run the whole mesh on this machine.", MESH),
-    ("demo", "demo", "Run the whole mesh with a real mixed workload, and report on it.", MESH),
-    ("serve", "serve", "Run one service of the mesh.", MESH),
-    ("backup", "backup", "Save all that the store holds.", MESH),
-    ("restore", "backup", "Fill a store with what a backup holds.", MESH),
-    ("migrate", "backup", "Move the state to another store, with the mesh stopped.", MESH),
-    ("store", "store", "Check the store, and accept one that went back in time.", MESH),
-    ("tokens", "tokens", "List, make and revoke tokens for people, agents and services.", MESH),
-    ("certs", "certs", "Make certificates for a lab, and renew them.", MESH),
-    ("audit", "audit", "Show who did what, on what, from where.", MESH),
-    ("status", "status", "Tell how the whole mesh is, what is wrong with it, and what helps.", MESH),
-    ("health", "health", "Ask each service whether it can do its work.", MESH),
-    ("policies", "policies", "List installed policies, and which of them work.", MESH),
-    ("replicas", "replicas", "List the processes of each service, and which of them leads.", MESH),
-    ("simulate", "simulate", "Replay a trace on a simulated cluster.", RESEARCH),
-    ("trace", "trace", "Sum up a trace, or write it in our own format.", RESEARCH),
-    ("compare", "compare", "Compare policies on the same trace and cluster.", RESEARCH),
-    ("reproduce", "reproduce", "Measure again what five papers report, ours beside theirs.", RESEARCH),
-    ("replay", "replay", "Show what happened in a recorded simulation, or check it.", RESEARCH),
+    ("submit", "jobs.submit", "Submit jobs from a file, or one from options.", JOBS),
+    ("jobs", "jobs.list_jobs", "List jobs.", JOBS),
+    ("show", "jobs.show", "Show everything about a job.", JOBS),
+    ("logs", "jobs.logs", "Print a job's output.", JOBS),
+    ("cancel", "jobs.change", "Cancel jobs.", JOBS),
+    ("suspend", "jobs.change", "Stop jobs and hold them until they are resumed.", JOBS),
+    ("resume", "jobs.change", "Resume suspended jobs.", JOBS),
+    ("move", "jobs.change", "Migrate a running job to other nodes.", JOBS),
+    ("update", "jobs.change", "Change a job that has not finished.", JOBS),
+    ("explain", "jobs.explain", "Explain a job's state, and what would change it.", JOBS),
+    ("failures", "jobs.failures", "Summarize job failures by class and by who is responsible.", JOBS),
+    ("history", "jobs.history", "List archived jobs.", JOBS),
+    ("predict", "research.predict", "Predict how fast and how long jobs run, with confidence.", JOBS),
+    ("whatif", "jobs.whatif", "Simulate a job without submitting it.", JOBS),
+    ("nodes", "nodes.nodes", "List nodes, their resources, and what is free.", NODES),
+    ("drain", "nodes.nodes", "Drain a node: no new work; running jobs are requeued.", NODES),
+    ("cordon", "nodes.nodes", "Cordon a node: no new work.", NODES),
+    ("uncordon", "nodes.nodes", "Undo a cordon or a drain.", NODES),
+    ("release", "nodes.nodes", "Return an unhealthy GPU to service.", NODES),
+    ("forget", "nodes.nodes", "Remove a node that is permanently lost.", NODES),
+    ("snapshot", "research.snapshot", "Save the cluster and its jobs, to simulate from there.", NODES),
+    ("tenants", "mesh.tenants", "List tenants with their guarantees and limits, and change them.", NODES),
+    ("incidents", "nodes.incidents", "List contention incidents: who slowed whom, and the response.", NODES),
+    ("top", "nodes.top", "Watch nodes and jobs with their core usage.", NODES),
+    ("up", "mesh.up", "Run the whole mesh on this machine.", MESH),
+    ("demo", "mesh.demo", "Run the whole mesh with a real mixed workload, and report on it.", MESH),
+    ("serve", "mesh.serve", "Run one service of the mesh.", MESH),
+    ("backup", "mesh.backup", "Back up the store.", MESH),
+    ("restore", "mesh.backup", "Restore a backup into an empty store.", MESH),
+    ("migrate", "mesh.backup", "Copy the state to another store, with the mesh stopped.", MESH),
+    ("store", "mesh.store", "Check the store, and accept one that went back in time.", MESH),
+    ("tokens", "mesh.tokens", "List, create and revoke tokens for people, agents and services.", MESH),
+    ("certs", "mesh.certs", "Issue and renew certificates for a lab.", MESH),
+    ("audit", "mesh.audit", "Show the audit log: who did what, to what, from where.", MESH),
+    ("status", "mesh.status", "Show the health of the whole mesh, problems, and remedies.", MESH),
+    ("health", "mesh.health", "Check that each service is serving.", MESH),
+    ("policies", "mesh.policies", "List installed policies, and which of them work.", MESH),
+    ("replicas", "mesh.replicas", "List the processes of each service, and their leaders.", MESH),
+    ("simulate", "research.simulate", "Replay a trace on a simulated cluster.", RESEARCH),
+    ("trace", "research.trace", "Summarize a trace, or convert it to Cotenant's format.", RESEARCH),
+    ("compare", "research.compare", "Compare policies on the same trace and cluster.", RESEARCH),
+    ("reproduce", "research.reproduce", "Reproduce the results of five papers, ours beside theirs.", RESEARCH),
+    ("replay", "research.replay", "Show a recorded simulation, or verify it.", RESEARCH),
 )
 ENTRIES = tuple(Entry(name, f"cotenant.cli.{module}", summary, panel) for name, module, summary, panel in _ENTRIES)
 
@@ -77,23 +77,23 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def cotenant(
     context: typer.Context,
-    state_dir: Annotated[str, typer.Option(metavar="DIR", help="Where `cotenant up` keeps its state.")] = "",
-    endpoint: Annotated[str, typer.Option(metavar="HOST:PORT", help="The mesh to talk to, instead.")] = "",
-    token: Annotated[str, typer.Option(metavar="TOKEN", help="The token that it asks for.")] = "",
-    tls_ca: Annotated[str, typer.Option(metavar="FILE", help="The authorities whose certificates are believed.")] = "",
-    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="The certificate to show.")] = "",
-    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
+    state_dir: Annotated[str, typer.Option(metavar="DIR", help="State directory of `cotenant up`.")] = "",
+    endpoint: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the mesh.")] = "",
+    token: Annotated[str, typer.Option(metavar="TOKEN", help="Access token.")] = "",
+    tls_ca: Annotated[str, typer.Option(metavar="FILE", help="Trusted CA certificates.")] = "",
+    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Client certificate.")] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Key of the client certificate.")] = "",
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Schedule deep-learning training, inference and CPU jobs together on one shared GPU cluster.
 
-    What to reach is looked for in these options, which may also stand behind the command; then in
-    COTENANT_STATE_DIR, COTENANT_ENDPOINT, COTENANT_TOKEN and COTENANT_TLS_CA, _CERT and _KEY; then in
-    ~/.config/cotenant/config.toml.
+    Connection settings come from these options, which may follow the command; then from
+    COTENANT_STATE_DIR, COTENANT_ENDPOINT, COTENANT_TOKEN and COTENANT_TLS_CA, _CERT and _KEY; then
+    from ~/.config/cotenant/config.toml.
 
-    Exit codes: 0 done, 1 the thing failed, 2 bad usage or input, 3 not reachable.
+    Exit codes: 0 success, 1 failure, 2 bad usage or input, 3 unreachable.
 
     \b
     Examples:
