@@ -67,12 +67,13 @@ say("end")
 BROKEN = {
     "": "",
     "leaves orphans": (
-        "from cotenant.node_agent import remains, cgroups\n"
+        "from cotenant.node_agent.runtime import orphan_processes as remains\n"
+        "from cotenant.node_agent.supervisor import cgroups\n"
         "remains.end_remains = lambda *_, **__: True\n"
         "cgroups.Group.remove = lambda *_, **__: True\n"
     ),
     "forgets attempts": (
-        "from cotenant.node_agent import attempt_directory\n"
+        "from cotenant.node_agent.runtime import attempt_directory\n"
         "attempt_directory.find_directories = lambda root: iter(())\n"
     ),
 }

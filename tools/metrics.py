@@ -7,8 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import cotenant.codec
+import cotenant.leadership
 import cotenant.node_agent
 import cotenant.rpc
+import cotenant.security
 import cotenant.services
 import cotenant.store
 from cotenant.telemetry.metrics import Known, known
@@ -41,7 +44,15 @@ PARTS = {
 
 
 UNITS = {"s": "_seconds", "By": "_bytes"}  # as the exporter spells them out; what is counted has none
-PACKAGES = (cotenant.store, cotenant.rpc, cotenant.services, cotenant.node_agent)
+PACKAGES = (
+    cotenant.codec,
+    cotenant.security,
+    cotenant.store,
+    cotenant.rpc,
+    cotenant.leadership,
+    cotenant.services,
+    cotenant.node_agent,
+)
 MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
 

@@ -32,7 +32,7 @@ from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 pytestmark = pytest.mark.root
 NAME = "contention.mesh"
 AGENT = (  # one that looks more often whether its own replica is there
-    "from cotenant.node_agent import contention_link as link; link.HOME_SECONDS = 0.5\n"
+    "from cotenant.node_agent.control import contention_link as link; link.HOME_SECONDS = 0.5\n"
     "from cotenant.cli.main import main; main()"
 )
 WITH_HOSTS = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'

@@ -62,10 +62,8 @@ CLOSED = telemetry.counter(
     "{connection}",
     "Connections that were closed because they did not authenticate, by reason.",
 )
-USED = telemetry.gauge("cotenant.file_descriptors.used", "{descriptor}", "Open file descriptors of the process.")
-LIMIT = telemetry.gauge(
-    "cotenant.file_descriptors.limit", "{descriptor}", "File descriptors that the process may open."
-)
+USED = telemetry.gauge("cotenant.descriptors.used", "{descriptor}", "Open file descriptors of the process.")
+LIMIT = telemetry.gauge("cotenant.descriptors.limit", "{descriptor}", "File descriptors that the process may open.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +327,7 @@ def surplus(
 def connections_max(usage: file_descriptors.Usage) -> int:
     """Return how many connections a server may accept at once: what its process does not need itself.
 
-    >>> connections_max(descriptors.Usage(40, 1000)), connections_max(descriptors.Usage(40, 60))
+    >>> connections_max(file_descriptors.Usage(40, 1000)), connections_max(file_descriptors.Usage(40, 60))
     (860, 16)
     """
     return min(max(CONNECTIONS_MIN, usage.free - usage.reserve), CONNECTIONS_MAX)

@@ -15,23 +15,25 @@ from tests.unit.node_agent.placement import Placement
 
 AGENT = """
 import asyncio, json, os, pathlib, signal, sys
-from cotenant import descriptors
-from cotenant.node_agent import attempt_cores, cgroup_mounts, orders
+from cotenant import file_descriptors
 from cotenant.node_agent.__main__ import serve
+from cotenant.node_agent.control import attempt_manager
 from cotenant.node_agent.control.agent import AgentConfig
+from cotenant.node_agent.enforcement import cgroup_mounts
+from cotenant.node_agent.runtime import attempt_cores
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 moments = {
     "change": (attempt_cores, "change"),
     "replace_assignment": (AttemptDirectory, "replace_assignment"),
-    "answer": (orders.Orders, "_answer"),
+    "answer": (attempt_manager.Orders, "_answer"),
 }
 if sys.argv[2]:
     setattr(*moments[sys.argv[2]], die)
 if sys.argv[3]:
     cgroup_mounts.open_node_group = lambda _: (None, [])
 if sys.argv[4] != "0":
-    descriptors.raise_limit(int(sys.argv[4]))
+    file_descriptors.raise_limit(int(sys.argv[4]))
 fields = json.loads(sys.argv[1])
 fields["state_dir"] = pathlib.Path(fields["state_dir"])
 asyncio.run(serve(AgentConfig(**fields)))

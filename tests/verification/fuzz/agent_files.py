@@ -25,9 +25,9 @@ from cotenant.node_agent.control.state_directory import AnotherNode, open_state_
 from cotenant.node_agent.probes.hot_plug import HotPlug
 from cotenant.node_agent.probes.inventory import ProbeWishes
 from cotenant.node_agent.probes.pressure import parse_pressure
-from cotenant.node_agent.runtime import attempt_directory
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory, key_of
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Exit, Status, parse_status, report
+from cotenant.node_agent.runtime.launch import SUPERVISOR
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.runtime.output_tail import TAIL_BYTES_MAX, tail_of
 from cotenant.node_agent.runtime.socket_paths import PLACE, _place
@@ -264,7 +264,7 @@ def _name(data: bytes) -> None:
 
 def _stop_order(directory: Path) -> Prepared:
     """A supervisor loads its modules without the package around them."""
-    sys.path.append(str(Path(attempt_directory.__file__).parent))
+    sys.path.append(str(SUPERVISOR.parent))
     try:
         ordered_grace_seconds = import_module("stop_order").ordered_grace_seconds
     finally:

@@ -27,7 +27,7 @@ from tests.verification.fuzz.inflating import Inflater
 from tests.verification.fuzz.loop_lag import LoopLag
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.mutating import Mutator
-from tests.verification.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
+from tests.verification.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, live_bytes
 from tests.verification.fuzz.well_meant import WellMeant
 
 from cotenant.leadership.replica_service import serve_description
@@ -201,7 +201,7 @@ class _Fuzzing:
 
     async def _memory_bytes(self) -> int:
         """Measure memory, and leave the CPU time of it out of what the calls are judged by."""
-        measured = memory_bytes()
+        measured = live_bytes()
         await asyncio.sleep(0)  # the callback that measured ends
         self.lag.take()
         return measured

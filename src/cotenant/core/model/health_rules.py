@@ -19,6 +19,7 @@ from cotenant.core.model.node import HealthAction
 
 TABLE_VERSION = 3  # raised with each change of what follows from something
 MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
+CALM_SECONDS = 45.0  # a node is back within a minute of its recovery, with a look every few seconds
 XID_CATALOG = "NVIDIA, Xid Catalog"
 PAGE_RETIREMENT = "NVIDIA, Dynamic Page Retirement"
 ROW_REMAPPING = "NVIDIA, GPU Memory Error Management"
@@ -171,11 +172,11 @@ NODE_RULES = (
     Rule("disk_low", "disk", "too little disk is left for what must be written down", HealthAction.HOLD,
          calm_seconds=30.0),
     Rule("disk_refuses", "disk", "the agent's directory cannot be written: no job's end could be kept",
-         HealthAction.DRAIN, after_seconds=30.0, calm_seconds=MINUTE_SECONDS),
+         HealthAction.DRAIN, after_seconds=30.0, calm_seconds=CALM_SECONDS),
     Rule("memory_low", "memory", "hardly any memory is available: the kernel may soon kill somebody",
-         HealthAction.HOLD, after_seconds=10.0, calm_seconds=MINUTE_SECONDS),
+         HealthAction.HOLD, after_seconds=10.0, calm_seconds=CALM_SECONDS),
     Rule("memory_stall", "memory", "everybody waits for memory much of the time", HealthAction.HOLD,
-         after_seconds=30.0, calm_seconds=MINUTE_SECONDS),
+         after_seconds=30.0, calm_seconds=CALM_SECONDS),
     Rule("descriptors_low", "descriptors", "the agent has hardly any file descriptors left: it can launch nothing",
          HealthAction.HOLD, calm_seconds=5.0),
     Rule("processes_low", "processes", "the agent can start no process: it can launch nothing", HealthAction.HOLD,
@@ -183,7 +184,7 @@ NODE_RULES = (
     Rule("memory_refused", "memory", "the agent can allocate no memory: it can launch nothing", HealthAction.HOLD,
          calm_seconds=30.0),
     Rule("overload", "load", "many times more threads want to run than there are CPUs", HealthAction.HOLD,
-         after_seconds=2 * MINUTE_SECONDS, calm_seconds=MINUTE_SECONDS),
+         after_seconds=2 * MINUTE_SECONDS, calm_seconds=CALM_SECONDS),
 )  # fmt: skip
 UNKNOWN_XID = _xid(0, "an XID that the table does not know", "", HealthAction.IGNORE)
 
