@@ -28,7 +28,7 @@ from cotenant.node_agent.runtime.task_environment import clean_environment, envi
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.supervisor.launch_faults import cause_of
 from cotenant.node_agent.supervisor.lease import LEASE, boot_seconds, read_lease
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor" / "supervisor.py"
 GRACE_SECONDS_DEFAULT = 30.0
@@ -234,6 +234,7 @@ def supervisor_spec(
                 "environment": task_environment(assignment, task, base=base, progress_path=progress_path),
                 "directory": working_directory,
                 "directory_is_ours": not assignment.spec.working_directory,
+                "submit_directory": submit_directory_of(assignment.spec),
                 "user": user.to_plain() if user else None,
                 "cpus": affinity_at_start(surroundings, task, group),
                 "memory_limit_bytes": task.memory_bytes,
@@ -242,6 +243,15 @@ def supervisor_spec(
             for task in assignment.allocation.tasks
         ],
     }
+
+
+def submit_directory_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:
+    """Return the submitter's folder with the variables that the job does not set itself; None without one."""
+    if not spec.HasField("submit_directory"):
+        return None
+    folder = spec.submit_directory
+    variables = {name: value for name, value in folder.environment.items() if name not in spec.environment}
+    return {"path": folder.path, "inode": folder.inode, "owner_uid": folder.owner_uid, "environment": variables}
 
 
 def isolation_of(

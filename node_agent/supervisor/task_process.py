@@ -49,6 +49,8 @@ class TaskProcess:
         variables = spec["environment"]
         assert isinstance(variables, dict)
         self.environment: dict[str, str] = variables
+        folder = spec.get("submit_directory")
+        self.submit_directory = SubmitDirectory(folder) if isinstance(folder, dict) else None
         self.pid = 0
         self.exec_reader = -1  # becomes readable when the program runs, or says why it does not
         self.output_reader = -1
@@ -110,11 +112,14 @@ class TaskProcess:
                 become(self.user)
                 doing = "directory"
                 os.chdir("." if self.directory_is_ours else self.directory)
+            missing = self._enter_submit_directory()
             doing = "starting"
             die_with_parent(parent)  # only now: the kernel forgets that wish where a process becomes another user's
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (output_writer, 1), (output_writer, 2)):
                 os.dup2(source, target)
+            if missing:
+                os.write(2, f"cotenant: {missing}; started in an empty folder\n".encode(errors="replace"))
             doing = "command"
             execute(self.command, self.environment)
         except BaseException as error:  # whatever it is, it must be told
@@ -122,6 +127,25 @@ class TaskProcess:
             os.write(exec_writer, told.encode(errors="replace"))
         finally:
             os._exit(127)
+
+    def _enter_submit_directory(self) -> str:
+        """Enter the submitter's folder, with its search path; return why this node does not have it.
+
+        As the job's user, whose rights decide. A job that names a working directory stays there.
+        """
+        folder = self.submit_directory
+        if folder is None:
+            return ""
+        own = os.open(".", os.O_PATH)
+        try:
+            missing = folder.enter()
+            if missing or not self.directory_is_ours:
+                os.fchdir(own)
+        finally:
+            os.close(own)
+        if not missing:
+            self.environment = {**self.environment, **folder.environment, "COTENANT_SUBMIT_DIR": folder.path}
+        return missing if self.directory_is_ours else ""
 
     def _cause(self, doing: str, error: BaseException) -> str:
         if doing == "command":
@@ -203,6 +227,28 @@ class TaskProcess:
                 os.killpg(self.pid, number)
             except (ProcessLookupError, PermissionError):
                 return  # it has just ended, or runs as somebody else: then it must do without a warning
+
+
+class SubmitDirectory:
+    """The folder that the job was submitted from."""
+
+    def __init__(self, spec: dict[str, object]) -> None:
+        self.path = str(spec["path"])
+        self.identity = (number(spec["inode"]), number(spec["owner_uid"]))
+        variables = spec["environment"]
+        assert isinstance(variables, dict)
+        self.environment: dict[str, str] = variables
+
+    def enter(self) -> str:
+        """Change to the folder; return why it cannot be, or why it is a different folder of the same path."""
+        try:
+            os.chdir(self.path)
+            found = os.stat(".")
+        except (OSError, ValueError) as error:
+            return f"this node does not have the folder {self.path}: {getattr(error, 'strerror', None) or error}"
+        if (found.st_ino, found.st_uid) != self.identity:
+            return f"this node has a different folder {self.path}"
+        return ""
 
 
 def how_it_ended(task: TaskProcess, out_of_memory: bool) -> str:

@@ -47,6 +47,7 @@ class Cli:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
+        self.folder = Path(environment["HOME"])  # where commands are typed: jobs start there
         self.descriptors_max = 0  # the hard limit of what is started to serve; 0: ours
 
     def __call__(
@@ -56,6 +57,7 @@ class Cli:
         ended = subprocess.run(
             [COTENANT, *map(str, arguments)],
             input=stdin,
+            cwd=self.folder,
             env={**self.environment, **more},
             capture_output=True,
             text=True,

@@ -152,6 +152,7 @@ def _found(connection: sqlite3.Connection, ids: Sequence[str]) -> Iterable[Ended
 def _row(job: job_pb2.Job) -> tuple[object, ...]:
     kept = job_pb2.Job()
     kept.CopyFrom(job)
+    kept.spec.ClearField("submit_directory")
     kept.spec.environment.clear()  # may hold what is nobody's business for years
     return (
         job.id,

@@ -8,7 +8,8 @@ from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
-ATTEMPT_FIELDS = ("command", "environment", "working_directory", "labels")  # what nothing but an attempt needs
+# Only an attempt needs these.
+ATTEMPT_FIELDS = ("command", "environment", "working_directory", "submit_directory", "labels")
 SMALL_BYTES = 4096  # a spec that is copied whole quicker than by fields
 
 

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from cotenant.codec import errors
 from cotenant.core.model import limits
+from cotenant.core.model.job import SUBMIT_VARIABLES
 from cotenant.core.model.job_array import RANGES_MAX
 from cotenant.core.model.validation import Violation
 from cotenant.v1 import job_pb2
@@ -37,6 +38,7 @@ ITEMS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(
             [f"JobSpec.{name}" for name in ("command", "environment", "labels", "roles", "dependencies")], UNLIMITED
         ),
+        "SubmitDirectory.environment": len(SUBMIT_VARIABLES),
         "PlanPlacementRequest.candidates": limits.PLAN_CANDIDATES_MAX,
         "ForecastStartsRequest.candidates": limits.FORECAST_CANDIDATES_MAX,
         "ForecastStartsRequest.runs": limits.FORECAST_RUNS_MAX,
@@ -46,7 +48,7 @@ ITEMS: Mapping[str, int] = MappingProxyType(
         "EstimateRequest.queries": limits.QUERIES_MAX,
     }
 )
-VALIDATED = frozenset({"JobSpec", "ProgressRule"})  # texts of these have limits of their own
+VALIDATED = frozenset({"JobSpec", "ProgressRule", "SubmitDirectory"})  # texts of these have limits of their own
 
 BYTES: Mapping[str, int] = MappingProxyType(
     {
@@ -106,6 +108,7 @@ def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
             ("labels", len(spec.labels), limits.LABELS_MAX),
             ("dependencies", len(spec.dependencies), limits.DEPENDENCIES_MAX),
             ("environment", len(spec.environment), limits.ENVIRONMENT_MAX),
+            ("submit_directory.environment", len(spec.submit_directory.environment), len(SUBMIT_VARIABLES)),
             ("command", len(spec.command), limits.COMMAND_WORDS_MAX),
             ("array.ranges", len(spec.array.ranges), RANGES_MAX),
         )

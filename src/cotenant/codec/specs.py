@@ -29,6 +29,7 @@ from cotenant.core.model.job import (
     JobSpec,
     Locality,
     Qos,
+    SubmitDirectory,
 )
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, StopReason
 from cotenant.core.model.loss_goal import NO_GOAL
@@ -186,10 +187,19 @@ def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         stop_after_disconnected_seconds=optional_seconds(message, "stop_after_disconnected"),
         pre_run_seconds=optional_seconds(message, "pre_run"),
         pids_max=message.pids_max,
+        submit_directory=_submit_directory(message),
         dependencies=dependencies_module.dependencies_from_wire(message),
         array=dependencies_module.array_from_wire(message),
         array_task=dependencies_module.task_from_wire(message),
     )
+
+
+def _submit_directory(message: job_pb2.JobSpec) -> SubmitDirectory | None:
+    if not message.HasField("submit_directory"):
+        return None
+    folder = message.submit_directory
+    variables = tuple(sorted(folder.environment.items()))
+    return SubmitDirectory(folder.path, folder.inode, folder.owner_uid, variables)
 
 
 _specs = SpecCache(_spec_from_wire)
@@ -218,6 +228,10 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         best_effort=spec.best_effort,
         pids_max=spec.pids_max,
     )
+    if folder := spec.submit_directory:
+        message.submit_directory.path, message.submit_directory.inode = folder.path, folder.inode
+        message.submit_directory.owner_uid = folder.owner_uid
+        message.submit_directory.environment.update(dict(folder.environment))
     if spec.stop_after_disconnected_seconds is not None:
         message.stop_after_disconnected.CopyFrom(duration(spec.stop_after_disconnected_seconds))
     if spec.pre_run_seconds is not None:

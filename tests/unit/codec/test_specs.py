@@ -19,7 +19,7 @@ from cotenant.codec.errors import Problem, to_status
 from cotenant.core.model import validation
 from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
 from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency
-from cotenant.core.model.job import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.model.job import JobKind, JobSpec, Locality, Qos, Request, Role, SubmitDirectory
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.core.model.refusal import Code, Refusal
@@ -64,6 +64,7 @@ specs = st.builds(
     labels=pairs,
     expected_seconds=st.none() | intervals,
     loss_goal=st.builds(LossGoal, st.none() | figures, sizes, figures),
+    submit_directory=st.none() | st.builds(SubmitDirectory, texts, st.integers(0, 2**64 - 1), counts, pairs),
 )
 inventories = st.builds(
     Inventory,
@@ -229,6 +230,8 @@ def _sort(field: Any) -> str:
         field.TYPE_STRING: "string",
         field.TYPE_INT32: "int",
         field.TYPE_INT64: "int",
+        field.TYPE_UINT32: "int",
+        field.TYPE_UINT64: "int",
         field.TYPE_DOUBLE: "double",
         field.TYPE_BOOL: "bool",
     }

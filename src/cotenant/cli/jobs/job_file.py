@@ -40,7 +40,7 @@ from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage
 from cotenant.cli.source_positions import Fault, Fields, Items, Node, Place, Text, compose, kind_of, overlay
 from cotenant.codec.specs import spec_to_wire
 from cotenant.core.model.dependencies import Dependency
-from cotenant.core.model.job import JobSpec, OpenReplicas, Qos, Request, Role
+from cotenant.core.model.job import JobSpec, OpenReplicas, Qos, Request, Role, SubmitDirectory
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.model.validation import ROLES_MAX, check_spec, default_kind, shown
 from cotenant.core.spelling import did_you_mean
@@ -87,6 +87,10 @@ class Draft:
     spec: JobSpec
     place: Place
     places: Mapping[str, tuple[Place, str]]  # of a wire path: the place, and the field's name in the file
+
+    def submitted_from(self, folder: SubmitDirectory | None) -> Draft:
+        """Return this job, submitted from a folder."""
+        return replace(self, spec=replace(self.spec, submit_directory=folder))
 
     def to_wire(self, spec: JobSpec) -> job_pb2.JobSpec:
         """Write a spec of this job; where no tenant was named, the caller's own is meant, which the queue knows."""

@@ -148,6 +148,7 @@ def _wishes(job: Job) -> Pairs:
         yield word, ", ".join(one.id for one in spec.dependencies if one.condition == condition)
     yield "deadline", views.time_of(spec, "deadline") or ""
     yield "working directory", spec.working_directory
+    yield "submitted from", spec.submit_directory.path
     yield "progress rule", spec.progress.regex
     yield "done", _goal(spec.loss_goal)
     yield "promises", _promises(spec.qos)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from cotenant.cli.jobs.array_view import as_array, is_array, read_tasks
 from cotenant.cli.jobs.follow import Output, Teller, ended, ending, follow, is_gang, try_to_copy
 from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake
 from cotenant.cli.jobs.job_options import TailCommand, read_drafts, takes_job
+from cotenant.cli.jobs.submit_directory import current_directory
 from cotenant.cli.jobs.submit_order import Step, arrange
 from cotenant.cli.name_lookup import find_thing, phase_of
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
@@ -43,6 +45,9 @@ def submit(
         list[str] | None, typer.Argument(metavar="FILE", help="Job files; - is stdin.", show_default=False)
     ] = None,
     example: Annotated[bool, typer.Option("--example", help="Print a job file with comments, and stop.")] = False,
+    empty_workdir: Annotated[
+        bool, typer.Option("--empty-workdir", help="Start in an empty folder, not in the current one.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say whether the jobs would be taken.")] = False,
     request_id: Annotated[
         str, typer.Option(metavar="TEXT", help="A repeat with the same text submits nothing twice.")
@@ -54,6 +59,10 @@ def submit(
     as_json: options.AsJson = False,
 ) -> None:
     """Submit jobs from files, or one from options; print their ids.
+
+    A job starts in the current folder, with your PATH and virtual environment, on every node that has
+    this folder: on this machine, or through a shared file system. On other nodes it starts in an empty
+    folder. --workdir names another one.
 
     Options go over each job of the files. All jobs are checked before the first one is submitted. --array makes many
     jobs of one; --after and --after-ok let it wait for others.
@@ -72,7 +81,9 @@ def submit(
         return
     if len(request_id) > REQUEST_ID_LENGTH_MAX:
         raise usage(f"--request-id: at most {REQUEST_ID_LENGTH_MAX} characters are taken, not {len(request_id)}")
-    steps = arrange(read_drafts(files or [], job, time.time()))
+    folder = None if empty_workdir else current_directory(os.environ)
+    drafts = [draft.submitted_from(folder) for draft in read_drafts(files or [], job, time.time())]
+    steps = arrange(drafts)
     if following and (len(steps) > 1 or steps[0].draft.spec.array):
         raise usage("--follow prints the output of one job", hint="--wait prints that of several, each at its end")
     taken: list[Job] = []

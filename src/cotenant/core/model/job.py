@@ -11,6 +11,7 @@ from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
 
 WHOLE_GPU_MILLI = 1000
 GRACE_SECONDS_DEFAULT = 30.0
+SUBMIT_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")  # of the submitter's shell
 OPEN_REPLICAS_MAX_DEFAULT = 64  # of a service that leaves the number open and names no limit
 TENANT_DEFAULT = "default"
 QUEUE_DEFAULT = "default"
@@ -74,6 +75,19 @@ class Qos:
     arrivals_per_second: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class SubmitDirectory:
+    """The folder that a job was submitted from, and the search path there.
+
+    A node has the same folder where path, inode and owner are equal: on the same machine, or on a shared file system.
+    """
+
+    path: str
+    inode: int
+    owner_uid: int
+    environment: tuple[tuple[str, str], ...] = ()  # of SUBMIT_VARIABLES
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class JobSpec:
     """A job as its user described it; every default filled in."""
@@ -108,6 +122,7 @@ class JobSpec:
     stop_after_disconnected_seconds: float | None = None  # None: it runs on without the control plane
     pre_run_seconds: float | None = None  # rank 0 first runs alone on one GPU, for at most so long; None: it does not
     pids_max: int = 0  # of each task; 0: the node's own limit
+    submit_directory: SubmitDirectory | None = None  # processes start there where a node has it
 
     @property
     def gpu_milli(self) -> int:

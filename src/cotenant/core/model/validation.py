@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cotenant.core.model import job_array, patterns
-from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role
+from cotenant.core.model.job import SUBMIT_VARIABLES, WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role, SubmitDirectory
 from cotenant.core.model.limits import (
     COMMAND_WORDS_MAX,
     ENVIRONMENT_MAX,
@@ -267,12 +267,28 @@ def _texts(spec: JobSpec) -> Found:
         yield "working_directory", f"has {length} characters; {PATH_LENGTH_MAX} are taken at most"
     elif spec.working_directory and (not spec.working_directory.startswith("/") or "\0" in spec.working_directory):
         yield "working_directory", f"must be an absolute path, not {shown(spec.working_directory)}"
+    yield from _submit_directory(spec.submit_directory)
     if spec.warning_signal not in _SIGNALS:
         yield (
             "warning_signal",
             f"must be a signal that can be caught, such as SIGUSR1, not {shown(spec.warning_signal)}",
         )
     yield from _regex(spec.progress_regex)
+
+
+def _submit_directory(folder: SubmitDirectory | None) -> Found:
+    if folder is None:
+        return
+    if len(folder.path) > PATH_LENGTH_MAX:
+        yield "submit_directory.path", f"has {len(folder.path)} characters; at most {PATH_LENGTH_MAX} are allowed"
+    elif not folder.path.startswith("/") or "\0" in folder.path:
+        yield "submit_directory.path", f"must be an absolute path, not {shown(folder.path)}"
+    for key, value in folder.environment[: len(SUBMIT_VARIABLES) + 1]:
+        field = f"submit_directory.environment[{shown(key)}]"
+        if key not in SUBMIT_VARIABLES:
+            yield field, f"must be one of {', '.join(SUBMIT_VARIABLES)}; other variables belong in environment"
+        if "\0" in value:
+            yield field, "a NUL byte cannot be passed to a program"
 
 
 def _regex(pattern: str) -> Found:
@@ -299,7 +315,8 @@ def _commands(spec: JobSpec) -> Iterator[tuple[str, Sequence[str]]]:
 
 def _size(spec: JobSpec) -> int:
     words = sum(len(word.encode(errors="replace")) for word in _words(spec))
-    return words + sum(len(key) + len(value.encode(errors="replace")) for key, value in spec.environment)
+    variables = (*spec.environment, *(spec.submit_directory.environment if spec.submit_directory else ()))
+    return words + sum(len(key) + len(value.encode(errors="replace")) for key, value in variables)
 
 
 def bad_name(text: str) -> str:
