@@ -17,7 +17,7 @@ ARGS ?=
 APART := $(filter-out tests/unit/node_agent,$(wildcard tests/unit/*)) tests/contract tests/integration tests/repository src
 APART += tests/verification/fuzz tests/verification/control_plane
 
-.PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench docs reproduce demo clean
+.PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench docs site reproduce demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -69,6 +69,10 @@ docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/replicas.py
 	@python tools/dashboards.py
 	@python tools/roles.py
+	@python tools/architecture.py
+
+site: $(STAMP) ## build the documentation site into site/, with every link checked
+	@sphinx-build -q -W --keep-going -j auto -b dirhtml -d .cotenant/doctrees docs site && echo "   site/index.html is built"
 
 reproduce: $(STAMP) ## what five papers report, measured again, and written down in docs (ARGS=--quick for minutes)
 	@mkdir -p docs/reproduction

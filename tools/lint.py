@@ -98,6 +98,13 @@ def git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def site() -> Verdict:
+    """Build the documentation site; a page that is not understood, or a link that leads nowhere, fails it."""
+    with tempfile.TemporaryDirectory() as directory:
+        quiet = ("-q", "-W", "--keep-going", "-b", "dirhtml", "-d", f"{directory}/doctrees")
+        return command("docs site", "sphinx-build", *quiet, "docs", f"{directory}/site")()
+
+
 CHECKS: tuple[Check, ...] = (
     command("ruff check", "ruff", "check", "--quiet", "."),
     command("ruff format", "ruff", "format", "--check", "."),
@@ -106,6 +113,7 @@ CHECKS: tuple[Check, ...] = (
     command("buf lint", "buf", "lint"),
     command("buf format", "buf", "format", "--diff", "--exit-code"),
     breaking,
+    site,
 )
 
 
