@@ -71,6 +71,7 @@ class Arrays:
                     raise errors.unavailable("two arrays were given one id; the call may be repeated")
                 for record in chunk:
                     record.revision = result.revision
+                await slices.step()  # a store in this process may answer without a turn of the loop
             await fail_points.reach("array.begun")
             anchor = min(records, key=lambda record: record.id)
             unused = request.unused
