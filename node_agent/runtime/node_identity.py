@@ -15,7 +15,7 @@ from cotenant.node_agent.runtime.run_as import user_name
 
 log = structlog.get_logger()
 
-PROGRAM = Path(__file__).with_name("isolation.py")
+PROGRAM = Path(__file__).parents[1] / "supervisor" / "isolation.py"
 TRY_SECONDS_MAX = 20.0
 RUNTIME_DIRECTORIES = Path("/run/user")  # with the sockets of a user's systemd, which starts programs outside
 
