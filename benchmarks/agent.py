@@ -39,7 +39,7 @@ BASH = shutil.which("bash") or "/bin/bash"
 STARTS, STARTS_QUICK = 300, 60
 AT_ONCE = 100
 SAMPLED, SAMPLE_SECONDS = 20, 5.0
-WATCHED_SECONDS, WATCHED_SECONDS_QUICK = 60.0, 20.0
+STEADY_SECONDS, STEADY_SECONDS_QUICK = 60.0, 20.0
 SHORT, SHORT_QUICK = 1_000, 150
 UNDER_WAY = 20  # short jobs that are there at once
 KEPT_MAX = 200  # the agent's own: the newest outputs stay readable
@@ -133,18 +133,18 @@ def _node_groups(node_id: str) -> list[Path]:
 # Starts -----------------------------------------------------------------------------------------------------------
 
 
-def _saying(path: Path) -> str:
+def _timestamp_script(path: Path) -> str:
     """A script that writes when it runs."""
     return f"echo $EPOCHREALTIME > {path}"
 
 
-def _said(path: Path) -> float:
+def _timestamp(path: Path) -> float:
     text = path.read_text() if path.exists() else ""
     return float(text) if text.endswith("\n") else 0.0
 
 
 def _bare(path: Path) -> int:
-    return os.posix_spawn(BASH, [BASH, "-c", _saying(path)], dict(os.environ))
+    return os.posix_spawn(BASH, [BASH, "-c", _timestamp_script(path)], dict(os.environ))
 
 
 async def _spawn(bench: Bench, number: int) -> float:
@@ -152,15 +152,15 @@ async def _spawn(bench: Bench, number: int) -> float:
     path, begin = bench.directory / f"bare-{number}", time.time()
     pid = _bare(path)
     await asyncio.to_thread(os.waitpid, pid, 0)
-    return _said(path) - begin
+    return _timestamp(path) - begin
 
 
 async def _start(bench: Bench, number: int) -> float:
     """Have the agent start a job that has a CPU to itself; the seconds until it runs."""
     path, job_id, begin = bench.directory / f"job-{number}", f"start-{number}", time.time()
-    bench.job(job_id, _saying(path), pinned=True)
+    bench.job(job_id, _timestamp_script(path), pinned=True)
     await bench.ended([job_id])
-    return _said(path) - begin
+    return _timestamp(path) - begin
 
 
 async def starts(bench: Bench, count: int) -> list[harness.Row]:
@@ -203,14 +203,14 @@ def _children_seconds() -> float:
     return times.children_user + times.children_system
 
 
-async def at_once(bench: Bench) -> harness.Row:
+async def simultaneous_starts(bench: Bench) -> harness.Row:
     """Assign many jobs in one breath; the last of them says when all run."""
     names = [f"crowd-{number}" for number in range(AT_ONCE)]
     begin = time.time()
     for name in names:
-        bench.job(name, f"{_saying(bench.directory / name)}; exec sleep 600")
-    await conditions.until(lambda: all(_said(bench.directory / name) for name in names))
-    took_seconds = max(_said(bench.directory / name) for name in names) - begin
+        bench.job(name, f"{_timestamp_script(bench.directory / name)}; exec sleep 600")
+    await conditions.until(lambda: all(_timestamp(bench.directory / name) for name in names))
+    took_seconds = max(_timestamp(bench.directory / name) for name in names) - begin
     bench.stop(names)
     await bench.ended(names)
     bare = await _bare_at_once(bench)
@@ -226,13 +226,13 @@ async def _bare_at_once(bench: Bench) -> float:
     pids = [_bare(path) for path in paths]
     for pid in pids:
         await asyncio.to_thread(os.waitpid, pid, 0)
-    return max(map(_said, paths)) - begin
+    return max(map(_timestamp, paths)) - begin
 
 
 # While jobs run ---------------------------------------------------------------------------------------------------
 
 
-async def watching(bench: Bench, seconds: float) -> list[harness.Row]:
+async def steady_state(bench: Bench, seconds: float) -> list[harness.Row]:
     """Let jobs run that are sampled, and look at what the agent uses."""
     names = [f"sampled-{number}" for number in range(SAMPLED)]
     for name in names:
@@ -307,7 +307,7 @@ async def _bare_python_mib() -> float:
 
 async def leaks(bench: Bench, count: int) -> list[harness.Row]:
     """Run many short jobs, and count what is there that was not there before."""
-    before = _there(bench)
+    before = _leftovers(bench)
     begin, spent = time.perf_counter(), _spent(bench)
     names = [f"short-{number}" for number in range(count)]
     todo = iter(names)
@@ -321,7 +321,7 @@ async def leaks(bench: Bench, count: int) -> list[harness.Row]:
     took_seconds, spent = time.perf_counter() - begin, _spent(bench) - spent
     await conditions.until(lambda: not bench.attempts())
     await conditions.until(lambda: not bench.supervisors())
-    after = _there(bench)
+    after = _leftovers(bench)
     return [
         *(
             harness.Row(
@@ -338,7 +338,7 @@ async def leaks(bench: Bench, count: int) -> list[harness.Row]:
     ]
 
 
-def _there(bench: Bench) -> dict[str, int]:
+def _leftovers(bench: Bench) -> dict[str, int]:
     """How many of each thing there are that jobs could leave; outputs that are kept on purpose are not counted."""
     groups = [path for group in _node_groups(bench.node_id) for path, _, _ in os.walk(group)]
     children = bench.agent.children(recursive=True)
@@ -363,8 +363,8 @@ def _there(bench: Bench) -> dict[str, int]:
 async def _measure(quick: bool) -> list[harness.Row]:
     async with agent() as bench:
         rows = await starts(bench, STARTS_QUICK if quick else STARTS)
-        rows.append(await at_once(bench))
-        rows += await watching(bench, WATCHED_SECONDS_QUICK if quick else WATCHED_SECONDS)
+        rows.append(await simultaneous_starts(bench))
+        rows += await steady_state(bench, STEADY_SECONDS_QUICK if quick else STEADY_SECONDS)
         rows += await leaks(bench, SHORT_QUICK if quick else SHORT)
         if not _node_groups(bench.node_id):
             rows.append(harness.Row("no control groups here: starts and leaks are without them", 0.0, ""))

@@ -68,7 +68,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WindowRates:
     """What the agent saw in one window: the training job's rate, and the cores that it and the CPU job were busy on."""
 
     rate: float
@@ -136,7 +136,7 @@ class Mesh:
         told = self._contention.ListIncidents(pb.ListIncidentsRequest(page_size=100), metadata=self._token)
         return [one for one in told.incidents if (one.victim_job_id, one.suspect_job_id) == (victim, suspect)]
 
-    def windows(self, count: int, train: str, load: str = "") -> list[Seen]:
+    def windows(self, count: int, train: str, load: str = "") -> list[WindowRates]:
         """What is seen in so many windows.
 
         Raises:
@@ -149,7 +149,7 @@ class Mesh:
                 if id not in here:
                     raise SystemExit(f"{id} does not run: {self.run('show', id)}")
             found.append(
-                Seen(here[train].rate_per_second, here[train].cores_used, here[load].cores_used if load else 0.0)
+                WindowRates(here[train].rate_per_second, here[train].cores_used, here[load].cores_used if load else 0.0)
             )
         return found
 
@@ -203,12 +203,14 @@ def beside(policy: str, bound_by: str, names: Sequence[str], stress: str) -> dic
             up.run("cancel", load)
             up.wait_for(train)
             alone += up.windows(BETWEEN_WINDOWS + ALONE_WINDOWS, train)[BETWEEN_WINDOWS:]
-            found[name] = _told(alone, seen, incidents, began)
+            found[name] = _summary(alone, seen, incidents, began)
             print(f"{policy}, {name}: {found[name]}", file=sys.stderr, flush=True)
     return found
 
 
-def _told(alone: list[Seen], seen: list[Seen], incidents: list[pb.Incident], began: float) -> dict[str, float]:
+def _summary(
+    alone: list[WindowRates], seen: list[WindowRates], incidents: list[pb.Incident], began: float
+) -> dict[str, float]:
     baseline = statistics.median(window.rate for window in alone)
     first = min((one.start_time.ToNanoseconds() / 1e9 for one in incidents), default=float("inf"))
     late = seen[RECOVERED_WINDOWS_MAX - 1 :]

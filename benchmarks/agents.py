@@ -176,7 +176,7 @@ class SimulatedAgent:
         report = node_pb2.ResizeReport(job_id=key[0], number=key[1], epoch=order.epoch, error=error)
         self._out.put_nowait(node_pb2.ConnectRequest(resized=[report]))
 
-    def tell(self, **fields: Any) -> None:
+    def send(self, **fields: Any) -> None:
         """Say anything else, such as `profiled` or `progress`."""
         self._out.put_nowait(node_pb2.ConnectRequest(**fields))
 

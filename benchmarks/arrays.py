@@ -28,9 +28,9 @@ from cotenant.core.model.job_array import read_array  # noqa: E402 - likewise
 from cotenant.core.model.job_table import Capacity  # noqa: E402 - likewise
 from cotenant.core.model.lifecycle import Phase  # noqa: E402 - likewise
 from cotenant.core.scheduling.admission import RULES, choose  # noqa: E402 - likewise
-from cotenant.services.queue.jobs.job_arrays import Arrays  # noqa: E402 - likewise
-from cotenant.services.queue.jobs.job_store import Keeper  # noqa: E402 - likewise
-from cotenant.services.queue.jobs.job_store import Request as Call  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.job_arrays import JobArrays  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.job_store import IdempotencyKey as Call  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.job_store import JobStore  # noqa: E402 - likewise
 from cotenant.services.queue.jobs.queue_state import State  # noqa: E402 - likewise
 from cotenant.services.queue.jobs.transitions import Record  # noqa: E402 - likewise
 from cotenant.store.sqlite import SqliteStore  # noqa: E402 - likewise
@@ -48,7 +48,7 @@ async def _array(store: SqliteStore, size: int, **fields: object) -> tuple[State
     """Take an array in; returns the state and the seconds."""
     state = State()
     spec = replace(SPEC, array=read_array(f"0-{size - 1}%{AT_ONCE}"), **fields)  # type: ignore[arg-type]  # of a spec
-    arrays = Arrays(Keeper(store, state))
+    arrays = JobArrays(JobStore(store, state))
     began = time.process_time()
     await arrays.create(spec, "bench", "", ONCE)
     return state, time.process_time() - began
@@ -56,19 +56,19 @@ async def _array(store: SqliteStore, size: int, **fields: object) -> tuple[State
 
 async def _singles(store: SqliteStore) -> float:
     """Seconds for one job, taken in alone."""
-    keeper = Keeper(store, State())
+    job_store = JobStore(store, State())
     began = time.process_time()
     for _ in range(SINGLES):
-        await keeper.create(SPEC, "bench", "", ONCE)
+        await job_store.create(SPEC, "bench", "", ONCE)
     return (time.process_time() - began) / SINGLES
 
 
 async def _few(store: SqliteStore) -> State:
     """As many single jobs as of an array may run."""
     state = State()
-    keeper = Keeper(store, state)
+    job_store = JobStore(store, state)
     for _ in range(AT_ONCE):
-        await keeper.create(SPEC, "bench", "", ONCE)
+        await job_store.create(SPEC, "bench", "", ONCE)
     return state
 
 
@@ -114,7 +114,7 @@ async def _measure(size: int, directory: Path) -> list[harness.Row]:
     rows.append(harness.Row(name, cycle, "ms", reference, f"{AT_ONCE} jobs", bar, cycle <= CYCLE_RATIO * reference))
     again = State()
     began = time.process_time()
-    await Keeper(store, again).load()
+    await JobStore(store, again).load()
     rows.append(harness.Row(f"reading an array of {size:,} at the start", time.process_time() - began, "s"))
     ends = [_end(state, state.records[next(iter(state.table.ids))]) * 1e3 for _ in range(50)]
     slowest = harness.percentile(ends, 95)
@@ -126,10 +126,10 @@ async def _measure(size: int, directory: Path) -> list[harness.Row]:
 async def _released(store: SqliteStore, size: int) -> harness.Row:
     """Let an array wait for one job, and that end."""
     state = State()
-    keeper = Keeper(store, state)
-    first = await keeper.create(SPEC, "bench", "", ONCE)
+    job_store = JobStore(store, state)
+    first = await job_store.create(SPEC, "bench", "", ONCE)
     spec = replace(SPEC, array=read_array(f"0-{size - 1}"), dependencies=(Dependency(first.id),))
-    await Arrays(keeper).create(spec, "bench", "", ONCE)
+    await JobArrays(job_store).create(spec, "bench", "", ONCE)
     seconds = _end(state, first)
     assert len(state.table.ids) == size
     return harness.Row(f"the end of what an array of {size:,} without a limit waits for", seconds, "s")

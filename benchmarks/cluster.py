@@ -25,7 +25,7 @@ from benchmarks.mesh import empty_calls, raw_commits  # noqa: E402 - likewise
 from benchmarks.processes import CORES, GPUS, Cluster, cluster, until  # noqa: E402 - likewise
 from tests.support.etcd_server import etcd_binary  # noqa: E402 - likewise
 
-from cotenant.rpc.loop_lag import TOLD_SECONDS  # noqa: E402 - likewise
+from cotenant.rpc.loop_lag import STALL_SECONDS  # noqa: E402 - likewise
 from cotenant.store.open import open_store  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
@@ -65,9 +65,9 @@ def spec(*, gpus: int = 1, cores: int = 2, replicas: int = 1) -> job_pb2.JobSpec
     return told
 
 
-async def create(made: Cluster, told: job_pb2.JobSpec) -> str:
+async def create(bench: Cluster, told: job_pb2.JobSpec) -> str:
     """Submit a job, however long that takes: the figures tell."""
-    answer = await made.jobs.CreateJob(pb.CreateJobRequest(spec=told), timeout=CALL_SECONDS_MAX)
+    answer = await bench.jobs.CreateJob(pb.CreateJobRequest(spec=told), timeout=CALL_SECONDS_MAX)
     return str(answer.job.id)
 
 
@@ -75,14 +75,14 @@ async def create(made: Cluster, told: job_pb2.JobSpec) -> str:
 
 
 @contextlib.asynccontextmanager
-async def steadily(made: Cluster, submit: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+async def steadily(bench: Cluster, submit: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
     """Submit as fast as jobs are brought to running, and wait in the end until those that were begun are answered."""
-    stop, sent, first = False, 0, len(made.ran)
+    stop, sent, first = False, 0, len(bench.started)
 
     async def submits() -> None:
         nonlocal sent
         while not stop:
-            if sent - (len(made.ran) - first) >= BACKLOG:
+            if sent - (len(bench.started) - first) >= BACKLOG:
                 await asyncio.sleep(0.005)
                 continue
             sent += 1
@@ -96,29 +96,29 @@ async def steadily(made: Cluster, submit: Callable[[], Awaitable[object]]) -> As
         await asyncio.gather(*submitters)
 
 
-async def load(made: Cluster, seconds: float, where: str, raw: float) -> list[harness.Row]:
+async def load(bench: Cluster, seconds: float, where: str, raw: float) -> list[harness.Row]:
     """Submit as fast as jobs are brought to running, for so long; then wait for those that are left."""
-    sent, one, first = 0, spec(), len(made.ran)
+    sent, one, first = 0, spec(), len(bench.started)
 
     async def submit() -> None:
         nonlocal sent
         sent += 1
-        await create(made, one)
+        await create(bench, one)
 
-    async with steadily(made, submit):
+    async with steadily(bench, submit):
         await asyncio.sleep(WARM_SECONDS)
-        before, own, ran, began = (
-            made.processes.processor_seconds(),
+        before, own, started, began = (
+            bench.processes.processor_seconds(),
             time.process_time(),
-            len(made.ran),
+            len(bench.started),
             time.perf_counter(),
         )
         await asyncio.sleep(seconds)
-        took, ran = time.perf_counter() - began, len(made.ran) - ran
-        used = {name: now - before[name] for name, now in made.processes.processor_seconds().items()}
+        took, started = time.perf_counter() - began, len(bench.started) - started
+        used = {name: now - before[name] for name, now in bench.processes.processor_seconds().items()}
         used["agents and callers"] = time.process_time() - own
-    await until(lambda: len(made.ran) - first >= sent)
-    rate, total = ran / took, sum(used.values())
+    await until(lambda: len(bench.started) - first >= sent)
+    rate, total = started / took, sum(used.values())
     return [
         harness.Row(
             f"{where}: brought to running, for {seconds:g} s",
@@ -129,26 +129,26 @@ async def load(made: Cluster, seconds: float, where: str, raw: float) -> list[ha
             f"≥ {RUNNING_BAR:g}",
             rate >= RUNNING_BAR,
         ),
-        harness.Row(f"{where}: brought to running in a processor second of all", ran / total, "1"),
+        harness.Row(f"{where}: brought to running in a processor second of all", started / total, "1"),
         harness.Row(f"{where}: processors used", total / took, "1"),
         *(
             harness.Row(
-                f"{where}: processor time of a job, {name}", 1e3 * seconds / ran, "ms", 1e3 * total / ran, "all"
+                f"{where}: processor time of a job, {name}", 1e3 * seconds / started, "ms", 1e3 * total / started, "all"
             )
             for name, seconds in used.items()
         ),
     ]
 
 
-async def submits(made: Cluster, seconds: float, where: str) -> list[harness.Row]:
+async def submits(bench: Cluster, seconds: float, where: str) -> list[harness.Row]:
     """Submit at a steady pace, whether or not the answers come, and time each answer."""
-    calls = await empty_calls(made.queue, 1.0)
+    calls = await empty_calls(bench.queue, 1.0)
     took: list[float] = []
     one = spec()
 
     async def submit() -> None:
         began = time.perf_counter()
-        await create(made, one)
+        await create(bench, one)
         took.append(1e3 * (time.perf_counter() - began))
 
     waiting, began = [], time.perf_counter()
@@ -169,7 +169,7 @@ async def submits(made: Cluster, seconds: float, where: str) -> list[harness.Row
 # Watchers ----------------------------------------------------------------------------------------------------
 
 
-async def watchers(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
+async def watchers(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
     """Let many watch while jobs come, run and end: each must hear of the end of each."""
     heard: list[set[str]] = [set() for _ in range(WATCHERS)]
     told = synced = 0
@@ -177,7 +177,7 @@ async def watchers(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     async def watch(ended: set[str]) -> None:
         nonlocal told, synced
         only = pb.JobFilter(labels={"watched": "yes"})
-        async for news in made.jobs.WatchJobs(pb.WatchJobsRequest(filter=only)):
+        async for news in bench.jobs.WatchJobs(pb.WatchJobsRequest(filter=only)):
             synced += news.synced
             told += news.HasField("job")
             if news.job.phase == job_pb2.JOB_PHASE_SUCCEEDED:
@@ -191,7 +191,7 @@ async def watchers(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
 
     async def submit() -> None:
         for _ in numbers:
-            ids.add(await create(made, one))
+            ids.add(await create(bench, one))
 
     await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
     with contextlib.suppress(TimeoutError):  # the figure tells
@@ -213,24 +213,24 @@ async def watchers(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
 # What is kept ------------------------------------------------------------------------------------------------
 
 
-async def kept(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
+async def kept(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
     """Let jobs run on and on, and see what the store holds of them, and how large requests to it have become."""
-    for agent in made.agents:
+    for agent in bench.agents:
         agent.run_seconds = None
-    await until(lambda: not any(agent.attempts for agent in made.agents))
-    before, ran = await sizes(made), len(made.ran)
+    await until(lambda: not any(agent.attempts for agent in bench.agents))
+    before, started = await sizes(bench), len(bench.started)
     one, numbers = spec(gpus=0, cores=1), iter(range(jobs))
 
     async def submit() -> None:
         for _ in numbers:
-            await create(made, one)
+            await create(bench, one)
 
     began = time.perf_counter()
     await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
-    await until(lambda: len(made.ran) - ran >= jobs)
+    await until(lambda: len(bench.started) - started >= jobs)
     took = time.perf_counter() - began
     await asyncio.sleep(WARM_SECONDS)
-    after = await sizes(made)
+    after = await sizes(bench)
     each = (sum(after.values()) - sum(before.values())) / jobs
     return [
         harness.Row(
@@ -246,9 +246,9 @@ async def kept(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     ]
 
 
-async def sizes(made: Cluster) -> dict[str, int]:
+async def sizes(bench: Cluster) -> dict[str, int]:
     """Bytes of all that the store holds, by key."""
-    store = await open_store(made.processes.store_url)
+    store = await open_store(bench.processes.store_url)
     try:
         return {one.key: len(one.key) + len(one.value) for one in (await store.list("")).entries}
     finally:
@@ -258,16 +258,16 @@ async def sizes(made: Cluster) -> dict[str, int]:
 # Lists -------------------------------------------------------------------------------------------------------
 
 
-async def lists(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
+async def lists(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
     """Let many wait that need all of the cluster, while others run on, and ask for pages of them."""
-    rss = processes.status_bytes(made.processes.pids["queue"], "VmRSS")
+    rss = processes.status_bytes(bench.processes.pids["queue"], "VmRSS")
     for _ in range(jobs // ARRAY):
-        array = spec(gpus=GPUS, cores=CORES, replicas=len(made.agents))  # while anything runs
+        array = spec(gpus=GPUS, cores=CORES, replicas=len(bench.agents))  # while anything runs
         array.array.ranges.add(first=0, last=ARRAY - 1)
-        await create(made, array)
-    there = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
+        await create(bench, array)
+    there = (await bench.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
     assert there >= jobs, f"{there} jobs are listed, not {jobs}"  # of those that ended, some are in the archive by now
-    more = processes.status_bytes(made.processes.pids["queue"], "VmRSS") - rss
+    more = processes.status_bytes(bench.processes.pids["queue"], "VmRSS") - rss
     rows = []
     for name, wanted in (
         ("", pb.JobFilter()),
@@ -278,7 +278,7 @@ async def lists(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
         took, token = [], ""
         for _ in range(20):
             began = time.perf_counter()
-            page = await made.jobs.ListJobs(pb.ListJobsRequest(page_size=PAGE, page_token=token, filter=wanted))
+            page = await bench.jobs.ListJobs(pb.ListJobsRequest(page_size=PAGE, page_token=token, filter=wanted))
             took.append(1e3 * (time.perf_counter() - began))
             token = page.next_page_token
         median = statistics.median(took)
@@ -296,7 +296,7 @@ async def lists(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     return rows
 
 
-def memory(made: Cluster, where: str) -> list[harness.Row]:
+def memory(bench: Cluster, where: str) -> list[harness.Row]:
     """The most memory that each service has had."""
     return [
         harness.Row(
@@ -306,17 +306,17 @@ def memory(made: Cluster, where: str) -> list[harness.Row]:
             bar=f"≤ {RSS_BAR_MIB:g}",
             holds=rss / 2**20 <= RSS_BAR_MIB,
         )
-        for name, rss in made.processes.peak_rss_bytes().items()
+        for name, rss in bench.processes.peak_rss_bytes().items()
     ]
 
 
-def stalls(made: Cluster, where: str) -> list[harness.Row]:
+def stalls(bench: Cluster, where: str) -> list[harness.Row]:
     """Tell how often services came to nothing, for half a second or more, and for as long as a leader's lease lasts."""
-    lost = sum(made.processes.told("leads_no_more").values())
+    lost = sum(bench.processes.told("leadership_lost").values())
     return [
         *(
-            harness.Row(f"{where}: stalls of {TOLD_SECONDS:g} s or more, {name}", times, "")
-            for name, times in made.processes.told("loop_stalled").items()
+            harness.Row(f"{where}: stalls of {STALL_SECONDS:g} s or more, {name}", times, "")
+            for name, times in bench.processes.told("loop_stalled").items()
         ),
         harness.Row(f"{where}: leaders that lost their lease", lost, "", bar="0", holds=not lost),
     ]
@@ -344,15 +344,15 @@ async def measure_size(nodes: int, size: Size, directory: Path) -> list[harness.
         for row in more:
             sys.stderr.write(f"{row.name}: {row.value:,.4g} {row.unit}\n")
 
-    async with cluster(nodes, directory / f"of-{nodes}") as made:
-        raw = await raw_commits(made.processes.store_url)
-        tell(await load(made, size.load_seconds, where, raw))
-        tell(await submits(made, size.submit_seconds, where))
-        tell(await watchers(made, size.watched, where))
-        tell(await kept(made, size.running, where))
-        tell(await lists(made, size.waiting, where))
-        tell(memory(made, where))
-        tell(stalls(made, where))
+    async with cluster(nodes, directory / f"of-{nodes}") as bench:
+        raw = await raw_commits(bench.processes.store_url)
+        tell(await load(bench, size.load_seconds, where, raw))
+        tell(await submits(bench, size.submit_seconds, where))
+        tell(await watchers(bench, size.watched, where))
+        tell(await kept(bench, size.running, where))
+        tell(await lists(bench, size.waiting, where))
+        tell(memory(bench, where))
+        tell(stalls(bench, where))
     return rows
 
 

@@ -22,7 +22,7 @@ UNKNOWN, LESS, MORE = "", "less", "more"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class BaselineFigure:
     """A figure of the committed runs: the median, the least and the most of its ratio (or value), by how many runs."""
 
     median: float
@@ -34,7 +34,7 @@ class Kept:
     def spread(self) -> float:
         """By what factor another run may differ without being called another.
 
-        >>> Kept(1.0, 1.0, 1.0, 2).spread, Kept(1.0, 0.9, 1.1, 2).spread, Kept(1.0, 0.5, 1.5, 3).spread
+        >>> BaselineFigure(1.0, 1.0, 1.0, 2).spread, BaselineFigure(1.0, 0.9, 1.1, 2).spread, BaselineFigure(1.0, 0.5, 1.5, 3).spread
         (1.02, 1.3, 3.0)
         """
         if self.runs < EXACT_RUNS_MIN:
@@ -65,10 +65,10 @@ class Change:
         )
 
 
-def better_way(row: Mapping[str, Any]) -> str:
+def better_direction(row: Mapping[str, Any]) -> str:
     """Tell which way is better: by the bar, else by the unit.
 
-    >>> better_way({"bar": "≥ 200", "unit": "ms"}), better_way({"bar": "", "unit": "ms"})
+    >>> better_direction({"bar": "≥ 200", "unit": "ms"}), better_direction({"bar": "", "unit": "ms"})
     ('more', 'less')
     """
     bar = str(row["bar"])
@@ -81,7 +81,7 @@ def better_way(row: Mapping[str, Any]) -> str:
     return LESS if row["unit"] in LESS_IS_BETTER else UNKNOWN
 
 
-def comparable(row: Mapping[str, Any]) -> float | None:
+def comparable_value(row: Mapping[str, Any]) -> float | None:
     """What of a row can be held beside another machine's: its ratio, or the figure where it is no time."""
     if row["ratio"] is not None:
         return float(row["ratio"])
@@ -90,12 +90,12 @@ def comparable(row: Mapping[str, Any]) -> float | None:
     return float(row["value"])
 
 
-def keep(runs: Sequence[Iterable[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
+def summarize_runs(runs: Sequence[Iterable[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
     """Sum up the runs of one benchmark for the committed file, by the names of their rows."""
     seen: dict[str, list[float]] = {}
     for rows in runs:
         for row in rows:
-            if (figure := comparable(row)) is not None:
+            if (figure := comparable_value(row)) is not None:
                 seen.setdefault(row["name"], []).append(figure)
     return {
         name: {
@@ -113,21 +113,21 @@ def changes(
 ) -> Iterator[Change]:
     """Tell which figures of a benchmark differ from the committed ones by more than the spread."""
     for row in rows:
-        now = comparable(row)
+        now = comparable_value(row)
         if now is None or row["name"] not in kept:
             continue
-        before = Kept(**kept[row["name"]])
+        before = BaselineFigure(**kept[row["name"]])
         if not differs(before, now):
             continue
-        way = better_way(row)
+        way = better_direction(row)
         worse = None if way == UNKNOWN else (now > before.median) == (way == LESS)
         yield Change(benchmark, row["name"], before.median, now, before.spread, worse)
 
 
-def differs(before: Kept, now: float) -> bool:
+def differs(before: BaselineFigure, now: float) -> bool:
     """Whether a figure is further from the committed median than the spread.
 
-    >>> differs(Kept(1.0, 0.9, 1.1, 2), 1.25), differs(Kept(1.0, 0.9, 1.1, 2), 1.4), differs(Kept(0.0, 0.0, 0.0, 2), 1)
+    >>> differs(BaselineFigure(1.0, 0.9, 1.1, 2), 1.25), differs(BaselineFigure(1.0, 0.9, 1.1, 2), 1.4), differs(BaselineFigure(0.0, 0.0, 0.0, 2), 1)
     (False, True, True)
     """
     if before.median <= 0 or now <= 0:

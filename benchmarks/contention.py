@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks import harness
-from benchmarks.contention_node import CpuJob, ModelNode, Trainer, glutton, hog
+from benchmarks.contention_node import CpuJob, ModelNode, Trainer, hog, saturator
 
 from cotenant.core.policy.protocols import AttemptWindow, ContentionPolicy, NodeWindow
 from cotenant.policies.coda_eliminator.policy import CodaEliminator
-from cotenant.policies.coda_eliminator.thresholds import Limits
+from cotenant.policies.coda_eliminator.thresholds import Thresholds
 from cotenant.policies.no_contention import NoContention
 
 DAY_WINDOWS, HOUR_WINDOWS = 17_280, 720
@@ -49,7 +49,7 @@ def busy(seed: int, windows: int) -> ModelNode:
     while now < 5.0 * windows:
         now += rng.expovariate(1 / 300)
         jobs.append(CpuJob(f"cpu-{len(jobs)}", demand=2e9, cores=4, begin=now, end=now + rng.expovariate(1 / 240)))
-    return ModelNode(_trainers(), jobs, seed, told=False)
+    return ModelNode(_trainers(), jobs, seed, reported=False)
 
 
 def full(seed: int, windows: int) -> ModelNode:
@@ -74,7 +74,7 @@ def false_alarms(quick: bool) -> Iterator[harness.Row]:
             node, policy = make(seed, windows), CodaEliminator()
             for number in range(windows):
                 directives = policy.judge(node.window())
-                node.carry_out(directives)
+                node.apply(directives)
                 trials = sum("on trial" in directive.reason for directive in directives)
                 alarms += trials
                 hour += trials * (number < HOUR_WINDOWS)
@@ -96,19 +96,19 @@ class Story(NamedTuple):
     lost: float  # of the training job's work, over the ten minutes after it began
 
 
-def story(policy: ContentionPolicy, slowdown: float, seed: int, told: bool, enforced: bool) -> Story:
+def story(policy: ContentionPolicy, slowdown: float, seed: int, reported: bool, enforced: bool) -> Story:
     """Let a CPU job come that slows a training job down."""
     rng = random.Random(seed)
     trainer = Trainer()
     cpu_job = hog(slowdown, trainer, begin=5.0 * LEARNT_WINDOWS + 5.0 * rng.random())
-    node = ModelNode([trainer], [cpu_job], seed, told=told, enforced=enforced)
+    node = ModelNode([trainer], [cpu_job], seed, reported=reported, enforced=enforced)
     node.run(policy, LEARNT_WINDOWS)
     speeds: list[float] = []
     noticed = 0
     for number in range(1, 121):
         directives = policy.judge(node.window())
         speeds.append(trainer.speed)
-        node.carry_out(directives)
+        node.apply(directives)
         if directives and not noticed:
             noticed = number
     after = [number for number, speed in enumerate(speeds, 1) if noticed and number > noticed and speed >= WELL]
@@ -120,11 +120,11 @@ def detection(quick: bool) -> Iterator[harness.Row]:
     """Tell how soon slowdowns are noticed and relieved."""
     seeds = range(20 if quick else 200)
     kept: list[float] = []
-    for name, (told, enforced) in HARDWARE.items():
+    for name, (reported, enforced) in HARDWARE.items():
         for slowdown in SLOWDOWNS:
-            stories = [story(CodaEliminator(), slowdown, seed, told, enforced) for seed in seeds]
+            stories = [story(CodaEliminator(), slowdown, seed, reported, enforced) for seed in seeds]
             kept += [one.kept for one in stories]
-            off = statistics.fmean(story(NoContention(), slowdown, seed, told, enforced).lost for seed in seeds[:5])
+            off = statistics.fmean(story(NoContention(), slowdown, seed, reported, enforced).lost for seed in seeds[:5])
             barred, what = slowdown >= BARRED, f"slowdown {slowdown:.0%}, bandwidth {name}"
             noticed = statistics.median(one.noticed for one in stories)
             bar, holds = (f"at most {NOTICED_MAX}", noticed <= NOTICED_MAX) if barred else ("", None)
@@ -156,11 +156,11 @@ class Joint(NamedTuple):
     kept: float  # the least speed of a CPU job that is not suspended, as a share of that before one was held back
 
 
-def joint(count: int, seed: int, limits: Limits) -> Joint:
+def joint(count: int, seed: int, limits: Thresholds) -> Joint:
     """Let CPU jobs come of which each saturates the memory alone."""
-    jobs = [glutton(f"cpu-{number}", JOINT[count], begin=5.0 * LEARNT_WINDOWS) for number in range(count)]
+    jobs = [saturator(f"cpu-{number}", JOINT[count], begin=5.0 * LEARNT_WINDOWS) for number in range(count)]
     trainer, policy = Trainer(), CodaEliminator(limits)
-    node = ModelNode([trainer], jobs, seed, told=False, saturation=SATURATION)
+    node = ModelNode([trainer], jobs, seed, reported=False, saturation=SATURATION)
     node.run(policy, LEARNT_WINDOWS)
     speeds = []
     for _ in range(JOINT_WINDOWS + 60):
@@ -171,13 +171,13 @@ def joint(count: int, seed: int, limits: Limits) -> Joint:
     return Joint(well, statistics.median(speeds[JOINT_WINDOWS:]), min(ran))
 
 
-def hidden(quick: bool) -> Iterator[harness.Row]:
+def masked_suspects(quick: bool) -> Iterator[harness.Row]:
     """Tell how often and how soon a victim is relieved of suspects that hide each other."""
     seeds = range(50 if quick else 500)
     kept: list[float] = []
     for count in JOINT:
-        together = [joint(count, seed, Limits()) for seed in seeds]
-        alone = [joint(count, seed, Limits(suspects_together_max=1)) for seed in seeds]
+        together = [joint(count, seed, Thresholds()) for seed in seeds]
+        alone = [joint(count, seed, Thresholds(suspects_together_max=1)) for seed in seeds]
         kept += [one.kept for one in together]
         well, otherwise = (100 * statistics.fmean(one.lasting >= WELL for one in ones) for ones in (together, alone))
         yield harness.Row(
@@ -190,7 +190,7 @@ def hidden(quick: bool) -> Iterator[harness.Row]:
     yield harness.Row(what, least, "%", bar="at least 10", holds=least > 9.99)
 
 
-def crowd(count: int, number: int, rng: random.Random) -> NodeWindow:
+def crowded_window(count: int, number: int, rng: random.Random) -> NodeWindow:
     """A window of a node with so many attempts, half of them CPU jobs."""
     attempts = tuple(
         AttemptWindow(
@@ -207,13 +207,13 @@ def crowd(count: int, number: int, rng: random.Random) -> NodeWindow:
     return NodeWindow("n1", 5.0 * number, 5.0, attempts, memory_bandwidth_bytes_per_second=1e9 * count)
 
 
-def price(quick: bool) -> Iterator[harness.Row]:
+def cost(quick: bool) -> Iterator[harness.Row]:
     """Tell the processor time of one question as a node holds more."""
     rng, each = random.Random(0), {}
     for count in SIZES:
         policy, spent = CodaEliminator(), []
         for number in range(40 if quick else 120):
-            window = crowd(count, number, rng)
+            window = crowded_window(count, number, rng)
             began = time.process_time()
             policy.judge(window)
             spent.append(time.process_time() - began)
@@ -228,7 +228,7 @@ def price(quick: bool) -> Iterator[harness.Row]:
 
 def measure(quick: bool) -> Sequence[harness.Row]:
     """Notice and relieve, then be quiet, then tell the price."""
-    return [*detection(quick), *hidden(quick), *false_alarms(quick), *price(quick)]
+    return [*detection(quick), *masked_suspects(quick), *false_alarms(quick), *cost(quick)]
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Trainer:
     cores: int = 8
     demand: float = 10e9  # bytes/s
     expected: float | None = None
-    told: bool = True  # its rate; else only the utilisation of its GPUs
+    reported: bool = True  # its rate; else only the utilisation of its GPUs
     speed: float = 1.0
 
 
@@ -73,20 +73,20 @@ def hog(slowdown: float, trainer: Trainer | None = None, id: str = "hog", **othe
     return CpuJob(id, over * PEAK - (trainer or Trainer()).demand, **others)  # type: ignore[arg-type]  # floats, by name
 
 
-def glutton(id: str, demand: float, **others: float) -> CpuJob:
+def saturator(id: str, demand: float, **others: float) -> CpuJob:
     """Make a CPU job of eight cores that wants so many times the peak, unless it has but one of them."""
     return CpuJob(id, demand * PEAK, **others)  # type: ignore[arg-type]  # floats, by name
 
 
 @dataclass(slots=True)
 class ModelNode:
-    """The node. `told`: whether its hardware tells bandwidth; `enforced`: whether it can hold a job to a share."""
+    """The node. `reported`: whether its hardware tells bandwidth; `enforced`: whether it can hold a job to a share."""
 
     trainers: Sequence[Trainer]
     cpu_jobs: Sequence[CpuJob]
     seed: int = 0
     noise: float = 0.05
-    told: bool = True
+    reported: bool = True
     enforced: bool = False
     seconds: float = 5.0
     peak: float = PEAK
@@ -101,60 +101,65 @@ class ModelNode:
         """Let one window pass."""
         begin, self.now = self.now, self.now + self.seconds
         here = [job for job in self.cpu_jobs if job.runs(begin) or job.runs(self.now - 1e-9)]
-        wants = {job.id: job.wants(enforced=self.enforced, peak=self.peak) * self._part(job, begin) for job in here}
+        wants = {
+            job.id: job.wants(enforced=self.enforced, peak=self.peak) * self._share_present(job, begin) for job in here
+        }
         total = sum(wants.values()) + sum(trainer.demand for trainer in self.trainers)
         given = {id: bandwidth.granted(wish, total, self.peak) for id, wish in wants.items()}
         for trainer in self.trainers:
             trainer.speed = bandwidth.speed(min(total, self.saturation * self.peak), self.peak, SENSITIVITY)
         for job in here:
             cores = min(job.cores, job.throttle.cores or job.cores) / job.cores
-            bound = given[job.id] / (job.demand * self._part(job, begin)) if job.demand else cores
+            bound = given[job.id] / (job.demand * self._share_present(job, begin)) if job.demand else cores
             job.speed = 0.0 if job.throttle.suspended else min(cores, bound)
             job.speeds.append(job.speed)
-        attempts = [*map(self._trained, self.trainers), *(self._ran(job, given[job.id], begin) for job in here)]
+        attempts = [
+            *map(self._trainer_window, self.trainers),
+            *(self._cpu_job_window(job, given[job.id], begin) for job in here),
+        ]
         used = min(total, self.peak)
         return NodeWindow(
             "n1",
             self.now,
             self.seconds,
             tuple(attempts),
-            memory_bandwidth_bytes_per_second=used if self.told else None,
-            memory_bandwidth_peak_bytes_per_second=self.peak if self.told else None,
+            memory_bandwidth_bytes_per_second=used if self.reported else None,
+            memory_bandwidth_peak_bytes_per_second=self.peak if self.reported else None,
             bandwidth_enforced=self.enforced,
         )
 
-    def _part(self, job: CpuJob, begin: float) -> float:
+    def _share_present(self, job: CpuJob, begin: float) -> float:
         """Tell for what part of the window a job was there."""
         return max(0.0, min(job.end, self.now) - max(job.begin, begin)) / self.seconds
 
-    def _trained(self, trainer: Trainer) -> AttemptWindow:
+    def _trainer_window(self, trainer: Trainer) -> AttemptWindow:
         measured = max(0.0, trainer.speed * (1 + self.noise * self.rng.gauss(0.0, 1.0)))
         return AttemptWindow(
             trainer.id,
             1,
             cpu_job=False,
             cores_used=float(trainer.cores),
-            rate_per_second=trainer.rate_per_second * measured if trainer.told else None,
+            rate_per_second=trainer.rate_per_second * measured if trainer.reported else None,
             gpu_utilisation_percent=min(100.0, 80 * measured),
-            memory_bandwidth_bytes_per_second=trainer.demand if self.told else None,
+            memory_bandwidth_bytes_per_second=trainer.demand if self.reported else None,
             cores=trainer.cores,
             expected_rate_per_second=trainer.expected,
         )
 
-    def _ran(self, job: CpuJob, given: float, begin: float) -> AttemptWindow:
+    def _cpu_job_window(self, job: CpuJob, given: float, begin: float) -> AttemptWindow:
         cores = 0 if job.throttle.suspended else min(job.cores, job.throttle.cores or job.cores)
         return AttemptWindow(
             job.id,
             1,
             cpu_job=True,
-            cores_used=cores * self._part(job, begin),
-            memory_bandwidth_bytes_per_second=given if self.told else None,
+            cores_used=cores * self._share_present(job, begin),
+            memory_bandwidth_bytes_per_second=given if self.reported else None,
             cores=job.cores,
             throttle=job.throttle,
             best_effort=job.best_effort,
         )
 
-    def carry_out(self, directives: Sequence[Directive]) -> None:
+    def apply(self, directives: Sequence[Directive]) -> None:
         """Do what a policy says."""
         by_id = {job.id: job for job in self.cpu_jobs}
         for directive in directives:
@@ -168,6 +173,6 @@ class ModelNode:
         for _ in range(windows):
             window = self.window()
             directives = list(policy.judge(window))
-            self.carry_out(directives)
+            self.apply(directives)
             story.append((window, directives))
         return story

@@ -35,7 +35,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.store.port import Change, Changes
 
 SERVICES = ("predictor", "placement", "queue")
-UP = {"agent": "placement_joined"}
+UP = {"agent": "placement_connected"}
 RETRIES_MAX = 1_000
 GPUS_PER_NODE = 2
 JOB = """
@@ -64,12 +64,12 @@ if daemon:
 time.sleep(seconds)
 say("end")
 """
-BROKEN = {
+INJECTED_FAULTS = {
     "": "",
     "leaves orphans": (
         "from cotenant.node_agent.runtime import orphan_processes as remains\n"
         "from cotenant.node_agent.supervisor import cgroups\n"
-        "remains.end_remains = lambda *_, **__: True\n"
+        "remains.kill_orphans = lambda *_, **__: True\n"
         "cgroups.Group.remove = lambda *_, **__: True\n"
     ),
     "forgets attempts": (
@@ -106,8 +106,8 @@ class KillMesh:
         self.history, self.last_revision = History(), 0
         self.processes: dict[str, Serving] = {}
         self.kills: Counter[str] = Counter()
-        self.wrong: list[str] = []
-        self._broken = BROKEN[broken]
+        self.violations: list[str] = []
+        self._broken = INJECTED_FAULTS[broken]
         self._requests = 0
         (directory / "held").mkdir(parents=True)
         (directory / "job.py").write_text(JOB)
@@ -153,12 +153,12 @@ class KillMesh:
         """Whether a part serves, or has joined placement."""
         return UP["agent"] in (said := self.processes[part].said) or f"{part} serves at" in said
 
-    def look_after(self) -> None:
+    def restart_ended(self) -> None:
         """Start what has ended by itself; that is allowed only to one whose port was still taken."""
         for part, process in self.processes.items():
             if process.ended():
                 if "cannot listen" not in process.said and "in use" not in process.said:
-                    self.wrong.append(f"{part} ended by itself: {process.said[-300:]}")
+                    self.violations.append(f"{part} ended by itself: {process.said[-300:]}")
                 self.start(part)
 
     def kill(self, part: str) -> None:
@@ -173,7 +173,7 @@ class KillMesh:
         """End everything as an operator does."""
         for part in reversed(self.parts):
             if part in self.processes and (code := self.processes.pop(part).terminate()):
-                self.wrong.append(f"{part} ended with {code}")
+                self.violations.append(f"{part} ended with {code}")
 
     # Attempts ------------------------------------------------------------------------------------------------
 
@@ -239,7 +239,9 @@ class KillMesh:
                 (self.last_revision,),
             ).fetchall()
         if rows and self.last_revision and rows[0][0] != self.last_revision + 1:
-            self.wrong.append(f"the history from {self.last_revision} to {rows[0][0]} was compacted before it was read")
+            self.violations.append(
+                f"the history from {self.last_revision} to {rows[0][0]} was compacted before it was read"
+            )
         for revision, group in groupby(rows, key=lambda row: int(row[0])):
             changes = tuple(Change(key, value, revision) for _, key, value in group if key.startswith(ATTEMPTS))
             self.history.look(Changes(revision, changes))
@@ -283,7 +285,7 @@ class Submitter:
             seconds, daemon = self.rng.uniform(*self.seconds), self.rng.random() < 0.5
             job_id = self.mesh.submit(replicas, gpus, seconds=seconds, daemon=daemon)
             if job_id in self.acknowledged:
-                self.mesh.wrong.append(f"two requests made one job: {job_id}")
+                self.mesh.violations.append(f"two requests made one job: {job_id}")
             self.acknowledged[job_id] = replicas
 
 
@@ -294,7 +296,7 @@ def wait_until_done(mesh: KillMesh, jobs: Mapping[str, int], seconds: float) -> 
     """Wait until all jobs have ended; those that have not, or did not succeed, are wrong."""
     deadline, left = time.monotonic() + seconds, dict.fromkeys(jobs, "never seen")
     while left and time.monotonic() < deadline:
-        mesh.look_after()
+        mesh.restart_ended()
         for job_id in list(left):
             try:
                 job = mesh.client.job(job_id)
@@ -305,35 +307,37 @@ def wait_until_done(mesh: KillMesh, jobs: Mapping[str, int], seconds: float) -> 
             if mesh.client.phase(job_id) is Phase.SUCCEEDED:
                 del left[job_id]
         time.sleep(0.2)
-    mesh.wrong += [f"{job_id} is lost or has not succeeded: {why}" for job_id, why in left.items()]
+    mesh.violations += [f"{job_id} is lost or has not succeeded: {why}" for job_id, why in left.items()]
 
 
-def judge(mesh: KillMesh, jobs: Mapping[str, int]) -> list[str]:
+def find_violations(mesh: KillMesh, jobs: Mapping[str, int]) -> list[str]:
     """All that was ever wrong, once everything has been stopped; what is left is ended."""
     mesh.read_history()
-    wrong = [*mesh.wrong, *mesh.history.wrong, *judge_journal(mesh.journal(), jobs)]
+    violations = [*mesh.violations, *mesh.history.violations, *journal_violations(mesh.journal(), jobs)]
     if left := remains.processes_of(mesh.directory):
-        wrong += [f"process {pid} was left: {command}" for pid, command in left.items()]
+        violations += [f"process {pid} was left: {command}" for pid, command in left.items()]
         remains.end(left)
     if groups := remains.groups_of(jobs):
-        wrong += [f"the control group {group} was left" for group in groups]
+        violations += [f"the control group {group} was left" for group in groups]
         remains.remove(groups)
     if mesh.history.live:
-        wrong.append(f"placement still holds {sorted(mesh.history.live)}")
-    wrong += [f"{path} was left" for path in mesh.state_dir.glob("nodes/*/attempts/*")]
+        violations.append(f"placement still holds {sorted(mesh.history.live)}")
+    violations += [f"{path} was left" for path in mesh.state_dir.glob("nodes/*/attempts/*")]
     logs = [path for path in mesh.directory.glob("*.log") if TRACEBACK in path.read_text(errors="replace")]
-    return wrong + [f"{path.name} has a traceback" for path in logs]
+    return violations + [f"{path.name} has a traceback" for path in logs]
 
 
-def judge_journal(journal: list[list[str]], jobs: Mapping[str, int]) -> list[str]:
+def journal_violations(journal: list[list[str]], jobs: Mapping[str, int]) -> list[str]:
     """What jobs themselves saw: nothing held twice, no part of an attempt started twice, none that never ran."""
-    wrong = [f"{words[0]} when {'/'.join(words[1:])} started" for words in journal if words[0].startswith("twice:")]
+    violations = [
+        f"{words[0]} when {'/'.join(words[1:])} started" for words in journal if words[0].startswith("twice:")
+    ]
     starts = Counter(tuple(words[1:]) for words in journal if words[0] == "start")
-    wrong += [f"{'/'.join(key)} was started {times} times" for key, times in starts.items() if times > 1]
+    violations += [f"{'/'.join(key)} was started {times} times" for key, times in starts.items() if times > 1]
     ended = {tuple(words[1:]) for words in journal if words[0] == "end"}
     for job_id, replicas in jobs.items():
         numbers = {number for job, number, _ in ended if job == job_id}
         whole = any(all((job_id, number, str(rank)) in ended for rank in range(replicas)) for number in numbers)
         if not whole:
-            wrong.append(f"{job_id} never ran to its end")
-    return wrong + [f"{key[0]} ran, and nobody submitted it" for key in starts if key[0] not in jobs]
+            violations.append(f"{job_id} never ran to its end")
+    return violations + [f"{key[0]} ran, and nobody submitted it" for key in starts if key[0] not in jobs]

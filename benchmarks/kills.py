@@ -26,7 +26,7 @@ from benchmarks.kill_mesh import (  # noqa: E402 - likewise
     KillMesh,
     Submitter,
     Target,
-    judge,
+    find_violations,
     wait_until_done,
 )
 
@@ -48,7 +48,7 @@ UNFINISHED = 24
 JOB_SECONDS = (0.05, 0.6)
 PAUSE_SECONDS_MAX = 0.3
 LIFE_SECONDS_MAX = 0.4
-TOLD_EVERY = 50
+REPORT_EVERY = 50
 WHILE_STARTING = 0.15  # how often a part is killed that does not serve yet
 TARGET_SECONDS_MAX = 3.0
 LAST_SECONDS_MAX = 420.0
@@ -74,7 +74,7 @@ def run(
     for part in mesh.parts:
         mesh.start(part)
     submitter.start()
-    begin, told = time.monotonic(), TOLD_EVERY
+    begin, told = time.monotonic(), REPORT_EVERY
     try:
         while (done := mesh.kills.total()) < kills:
             if done >= told:
@@ -82,9 +82,9 @@ def run(
                     f"{done} kills, {len(submitter.acknowledged)} jobs, {time.monotonic() - begin:.0f} s",
                     file=sys.stderr,
                 )
-                told += TOLD_EVERY
+                told += REPORT_EVERY
             time.sleep(rng.uniform(0, PAUSE_SECONDS_MAX))
-            mesh.look_after()
+            mesh.restart_ended()
             (mix,) = rng.choices([mix for mix, _ in MIXES], [weight for _, weight in MIXES])
             for what in mix:
                 kill(mesh, what, rng)
@@ -93,9 +93,9 @@ def run(
     finally:
         submitter.stop()
         wait_until_done(mesh, submitter.acknowledged, patience_seconds)
-        wait_until_forgotten(mesh)
+        wait_until_acknowledged(mesh)
         mesh.stop()
-    return mesh, submitter, judge(mesh, submitter.acknowledged)
+    return mesh, submitter, find_violations(mesh, submitter.acknowledged)
 
 
 def kill(mesh: KillMesh, what: str, rng: Random) -> None:
@@ -114,16 +114,16 @@ def wait_for_target(mesh: KillMesh, what: str, rng: Random) -> Target | None:
     """A process of an attempt, as soon as there is one: parts that are just coming back need that moment too."""
     deadline = time.monotonic() + TARGET_SECONDS_MAX
     while not (target := mesh.target(what, rng)) and time.monotonic() < deadline:
-        mesh.look_after()
+        mesh.restart_ended()
         time.sleep(0.02)
     return target
 
 
-def wait_until_forgotten(mesh: KillMesh, seconds: float = 20.0) -> None:
+def wait_until_acknowledged(mesh: KillMesh, seconds: float = 20.0) -> None:
     """Let agents hear that all ends have been committed."""
     deadline = time.monotonic() + seconds
     while any(mesh.state_dir.glob("nodes/*/attempts/*")) and time.monotonic() < deadline:
-        mesh.look_after()
+        mesh.restart_ended()
         time.sleep(0.05)
 
 
@@ -134,17 +134,17 @@ def measure(quick: bool) -> Sequence[harness.Row]:
     print(f"seed {seed!r}, {kills} kills", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="kills-") as place:
         begin = time.monotonic()
-        mesh, submitter, wrong = run(kills, seed, Path(place) / "mesh")
+        mesh, submitter, violations = run(kills, seed, Path(place) / "mesh")
         took_seconds = time.monotonic() - begin
         journal = mesh.journal()
-        if wrong:
+        if violations:
             shutil.copytree(mesh.directory, KEPT, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "held"))
             print(f"what was recorded is kept in {KEPT}", file=sys.stderr)
-    for line in wrong[:50]:
+    for line in violations[:50]:
         print(line, file=sys.stderr)
-    lost = [line for line in wrong if "is lost or" in line or "never ran" in line]
-    twice = [line for line in wrong if "twice:" in line or "is owned" in line or "times" in line]
-    left = [line for line in wrong if "left" in line]
+    lost = [line for line in violations if "is lost or" in line or "never ran" in line]
+    twice = [line for line in violations if "twice:" in line or "is owned" in line or "times" in line]
+    left = [line for line in violations if "left" in line]
     jobs, attempts = len(submitter.acknowledged), len({tuple(words[1:3]) for words in journal})
     return [
         harness.Row("kills", mesh.kills.total(), "", bar=f">= {kills}", holds=mesh.kills.total() >= kills),
@@ -155,7 +155,7 @@ def measure(quick: bool) -> Sequence[harness.Row]:
         harness.Row("jobs lost", len(lost), "", bar="0", holds=not lost),
         harness.Row("owned or started twice", len(twice), "", bar="0", holds=not twice),
         harness.Row("processes, groups and files left", len(left), "", bar="0", holds=not left),
-        harness.Row("all that was wrong", len(wrong), "", bar="0", holds=not wrong),
+        harness.Row("all that was wrong", len(violations), "", bar="0", holds=not violations),
         harness.Row(
             "time", took_seconds, "s", bar="<= 60" if quick else "", holds=took_seconds <= 60 if quick else None
         ),

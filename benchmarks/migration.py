@@ -20,14 +20,14 @@ from cotenant.codec import specs
 from cotenant.core.model.allocation import NodeAllocation
 from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.job import JobSpec
-from cotenant.core.policy.cluster_view import NOBODY, Scene
+from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
 from cotenant.core.scheduling import cycle
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.services.placement.api.server import ALLOCATORS
 from cotenant.services.placement.cluster.cluster_state import Cluster
-from cotenant.services.placement.cluster.live_records import Live, NodeState
+from cotenant.services.placement.cluster.live_records import LiveAttempt, NodeState
 from cotenant.services.placement.planning import planner
-from cotenant.services.placement.planning.cluster_view import STOP_COSTS, Moment
+from cotenant.services.placement.planning.cluster_view import STOP_COSTS, LiveClusterView
 from cotenant.v1 import job_pb2, records_pb2, resources_pb2
 from cotenant.v1 import placement_service_pb2 as pb
 
@@ -46,7 +46,7 @@ def spec(replicas: int) -> job_pb2.JobSpec:
     )
 
 
-def taken(attempts: int) -> Cluster:
+def occupied_cluster(attempts: int) -> Cluster:
     """Servers on which so many single jobs run."""
     cluster = Cluster()
     for number in range(attempts // TAKEN):
@@ -59,7 +59,7 @@ def taken(attempts: int) -> Cluster:
     return cluster
 
 
-def running(cluster: Cluster, job_id: str, node_id: str, place: int) -> Live:
+def running(cluster: Cluster, job_id: str, node_id: str, place: int) -> LiveAttempt:
     """A single job that runs at one of a server's places."""
     task = resources_pb2.TaskAllocation(role="worker", rank=0, core_ids=range(4 * place, 4 * place + 4))
     task.gpus.add(uuid=f"GPU-{node_id}-{place}", milli=1000)
@@ -69,7 +69,7 @@ def running(cluster: Cluster, job_id: str, node_id: str, place: int) -> Live:
     record.attempt.start_time.GetCurrentTime()
     record.attempt.allocations.add(node_id=node_id, tasks=[task])
     allocation: tuple[NodeAllocation, ...] = tuple(map(specs.allocation_from_wire, record.attempt.allocations))
-    return Live(record, allocation, epoch=1)
+    return LiveAttempt(record, allocation, epoch=1)
 
 
 def cpu_ms(work: Callable[[], object], times: int) -> float:
@@ -88,30 +88,32 @@ def measure(quick: bool) -> Iterator[harness.Row]:
     still = WaitsForLocality(WaitsForLocality.Options(moves_max=0))
     request = pb.PlanPlacementRequest(candidates=[pb.Candidate(job_id="gang", number=1, spec=spec(2))])
     for attempts in ATTEMPTS:
-        cluster, now = taken(attempts), time.time() + 1
+        cluster, now = occupied_cluster(attempts), time.time() + 1
 
-        moment = partial(Moment, cluster, STOP_COSTS, now)
+        live_view = partial(LiveClusterView, cluster, STOP_COSTS, now)
 
-        def plan(policy: WaitsForLocality, scene: Callable[[], Scene], cluster: Cluster = cluster) -> cycle.Plan:
-            return planner.plan(cluster, request, policy, allocator, as_told, scene())
+        def plan(
+            policy: WaitsForLocality, cluster_view: Callable[[], ClusterView], cluster: Cluster = cluster
+        ) -> cycle.Plan:
+            return planner.plan(cluster, request, policy, allocator, unchanged, cluster_view())
 
-        assert len(plan(moving, moment).moves) == 1, "nobody moves"
+        assert len(plan(moving, live_view).moves) == 1, "nobody moves"
         times = 5 if quick else 20
-        nobody = cpu_ms(partial(plan, still, lambda: NOBODY), times)
-        took = cpu_ms(partial(plan, moving, moment), times)
+        without_moves = cpu_ms(partial(plan, still, lambda: EMPTY_CLUSTER), times)
+        took = cpu_ms(partial(plan, moving, live_view), times)
         name = f"a plan with one move among {attempts:,} attempts"
-        most = SHARE_MAX * nobody if attempts == max(ATTEMPTS) else None
+        most = SHARE_MAX * without_moves if attempts == max(ATTEMPTS) else None
         bar, holds = ("", None) if most is None else (f"≤ {SHARE_MAX:g} of one without", took <= most)
-        yield harness.Row(name, took, "ms", nobody, "plan without moves", bar, holds)
-        everybody = cpu_ms(partial(_everybody, moment), times)
-        yield harness.Row(f"all {attempts:,} residents", everybody, "ms", nobody, "plan without moves")
+        yield harness.Row(name, took, "ms", without_moves, "plan without moves", bar, holds)
+        view_ms = cpu_ms(partial(_all_running, live_view), times)
+        yield harness.Row(f"all {attempts:,} residents", view_ms, "ms", without_moves, "plan without moves")
 
 
-def _everybody(moment: Callable[[], Scene]) -> object:
-    return moment().residents()
+def _all_running(live_view: Callable[[], ClusterView]) -> object:
+    return live_view().running_jobs()
 
 
-def as_told(spec: JobSpec, estimate: Estimate) -> Estimate:
+def unchanged(spec: JobSpec, estimate: Estimate) -> Estimate:
     """An estimate as it was told."""
     return estimate
 

@@ -46,14 +46,14 @@ QUIET_SECONDS = 0.5
 
 
 @dataclass
-class Watch:
+class CycleTimes:
     """The cycles since it was last asked, and what placement did in them, in milliseconds."""
 
     cycles: list[float] = field(default_factory=list)
     deciding: float = 0.0
     ended: float = 0.0
 
-    def take(self) -> tuple[float, float]:
+    def reset(self) -> tuple[float, float]:
         """Give the time of the longest cycle, and what placement decided in all of them; begin anew."""
         told = max(self.cycles, default=0.0), self.deciding
         self.cycles, self.deciding = [], 0.0
@@ -61,17 +61,17 @@ class Watch:
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
+def timed_cycles() -> Iterator[CycleTimes]:
     """Time the cycles of the queue, and the plans of placement."""
-    watch, cycle = Watch(), Scheduler._cycle  # whatever else it does is part of it
+    times, cycle = CycleTimes(), Scheduler._cycle  # whatever else it does is part of it
 
     async def timed(scheduler: Scheduler) -> float:
         began = time.perf_counter()
         try:
             return await cycle(scheduler)
         finally:
-            watch.ended = time.perf_counter()
-            watch.cycles.append(1e3 * (watch.ended - began))
+            times.ended = time.perf_counter()
+            times.cycles.append(1e3 * (times.ended - began))
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
@@ -79,7 +79,7 @@ def watching() -> Iterator[Watch]:
             try:
                 return function(*args, **named)
             finally:
-                watch.deciding += 1e3 * (time.process_time() - began)
+                times.deciding += 1e3 * (time.process_time() - began)
 
         return call
 
@@ -87,7 +87,7 @@ def watching() -> Iterator[Watch]:
         patched.enter_context(mock.patch.object(Scheduler, "_cycle", timed))
         for name in ("plan", "decide", "answer"):
             patched.enter_context(mock.patch.object(planner, name, counted(getattr(planner, name))))
-        yield watch
+        yield times
 
 
 @asynccontextmanager
@@ -149,7 +149,7 @@ async def submit(channel: grpc.aio.Channel, specs: Sequence[job_pb2.JobSpec]) ->
 async def measure_size(nodes: int, waiting: int, placement: str) -> list[harness.Row]:
     """Fill a cluster, let gangs wait for it, and time what one event costs."""
     logging.getLogger().setLevel(logging.ERROR)  # agents that go at the end are no news
-    with watching() as watch:
+    with timed_cycles() as times:
         async with mesh(nodes, placement) as (channel, agents):
             whole = job_pb2.JobSpec(name="whole", command=["true"], model="bench")
             role = whole.roles.add(name="worker", replicas=1)
@@ -157,21 +157,21 @@ async def measure_size(nodes: int, waiting: int, placement: str) -> list[harness
             await submit(channel, [whole] * nodes)
             await until(lambda: all(agent.attempts for agent in agents))
             await submit(channel, [spec(job) for job in placement_speed.jobs(waiting, alike=True)])
-            await quiet(watch)
+            await quiet(times)
             call_ms = await empty_call_ms(channel)
             rows: list[harness.Row] = []
             one = [spec(job) for job in placement_speed.jobs(STEPS, alike=True, seed=1)]
             for what in ("came", "ended"):
                 took: list[tuple[float, float]] = []
                 for number in range(STEPS):
-                    watch.take()
+                    times.reset()
                     if what == "came":
                         await submit(channel, [one[number]])
                     else:
                         agents[number].finish(next(iter(agents[number].attempts)))
-                    await until(lambda: bool(watch.cycles))
-                    await quiet(watch)
-                    took.append(watch.take())
+                    await until(lambda: bool(times.cycles))
+                    await quiet(times)
+                    took.append(times.reset())
                 name = f"{placement}: one {what}, {waiting:,} wait, {nodes:,} nodes"
                 cycle, deciding = (statistics.median(each) for each in zip(*took, strict=True))
                 rows.append(harness.Row(f"{name}: cycle", cycle, "ms", call_ms, "an empty call"))
@@ -179,10 +179,10 @@ async def measure_size(nodes: int, waiting: int, placement: str) -> list[harness
     return rows
 
 
-async def quiet(watch: Watch) -> None:
+async def quiet(times: CycleTimes) -> None:
     """Wait until no cycle has ended for a while."""
-    watch.ended = max(watch.ended, time.perf_counter())
-    await until(lambda: time.perf_counter() - watch.ended > QUIET_SECONDS)
+    times.ended = max(times.ended, time.perf_counter())
+    await until(lambda: time.perf_counter() - times.ended > QUIET_SECONDS)
 
 
 async def empty_call_ms(channel: grpc.aio.Channel, calls: int = 200) -> float:

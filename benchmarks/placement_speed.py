@@ -31,7 +31,7 @@ from cotenant.core.capacity.ledger import Holding, Ledger  # noqa: E402 - likewi
 from cotenant.core.model.gang import Demand, Gang, Part  # noqa: E402 - likewise
 from cotenant.core.model.job import Request, Role  # noqa: E402 - likewise
 from cotenant.core.model.node import NodeShape  # noqa: E402 - likewise
-from cotenant.core.policy.cluster_view import Resident, Scene  # noqa: E402 - likewise
+from cotenant.core.policy.cluster_view import ClusterView, RunningJob  # noqa: E402 - likewise
 from cotenant.core.scheduling import cycle  # noqa: E402 - likewise
 from cotenant.simulator.scheduler import Scheduler  # noqa: E402 - likewise
 from cotenant.simulator.traces import TraceJob  # noqa: E402 - likewise
@@ -51,7 +51,7 @@ GANG_GPUS = 512
 CPU_SHARE = 0.4  # of the gangs, where some are without GPUs
 
 
-class _Enough(Exception):
+class EnoughCycles(Exception):
     """All cycles that were wanted have been measured."""
 
 
@@ -64,22 +64,22 @@ class Cycle:
     starts: int
 
 
-class _There(Scene):
+class RunningJobs(ClusterView):
     """A scene of those who hold something."""
 
     now = 0.0
 
-    def __init__(self, residents: Mapping[str, Resident]) -> None:
-        self._residents = residents
-        self._on: dict[int, list[Resident]] = {}
-        for one in residents.values():
+    def __init__(self, running_jobs: Mapping[str, RunningJob]) -> None:
+        self._residents = running_jobs
+        self._on: dict[int, list[RunningJob]] = {}
+        for one in running_jobs.values():
             for node in {holding.node for holding in one.holdings}:
                 self._on.setdefault(node, []).append(one)
 
-    def residents(self) -> Mapping[str, Resident]:
+    def running_jobs(self) -> Mapping[str, RunningJob]:
         return self._residents
 
-    def on(self, node: int) -> Sequence[Resident]:
+    def jobs_on(self, node: int) -> Sequence[RunningJob]:
         return self._on.get(node, ())
 
 
@@ -123,7 +123,7 @@ def cycles(some: Sequence[TraceJob], nodes: int, placement: str, count: int) -> 
         started = decide(scheduler, now)
         done.append(Cycle(now, 1e3 * (time.process_time() - began), len(started)))
         if len(done) == count:
-            raise _Enough
+            raise EnoughCycles
         return started
 
     trace = simulator.Trace("synthetic", "synthetic", tuple(some))
@@ -132,12 +132,12 @@ def cycles(some: Sequence[TraceJob], nodes: int, placement: str, count: int) -> 
             options = {"queue": {"mode": "backfill"}}
             cluster = f"{nodes}x{GPUS}x{CORES}"
             simulator.simulate(trace, cluster, queue="fifo", placement=placement, options=options)
-        except _Enough:
+        except EnoughCycles:
             pass
     return done
 
 
-def looked_up_ms(count: int) -> float:
+def lookup_ms(count: int) -> float:
     """Look something up so many times."""
     table = {f"job-{number}": number for number in range(count)}
     return 1e3 * least_seconds(lambda: sum(table[name] for name in table))
@@ -161,14 +161,14 @@ def whole_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
         by_nodes[nodes] = min(one.milliseconds for one in first)
         most = {1_000: CYCLE_MS, 10_000: CYCLE_10K_MS}.get(nodes, {}).get(policy)
         name = f"{policy}: a cycle of {WAITING:,} gangs on {nodes:,} empty nodes, {first[0].starts:,} started"
-        yield _judged(name, by_nodes[nodes], most)
+        yield _row(name, by_nodes[nodes], most)
     growth = by_nodes[NODES[-1]] / by_nodes[NODES[0]]
     yield harness.Row(f"{policy}: growth of that from {NODES[0]:,} to {NODES[-1]:,} nodes", growth, "")
     own = min(cycles(jobs(WAITING, alike=False), 1_000, policy, 1)[0].milliseconds for _ in range(rounds))
-    yield _judged(f"{policy}: a cycle of {WAITING:,} gangs, each of a shape of its own, on 1,000 nodes", own, None)
+    yield _row(f"{policy}: a cycle of {WAITING:,} gangs, each of a shape of its own, on 1,000 nodes", own, None)
 
 
-def lent_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
+def mixed_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
     """Place gangs with and without GPUs on empty nodes, and as many again when those are full."""
     by_nodes: dict[int, float] = {}
     for nodes in NODES:
@@ -179,12 +179,12 @@ def lent_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
         for number, what in enumerate(("empty", "full")):
             took = by_nodes[nodes] = min(one[number].milliseconds for one in done)
             name = f"{policy}: a cycle of {WAITING:,} gangs with and without GPUs on {nodes:,} {what} nodes"
-            yield _judged(f"{name}, {done[0][number].starts:,} started", took, most)
+            yield _row(f"{name}, {done[0][number].starts:,} started", took, most)
     growth = by_nodes[NODES[-1]] / by_nodes[NODES[0]]
     yield harness.Row(f"{policy}: growth of that from {NODES[0]:,} to {NODES[-1]:,} full nodes", growth, "")
 
 
-def all_asked(policy_name: str, rounds: int) -> Iterator[harness.Row]:
+def distinct_gangs(policy_name: str, rounds: int) -> Iterator[harness.Row]:
     """Ask about 10,000 gangs, each of a shape of its own, on empty nodes, and about as many on full ones."""
     first, second = (
         [_gang(job, name) for job in jobs(WAITING, alike=False, seed=seed)] for seed, name in ((0, "a"), (1, "b"))
@@ -193,18 +193,20 @@ def all_asked(policy_name: str, rounds: int) -> Iterator[harness.Row]:
     for _ in range(rounds):
         policy, rng = plugins.load(GROUP, policy_name), np.random.default_rng(0)
         ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * 1_000)
-        residents: dict[str, Resident] = {}
+        running_jobs: dict[str, RunningJob] = {}
         for what, gangs in (("empty", first), ("full", second)):
             began = time.process_time()
-            plan = cycle.place(gangs, ledger, policy, rng, scene=_There(residents))
+            plan = cycle.place(gangs, ledger, policy, rng, cluster_view=RunningJobs(running_jobs))
             took[what].append(1e3 * (time.process_time() - began))
             for start in plan.starts:
-                residents[start.gang.job_id] = Resident(start.gang, start.holdings, 0.0, reclaimable=start.reclaimable)
+                running_jobs[start.gang.job_id] = RunningJob(
+                    start.gang, start.holdings, 0.0, reclaimable=start.reclaimable
+                )
                 for holding in start.holdings:
                     ledger.hold(holding)
     for what, each in took.items():
         name = f"{policy_name}: {WAITING:,} gangs, each of a shape of its own, all asked about, on 1,000 {what} nodes"
-        yield _judged(name, min(each), CYCLE_MS.get(policy_name))
+        yield _row(name, min(each), CYCLE_MS.get(policy_name))
 
 
 def _gang(job: TraceJob, prefix: str) -> Gang:
@@ -213,10 +215,10 @@ def _gang(job: TraceJob, prefix: str) -> Gang:
     return Gang(f"{prefix}-{job.id}", (Part(role.name, role.replicas, demand),))
 
 
-def _judged(name: str, milliseconds: float, most: float | None) -> harness.Row:
+def _row(name: str, milliseconds: float, most: float | None) -> harness.Row:
     bar = "" if most is None else f"≤ {most:g} ms"
     holds = None if most is None else milliseconds <= most
-    return harness.Row(name, milliseconds, "ms", looked_up_ms(WAITING), f"{WAITING:,} look-ups", bar, holds)
+    return harness.Row(name, milliseconds, "ms", lookup_ms(WAITING), f"{WAITING:,} look-ups", bar, holds)
 
 
 def steps(policy: str, sizes: Sequence[int]) -> Iterator[harness.Row]:
@@ -228,8 +230,8 @@ def steps(policy: str, sizes: Sequence[int]) -> Iterator[harness.Row]:
         for what, part in (("one arrived", done[1 : 1 + STEPS]), ("one finished", done[1 + STEPS :])):
             middle = statistics.median(one.milliseconds for one in part)
             high = harness.percentile([one.milliseconds for one in part], 95)
-            yield _judged(f"{policy}: a cycle in which {what}, {nodes:,} full nodes, median", middle, most)
-            yield _judged(f"{policy}: a cycle in which {what}, {nodes:,} full nodes, p95", high, most)
+            yield _row(f"{policy}: a cycle in which {what}, {nodes:,} full nodes, median", middle, most)
+            yield _row(f"{policy}: a cycle in which {what}, {nodes:,} full nodes, p95", high, most)
 
 
 def one_huge_gang(policy_name: str) -> Iterator[harness.Row]:
@@ -248,9 +250,7 @@ def one_huge_gang(policy_name: str) -> Iterator[harness.Row]:
             answer = "placed" if decide().starts else "refused"
             took = 1e3 * least_seconds(decide)
             most = GANG_MS if nodes == 1_000 else None
-            yield _judged(
-                f"{policy_name}: {GANG_GPUS} GPUs as {what} on {nodes:,} half-full nodes, {answer}", took, most
-            )
+            yield _row(f"{policy_name}: {GANG_GPUS} GPUs as {what} on {nodes:,} half-full nodes, {answer}", took, most)
 
 
 def steady(policy_name: str, seconds: float) -> Iterator[harness.Row]:
@@ -282,7 +282,7 @@ def steady(policy_name: str, seconds: float) -> Iterator[harness.Row]:
         rate = placed / (time.process_time() - began)
         most = PLACEMENTS_PER_SECOND if nodes == 1_000 else None
         bar, holds = ("", None) if most is None else (f"≥ {most:,.0f}/s", rate >= most)
-        looked_up = 1e3 * WAITING / looked_up_ms(WAITING)
+        looked_up = 1e3 * WAITING / lookup_ms(WAITING)
         name = f"{policy_name}: placements in a steady state on {nodes:,} nodes"
         yield harness.Row(name, rate, "1/s", looked_up, "look-ups", bar, holds)
 
@@ -294,9 +294,9 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         if policy in known:
             yield from whole_cycles(policy, 1 if quick else 3)
             if policy in CYCLE_MS:
-                yield from all_asked(policy, 1 if quick else 3)
+                yield from distinct_gangs(policy, 1 if quick else 3)
             if policy == "multi-array":
-                yield from lent_cycles(policy, 1 if quick else 3)
+                yield from mixed_cycles(policy, 1 if quick else 3)
             yield from steps(policy, NODES[:2] if quick else NODES)
             yield from one_huge_gang(policy)
             yield from steady(policy, 0.5 if quick else 2.0)

@@ -32,10 +32,10 @@ from cotenant.policies.xiao_piecewise import XiaoPiecewise  # noqa: E402 - likew
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
 from cotenant.rpc.server import Server  # noqa: E402 - likewise
 from cotenant.services.predictor.api.server import SERVICE, PredictorServicer  # noqa: E402 - likewise
-from cotenant.services.predictor.models.failure_log import Failures  # noqa: E402 - likewise
-from cotenant.services.predictor.models.model_store import Keeper  # noqa: E402 - likewise
-from cotenant.services.predictor.models.training import learnt  # noqa: E402 - likewise
-from cotenant.services.predictor.profiling.profile_store import Measured  # noqa: E402 - likewise
+from cotenant.services.predictor.models.failure_log import FailureLog  # noqa: E402 - likewise
+from cotenant.services.predictor.models.model_store import ModelStore  # noqa: E402 - likewise
+from cotenant.services.predictor.models.training import train_in_process  # noqa: E402 - likewise
+from cotenant.services.predictor.profiling.profile_store import ProfileStore  # noqa: E402 - likewise
 from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise
@@ -102,9 +102,9 @@ async def timed(call: Callable[[], Awaitable[object]], rounds: int) -> tuple[lis
 async def servicer_of(*predictors: Predictor) -> PredictorServicer:
     """The service's inside, with an empty store."""
     chain = Chain(predictors)
-    keeper = Keeper(MemoryStore(), chain.predictors, lambda ready: None)
-    await keeper.restore()
-    return PredictorServicer(chain, Measured(), keeper, Failures())
+    model_store = ModelStore(MemoryStore(), chain.predictors, lambda ready: None)
+    await model_store.restore()
+    return PredictorServicer(chain, ProfileStore(), model_store, FailureLog())
 
 
 async def observe(servicer: PredictorServicer, seen: Sequence[pb.Observation]) -> None:
@@ -188,9 +188,9 @@ async def _measure_chain(quick: bool) -> Sequence[harness.Row]:
     for servicer in (plain, full):
         await observe(servicer, ends())
         await observe(servicer, observations(JOBS))
-    lesson = durations.lesson()
-    assert lesson
-    durations.adopt(await learnt(lesson))
+    training_task = durations.training_task()
+    assert training_task
+    durations.adopt(await train_in_process(training_task))
     asked = questions(JOBS)
     for query in asked.queries:
         query.spec.steps_total = 0  # or rates would be asked for first
@@ -200,7 +200,7 @@ async def _measure_chain(quick: bool) -> Sequence[harness.Row]:
     first = (time.process_time() - before) * 1000
     reference, _ = await timed(lambda: plain.Estimate(asked, None), rounds)
     resting, cost = await timed(lambda: full.Estimate(asked, None), rounds)
-    training = asyncio.create_task(learnt(lesson))
+    training = asyncio.create_task(train_in_process(training_task))
     busy, _ = await timed(lambda: full.Estimate(asked, None), rounds)
     await training
     await observe(full, observations(JOBS, begin=2_000_000))

@@ -80,8 +80,8 @@ def aiturbo(path: Path) -> Iterator[Job]:
             )
             asked = ("epochs", "batch_size", "learning_rate", "first_submission")
             labels = (("gpus", str(gpus)), *((name, row[name]) for name in asked))
-            told = Submission("", float(number), "training", roles, int(row["steps"]), labels)
-            query = Query("all", f"type {row['job_type']}", "", gpus * 1000, servers + workers, submission=told)
+            predicted = Submission("", float(number), "training", roles, int(row["steps"]), labels)
+            query = Query("all", f"type {row['job_type']}", "", gpus * 1000, servers + workers, submission=predicted)
             odd = row["unpredictable"] == "1"
             yield Job(query, row["job_type"], number, float(row["running_time_s"]), odd)
 
@@ -92,8 +92,8 @@ def philly(paths: Sequence[Path]) -> Iterator[Job]:
     at = {id(row): datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp() for row in rows}
     for row in sorted(rows, key=lambda row: (at[id(row)], row["cluster"])):
         gpus, seconds = int(row["num_gpus"]), at[id(row)]
-        told = Submission("", seconds, "training", (Role("worker", gpus, Request(gpu_milli=1000)),))
-        query = Query(row["cluster"], "", "", gpus * 1000, gpus, submission=told)
+        predicted = Submission("", seconds, "training", (Role("worker", gpus, Request(gpu_milli=1000)),))
+        query = Query(row["cluster"], "", "", gpus * 1000, gpus, submission=predicted)
         yield Job(query, (row["cluster"], gpus), seconds, float(row["duration"]))
 
 
@@ -101,16 +101,16 @@ OURS, HISTORY, GROUP = "lightgbm-duration", "history", "group"
 
 
 @dataclass(slots=True)
-class Answers:
+class Predictions:
     """What each of the three said: quantiles in logarithms of seconds; and how probable a surprise was."""
 
-    told: dict[str, list[Sequence[float]]] = field(default_factory=lambda: {OURS: [], HISTORY: [], GROUP: []})
-    doubt: list[float] = field(default_factory=list)
+    predicted: dict[str, list[Sequence[float]]] = field(default_factory=lambda: {OURS: [], HISTORY: [], GROUP: []})
+    surprise_scores: list[float] = field(default_factory=list)
     models: int = 0
     training_seconds: float = 0.0
 
 
-class Groups:
+class GroupQuantiles:
     """The quantiles of all jobs of a group that have ended, or of the latest; where there is none, of all jobs."""
 
     def __init__(self, latest: int | None = None) -> None:
@@ -118,7 +118,7 @@ class Groups:
         self._runs: dict[Hashable, list[float]] = defaultdict(list)
         self._known: dict[Hashable, Sequence[float]] = {}
 
-    def told(self, *groups: Hashable) -> Sequence[float]:
+    def predicted(self, *groups: Hashable) -> Sequence[float]:
         """Tell the quantiles of the first group of which any job has ended."""
         for group in groups:
             if group in self._runs:
@@ -134,15 +134,15 @@ class Groups:
             self._known.pop(group, None)
 
 
-class Race:
+class Comparison:
     """All three side by side, asked about each job at its submission and shown each end when it comes."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs, self.said = jobs, Answers()
+        self._jobs, self.predictions = jobs, Predictions()
         self._policy = LightgbmDuration()
-        self._groups, self._latest = Groups(), Groups(History.Options().samples_max)
+        self._groups, self._latest = GroupQuantiles(), GroupQuantiles(History.Options().samples_max)
 
-    def run(self) -> Answers:
+    def run(self) -> Predictions:
         """Go through the jobs in the order of time."""
         running: list[tuple[float, int]] = []
         for number, job in enumerate(self._jobs):
@@ -152,49 +152,49 @@ class Race:
             self._ask(job)
             takes = 0.5 if job.unpredictable is not None else job.run_seconds
             heapq.heappush(running, (job.submitted_seconds + takes, number))
-        return self.said
+        return self.predictions
 
     def _ask(self, job: Job) -> None:
-        told, surprise = self._policy.quantiles([job.query])
-        group = self._groups.told(job.group, "all")
-        likes = _likes(job)
-        latest = self._latest.told(likes, job.group, "all")
-        self.said.told[GROUP].append(group)
-        self.said.told[HISTORY].append(latest)
-        self.said.told[OURS].append(latest if math.isnan(told[0, 1]) else told[0].tolist())
-        self.said.doubt.append(float(surprise[0]))
+        predicted, surprise = self._policy.quantiles([job.query])
+        group = self._groups.predicted(job.group, "all")
+        key = _history_key(job)
+        latest = self._latest.predicted(key, job.group, "all")
+        self.predictions.predicted[GROUP].append(group)
+        self.predictions.predicted[HISTORY].append(latest)
+        self.predictions.predicted[OURS].append(latest if math.isnan(predicted[0, 1]) else predicted[0].tolist())
+        self.predictions.surprise_scores.append(float(surprise[0]))
 
     def _end(self, job: Job, seconds: float) -> None:
         self._groups.ended(job.run_seconds, job.group, "all")
-        self._latest.ended(job.run_seconds, _likes(job), job.group, "all")
+        self._latest.ended(job.run_seconds, _history_key(job), job.group, "all")
         self._policy.observe(job.end(seconds, tell=True))
-        if lesson := self._policy.lesson():
+        if training_task := self._policy.training_task():
             begin = time.perf_counter()
-            self._policy.adopt(lesson.train())
-            self.said.training_seconds += time.perf_counter() - begin
-            self.said.models += 1
+            self._policy.adopt(training_task.train())
+            self.predictions.training_seconds += time.perf_counter() - begin
+            self.predictions.models += 1
 
 
-def _likes(job: Job) -> Hashable:
+def _history_key(job: Job) -> Hashable:
     """What makes jobs alike to `history`."""
     query = job.query
     return query.user, query.model, query.gpu_milli, query.replicas
 
 
-def loss(told: Floats, outcome: Floats) -> float:
+def loss(predicted: Floats, outcome: Floats) -> float:
     """Mean pinball loss over jobs and quantiles."""
-    short = outcome[:, None] - told
+    short = outcome[:, None] - predicted
     return float(np.maximum(SHARES * short, (SHARES - 1) * short).mean())
 
 
-def relative_error(told: Floats, outcome: Floats) -> float:
+def relative_error(predicted: Floats, outcome: Floats) -> float:
     """Median of |told / true - 1| of the 50th percentile."""
-    return float(np.median(np.abs(np.exp(told[:, 1] - outcome) - 1)))
+    return float(np.median(np.abs(np.exp(predicted[:, 1] - outcome) - 1)))
 
 
-def coverage_percent(told: Floats, outcome: Floats) -> float:
+def coverage_percent(predicted: Floats, outcome: Floats) -> float:
     """How many outcomes lie between the 10th and the 90th percentile."""
-    return float(100 * ((told[:, 0] <= outcome) & (outcome <= told[:, 2])).mean())
+    return float(100 * ((predicted[:, 0] <= outcome) & (outcome <= predicted[:, 2])).mean())
 
 
 def auc(score: Floats, odd: Floats) -> float:
@@ -207,35 +207,35 @@ def auc(score: Floats, odd: Floats) -> float:
     return float((ranks[odd == 1].sum() - hits * (hits + 1) / 2) / (hits * (len(odd) - hits)))
 
 
-def judge(name: str, jobs: Sequence[Job]) -> Iterator[harness.Row]:
+def evaluate(name: str, jobs: Sequence[Job]) -> Iterator[harness.Row]:
     """Run the race over a trace and judge each fold."""
-    said = Race(jobs).run()
+    predictions = Comparison(jobs).run()
     outcome = np.log([job.run_seconds for job in jobs])
     odd = np.array([bool(job.unpredictable) for job in jobs], dtype=float)
     edges = np.linspace(0, len(jobs), FOLDS + 2).astype(int)
     for fold in range(FOLDS):
         part = slice(int(edges[fold + 1]), int(edges[fold + 2]))
-        told = {who: np.array(quantiles[part]) for who, quantiles in said.told.items()}
-        losses = {who: loss(quantiles, outcome[part]) for who, quantiles in told.items()}
-        errors = {who: relative_error(quantiles, outcome[part]) for who, quantiles in told.items()}
+        predicted = {method: np.array(quantiles[part]) for method, quantiles in predictions.predicted.items()}
+        losses = {method: loss(quantiles, outcome[part]) for method, quantiles in predicted.items()}
+        errors = {method: relative_error(quantiles, outcome[part]) for method, quantiles in predicted.items()}
         where = f"{name}, fold {fold + 1}"
-        for who, share in ((HISTORY, 0.10), (GROUP, 0.15)):
-            bar, holds = f"at least {share:.0%} below", losses[OURS] <= (1 - share) * losses[who]
-            yield harness.Row(f"{where}: pinball loss", losses[OURS], "ln s", losses[who], who, bar, holds)
+        for method, share in ((HISTORY, 0.10), (GROUP, 0.15)):
+            bar, holds = f"at least {share:.0%} below", losses[OURS] <= (1 - share) * losses[method]
+            yield harness.Row(f"{where}: pinball loss", losses[OURS], "ln s", losses[method], method, bar, holds)
         least = min(errors[HISTORY], errors[GROUP])
         holds = errors[OURS] <= least
         yield harness.Row(f"{where}: relative error", errors[OURS], "", least, "the better of both", "no worse", holds)
-        covered = coverage_percent(told[OURS], outcome[part])
-        beside = coverage_percent(told[HISTORY], outcome[part])
+        covered = coverage_percent(predicted[OURS], outcome[part])
+        beside = coverage_percent(predicted[HISTORY], outcome[part])
         holds = 77 <= covered <= 83
         yield harness.Row(f"{where}: in the interval", covered, "%", beside, HISTORY, "77 to 83 %", holds)
         if odd[part].any():
-            area = auc(np.array(said.doubt[part]), odd[part])
+            area = auc(np.array(predictions.surprise_scores[part]), odd[part])
             first = np.array([dict(job.query.submission.labels)["first_submission"] == "1" for job in jobs[part]])
             prior = auc(first.astype(float), odd[part])
             yield harness.Row(f"{where}: ROC AUC", area, "", prior, "first submission", "0.95 or more", area >= 0.95)
-    each = said.training_seconds / max(1, said.models)
-    yield harness.Row(f"{name}: a training, of {said.models}", each, "s", len(jobs), "jobs in the trace")
+    each = predictions.training_seconds / max(1, predictions.models)
+    yield harness.Row(f"{name}: a training, of {predictions.models}", each, "s", len(jobs), "jobs in the trace")
 
 
 def training(ends: int) -> harness.Row:
@@ -243,7 +243,7 @@ def training(ends: int) -> harness.Row:
     rng, policy = np.random.default_rng(0), LightgbmDuration()
     for number in range(ends):
         user, kind, batch = (int(one) for one in rng.integers(0, (300, 2_000, 40)))
-        told = Submission(
+        predicted = Submission(
             f"user-{user}", 60.0 * number, "training", (Role("worker", 1 + kind % 4),), 0, (("b", str(batch)),)
         )
         seconds = float(np.exp(5 + kind % 50 / 10 + batch / 40 + rng.normal() / 3))
@@ -251,11 +251,11 @@ def training(ends: int) -> harness.Row:
         run = Observation(
             f"team-{user % 20}", f"model-{kind}", "", 1000, 1 + kind % 4, Candidate(1), run_seconds=seconds
         )
-        policy.observe(replace(run, submission=told, seen_seconds=seen))
-    lesson = policy.lesson()
-    assert lesson
+        policy.observe(replace(run, submission=predicted, seen_seconds=seen))
+    training_task = policy.training_task()
+    assert training_task
     begin = time.perf_counter()
-    lesson.train()
+    training_task.train()
     took = time.perf_counter() - begin
     mebibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of this process: {mebibytes:.0f} MiB", file=sys.stderr)
@@ -270,7 +270,7 @@ def _measure(quick: bool) -> Sequence[harness.Row]:
             print(f"{path} is not there; {name} is not measured", file=sys.stderr)
             continue
         jobs = list(aiturbo(path) if path.is_file() else philly(sorted(path.glob("*.csv"))))
-        rows.extend(judge(name, jobs[:QUICK_JOBS] if quick else jobs))
+        rows.extend(evaluate(name, jobs[:QUICK_JOBS] if quick else jobs))
     return [*rows, training(10_000 if quick else 100_000)]
 
 

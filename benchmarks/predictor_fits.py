@@ -144,7 +144,7 @@ def stepping(profile: Profile, noisy: Profile) -> Outcome:
 Way = Callable[[Profile, Profile], Outcome]
 
 
-def tried(way: Way, known: Mapping[str, Profile], seeds: int) -> dict[str, list[Outcome]]:
+def run_trials(way: Way, known: Mapping[str, Profile], seeds: int) -> dict[str, list[Outcome]]:
     outcomes: dict[str, list[Outcome]] = {name: [] for name in known}
     for name, profile in known.items():
         for seed in range(seeds):
@@ -167,7 +167,7 @@ def curve_rows(seeds: int) -> Iterator[harness.Row]:
     if not known:
         print(f"no profiles in {DATA}: the rows about cores are left out", file=sys.stderr)
         return
-    ours, halved, stepped = (tried(way, known, seeds) for way in (designed, halving, stepping))
+    ours, halved, stepped = (run_trials(way, known, seeds) for way in (designed, halving, stepping))
     families = sorted({name.split("_")[0] for name in known})
     every, other = flat(ours), flat(halved)
 
@@ -208,7 +208,7 @@ def curve_rows(seeds: int) -> Iterator[harness.Row]:
 def _points_of_halving(known: Mapping[str, Profile], seeds: int, points: float, error: float) -> harness.Row:
     """How many points halving needs for the same error."""
     for budget in range(2, len(CORES) + 1):
-        outcomes = flat(tried(lambda profile, noisy, n=budget: halving(profile, noisy, n), known, min(seeds, 4)))  # type: ignore[misc]  # a lambda with a default
+        outcomes = flat(run_trials(lambda profile, noisy, n=budget: halving(profile, noisy, n), known, min(seeds, 4)))  # type: ignore[misc]  # a lambda with a default
         if 100 * mean(outcomes, lambda one: one.error) <= error:
             break
     needed = mean(outcomes, lambda one: one.points)

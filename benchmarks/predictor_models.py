@@ -48,7 +48,7 @@ LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 GROUP_RUNS = 6
 
 
-def asked(told: Told) -> Forecast:
+def forecast_of(told: Told) -> Forecast:
     """The forecast from what was seen; nothing is sure of a loss that was no number lately."""
     points = told.points
     return Forecast() if points.wild else forecast(points.cells, LossGoal(target=told.goal))
@@ -59,7 +59,7 @@ def _forms(seeds: int) -> Iterator[harness.Row]:
         every: list[Forecast] = []
         for noise in NOISES:
             told = [
-                asked(following(np.random.default_rng([seed, number, int(1e4 * noise), cut]), scale, noise, cut))
+                forecast_of(following(np.random.default_rng([seed, number, int(1e4 * noise), cut]), scale, noise, cut))
                 for number, scale in enumerate(SCALES)
                 for seed in range(seeds)
             ]
@@ -87,7 +87,9 @@ def _errors(name: str, told: Sequence[Forecast], *, bar: bool = False) -> Iterat
 def _broken(seeds: int) -> Iterator[harness.Row]:
     unsure = total = 0
     for number, kind in enumerate(BROKEN):
-        found = [asked(broken(np.random.default_rng([seed, number, 99]), kind)).confidence for seed in range(seeds)]
+        found = [
+            forecast_of(broken(np.random.default_rng([seed, number, 99]), kind)).confidence for seed in range(seeds)
+        ]
         kept = sum(confidence < SURE for confidence in found)
         unsure, total = unsure + kept, total + seeds
         value = 100 * kept / seeds

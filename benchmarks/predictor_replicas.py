@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402 - the root of the checkout has to be on the path first
 from benchmarks import harness  # noqa: E402 - likewise
 from benchmarks.predictor import BATCH, observations, questions  # noqa: E402 - likewise
-from benchmarks.predictor_service import COTENANT, _said, fill, until_restored  # noqa: E402 - likewise
+from benchmarks.predictor_service import COTENANT, _line_with, fill, until_restored  # noqa: E402 - likewise
 from grpc_health.v1 import health_pb2_grpc  # noqa: E402 - likewise
 from tests.support.etcd_server import EtcdServer  # noqa: E402 - likewise
 
@@ -81,8 +81,8 @@ async def _of(home: Path, ends: int, empty_mib: float) -> Sequence[harness.Row]:
         await store.close()
         (home / "settings.toml").write_text(f'predictor = "{POLICIES}"\n')
         async with AsyncExitStack() as stack:
-            leads, follows = [await _started(stack, home, etcd.url) for _ in range(2)]
-            return await _measured(leads, follows, ends, empty_mib)
+            leader, follower = [await _started(stack, home, etcd.url) for _ in range(2)]
+            return await _measured(leader, follower, ends, empty_mib)
     finally:
         etcd.kill()
 
@@ -97,7 +97,7 @@ async def _started(stack: AsyncExitStack, home: Path, store: str) -> Replica:
     )
     stack.push_async_callback(started.wait)
     stack.callback(started.kill)
-    address = (await _said(started.stderr, "serves at")).split()[-1]
+    address = (await _line_with(started.stderr, "serves at")).split()[-1]
     channel = await stack.enter_async_context(connect(address, "secret"))
     stub = cast("PredictorServiceAsyncStub", pb_grpc.PredictorServiceStub(channel))
     replica = Replica(psutil.Process(started.pid), stub)
@@ -116,28 +116,28 @@ async def _settled(*replicas: Replica) -> None:
             await asyncio.sleep(SETTLED_SECONDS)
 
 
-async def _measured(leads: Replica, follows: Replica, ends: int, empty_mib: float) -> Sequence[harness.Row]:
+async def _measured(leader: Replica, follower: Replica, ends: int, empty_mib: float) -> Sequence[harness.Row]:
     name = f"{ends:,} finished jobs"
-    memory = leads.mib, follows.mib
+    memory = leader.mib, follower.mib
     seen = observations(MODELS)
-    before = leads.busy_s, follows.busy_s
+    before = leader.busy_s, follower.busy_s
     for begin in range(0, len(seen), BATCH):
-        await leads.stub.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]))
-    await _settled(leads, follows)
+        await leader.stub.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]))
+    await _settled(leader, follower)
     observing_us, reading_us = (
-        (replica.busy_s - then) / len(seen) * 1e6 for replica, then in zip((leads, follows), before, strict=True)
+        (replica.busy_s - then) / len(seen) * 1e6 for replica, then in zip((leader, follower), before, strict=True)
     )
     asked = questions(MODELS)
-    then = follows.busy_s
+    then = follower.busy_s
     for _ in range(ASKED):
-        await follows.stub.Estimate(asked)
-    answering_us = (follows.busy_s - then) / ASKED / MODELS * 1e6
+        await follower.stub.Estimate(asked)
+    answering_us = (follower.busy_s - then) / ASKED / MODELS * 1e6
     empty = "of one that knows nothing"
     return [
         harness.Row(f"{name}: memory of who leads", memory[0], "MiB", empty_mib or memory[0], empty),
         harness.Row(f"{name}: memory of who follows", memory[1], "MiB", empty_mib or memory[0], empty),
         harness.Row(
-            f"{name}: start and restore", follows.restoring_s, "s of processor", leads.restoring_s, "the leader"
+            f"{name}: start and restore", follower.restoring_s, "s of processor", leader.restoring_s, "the leader"
         ),
         harness.Row(
             f"{name}: an observation read by who follows", reading_us, "µs", observing_us, "taken in by who leads"

@@ -39,7 +39,7 @@ RECORDS = 100  # in one transaction
 COTENANT = str(Path(sys.executable).with_name("cotenant"))
 
 
-def taught(ends: int) -> LightgbmDuration:
+def trained_model(ends: int) -> LightgbmDuration:
     """What so many finished jobs of a thousand kinds leave behind."""
     durations = LightgbmDuration()
     for number in range(ends):
@@ -64,7 +64,7 @@ def taught(ends: int) -> LightgbmDuration:
 
 async def fill(store: Store, ends: int) -> None:
     """Write it into a store as the service would have."""
-    records = taught(ends).dump()
+    records = trained_model(ends).dump()
     keys = [(f"predictor/lightgbm-duration/{name}", value) for name, value in records.items()]
     past = [(name, value) for name, value in records.items() if name.startswith(HISTORY)]
     keys += [(f"predictor/history/{name.removeprefix(HISTORY)}", value) for name, value in past]
@@ -107,7 +107,7 @@ async def _measure(quick: bool) -> Sequence[harness.Row]:
             await started.wait()
 
 
-async def _said(stream: asyncio.StreamReader | None, words: str) -> str:
+async def _line_with(stream: asyncio.StreamReader | None, words: str) -> str:
     """Read on until it says something."""
     assert stream
     while words not in (line := (await stream.readline()).decode()):
@@ -117,7 +117,7 @@ async def _said(stream: asyncio.StreamReader | None, words: str) -> str:
 
 
 async def _measure_process(started: asyncio.subprocess.Process, ends: int) -> Sequence[harness.Row]:
-    address = (await _said(started.stderr, "serves at")).split()[-1]
+    address = (await _line_with(started.stderr, "serves at")).split()[-1]
     process = psutil.Process(started.pid)
     async with connect(address, "secret") as channel:
         stub = cast("PredictorServiceAsyncStub", pb_grpc.PredictorServiceStub(channel))
@@ -126,7 +126,7 @@ async def _measure_process(started: asyncio.subprocess.Process, ends: int) -> Se
         asked = questions(JOBS)
         for query in asked.queries:
             query.spec.steps_total = 0
-        trained = asyncio.create_task(_said(started.stderr, "trained"))
+        trained = asyncio.create_task(_line_with(started.stderr, "trained"))
         while not process.children():
             if trained.done():
                 raise RuntimeError("the model was learnt before anybody could look on")

@@ -79,7 +79,7 @@ class Processes:
             for name, log in self.logs.items()
         }
 
-    def at(self, endpoint: str) -> int:
+    def pid_at(self, endpoint: str) -> int:
         """Which process serves there."""
         return self.pids[next(name for name, own in self.addresses.items() if own == endpoint)]
 
@@ -190,15 +190,15 @@ class Cluster:
     processes: Processes
     queue: grpc.aio.Channel
     agents: list[SimulatedAgent]
-    ran: dict[str, float] = field(default_factory=dict)  # jobs that came to an agent, and when
-    again: Counter[str] = field(default_factory=Counter)  # jobs that were started once more, and how often
+    started: dict[str, float] = field(default_factory=dict)  # jobs that came to an agent, and when
+    restarts: Counter[str] = field(default_factory=Counter)  # jobs that were started once more, and how often
 
-    def take(self, job_id: str) -> None:
+    def record_start(self, job_id: str) -> None:
         """An agent was told to run a job, which it did not do already."""
-        if job_id in self.ran:
-            self.again[job_id] += 1
+        if job_id in self.started:
+            self.restarts[job_id] += 1
         else:
-            self.ran[job_id] = time.perf_counter()
+            self.started[job_id] = time.perf_counter()
 
     @cached_property
     def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
@@ -229,7 +229,7 @@ async def cluster(nodes: int, directory: Path, *, replicas: int = 1, settings: s
                     gpus=GPUS,
                     cores=CORES,
                     run_seconds=RUN_SECONDS,
-                    on_assigned=made.take,
+                    on_assigned=made.record_start,
                 )
                 for n in range(nodes)
             ]

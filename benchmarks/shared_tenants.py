@@ -37,7 +37,7 @@ from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
 ARRAYS, TASKS = 9, 10_000
 ARRAYS_QUICK, TASKS_QUICK = 3, 2_000
 GPUS = 2
-LOOK_SECONDS = 0.005  # between two looks at the loop
+POLL_SECONDS = 0.005  # between two looks at the loop
 PROBE_SECONDS = 0.02  # between two calls of a bystander
 LAG_BAR_MS, CALL_BAR_MS, SUBMIT_BAR_SECONDS, START_BAR_SECONDS = 50.0, 100.0, 10.0, 5.0
 AFTER_SECONDS, AFTER_SECONDS_QUICK = 15.0, 6.0  # sweeps and counts come every five seconds
@@ -61,8 +61,8 @@ class LoopLag:
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            worked, self._due = time.thread_time(), time.perf_counter() + LOOK_SECONDS
-            await asyncio.sleep(LOOK_SECONDS)
+            worked, self._due = time.thread_time(), time.perf_counter() + POLL_SECONDS
+            await asyncio.sleep(POLL_SECONDS)
             late = time.perf_counter() - self._due
             if late > 0.01:
                 self.late_ms.append((time.time(), late * 1000, (time.thread_time() - worked) * 1000))
@@ -92,7 +92,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
         telemetry.setup("cli")
         mesh = EmbeddedMesh(config)
         await mesh.start()
-        gc_tuning.settle()
+        gc_tuning.tune_gc()
         lag = LoopLag(culprits=culprits)
         sampling = asyncio.create_task(lag.run())
         stop = asyncio.Event()

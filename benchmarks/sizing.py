@@ -118,7 +118,7 @@ def shorter(queue: str, seeds: Sequence[int]) -> Iterator[harness.Row]:
             )
 
 
-def price(quick: bool) -> Iterator[harness.Row]:
+def cost(quick: bool) -> Iterator[harness.Row]:
     """Tell the processor time for each job as jobs and nodes grow alike."""
     for allocator in BARRED:
         first = 0.0
@@ -146,7 +146,7 @@ def measure(quick: bool) -> Sequence[harness.Row]:
     for queue in list(PUBLISHED)[: 1 if quick else None]:
         rows += shorter(queue, SEEDS[:1] if quick else SEEDS)
         print(queue, file=sys.stderr, flush=True)
-    return [*rows, *price(quick)]
+    return [*rows, *cost(quick)]
 
 
 if __name__ == "__main__":

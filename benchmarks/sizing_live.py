@@ -28,9 +28,9 @@ from cotenant.policies.coda_adaptive import CodaAdaptive  # noqa: E402 - likewis
 from cotenant.policies.consolidate import Consolidate  # noqa: E402 - likewise
 from cotenant.services.placement.agents import agent_sessions  # noqa: E402 - likewise
 from cotenant.services.placement.api.server import Placement, PlacementConfig  # noqa: E402 - likewise
-from cotenant.services.placement.cluster.live_records import Live  # noqa: E402 - likewise
+from cotenant.services.placement.cluster.live_records import LiveAttempt  # noqa: E402 - likewise
 from cotenant.services.placement.planning import planner  # noqa: E402 - likewise
-from cotenant.services.queue.estimates.estimate_refresh import Renewals  # noqa: E402 - likewise
+from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh  # noqa: E402 - likewise
 from cotenant.services.queue.jobs.queue_state import State  # noqa: E402 - likewise
 from cotenant.services.queue.jobs.transitions import Record  # noqa: E402 - likewise
 from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
@@ -43,10 +43,10 @@ GPUS, CORES = 8, 24
 SHARE_MAX = 0.05  # of a core, for 8,000 jobs
 LOOK_SECONDS, RENEW_SECONDS = 1800.0, 600.0
 REPORT_SECONDS, WINDOW_SECONDS = 1.0, 60.0
-STIRS = 200
+CHANGES = 200
 
 
-async def crowd(jobs: int) -> tuple[Placement, list[Live]]:
+async def full_cluster(jobs: int) -> tuple[Placement, list[LiveAttempt]]:
     """Make a placement on whose nodes so many jobs run."""
     placement = Placement(MemoryStore(), PlacementConfig(allocator="coda-adaptive"))
     await placement.leadership.load()
@@ -64,7 +64,7 @@ async def crowd(jobs: int) -> tuple[Placement, list[Live]]:
     for number in range(jobs):
         spec = job_pb2.JobSpec(roles=[role], command=["true"], model=f"model-{number % 50}", tenant="ann")
         request.candidates.add(job_id=f"j{number:05d}", number=1, spec=spec)
-    outcome = planner.plan(cluster, request, Consolidate(), CodaAdaptive(), placement.kinds.informed)
+    outcome = planner.plan(cluster, request, Consolidate(), CodaAdaptive(), placement.job_classes.enrich)
     candidates = {candidate.job_id: candidate for candidate in request.candidates}
     lives = [planner.assign(cluster, start, candidates[start.gang.job_id]) for start in outcome.starts]
     for live in lives:
@@ -82,7 +82,7 @@ def seconds(work: Callable[[], object], times: int) -> float:
     return (time.process_time() - begin) / times
 
 
-def progress(live: Live, step: int, at_seconds: int) -> node_service_pb2.ProgressReport:
+def progress(live: LiveAttempt, step: int, at_seconds: int) -> node_service_pb2.ProgressReport:
     told = node_service_pb2.ProgressReport(job_id=live.key[0], number=1)
     told.progress.step = step
     told.progress.step_time.FromNanoseconds(at_seconds * 10**9)
@@ -91,40 +91,40 @@ def progress(live: Live, step: int, at_seconds: int) -> node_service_pb2.Progres
 
 async def costs(jobs: int) -> dict[str, float]:
     """Measure the shares of a core that the parts take."""
-    placement, lives = await crowd(jobs)
+    placement, lives = await full_cluster(jobs)
     assert len(lives) == jobs, f"only {len(lives)} were placed"
     now = time.monotonic()
-    placement.dealing.look(now)  # asks about everybody
-    idle = seconds(lambda: placement.dealing.look(now), 20)
+    placement.rebalancer.tick(now)  # asks about everybody
+    idle = seconds(lambda: placement.rebalancer.tick(now), 20)
     attempts = placement.cluster.attempts
     walk = seconds(lambda: [live for live in attempts.values() if live.state.ended and live.target], 20)
-    some = lives[:: max(1, jobs // STIRS)][:STIRS]
+    some = lives[:: max(1, jobs // CHANGES)][:CHANGES]
     first = [progress(live, 100 * n, 10**6 + 61 * n) for live in some for n in (0, 1)]
     between = iter([progress(live, 101 + n, 10**6 + 61 + n) for live in some for n in range(10)])
     ending = iter([progress(live, 100 * n, 10**6 + 61 * n) for live in some for n in range(3, 13)])
     for one in first:
-        placement.following.take_progress(one)
-    report = seconds(lambda: placement.following.take_progress(next(between)), 10 * len(some))
-    window = seconds(lambda: placement.following.take_progress(next(ending)), 10 * len(some))
-    placement.dealing.look(now)
+        placement.tracker.take_progress(one)
+    report = seconds(lambda: placement.tracker.take_progress(next(between)), 10 * len(some))
+    window = seconds(lambda: placement.tracker.take_progress(next(ending)), 10 * len(some))
+    placement.rebalancer.tick(now)
     spread = iter(some * 2)
 
-    def stir() -> None:
-        placement.cluster.stirred.update(next(spread).nodes)
-        placement.dealing.look(now)
+    def change_node() -> None:
+        placement.cluster.changed_nodes.update(next(spread).nodes)
+        placement.rebalancer.tick(now)
 
-    stirred = max(0.0, seconds(stir, len(some)) - idle)
+    changed_nodes = max(0.0, seconds(change_node, len(some)) - idle)
     await placement.close()
     return {
         "looks that find nothing": idle,
         "reports of progress": report * jobs / REPORT_SECONDS + window * jobs / WINDOW_SECONDS,
-        "nodes that are dealt to": stirred * jobs / LOOK_SECONDS,
-        "estimates renewed": await renewal(lives[:STIRS]) * jobs / RENEW_SECONDS,
+        "nodes that are dealt to": changed_nodes * jobs / LOOK_SECONDS,
+        "estimates renewed": await refresh_seconds(lives[:CHANGES]) * jobs / RENEW_SECONDS,
         "walk": walk,
     }
 
 
-class Answers:
+class FakeServices:
     """A predictor that knows eight candidates of each job, and a placement that hears of what is new."""
 
     async def Estimate(  # noqa: N802 - the wire's name
@@ -142,19 +142,19 @@ class Answers:
         return placement_pb2.AdviseAttemptsResponse()
 
 
-async def renewal(lives: Sequence[Live]) -> float:
+async def refresh_seconds(lives: Sequence[LiveAttempt]) -> float:
     """Processor seconds of the queue for each job that is estimated anew."""
-    others: Any = Answers()
+    others: Any = FakeServices()
     state = State()
     state.shapes = (NodeShape(GPUS, CORES, 2**39),)
-    renewals = Renewals(state, others, others)
-    work = asyncio.create_task(renewals.run())
+    estimate_refresh = EstimateRefresh(state, others, others)
+    work = asyncio.create_task(estimate_refresh.run())
     for live in lives:
         job = job_pb2.Job(id=live.key[0], spec=live.record.spec, phase=job_pb2.JOB_PHASE_RUNNING, attempt=live.attempt)
         state.add(Record(records_pb2.StoredJob(job=job), specs.spec_from_wire(live.record.spec)))
     begin = time.process_time()
     for record in state.records.values():
-        renewals.seen(record, time.time())
+        estimate_refresh.observed(record, time.time())
     while any(record.estimate is None for record in state.records.values()):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.01)
     spent = time.process_time() - begin

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Puts Cotenant on this machine, under systemd:  sudo sh deploy/install.sh [agent] [queue placement predictor contention]
-# From a checkout, or with COTENANT_PACKAGE=… naming a wheel or a release. Again: upgrades; running jobs run on.
+# Installs Cotenant on this machine, under systemd:  sudo sh deploy/install.sh [agent] [queue placement predictor contention]
+# From a checkout, or COTENANT_PACKAGE=… for a wheel or a release. Run again to upgrade; running jobs run on.
 set -eu
 say() { printf '── %s\n' "$*"; }
 die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
@@ -29,7 +29,7 @@ mkdir -p "$etc"
 for file in cotenant.toml agent.toml environment; do
     [ -e "$etc/$file" ] || install -m 0640 -o root -g cotenant "$here/systemd/etc/$file" "$etc/$file"
 done
-# Parts on one machine know each other by one token, though the agent's state is root's; with TLS nobody reads it.
+# Parts on one machine share one token, though the agent's state belongs to root; with TLS it is not used.
 install -d -m 0700 -o cotenant -g cotenant /var/lib/cotenant
 [ -e /var/lib/cotenant/token ] || (umask 077; "$python" -c 'import secrets; print(secrets.token_urlsafe(32))' >/var/lib/cotenant/token)
 chown cotenant:cotenant /var/lib/cotenant/token

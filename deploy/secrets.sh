@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes the certificates that compose.yaml and the manifests ask for:  sh deploy/secrets.sh DIR [NODE…]
-# An authority in DIR/ca, and for each service and each node a directory with tls.crt, tls.key and ca.crt, named as
-# Kubernetes names them. What is there already stays. The authority's key belongs on no other machine.
+# Makes the certificates for compose.yaml and the manifests:  sh deploy/secrets.sh DIR [NODE…]
+# An authority in DIR/ca, and for each service and each node a directory with tls.crt, tls.key and ca.crt, the file
+# names of Kubernetes. Existing files are kept. Never copy the authority's key to another machine.
 set -eu
 [ $# -gt 0 ] || { echo "usage: sh $0 DIR [NODE…]" >&2; exit 1; }
 out=$1; shift
@@ -19,10 +19,10 @@ issue() {  # ROLE NAME DIRECTORY [--name HOST…]
     cp "$out/ca/ca.pem" "$into/ca.crt"
 }
 for service in queue placement predictor contention; do
-    # as clients call it, and as its replicas call each other: in Compose, and in Kubernetes
+    # the names that clients and other replicas use, in Compose and in Kubernetes
     issue service "$service" "$out/$service" --name "$service" --name "$service-1" --name "$service-2" \
         --name "$service.cotenant" --name "$service.cotenant.svc" --name "$service.cotenant.svc.cluster.local" \
-        --name "*.$service.cotenant"  # however many replicas there are
+        --name "*.$service.cotenant"  # any number of replicas
 done
 for node; do issue agent "$node" "$out/agent-$node"; done
 issue operator "${OPERATOR:-admin}" "$out/operator"

@@ -12,14 +12,19 @@ extensions = ["myst_parser", "sphinx_copybutton"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath"]
 exclude_patterns = ["README.md"]  # the index of forges; the site has index.md
-suppress_warnings = ["toc.not_included", "myst.header"]  # decisions and measurements are reached by links, not by the sidebar
+suppress_warnings = [
+    "toc.not_included",
+    "myst.header",
+]  # decisions and measurements are reached by links, not by the sidebar
 html_theme = "furo"
 html_title = "Cotenant"
 html_static_path: list[str] = []
 pygments_style = "default"
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:CONTRIBUTING|README|deploy|src|services|node_agent|tests|tools)[^)]*\)")
+OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+(?:CONTRIBUTING|README|deploy|src|services|node_agent|tests|tools)[^)]*\)"
+)
 LEXERS = {"mermaid": "text", "csv": "text"}  # languages that forges know and Pygments does not
 
 

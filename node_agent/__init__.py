@@ -1,1 +1,1 @@
-"""The agent: one per server, it finds what the server is made of and runs what placement assigns to it."""
+"""The node agent: one per server. It inventories the server and runs the attempts that placement assigns to it."""

@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""Exponential backoff with jitter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 
 class Backoff:
-    """Doubles from a first wait to a longest one, spread at random so that a cluster does not return all at once.
+    """Delays that double from a first to a longest one, with jitter so that nodes do not all reconnect at once.
 
     >>> waits = Backoff(first_seconds=1, longest_seconds=8, rng=Random(1))
     >>> [round(waits.next_seconds()) <= most for most in (1, 2, 4, 8, 8)]
@@ -18,11 +18,11 @@ class Backoff:
         self._bound_seconds = first_seconds
 
     def next_seconds(self) -> float:
-        """Between half of the bound and the whole of it, which then doubles."""
+        """Return a delay between half of the current bound and the whole of it; then double the bound."""
         bound = self._bound_seconds
         self._bound_seconds = min(self._longest_seconds, bound * 2)
         return bound * self._rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin anew, after a success."""
+        """Start over with the first delay, after a success."""
         self._bound_seconds = self._first_seconds

@@ -1,1 +1,1 @@
-"""Policies: one decision, one file each; found through entry points, never imported by name."""
+"""Policies: one decision and one file each, found through entry points and never imported by name."""

@@ -1,19 +1,19 @@
-"""Predictable and unpredictable jobs in one order: ranks are summed up, and few levels keep the peace.
+"""Predictable and unpredictable jobs in one order: ranks are summed, and few levels limit preemption.
 
-How it works. Each job has a *service*, its time × what it holds, and an *expectation* of the service that it still
-needs: what the predictor says, and where that says nothing, about as much again as the job has had, for run times are
-heavy-tailed. A prediction that was outlived is a heavy tail of its own: of the overrun, about as much again is
-expected. So a job that was to be done long ago counts as a long one, and not as one that is about to finish.
+Theory of operation. Each job has a *service*, its time × what it holds, and an *expectation* of the service that it
+still needs: the prediction, or without one the service attained so far, because run times are heavy-tailed. A
+prediction that a job has outlived is a heavy tail of its own: the job is expected to need another overrun of the same
+length. An overdue job therefore counts as long, not as almost finished.
 
-Levels are a geometric scale of that expectation. A job that runs stands a level better than it would if it waited, so
-that it is only stopped for one that is expected to need several times less, wherever the levels happen to end. Inside a
-level, which holds jobs that are about alike, a Borda count of two votes decides: the least expected service, and the
-longest time in the system. The second vote keeps what a prediction got wrong by a third from deciding who waits for
-weeks.
+Levels are a geometric scale of that expectation. A running job is placed a level better than a waiting job with the
+same expectation, so it is preempted only for a job that is expected to need several times less, wherever the levels
+happen to end. Within a level, which holds jobs that are about equal, a Borda count of two votes decides: the least
+expected service, and the longest time in the system. With the second vote, a prediction that is wrong by a third cannot
+make a job wait for weeks.
 
-The clock of all this ticks every `cadence_seconds`: levels see service as it was at the last tick, so that between
-ticks only arrivals and ends change the order. Nothing is remembered between calls: another leader of the queue that
-looks at the same jobs at the same moment gives the same order.
+All of this advances every `cadence_seconds`: levels use the service as of the last tick, so between ticks only arrivals
+and ends change the order. Nothing is remembered between calls: another leader of the queue that sees the same jobs at
+the same moment computes the same order.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from cotenant.core.policy.protocols import Order
 from cotenant.core.scheduling.attained_service import CROSSING_SECONDS, attained_at, soonest
 
 SERVICE_MAX = 1e13  # levels end here, at 20,000 years of a GPU
-LEVELS_MAX = 300  # the finest scale gets that far
+LEVELS_MAX = 300  # the finest scale reaches that far
 
 
 class BordaMlfq:
-    """Run the jobs that are expected to need the least, whether that is predicted or only guessed, in few levels.
+    """Run the jobs that are expected to need the least service, predicted or guessed, in few levels.
 
     The Borda-count multi-level feedback queue of AITurbo (Zhao et al., HPDC 2021): unpredictable jobs by attained
-    service, predictable ones also by what they would gain, in one order [P]. `literal` is that order: ranks from 1 up,
-    ties averaged; an unpredictable job scores twice its rank by attained service, a predictable one that rank plus its
-    rank among the predictable by predicted remaining service, which stands in for the benefit of re-sizing where jobs
-    are rigid [R]; three levels by score. `expected`, the default, is our own improvement of it [R]: see the module,
-    and docs/borda-mlfq.md for what each brings. Service is 10 per GPU and 5 per replica for each second [D].
+    service, predictable jobs also by what they would gain, in one order [P]. `literal` is that order: ranks from 1 up
+    with ties averaged; an unpredictable job scores twice its rank by attained service, a predictable job that rank plus
+    its rank among the predictable jobs by predicted remaining service, which replaces the benefit of resizing where
+    jobs are rigid [R]; three levels by score. `expected`, the default, is our own improvement [R]: see the module
+    docstring, and docs/borda-mlfq.md for what each brings. Service is 10 per GPU and 5 per replica for each second [D].
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -64,21 +64,22 @@ class BordaMlfq:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """Which order, what it takes for predictable, and how often it looks.
+        """Variant of the order, what counts as predictable, and how often levels are updated.
 
         variant: `expected` ranks all jobs by the service that they are expected to need; `literal` is the paper's sum.
-        confidence_min: from this confidence on a prediction counts.
-        cadence_seconds: time between two looks at how far running jobs are; arrivals and ends are seen at once.
-        gpu_weight: service units that one GPU gives in a second.
-        replica_weight: service units that one replica (worker or parameter server) gives in a second.
-        level_seconds: `expected`: run time of a job with one GPU in one replica that the first level holds.
-        level_factor: `expected`: each level holds jobs that need up to this many times more than the one before.
-        hold_levels: `expected`: so many levels better does a job stand while it runs.
-        error: `expected`: the rest of a predictable job is at least this share of what was predicted for all of it.
-        starvation_seconds: a job that has waited so long comes first, until a run of it has lasted as long; 0 is never.
-        quantiles: `literal`: where levels end, as shares of the highest score possible, ascending.
-        thresholds: `literal`: where levels end, as scores, ascending; counts instead of the quantiles where given,
-            such as 30,180 or 15,30 for small clusters [D].
+        confidence_min: minimum confidence of a prediction that is used.
+        cadence_seconds: time between two updates of running jobs' progress; arrivals and ends count at once.
+        gpu_weight: service units of one GPU for one second.
+        replica_weight: service units of one replica (worker or parameter server) for one second.
+        level_seconds: `expected`: run time on one GPU in one replica that the first level holds.
+        level_factor: `expected`: each level holds jobs that need up to this many times more than the previous level.
+        hold_levels: `expected`: number of levels by which a running job is ranked better than when waiting.
+        error: `expected`: minimum remaining time of a predictable job, as a share of its predicted total.
+        starvation_seconds: a job that has waited this long runs first, until one run has lasted as long; 0 disables
+          this.
+        quantiles: `literal`: ends of the levels as shares of the highest possible score, ascending.
+        thresholds: `literal`: ends of the levels as scores, ascending; replaces the quantiles, such as 30,180 or 15,30
+          for small clusters [D].
         """
 
         variant: Literal["expected", "literal"] = "expected"
@@ -95,7 +96,7 @@ class BordaMlfq:
         thresholds: tuple[float, ...] = ()
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             for name in ("confidence_min", "error"):
                 if not 0 <= getattr(self, name) <= 1:
                     yield Violation(name, f"must be from 0 to 1, not {getattr(self, name):g}")
@@ -118,12 +119,12 @@ class BordaMlfq:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         first = self.options.level_seconds * (self.options.gpu_weight + self.options.replica_weight)
-        with np.errstate(over="ignore"):  # what is beyond all numbers is no end of a level
+        with np.errstate(over="ignore"):  # an overflow is infinite and therefore no end of a level
             ends = first * self.options.level_factor ** np.arange(LEVELS_MAX, dtype=np.float64)
         self._ends = ends[ends < SERVICE_MAX]
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Give jobs their level and score as of the last tick; what happened since counts only as who is here."""
+        """Return levels and scores as of the last tick; later arrivals and ends are included."""
         cadence = self.options.cadence_seconds
         tick = math.floor((now + CROSSING_SECONDS) / cadence) * cadence
         predicted = (jobs.confidence >= self.options.confidence_min) & np.isfinite(jobs.predicted_seconds)
@@ -139,7 +140,7 @@ class BordaMlfq:
         return Order(level.astype(np.int64), score, tick + max(1, ticks) * cadence - now)
 
     def _starved(self, jobs: Jobs, tick: float) -> tuple[Flags, float]:
-        """Say who has waited too long, now or before this run began, and when that is next to change."""
+        """Return which jobs have waited too long, now or before the present run, and when that next changes."""
         patience = self.options.starvation_seconds
         waited = np.where(jobs.running, jobs.running_since, tick) - jobs.waiting_since
         begun = np.where(jobs.running, jobs.running_since, jobs.waiting_since)
@@ -149,7 +150,7 @@ class BordaMlfq:
 
     def _service_per_second(self, jobs: Jobs) -> Floats:
         units = self.options.gpu_weight * jobs.gpu_milli / 1000 + self.options.replica_weight * jobs.replicas
-        return np.maximum(units, 1e-3)  # a job that costs nothing still has to come after another
+        return np.maximum(units, 1e-3)  # a job that holds nothing must still be ordered
 
     # The paper's order -------------------------------------------------------------------------------------------
 
@@ -170,26 +171,28 @@ class BordaMlfq:
         speed = self._service_per_second(jobs)
         total = np.where(predicted, jobs.predicted_seconds, 0.0)
         attained = attained_at(jobs, now, tick)
-        level = np.searchsorted(self._ends, self._rest(total, attained) * speed, side="right")
+        level = np.searchsorted(self._ends, self._remaining(total, attained) * speed, side="right")
         running = np.flatnonzero(jobs.running)
         before = attained.copy()
         before[running] = attained_at(jobs, now, -math.inf, running)
-        score = average_ranks(self._rest(total, before) * speed) + average_ranks(jobs.arrival_seconds, jobs.by_arrival)
+        score = average_ranks(self._remaining(total, before) * speed) + average_ranks(
+            jobs.arrival_seconds, jobs.by_arrival
+        )
         stands = level.copy()
         stands[running] = np.maximum(0, level[running] - self.options.hold_levels)
         begun = np.maximum(jobs.running_since[running], tick) - attained[running]
-        leaves = self._leaves(total[running], attained[running], level[running], speed[running])
+        leaves = self._level_change_at(total[running], attained[running], level[running], speed[running])
         return stands, score, soonest(begun + leaves)
 
-    def _rest(self, total: Floats, attained: Floats) -> Floats:
-        """Expect a rest: of the prediction, of its usual error, of an overrun as much again, whichever is most.
+    def _remaining(self, total: Floats, attained: Floats) -> Floats:
+        """Return the remaining time: by the prediction, its usual error, or the overrun, whichever is largest.
 
-        A job of which nothing is predicted has overrun from its first second.
+        A job without a prediction has been overrunning from its first second.
         """
         return np.maximum(np.abs(total - attained), self.options.error * total)
 
-    def _leaves(self, total: Floats, attained: Floats, level: Ints, speed: Floats) -> Floats:
-        """Say at which run time a job that runs comes to another level."""
+    def _level_change_at(self, total: Floats, attained: Floats, level: Ints, speed: Floats) -> Floats:
+        """Return the run time at which each running job changes its level."""
         up = total + np.append(self._ends, math.inf)[level] / speed  # by its overrun
         lower = np.append(0.0, self._ends)[level] / speed
         down = np.where(lower > self.options.error * total, total - lower, math.inf)
@@ -197,7 +200,7 @@ class BordaMlfq:
 
 
 def average_ranks(values: Floats, ascending: Ints | None = None) -> Floats:
-    """Rank values from 1 up; equal ones share the average of their ranks. `ascending` sorts them, where that is known.
+    """Return ranks from 1 up, ties averaged; `ascending` is the sort order, if known.
 
     >>> average_ranks(np.array([30.0, 10.0, 30.0, 20.0])).tolist()
     [3.5, 1.0, 3.5, 2.0]

@@ -1,4 +1,4 @@
-"""Gangs close together."""
+"""Keeps gangs close together."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from cotenant.core.capacity.ledger import Ledger, Offer
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.packing import able_to_hold, best_place, could_hold_all, on_fewest
-from cotenant.core.placement.unschedulable import no_place, plain_shortage
+from cotenant.core.placement.packing import able_to_hold, best_place, could_hold_all, place_on_fewest
+from cotenant.core.placement.unschedulable import no_place, quick_shortage
 
 
 class Consolidate:
-    """Keep a gang on one node where a node could hold it, on the fewest nodes where none could.
+    """Keep a gang on one node if a node could hold it, else on the fewest nodes.
 
-    A 16-GPU job used 43.7 % of its GPUs on 2 servers and 28.6 % on 8 (Philly, Jeon et al., ATC 2019 [P]): locality is
-    worth a wait, so a gang that would fit on an empty node waits for one with room, unless it asks for `anywhere`.
-    Best fit leaves the largest gaps for others [R]: the node with the fewest GPUs left, then the fewest cores, then
-    the lowest number. A larger gang takes whole nodes first and best fit for the rest; racks are not looked at.
+    A 16-GPU job used 43.7 % of its GPUs on 2 servers and 28.6 % on 8 (Philly, Jeon et al., ATC 2019 [P]). Locality is
+    worth a wait: a gang that would fit on an empty node waits for a node with room, unless its locality is `anywhere`.
+    Best fit leaves the largest gaps for other jobs [R]: the node with the fewest GPUs left, then the fewest cores, then
+    the lowest number. A larger gang takes whole nodes first and best fit for the rest; racks are ignored.
 
-    Gangs without GPUs stay away from GPUs that could still be used: they go to nodes without any, then to nodes whose
-    GPUs are taken; they do not wait to be together unless they ask for `server`.
+    Gangs without GPUs avoid GPUs that could still be used: they go to nodes without GPUs, then to nodes whose GPUs are
+    taken; they do not wait to be together unless their locality is `server`.
 
     >>> from cotenant.core.model.gang import Demand, Part
     >>> from cotenant.core.model.node import NodeShape
@@ -38,14 +38,14 @@ class Consolidate:
     api_version = 1
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
-        """Offer one node, or the fewest; refuse several to a gang that one node could hold."""
+        """Offer one node, or the fewest; refuse to spread a gang that one node could hold."""
         together = gang.locality is Locality.SERVER
-        if refusal := plain_shortage(gang, ledger, within=Locality.SERVER if together else Locality.ANYWHERE):
+        if refusal := quick_shortage(gang, ledger, within=Locality.SERVER if together else Locality.ANYWHERE):
             return refusal
         if gang.gpu_milli or together:
             if (offer := best_place(gang, ledger, able_to_hold(gang, ledger))) is not None:
                 return offer
             if together or (gang.locality is not Locality.ANYWHERE and could_hold_all(gang, ledger)):
                 return no_place(gang, ledger, within=Locality.SERVER)
-        spread = on_fewest(gang, ledger)
+        spread = place_on_fewest(gang, ledger)
         return no_place(gang, ledger) if spread is None else spread

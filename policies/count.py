@@ -1,4 +1,4 @@
-"""Counting alone."""
+"""Placement by counting alone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from cotenant.core.capacity.ledger import Ledger, Offer
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.packing import in_node_order, on_any
+from cotenant.core.placement.packing import in_node_order, place_parts_anywhere
 from cotenant.core.placement.unschedulable import no_place
 
 
 class Count:
-    """Put replicas anywhere: a gang of single GPUs starts as soon as the cluster has so many free.
+    """Place replicas anywhere: a gang of single GPUs starts as soon as the cluster has enough free GPUs.
 
-    No paper: a baseline, and the bound that no policy with an eye for locality can beat. Nodes are filled in their
-    order, a gang's wish for locality is passed over.
+    No paper: a baseline, and the bound that no locality-aware policy can beat. Nodes are filled in order; a gang's
+    requested locality is ignored.
 
     >>> from cotenant.core.model.gang import Demand, Part
     >>> from cotenant.core.model.node import NodeShape
@@ -29,6 +29,6 @@ class Count:
     api_version = 1
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
-        """Offer the first free places, whatever the nodes."""
-        offer = on_any(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
+        """Offer the first free places in node order."""
+        offer = place_parts_anywhere(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
         return no_place(gang, ledger) if offer is None else offer

@@ -13,19 +13,20 @@ from cotenant.core.scheduling.attained_service import demands_of, dominant_share
 from cotenant.core.scheduling.ordering import SMALL_MAX
 
 WEIGHT_MIN = 1e-9
-ROUNDING = 1e-9  # a share this near to the fair one is fair
+ROUNDING = 1e-9  # a share this close to the fair share counts as fair
 
 
 class Drf:
-    """Give the next room to the tenant that has least, each measured by the resource of which it has the largest share.
+    """Serve the tenant with the smallest dominant share, the largest of its shares of any resource.
 
     Dominant resource fairness (Ghodsi et al., NSDI 2011, algorithm 1 [P]), over GPUs, cores and memory, with weights: a
     tenant's dominant share is the largest of its shares of the capacity, divided by its weight. Progressive filling
-    gives again and again to the tenant with the smallest. Here it is an order: a job's score is the share that its
-    tenant has before that job is given, walking the tenant's jobs, running ones first and then first in, first out; to
-    merge the tenants by score is to fill progressively. Priority comes before fairness, as everywhere.
+    repeatedly serves the tenant with the smallest dominant share. Here it is an order: a job's score is the share that
+    its tenant has before the job starts, walking the tenant's jobs, running jobs first and then first in, first out;
+    merging the tenants by score is progressive filling. Priority comes before fairness, as everywhere.
 
-    Running jobs stay unless it is `preemptive`; then the last jobs of tenants with much make room for those with less.
+    Running jobs stay unless the policy is `preemptive`; then the last jobs of tenants with large shares make room for
+    those with less.
 
     >>> from cotenant.core.model.job_table import Capacity, JobRow, JobTable
     >>> table = JobTable()
@@ -42,10 +43,10 @@ class Drf:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What a job does that finds no room, and whether others make room for it.
+        """What a job that finds no room does, and whether running jobs make room for it.
 
-        mode: `backfill` lets later jobs pass; `strict` holds back all of them, as the paper has it.
-        preemptive: running jobs of tenants that have much make room for waiting ones of tenants that have less.
+        mode: `backfill` lets later jobs pass; `strict` holds all of them back, as in the paper.
+        preemptive: running jobs of tenants with large shares make room for waiting jobs of tenants with smaller shares.
         """
 
         mode: Literal["strict", "backfill"] = "backfill"
@@ -57,21 +58,23 @@ class Drf:
         self.preemptive = self.options.preemptive
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Score jobs by what their tenant has before them, and mark those of tenants that have their fair share."""
+        """Score jobs by their tenant's share before them, and mark jobs of tenants that have their fair share."""
         walk = _walk(jobs)
         tenant = jobs.tenant[walk]
         begins = np.flatnonzero(np.append(True, tenant[1:] != tenant[:-1])[: len(walk)])
         demands, capacity = demands_of(jobs)
         asked = demands[:, walk]
         before = np.cumsum(asked, axis=1) - asked
-        before -= np.repeat(before[:, begins], np.diff(np.append(begins, len(walk))), axis=1)  # what tenants ahead have
+        before -= np.repeat(
+            before[:, begins], np.diff(np.append(begins, len(walk))), axis=1
+        )  # minus the tenants before
         score = np.empty(len(jobs))
         score[walk] = dominant_share(before, capacity) / np.maximum(jobs.tenant_weight[walk], WEIGHT_MIN)
         return Order(np.zeros(len(jobs), dtype=np.int64), score, over_share=_over_share(demands, capacity, jobs))
 
 
 def _walk(jobs: Jobs) -> Ints:
-    """Sort rows by tenant, running ones first, then by priority, arrival and sequence."""
+    """Return rows sorted by tenant, running jobs first, then by priority, arrival and sequence."""
     rows = jobs.by_arrival
     if rows is None:
         rows = np.lexsort((jobs.sequence, jobs.arrival_seconds))
@@ -83,7 +86,7 @@ def _walk(jobs: Jobs) -> Ints:
 
 
 def _over_share(demands: np.ndarray, capacity: Floats, jobs: Jobs) -> Flags:
-    """Mark the jobs of tenants whose running jobs have at least weight / sum of the weights of all tenants here."""
+    """Mark the jobs of tenants whose running jobs hold at least weight / sum of the weights of all tenants."""
     weight = np.zeros(int(jobs.tenant.max(initial=-1)) + 1)
     weight[jobs.tenant] = np.maximum(jobs.tenant_weight, WEIGHT_MIN)
     held = np.array([np.bincount(jobs.tenant, amounts * jobs.running, len(weight)) for amounts in demands])

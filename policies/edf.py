@@ -12,12 +12,12 @@ from cotenant.core.policy.protocols import Order
 
 
 class Edf:
-    """Start the jobs whose deadline comes first; those without one after them, first in, first out.
+    """Start the jobs with the earliest deadline; jobs without a deadline follow, first in, first out.
 
-    A baseline: the order of Liu and Layland (JACM 1973), without its preemption: what runs stays. Nothing is asked of
-    a job but its deadline, so that a long job with little time to spare stands behind a short one that is due sooner;
-    `swaf` heeds the difference. A deadline that has passed is still the earliest, so that under overload lost causes
-    hold up those that could be saved, for which the order is known.
+    A baseline: the order of Liu and Layland (JACM 1973) without its preemption: running jobs stay. Only the deadline
+    counts, so a long job with little slack is behind a short job that is due sooner; `swaf` accounts for that. A missed
+    deadline is still the earliest, so under overload jobs that are already late delay jobs that could still be on time;
+    this is a known weakness of the order.
 
     >>> import numpy as np
     >>> from cotenant.core.model.job_table import JobRow, JobTable
@@ -36,7 +36,7 @@ class Edf:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What a job does that finds no room.
+        """What a job that finds no room does.
 
         mode: `strict` holds back all jobs behind it; `backfill` lets them pass.
         """

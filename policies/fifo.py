@@ -12,11 +12,11 @@ from cotenant.core.policy.protocols import Order
 
 
 class Fifo:
-    """Run jobs in the order in which they came: the baseline that everyone understands.
+    """Run jobs in the order of their arrival: the baseline that everyone understands.
 
-    No paper: a baseline. `strict` is the default because it is what the name promises and what published comparisons
-    measure; a cluster of mixed job sizes is better served by `backfill`, where a gang that finds no room holds
-    nobody back. Neither kind ever stops a running job.
+    No paper: a baseline. `strict` is the default because that is what the name promises and what published comparisons
+    measure; a cluster of mixed job sizes is better served by `backfill`, where a gang that finds no room holds back no
+    other job. Neither mode ever stops a running job.
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -33,7 +33,7 @@ class Fifo:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What a job does that finds no room.
+        """What a job that finds no room does.
 
         mode: `strict` holds back all jobs behind it; `backfill` lets them pass.
         """

@@ -10,27 +10,29 @@ import numpy as np
 
 from cotenant.core.model.job_table import Floats, Ints, Jobs
 from cotenant.core.model.validation import Violation
-from cotenant.core.policy.protocols import Ended, Order
+from cotenant.core.policy.protocols import EndedJob, Order
 from cotenant.core.scheduling.attained_service import CROSSING_SECONDS, gpus_charged, soonest
 
 EDGES = 40  # doublings of the quantum: no job gets that far
-TAKEN_MIN = 1e-6  # GPU-seconds: jobs that took nothing are worth much, but not without end
+TAKEN_MIN = 1e-6  # GPU-seconds: bounds the index of jobs that took nothing
 
 
 class Gittins:
-    """Run the jobs that, by what history says of jobs that got as far, pay most for the GPU time they still take.
+    """Run the jobs with the best chance of ending per GPU time, judged by earlier jobs that got as far.
 
-    Discretised two-dimensional Gittins index as in Tiresias (Gu et al., NSDI 2019, section 3.3 [P]). Service is time ×
-    GPUs; S is the whole service of a job, by the jobs that have ended so far. A job that has had a is worth
-    G(a) = max over Δ of P(S - a ≤ Δ | S > a) / E[min(S - a, Δ) | S > a]:
-    how likely it ends within Δ more, over what that is expected to take. It needs no prediction of any one job.
+    Discretized two-dimensional Gittins index as in Tiresias (Gu et al., NSDI 2019, section 3.3 [P]). Service is time ×
+    GPUs; S is the total service of a job, distributed as in the jobs that have ended so far. The index of a job with
+    attained service a is
+        G(a) = max over Δ of P(S - a ≤ Δ | S > a) / E[min(S - a, Δ) | S > a]:
+    the probability that it ends within Δ more, over the service that this is expected to take. No prediction of any
+    single job is needed.
 
-    The service that a job has had counts in steps, from nothing to one quantum and then doubling [R]: each step has its
-    index and so its level, and a job's place changes only from step to step. With Δ ending at a step too, all that must
-    be kept of history is how many jobs ended in each step and their service in sum: its size is fixed, and the index is
-    exact. Inside a level running jobs come before waiting ones, then first in, first out. Steps of one index, such as
-    those of which history knows nothing, come in the order of service; before `history_min` jobs have ended that is
-    all, and the order is least attained service.
+    Attained service counts in steps, from nothing to one quantum and then doubling [R]: each step has its index and so
+    its level, and a job's place changes only between steps. Because Δ also ends at a step, the whole history reduces to
+    the number of jobs that ended in each step and the sum of their service: its size is fixed, and the index is exact.
+    Within a level running jobs come before waiting jobs, then first in, first out. Steps with equal indices, such as
+    steps without any history, are ordered by service; until `history_min` jobs have ended, that is the whole order:
+    least attained service.
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -41,7 +43,7 @@ class Gittins:
     >>> policy.order(table.jobs(now=0), now=0).level.tolist()
     [0, 1]
     >>> for seconds in (1100.0, 9000.0, 1200.0):  # few end early, but of those that got to 1,000 s most end soon
-    ...     policy.learn(Ended(1000, 0, 1, attained_seconds=seconds, attained_gpu_seconds=seconds))
+    ...     policy.learn(EndedJob(1000, 0, 1, attained_seconds=seconds, attained_gpu_seconds=seconds))
     >>> policy.order(table.jobs(now=0), now=0).level.tolist()
     [2, 0]
     """
@@ -54,11 +56,11 @@ class Gittins:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """How finely service is told apart, and when history is believed.
+        """Granularity of service, and when history counts.
 
         quantum_gpu_seconds: GPU-seconds of service in the first step; each further step ends at twice as much.
         history_min: jobs that must have ended before the index counts; until then, least attained service.
-        cores_per_gpu: so many cores of a job without GPUs count as one GPU.
+        cores_per_gpu: number of cores of a job without GPUs that count as one GPU.
         """
 
         quantum_gpu_seconds: float = 600.0
@@ -66,7 +68,7 @@ class Gittins:
         cores_per_gpu: float = 3.0
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             if not 1 <= self.quantum_gpu_seconds <= 1e9:
                 yield Violation("quantum_gpu_seconds", f"must be from 1 to 1e9, not {self.quantum_gpu_seconds:g}")
             if self.history_min < 1:
@@ -79,19 +81,19 @@ class Gittins:
         self._edges: Floats = self.options.quantum_gpu_seconds * np.exp2(np.arange(EDGES))
         self._counts: Ints = np.zeros(EDGES + 1, dtype=np.int64)
         self._sums: Floats = np.zeros(EDGES + 1)
-        self._levels: Ints | None = np.arange(EDGES + 1)  # of each step; None: history grew
+        self._levels: Ints | None = np.arange(EDGES + 1)  # of each step; None: history has grown
 
-    def learn(self, ended: Ended) -> None:
+    def learn(self, ended: EndedJob) -> None:
         """Count a job in the step in which it ended."""
         by_cores = ended.attained_seconds * ended.cores / self.options.cores_per_gpu
         service = ended.attained_gpu_seconds if ended.gpu_milli else by_cores
-        step = np.searchsorted(self._edges, service, side="left")  # one that ends at an edge ends within the step
+        step = np.searchsorted(self._edges, service, side="left")  # a job that ends at an edge ends within the step
         self._counts[step] += 1
         self._sums[step] += service
         self._levels = None
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Give jobs the level of the step up to which they have been served; arrival decides inside a level."""
+        """Return jobs at the level of their step of service; arrival decides within a level."""
         gpus = gpus_charged(jobs, self.options.cores_per_gpu)
         service = jobs.attained_seconds * gpus
         step = np.searchsorted(self._edges, service + gpus * CROSSING_SECONDS, side="right")
@@ -102,7 +104,7 @@ class Gittins:
         return Order(self._levels[step], jobs.arrival_seconds.copy(), soonest(until[jobs.running]))
 
     def _ranked_steps(self) -> Ints:
-        """Number the steps, that with the highest index first."""
+        """Return the rank of each step, by decreasing index."""
         index = np.zeros(EDGES + 1)
         if int(self._counts.sum()) >= self.options.history_min:
             index = np.array([self._index(step) for step in range(EDGES + 1)])
@@ -111,13 +113,13 @@ class Gittins:
         return levels
 
     def _index(self, step: int) -> float:
-        """Gittins' index of a job that has come to the beginning of a step, Δ ending with this step or a later one."""
+        """Return Gittins' index at the beginning of a step, with Δ ending at this step or a later step."""
         begin = self._edges[step - 1] if step else 0.0
         ended = np.cumsum(self._counts[step:])
         if not ended[-1]:
             return 0.0
-        taken = np.cumsum(self._sums[step:]) - ended * begin  # by those who end within Δ
-        ends = np.append(self._edges, self._edges[-1])[step:]  # the last step has no end, and no others
-        taken += (ended[-1] - ended) * (ends - begin)  # by the others
+        taken = np.cumsum(self._sums[step:]) - ended * begin  # by the jobs that end within Δ
+        ends = np.append(self._edges, self._edges[-1])[step:]  # the last step has no end, and no later jobs
+        taken += (ended[-1] - ended) * (ends - begin)  # by the other jobs
         worth = float((ended / np.maximum(taken, TAKEN_MIN)).max())
-        return float(f"{worth:.9g}")  # so that the order never hangs on the last bit of a sum
+        return float(f"{worth:.9g}")  # so that the order never depends on the last bit of a sum

@@ -1,4 +1,4 @@
-"""What happened before."""
+"""Predictions from similar jobs that ran before."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cotenant.core.model.estimate import TRAINING, Candidate, CandidateEstimate,
 from cotenant.core.model.refusal import plural
 from cotenant.core.model.validation import Violation
 from cotenant.core.prediction import record_validation as kept
-from cotenant.core.prediction.job_class_memory import Key, Remembered, kind_of
+from cotenant.core.prediction.job_class_memory import JobClassMemory, Key, job_class_of
 
-UNJUDGED = CandidateEstimate()
+NO_ESTIMATE = CandidateEstimate()
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What figures say: their 10th, 50th and 90th percentiles, and how far they can be trusted, from 0 to 1."""
+    """Percentiles of some figures (10th, 50th, 90th), and their confidence from 0 to 1."""
 
     low: float
     middle: float
@@ -33,53 +33,53 @@ class Summary:
 
 @dataclass(slots=True)
 class Samples:
-    """The latest figures of one thing. Their summary is kept, for it is asked for far more often than they change."""
+    """The latest figures of one kind. The summary is cached: it is requested far more often than it changes."""
 
     figures: list[float] = field(default_factory=list)
     _summary: Summary | None = None
 
     def add(self, figure: float, figures_max: int) -> None:
-        """Add a figure; the oldest make room."""
+        """Add a figure, dropping the oldest if there are too many."""
         self.figures.append(figure)
         del self.figures[:-figures_max]
         self._summary = None
 
     @property
     def summary(self) -> Summary:
-        """What the figures say; there must be some."""
+        """The summary of the figures; there must be at least one."""
         if self._summary is None:
-            self._summary = summarise(self.figures)
+            self._summary = summarize(self.figures)
         return self._summary
 
 
-Held = tuple[int, int]  # cores per replica, and nodes
-Rates = dict[Held, Samples]
+AllocationKey = tuple[int, int]  # cores per replica, and nodes
+Rates = dict[AllocationKey, Samples]
 NO_RATES: Rates = {}
-Asked = tuple[str, str, int | None, int, float, float | None, tuple[Candidate, ...]]
+QueryKey = tuple[str, str, int | None, int, float, float | None, tuple[Candidate, ...]]
 
 
 @dataclass(slots=True)
 class Profile:
-    """What was seen of one kind of job: run times of its successes, rates by cores; the latest of each."""
+    """What was observed of one job class: run times of successes, and rates by cores; the latest of each."""
 
     run_seconds: Samples = field(default_factory=Samples)
     rates: dict[str, Rates] = field(default_factory=dict)  # by GPU type
-    answer: tuple[Asked, Estimate] | None = None  # the last one; jobs of a kind are mostly asked about alike
+    answer: tuple[QueryKey, Estimate] | None = None  # the last answer; queries about a job class are mostly equal
 
 
 class History:
-    """Expect of a job what its like did before: the median run time, and the median rate by cores.
+    """Predict a job by similar earlier jobs: their median run time, and their median rate by cores.
 
-    Most deep-learning jobs are resubmissions, and those are mostly predictable: 71 % and 95.7 % in the data of AITurbo
-    (Zhao et al., HPDC 2021 [C]). Jobs are alike that share their user, their model (else their name), their GPUs and
-    their replicas. The rest of a running job is the median of those runs that lasted longer than it has; a job that
-    outlives them all is unpredictable again. A job counts as predictable from a confidence of 0.5 on [D]; confidence
-    grows with the number of runs and falls with the spread of their middle half [R]. Where rates and a total of steps
-    are known, the steps that are left decide. A user's own expectation serves where nothing else is known, with low
-    confidence.
+    Most deep-learning jobs are resubmissions, and most of those are predictable: 71 % and 95.7 % in the data of AITurbo
+    (Zhao et al., HPDC 2021 [C]). Jobs are similar if they share user, model (else name), GPUs and replicas. The
+    remaining time of a running job is the median over the runs that lasted longer than it has run so far; a job that
+    outlives them all becomes unpredictable again. A job counts as predictable from a confidence of 0.5 [D]; confidence
+    grows with the number of runs and falls with their interquartile range [R]. If rates and a total number of steps are
+    known, the remaining steps decide. The user's own expectation is used, with low confidence, where nothing else is
+    known.
 
-    θ, the cores beyond which nothing is gained (Xiao et al., SoCC 2018), is the smallest count within 2 % of the best
-    rate, told once three counts were seen [R].
+    θ, the number of cores beyond which the rate does not grow (Xiao et al., SoCC 2018), is the smallest count within 2
+    % of the best rate, reported once three counts were observed [R].
 
     >>> history = History()
     >>> for seconds in (90, 100, 110):
@@ -94,14 +94,14 @@ class History:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """How much is remembered, and how sure is sure.
+        """How much is remembered, and how much confidence is needed.
 
-        kinds_max: kinds of jobs remembered; the one unused for longest is forgotten first.
-        samples_max: latest run times, and latest rates for each count of cores, remembered of each kind.
-        confidence_min: from this confidence on a job is predictable.
-        hint_confidence: the confidence in what a user expects.
-        tolerance: a rate this share below the best counts as the best, for θ.
-        core_counts_min: so many counts of cores must have been seen for θ to be told.
+        kinds_max: job classes remembered; the least recently used class is dropped first.
+        samples_max: latest run times, and latest rates for each core count, remembered of each job class.
+        confidence_min: minimum confidence from which a job is predictable.
+        hint_confidence: confidence of the user's own expectation.
+        tolerance: rates within this share of the best count as the best, for θ.
+        core_counts_min: number of core counts that must have been observed before θ is reported.
         """
 
         kinds_max: int = 10_000
@@ -112,7 +112,7 @@ class History:
         core_counts_min: int = 3
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             for name, least in (("kinds_max", 1), ("samples_max", 1), ("core_counts_min", 1)):
                 if getattr(self, name) < least:
                     yield Violation(name, f"must be {least} or more, not {getattr(self, name)}")
@@ -122,15 +122,15 @@ class History:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._profiles: Remembered[Profile] = Remembered(
+        self._profiles: JobClassMemory[Profile] = JobClassMemory(
             self.options.kinds_max, Profile, _write, lambda content: _read(content, self.options.samples_max)
         )
 
     def observe(self, observation: Observation) -> None:
-        """Take in a training window's rate, or the run time of a job that succeeded; 0 of either tells nothing.
+        """Record a training window's rate, or the run time of a successful job; a value of 0 is ignored.
 
         Raises:
-            ValueError: a figure that cannot be; nothing of the observation is kept.
+            ValueError: an invalid figure; nothing of the observation is kept.
         """
         rate, run_seconds = observation.rate_per_second or 0.0, observation.run_seconds or 0.0
         for what, figure in (("rate", rate), ("run time", run_seconds)):
@@ -138,10 +138,10 @@ class History:
                 raise ValueError(f"a {what} must be positive and finite, not {figure:g}")
         learnt_run = run_seconds if observation.succeeded else 0.0
         if observation.phase != TRAINING:
-            rate = 0.0  # validation, say, has another rate, and would blur that of training
+            rate = 0.0  # another phase, such as validation, has another rate
         if not (rate or learnt_run):
             return
-        profile = self._profiles.change(kind_of(observation))
+        profile = self._profiles.change(job_class_of(observation))
         if rate:
             by_cores = _one_of(profile.rates, observation.allocation.gpu_type, {}, self.options.samples_max)
             held = observation.allocation.cores, observation.allocation.nodes
@@ -151,15 +151,15 @@ class History:
             profile.run_seconds.add(learnt_run, self.options.samples_max)
 
     def forget_rates(self, like: Observation) -> None:
-        """Let the rates of a kind go on one GPU type; run times stay."""
-        if like.phase == TRAINING and self._profiles.get(kind_of(like)):
-            profile = self._profiles.change(kind_of(like))
+        """Drop a job class's rates on one GPU type; run times stay."""
+        if like.phase == TRAINING and self._profiles.get(job_class_of(like)):
+            profile = self._profiles.change(job_class_of(like))
             profile.rates.pop(like.allocation.gpu_type, None)
             profile.answer = None
 
     def estimate(self, query: Query) -> Estimate:
-        """Tell what jobs like this one did: how sure, and from what."""
-        profile = self._profiles.get(kind_of(query))
+        """Return what similar jobs did, with the confidence and the source."""
+        profile = self._profiles.get(job_class_of(query))
         if profile is None:
             return self._estimate(Profile(), query)
         steps = max(0, query.steps_total - query.step)
@@ -170,14 +170,14 @@ class History:
 
     def _estimate(self, profile: Profile, query: Query) -> Estimate:
         if query.phase != TRAINING:
-            profile = Profile(profile.run_seconds)  # only training's rates are known
+            profile = Profile(profile.run_seconds)  # only training rates are known
         rates = profile.rates.get(_gpu_type(query.gpu_type, profile), NO_RATES)
         steps = max(0, query.steps_total - query.step)
         rest = self._by_steps(rates, steps, query.cores) or self._by_runs(profile.run_seconds, query.run_seconds)
         if rest is None or rest.confidence < self.options.confidence_min:
             rest = _by_hint(query, self.options.hint_confidence) or _unpredictable(profile, query.run_seconds)
         if not profile.rates:
-            return replace(rest, candidates=(UNJUDGED,) * len(query.candidates)) if query.candidates else rest
+            return replace(rest, candidates=(NO_ESTIMATE,) * len(query.candidates)) if query.candidates else rest
         by_type = {query.gpu_type: rates}
         for candidate in query.candidates:
             if candidate.gpu_type not in by_type:
@@ -186,12 +186,12 @@ class History:
         return replace(rest, cores_useful=self._cores_useful(rates), candidates=judged)
 
     def knows_rate(self, query: Query) -> bool:
-        """Say whether rates of jobs like this one were seen."""
-        profile = self._profiles.get(kind_of(query))
+        """Return whether rates of similar jobs were observed."""
+        profile = self._profiles.get(job_class_of(query))
         return profile is not None and bool(profile.rates)
 
     def _by_steps(self, rates: Rates, steps: int, cores: int | None) -> Estimate | None:
-        """Divide the steps that are left by the rate on these cores; on any cores, the best."""
+        """Return the remaining steps divided by the rate on these cores; without cores, by the best rate."""
         if not steps or not rates:
             return None
         samples = _fastest(rates) if cores is None else _on(cores, rates)
@@ -202,17 +202,17 @@ class History:
         return Estimate(True, rate.confidence, steps / rate.middle, steps / rate.high, steps / rate.low, source=source)
 
     def _by_runs(self, run_seconds: Samples, so_far: float) -> Estimate | None:
-        """Take the median of the runs that lasted longer than this one has."""
+        """Return the median of the runs that lasted longer than this job has run so far."""
         longer = [seconds for seconds in run_seconds.figures if seconds > so_far]
         if not longer:
             return None
-        whole = run_seconds.summary if len(longer) == len(run_seconds.figures) else summarise(longer)
+        whole = run_seconds.summary if len(longer) == len(run_seconds.figures) else summarize(longer)
         low, middle, high = (quantile - so_far for quantile in (whole.low, whole.middle, whole.high))
-        source = f"the median of {plural(len(longer), 'run')} like it" + (" that lasted longer" if so_far else "")
+        source = f"the median of {plural(len(longer), 'similar run')}" + (" that lasted longer" if so_far else "")
         return Estimate(True, whole.confidence, middle, low, high, source=source)
 
     def _cores_useful(self, rates: Rates) -> int | None:
-        """Find θ on that many nodes on which the most core counts were seen."""
+        """Return θ for the node count with the most observed core counts."""
         if len(rates) < self.options.core_counts_min:
             return None
         seen = Counter([nodes for _, nodes in rates])
@@ -224,23 +224,23 @@ class History:
         return min(cores for cores, rate in medians.items() if rate >= enough)
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records changed since the last dump; an empty record was dropped."""
         return self._profiles.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
+        """Restore dumped records; returns the names of the records that could not be read."""
         return self._profiles.restore(records)
 
 
 def _one_of(known: dict[K, V], key: K, new: V, count_max: int) -> V:
-    """Find what is kept under a key or begin it; the oldest makes room."""
+    """Return the entry of a key, adding it if needed; the oldest entry is dropped if there are too many."""
     if key not in known and len(known) >= count_max:
         del known[next(iter(known))]
     return known.setdefault(key, new)
 
 
 def _gpu_type(wanted: str, profile: Profile) -> str:
-    """Take the wanted type; where none is wanted, the one that was seen most."""
+    """Return the wanted GPU type; without one, the type that was observed most."""
     if wanted or not profile.rates:
         return wanted
     if len(profile.rates) == 1:
@@ -253,7 +253,7 @@ def _gpu_type(wanted: str, profile: Profile) -> str:
 def _judge(candidate: Candidate, rates: Rates, steps: int) -> CandidateEstimate:
     samples = rates.get((candidate.cores, candidate.nodes))
     if samples is None:
-        return UNJUDGED
+        return NO_ESTIMATE
     rate = samples.summary
     return CandidateEstimate(rate.middle, steps / rate.middle if steps else None, rate.confidence)
 
@@ -263,15 +263,15 @@ def _fastest(rates: Rates) -> Samples | None:
 
 
 def _on(cores: int, rates: Rates) -> Samples | None:
-    """Give the rates on so many cores; where they were seen on several numbers of nodes, on that with the most."""
+    """Return the rates on a core count; if observed on several node counts, those on the most observed count."""
     found = [(-len(samples.figures), nodes) for (seen, nodes), samples in rates.items() if seen == cores]
     return rates[cores, min(found)[1]] if found else None
 
 
-def summarise(figures: Sequence[float]) -> Summary:
-    """Find percentiles; trust more figures more, and those less whose middle half differs.
+def summarize(figures: Sequence[float]) -> Summary:
+    """Return percentiles; more figures and a smaller interquartile range give more confidence.
 
-    >>> summarise([60.0]).confidence, summarise([60.0] * 8).confidence
+    >>> summarize([60.0]).confidence, summarize([60.0] * 8).confidence
     (0.3333333333333333, 0.8)
     """
     ordered = sorted(figures)
@@ -280,7 +280,7 @@ def summarise(figures: Sequence[float]) -> Summary:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Interpolate between neighbours, as numpy does, at a tenth of its price for so few figures.
+    """Interpolate linearly, as numpy does, at a tenth of its cost for so few figures.
 
     >>> _quantile([10.0, 20.0, 30.0], 0.25)
     15.0
@@ -295,16 +295,16 @@ def _by_hint(query: Query, confidence: float) -> Estimate | None:
     if query.expected_seconds is None or not 0 < query.expected_seconds - query.run_seconds < math.inf:
         return None
     rest = query.expected_seconds - query.run_seconds
-    return Estimate(True, confidence, rest, source=f"its user expects {query.expected_seconds:g} s in all")
+    return Estimate(True, confidence, rest, source=f"its user expects {query.expected_seconds:g} s in total")
 
 
 def _unpredictable(profile: Profile, so_far: float) -> Estimate:
     runs = profile.run_seconds.figures
     if not runs:
-        return Estimate(source="no job like this one has succeeded yet")
+        return Estimate(source="no similar job has succeeded yet")
     if max(runs) <= so_far:
-        return Estimate(source=f"it has outlived {plural(len(runs), 'run')} like it")
-    return Estimate(source=f"{plural(len(runs), 'run')} like it are too few or differ too much")
+        return Estimate(source=f"it has outlived {plural(len(runs), 'similar run')}")
+    return Estimate(source=f"{plural(len(runs), 'similar run')}: too few or too different")
 
 
 def _write(key: Key, profile: Profile) -> bytes:
@@ -317,18 +317,18 @@ def _write(key: Key, profile: Profile) -> bytes:
 
 
 def _read(content: bytes, samples_max: int) -> tuple[Key, Profile]:
-    """Read a profile back.
+    """Decode a profile.
 
     Raises:
-        ValueError: it is none, or some figure in it cannot be.
+        ValueError: the content is not a valid profile.
     """
     record = json.loads(content)
     profile = Profile(_figures(record["runs"], samples_max, kept.SECONDS_MAX))
     for kind, cores, *told in record["rates"]:
-        nodes, samples = told if len(told) == 2 else (1, *told)  # nodes were not told apart in version 0.1
+        nodes, samples = told if len(told) == 2 else (1, *told)  # version 0.1 did not distinguish nodes
         rates = _figures(samples, samples_max, kept.RATE_MAX_PER_SECOND)
         if not rates.figures:
-            raise ValueError(f"it has no rate on {cores} cores")
+            raise ValueError(f"the record has no rate on {cores} cores")
         profile.rates.setdefault(kept.text(kind), {})[kept.cores(cores), kept.nodes(nodes)] = rates
     return kept.kind(record["key"]), profile
 

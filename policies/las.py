@@ -16,15 +16,15 @@ from cotenant.core.scheduling.attained_service import CROSSING_SECONDS, gpus_cha
 
 
 class Las:
-    """Run the jobs that have had the least so far: short jobs finish soon, and nobody needs to be predicted.
+    """Run the jobs with the least attained service: short jobs finish soon, and no prediction is needed.
 
-    Discretised two-dimensional LAS as in Tiresias (Gu et al., NSDI 2019), the reference of AITurbo [D]. Service is
-    executed time × GPUs. Each threshold that a job's service reaches takes it one level down; inside a level running
-    jobs come before waiting ones, then first in, first out. Few levels mean few preemptions.
+    Discretized two-dimensional LAS as in Tiresias (Gu et al., NSDI 2019), the reference of AITurbo [D]. Service is
+    executed time × GPUs. Each threshold that a job's service reaches takes it one level down; within a level running
+    jobs come before waiting jobs, then first in, first out. Few levels mean few preemptions.
 
-    A waiting job returns to the top once it has waited `promote_knob` × its executed time, or `starvation_seconds`,
-    and is then judged by the service of its new run alone. Unlike Tiresias' own code we count a wait from the last stop
-    and not from the last promotion, for a table of jobs knows no more than that [R].
+    A waiting job returns to the top once it has waited `promote_knob` × its executed time, or `starvation_seconds`, and
+    is then ranked by the service of its new run alone. Unlike Tiresias' own code we count a wait from the last stop and
+    not from the last promotion, because the job table does not record promotions [R].
 
     A job without GPUs is charged its cores, `cores_per_gpu` of them like one GPU [R].
 
@@ -47,12 +47,12 @@ class Las:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """Where the levels end, and who may return to the top.
+        """Where levels end, and which jobs return to the top.
 
         thresholds: GPU-seconds of service at which a job falls to the next level, ascending.
-        promote_knob: a job returns to the top when it has waited this many times its executed time; 0 is never.
-        starvation_seconds: a job that ran and was stopped returns to the top when it has waited so long; 0 is never.
-        cores_per_gpu: so many cores of a job without GPUs count as one GPU.
+        promote_knob: a job returns to the top when it has waited this many times its executed time; 0 disables this.
+        starvation_seconds: a stopped job returns to the top when it has waited this long; 0 disables this.
+        cores_per_gpu: number of cores of a job without GPUs that count as one GPU.
         """
 
         thresholds: tuple[float, ...] = (3250.0, 7200.0)
@@ -61,7 +61,7 @@ class Las:
         cores_per_gpu: float = 3.0
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             finite = all(math.isfinite(threshold) and threshold > 0 for threshold in self.thresholds)
             if not finite or list(self.thresholds) != sorted(set(self.thresholds)):
                 yield Violation("thresholds", f"must be positive and ascending, not {written(self.thresholds)}")
@@ -77,7 +77,7 @@ class Las:
         self._thresholds = np.array(self.options.thresholds, dtype=np.float64)
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Give jobs the level of their service; arrival decides inside a level."""
+        """Return the level of each job's service; arrival decides within a level."""
         speed = gpus_charged(jobs, self.options.cores_per_gpu)
         seconds, promoted, due = jobs.attained_seconds, None, None
         if self.options.promote_knob or self.options.starvation_seconds:
@@ -93,7 +93,7 @@ class Las:
         return Order(level, jobs.arrival_seconds.copy(), valid_seconds)
 
     def _promote(self, jobs: Jobs, now: float) -> tuple[Floats, Flags, Floats]:
-        """Say which run time counts, who waited long enough before this moment or this run, and when others will."""
+        """Return the run times that count, which jobs are promoted, and when other jobs will be."""
         this_run = np.where(jobs.running, now - jobs.running_since, 0.0)
         before = np.maximum(0.0, jobs.attained_seconds - this_run)
         waited = np.where(jobs.running, jobs.running_since, now) - jobs.waiting_since

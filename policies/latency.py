@@ -1,4 +1,4 @@
-"""How long requests to a service wait for their answers, and how many replicas keep its promise."""
+"""Latency of services from their batch times, and the replicas needed to meet a latency objective."""
 
 from __future__ import annotations
 
@@ -8,39 +8,47 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query, rate_of
+from cotenant.core.model.estimate import (
+    Candidate,
+    CandidateEstimate,
+    Estimate,
+    Latency,
+    Observation,
+    Query,
+    validated_rate,
+)
 from cotenant.core.model.job import Qos
 from cotenant.core.model.refusal import plural
 from cotenant.core.model.validation import Violation
 from cotenant.core.prediction import record_validation as kept
 from cotenant.core.prediction.batch_fit import BatchFit, fit
 from cotenant.core.prediction.batch_queueing import answer, replicas_needed
-from cotenant.core.prediction.job_class_memory import Key, Remembered
+from cotenant.core.prediction.job_class_memory import JobClassMemory, Key
 
 PERCENTS = (95.0, 99.0)
 SIZE_MAX = 1_000_000
 
-Held = tuple[int, int, str]  # of one replica: GPUs in thousandths, cores, GPU type
+AllocationKey = tuple[int, int, str]  # of one replica: GPUs in thousandths, cores, GPU type
 Point = tuple[int, float]  # batch size, seconds
 
 
 @dataclass(slots=True)
 class Service:
-    """What was seen of a service: the latest batches under each allocation, and the lines through them."""
+    """Observations of a service: the latest batches under each allocation, and the lines fitted to them."""
 
-    batches: OrderedDict[Held, list[Point]] = field(default_factory=OrderedDict)
-    lines: dict[Held, BatchFit | None] = field(default_factory=dict)  # made when they are asked for
+    batches: OrderedDict[AllocationKey, list[Point]] = field(default_factory=OrderedDict)
+    lines: dict[AllocationKey, BatchFit | None] = field(default_factory=dict)  # fitted on demand
 
 
 class LatencyModel:
-    """Tell mean and percentiles of a service's latency from the times of its batches, and the replicas that it needs.
+    """Predict the mean and percentiles of a service's latency from its batch times, and the replicas needed.
 
-    A batch of b requests takes αb + τ₀, of which α and τ₀ are fitted to what was seen; requests come at random and wait
-    for the batch before (GENIE, Chen et al., TPDS 2020; the bound of the mean: Inoue, arXiv 1912.06322 [C]). How the
-    percentiles follow is told in `core/predicting/latency.py` [R]. Requests are taken to be spread over the replicas at
-    random. A service does not end by itself, so nothing is said of remaining time. Services are alike that share their
-    user and their model (else their name); a candidate is judged by batches that were seen under an allocation like it,
-    with its own number of replicas where it names one, as `workers`.
+    A batch of b requests takes αb + τ₀, with α and τ₀ fitted to the observations; requests arrive at random and wait
+    for the previous batch (GENIE, Chen et al., TPDS 2020; the bound of the mean: Inoue, arXiv 1912.06322 [C]).
+    `cotenant.core.prediction.batch_queueing` explains how the percentiles follow [R]. Requests are assumed to be spread
+    over the replicas at random. A service does not end by itself, so no remaining time is predicted. Services are
+    similar if they share their user and their model (else their name); a candidate is judged by batches observed under
+    a similar allocation, with its own number of replicas if it gives one as `workers`.
 
     >>> from cotenant.core.model.job import Qos
     >>> latency, held = LatencyModel(), Candidate(cores=4, gpu_milli=1000)
@@ -61,7 +69,7 @@ class LatencyModel:
     class Options:
         """How much is remembered.
 
-        services_max: services remembered; the one unused for longest is forgotten first.
+        services_max: services remembered; the least recently used service is dropped first.
         allocations_max: latest allocations of a service whose batches are remembered.
         batches_max: latest batches remembered of each allocation.
         """
@@ -71,22 +79,22 @@ class LatencyModel:
         batches_max: int = 64
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             for name in ("services_max", "allocations_max", "batches_max"):
                 if getattr(self, name) < 1:
                     yield Violation(name, f"must be 1 or more, not {getattr(self, name)}")
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._services: Remembered[Service] = Remembered(self.options.services_max, Service, _write, _read)
+        self._services: JobClassMemory[Service] = JobClassMemory(self.options.services_max, Service, _write, _read)
 
     def observe(self, observation: Observation) -> None:
-        """Take in the time of a batch; other observations tell nothing here.
+        """Record the time of a batch; other observations are ignored.
 
         Raises:
-            ValueError: a figure that cannot be; nothing of the observation is kept.
+            ValueError: an invalid figure; nothing of the observation is kept.
         """
-        rate_of(observation)
+        validated_rate(observation)
         size, seconds = observation.batch_size, observation.batch_seconds
         if size is not None and not 1 <= size <= SIZE_MAX:
             raise ValueError(f"a batch has from 1 to {SIZE_MAX} requests, not {size}")
@@ -94,7 +102,7 @@ class LatencyModel:
             raise ValueError(f"a batch time must be positive and finite, not {seconds:g}")
         if size is None or not seconds:
             return
-        key, held = _key(observation), _held(observation.allocation)
+        key, held = _key(observation), _allocation_key(observation.allocation)
         service = self._services.change(key)
         points = service.batches.setdefault(held, [])
         points.append((size, seconds))
@@ -106,38 +114,38 @@ class LatencyModel:
             service.lines.pop(oldest, None)
 
     def estimate(self, query: Query) -> Estimate:
-        """Tell the latency under each candidate; never a remaining time."""
+        """Return the latency under each candidate; never a remaining time."""
         key = _key(query)
         service = self._services.get(key)
         unjudged = (CandidateEstimate(),) * len(query.candidates)
         if service is None:
-            return Estimate(candidates=unjudged, source="no batch of a service like it was seen")
+            return Estimate(candidates=unjudged, source="no batch of a similar service was observed")
         if not query.qos.arrivals_per_second:
-            return Estimate(candidates=unjudged, source="it does not tell the rate at which requests arrive")
+            return Estimate(candidates=unjudged, source="it does not give the arrival rate of its requests")
         judged = tuple([_judge(service, query, candidate) for candidate in query.candidates])
         seen = plural(sum(len(points) for points in service.batches.values()), "batch time")
-        return Estimate(candidates=judged, source=f"a service does not end; its latency is told from {seen}")
+        return Estimate(candidates=judged, source=f"a service does not end; its latency is predicted from {seen}")
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records changed since the last dump; an empty record was dropped."""
         return self._services.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
+        """Restore dumped records; returns the names of the records that could not be read."""
         return self._services.restore(records)
 
 
 def _key(about: Observation | Query) -> Key:
-    """Know a service by its user and its model, else its name."""
+    """Return the key of a service: its user and its model, else its name."""
     return about.user, about.model or about.name
 
 
-def _held(allocation: Candidate) -> Held:
+def _allocation_key(allocation: Candidate) -> AllocationKey:
     return allocation.gpu_milli, allocation.cores, allocation.gpu_type
 
 
 def _line(service: Service, candidate: Candidate) -> BatchFit | None:
-    """Find the line of an allocation; any cores where it names none, any type where it names none, the latest first."""
+    """Return the line of an allocation; unspecified cores or GPU type match any, the latest first."""
     for held in reversed(service.batches):
         gpu_milli, cores, gpu_type = held
         if gpu_milli == candidate.gpu_milli and candidate.cores in (0, cores) and candidate.gpu_type in ("", gpu_type):
@@ -179,14 +187,14 @@ def _judge(service: Service, query: Query, candidate: Candidate) -> CandidateEst
 
 
 def _needed(line: BatchFit, qos: Qos) -> int | None:
-    """The replicas that keep the promise, where one is made."""
+    """Return the replicas that meet the objective, if there is one."""
     if not (qos.latency_seconds > 0 and 0 < qos.latency_percentile < 100):
         return None
     return replicas_needed(line.batch, qos.arrivals_per_second, qos.latency_percentile, qos.latency_seconds)
 
 
 def _confidence(line: BatchFit, rate: float) -> float:
-    """Trust the line less where it reaches beyond the batches that were seen, and where its error decides the load."""
+    """Return the confidence: lower beyond the observed batch sizes, and where the line's error decides the load."""
     batch = line.batch
     idle = max(1 - rate * batch.per_request, 0.0)
     size = rate * batch.fixed / idle if idle else math.inf
@@ -201,10 +209,10 @@ def _write(key: Key, service: Service) -> bytes:
 
 
 def _read(content: bytes) -> tuple[Key, Service]:
-    """Read a record.
+    """Decode a record.
 
     Raises:
-        ValueError, TypeError, KeyError: it is none, or some figure in it cannot be.
+        ValueError, TypeError, KeyError: the content is not a valid record.
     """
     record = json.loads(content)
     user, model = (kept.text(part) for part in record["key"])
@@ -215,6 +223,6 @@ def _read(content: bytes) -> tuple[Key, Service]:
             for size, seconds in points
         ]
         if not batches:
-            raise ValueError("an allocation of which no batch is told")
+            raise ValueError("an allocation without batches")
         service.batches[kept.gpu_milli(gpu_milli), kept.cores(cores), kept.text(gpu_type)] = batches
     return (user, model), service

@@ -1,4 +1,4 @@
-"""How long a job will run on, from the steps and losses that it tells."""
+"""Remaining time of a job from the steps and losses that it reports."""
 
 from __future__ import annotations
 
@@ -8,46 +8,55 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.model.estimate import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.model.estimate import (
+    TRAINING,
+    Candidate,
+    CandidateEstimate,
+    Estimate,
+    Observation,
+    Query,
+    validated_rate,
+)
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.model.refusal import plural
 from cotenant.core.model.validation import Violation
 from cotenant.core.prediction import record_validation as kept
-from cotenant.core.prediction.job_class_memory import Key, Remembered, kind_of
+from cotenant.core.prediction.job_class_memory import JobClassMemory, Key, job_class_of
 from cotenant.core.prediction.loss_fit import Forecast, forecast
 from cotenant.core.prediction.loss_points import CELLS_MAX, LossPoints
-from cotenant.policies.history import Summary, summarise
+from cotenant.policies.history import Summary, summarize
 
 P90_SIGMAS = 1.2816  # the 90th percentile of the normal distribution
 
-Held = tuple[int, str]  # cores per replica and GPU type
-NOT_SEEN = Estimate(source="it has told neither steps nor losses yet")
-NO_END = Estimate(source="it tells neither how many steps it takes nor the loss at which it is done")
+AllocationKey = tuple[int, str]  # cores per replica and GPU type
+NOT_SEEN = Estimate(source="it has not reported steps or losses yet")
+NO_END = Estimate(source="it reports neither its number of steps nor the loss at which it is done")
 
 
 @dataclass(slots=True)
-class Told:
-    """What one job told: its losses by step, and its latest rates by what it held; what it holds now comes last."""
+class Reported:
+    """What one job reported: losses by step, and its latest rates by allocation, the present one last."""
 
     points: LossPoints = field(default_factory=LossPoints)
-    rates: OrderedDict[Held, list[float]] = field(default_factory=OrderedDict)
+    rates: OrderedDict[AllocationKey, list[float]] = field(default_factory=OrderedDict)
     step: int = 0
     forecasts: dict[LossGoal, tuple[float, Forecast]] = field(default_factory=dict)  # with the last step known then
-    user: str = ""  # whose it is: others who ask by its id are told nothing; "" of what older versions wrote down
+    user: str = ""  # the job's user: other users who query its id get no answer; "" in records of older versions
 
     @property
     def pace(self) -> Summary | None:
-        """The rate under what the job holds now."""
-        return summarise(next(reversed(self.rates.values()))) if self.rates else None
+        """The rate under the present allocation."""
+        return summarize(next(reversed(self.rates.values()))) if self.rates else None
 
 
 class LossCurve:
-    """Fit each job's own loss curve, ask it when the goal will be reached, and divide the steps by the job's rate.
+    """Fit each job's loss curve, predict the step that reaches its goal, and divide by the job's rate.
 
-    The curve is ℓ(k) = 1/(β₀k + β₁) + β₂ (Optimus, Peng et al., EuroSys 2018), fitted on line; a job is predictable
-    from a confidence of 0.5 on (AITurbo, Zhao et al., HPDC 2021 [D]) and unpredictable again when the fit breaks. How
-    the confidence is found is our own [R]: see `core/predicting/loss_curve.py`. A job that says how many steps it takes
-    needs no curve: the steps that are left decide. Otherwise it says at which loss it is done, or at which fall of it.
+    The curve is ℓ(k) = 1/(β₀k + β₁) + β₂ (Optimus, Peng et al., EuroSys 2018), fitted online; a job is predictable from
+    a confidence of 0.5 (AITurbo, Zhao et al., HPDC 2021 [D]) and unpredictable again when the fit breaks. How the
+    confidence is computed is our own [R]: see `cotenant.core.prediction.loss_fit`. A job that reports its total number
+    of steps needs no curve: its remaining steps decide. Otherwise it reports the loss, or the decrease of the loss, at
+    which it is done.
 
     >>> from cotenant.core.model.loss_goal import LossGoal
     >>> curve, goal = LossCurve(), LossGoal(target=1.0)  # reached at step 3,000 by the curve below
@@ -65,13 +74,13 @@ class LossCurve:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """How much is remembered, and how sure is sure.
+        """How much is remembered, and how much confidence is needed.
 
-        jobs_max: jobs remembered; the one unused for longest is forgotten first. Jobs that ended are forgotten at once.
+        jobs_max: jobs remembered; the least recently used job is dropped first. Ended jobs are dropped at once.
         rates_max: latest rates remembered of each allocation of a job.
         allocations_max: latest allocations of a job whose rates are remembered.
-        confidence_min: from this confidence on a job is predictable.
-        refit_share: a curve is fitted anew once its job has gone on by this share of its steps; 0: with every loss.
+        confidence_min: minimum confidence from which a job is predictable.
+        refit_share: a curve is refitted once its job has advanced by this share of its steps; 0: with every loss.
         """
 
         jobs_max: int = 10_000
@@ -81,7 +90,7 @@ class LossCurve:
         refit_share: float = 0.02
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             for name in ("jobs_max", "rates_max", "allocations_max"):
                 if getattr(self, name) < 1:
                     yield Violation(name, f"must be 1 or more, not {getattr(self, name)}")
@@ -91,89 +100,89 @@ class LossCurve:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._told: Remembered[Told] = Remembered(self.options.jobs_max, Told, _write, _read)
-        self._due: dict[Key, LossGoal] = {}  # jobs whose curve has something new to be seen
+        self._reported: JobClassMemory[Reported] = JobClassMemory(self.options.jobs_max, Reported, _write, _read)
+        self._due: dict[Key, LossGoal] = {}  # jobs whose curve has new points
 
     def observe(self, observation: Observation) -> None:
-        """Take in a step, its loss and the rate of a training; a job that ended is forgotten.
+        """Record a training step, its loss and its rate; an ended job is dropped.
 
-        What is told of other phases, such as validation, is another curve at another rate, and passed over.
+        Other phases, such as validation, have another curve and another rate, and are ignored.
 
         Raises:
-            ValueError: a figure that cannot be; nothing of the observation is kept.
+            ValueError: an invalid figure; nothing of the observation is kept.
         """
-        rate, step = rate_of(observation), observation.step
+        rate, step = validated_rate(observation), observation.step
         if step is not None and step < 0:
             raise ValueError(f"a step must not be negative, not {step}")
         key = _key(observation)
         if observation.run_seconds is not None:
-            self._told.forget(key)
+            self._reported.forget(key)
             self._due.pop(key, None)
             return
         if observation.phase != TRAINING or (not rate and step is None):
             return
-        told = self._told.change(key)
-        told.user = observation.user
+        reported = self._reported.change(key)
+        reported.user = observation.user
         if step is not None:
-            told.step = step
+            reported.step = step
             if observation.loss is not None:
-                told.points.add(step, observation.loss)
+                reported.points.add(step, observation.loss)
                 if observation.loss_goal.given:
                     self._due[key] = observation.loss_goal
                     if len(self._due) > self.options.jobs_max:
                         del self._due[next(iter(self._due))]
         if rate:
-            self._note(told, (observation.allocation.cores, observation.allocation.gpu_type), rate)
+            self._note(reported, (observation.allocation.cores, observation.allocation.gpu_type), rate)
 
-    def _note(self, told: Told, held: Held, rate: float) -> None:
-        rates = told.rates.setdefault(held, [])
+    def _note(self, reported: Reported, held: AllocationKey, rate: float) -> None:
+        rates = reported.rates.setdefault(held, [])
         rates.append(rate)
         del rates[: -self.options.rates_max]
-        told.rates.move_to_end(held)
-        if len(told.rates) > self.options.allocations_max:
-            told.rates.popitem(last=False)
+        reported.rates.move_to_end(held)
+        if len(reported.rates) > self.options.allocations_max:
+            reported.rates.popitem(last=False)
 
     def prepare(self, fits_max: int) -> int:
-        """Fit some of the curves that have something new to be seen, before somebody asks."""
+        """Fit some of the curves with new points in advance of queries."""
         for key in list(self._due)[:fits_max]:
-            goal, told = self._due.pop(key), self._told.get(key)
-            if told is not None:
-                self._by_curve(told, goal)
+            goal, reported = self._due.pop(key), self._reported.get(key)
+            if reported is not None:
+                self._by_curve(reported, goal)
         return len(self._due)
 
     def estimate(self, query: Query) -> Estimate:
-        """Tell when this job will be done by its own word: how sure, and from what."""
+        """Return when this job will finish by its own reports, with the confidence and the source."""
         key = _key(query)
-        told = self._told.get(key)
-        if told is None or (told.user and told.user != query.user):
+        reported = self._reported.get(key)
+        if reported is None or (reported.user and reported.user != query.user):
             return replace(NOT_SEEN, candidates=(CandidateEstimate(),) * len(query.candidates))
-        step = query.step or told.step
-        end = _by_total(query, step) or self._by_curve(told, query.loss_goal)
-        rest = self._rest(told, end, step)
+        step = query.step or reported.step
+        end = _by_total(query, step) or self._by_curve(reported, query.loss_goal)
+        rest = self._remaining(reported, end, step)
         left = max(0.0, end.step - step) if rest.predictable else None
-        judged = tuple([_judge(candidate, told, left, end.confidence) for candidate in query.candidates])
+        judged = tuple([_judge(candidate, reported, left, end.confidence) for candidate in query.candidates])
         return replace(rest, candidates=judged)
 
-    def _by_curve(self, told: Told, goal: LossGoal) -> Forecast:
-        """Ask the curve when the goal will be reached. It is fitted anew only once there is something new to be seen.
+    def _by_curve(self, reported: Reported, goal: LossGoal) -> Forecast:
+        """Return the forecast of the step that reaches the goal; refits the curve only if it has enough new points.
 
         A fit costs a millisecond or two, and a single further loss changes next to nothing.
         """
-        last = told.points.step
+        last = reported.points.step
         if not goal.given:
             return Forecast(why=NO_END.source)
-        if told.points.wild:
-            return Forecast(why="its loss was no finite number lately")
-        since, found = told.forecasts.get(goal, (math.inf, None))
+        if reported.points.wild:
+            return Forecast(why="its loss was recently not a finite number")
+        since, found = reported.forecasts.get(goal, (math.inf, None))
         if found is None or not since <= last <= since * (1 + self.options.refit_share):
-            found = forecast(told.points.cells, goal)
-            told.forecasts = {goal: (last, found)}  # a job has one goal; whoever asks about others pays for it
+            found = forecast(reported.points.cells, goal)
+            reported.forecasts = {goal: (last, found)}  # a job has one goal; queries with other goals pay for a refit
         return found
 
-    def _rest(self, told: Told, end: Forecast, step: int) -> Estimate:
-        pace = told.pace
+    def _remaining(self, reported: Reported, end: Forecast, step: int) -> Estimate:
+        pace = reported.pace
         if end.why or pace is None:
-            return Estimate(source=end.why or "its rate is not known")
+            return Estimate(source=end.why or "its rate is unknown")
         sure = min(end.confidence, pace.confidence)
         if sure < self.options.confidence_min:
             return Estimate(source=_unsure(end, pace))
@@ -188,34 +197,34 @@ class LossCurve:
         )
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
-        return self._told.dump()
+        """Return the records changed since the last dump; an empty record was dropped."""
+        return self._reported.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
-        return self._told.restore(records)
+        """Restore dumped records; returns the names of the records that could not be read."""
+        return self._reported.restore(records)
 
 
 def _key(about: Observation | Query) -> Key:
-    """Know a job by its id; without one by what it looks like, so that two that look alike spoil each other's curve."""
+    """Return a job's key: its id, else its job class, in which case equal jobs spoil each other's curve."""
     if about.job_id:
         return (about.job_id,)
-    return kind_of(about)
+    return job_class_of(about)
 
 
 def _by_total(query: Query, step: int) -> Forecast | None:
     if not query.steps_total:
         return None
     if step > query.steps_total:
-        return Forecast(why=f"it is at step {step}, beyond the {query.steps_total} that it was to take")
+        return Forecast(why=f"it is at step {step}, beyond its total of {query.steps_total}")
     return Forecast(float(query.steps_total), 0.0, 1.0)
 
 
 def _unsure(end: Forecast, pace: Summary) -> str:
     if pace.confidence < end.confidence:
-        return "its rates are too few or differ too much"
-    off = f"off by {100 * end.error:.0f} % or so" if end.error < 1 else "what it has told fits other ends as well"
-    return f"its loss curve points to step {end.step:.0f}, but not surely: {off}"
+        return "its rates are too few or too different"
+    off = f"off by about {100 * end.error:.0f} %" if end.error < 1 else "its losses fit other ends as well"
+    return f"its loss curve points to step {end.step:.0f}, with low confidence: {off}"
 
 
 def _ahead(end: Forecast, left: float) -> str:
@@ -225,11 +234,11 @@ def _ahead(end: Forecast, left: float) -> str:
     return f"the loss curve 1/({beta_0:.3g}·k + {beta_1:.3g}) + {beta_2:.3g} reaches its goal at step {end.step:.0f}"
 
 
-def _judge(candidate: Candidate, told: Told, left: float | None, sure: float) -> CandidateEstimate:
-    """Judge an allocation by the rates under it; any GPU type where none is named, the latest first."""
-    for (cores, gpu_type), rates in reversed(told.rates.items()):
+def _judge(candidate: Candidate, reported: Reported, left: float | None, sure: float) -> CandidateEstimate:
+    """Judge an allocation by the rates under it; without a GPU type any type matches, the latest first."""
+    for (cores, gpu_type), rates in reversed(reported.rates.items()):
         if cores == candidate.cores and candidate.gpu_type in ("", gpu_type):
-            pace = summarise(rates)
+            pace = summarize(rates)
             rest = None if left is None else left / pace.middle
             return CandidateEstimate(
                 pace.middle, rest, min(sure, pace.confidence) if left is not None else pace.confidence
@@ -237,17 +246,23 @@ def _judge(candidate: Candidate, told: Told, left: float | None, sure: float) ->
     return CandidateEstimate()
 
 
-def _write(key: Key, told: Told) -> bytes:
-    rates = [[cores, gpu_type, figures] for (cores, gpu_type), figures in told.rates.items()]
-    record = {"key": key, "user": told.user, "step": told.step, "wildness": told.points.wildness, "rates": rates}
-    return json.dumps(record | {"cells": told.points.cells}, separators=(",", ":")).encode()
+def _write(key: Key, reported: Reported) -> bytes:
+    rates = [[cores, gpu_type, figures] for (cores, gpu_type), figures in reported.rates.items()]
+    record = {
+        "key": key,
+        "user": reported.user,
+        "step": reported.step,
+        "wildness": reported.points.wildness,
+        "rates": rates,
+    }
+    return json.dumps(record | {"cells": reported.points.cells}, separators=(",", ":")).encode()
 
 
-def _read(content: bytes) -> tuple[Key, Told]:
-    """Read a record.
+def _read(content: bytes) -> tuple[Key, Reported]:
+    """Decode a record.
 
     Raises:
-        ValueError, TypeError, KeyError: it is none.
+        ValueError, TypeError, KeyError: the content is not a valid record.
     """
     record = json.loads(content)
     key = tuple(record["key"])
@@ -261,19 +276,19 @@ def _read(content: bytes) -> tuple[Key, Told]:
     ]
     wildness = kept.between(record["wildness"], 0, kept.LOSS_MAX)
     step, user = kept.whole(record["step"], 0, kept.STEPS_MAX), kept.text(record.get("user", ""))
-    told = Told(LossPoints(cells, wildness), step=step, user=user)
+    reported = Reported(LossPoints(cells, wildness), step=step, user=user)
     if (
         not all(isinstance(part, str) and kept.text(part) == part for part in key)
         or len(key) not in (1, 4)
         or len(cells) > CELLS_MAX
     ):
-        raise ValueError("this is no record of a job")
+        raise ValueError("not a record of a job")
     steps = [step for step, _, _ in cells]
     if steps != sorted(set(steps)):
-        raise ValueError("these are no losses by step")
+        raise ValueError("the losses are not ordered by step")
     for cores, gpu_type, figures in record["rates"]:
         rates = [kept.rate(figure) for figure in figures]
         if not rates:
-            raise ValueError("an allocation of which no rate is told")
-        told.rates[kept.cores(cores), kept.text(gpu_type)] = rates
-    return key, told
+            raise ValueError("an allocation without rates")
+        reported.rates[kept.cores(cores), kept.text(gpu_type)] = rates
+    return key, reported

@@ -8,9 +8,9 @@ from cotenant.core.policy.protocols import Directive, NodeWindow
 
 
 class NoContention:
-    """Let jobs on one node hurt each other: nothing is ever throttled.
+    """Ignore contention: jobs are never throttled.
 
-    No paper: a baseline, to be compared with.
+    No paper: a baseline for comparisons.
 
     >>> NoContention().judge(NodeWindow("n1", now=0, seconds=5, attempts=(), cpu_some_percent=99))
     ()
@@ -20,5 +20,5 @@ class NoContention:
     api_version = 1
 
     def judge(self, window: NodeWindow) -> Sequence[Directive]:
-        """Leave all as it is."""
+        """Return no directives."""
         return ()

@@ -1,4 +1,4 @@
-"""Resources by what they gain: Optimus' greedy rule, as far as gangs of a fixed size leave it a choice."""
+"""Optimus' greedy rule: resources go where they gain most, as far as gangs of fixed size allow."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from cotenant.core.scheduling.attained_service import (
     soonest,
     unpredictable,
 )
-from cotenant.core.scheduling.shortest_first import Unknown, bad_quantum, shortest_first
+from cotenant.core.scheduling.shortest_first import Unknown, quantum_violations, shortest_first
 
 
 class Optimus:
-    """Give the next resources to the job that gains most for each unit of the resource of which it takes the most.
+    """Give the next resources to the job with the largest gain per unit of its dominant resource.
 
-    Optimus (Peng et al., EuroSys 2018 [P]) gives jobs one worker or parameter server more, again and again, each time
-    to the job whose time to the end falls most for each unit of its dominant resource, and does so anew every 10
-    minutes. A gang of a fixed size has no next worker: it runs whole or not at all. What is left of the rule is who
-    runs [R]: a job that gets its gang shortens the sum of all completion times by one job for as long as that holds
-    its resources, so its gain is 1 / (remaining time × dominant share), and the highest goes first. How many workers
-    and servers a job has, the heart of the paper, is not decided here.
+    Optimus (Peng et al., EuroSys 2018 [P]) repeatedly gives one more worker or parameter server to the job whose
+    remaining time falls most per unit of its dominant resource, and repeats that every 10 minutes. A gang of fixed size
+    has no next worker: it runs as a whole or not at all. What is left of the rule is which jobs run [R]: a job that
+    gets its gang shortens the sum of all completion times by one job for as long as it holds its resources, so its gain
+    is 1 / (remaining time × dominant share), and the highest gain goes first. The number of workers and servers of a
+    job, the heart of the paper, is not decided here.
 
-    Between two looks nothing is taken away for those who came since: they get what is free. A look is passed over where
-    nobody came and nobody who runs can have fallen back: those who run only come nearer to their end.
+    Between two updates, jobs that arrived since take nothing from other jobs: they get what is free. An update is
+    skipped if no job has arrived and no running job can have fallen back: running jobs only come nearer to their end.
 
-    A job of which nothing is known, and one that has outlived its prediction, is treated as `unknown` says; Optimus
-    itself takes all jobs for predictable.
+    Jobs without a prediction, or that have outlived it, are treated as `unknown` says; Optimus itself assumes that all
+    jobs are predictable.
 
     >>> from cotenant.core.model.job_table import Capacity, JobRow, JobTable
     >>> table = JobTable()
@@ -56,12 +56,12 @@ class Optimus:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """How often it looks, and what is thought of jobs whose rest is not known.
+        """Time between updates, and the treatment of jobs whose remaining time is unknown.
 
-        interval_seconds: time between two looks.
-        unknown: `attained` expects about as much again as the job has had; `first` and `last` put it before or behind
-            all others, by arrival.
-        quantum_seconds: with `attained`, what a job may have before anything is expected of it; that then doubles.
+        interval_seconds: time between two updates.
+        unknown: `attained` expects as much service again as attained so far; `first` and `last` put such jobs before or
+          after all others, by arrival.
+        quantum_seconds: with `attained`, the initial quantum of the expected remaining time; it then doubles.
         """
 
         interval_seconds: float = 600.0
@@ -69,40 +69,40 @@ class Optimus:
         quantum_seconds: float = 60.0
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             if not 1 <= self.interval_seconds <= 1e9:
                 yield Violation("interval_seconds", f"must be from 1 to 1e9, not {self.interval_seconds:g}")
-            yield from bad_quantum(self.quantum_seconds)
+            yield from quantum_violations(self.quantum_seconds)
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Score jobs by remaining time × dominant share as of the last look, those that came since behind."""
+        """Score jobs by remaining time × dominant share as of the last update; later arrivals come last."""
         interval = self.options.interval_seconds
         look = math.floor((now + CROSSING_SECONDS) / interval) * interval
-        then = _at(jobs, now, look)
+        then = _as_of(jobs, now, look)
         demands, capacity = demands_of(jobs)
         order = shortest_first(
             then, dominant_share(demands, capacity), self.options.unknown, self.options.quantum_seconds
         )
         came_since = jobs.arrival_seconds > look + CROSSING_SECONDS
-        changes_seconds = 0.0 if came_since.any() else _changes_in(then, order)
+        changes_seconds = 0.0 if came_since.any() else _next_change_seconds(then, order)
         look_then = look + interval * np.maximum(1.0, np.ceil((changes_seconds - CROSSING_SECONDS) / interval))
         return Order(order.level + 2 * came_since, order.score, float(look_then) - now)
 
 
-def _changes_in(then: Jobs, order: Order) -> float:
-    """Say when somebody who runs may fall back, in seconds from a look; until then looks find the same ahead.
+def _next_change_seconds(then: Jobs, order: Order) -> float:
+    """Return when a running job may next fall back, in seconds from an update; until then the order stays.
 
-    Those who run and whose end is foreseen only come nearer to it, until one outlives what was foreseen.
+    A running job with a predicted end only comes nearer to it, until it outlives the prediction.
     """
     rest = then.remaining_seconds[then.running & ~unpredictable(then)]
     return min(order.valid_seconds, soonest(rest))
 
 
-def _at(jobs: Jobs, now: float, look: float) -> Jobs:
-    """See jobs as they were at the last look."""
+def _as_of(jobs: Jobs, now: float, look: float) -> Jobs:
+    """Return the jobs as they were at the last update."""
     attained: Floats = attained_at(jobs, now, look)
     rest = np.maximum(0.0, jobs.predicted_seconds - attained)
     return replace(

@@ -1,4 +1,4 @@
-"""How fast a job with parameter servers runs: AITurbo's step time, from five allocations or more."""
+"""Rates of jobs with parameter servers: AITurbo's step time, fitted to five or more allocations."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Observation, Query, validated_rate
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.refusal import plural
 from cotenant.core.model.validation import Violation
 from cotenant.core.prediction import record_validation as kept
 from cotenant.core.prediction.core_curve import Windows, confidence_of
-from cotenant.core.prediction.job_class_memory import Key, Remembered
+from cotenant.core.prediction.job_class_memory import JobClassMemory, Key
 from cotenant.core.prediction.step_time import Terms, fit_terms
 
-POINTS_MIN = 5  # allocations without which a job is unpredictable [D]
-TEAMS_MAX = 64  # remembered of one kind of job and GPU type; the oldest makes room
+POINTS_MIN = 5  # minimum number of allocations for a prediction [D]
+TEAMS_MAX = 64  # remembered of one job class and GPU type; the oldest is dropped
 GPU_TYPES_MAX = 8
-RATES_MAX = 8  # latest of one team
+RATES_MAX = 8  # latest rates of one team
 CORES_SPREAD = 0.5  # relative error for twice the cores of a role whose cores never varied [R]
 P10 = 1.2815515655446004  # standard deviations from the median to the 10th percentile
-UNJUDGED = CandidateEstimate()
+NO_ESTIMATE = CandidateEstimate()
 
 Bend = tuple[float, float]  # of an efficiency 1 − loss·e^(−rate·cores): loss and rate
 EVEN: Bend = (0.0, 1.0)
@@ -32,7 +32,7 @@ BENDS: tuple[Bend, ...] = (EVEN, *product((0.5, 0.8, 0.95), (0.1, 0.25, 0.5, 1.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class Team:
-    """The workers and parameter servers of a job, the cores of each, and its GPUs; 0 cores are not told."""
+    """The workers and parameter servers of a job, their cores each, and its GPUs; 0 cores means unknown."""
 
     workers: int
     servers: int
@@ -41,9 +41,9 @@ class Team:
     gpus: float
 
     def features(self, worker: Bend, server: Bend) -> tuple[float, ...]:
-        """What a step's time is made of: θ₀ and θ₁ of computing, θ₂ and θ₃ of serving, θ₄ to θ₆ of keeping together.
+        """Return the terms of a step's time: θ₀ and θ₁ computing, θ₂ and θ₃ serving, θ₄ to θ₆ synchronization.
 
-        The batch is one for all workers, so that each has a share of 1/w; its size is a part of θ₀.
+        The batch is shared by all workers, so each has a share of 1/w; its size is a part of θ₀.
         """
         slow, served = slowness(self.worker_cores, worker), self.workers / self.servers
         serving = slowness(self.server_cores, server) * served
@@ -51,7 +51,7 @@ class Team:
 
 
 def slowness(cores: int, bend: Bend) -> float:
-    """κ, by how much slower a role is with so many cores than with enough of them.
+    """Return κ, the slowdown of a role with this many cores compared with enough cores.
 
     >>> slowness(4, EVEN), round(slowness(1, (0.8, 0.5)), 2)
     (1.0, 1.94)
@@ -62,17 +62,17 @@ def slowness(cores: int, bend: Bend) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The step times of one kind of job on one GPU type."""
+    """The step times of one job class on one GPU type."""
 
     terms: Terms
     worker: Bend
     server: Bend
-    worker_cores: tuple[int, ...]  # that were measured
+    worker_cores: tuple[int, ...]  # measured core counts
     server_cores: tuple[int, ...]
     points: int
 
     def judge(self, team: Team) -> tuple[float, float]:
-        """The rate of a team, in steps per second, and its relative standard deviation."""
+        """Return the rate of a team, in steps per second, and its relative standard deviation."""
         row = team.features(self.worker, self.server)
         seconds = self.terms.seconds(row)
         if seconds <= 0:
@@ -84,13 +84,13 @@ class Model:
 
 @dataclass(slots=True)
 class Seen:
-    """The windows of one kind of job by GPU type and team, and the models through them."""
+    """The windows of one job class by GPU type and team, and the models fitted to them."""
 
     windows: dict[str, dict[Team, Windows]] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
 
     def add(self, gpu_type: str, team: Team, rate: float) -> None:
-        """Take in the rate of a window."""
+        """Record the rate of a window."""
         if gpu_type not in self.windows and len(self.windows) == GPU_TYPES_MAX:
             del self.windows[next(iter(self.windows))]
         teams = self.windows.setdefault(gpu_type, {})
@@ -100,19 +100,19 @@ class Seen:
         self.models.clear()
 
     def gpu_type(self, wanted: str) -> str:
-        """Take the wanted type; where none is wanted, the one with the most teams."""
+        """Return the wanted GPU type; without one, the type with the most teams."""
         if wanted or not self.windows:
             return wanted
         return max(sorted(self.windows), key=lambda one: len(self.windows[one]))
 
 
 class ParameterServer:
-    """Expect a step to take κ_w(c)·(θ₀·m + θ₁) + (θ₂ + θ₃·κ_ps(c))·w/p + θ₄·w + θ₅·p + θ₆·g seconds.
+    """Predict a step time of κ_w(c)·(θ₀·m + θ₁) + (θ₂ + θ₃·κ_ps(c))·w/p + θ₄·w + θ₅·p + θ₆·g seconds.
 
     The form is AITurbo's (Zhao et al., HPDC 2021) [D]: w workers with a share m of the batch each, p parameter servers,
-    g GPUs, and for each role κ(c) = 1 / (1 − a·e^(−b·c)) of its c cores. All θ are found by non-negative least squares
-    relative to the step time; a and b by trying a grid, for those roles whose cores varied [R]. Below five different
-    teams a job is unpredictable [D]. The batch of a kind of job is taken to be one and the same.
+    g GPUs, and for each role κ(c) = 1 / (1 − a·e^(−b·c)) of its c cores. All θ are fitted by non-negative least squares
+    relative to the step time; a and b by grid search, for the roles whose cores varied [R]. With fewer than five
+    different teams a job is unpredictable [D]. The batch of a job class is assumed to be constant.
 
     >>> from cotenant.core.model.estimate import Candidate, Observation, Query
     >>> predictor = ParameterServer()
@@ -132,17 +132,17 @@ class ParameterServer:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """How much is remembered, and how sure is sure.
+        """How much is remembered, and how much confidence is needed.
 
-        kinds_max: kinds of jobs remembered; the one unused for longest is forgotten first.
-        confidence_min: from this confidence on a job is predictable.
+        kinds_max: job classes remembered; the least recently used class is dropped first.
+        confidence_min: minimum confidence from which a job is predictable.
         """
 
         kinds_max: int = 10_000
         confidence_min: float = 0.5
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             if self.kinds_max < 1:
                 yield Violation("kinds_max", f"must be 1 or more, not {self.kinds_max}")
             if not 0 <= self.confidence_min <= 1:
@@ -150,30 +150,30 @@ class ParameterServer:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._seen: Remembered[Seen] = Remembered(self.options.kinds_max, Seen, _write, _read)
+        self._seen: JobClassMemory[Seen] = JobClassMemory(self.options.kinds_max, Seen, _write, _read)
 
     def observe(self, observation: Observation) -> None:
-        """Take in a training window's rate of a job with parameter servers.
+        """Record a training window's rate of a job with parameter servers.
 
         Raises:
-            ValueError: a figure that cannot be; nothing of the observation is kept.
+            ValueError: an invalid figure; nothing of the observation is kept.
         """
-        rate, seen = rate_of(observation), observation.allocation
+        rate, seen = validated_rate(observation), observation.allocation
         team = team_of(observation.replicas, observation.gpu_milli, seen)
         if rate and team and not observation.phase:
             self._seen.change(_key(observation)).add(seen.gpu_type, team, rate)
 
     def estimate(self, query: Query) -> Estimate:
-        """Tell the rate of each candidate team; where the steps are known, how long those that are left take."""
+        """Return the rate of each candidate team and, if the steps are known, the remaining time."""
         steps = max(0, query.steps_total - query.step)
         seen = None if query.phase else self._seen.get(_key(query))
         judged = tuple([self._judge(seen, query, candidate, steps) for candidate in query.candidates])
         if seen is None:
-            return Estimate(source="no rate of a job like this one with parameter servers was seen", candidates=judged)
+            return Estimate(source="no rate of a similar job with parameter servers was observed", candidates=judged)
         gpu_type = seen.gpu_type(query.gpu_type)
         points = len(seen.windows.get(gpu_type, ()))
         if points < POINTS_MIN:
-            told = f"{plural(points, 'team')} of workers and parameter servers seen, of {POINTS_MIN} that are needed"
+            told = f"{plural(points, 'team')} of workers and parameter servers observed; {POINTS_MIN} are needed"
             return Estimate(source=told, candidates=judged)
         source = f"a step time fitted to {plural(points, 'team')} of workers and parameter servers"
         own = query.candidates[0] if query.candidates else None
@@ -197,9 +197,9 @@ class ParameterServer:
         team = team_of(query.replicas, query.gpu_milli, candidate)
         gpu_type = seen.gpu_type(candidate.gpu_type) if seen else ""
         if seen is None or team is None or len(seen.windows.get(gpu_type, ())) < POINTS_MIN:
-            return UNJUDGED
+            return NO_ESTIMATE
         rate, spread = self._model(seen, gpu_type).judge(team)
-        return CandidateEstimate(rate, steps / rate if steps else None, confidence_of(spread)) if rate else UNJUDGED
+        return CandidateEstimate(rate, steps / rate if steps else None, confidence_of(spread)) if rate else NO_ESTIMATE
 
     def _model(self, seen: Seen, gpu_type: str) -> Model:
         if gpu_type not in seen.models:
@@ -207,22 +207,22 @@ class ParameterServer:
         return seen.models[gpu_type]
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records changed since the last dump; an empty record was dropped."""
         return self._seen.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
+        """Restore dumped records; returns the names of the records that could not be read."""
         return self._seen.restore(records)
 
 
 def team_of(replicas: int, gpu_milli: int, seen: Candidate) -> Team | None:
-    """Say who works together; None for a job without parameter servers.
+    """Return the team of an allocation; None for a job without parameter servers.
 
     Raises:
-        ValueError: the figures cannot be.
+        ValueError: the figures are invalid.
     """
     if min(seen.workers, seen.servers, seen.cores, seen.server_cores, gpu_milli, seen.gpu_milli) < 0 or replicas < 1:
-        raise ValueError(f"no job has {plural(replicas, 'replica')}, {gpu_milli} mGPU and {seen}")
+        raise ValueError(f"invalid job: {plural(replicas, 'replica')}, {gpu_milli} mGPU and {seen}")
     workers = seen.workers or replicas - seen.servers
     if not seen.servers or workers < 1:
         return None
@@ -231,7 +231,7 @@ def team_of(replicas: int, gpu_milli: int, seen: Candidate) -> Team | None:
 
 
 def fitted(teams: Mapping[Team, Windows]) -> Model:
-    """Fit the form with each efficiency that may be, and take what fits best; the first of equals."""
+    """Return the best fit over all combinations of efficiencies; the first of equal fits."""
     ordered = sorted(teams)
     points = [teams[team].points()[0] for team in ordered]
     seconds = [1 / point.rate for point in points]
@@ -253,7 +253,7 @@ def _bends(cores: Iterable[int]) -> tuple[Bend, ...]:
 
 
 def _beyond(cores: int, measured: Sequence[int]) -> float:
-    """How unsure it is to be on cores outside of what was measured."""
+    """Return the relative error of a core count outside the measured range."""
     if not cores or measured[0] <= cores <= measured[-1] or not measured[0]:
         return 0.0
     nearest = measured[0] if cores < measured[0] else measured[-1]
@@ -274,10 +274,10 @@ def _write(key: Key, seen: Seen) -> bytes:
 
 
 def _read(content: bytes) -> tuple[Key, Seen]:
-    """Read a kind back.
+    """Decode a job class.
 
     Raises:
-        ValueError: it is none, or some figure in it cannot be; also TypeError and KeyError.
+        ValueError: the record is invalid; also TypeError and KeyError.
     """
     record = json.loads(content)
     user, model = (kept.text(part) for part in record["key"])

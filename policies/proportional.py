@@ -14,9 +14,9 @@ from cotenant.core.sizing.core_shares import share_of, shares_of
 class Proportional:
     """Give a replica its GPUs' share of the node's cores: node cores ÷ node GPUs for each GPU.
 
-    The third baseline of Xiao et al., SoCC 2018 [P]. Numbers that users gave are honoured; `auto` without GPUs gets 1.
-    Where several shapes could hold a replica the least generous share counts, so that it fits on any of them [R].
-    Where a job would so ask for more cores than the whole cluster has, its GPU replicas give way [R].
+    The third baseline of Xiao et al., SoCC 2018 [P]. Core counts requested by users are kept; `auto` without GPUs gets
+    1. If several node shapes could hold a replica, the smallest share is used, so that it fits on any of them [R]. If a
+    job would ask for more cores than the whole cluster has, its GPU replicas get fewer [R].
 
     >>> from cotenant.core.model.estimate import UNKNOWN
     >>> from cotenant.core.model.job import Request, Role

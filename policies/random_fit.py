@@ -1,4 +1,4 @@
-"""Anywhere at random."""
+"""Random placement."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from cotenant.core.capacity.ledger import Counts, Ledger, Offer
 from cotenant.core.model.gang import Gang, Part
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.packing import on_any, on_one, room_for_all
+from cotenant.core.placement.packing import place_on_node, place_parts_anywhere, room_for_all
 from cotenant.core.placement.unschedulable import no_place
 
 
 class RandomFit:
-    """Put each replica on a node drawn from those that have room, each as likely as the others.
+    """Place each replica on a node drawn uniformly from the nodes with room.
 
-    No paper: a baseline, for a rule that does no better than chance has learnt nothing. A gang that insists on one
-    server gets one drawn from those with room for all of it; any other never waits for a better place.
+    No paper: a baseline, because a rule that does no better than chance has learned nothing. A gang with locality
+    `server` gets a server drawn from those with room for all of it; other gangs never wait for a better place.
 
     >>> from cotenant.core.model.gang import Demand
     >>> from cotenant.core.model.node import NodeShape
@@ -30,18 +30,18 @@ class RandomFit:
     api_version = 1
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
-        """Offer places by lot; refuses only what has none."""
+        """Offer random places; refuse only if there is no room."""
         if gang.locality is Locality.SERVER:
             for node in rng.permutation(room_for_all(gang, ledger)).tolist():
-                if (whole := on_one(gang, ledger, node)) is not None:
+                if (whole := place_on_node(gang, ledger, node)) is not None:
                     return whole
             return no_place(gang, ledger, within=Locality.SERVER)
-        offer = on_any(gang, ledger, lambda part, room: _drawn(part, room, rng))
+        offer = place_parts_anywhere(gang, ledger, lambda part, room: _random_nodes(part, room, rng))
         return no_place(gang, ledger) if offer is None else offer
 
 
-def _drawn(part: Part, room: Counts, rng: np.random.Generator) -> list[tuple[int, int]] | None:
-    """Draw a node for one replica after the other; one that is full is drawn no more."""
+def _random_nodes(part: Part, room: Counts, rng: np.random.Generator) -> list[tuple[int, int]] | None:
+    """Return nodes drawn for one replica after another; full nodes are drawn no longer."""
     nodes = np.flatnonzero(room)
     left = np.minimum(room[nodes], part.replicas)
     if int(left.sum()) < part.replicas:

@@ -1,4 +1,4 @@
-"""Cores as asked for."""
+"""Cores as requested."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.core.policy.protocols import Sizing
 
 
 class Requested:
-    """Give each replica the cores that its user asked for, and 1 where none were.
+    """Give each replica the cores that its user requested, or 1 without a request.
 
     No paper: a baseline, what most schedulers do, and how GPU jobs come to starve on one core.
 
@@ -26,7 +26,7 @@ class Requested:
     api_version = 1
 
     def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
-        """Give what was asked for; 0 only to those who asked for 0."""
+        """Return the requested cores; 0 only where 0 was requested."""
         cores = tuple(1 if role.request.cores is None else role.request.cores for role in spec.roles)
         auto = any(role.request.cores is None for role in spec.roles)
-        return Sizing(cores, "1 core per replica that asked for none" if auto else "as requested")
+        return Sizing(cores, "1 core per replica without a request" if auto else "as requested")

@@ -17,8 +17,8 @@ class RoleBased:
     """Give a parameter server 3 cores and a worker 4 for each of its GPUs, whatever they compute.
 
     The second baseline of Xiao et al., SoCC 2018 [P]: 3 cores per PS, 4 cores per worker with 1 GPU. A replica without
-    GPUs counts as a parameter server beside others that have some; in a job without any, it gets 1 core [R]. Numbers
-    that users gave are honoured. Where a node, or the cluster, has not that many cores, it is what there is [R].
+    GPUs counts as a parameter server if other replicas have GPUs; in a job without any, it gets 1 core [R]. Core counts
+    requested by users are kept. If a node, or the cluster, has fewer cores, its cores are the limit [R].
 
     >>> from cotenant.core.model.estimate import UNKNOWN
     >>> from cotenant.core.model.job import Request
@@ -35,14 +35,14 @@ class RoleBased:
         """Cores by role.
 
         server_cores: cores of each parameter server.
-        worker_cores: cores of each worker for each of its GPUs; a part of a GPU gets that part, rounded up.
+        worker_cores: cores of each worker for each of its GPUs; a share of a GPU gets that share, rounded up.
         """
 
         server_cores: int = 3
         worker_cores: int = 4
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             for name in ("server_cores", "worker_cores"):
                 if getattr(self, name) < 1:
                     yield Violation(name, f"must be 1 or more, not {getattr(self, name)}")
@@ -51,7 +51,7 @@ class RoleBased:
         self.options = options or self.Options()
 
     def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
-        """Give each `auto` replica what its role gets."""
+        """Give each `auto` replica the cores of its role."""
         if all(role.request.cores is not None for role in spec.roles):
             return Sizing(tuple(role.request.cores or 0 for role in spec.roles), "as requested")
         served = any(role.request.gpu_milli for role in spec.roles)

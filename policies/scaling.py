@@ -1,4 +1,4 @@
-"""How fast a job runs on how many GPUs of how many nodes: GENIE's step time, from a few placements."""
+"""Rates by number of GPUs and nodes: GENIE's step time, fitted to a few placements."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Observation, Query, validated_rate
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.refusal import plural
 from cotenant.core.model.validation import Violation
 from cotenant.core.prediction import record_validation as kept
 from cotenant.core.prediction.core_curve import Point, Windows, confidence_of
-from cotenant.core.prediction.job_class_memory import Key, Remembered
+from cotenant.core.prediction.job_class_memory import JobClassMemory, Key
 from cotenant.core.prediction.step_time import Terms, fit_terms
 
-PLACEMENTS_MAX = 32  # of one kind of job and GPU type; the oldest makes room
+PLACEMENTS_MAX = 32  # remembered of one job class and GPU type; the oldest is dropped
 GPU_TYPES_MAX = 8
 RATES_MAX, COUNTS_MAX = 8, 8  # latest rates of one core count, and core counts of one placement
-JUDGED_MAX = 256  # placements whose rates are remembered of one model
-PER_DOUBLING = 0.04  # relative error for each doubling of the GPUs beyond what was measured [R]
-SLOWDOWN_SPREAD = 0.25  # of the co-location factor between jobs, relative to it [R]
-MARGIN = 4.0  # by so much better the form with a fixed batch must fit: two standard deviations [R]
+JUDGED_MAX = 256  # placements whose rates are cached of one model
+PER_DOUBLING = 0.04  # relative error for each doubling of the GPUs beyond the measured range [R]
+SLOWDOWN_SPREAD = 0.25  # variation of the co-location factor between jobs, relative to it [R]
+MARGIN = 4.0  # how much better the form with a fixed batch must fit: two standard deviations [R]
 P10 = 1.2815515655446004  # standard deviations from the median to the 10th percentile
-UNJUDGED = CandidateEstimate()
+NO_ESTIMATE = CandidateEstimate()
 
 Placement = tuple[int, int, bool]  # GPUs, nodes, whether the GPUs are shared with other jobs
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The step times of one kind of job on one GPU type."""
+    """The step times of one job class on one GPU type."""
 
     terms: Terms
     cross: str
     batch_is_fixed: bool
-    gpus_max: int  # that were measured
+    gpus_max: int  # largest measured number
     placements: int
-    slowdown: float  # σ, of sharing a GPU
+    slowdown: float  # σ, the factor of sharing a GPU
     slowdown_spread: float
-    judged: dict[Placement, tuple[float, float]] = field(default_factory=dict)  # each is asked for again and again
+    judged: dict[Placement, tuple[float, float]] = field(default_factory=dict)  # cache: each is requested many times
 
     def judge(self, placement: Placement) -> tuple[float, float]:
-        """The rate in a placement, in steps per second, and its relative standard deviation."""
+        """Return the rate in a placement, in steps per second, and its relative standard deviation."""
         if placement not in self.judged:
             if len(self.judged) == JUDGED_MAX:
                 self.judged.clear()
@@ -64,13 +64,13 @@ class Model:
 
 @dataclass(slots=True)
 class Seen:
-    """The windows of one kind of job by GPU type and placement, and the models through them."""
+    """The windows of one job class by GPU type and placement, and the models fitted to them."""
 
     windows: dict[str, dict[Placement, Windows]] = field(default_factory=dict)
     models: dict[str, Model | None] = field(default_factory=dict)
 
     def add(self, gpu_type: str, placement: Placement, cores: int, rate: float) -> None:
-        """Take in the rate of a window."""
+        """Record the rate of a window."""
         if gpu_type not in self.windows and len(self.windows) == GPU_TYPES_MAX:
             del self.windows[next(iter(self.windows))]
         placements = self.windows.setdefault(gpu_type, {})
@@ -81,24 +81,24 @@ class Seen:
         self.models.clear()
 
     def gpu_type(self, wanted: str) -> str:
-        """Take the wanted type; where none is wanted, the one that was seen in most placements."""
+        """Return the wanted GPU type; without one, the type observed in most placements."""
         if wanted or not self.windows:
             return wanted
         return max(sorted(self.windows), key=lambda one: len(self.windows[one]))
 
 
 class Scaling:
-    """Expect a step on n GPUs to take t_c + t_i·log₂(GPUs per node) + t_x·2(k − 1)/k seconds, k being the nodes.
+    """Predict a step time on n GPUs of t_c + t_i·log₂(GPUs per node) + t_x·2(k − 1)/k seconds on k nodes.
 
     GENIE (Chen et al., TPDS 2020) has tₙ = t_c + t_o·log₂ n from one GPU and two nodes [D]; the term within a node and
-    the slowdown σ of jobs that share a GPU are ours [R]. Between nodes we take the traffic of a ring, 2(k − 1)/k
+    the slowdown σ of jobs that share a GPU are ours [R]. Between nodes we use the traffic of a ring, 2(k − 1)/k
     (Patarasu and Yuan 2009) [R]: fitted to one GPU, two GPUs of one node and two nodes of six models (Pollux, OSDI
-    2021), it is off by 9 % for the other placements up to 64 GPUs, log₂ k by 17 % [C]; `cross=log` gives GENIE's.
-
-    Where the step gets faster with more GPUs, the batch is one for all of them, and a part of the computing is divided
-    by n [R]. What was never measured, such as the first step across nodes, is unsure, and so is what is far beyond.
-    σ is learnt from windows on shares of a GPU; until then it is 1.5, the median of Gavel's pairs of jobs (OSDI 2020:
-    1.47 on V100, 1.70 on P100, 1.87 on K80) [C]. Of each placement the core count with the best mean rate speaks.
+    2021), it is off by 9 % for the other placements up to 64 GPUs, log₂ k by 17 % [C]; `cross=log` selects GENIE's. If
+    the step gets faster with more GPUs, they share one batch, and a part of the computation is divided by n [R].
+    Placements that were never measured, such as the first step across nodes, have low confidence, and so have
+    placements far beyond the measured range. σ is learned from windows on shares of a GPU; until then it is 1.5, the
+    median of Gavel's pairs of jobs (OSDI 2020: 1.47 on V100, 1.70 on P100, 1.87 on K80) [C]. Each placement is
+    represented by its core count with the best mean rate.
 
     >>> from cotenant.core.model.estimate import Candidate, Observation, Query
     >>> predictor = Scaling()
@@ -115,14 +115,14 @@ class Scaling:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """How much is remembered, and which form is taken.
+        """How much is remembered, and the form of the model.
 
-        kinds_max: kinds of jobs remembered; the one unused for longest is forgotten first.
-        confidence_min: from this confidence on a job is predictable.
-        others_trust: by this factor confidence is lower where only other users' jobs of the model are known.
-        cross: how communication between nodes grows: as in a ring, or as GENIE's log₂.
-        batch: whether the batch is per GPU or one for all; `auto` takes what fits.
-        slowdown: σ, by which jobs that share a GPU are slower, until that was seen.
+        kinds_max: job classes remembered; the least recently used class is dropped first.
+        confidence_min: minimum confidence from which a job is predictable.
+        others_trust: factor on the confidence if only other users' jobs of the model are known.
+        cross: growth of communication between nodes: as in a ring, or as GENIE's log₂.
+        batch: whether the batch is per GPU or shared by all; `auto` takes what fits.
+        slowdown: σ, the slowdown of jobs that share a GPU, until it was observed.
         """
 
         kinds_max: int = 10_000
@@ -133,7 +133,7 @@ class Scaling:
         slowdown: float = 1.5
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             if self.kinds_max < 1:
                 yield Violation("kinds_max", f"must be 1 or more, not {self.kinds_max}")
             for name in ("confidence_min", "others_trust"):
@@ -144,28 +144,28 @@ class Scaling:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._seen: Remembered[Seen] = Remembered(self.options.kinds_max, Seen, _write, _read)
+        self._seen: JobClassMemory[Seen] = JobClassMemory(self.options.kinds_max, Seen, _write, _read)
 
     def observe(self, observation: Observation) -> None:
-        """Take in a training window's rate.
+        """Record a training window's rate.
 
         Raises:
-            ValueError: a figure that cannot be; nothing of the observation is kept.
+            ValueError: an invalid figure; nothing of the observation is kept.
         """
-        rate, seen = rate_of(observation), observation.allocation
+        rate, seen = validated_rate(observation), observation.allocation
         if not rate or observation.phase:
             return
         placement = placement_of(observation.replicas, observation.gpu_milli, seen)
         self._seen.change(_key(observation)).add(seen.gpu_type, placement, seen.cores, rate)
 
     def estimate(self, query: Query) -> Estimate:
-        """Tell the rate in each candidate placement; where the steps are known, how long those that are left take."""
+        """Return the rate in each candidate placement and, if the steps are known, the remaining time."""
         steps = 0 if query.phase else max(0, query.steps_total - query.step)
         judged = tuple([self._judge(query, candidate, steps) for candidate in query.candidates])
         seen, trust = self._find(query)
         model = self._model(seen, seen.gpu_type(query.gpu_type)) if seen and not query.phase else None
         if model is None:
-            return Estimate(source="no rate of a job like this one was seen in any placement", candidates=judged)
+            return Estimate(source="no rate of a similar job was observed in any placement", candidates=judged)
         source = f"a step time fitted to {plural(model.placements, 'placement')}" + (" of other users" * (trust < 1))
         first = query.candidates[0] if query.candidates else Candidate(0, query.gpu_milli // max(1, query.replicas))
         rate, spread = model.judge(placement_of(query.replicas, query.gpu_milli, first))
@@ -187,17 +187,17 @@ class Scaling:
         seen, trust = self._find(query)
         model = self._model(seen, seen.gpu_type(candidate.gpu_type)) if seen and not query.phase else None
         if model is None:
-            return UNJUDGED
+            return NO_ESTIMATE
         gpu_milli = candidate.gpu_milli * query.replicas or query.gpu_milli
         rate, spread = model.judge(placement_of(query.replicas, gpu_milli, candidate))
         return (
             CandidateEstimate(rate, steps / rate if steps else None, confidence_of(spread) * trust)
             if rate
-            else UNJUDGED
+            else NO_ESTIMATE
         )
 
     def _find(self, query: Query) -> tuple[Seen | None, float]:
-        """Find the job's own kind, else that of another user with the most placements."""
+        """Return the observations of the job's own class, else of another user's class with the most placements."""
         own = self._seen.get(_key(query))
         if own is not None or not query.model:
             return own, 1.0
@@ -214,16 +214,16 @@ class Scaling:
         return seen.models[gpu_type]
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records changed since the last dump; an empty record was dropped."""
         return self._seen.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
+        """Restore dumped records; returns the names of the records that could not be read."""
         return self._seen.restore(records)
 
 
 def features(gpus: int, nodes: int, cross: str, *, batch_is_fixed: bool) -> tuple[float, ...]:
-    """What a step's time is made of in a placement.
+    """Return the terms of a step's time in a placement.
 
     >>> features(8, 2, "ring", batch_is_fixed=False)
     (1.0, 2.0, 1.0)
@@ -234,20 +234,22 @@ def features(gpus: int, nodes: int, cross: str, *, batch_is_fixed: bool) -> tupl
 
 
 def placement_of(replicas: int, gpu_milli: int, seen: Candidate) -> Placement:
-    """Say on how many GPUs and nodes a job is; each replica has one GPU at least, or shares one.
+    """Return the GPUs and nodes of a placement; each replica has at least one GPU, or shares one.
 
     Raises:
-        ValueError: the figures cannot be.
+        ValueError: the figures are invalid.
     """
     if replicas < 1 or gpu_milli < 0 or seen.nodes < 1:
-        raise ValueError(f"no job has {plural(replicas, 'replica')}, {gpu_milli} mGPU and {plural(seen.nodes, 'node')}")
+        raise ValueError(
+            f"invalid job: {plural(replicas, 'replica')}, {gpu_milli} mGPU and {plural(seen.nodes, 'node')}"
+        )
     shared = 0 < gpu_milli < WHOLE_GPU_MILLI * replicas
     gpus = max(replicas, gpu_milli // WHOLE_GPU_MILLI)
     return gpus, min(seen.nodes, gpus), shared
 
 
 def fitted(placements: Mapping[Placement, Windows], options: Scaling.Options) -> Model | None:
-    """Fit the form; with the batch of one GPU unless one for all fits much better."""
+    """Return the fitted form; with a batch per GPU unless a shared batch fits much better."""
     best_of = {placement: _best(windows) for placement, windows in placements.items()}
     whole = {placement: 1 / best.rate for placement, best in best_of.items() if not placement[2]}
     shared = {placement: 1 / best.rate for placement, best in best_of.items() if placement[2]}
@@ -291,10 +293,10 @@ def _write(key: Key, seen: Seen) -> bytes:
 
 
 def _read(content: bytes) -> tuple[Key, Seen]:
-    """Read a kind back.
+    """Decode a job class.
 
     Raises:
-        ValueError: it is none, or some figure in it cannot be; also TypeError and KeyError.
+        ValueError: the record is invalid; also TypeError and KeyError.
     """
     record = json.loads(content)
     user, model = (kept.text(part) for part in record["key"])
@@ -302,7 +304,7 @@ def _read(content: bytes) -> tuple[Key, Seen]:
     for gpu_type, gpus, nodes, shared, cores, rates in record["rates"]:
         placement = kept.whole(gpus, 1, kept.GPUS_MAX), kept.nodes(nodes), bool(shared)
         if placement[1] > placement[0]:
-            raise ValueError("a placement that cannot be")
+            raise ValueError("invalid placement")
         for rate in rates:
             seen.add(kept.text(gpu_type), placement, kept.cores(cores, 1), kept.rate(rate))
     return (user, model), seen

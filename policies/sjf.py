@@ -12,18 +12,18 @@ import numpy as np
 from cotenant.core.model.job_table import Jobs
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy.protocols import Order
-from cotenant.core.scheduling.attained_service import as_much_again, unpredictable
-from cotenant.core.scheduling.shortest_first import Unknown, bad_quantum, scored
+from cotenant.core.scheduling.attained_service import expected_by_attained, unpredictable
+from cotenant.core.scheduling.shortest_first import Unknown, quantum_violations, scored
 
 
 class Sjf:
-    """Start the jobs that take the least time in all; what runs stays, and long jobs wait.
+    """Start the jobs with the shortest total run time; running jobs stay, and long jobs wait.
 
-    No paper: a baseline, the textbook's order for machines that cannot stop a job. What counts is the predicted total
-    run time, that of earlier attempts included, so that a long job does not come to the front by being restarted.
+    No paper: a baseline, the textbook order for machines that cannot stop a job. The predicted total run time counts,
+    including earlier attempts, so that a long job does not come to the front by being restarted.
 
-    A job of which nothing is known is treated as `unknown` says. `last` is the default, unlike in the preemptive
-    orders: a job that turns out to be long cannot be stopped here [R].
+    Jobs without a prediction are treated as `unknown` says. `last` is the default, unlike in the preemptive orders,
+    because a job that turns out to be long cannot be stopped here [R].
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -42,12 +42,12 @@ class Sjf:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What a job does that finds no room, and what is thought of jobs whose length is not known.
+        """What a job that finds no room does, and the treatment of jobs of unknown length.
 
         mode: `strict` holds back all jobs behind it; `backfill` lets them pass.
-        unknown: `last` and `first` put such jobs behind or before all others, by arrival; `attained` expects about as
-            much again as the job has had.
-        quantum_seconds: with `attained`, what a job may have before anything is expected of it; that then doubles.
+        unknown: `last` and `first` put such jobs behind or before all others, by arrival; `attained` expects as much
+          run time again as attained so far.
+        quantum_seconds: with `attained`, the initial quantum of the expected remaining time; it then doubles.
         """
 
         mode: Literal["strict", "backfill"] = "strict"
@@ -55,16 +55,16 @@ class Sjf:
         quantum_seconds: float = 60.0
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
-            yield from bad_quantum(self.quantum_seconds)
+            """Yield a violation for each invalid option."""
+            yield from quantum_violations(self.quantum_seconds)
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         self.strict = self.options.mode == "strict"
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Score jobs by their whole run time in seconds."""
-        again, _ = as_much_again(jobs.attained_seconds, self.options.quantum_seconds)
+        """Score jobs by their total run time in seconds."""
+        again, _ = expected_by_attained(jobs.attained_seconds, self.options.quantum_seconds)
         unknown = unpredictable(jobs)
         rest = np.where(unknown, again, jobs.remaining_seconds)
         return scored(jobs, jobs.attained_seconds + rest, unknown, self.options.unknown, math.inf)

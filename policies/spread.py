@@ -1,4 +1,4 @@
-"""As far apart as can be."""
+"""Placement as far apart as possible."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from cotenant.core.capacity.ledger import Counts, Ledger, Offer
 from cotenant.core.model.gang import Gang, Part
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.packing import on_any, on_one, room_for_all
+from cotenant.core.placement.packing import place_on_node, place_parts_anywhere, room_for_all
 from cotenant.core.placement.unschedulable import no_place
 
 
 class Spread:
-    """Put each replica where the most is free, and so the fewest neighbours are: worst fit.
+    """Place each replica where the most is free, and so has the fewest neighbors: worst fit.
 
-    No paper: a baseline that is common for services, which share as little as they can, memory bandwidth and fate. It
-    counts in shares of what a node has: GPUs for those who want some; cores for the others, who go to nodes without
-    GPUs first, for as long as there is room. A gang that insists on one server gets the emptiest one.
+    No paper: a baseline that is common for services, which should share as little as possible, memory bandwidth and
+    fate included. It counts shares of a node: GPUs for replicas that request GPUs; cores for the others, which go to
+    nodes without GPUs first, as long as there is room. A gang with locality `server` gets the emptiest server.
 
     >>> from cotenant.core.model.gang import Demand
     >>> from cotenant.core.model.node import NodeShape
@@ -33,27 +33,27 @@ class Spread:
     api_version = 1
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
-        """Offer the emptiest nodes; refuses only what has no place."""
+        """Offer the emptiest nodes; refuse only if there is no room."""
         if gang.locality is Locality.SERVER:
             nodes = room_for_all(gang, ledger)
             taken = _taken(ledger, of_gpus=gang.gpu_milli > 0)[nodes]
             for node in nodes[np.lexsort((nodes, taken))].tolist():
-                if (whole := on_one(gang, ledger, node)) is not None:
+                if (whole := place_on_node(gang, ledger, node)) is not None:
                     return whole
             return no_place(gang, ledger, within=Locality.SERVER)
-        offer = on_any(gang, ledger, lambda part, room: _apart(part, room, ledger))
+        offer = place_parts_anywhere(gang, ledger, lambda part, room: _apart(part, room, ledger))
         return no_place(gang, ledger) if offer is None else offer
 
 
 def _taken(ledger: Ledger, *, of_gpus: bool) -> np.ndarray:
-    """Say which share of each node is taken: of its GPUs, or of its cores with GPUs counting as all of a node."""
+    """Return the share of each node that is taken: GPUs, or cores with GPUs counting as a whole node."""
     if of_gpus:
         return 1 - ledger.free_milli / 1000 / np.maximum(1, ledger.total_gpus)
     return (ledger.total_gpus > 0) + 1 - ledger.free_cores / np.maximum(1, ledger.total_cores)
 
 
 def _apart(part: Part, room: Counts, ledger: Ledger) -> list[tuple[int, int]] | None:
-    """Put one replica after the other on the node of which the least is taken by then."""
+    """Return places for one replica after another, each on the node with the smallest share taken by then."""
     nodes = np.flatnonzero(room)
     if int(np.minimum(room[nodes], part.replicas).sum()) < part.replicas:
         return None

@@ -10,18 +10,17 @@ from cotenant.core.model.job_table import Jobs
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy.protocols import Order
 from cotenant.core.scheduling.attained_service import gpus_charged
-from cotenant.core.scheduling.shortest_first import Unknown, bad_quantum, shortest_first
+from cotenant.core.scheduling.shortest_first import Unknown, quantum_violations, shortest_first
 
 
 class Srsf:
-    """Run the jobs with the least GPU time left: what a job costs others is its rest times its size.
+    """Run the jobs with the least remaining GPU time: a job costs others its remaining time × its size.
 
     Shortest remaining service first as in Tiresias (Gu et al., NSDI 2019, section 3.1 [P]): service is time × GPUs.
-    With perfect knowledge it is the best order that we know for the average completion time of gangs; of two jobs as
-    long as each other the smaller runs first. A job without GPUs is charged its cores, `cores_per_gpu` of them like one
-    GPU [R].
+    With perfect knowledge it is the best order we know for the average completion time of gangs; of two jobs of equal
+    length the smaller runs first. A job without GPUs is charged its cores, `cores_per_gpu` of them like one GPU [R].
 
-    A job of which nothing is known, and one that has outlived its prediction, is treated as `unknown` says.
+    Jobs without a prediction, or that have outlived it, are treated as `unknown` says.
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -40,12 +39,12 @@ class Srsf:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What is thought of jobs whose rest is not known, and what a core costs.
+        """The treatment of jobs whose remaining time is unknown, and the weight of cores.
 
-        unknown: `attained` expects about as much again as the job has had; `first` and `last` put it before or behind
-            all others, by arrival.
-        quantum_seconds: with `attained`, what a job may have before anything is expected of it; that then doubles.
-        cores_per_gpu: so many cores of a job without GPUs count as one GPU.
+        unknown: `attained` expects as much service again as attained so far; `first` and `last` put such jobs before or
+          after all others, by arrival.
+        quantum_seconds: with `attained`, the initial quantum of the expected remaining time; it then doubles.
+        cores_per_gpu: number of cores of a job without GPUs that count as one GPU.
         """
 
         unknown: Unknown = "attained"
@@ -53,8 +52,8 @@ class Srsf:
         cores_per_gpu: float = 3.0
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
-            yield from bad_quantum(self.quantum_seconds)
+            """Yield a violation for each invalid option."""
+            yield from quantum_violations(self.quantum_seconds)
             if not 0 < self.cores_per_gpu < math.inf:
                 yield Violation("cores_per_gpu", f"must be more than 0, not {self.cores_per_gpu:g}")
 
@@ -62,6 +61,6 @@ class Srsf:
         self.options = options or self.Options()
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Score jobs by their rest in GPU-seconds."""
+        """Score jobs by their remaining GPU-seconds."""
         gpus = gpus_charged(jobs, self.options.cores_per_gpu)
         return shortest_first(jobs, gpus, self.options.unknown, self.options.quantum_seconds)

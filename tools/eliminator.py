@@ -15,7 +15,7 @@ from benchmarks.contention_node import PEAK, ModelNode, Trainer, hog  # noqa: E4
 from matplotlib import pyplot as plt  # noqa: E402 - as above
 
 from cotenant.core.policy.protocols import Directive, NodeWindow  # noqa: E402 - as above
-from cotenant.policies.coda_eliminator.ladder import told  # noqa: E402 - as above
+from cotenant.policies.coda_eliminator.ladder import describe  # noqa: E402 - as above
 from cotenant.policies.coda_eliminator.policy import CodaEliminator  # noqa: E402 - as above
 from cotenant.simulator.report.style import ARMS, FAINT, MUTED, PAPER, look  # noqa: E402 - as above
 
@@ -23,19 +23,19 @@ PICTURE = ROOT / "docs" / "eliminator.svg"
 SLOWDOWN, COMES, LEAVES, END = 0.4, 300.0, 1500.0, 1800.0
 BLUE, ORANGE, GREEN = ARMS[1], ARMS[2], ARMS[3]
 
-Seen = tuple[NodeWindow, list[Directive]]
+WindowResult = tuple[NodeWindow, list[Directive]]
 
 
-def story() -> list[Seen]:
+def scenario() -> list[WindowResult]:
     """Let a CPU job come that takes a training job 40 % of its speed, and leave again."""
     cpu_job = hog(SLOWDOWN, begin=COMES, end=LEAVES)
     return ModelNode([Trainer()], [cpu_job], seed=4, enforced=True).run(CodaEliminator(), int(END / 5))
 
 
-def drawing(seen: list[Seen]) -> str:
+def draw(windows: list[WindowResult]) -> str:
     """Draw what was seen: the rate, the bandwidth, and how the CPU job was held back."""
-    minutes = [window.now / 60 for window, _ in seen]
-    jobs = [{attempt.job_id: attempt for attempt in window.attempts} for window, _ in seen]
+    minutes = [window.now / 60 for window, _ in windows]
+    jobs = [{attempt.job_id: attempt for attempt in window.attempts} for window, _ in windows]
     with look():
         mpl.rcParams["svg.fonttype"] = "path"  # the same letters on all machines
         figure, (rate, memory, held) = plt.subplots(3, 1, sharex=True, figsize=(8.4, 6.0), layout="constrained")
@@ -43,7 +43,7 @@ def drawing(seen: list[Seen]) -> str:
         rate.plot(minutes, [job["dnn"].rate_per_second or 0.0 for job in jobs], color=BLUE, linewidth=1.2)
         rate.axhline(9.5, color=MUTED, linestyle=":", linewidth=1.0)
         rate.set(ylabel="steps/s", ylim=(0, 12), title="The training job's rate; dotted: 95 % of its baseline")
-        drawn = [100 * (window.memory_bandwidth_bytes_per_second or 0.0) / PEAK for window, _ in seen]
+        drawn = [100 * (window.memory_bandwidth_bytes_per_second or 0.0) / PEAK for window, _ in windows]
         memory.plot(minutes, drawn, color=ORANGE, linewidth=1.2)
         for limit in (75, 65):
             memory.axhline(limit, color=MUTED, linestyle=":", linewidth=1.0)
@@ -55,7 +55,7 @@ def drawing(seen: list[Seen]) -> str:
         for axes in (rate, memory, held):
             axes.grid(axis="y", color=FAINT)
             axes.set_xlim(0, END / 60)
-            for window, directives in seen:
+            for window, directives in windows:
                 for _ in directives:
                     axes.axvline(window.now / 60, color=MUTED, linewidth=0.4)
         out = io.StringIO()
@@ -64,17 +64,17 @@ def drawing(seen: list[Seen]) -> str:
     return re.sub(r"(\d\.\d\d)\d+", r"\1", out.getvalue()).replace(" \n", "\n")
 
 
-def table(seen: list[Seen]) -> str:
+def table(windows: list[WindowResult]) -> str:
     """List what was said, for the page's text."""
     lines = ["| after | the CPU job may have | because |", "|---|---|---|"]
-    for window, directives in seen:
+    for window, directives in windows:
         for directive in directives:
             throttle, reason = directive.throttle, directive.reason.partition(": ")[2]
-            lines.append(f"| {window.now - COMES:.0f} s | {told(throttle) if throttle else ''} | {reason} |")
+            lines.append(f"| {window.now - COMES:.0f} s | {describe(throttle) if throttle else ''} | {reason} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    told_story = story()
-    PICTURE.write_text(drawing(told_story), encoding="utf-8")
-    print(table(told_story))
+    windows = scenario()
+    PICTURE.write_text(draw(windows), encoding="utf-8")
+    print(table(windows))

@@ -33,7 +33,7 @@ what nobody can tell after 1 s, doubling to 300 s.
 
 A node that a job keeps away from counts as closed to it alone; where nothing else could ever hold the job, it comes
 back, and its story says so. {suspects} jobs within an hour for whose failure one node was at fault make a warning in
-the queue's log (`node_fails_jobs`), and nothing more: each of them keeps away by itself, what the node's agent sees
+the queue's log (`node_suspected`), and nothing more: each of them keeps away by itself, what the node's agent sees
 holds the node by its health, and jobs of one kind may fail alike on any node. Whether the node rests is an operator's
 word (`cotenant cordon`). `cotenant move ID` sends a job elsewhere by hand.
 

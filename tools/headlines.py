@@ -163,13 +163,13 @@ def rows(lines: Sequence[Headline], *, short: bool) -> Iterator[Sequence[str]]:
         )
 
 
-def written(lines: Sequence[Headline], *, short: bool) -> str:
+def render_table(lines: Sequence[Headline], *, short: bool) -> str:
     """Write a table."""
     head, *body = rows(lines, short=short)
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
 
 
-def put(page: Path, text: str) -> None:
+def replace_between_markers(page: Path, text: str) -> None:
     """Replace what stands between the marks of a page.
 
     Raises:
@@ -190,8 +190,8 @@ def main() -> None:
         for name, paper in NAMES.items()
         for line in headlines(paper, list(read((PAGES / f"{name}.md").read_text(encoding="utf-8"))))
     ]
-    put(README, written(lines, short=True))
-    put(PAGE, written(lines, short=False))
+    replace_between_markers(README, render_table(lines, short=True))
+    replace_between_markers(PAGE, render_table(lines, short=False))
 
 
 if __name__ == "__main__":

@@ -49,9 +49,9 @@ def diagram(first: State, table: Mapping[tuple[State, Event], State], ended: Col
     >>> class Door(StrEnum):
     ...     OPEN = "open"
     ...     SHUT = "shut"
-    >>> class Hand(StrEnum):
+    >>> class CoreGrant(StrEnum):
     ...     PUSH = "push"
-    >>> print(diagram(Door.OPEN, {(Door.OPEN, Hand.PUSH): Door.SHUT}, [Door.SHUT]))
+    >>> print(diagram(Door.OPEN, {(Door.OPEN, CoreGrant.PUSH): Door.SHUT}, [Door.SHUT]))
     ```mermaid
     stateDiagram-v2
         [*] --> open

@@ -61,7 +61,7 @@ def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def breaking() -> Verdict:
+def breaking_changes() -> Verdict:
     """Compare the wire contract with the last release's, or, before the first one, with main's."""
     name, start = "buf breaking", time.perf_counter()
     against = baseline()
@@ -112,7 +112,7 @@ CHECKS: tuple[Check, ...] = (
     command("import-linter", "lint-imports", "--no-logo"),
     command("buf lint", "buf", "lint"),
     command("buf format", "buf", "format", "--diff", "--exit-code"),
-    breaking,
+    breaking_changes,
     site,
 )
 

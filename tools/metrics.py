@@ -14,7 +14,7 @@ import cotenant.rpc
 import cotenant.security
 import cotenant.services
 import cotenant.store
-from cotenant.telemetry.metrics import Known, known
+from cotenant.telemetry.metrics import InstrumentInfo, known
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
@@ -56,7 +56,7 @@ PACKAGES = (
 MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
 
-def instruments() -> list[Known]:
+def instruments() -> list[InstrumentInfo]:
     """Import all modules that make instruments, and name these."""
     for package in PACKAGES:
         root = Path(package.__path__[0])
@@ -66,14 +66,14 @@ def instruments() -> list[Known]:
     return known()
 
 
-def prometheus_name(metric: Known) -> str:
+def prometheus_name(metric: InstrumentInfo) -> str:
     """Name a metric as the collector's Prometheus exporter does.
 
-    >>> prometheus_name(Known("cotenant.queue.cycle", "histogram", "s", ""))
+    >>> prometheus_name(InstrumentInfo("cotenant.queue.cycle", "histogram", "s", ""))
     'cotenant_queue_cycle_seconds'
-    >>> prometheus_name(Known("cotenant.queue.failures", "counter", "{attempt}", ""))
+    >>> prometheus_name(InstrumentInfo("cotenant.queue.failures", "counter", "{attempt}", ""))
     'cotenant_queue_failures_total'
-    >>> prometheus_name(Known("cotenant.queue.waited", "counter", "s", ""))
+    >>> prometheus_name(InstrumentInfo("cotenant.queue.waited", "counter", "s", ""))
     'cotenant_queue_waited_seconds_total'
     """
     unit = UNITS.get(metric.unit, "")
@@ -85,7 +85,7 @@ def page() -> str:
     return TEXT.format(tables="\n".join(_tables(instruments())))
 
 
-def _tables(metrics: list[Known]) -> Iterator[str]:
+def _tables(metrics: list[InstrumentInfo]) -> Iterator[str]:
     for part, title in PARTS.items():
         rows = [metric for metric in metrics if metric.name.startswith(f"cotenant.{part}.")]
         if rows:

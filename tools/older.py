@@ -21,14 +21,14 @@ class Version:
     """Where a version's command is, and what it is."""
 
     command: str
-    told: str
+    description: str
 
 
 NEWEST = Version(COTENANT, "this version")
 
 
 @contextmanager
-def older(revision: str | None) -> Iterator[Version]:
+def installed_version(revision: str | None) -> Iterator[Version]:
     """Check a git revision out and install it, in a place of its own; without one, it is the version at hand.
 
     Raises:
@@ -38,7 +38,7 @@ def older(revision: str | None) -> Iterator[Version]:
         yield NEWEST
         return
     found = _git("rev-parse", "--verify", f"{revision}^{{commit}}")
-    told = _git("log", "-1", "--format=the mesh was started with the version of %cs (`%h`)", found)
+    description = _git("log", "-1", "--format=the mesh was started with the version of %cs (`%h`)", found)
     commits = _git("rev-list", "--count", f"{found}..HEAD")
     place = Path(tempfile.mkdtemp(prefix="older-"))
     try:
@@ -48,7 +48,7 @@ def older(revision: str | None) -> Iterator[Version]:
         if done.returncode:
             raise SystemExit(f"the version of {revision} cannot be installed:\n{done.stdout}{done.stderr}")
         command = place / "tree" / ".venv" / "bin" / "cotenant"
-        yield Version(str(command), f"{told}, {commits} commits before this one")
+        yield Version(str(command), f"{description}, {commits} commits before this one")
     finally:
         shutil.rmtree(place, ignore_errors=True)
         _git("worktree", "prune")

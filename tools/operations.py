@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from tests.end_to_end import remains  # noqa: E402 - the root of the checkout has to be on the path first
 from tests.end_to_end.commands import COTENANT, Serving, environment_of  # noqa: E402 - likewise
 from tests.support.etcd_server import EtcdServer, free_ports, leader_of, start_cluster  # noqa: E402 - likewise
-from tools.older import NEWEST, Version, older  # noqa: E402 - likewise
+from tools.installed_version import NEWEST, Version, installed_version  # noqa: E402 - likewise
 from tools.page import Page  # noqa: E402 - likewise
 
 PAGE = ROOT / "docs" / "operations.md"
@@ -119,7 +119,7 @@ class Mesh:
         words += ["--endpoints", self.endpoints]
         log = self.directory / f"{part}.log"
         process = Serving([self.version.command, *map(str, words)], self.environment, log)
-        process.wait_to_say("placement_joined" if agent else f"{service} serves at")
+        process.wait_for_output("placement_connected" if agent else f"{service} serves at")
         self.processes[part] = process
 
     def restart(self, part: str) -> None:
@@ -165,7 +165,9 @@ def until(what: str, holds: Callable[[], bool]) -> float:
 
 def set_up(mesh: Mesh, page: Page) -> None:
     """Make certificates, and start everything."""
-    page.tell("## Certificates\n\nOne authority on the operator's machine, and a certificate for each part and person.")
+    page.add_text(
+        "## Certificates\n\nOne authority on the operator's machine, and a certificate for each part and person."
+    )
     certs = mesh.directory / "certs"
     page.name(certs, "/etc/cotenant/certs")
     mesh.show("certs", "init", "--dir", str(certs))
@@ -178,7 +180,7 @@ def set_up(mesh: Mesh, page: Page) -> None:
     for name, file in (("CA", "ca.pem"), ("CERT", "operator-ann.pem"), ("KEY", "operator-ann.key")):
         mesh.environment[f"COTENANT_TLS_{name}"] = str(certs / file)
 
-    page.tell("## Three members, two of each service, five agents")
+    page.add_text("## Three members, two of each service, five agents")
     mesh.etcd = start_cluster(mesh.directory, members=3, arguments=("--max-txn-ops=4096",))
     for number, server in enumerate(mesh.etcd, 1):
         page.name(server.endpoint, f"etcd-{number}.lab:2379")  # as long as an address here, so that tables stay tables
@@ -195,7 +197,7 @@ def set_up(mesh: Mesh, page: Page) -> None:
         "",
     )
     page.show("cotenant serve agent --node gpu-1 --endpoints … --tls-ca …   # on each GPU server", "")
-    page.tell(
+    page.add_text(
         "Jobs run as whoever submitted them; an agent's settings may say otherwise (`[users]`, as here for `ann`)."
     )
     for part in (*parts, *AGENTS):
@@ -208,7 +210,7 @@ def set_up(mesh: Mesh, page: Page) -> None:
 
 def lose_the_leader(mesh: Mesh, page: Page) -> None:
     """Kill the queue's leader while jobs are submitted, and count them."""
-    page.tell(
+    page.add_text(
         "## The queue's leader dies while jobs are submitted\n\n"
         f"{JOBS} jobs are submitted one after another; after the tenth, the process that leads is killed (`kill -9`)."
     )
@@ -231,24 +233,26 @@ def lose_the_leader(mesh: Mesh, page: Page) -> None:
     told = [one["id"] for one in mesh.jobs() if one["name"] != WITNESS]
     if ran != list(range(JOBS)) or sorted(told) != sorted(accepted):
         raise SystemExit(f"lost or run twice: accepted {accepted}, known {told}, ran {ran}")
-    page.tell(
+    page.add_text(
         f"All {JOBS} were accepted, each is known once and ran once. The submission that met the dead leader took "
         f"{longest:.1f} s, waiting for the next one; nobody had to repeat it."
     )
     mesh.show("replicas")
     dead = next(part for part in ("queue-1", "queue-2") if part not in mesh.processes)
     mesh.start(dead)
-    page.tell("Started again, it follows.")
+    page.add_text("Started again, it follows.")
 
 
 def lose_members(mesh: Mesh, page: Page, counted: Path) -> None:
     """Kill one member of etcd, then the majority; bring them back."""
-    page.tell("## A member of etcd goes away, then another\n\nOne of three is not missed, even the one that led them:")
+    page.add_text(
+        "## A member of etcd goes away, then another\n\nOne of three is not missed, even the one that led them:"
+    )
     lost = [leader_of(mesh.etcd)]
     lost[0].kill()
     mesh.show("submit", "--cpus", "1", "--wait", "--", "true")
     show_status(mesh, problems=1)
-    page.tell("Without a majority nothing can be promised, and so it is not; what runs, runs on.")
+    page.add_text("Without a majority nothing can be promised, and so it is not; what runs, runs on.")
     lost.append(next(server for server in mesh.etcd if server not in lost))
     lost[1].kill()
     before = counted.stat().st_size
@@ -258,7 +262,7 @@ def lose_members(mesh: Mesh, page: Page, counted: Path) -> None:
     for server in lost:
         server.start()
     until("the mesh is well", lambda: _well(mesh))
-    page.tell("Both members are back:")
+    page.add_text("Both members are back:")
     show_status(mesh)
 
 
@@ -284,7 +288,7 @@ def show_status(mesh: Mesh, problems: int = 0) -> None:
 def roll(mesh: Mesh, page: Page, counted: Path) -> None:
     """Restart every process, one after another."""
     before, mesh.version = mesh.version, NEWEST
-    page.tell(
+    page.add_text(
         "## An upgrade, one process after another\n\n"
         "Install the new version, then restart one process at a time, and wait until it serves: the one that follows "
         "before the one that leads, agents last. The new and the old version speak with each other meanwhile."
@@ -299,11 +303,11 @@ def roll(mesh: Mesh, page: Page, counted: Path) -> None:
     for agent in AGENTS:
         mesh.restart(agent)
         mesh.run("submit", "--gpus", "1", "--cpus", "1", "--wait", "--", "true")
-    written = counted.stat().st_size
-    until("the running job goes on", lambda: counted.stat().st_size > written)
+    render = counted.stat().st_size
+    until("the running job goes on", lambda: counted.stat().st_size > render)
     page.show("systemctl restart cotenant@queue   # … and so on, on each machine", "")
     mesh.show("jobs")
-    page.tell(
+    page.add_text(
         "After each restart a job was submitted, and ran. The one that ran through all this is still in its first "
         "attempt."
     )
@@ -311,11 +315,11 @@ def roll(mesh: Mesh, page: Page, counted: Path) -> None:
 
 def restore(mesh: Mesh, page: Page, counted: Path, job_id: str) -> None:
     """Lose all of etcd, and go on from a backup."""
-    page.tell("## All of etcd is lost\n\nA backup is taken while everything runs:")
+    page.add_text("## All of etcd is lost\n\nA backup is taken while everything runs:")
     backup = mesh.directory / "nightly.backup"
     page.name(backup, "nightly.backup")
     mesh.show("backup", str(backup), "--store", mesh.store)
-    page.tell("Then etcd's disks die, all three. Jobs run on.")
+    page.add_text("Then etcd's disks die, all three. Jobs run on.")
     for part in [part for part in mesh.processes if part not in AGENTS]:
         mesh.processes.pop(part).terminate()
     for server in mesh.etcd:
@@ -325,7 +329,7 @@ def restore(mesh: Mesh, page: Page, counted: Path, job_id: str) -> None:
         server.start(wait=False)
     for server in mesh.etcd:
         server.wait_until_healthy()
-    page.tell("With the services stopped, three empty members are filled from the backup; then the services start.")
+    page.add_text("With the services stopped, three empty members are filled from the backup; then the services start.")
     mesh.show("restore", str(backup), "--store", mesh.store)
     for part in mesh.ports:
         mesh.start(part)
@@ -339,7 +343,7 @@ def restore(mesh: Mesh, page: Page, counted: Path, job_id: str) -> None:
     attempt = json.loads(mesh.run("show", job_id, "--json"))["attempt"]
     if attempt["number"] != 1:
         raise SystemExit(f"the job was started again: {attempt}")
-    page.tell(
+    page.add_text(
         "The job has run through the death of a leader, the loss of a majority, an upgrade and the loss of the store, "
         "in one attempt. Its end is told by its agent:"
     )
@@ -364,13 +368,13 @@ def main(arguments: Sequence[str]) -> None:
     asked = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left
     page = Page(HEAD)
-    with directory() as path, older(asked.revision) as version:
+    with directory() as path, installed_version(asked.revision) as version:
         mesh = Mesh(path, page, version)
         page.name(path, "…")
         try:
             set_up(mesh, page)
             counted, stop = path / "counted", path / "stop"
-            page.tell("## A job that will see all of it\n\nIt writes a line now and then, until it is told to end.")
+            page.add_text("## A job that will see all of it\n\nIt writes a line now and then, until it is told to end.")
             loop = f"while [ ! -e {stop} ]; do echo . >> {counted}; sleep 0.2; done"
             words = ("submit", "--name", WITNESS, "--gpus", "1", "--cpus", "1", "--", "sh", "-c", loop)
             shown = "cotenant submit --name witness --gpus 1 --cpus 1 -- sh -c 'while …; do …; sleep 0.2; done'"
@@ -387,7 +391,7 @@ def main(arguments: Sequence[str]) -> None:
         finally:
             mesh.close()
     if not asked.check:
-        PAGE.write_text(re.sub(r"[ \t]+\n", "\n", page.written()))
+        PAGE.write_text(re.sub(r"[ \t]+\n", "\n", page.render()))
         print(f"   {PAGE.relative_to(ROOT)} is written")
 
 

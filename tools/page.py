@@ -18,7 +18,7 @@ class Page:
         """Give something of this machine the name that it has on the page."""
         self.names.append((str(said), named))
 
-    def tell(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Write prose."""
         self.parts.append(self._named(text))
         print(f"   {text.strip().splitlines()[0][:110]}", file=sys.stderr)
@@ -36,6 +36,6 @@ class Page:
             text = text.replace(said, named)
         return text
 
-    def written(self) -> str:
+    def render(self) -> str:
         """The whole page."""
         return "\n\n".join(part.strip("\n") for part in self.parts) + "\n"

@@ -91,7 +91,7 @@ store         2 of 3 members, e1:2379 leads, 12MiB
 nodes         4 ready; 3 of 32 GPUs and 40 of 256 cores held
 jobs          3 running
 release       0.1.0
-certificates  the next runs out in 212 days
+certificates  the next expires in 212 days
 problem       store e3:2379: no answer within 1 s
               bring it back: with one more away nothing can be written
 ```

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.security.permissions import ROLES, SCOPES_IN_WORDS, Role
+from cotenant.security.permissions import ROLES, SCOPE_LABELS, Role
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
 BEGIN, END = "<!-- roles: drawn by tools/roles.py -->\n", "<!-- roles end -->\n"
@@ -20,7 +20,7 @@ def table() -> str:
             service = owner
             lines += ["", f"**{service.rpartition('.')[2]}**", "", f"| method | {' | '.join(Role)} | audited |"]
             lines.append("|---" * (len(Role) + 2) + "|")
-        cells = [SCOPES_IN_WORDS[rule.scopes[role]] if role in rule.scopes else "" for role in Role]
+        cells = [SCOPE_LABELS[rule.scopes[role]] if role in rule.scopes else "" for role in Role]
         lines.append(f"| `{method}` | {' | '.join(cells)} | {'yes' if rule.changes else ''} |")
     return "\n".join([*lines, "", ""]).replace("|  |", "| |").replace("|  |", "| |")
 

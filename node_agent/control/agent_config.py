@@ -15,20 +15,24 @@ DAY_SECONDS = 86_400.0
 class AgentConfig:
     """The settings of an agent.
 
-    `gpus` is "auto" or "fake:N". `cpus` restricts jobs to a subset of the logical CPUs, `memory_bytes` to a part of
-    the memory. `address` is the host name under which other nodes reach this one, by default `node_id`.
-    `shareable_gpus` lets several jobs have shares of a GPU; `split_siblings` makes each logical CPU a core.
-    An empty `contention_endpoint` means that no samples are sent. `memory_bandwidth_peak` is the most memory bandwidth
-    that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
-    many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
-    each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
-    `work_bytes_max` is what an attempt's own directory may take, 0: as much as there is; `disk_reserve_bytes` of the
-    file system are kept free of jobs' files.
-    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name. An agent
-    that is not root runs jobs of several submitters only with `shared_identity`. `hidden` are files and directories
-    that jobs are not to see, where that can be had, beside the state directory. Without `share_machine` the agent does
-    not start where another one of the same user offers some of its CPUs, and placement holds one of two such nodes.
-    `machine_parts` is how many agents the machine is divided among: each offers as much of its memory.
+    `gpus` is "auto" or "fake:N". `cpus` restricts jobs to these logical CPUs, `memory_bytes` to a part of the memory.
+    `address` is the host name by which other nodes reach this one; the default is `node_id`. `shareable_gpus` lets
+    several jobs share a GPU; `split_siblings` makes each logical CPU a core of its own. With an empty
+    `contention_endpoint` no samples are sent. `memory_bandwidth_peak` is the node's peak memory bandwidth in bytes per
+    second; 0 means the highest observed.
+
+    `kept_max` and `kept_seconds_max` bound how many acknowledged attempts keep their output, and for how long.
+    `pids_max` is the default limit of processes and threads per task; 0 means only the limit of the whole attempt, half
+    of the node's. `work_bytes_max` limits the size of an attempt's own directory, 0: unlimited. `disk_reserve_bytes` of
+    the file system are kept free of jobs' files.
+
+    `users` maps submitters to users of the machine if the agent runs as root; the default is the user of the same name.
+    An agent that does not run as root runs jobs of several submitters only with `shared_identity`. `hidden` are files
+    and directories to hide from jobs where possible, in addition to the state directory.
+
+    Without `share_machine` the agent refuses to start if another agent of the same user offers some of its CPUs, and
+    placement holds one of two such nodes. `machine_parts` is the number of agents that share the machine: each offers
+    an equal part of its memory.
     """
 
     node_id: str
@@ -60,7 +64,7 @@ class AgentConfig:
     machine_parts: int = 1
 
     def to_json(self) -> str:
-        """Write it as one line.
+        """Return the settings as one line of JSON.
 
         >>> config = AgentConfig("a", Path("/var/a"), "127.0.0.1:1", cpus=(0, 1), hidden=(Path("/b"),))
         >>> AgentConfig.from_json(config.to_json()) == config
@@ -70,7 +74,7 @@ class AgentConfig:
 
     @classmethod
     def from_json(cls, text: str) -> AgentConfig:
-        """Read what `to_json` wrote."""
+        """Parse what `to_json` wrote."""
         values = json.loads(text)
         values["state_dir"] = Path(values["state_dir"])
         values["hidden"] = tuple(map(Path, values["hidden"]))

@@ -1,4 +1,4 @@
-"""What the agent has seen of terms, epochs and the store, so that it never obeys an older one, even after a restart."""
+"""Fencing: remembers the highest term, epochs and store mark seen, so that the agent never obeys an older one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import structlog
 from cotenant import fail_points
 from cotenant.history.events import Told, Welcomed
 from cotenant.history.recording import record
-from cotenant.store.witness import Identity, Mark, Memory, Seen, Verdict, judge
+from cotenant.store.witness import Identity, Mark, RememberedStore, Seen, Verdict, compare_store
 
 log = structlog.get_logger()
 
 JOBS_MAX = 10_000
-BYTES_MAX = 4 << 20  # appended before the journal is rewritten
+BYTES_MAX = 4 << 20  # appended between rewrites of the journal
 REVISION_MAX = 1 << 62
 
 
-class Fence:
-    """The largest term, and the largest epoch of each of the last jobs.
+class EpochFence:
+    """The highest term, the highest epoch of each of the last `JOBS_MAX` jobs, and the newest mark of the store.
 
-    Kept as a journal of JSON lines that is rewritten at each start. What was raised counts at once; it is on the
+    They are kept in a journal of JSON lines that is rewritten at each start. A raised value counts at once and is on
     disk when `flush` has returned.
     """
 
@@ -33,9 +33,9 @@ class Fence:
         self._path, self._node_id = path, node_id
         self._pending: list[str] = []
         self._writing = asyncio.Lock()
-        self._bytes = 0  # appended since it was rewritten
+        self._bytes = 0  # appended since the last rewrite
         self.term = 0
-        self.store: Mark | None = None  # the newest that was shown
+        self.store: Mark | None = None  # the newest mark seen
         self._epochs: dict[str, int] = {}
         self._load()
 
@@ -45,21 +45,21 @@ class Fence:
                 entry = json.loads(line)
                 term, epoch = int(entry.get("term", 0)), int(entry.get("epoch", 0))
                 if max(term, epoch) > REVISION_MAX:
-                    continue  # no store is ever there, and the node would obey nobody again
+                    continue  # no store reaches it, and the node would refuse every order
                 self.term = max(self.term, term)
                 if mark := _mark_of(entry.get("store")):
                     self.store = mark  # the last line is the newest
                 if "job" in entry:
                     self._raise(str(entry["job"]), epoch)
             except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
-                continue  # a line that a crash cut short, or a disk damaged
+                continue  # a torn or damaged line
         try:
             self._rewrite()
-        except OSError as error:  # a full disk; the journal as it is says the same
-            log.warning("fence_not_rewritten", error=str(error))
+        except OSError as error:  # a full disk; the old journal has the same content
+            log.warning("fence_rewrite_failed", error=str(error))
 
     def _rewrite(self) -> None:
-        """Leave out what is outdated."""
+        """Compact the journal."""
         self._replace(self._lines())
 
     def _lines(self) -> list[str]:
@@ -75,21 +75,21 @@ class Fence:
         fresh.rename(self._path)
 
     def epoch_of(self, job_id: str) -> int:
-        """The largest epoch seen for a job; 0 where none was."""
+        """Return the highest epoch seen for a job, or 0."""
         return self._epochs.get(job_id, 0)
 
     @property
     def remedy(self) -> str:
-        """What to do where every leader's term is older than one that was seen: stores are erased, fences are not."""
+        """What to do if every leader's term is older than one seen: a store may be erased, a fence is not."""
         return (
-            "a placement that was cut off gives way to the one that leads; where the store went back in time or is "
-            "another one, `cotenant store status` says so and `cotenant store accept-regression` has every node accept "
-            "it; to give up this node's memory alone, end its jobs, stop the agent, "
+            "a placement that was cut off steps down for the leader; if the store went back in time or was replaced, "
+            "`cotenant store status` shows it and `cotenant store accept-regression` makes every node accept it; to "
+            "reset this node alone, end its jobs, stop the agent, "
             f"remove {self._path}, and start the agent"
         )
 
     def raise_term(self, term: int) -> bool:
-        """Take a term; False where a larger one was seen."""
+        """Record a term; return False if a higher one was seen."""
         if term > self.term:
             self.term = term
             self._pending.append(_term_line(term))
@@ -97,16 +97,16 @@ class Fence:
             record(Welcomed(self._node_id, term))
         return term == self.term
 
-    def judge_store(self, shown: Mark, supersedes: tuple[str, ...]) -> Verdict | None:
-        """Return what is wrong with the store behind a placement; None where it is what was seen, or newer."""
+    def check_store(self, shown: Mark, supersedes: tuple[str, ...]) -> Verdict | None:
+        """Return why the store behind placement is not acceptable; None if it is the known store and not older."""
         if self.store is None:
             return None
-        told = shown.memory
-        identity = Identity(told.id, told.generation, "", supersedes)
-        return judge(self.store.memory, Seen(identity, told.revision), f"node {self._node_id}")
+        memory = shown.memory
+        identity = Identity(memory.id, memory.generation, "", supersedes)
+        return compare_store(self.store.memory, Seen(identity, memory.revision), f"node {self._node_id}")
 
-    def remember_store(self, shown: Mark) -> None:
-        """Record a newer mark of the store, or the mark of another store that was accepted."""
+    def record_store(self, shown: Mark) -> None:
+        """Record a newer mark of the store, or the mark of a new store that was accepted."""
         known = self.store
         if known == shown or (
             known
@@ -119,7 +119,7 @@ class Fence:
         self._pending.append(_store_line(shown))
 
     def raise_epoch(self, job_id: str, epoch: int) -> bool:
-        """Take a job's epoch; False where a larger one was seen."""
+        """Record a job's epoch; return False if a higher one was seen."""
         if epoch > self.epoch_of(job_id):
             self._raise(job_id, epoch)
             self._pending.append(_epoch_line(job_id, epoch))
@@ -128,12 +128,12 @@ class Fence:
 
     def _raise(self, job_id: str, epoch: int) -> None:
         epoch = max(epoch, self._epochs.pop(job_id, 0))
-        self._epochs[job_id] = epoch  # at the end: the first is the one that was raised longest ago
+        self._epochs[job_id] = epoch  # in order of the last raise
         while len(self._epochs) > JOBS_MAX:
             del self._epochs[next(iter(self._epochs))]
 
     async def flush(self) -> None:
-        """Put what was raised on the disk; callers at the same time share one write. Raises `OSError`."""
+        """Write raised values to disk; concurrent callers share one write. Raises `OSError`."""
         async with self._writing:
             lines, self._pending = self._pending, []
             if lines:
@@ -151,13 +151,13 @@ class Fence:
 
     def _append(self, lines: list[str]) -> None:
         with self._path.open("a") as file:
-            file.writelines(["\n", *lines])  # apart from a line that a crash may have cut short
+            file.writelines(["\n", *lines])  # separate from a torn line
             file.flush()
             os.fdatasync(file.fileno())
 
 
-def remembered(path: Path) -> Memory | None:
-    """Return what a node's journal says of the store, with the highest term and epoch that it has; changes nothing."""
+def read_store_memory(path: Path) -> RememberedStore | None:
+    """Return what a node's journal says of the store, with the highest term and epoch in it; read-only."""
     mark, highest = None, 0
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
@@ -180,7 +180,7 @@ def _store_line(mark: Mark) -> str:
 
 
 def _mark_of(read: object) -> Mark | None:
-    memory = Memory.decode(read)
+    memory = RememberedStore.decode(read)
     if memory is None or not isinstance(read, dict):
         return None
     try:

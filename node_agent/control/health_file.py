@@ -1,4 +1,4 @@
-"""What is known of the node's health, kept across restarts of the agent."""
+"""Persists the node's health across restarts of the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from cotenant.core.model.health import NO_ERA, Era, Finding
+from cotenant.core.model.health import UNKNOWN_BOOT, BootInstance, Finding
 from cotenant.core.model.health_rules import RULES, TABLE_VERSION
 from cotenant.node_agent.supervisor.state_file import StateFile
 
@@ -21,35 +21,35 @@ CAPACITY_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What stands, and the GPUs that there were in that era, as the process that asks NVML told of them."""
+class HealthSnapshot:
+    """The current findings, and the GPUs of this boot and driver load as NVML reported them."""
 
     findings: tuple[Finding, ...] = ()
     gpus: tuple[dict[str, Any], ...] = ()
-    era: Era = NO_ERA
+    era: BootInstance = UNKNOWN_BOOT
 
 
 class HealthFile:
-    """One file in the agent's directory. Blocks while it is written."""
+    """One file in the agent's directory. Writing blocks."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / NAME
         self._file = StateFile(str(self._path), CAPACITY_BYTES)
 
-    def read(self) -> Remembered:
-        """What was kept; a finding that cannot be read is left out, and told of."""
+    def read(self) -> HealthSnapshot:
+        """Return the saved snapshot, empty if it is unreadable; findings of unknown rules are skipped."""
         try:
             raw = json.loads(self._path.read_bytes())
-            findings = tuple(finding for each in raw["findings"] if (finding := _finding(each)))
-            return Remembered(findings, tuple(raw["gpus"]), Era(str(raw["boot"]), str(raw["driver"])))
+            findings = tuple(finding for each in raw["findings"] if (finding := _finding_from_json(each)))
+            return HealthSnapshot(findings, tuple(raw["gpus"]), BootInstance(str(raw["boot"]), str(raw["driver"])))
         except FileNotFoundError:
-            return Remembered()
+            return HealthSnapshot()
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             log.error("health_file_unreadable", path=str(self._path), error=f"{type(error).__name__}: {error}")
-            return Remembered()
+            return HealthSnapshot()
 
-    def write(self, remembered: Remembered) -> None:
-        """Keep it. Where the disk does not take it, that is told of, and the next change tries again."""
+    def write(self, remembered: HealthSnapshot) -> None:
+        """Save the snapshot. A disk error is logged, and the next change retries."""
         try:
             self._file.write(
                 {
@@ -57,14 +57,14 @@ class HealthFile:
                     "boot": remembered.era.boot,
                     "driver": remembered.era.driver,
                     "gpus": list(remembered.gpus),
-                    "findings": [_written(finding) for finding in remembered.findings],
+                    "findings": [_finding_to_json(finding) for finding in remembered.findings],
                 }
             )
         except OSError as error:
-            log.error("health_not_recorded", error=str(error))
+            log.error("health_write_failed", error=str(error))
 
 
-def _written(finding: Finding) -> dict[str, object]:
+def _finding_to_json(finding: Finding) -> dict[str, object]:
     return {
         "rule": finding.rule,
         "detail": finding.detail,
@@ -78,7 +78,7 @@ def _written(finding: Finding) -> dict[str, object]:
     }
 
 
-def _finding(raw: Mapping[str, Any]) -> Finding | None:
+def _finding_from_json(raw: Mapping[str, Any]) -> Finding | None:
     finding = Finding(
         rule=str(raw["rule"]),
         detail=str(raw["detail"]),
@@ -87,9 +87,9 @@ def _finding(raw: Mapping[str, Any]) -> Finding | None:
         since=float(raw["since"]),
         lasted_seconds=float(raw["lasted_seconds"]),
         calm_seconds=float(raw["calm_seconds"]),
-        era=Era(str(raw["boot"]), str(raw["driver"])),
+        era=BootInstance(str(raw["boot"]), str(raw["driver"])),
     )
-    if finding.rule not in RULES:  # another version's
-        log.warning("finding_dropped", rule=finding.rule, gpu=finding.gpu_uuid)
+    if finding.rule not in RULES:  # a rule of another version
+        log.warning("health_finding_dropped", rule=finding.rule, gpu=finding.gpu_uuid)
         return None
     return finding

@@ -1,8 +1,8 @@
-"""Profiles of running attempts: their rate on fewer cores than they hold, measured on the job itself.
+"""Live profiling: measures running attempts' rates on fewer cores than they hold.
 
-The task of a profile narrows the attempt's cores and measures, one core count after the other, and whatever ends it,
-its last acts are the same: the attempt gets all of its cores again, and only then is the end told. A job that tells
-no step is not touched at all.
+The task of a profile narrows the attempt's cores and measures one core count after the other. However it ends, its last
+steps are the same: it gives all cores back to the attempt, and only then reports the end. A job that reports no steps
+is not narrowed at all.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from typing import Any, TypeVar
 import structlog
 
 from cotenant.node_agent.control.progress_reader import ProgressReader
-from cotenant.node_agent.control.rate_meter import Measured, Meter, Patience
+from cotenant.node_agent.control.rate_meter import Measurement, MeterTimeouts, RateMeter
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, duration, timestamp
 from cotenant.node_agent.runtime.runtime_port import Runtime
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
 BUDGET_SECONDS_DEFAULT = 600.0
 CORE_COUNTS_MAX = 64
-PATIENCE = Patience()
+TIMEOUTS = MeterTimeouts()
 STEPS_WAITING_MAX = 1024
 RESTORE_RETRY_SECONDS = 1.0
 CLOSE_SECONDS_MAX = 5.0
 
 T = TypeVar("T")
-Tell = Callable[[node_service_pb2.ProfileReport], None]
+SendReport = Callable[[node_service_pb2.ProfileReport], None]
 
 
-class Silent(Exception):
-    """The job told no step for too long."""
+class NoProgress(Exception):
+    """The job reported no step for too long."""
 
 
 class CannotNarrow(Exception):
-    """The runtime does not let the attempt have so few cores."""
+    """The runtime refuses to narrow the attempt to this core count."""
 
 
 @dataclass(slots=True, eq=False)
 class Profile:
-    """One that is under way: `left` are the core counts that nothing was told of yet."""
+    """A running profile: `left` are the core counts without a report yet."""
 
     key: AttemptKey
     order: node_service_pb2.ProfileOrder
@@ -58,50 +58,50 @@ class Profile:
 
     @property
     def budget_seconds(self) -> float:
-        """How long it may take."""
-        told = self.order.budget.ToMicroseconds() / 1e6
-        return told if told > 0 else BUDGET_SECONDS_DEFAULT
+        """The time limit of the profile."""
+        seconds = self.order.budget.ToMicroseconds() / 1e6
+        return seconds if seconds > 0 else BUDGET_SECONDS_DEFAULT
 
-    def hear(self, step: int, phase: str, now: float) -> None:
-        """Take a step that the job told; where nobody has looked for very long, the oldest is lost."""
+    def record_step(self, step: int, phase: str, now: float) -> None:
+        """Queue a step that the job reported; if the queue is full, drop the oldest."""
         if self.steps.full():
             self.steps.get_nowait()
         self.steps.put_nowait((step, now, phase))
 
     def report(self, **fields: object) -> node_service_pb2.ProfileReport:
-        """Something to tell of it."""
+        """Return a report of this profile."""
         return node_service_pb2.ProfileReport(
             job_id=self.key.job_id,
             number=self.key.number,
             time=timestamp(time.time()),
-            **fields,  # type: ignore[arg-type]  # as the message has them
+            **fields,  # type: ignore[arg-type]  # fields of the message
         )
 
 
-class Profiles:
-    """At most one profile of each attempt at a time."""
+class LiveProfiler:
+    """Runs at most one profile per attempt."""
 
     def __init__(
-        self, runtime: Runtime, progress: ProgressReader, tell: Tell, patience: Patience | None = None
+        self, runtime: Runtime, progress: ProgressReader, send_report: SendReport, timeouts: MeterTimeouts | None = None
     ) -> None:
         self._runtime = runtime
         self._progress = progress
-        self._tell = tell
-        self._patience = patience or PATIENCE
-        self._under_way: dict[AttemptKey, Profile] = {}
-        self._background = Background()
+        self._send_report = send_report
+        self._timeouts = timeouts or TIMEOUTS
+        self._in_progress: dict[AttemptKey, Profile] = {}
+        self._background = BackgroundTasks()
         self._closing = False
 
     def refuse(self, order: node_service_pb2.ProfileOrder, why: str) -> None:
-        """Answer an order that cannot be obeyed."""
+        """Refuse an order for a profile."""
         log.info("profile_refused", attempt=f"{order.job_id}/{order.number}", why=why)
         profile = Profile(AttemptKey(order.job_id, order.number), order, list(order.cores))
-        self._tell_rest(profile, why)
+        self._report_remaining(profile, why)
 
-    def begin(self, order: node_service_pb2.ProfileOrder) -> None:
-        """Measure; the same order again changes nothing, another one takes the place of the first."""
+    def start(self, order: node_service_pb2.ProfileOrder) -> None:
+        """Start a profile; a repeated order has no effect, a different one replaces the running profile."""
         key = AttemptKey(order.job_id, order.number)
-        known = self._under_way.get(key)
+        known = self._in_progress.get(key)
         if known is not None and known.order == order and not known.why:
             return
         if order.steps < 1 or len(order.cores) > CORE_COUNTS_MAX:
@@ -110,16 +110,16 @@ class Profiles:
         if self._closing:
             self.refuse(order, "the agent is shutting down")
             return
-        profile = self._under_way[key] = Profile(key, order, list(order.cores), known)
+        profile = self._in_progress[key] = Profile(key, order, list(order.cores), known)
         profile.task = self._background.start(self._run(profile))
 
-    def under_way(self, key: AttemptKey) -> bool:
-        """Whether an attempt has one."""
-        return key in self._under_way
+    def in_progress(self, key: AttemptKey) -> bool:
+        """Return whether an attempt is being profiled."""
+        return key in self._in_progress
 
     async def end(self, key: AttemptKey, why: str) -> None:
-        """End an attempt's profile, if it has one; it has all of its cores when this returns."""
-        if known := self._under_way.get(key):
+        """End an attempt's profile, if any; the attempt has all of its cores when this returns."""
+        if known := self._in_progress.get(key):
             await self._end(known, why)
 
     async def _end(self, profile: Profile, why: str) -> None:
@@ -127,40 +127,40 @@ class Profiles:
             profile.why = why
             assert profile.task is not None
             profile.task.cancel()
-        await asyncio.wait([one.task for one in (profile, profile.before) if one and one.task])
-        if self._under_way.get(profile.key) is profile:  # it had not even begun
-            del self._under_way[profile.key]
-            self._tell_rest(profile, profile.why)
+        await asyncio.wait([each.task for each in (profile, profile.before) if each and each.task])
+        if self._in_progress.get(profile.key) is profile:  # it had not started
+            del self._in_progress[profile.key]
+            self._report_remaining(profile, profile.why)
 
     async def _run(self, profile: Profile) -> None:
         if profile.before is not None:
-            await self._end(profile.before, "another profile was ordered")
+            await self._end(profile.before, "replaced by another profile")
             profile.before = None
-        log.info("profile_began", attempt=str(profile.key), cores=profile.left, steps=profile.order.steps)
+        log.info("profile_started", attempt=str(profile.key), cores=profile.left, steps=profile.order.steps)
         why = ""
-        self._progress.profile(profile.key, profile.hear)
+        self._progress.profile(profile.key, profile.record_step)
         try:
             async with asyncio.timeout(profile.budget_seconds):
                 await self._measure_all(profile)
         except TimeoutError:
-            why = f"its budget of {profile.budget_seconds:g} s is used up"
-        except Silent as silent:
+            why = f"its budget of {profile.budget_seconds:g} s is exhausted"
+        except NoProgress as silent:
             why = str(silent)
         except asyncio.CancelledError:
             why = profile.why or "the agent is shutting down"
-        except Exception as error:  # a stranger's runtime may raise whatever it likes
+        except Exception as error:  # a third-party runtime may raise anything
             log.exception("profile_failed", attempt=str(profile.key))
-            why = f"it failed: {type(error).__name__}: {error}"
+            why = f"failed: {type(error).__name__}: {error}"
         profile.why = profile.why or why or "over"
         await self._restore(profile)
         self._progress.profile(profile.key, None)
-        if self._under_way.get(profile.key) is profile:
-            del self._under_way[profile.key]
+        if self._in_progress.get(profile.key) is profile:
+            del self._in_progress[profile.key]
         log.info("profile_ended", attempt=str(profile.key), why=why)
-        self._tell_rest(profile, why)
+        self._report_remaining(profile, why)
 
     async def _measure_all(self, profile: Profile) -> None:
-        await self._next_step(profile)  # a job that tells nothing keeps all of its cores
+        await self._next_step(profile)  # a job that reports nothing keeps all of its cores
         silent = 0
         for cores in list(profile.left):
             message, measured = "", None
@@ -168,53 +168,53 @@ class Profiles:
                 measured = await self._measure(profile, cores)
             except CannotNarrow as refused:
                 message = str(refused)
-            except Silent as told:
-                message, silent = str(told), silent + 1
+            except NoProgress as error:
+                message, silent = str(error), silent + 1
             profile.left.remove(cores)
-            self._tell(_result(profile, cores, measured, message))
+            self._send_report(_result(profile, cores, measured, message))
             if silent > 1:
-                raise Silent(message)
+                raise NoProgress(message)
 
-    async def _measure(self, profile: Profile, cores: int) -> Measured:
-        if reason := await undivided(self._runtime.narrow(profile.key, cores)):
+    async def _measure(self, profile: Profile, cores: int) -> Measurement:
+        if reason := await uninterrupted(self._runtime.narrow(profile.key, cores)):
             raise CannotNarrow(reason)
-        while not profile.steps.empty():  # told before the change
+        while not profile.steps.empty():  # reported before the change
             profile.steps.get_nowait()
-        meter = Meter(profile.order.steps, self._patience, time.monotonic())
+        meter = RateMeter(profile.order.steps, self._timeouts, time.monotonic())
         while True:
-            if measured := meter.take(*await self._next_step(profile)):
+            if measured := meter.update(*await self._next_step(profile)):
                 return measured
 
     async def _next_step(self, profile: Profile) -> tuple[int, float, str]:
-        """The next step that the job tells. Raises `Silent`."""
-        seconds = self._patience.silence_seconds
+        """Return the next step that the job reports. Raises `NoProgress`."""
+        seconds = self._timeouts.silence_seconds
         try:
             async with asyncio.timeout(seconds):
                 return await profile.steps.get()
         except TimeoutError:
-            raise Silent(f"the job told no step for {seconds:g} s") from None
+            raise NoProgress(f"the job reported no step for {seconds:g} s") from None
 
     async def _restore(self, profile: Profile) -> None:
-        """Give all cores back; it is tried until it succeeds or nothing runs any more."""
-        while reason := await undivided(self._runtime.narrow(profile.key, None)):
-            log.error("cores_not_given_back", attempt=str(profile.key), why=reason)
+        """Give all cores back; retry until it succeeds or the attempt has ended."""
+        while reason := await uninterrupted(self._runtime.narrow(profile.key, None)):
+            log.error("cores_release_failed", attempt=str(profile.key), why=reason)
             await asyncio.sleep(RESTORE_RETRY_SECONDS)
 
-    def _tell_rest(self, profile: Profile, why: str) -> None:
+    def _report_remaining(self, profile: Profile, why: str) -> None:
         for cores in profile.left:
-            self._tell(_result(profile, cores, None, why))
-        self._tell(profile.report(done=True, message=why))
+            self._send_report(_result(profile, cores, None, why))
+        self._send_report(profile.report(done=True, message=why))
 
     async def close(self) -> None:
-        """End all profiles, with all cores back and the ends told; what cannot be, the next agent will see to."""
+        """End all profiles, give all cores back and report the ends; the next agent completes what times out."""
         self._closing = True
-        ends = [self.end(key, "the agent is shutting down") for key in list(self._under_way)]
+        ends = [self.end(key, "the agent is shutting down") for key in list(self._in_progress)]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*ends), CLOSE_SECONDS_MAX)
         await self._background.close()
 
 
-def _result(profile: Profile, cores: int, measured: Measured | None, message: str) -> node_service_pb2.ProfileReport:
+def _result(profile: Profile, cores: int, measured: Measurement | None, message: str) -> node_service_pb2.ProfileReport:
     if measured is None:
         return profile.report(cores=cores, message=message)
     return profile.report(
@@ -225,8 +225,8 @@ def _result(profile: Profile, cores: int, measured: Measured | None, message: st
     )
 
 
-async def undivided(work: Coroutine[Any, Any, T]) -> T:
-    """Do something to its end also where we are cancelled in between: a thread cannot be called back."""
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine to its end even if this task is cancelled: a thread cannot be interrupted."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

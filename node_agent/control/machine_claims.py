@@ -1,9 +1,9 @@
-"""Keeps two agents of one user from offering the same CPUs or memory of a machine, or from using one node id there.
+"""Keeps two agents of one user from offering the same CPUs or memory of a machine, or from using the same node id.
 
-Each agent holds a locked file that says what it offers, in a directory that only its user can write: nobody else can
-keep an agent from starting. Agents of different users do not see each other here; placement compares the nodes of one
-machine (see `cotenant.services.placement.registry.node_claims`). A lock ends with its process, so nothing has to be
-cleaned up.
+Each agent holds a locked file that describes what it offers, in a directory that only its user can write: other users
+cannot block an agent. Agents of different users do not see each other's claims; placement compares the nodes of one
+machine (see `cotenant.services.placement.registry.node_claims`). A lock ends with its process, so stale claims need no
+cleanup.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 import structlog
 
 from cotenant.core.model.refusal import plural
-from cotenant.node_agent.control.state_directory import AnotherAgent
+from cotenant.node_agent.control.state_directory import AgentAlreadyRunning
 from cotenant.node_agent.probes.inventory import machine_memory_bytes
 from cotenant.node_agent.supervisor.lease import boot_id
 from cotenant.v1 import resources_pb2
@@ -32,22 +32,22 @@ log = structlog.get_logger()
 LOCK = "lock"
 CLAIM_BYTES_MAX = 1 << 20
 REASON_CHARACTERS_MAX = 200
-NUMBERS = range(1 << 63)  # that a claim may hold
+NUMBERS = range(1 << 63)  # valid in a claim
 NOT_FILES = frozenset({errno.ELOOP, errno.ENXIO})  # a symbolic link, a socket
-ANYWAY = (
-    "end that agent, give each a part of the machine (serve agent --cpus --memory, up --nodes N), or accept that with "
-    "--share-machine"
+HINT = (
+    "stop that agent, give each agent a part of the machine (serve agent --cpus --memory, up --nodes N), or allow "
+    "sharing with --share-machine"
 )
 GIBIBYTE = 1 << 30
 
 
-class MachineTaken(AnotherAgent):
-    """Another agent of this user offers parts of this machine that this one would offer too."""
+class MachineClaimConflict(AgentAlreadyRunning):
+    """Another agent of this user already offers parts of this machine that this agent would offer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an agent offers of a machine. Memory in bytes; `machine_memory_bytes` is all that the machine has."""
+    """What an agent offers of a machine. Memory is in bytes; `machine_memory_bytes` is the machine's total."""
 
     node_id: str
     state_dir: str
@@ -64,23 +64,23 @@ class Claim:
             text.encode()
         for number in (self.pid, self.memory_bytes, self.machine_memory_bytes, *self.cpus):
             if type(number) is not int or number not in NUMBERS:
-                raise ValueError(f"{number!r} is not a number that a claim may hold")
+                raise ValueError(f"{number!r} is not a valid number in a claim")
 
     def conflict(self, others: list[Claim]) -> str:
-        """Return what this claim has in common with others that are held, in words; "" where they fit together.
+        """Return how this claim conflicts with others that are held; "" if it does not.
 
         >>> here = Claim("a", "/s", 1, (0, 1), 4, 8)
         >>> here.conflict([Claim("b", "/t", 7, (2, 3), 4, 8)])
         ''
         >>> here.conflict([Claim("b", "/t", 7, (1, 2), 4, 8)])
-        "it would offer 1 CPU that node 'b' offers (process 7, state in /t)"
+        "it would offer 1 CPU that node 'b' already offers (process 7, state in /t)"
         """
         for other in others:
             where = f"(process {other.pid}, state in {other.state_dir})"
             if other.node_id == self.node_id:
-                return f"this machine runs node {self.node_id!r} already {where}"
+                return f"this machine already runs node {self.node_id!r} {where}"
             if shared := set(self.cpus) & set(other.cpus):
-                return f"it would offer {plural(len(shared), 'CPU')} that node {other.node_id!r} offers {where}"
+                return f"it would offer {plural(len(shared), 'CPU')} that node {other.node_id!r} already offers {where}"
         offered = self.memory_bytes + sum(other.memory_bytes for other in others)
         if others and offered > self.machine_memory_bytes:
             names = ", ".join(sorted(repr(other.node_id) for other in others))
@@ -89,11 +89,11 @@ class Claim:
         return ""
 
 
-def take_machine(node_id: str, state_dir: Path, inventory: resources_pb2.Inventory) -> list[int]:
-    """Claim what an agent offers; returns the descriptors that hold the claim, none where it cannot be kept. Blocks.
+def claim_machine(node_id: str, state_dir: Path, inventory: resources_pb2.Inventory) -> list[int]:
+    """Claim what an agent offers; return the descriptors that hold the claim, empty if it cannot be stored. Blocks.
 
     Raises:
-        MachineTaken: another agent of this user offers some of it.
+        MachineClaimConflict: another agent of this user offers some of it.
     """
     claim = Claim(
         node_id=node_id,
@@ -105,14 +105,14 @@ def take_machine(node_id: str, state_dir: Path, inventory: resources_pb2.Invento
     )
     directory = claims_directory(os.environ, boot_id())
     try:
-        return [take(directory, claim)] if directory else []
+        return [acquire_claim(directory, claim)] if directory else []
     except OSError as error:
-        log.warning("machine_not_claimed", error=str(error))
+        log.warning("machine_claim_failed", error=str(error))
         return []
 
 
 def claims_directory(environment: Mapping[str, str], boot: str) -> Path | None:
-    """Make and return the directory of this user's claims in this boot of the machine; None where there can be none."""
+    """Return this user's directory of claims for this boot, created if needed; None if no safe directory exists."""
     uid = os.geteuid()
     runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/") / ".cache")
@@ -127,7 +127,7 @@ def claims_directory(environment: Mapping[str, str], boot: str) -> Path | None:
             continue
         if all(_is_our_own(path, uid) for path in (directory, directory.parent)):
             return directory
-        log.warning("claims_directory_refused", directory=str(directory), error="others may write it")
+        log.warning("claims_directory_refused", directory=str(directory), error="other users can write to it")
     return None
 
 
@@ -136,21 +136,21 @@ def _is_our_own(path: Path, uid: int) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o022
 
 
-def take(directory: Path, wanted: Claim) -> int:
+def acquire_claim(directory: Path, wanted: Claim) -> int:
     """Acquire a claim and return the descriptor that holds it. Blocks for a moment.
 
     Raises:
-        MachineTaken: it does not fit together with those that are held.
+        MachineClaimConflict: it conflicts with claims that are held.
         OSError: it cannot be written.
     """
     with _locked(directory / LOCK):
-        if why := wanted.conflict(list(_held(directory))):
-            raise MachineTaken(f"the agent of node {wanted.node_id!r} cannot start: {why}; {ANYWAY}")
+        if why := wanted.conflict(list(_live_claims(directory))):
+            raise MachineClaimConflict(f"the agent of node {wanted.node_id!r} cannot start: {why}; {HINT}")
         path = directory / f"{hashlib.sha256(wanted.node_id.encode()).hexdigest()[:24]}.json"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)  # not before it is locked: another agent may hold it
+            os.ftruncate(descriptor, 0)  # only once locked: another agent may hold it
             os.write(descriptor, json.dumps(asdict(wanted)).encode())
         except OSError:
             os.close(descriptor)
@@ -162,14 +162,14 @@ def take(directory: Path, wanted: Claim) -> int:
 def _locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held for a few file operations
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held only for a few file operations
         yield
     finally:
         os.close(descriptor)
 
 
-def _held(directory: Path) -> Iterator[Claim]:
-    """The claims of agents that live; what the others have left is removed. What is not a file is skipped."""
+def _live_claims(directory: Path) -> Iterator[Claim]:
+    """Yield the claims of live agents and remove those of dead ones. Anything but a regular file is skipped."""
     for path in sorted(directory.glob("*.json")):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -180,9 +180,9 @@ def _held(directory: Path) -> Iterator[Claim]:
                 raise
             log.warning("claim_unreadable", path=str(path), error=str(error))
             continue
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a job of the same user may have made a FIFO here
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a job of the same user may have created a FIFO here
             os.close(descriptor)
-            log.warning("claim_unreadable", path=str(path), error="it is not a file")
+            log.warning("claim_unreadable", path=str(path), error="not a regular file")
             continue
         with open(descriptor, "rb") as file:
             try:

@@ -1,4 +1,4 @@
-"""What an attempt waits for on its node before it is launched, and after it has ended."""
+"""The checks that an attempt waits for on its node before its launch and after its end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cotenant.v1 import node_service_pb2
 
 
 class NodeGuard(Protocol):
-    """Says whether GPUs are free, and whether the agent can launch anything."""
+    """Checks that GPUs are free and that the agent has the resources to launch an attempt."""
 
     async def busy(self, assignment: node_service_pb2.Assignment) -> str:
-        """Why the GPUs of an attempt that is to be started are not free; nothing where they are."""
+        """Return why the GPUs of an attempt that is about to start are not free; "" if they are."""
 
-    async def settle(self, assignment: node_service_pb2.Assignment) -> None:
-        """Wait until nothing of an attempt that has ended holds its GPUs, or they are held from new work."""
+    async def wait_for_gpus(self, assignment: node_service_pb2.Assignment) -> None:
+        """Wait until no process of an ended attempt uses its GPUs, or the GPUs are held from new work."""
 
-    async def room(self, given_up: Callable[[], bool]) -> str:
-        """Wait a little until the agent has what a launch takes, or it is given up; why there is still no room."""
+    async def wait_for_resources(self, given_up: Callable[[], bool]) -> str:
+        """Wait briefly until the agent has the resources for a launch; return what is missing, or "" if `given_up`."""

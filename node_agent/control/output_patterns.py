@@ -1,4 +1,4 @@
-"""Reads progress out of a job's output with the regular expression that its user gave."""
+"""Extracts progress from a job's output with the user's regular expression."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import re2
 import structlog
 
 from cotenant.core.model.patterns import MEMORY_BYTES_MAX
-from cotenant.node_agent.control.progress import LINE_BYTES_MAX, Told, told
+from cotenant.node_agent.control.progress import LINE_BYTES_MAX, ProgressUpdate, progress_update
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
 
@@ -28,28 +28,28 @@ LOOK_BACK_BYTES = 65536
 ANSWER_BYTES_MAX = 65536
 
 
-class TooSlow(Exception):
-    """A pattern did not come to an end in time."""
+class PatternTimeout(Exception):
+    """A pattern search did not finish in time."""
 
 
 class PatternMatcher:
-    """One process for all patterns of a node, started with the first and again after each that it was killed for."""
+    """One process that searches for all patterns of a node; started on first use and restarted after each kill."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def search(self, pattern: str, lines: list[str]) -> dict[str, str]:
-        """Ask the process. Raises `TooSlow`; the process is killed then."""
-        async with self._turn:
+        """Search lines in the process. On timeout the process is killed. Raises `PatternTimeout`."""
+        async with self._lock:
             try:
                 await self._ensure()
-                return await asyncio.wait_for(self._ask(pattern, lines), SEARCH_SECONDS_MAX)
+                return await asyncio.wait_for(self._request(pattern, lines), SEARCH_SECONDS_MAX)
             except (TimeoutError, OSError, ValueError) as error:
                 await self._kill()
-                raise TooSlow(f"took longer than {SEARCH_SECONDS_MAX:.0f} s") from error
+                raise PatternTimeout(f"took longer than {SEARCH_SECONDS_MAX:.0f} s") from error
             except asyncio.CancelledError:
-                await self._kill()  # else its late answer would be taken for the next one's
+                await self._kill()  # its late answer would be taken for the next request's
                 raise
 
     async def _ensure(self) -> None:
@@ -59,9 +59,9 @@ class PatternMatcher:
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
                 env={}, limit=ANSWER_BYTES_MAX,
             )  # fmt: skip
-            await asyncio.wait_for(self._ask("()", []), START_SECONDS_MAX)
+            await asyncio.wait_for(self._request("()", []), START_SECONDS_MAX)
 
-    async def _ask(self, pattern: str, lines: list[str]) -> dict[str, str]:
+    async def _request(self, pattern: str, lines: list[str]) -> dict[str, str]:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -79,12 +79,12 @@ class PatternMatcher:
             await process.wait()
 
     async def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         await self._kill()
 
 
 class OutputPattern:
-    """One attempt's pattern and how far its output has been read."""
+    """One attempt's pattern and how far its output has been searched."""
 
     def __init__(
         self, key: AttemptKey, regex: str, directory: Callable[[], Path | None], matcher: PatternMatcher
@@ -95,43 +95,43 @@ class OutputPattern:
         self._directory = directory
         self._matcher = matcher
         self._readers: dict[int, OutputReader] = {}
-        self._rests: dict[int, bytes] = {}
+        self._partial_lines: dict[int, bytes] = {}
 
-    async def newest(self) -> Told | None:
-        """What the newest matching line since the last call tells; over all ranks, the one read last."""
+    async def latest(self) -> ProgressUpdate | None:
+        """Return the progress in the last matching line since the previous call; over all ranks, the last one read."""
         directory = self._directory()
         if directory is None or not self.usable:
             return None
-        newest = None
+        latest = None
         for rank in ranks_in(directory):
             if rank not in self._readers:
                 self._readers[rank] = OutputReader(directory, rank)
-            newest = await self._search(self._new_lines(rank, self._readers[rank])) or newest
-        return newest
+            latest = await self._search(self._new_lines(rank, self._readers[rank])) or latest
+        return latest
 
     def _new_lines(self, rank: int, reader: OutputReader) -> list[str]:
-        """Whole lines written since the last time: the end of them, should there be very many."""
-        data = self._rests.get(rank, b"")
+        """Return the complete lines written since the last call; only the last ones if there are very many."""
+        data = self._partial_lines.get(rank, b"")
         while (piece := reader.read()).data:
             data = (data + piece.data)[-LOOK_BACK_BYTES:]
         *lines, rest = re.split(rb"[\r\n]+", data)  # progress bars end their lines with carriage returns
-        self._rests[rank] = rest[-LINE_BYTES_MAX:]
+        self._partial_lines[rank] = rest[-LINE_BYTES_MAX:]
         return [line[:LINE_BYTES_MAX].decode(errors="replace") for line in lines if line]
 
-    async def _search(self, lines: list[str]) -> Told | None:
+    async def _search(self, lines: list[str]) -> ProgressUpdate | None:
         if not lines:
             return None
         try:
             found = await self._matcher.search(self._regex, lines)
-        except TooSlow as error:
+        except PatternTimeout as error:
             found = {"error": str(error)}
         if "error" in found:
             self.usable = False
             log.warning("progress_pattern_dropped", attempt=str(self._key), pattern=self._regex, why=found["error"])
             return None
-        return told(found.get("step"), found.get("loss"))
+        return progress_update(found.get("step"), found.get("loss"))
 
     def close(self) -> None:
-        """Let go of the output."""
+        """Close the output files."""
         for reader in self._readers.values():
             reader.close()

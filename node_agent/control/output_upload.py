@@ -1,4 +1,4 @@
-"""Sends processes' output to placement when it asks for it."""
+"""Uploads processes' output to placement on request."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
-from cotenant.node_agent.control.placement_link import Unwelcome
+from cotenant.node_agent.control.placement_link import NotWelcomed
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
@@ -24,7 +24,7 @@ Pieces = AsyncIterator[node_service_pb2.UploadOutputRequest]
 
 
 class OutputUploads:
-    """The reads that are under way, each an upload of its own."""
+    """The running reads, each with an upload of its own."""
 
     def __init__(
         self,
@@ -34,41 +34,41 @@ class OutputUploads:
     ) -> None:
         self._upload, self._directory, self._running = upload, directory, running
         self._reads: dict[str, asyncio.Task[None]] = {}
-        self._background = Background()
+        self._background = BackgroundTasks()
 
     def order(self, order: node_service_pb2.ReadOutput) -> None:
-        """Begin a read, or end one."""
-        under_way = self._reads.get(order.read_id)
+        """Start or cancel a read."""
+        running = self._reads.get(order.read_id)
         if order.cancel:
-            if under_way:
-                under_way.cancel()
-        elif under_way is None:
+            if running:
+                running.cancel()
+        elif running is None:
             self._reads[order.read_id] = self._background.start(self._send(order))
 
     async def _send(self, order: node_service_pb2.ReadOutput) -> None:
         try:
             await self._upload(self._pieces(order))
-        except (grpc.aio.AioRpcError, Unwelcome, OSError) as error:  # the last where it was pruned meanwhile
-            log.info("upload_broken", read=order.read_id, error=type(error).__name__)
+        except (grpc.aio.AioRpcError, NotWelcomed, OSError) as error:  # OSError: the output was pruned in the meantime
+            log.info("output_upload_failed", read=order.read_id, error=type(error).__name__)
         finally:
             del self._reads[order.read_id]
 
     async def _pieces(self, order: node_service_pb2.ReadOutput) -> Pieces:
-        """The output piece by piece. The first message names the read even where there is nothing to send."""
+        """Yield the output piece by piece. The first message names the read even if there is nothing to send."""
         key = AttemptKey(order.job_id, order.number)
         if len(self._reads) > READS_MAX:
-            yield _trouble(order, f"this node already serves {READS_MAX} reads of output")
+            yield _error(order, f"this node already serves {READS_MAX} output reads")
             return
         directory = self._directory(key)
         if directory is None:
-            yield _trouble(order, f"there is no output of {key} on this node")
+            yield _error(order, f"no output of {key} on this node")
             return
         yield node_service_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank)
         readers: dict[int, OutputReader] = {}
         try:
             while True:
                 last_round = not (order.follow and self._running(key))
-                directory = self._directory(key) or directory  # it moves once the attempt's end is acknowledged
+                directory = self._directory(key) or directory  # it moves when the attempt's end is acknowledged
                 for rank in [order.rank] if order.HasField("rank") else ranks_in(directory):
                     if rank not in readers:
                         readers[rank] = OutputReader(directory, rank, tail_bytes=order.tail_bytes)
@@ -85,9 +85,9 @@ class OutputUploads:
                 reader.close()
 
     async def close(self) -> None:
-        """End all reads."""
+        """Cancel all reads."""
         await self._background.close()
 
 
-def _trouble(order: node_service_pb2.ReadOutput, why: str) -> node_service_pb2.UploadOutputRequest:
+def _error(order: node_service_pb2.ReadOutput, why: str) -> node_service_pb2.UploadOutputRequest:
     return node_service_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank, error=why)

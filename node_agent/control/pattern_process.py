@@ -1,10 +1,10 @@
 """Searches lines for users' regular expressions, in a process of its own that the agent can kill.
 
-Started as `python -I -S pattern_process.py DIRECTORY BYTES`: where RE2 is installed, and how large a compiled pattern
-may be. RE2 takes a time linear in the line. A pattern that is not in its syntax belongs to a job that an older version
-admitted: it runs on Python's engine, which may take longer than the universe is old and cannot be interrupted; so it
-must not happen inside the agent. Each request is a JSON line {"pattern", "lines"}; the answer is {"step", "loss"} of
-the last line that matches, {} or {"error"}.
+Started as `python -I -S pattern_process.py DIRECTORY BYTES`: the directory where RE2 is installed, and the maximum size
+of a compiled pattern. RE2 runs in time linear in the line. A pattern outside of RE2's syntax belongs to a job that an
+older version admitted: it runs on Python's engine, which may need exponential time and cannot be interrupted, so it
+must not run inside the agent. Each request is a JSON line {"pattern", "lines"}; the answer is {"step", "loss"} of the
+last matching line, {} or {"error"}.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MEMORY_BYTES_MAX = 128 * 1024
 
 
 def search(pattern: str, lines: list[str], memory_bytes_max: int = MEMORY_BYTES_MAX) -> dict[str, str]:
-    """Return what the last line that matches says."""
+    """Return the step and the loss in the last matching line."""
     try:
         compiled = _compiled(pattern, memory_bytes_max)
     except (re.error, OverflowError, RecursionError) as error:
@@ -35,7 +35,7 @@ def search(pattern: str, lines: list[str], memory_bytes_max: int = MEMORY_BYTES_
 
 
 def _compiled(pattern: str, memory_bytes_max: int) -> Any:
-    """Compile a pattern with RE2 if its syntax and size allow, else with Python's engine."""
+    """Return a pattern compiled with RE2 if its syntax and size allow, otherwise with Python's engine."""
     try:
         import re2
     except ImportError:
@@ -49,8 +49,8 @@ def _compiled(pattern: str, memory_bytes_max: int) -> Any:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # of Python's engine about users' patterns
+    warnings.simplefilter("ignore")  # from Python's engine, about users' patterns
     sys.path.append(sys.argv[1])
     for request in sys.stdin:
-        asked = json.loads(request)
-        print(json.dumps(search(asked["pattern"], asked["lines"], int(sys.argv[2]))), flush=True)
+        fields = json.loads(request)
+        print(json.dumps(search(fields["pattern"], fields["lines"], int(sys.argv[2]))), flush=True)

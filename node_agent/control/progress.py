@@ -1,4 +1,4 @@
-"""How far a job has come, from what it tells: pure, and tolerant of anything that a job may write."""
+"""Parses and tracks a job's reported progress: pure, and tolerant of any input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 LINE_BYTES_MAX = 4096
-LINES_MAX, TAIL_BYTES_MAX = 64, 2 * LINE_BYTES_MAX  # of one datagram
+LINES_MAX, TAIL_BYTES_MAX = 64, 2 * LINE_BYTES_MAX  # per datagram
 BATCH_SIZE_MAX = 1_000_000
 BATCH_SECONDS_MAX = 86_400.0
 STEP_MAX = 2**63 - 1
@@ -18,21 +18,21 @@ WINDOW_SECONDS = 30.0
 SILENCE_SECONDS_MAX = 120.0
 RESTART_SECONDS = 60.0
 SAMPLE_SECONDS = 0.2
-PHASES_MAX = 16  # remembered of one attempt
+PHASES_MAX = 16  # remembered per attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one line told; any of it may be missing."""
+class ProgressUpdate:
+    """The progress in one line; each field may be missing."""
 
     step: int | None = None
     loss: float | None = None
-    batch: tuple[int, float] | None = None  # requests, and the seconds that they took together
-    phase: str = ""  # of the step; empty means training
+    batch: tuple[int, float] | None = None  # requests, and the seconds for all of them
+    phase: str = ""  # phase of the step; empty means training
 
 
 def newest_lines(datagram: bytes) -> list[bytes]:
-    r"""The last lines of what was told at once: a job may put tens of thousands into one datagram.
+    r"""Return the last lines of a datagram: a job may put tens of thousands of lines into one.
 
     >>> newest_lines(b"step=1\nstep=2"), len(newest_lines(b"step=1\n" * 9000))
     ([b'step=1', b'step=2'], 64)
@@ -40,17 +40,17 @@ def newest_lines(datagram: bytes) -> list[bytes]:
     tail = datagram[-TAIL_BYTES_MAX:]
     lines = tail.splitlines()
     if len(tail) < len(datagram) and len(lines) > 1:
-        del lines[0]  # it begins somewhere in its middle
+        del lines[0]  # a partial line
     return lines[-LINES_MAX:]
 
 
-def parse_line(line: bytes) -> Told | None:
-    """Read `step=12 loss=0.3`, `batch=8 batch_seconds=0.02` or the same as a JSON object; None for what is neither.
+def parse_line(line: bytes) -> ProgressUpdate | None:
+    """Parse `step=12 loss=0.3`, `batch=8 batch_seconds=0.02` or the same as a JSON object; None for any other line.
 
     >>> parse_line(b"step=12 loss=0.5 phase=validation"), parse_line(b"hello")
-    (Told(step=12, loss=0.5, batch=None, phase='validation'), None)
+    (ProgressUpdate(step=12, loss=0.5, batch=None, phase='validation'), None)
     >>> parse_line(b'{"batch": 8, "batch_seconds": 0.02}')
-    Told(step=None, loss=None, batch=(8, 0.02), phase='')
+    ProgressUpdate(step=None, loss=None, batch=(8, 0.02), phase='')
     """
     text = line[:LINE_BYTES_MAX].decode(errors="replace").strip()
     if text.startswith("{"):
@@ -63,23 +63,23 @@ def parse_line(line: bytes) -> Told | None:
     if not isinstance(fields, dict):
         return None
     batch = fields.get("batch"), fields.get("batch_seconds")
-    return told(fields.get("step"), fields.get("loss"), *batch, fields.get("phase"))
+    return progress_update(fields.get("step"), fields.get("loss"), *batch, fields.get("phase"))
 
 
-def told(
+def progress_update(
     step: object, loss: object, batch: object = None, batch_seconds: object = None, phase: object = None
-) -> Told | None:
-    """Make sense of a step, a loss and a batch in whatever form; None where none of them does."""
+) -> ProgressUpdate | None:
+    """Return an update from a step, a loss and a batch of any types; None if none of them is usable."""
     number, value = _number(step), _number(loss)
     whole = int(number) if number is not None and math.isfinite(number) and 0 <= number <= STEP_MAX else None
     requests = _batch(_number(batch), _number(batch_seconds))
     if whole is None and value is None and requests is None:
         return None
-    return Told(whole, value, requests, "" if whole is None else _phase(phase))
+    return ProgressUpdate(whole, value, requests, "" if whole is None else _phase(phase))
 
 
 def _phase(phase: object) -> str:
-    """Take a phase's name where it is a word; anything else is taken for training."""
+    """Return the phase if it is a valid name; anything else counts as training."""
     return phase if isinstance(phase, str) and PHASE.fullmatch(phase) else ""
 
 
@@ -97,41 +97,41 @@ def _number(value: object) -> float | int | None:
             return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if isinstance(value, float) or abs(value) <= STEP_MAX else None  # JSON's integers have no end
+    return value if isinstance(value, float) or abs(value) <= STEP_MAX else None  # JSON integers are unbounded
 
 
-class Track:
-    """One attempt's progress. Times are seconds on any one clock that never goes back."""
+class ProgressTracker:
+    """One attempt's progress. Times are seconds on any monotonic clock."""
 
     def __init__(self) -> None:
         self.step = 0  # of training
         self.loss: float | None = None
-        self.batch: tuple[int, float] | None = None  # since it was last told
+        self.batch: tuple[int, float] | None = None  # since the last report
         self.phase = ""
-        self.phase_step = 0  # of what it does now
+        self.phase_step = 0  # of the current phase
         self._points: deque[tuple[float, int]] = deque()
-        self._reached: dict[str, tuple[int, float]] = {}  # by phase: its last step, and when that was told
+        self._reached: dict[str, tuple[int, float]] = {}  # by phase: its last step, and when it was reported
 
-    def take(self, line: Told, now: float) -> None:
-        """Note what a line told.
+    def update(self, line: ProgressUpdate, now: float) -> None:
+        """Record the progress in one line.
 
-        Each phase counts its own steps and has a rate of its own. Replicas of a gang tell the same steps, some later
-        than others: a step that is not beyond the last of its phase is old news, unless the phase has not advanced for
-        so long that the job must have begun it again.
+        Each phase counts its own steps and has a rate of its own. Replicas of a gang report the same steps, some later
+        than others: a step that is not beyond the last one of its phase is ignored, unless the phase has not advanced
+        for so long that the job must have started it again.
         """
         if line.batch is not None:
             self.batch = line.batch
         last, reached = self._reached.get(line.phase, (-1, -math.inf))
         old = line.step is None or (line.step <= last and now - reached < RESTART_SECONDS)
-        turns = not old and line.phase != self.phase
-        if turns or (line.loss is not None and (line.step is None or line.phase == self.phase)):
-            self.loss = line.loss  # none of another phase's
-        if old or line.step is None or (line.step == last and not turns):
+        new_phase = not old and line.phase != self.phase
+        if new_phase or (line.loss is not None and (line.step is None or line.phase == self.phase)):
+            self.loss = line.loss  # not the loss of another phase
+        if old or line.step is None or (line.step == last and not new_phase):
             return
-        if turns or line.step < last:
+        if new_phase or line.step < last:
             self._points.clear()
         self._enter(line.phase, line.step, now)
-        self._note(now)
+        self._add_point(now)
 
     def _enter(self, phase: str, step: int, now: float) -> None:
         self._reached.pop(phase, None)
@@ -142,8 +142,8 @@ class Track:
         if not phase:
             self.step = step
 
-    def _note(self, now: float) -> None:
-        """Keep few points, at least two, that span the window."""
+    def _add_point(self, now: float) -> None:
+        """Add a point; keep few points, at least two, that span the window."""
         points = self._points
         if len(points) >= 2 and now - points[-2][0] < SAMPLE_SECONDS:
             points.pop()
@@ -152,24 +152,24 @@ class Track:
             points.popleft()
 
     def seconds_since_step(self, now: float) -> float | None:
-        """For how long it has stood at its last step; None where it has told none."""
+        """Return the seconds since the last step; None before the first."""
         return now - self._points[-1][0] if self._points else None
 
     def forget_rate(self) -> None:
-        """The rate up to now says nothing of that from now on: the cores have changed."""
+        """Reset the rate: after a change of cores the old rate is meaningless."""
         self._points.clear()
 
     def rate_per_second(self, now: float) -> float:
-        """Steps per second over the last window; 0 while unknown, or after a long silence."""
+        """Return the steps per second over the last window; 0 while unknown or after a long silence."""
         if len(self._points) < 2 or now - self._points[-1][0] > SILENCE_SECONDS_MAX:
             return 0.0
         (first_time, first_step), (last_time, last_step) = self._points[0], self._points[-1]
         return (last_step - first_step) / (last_time - first_time) if last_time > first_time else 0.0
 
     def rate_over(self, now: float, seconds: float) -> float:
-        """Steps per second over about so many last seconds, longer where it told nothing at their beginning.
+        """Return the steps per second over about the last `seconds`, longer if nothing was reported at their beginning.
 
-        0 while unknown. Once the next step is overdue, the rate falls with every moment in which it does not come.
+        0 while unknown. Once the next step is overdue, the rate falls continuously until it arrives.
         """
         points = self._points
         if len(points) < 2:

@@ -1,4 +1,4 @@
-"""Listens to what attempts tell of their progress: over a socket of each, and in their output."""
+"""Receives attempts' progress: over one socket per attempt, and from their output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import structlog
 
 from cotenant.node_agent.control.output_patterns import OutputPattern, PatternMatcher
-from cotenant.node_agent.control.progress import Told, Track, newest_lines, parse_line
+from cotenant.node_agent.control.progress import ProgressTracker, ProgressUpdate, newest_lines, parse_line
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
-from cotenant.node_agent.runtime.socket_paths import link_apart, progress_socket
+from cotenant.node_agent.runtime.socket_paths import link_private_socket, progress_socket
 
 log = structlog.get_logger()
 
@@ -27,7 +27,9 @@ DATAGRAMS_PER_ROUND, LINES_PER_ROUND = 64, 512  # some milliseconds
 ROUND_PAUSE_SECONDS = 0.1
 LAST_LOOK_SECONDS_MAX = 3.0
 
-Tell = Callable[[AttemptKey, Track, float, float], None]  # with the rate per second, and seconds since 1970
+ReportProgress = Callable[
+    [AttemptKey, ProgressTracker, float, float], None
+]  # with the rate per second, and seconds since 1970
 Step = Callable[[int, str, float], None]  # with the step, its phase, and seconds of the monotonic clock
 
 
@@ -37,17 +39,17 @@ class _Listener:
     path: Path
     socket: socket.socket
     pattern: OutputPattern | None
-    track: Track = field(default_factory=Track)
+    track: ProgressTracker = field(default_factory=ProgressTracker)
     dirty: bool = False
-    told_at: float = -REPORT_SECONDS
+    reported_at: float = -REPORT_SECONDS
     timer: asyncio.TimerHandle | None = None
     scan: asyncio.Task[None] | None = None
     profiled: Step | None = None
 
-    def take(self, told: Told) -> None:
-        """Note what the job tells; while it is profiled the steps' times go to the profile and nowhere else."""
+    def update(self, update: ProgressUpdate) -> None:
+        """Record an update; while the job is profiled, step times go to the profile only."""
         before, now = (self.track.phase, self.track.phase_step), time.monotonic()
-        self.track.take(told, now)
+        self.track.update(update, now)
         if self.profiled:
             self.track.forget_rate()
             if (self.track.phase, self.track.phase_step) != before:
@@ -55,17 +57,17 @@ class _Listener:
 
 
 class ProgressReader:
-    """All attempts' progress; each change is told, but for one attempt at most once a second."""
+    """The progress of all attempts; each change is reported, but at most once a second per attempt."""
 
-    def __init__(self, sockets: Path, tell: Tell) -> None:
+    def __init__(self, sockets: Path, report: ReportProgress) -> None:
         self._sockets = sockets
-        self._tell = tell
+        self._report = report
         self._listeners: dict[AttemptKey, _Listener] = {}
         self._matcher = PatternMatcher()
         self._loop = asyncio.get_running_loop()
 
     def watch(self, key: AttemptKey, regex: str, output: Callable[[], Path | None]) -> None:
-        """Begin to listen to an attempt; its socket is there when this returns."""
+        """Start listening to an attempt; its socket exists when this returns."""
         if key in self._listeners:
             return
         path = progress_socket(self._sockets, key)
@@ -73,26 +75,26 @@ class ProgressReader:
             path.unlink()
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         receiver.bind(str(path))
-        path.chmod(0o622)  # a job may have dropped its rights
-        link_apart(path)
+        path.chmod(0o622)  # a job may have dropped privileges
+        link_private_socket(path)
         pattern = OutputPattern(key, regex, output, self._matcher) if regex else None
         listener = self._listeners[key] = _Listener(key, path, receiver, pattern)
-        self._loop.add_reader(receiver, self._read_round, listener)
+        self._loop.add_reader(receiver, self._read_batch, listener)
         if pattern:
             listener.scan = self._loop.create_task(self._scan_forever(listener, pattern))
 
-    def _read_round(self, listener: _Listener) -> None:
-        """Take what waits, up to a limit: a job that floods us is left alone for a moment."""
+    def _read_batch(self, listener: _Listener) -> None:
+        """Read a bounded batch; a job that floods the socket is not read for a moment."""
         if not self._drain(listener):
             self._loop.remove_reader(listener.socket)
-            self._loop.call_later(ROUND_PAUSE_SECONDS, self._read_again, listener)
+            self._loop.call_later(ROUND_PAUSE_SECONDS, self._resume_reading, listener)
 
-    def _read_again(self, listener: _Listener) -> None:
+    def _resume_reading(self, listener: _Listener) -> None:
         if self._listeners.get(listener.key) is listener:
-            self._loop.add_reader(listener.socket, self._read_round, listener)
+            self._loop.add_reader(listener.socket, self._read_batch, listener)
 
     def _drain(self, listener: _Listener) -> bool:
-        """Take what waits; False where that is more than is taken at once."""
+        """Read waiting datagrams; return False if more remain than one batch."""
         lines = 0
         for _ in range(DATAGRAMS_PER_ROUND):
             try:
@@ -100,8 +102,8 @@ class ProgressReader:
             except BlockingIOError:
                 return True
             for line in newest:
-                if told := parse_line(line):
-                    listener.take(told)
+                if update := parse_line(line):
+                    listener.update(update)
                     self._changed(listener)
             lines += len(newest)
             if lines >= LINES_PER_ROUND:
@@ -111,18 +113,18 @@ class ProgressReader:
     def _changed(self, listener: _Listener) -> None:
         listener.dirty = True
         if listener.timer is None:
-            wait_seconds = max(0.0, listener.told_at + REPORT_SECONDS - self._loop.time())
-            listener.timer = self._loop.call_later(wait_seconds, self._tell_now, listener)
+            wait_seconds = max(0.0, listener.reported_at + REPORT_SECONDS - self._loop.time())
+            listener.timer = self._loop.call_later(wait_seconds, self._report_now, listener)
 
-    def _tell_now(self, listener: _Listener) -> None:
+    def _report_now(self, listener: _Listener) -> None:
         if listener.timer:
             listener.timer.cancel()
             listener.timer = None
         if listener.dirty:
             listener.dirty = False
-            listener.told_at = self._loop.time()
+            listener.reported_at = self._loop.time()
             rate = listener.track.rate_per_second(time.monotonic())
-            self._tell(listener.key, listener.track, rate, time.time())
+            self._report(listener.key, listener.track, rate, time.time())
 
     async def _scan_forever(self, listener: _Listener, pattern: OutputPattern) -> None:
         while pattern.usable:
@@ -130,44 +132,44 @@ class ProgressReader:
             await self._scan(listener, pattern)
 
     async def _scan(self, listener: _Listener, pattern: OutputPattern) -> None:
-        if told := await pattern.newest():
-            listener.take(told)
+        if update := await pattern.latest():
+            listener.update(update)
             self._changed(listener)
 
     def profile(self, key: AttemptKey, step: Step | None) -> None:
-        """Tell `step` of each advance of an attempt while its cores are narrowed; None ends that.
+        """Call `step` for each step of an attempt while it is profiled; None ends that.
 
-        Its rate is that on all of its cores and on no others, so meanwhile nobody is told one, and afterwards a new
-        one begins.
+        An attempt's rate refers to all of its cores, so none is reported during a profile, and a new one is measured
+        afterwards.
         """
         if listener := self._listeners.get(key):
             listener.profiled = step
             listener.track.forget_rate()
 
     def forget_rate(self, key: AttemptKey) -> None:
-        """The attempt has other cores now: its rate begins anew."""
+        """Reset an attempt's rate because its cores changed."""
         if listener := self._listeners.get(key):
             listener.track.forget_rate()
 
     def rate_per_second(self, key: AttemptKey) -> float:
-        """The attempt's rate now; 0 where it is not known."""
+        """Return the attempt's current rate; 0 if unknown."""
         listener = self._listeners.get(key)
         return listener.track.rate_per_second(time.monotonic()) if listener else 0.0
 
     def rate_over(self, key: AttemptKey, seconds: float) -> tuple[float, str]:
-        """The attempt's rate over about so many last seconds, 0 where it is not known, and in which phase that is."""
+        """Return the attempt's rate over about the last `seconds`, 0 if unknown, and the phase it belongs to."""
         listener = self._listeners.get(key)
         if listener is None:
             return 0.0, ""
         return listener.track.rate_over(time.monotonic(), seconds), listener.track.phase
 
-    def tell(self, key: AttemptKey) -> None:
-        """Tell of an attempt soon, also where it has told nothing itself."""
+    def report_soon(self, key: AttemptKey) -> None:
+        """Schedule a report of an attempt even if the job has reported nothing itself."""
         if listener := self._listeners.get(key):
             self._changed(listener)
 
     async def finish(self, key: AttemptKey) -> None:
-        """The attempt has ended: take in and tell the last that it told, and stop listening."""
+        """Read and report the last progress of an ended attempt, and stop listening."""
         listener = self._listeners.get(key)
         if listener is None:
             return
@@ -177,7 +179,7 @@ class ProgressReader:
         if listener.pattern:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._scan(listener, listener.pattern), LAST_LOOK_SECONDS_MAX)
-        self._tell_now(listener)
+        self._report_now(listener)
         self._drop(listener)
 
     def _drop(self, listener: _Listener) -> None:
@@ -194,11 +196,11 @@ class ProgressReader:
             os.unlink(listener.path)
         except FileNotFoundError:
             pass
-        except OSError as error:  # a read-only disk must not keep anybody from hearing of the attempt's end
-            log.warning("progress_socket_not_removed", attempt=str(listener.key), error=str(error))
+        except OSError as error:  # a read-only disk must not block the report of the attempt's end
+            log.warning("progress_socket_removal_failed", attempt=str(listener.key), error=str(error))
 
     async def close(self) -> None:
-        """Stop listening. The sockets of running jobs go; the next agent makes them anew under the same names."""
+        """Stop listening and remove the sockets; the next agent recreates those of running jobs by the same names."""
         for listener in list(self._listeners.values()):
             self._drop(listener)
         await self._matcher.close()

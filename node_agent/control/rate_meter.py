@@ -1,8 +1,8 @@
-"""Measures a job's rate on other cores than before: pure, fed with the steps that the job tells.
+"""Measures a job's rate after a change of its cores, from the steps that the job reports. Pure.
 
-After a change of cores a job still lives on what it had prepared before: a loader's full queue lets it run on at the
-old rate for a while. So the first steps are let pass, and a window whose two halves differ is not believed yet: its
-first half is dropped and the window goes on, a few times at most.
+After a change of cores a job still lives on what it had prepared: a loader's full queue sustains the old rate for a
+while. So the first steps are skipped, and a window whose two halves differ is not trusted yet: its first half is
+dropped and the window is extended, a few times at most.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-HALVES_DIFFER = 0.15  # of the greater rate
-HALVES_STEPS_MIN = 8  # below, single steps decide
+HALVES_DIFFER = 0.15  # of the higher rate
+HALVES_STEPS_MIN = 8  # with fewer, single steps dominate
 EXTENSIONS_MAX = 4
-SETTLE_SHARE = 0.25  # of the steps to be measured
+SETTLE_SHARE = 0.25  # of the steps to measure
 SETTLE_STEPS_MIN = 2
 POINTS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class MeterTimeouts:
     """How long a measurement waits, in seconds.
 
-    `settle` is let pass after each change of cores, and a measured window is at least `window` long. Where the job
-    tells nothing for `silence`, it is given up.
+    `settle_seconds` are skipped after each change of cores, and a measured window has at least `window_seconds`. If the
+    job reports nothing for `silence_seconds`, the measurement is given up.
     """
 
     settle_seconds: float = 1.0
@@ -32,8 +32,8 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """So many steps took so long."""
+class Measurement:
+    """Steps, and the seconds that they took."""
 
     steps: int
     seconds: float
@@ -44,30 +44,30 @@ class Measured:
         return self.steps / self.seconds
 
 
-class Meter:
-    """One measurement, from a change of cores at `now` on. Times are seconds on a clock that never goes back."""
+class RateMeter:
+    """One measurement, starting with a change of cores at `now`. Times are seconds on a monotonic clock."""
 
-    def __init__(self, steps: int, patience: Patience, now: float) -> None:
+    def __init__(self, steps: int, timeouts: MeterTimeouts, now: float) -> None:
         self._steps = steps
         self._settle_steps = max(SETTLE_STEPS_MIN, round(steps * SETTLE_SHARE))
-        self._window_seconds = patience.window_seconds
-        self._settled_at = now + patience.settle_seconds
+        self._window_seconds = timeouts.window_seconds
+        self._settled_at = now + timeouts.settle_seconds
         self._settled_step = 0
         self._last: int | None = None
         self._points: deque[tuple[float, int]] = deque()
         self._extensions = 0
 
-    def take(self, step: int, now: float, phase: str = "") -> Measured | None:
-        """Note that a step was told; what was measured, once it was. Only training is measured, which has no phase.
+    def update(self, step: int, now: float, phase: str = "") -> Measurement | None:
+        """Record a step; return the measurement once complete. Only training (the empty phase) is measured.
 
-        >>> meter = Meter(4, Patience(0, 0), now=0.0)
-        >>> [measured.rate_per_second for n in range(9) if (measured := meter.take(n, n * 0.5))]
+        >>> meter = RateMeter(4, MeterTimeouts(0, 0), now=0.0)
+        >>> [measured.rate_per_second for n in range(9) if (measured := meter.update(n, n * 0.5))]
         [2.0, 2.0, 2.0]
         """
         if phase:
             self._last = None
             return None
-        if self._last is None or step < self._last:  # a job that begins again, or trains again, settles again
+        if self._last is None or step < self._last:  # a restart of the job or of training must settle again
             self._settled_step = step + self._settle_steps
             self._points.clear()
         self._last = step
@@ -77,9 +77,9 @@ class Meter:
             self._points.append((now, step))
         else:
             self._points[-1] = (now, step)
-        return self._judged()
+        return self._evaluate()
 
-    def _judged(self) -> Measured | None:
+    def _evaluate(self) -> Measurement | None:
         whole = _between(self._points[0], self._points[-1])
         if whole.steps < self._steps or whole.seconds < max(self._window_seconds, 1e-6):
             return None
@@ -95,5 +95,5 @@ class Meter:
         return whole
 
 
-def _between(first: tuple[float, int], last: tuple[float, int]) -> Measured:
-    return Measured(last[1] - first[1], last[0] - first[0])
+def _between(first: tuple[float, int], last: tuple[float, int]) -> Measurement:
+    return Measurement(last[1] - first[1], last[0] - first[0])

@@ -1,4 +1,4 @@
-"""What the node and each attempt did in a window of time."""
+"""Samples resource usage of the node and of each attempt over time windows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cotenant.node_agent.runtime.runtime_port import Runtime, Usage
 from cotenant.v1 import contention_service_pb2, job_pb2
 
 UNKNOWN = -1.0
-WINDOWS_TO_WARM_UP = 6  # of a job that has begun, or was found by an agent that has
-WINDOWS_TO_SETTLE = 2  # after what it holds has changed
+WINDOWS_TO_WARM_UP = 6  # after the job, or the agent that found it, has started
+WINDOWS_TO_SETTLE = 2  # after its allocation has changed
 
 
 def is_cpu_job(attempt: Attempt) -> bool:
-    """Whether a job is a cpu job: as it says, or where it does not say, if it holds no GPU."""
+    """Return whether an attempt is of a cpu job: by its declared kind, or if it declares none, by holding no GPU."""
     kind = attempt.assignment.spec.kind
     if kind != job_pb2.JOB_KIND_UNSPECIFIED:
         return kind == job_pb2.JOB_KIND_CPU
@@ -30,50 +30,50 @@ def is_cpu_job(attempt: Attempt) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """An attempt's account at a moment of the monotonic clock."""
+class UsageReading:
+    """An attempt's usage at a moment of the monotonic clock."""
 
     time: float
     usage: Usage
 
     @property
     def moved(self) -> tuple[float, int | None]:
-        """Bytes that it had moved to and from memory by then."""
+        """The time and the bytes moved to and from memory by then."""
         return self.time, self.usage.moved_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What the sampler may look at, of an attempt unless it says otherwise."""
+class SampleSources:
+    """What the sampler reads; per attempt unless noted otherwise."""
 
-    attempts: Callable[[], dict[AttemptKey, Attempt]]  # of the node
-    rate_over: Callable[[AttemptKey, float], tuple[float, str]]  # so many seconds; with the phase
+    attempts: Callable[[], dict[AttemptKey, Attempt]]  # all of the node
+    rate_over: Callable[[AttemptKey, float], tuple[float, str]]  # over the last seconds; with the phase
     profiled: Callable[[AttemptKey], bool]
     throttle: Callable[[AttemptKey], Throttle]
     gpu_utilisation_percent: Callable[[Sequence[str]], float]  # of some GPUs by UUID
 
 
 class Sampler:
-    """Samples the node; each window begins where the one before ended."""
+    """Samples the node; each window starts where the previous one ended."""
 
     def __init__(
-        self, node_id: str, runtime: Runtime, bandwidth: NodeBandwidth, sight: Sight, *, window_seconds: float
+        self, node_id: str, runtime: Runtime, bandwidth: NodeBandwidth, sight: SampleSources, *, window_seconds: float
     ) -> None:
-        """A window is about as long as is said; a job is unsteady for some of them."""
+        """`window_seconds` is the approximate length of a window; a changed job is unsteady for some windows."""
         self._node_id, self._runtime, self._bandwidth, self._sight = node_id, runtime, bandwidth, sight
         self._window_seconds = window_seconds
-        self._readings: dict[AttemptKey, Reading] = {}
+        self._readings: dict[AttemptKey, UsageReading] = {}
         self._window_began = time.monotonic()
-        psutil.cpu_percent()  # the first call only begins the window
+        psutil.cpu_percent()  # the first call only starts the window
 
     async def sample(self) -> contention_service_pb2.NodeSample:
-        """End the window and tell what was in it."""
+        """End the window and return its sample."""
         now = time.monotonic()
         window_seconds, self._window_began = now - self._window_began, now
         live = {key: attempt for key, attempt in self._sight.attempts().items() if not attempt.status.ended}
         self._readings = {key: reading for key, reading in self._readings.items() if key in live}
-        told = [await self._attempt_sample(key, attempt, window_seconds) for key, attempt in sorted(live.items())]
-        samples, cpu_percent = [sample for sample in told if sample], psutil.cpu_percent()
+        attempts = [await self._attempt_sample(key, attempt, window_seconds) for key, attempt in sorted(live.items())]
+        samples, cpu_percent = [sample for sample in attempts if sample], psutil.cpu_percent()
         busy = cpu_percent / 100 * (psutil.cpu_count() or 1)
         return contention_service_pb2.NodeSample(
             node_id=self._node_id,
@@ -84,7 +84,7 @@ class Sampler:
             io=read_pressure("io"),
             cpu_percent=cpu_percent,
             memory_used_bytes=psutil.virtual_memory().used,
-            memory_bandwidth_bytes_per_second=_told(self._bandwidth.window()),
+            memory_bandwidth_bytes_per_second=_or_unknown(self._bandwidth.window()),
             memory_bandwidth_peak_bytes_per_second=self._bandwidth.peak_bytes_per_second,
             bandwidth_enforced=self._bandwidth.enforced,
             attempts=samples,
@@ -97,7 +97,7 @@ class Sampler:
         usage = await self._runtime.usage(key)
         if usage is None:
             return None
-        before, now = self._readings.get(key), Reading(time.monotonic(), usage)
+        before, now = self._readings.get(key), UsageReading(time.monotonic(), usage)
         self._readings[key] = now
         tasks = attempt.assignment.allocation.tasks
         uuids = [share.uuid for task in tasks for share in task.gpus]
@@ -110,7 +110,7 @@ class Sampler:
             memory_bytes=usage.memory_bytes,
             rate_per_second=rate,
             gpu_utilisation_percent=self._sight.gpu_utilisation_percent(uuids) if uuids else UNKNOWN,
-            memory_bandwidth_bytes_per_second=_told(rate_between(before.moved, now.moved) if before else None),
+            memory_bandwidth_bytes_per_second=_or_unknown(rate_between(before.moved, now.moved) if before else None),
             cpu_job=is_cpu_job(attempt),
             cores=sum(len(task.core_ids) for task in tasks),
             cache_bytes=UNKNOWN if usage.cache_bytes is None else usage.cache_bytes,
@@ -133,7 +133,7 @@ class Sampler:
 
 
 def throttle_message(throttle: Throttle) -> contention_service_pb2.Throttle:
-    """Write a throttle for the wire."""
+    """Return a throttle as a protobuf message."""
     return contention_service_pb2.Throttle(
         bandwidth_percent=throttle.bandwidth_percent,
         cores=throttle.cores,
@@ -142,11 +142,11 @@ def throttle_message(throttle: Throttle) -> contention_service_pb2.Throttle:
     )
 
 
-def _cores_used(before: Reading | None, now: Reading) -> float:
+def _cores_used(before: UsageReading | None, now: UsageReading) -> float:
     if before is None or now.time <= before.time:
         return 0.0
     return max(0.0, now.usage.cpu_seconds - before.usage.cpu_seconds) / (now.time - before.time)
 
 
-def _told(figure: float | None) -> float:
+def _or_unknown(figure: float | None) -> float:
     return UNKNOWN if figure is None else figure

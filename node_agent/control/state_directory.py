@@ -1,4 +1,4 @@
-"""The directory in which an agent keeps all that must outlive it: held by one agent at a time, and of one node only."""
+"""The agent's state directory, which survives the agent: locked by one agent at a time and bound to one node."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from cotenant.node_agent.runtime.attempt_directory import find_directories
 LOCK, NODE = "agent.lock", "node"
 
 
-class AnotherAgent(Exception):
-    """A second agent was started on the same state directory."""
+class AgentAlreadyRunning(Exception):
+    """Another agent runs on the same state directory."""
 
 
-class AnotherNode(Exception):
+class NodeMismatch(Exception):
     """The state directory holds attempts of a node with another id."""
 
 
 def open_state_directory(state_dir: Path, node_id: str) -> int:
-    """Make it, hold it against a second agent, and note whose it is; returns what to close.
+    """Create, lock and claim the state directory; return the descriptor that holds the lock.
 
     Raises:
-        AnotherAgent: it is in use.
-        AnotherNode: attempts of another node lie there, which nobody would report any more.
-        OSError: it cannot be made or written.
+        AgentAlreadyRunning: another agent uses it.
+        NodeMismatch: it holds attempts of another node, which would never be reported.
+        OSError: it cannot be created or written.
     """
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -34,7 +34,7 @@ def open_state_directory(state_dir: Path, node_id: str) -> int:
         _claim(state_dir, node_id)
     except BlockingIOError:
         os.close(descriptor)
-        raise AnotherAgent(f"another agent is running on {state_dir}") from None
+        raise AgentAlreadyRunning(f"another agent is running on {state_dir}") from None
     except BaseException:
         os.close(descriptor)
         raise
@@ -48,9 +48,9 @@ def _claim(state_dir: Path, node_id: str) -> None:
         return
     held = [directory.path.name for directory in find_directories(attempts)] if attempts.is_dir() else []
     if owner and held:
-        raise AnotherNode(
-            f"{state_dir} is the state of node {owner!r} with {len(held)} attempts of it, such as {held[0]}: start the "
-            f"agent as {owner!r} until they have ended and placement knows, or give {node_id!r} another directory"
+        raise NodeMismatch(
+            f"{state_dir} belongs to node {owner!r} and holds {len(held)} of its attempts, such as {held[0]}: start "
+            f"the agent as {owner!r} until they have ended and placement knows, or give {node_id!r} another directory"
         )
     fresh = mark.with_name(NODE + ".new")
     fresh.write_text(node_id + "\n")

@@ -1,12 +1,12 @@
-"""Carries out what contention directs: holds attempts back on this node, and lets them go again whatever happens.
+"""Applies contention's directives: throttles attempts on this node, and releases them again whatever happens.
 
-Theory of operation. A directive is a lease. Contention renews it with every sample for as long as its incident is open;
-where it falls silent, is replaced by one that knows nothing of it, or cannot be reached, the lease runs out and the
-attempt is free. So nobody is held back on the word of somebody who is no longer there. What an earlier agent held back
-is held on under a lease that begins with us, for the samples tell contention of it.
+Theory of operation. A directive is a lease. Contention renews it with every sample while its incident is open; if
+contention falls silent, is replaced by a process that does not know of the incident, or cannot be reached, the lease
+expires and the attempt is released. So no attempt stays throttled on the word of a process that is gone. Throttles of
+an earlier agent continue under a new lease that starts with this agent, because its samples report them to contention.
 
-The newest directive for an attempt wins, and each attempt has one task that brings the kernel to it; one that comes
-again only renews. Letting go is tried until it succeeds or nothing runs any more.
+The newest directive for an attempt wins. Each throttled attempt has one task that reconciles the kernel's state with
+the wanted one; a repeated directive only renews the lease. A release is retried until it succeeds or nothing runs.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ import structlog
 from cotenant import telemetry
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.control.attempt_manager import Attempt
-from cotenant.node_agent.control.live_profiling import Profiles
+from cotenant.node_agent.control.live_profiling import LiveProfiler
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
-from cotenant.node_agent.runtime.runtime_port import Held, Runtime, Throttles
-from cotenant.rpc.task_group import Background
+from cotenant.node_agent.runtime.runtime_port import Runtime, ThrottleState, ThrottlingRuntime
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.v1 import contention_service_pb2
 
 log = structlog.get_logger()
 
 SILENT_SECONDS_MAX = 60.0
-SILENT_WINDOWS_MAX = 4  # where windows are long
-AWAY_SECONDS_MAX = 10.0
-LETTING_GO_RETRY_SECONDS = 1.0
+SILENT_WINDOWS_MAX = 4  # with long windows
+DISCONNECTED_SECONDS_MAX = 10.0
+RELEASE_RETRY_SECONDS = 1.0
 CLOSE_SECONDS_MAX = 5.0
 REASON_LENGTH_MAX = 500
 
-CHANGES = telemetry.counter("cotenant.agent.throttles", "{attempt}", "Changes of how attempts are held back.")
+CHANGES = telemetry.counter("cotenant.agent.throttles", "{attempt}", "Changes of attempts' throttles.")
 
 
 @dataclass(slots=True)
-class Lease:
-    """What is wanted of an attempt, why, and until when on the monotonic clock.
+class ThrottleLease:
+    """The wanted throttle of an attempt, its reason, and its expiry on the monotonic clock.
 
-    `holds` is how it has been held back since `began`, in unix time, and `because` why.
+    `holds` is the throttle in effect since `began` (seconds since 1970), and `because` its reason.
     """
 
     wanted: Throttle
@@ -58,131 +58,138 @@ class Lease:
     task: asyncio.Task[None] | None = None
 
 
-class Throttling:
-    """All attempts that are held back, or are being let go."""
+class ThrottleDirectives:
+    """The attempts that are throttled or being released."""
 
     def __init__(
         self,
         runtime: Runtime,
-        profiles: Profiles,
+        profiles: LiveProfiler,
         attempts: Callable[[], Mapping[AttemptKey, Attempt]],
         changed: Callable[[AttemptKey], None],
         *,
         window_seconds: float,
         bandwidth_enforced: bool = False,
     ) -> None:
-        self._runtime = runtime if isinstance(runtime, Throttles) else None
+        self._runtime = runtime if isinstance(runtime, ThrottlingRuntime) else None
         self._profiles, self._attempts, self._changed = profiles, attempts, changed
         self._bandwidth_enforced = bandwidth_enforced
         self._lease_seconds = max(SILENT_SECONDS_MAX, SILENT_WINDOWS_MAX * window_seconds)
-        self._leases: dict[AttemptKey, Lease] = {}
-        self._background = Background()
+        self._leases: dict[AttemptKey, ThrottleLease] = {}
+        self._background = BackgroundTasks()
         self._closing = False
 
-    def take_up(self) -> None:
-        """Go on with what an agent before us held back."""
+    def recover(self) -> None:
+        """Continue the throttles that an earlier agent applied."""
         for key in list(self._attempts()):
             if self._runtime is not None and not (held := self._runtime.held(key).throttle).free:
-                log.info("throttle_found", attempt=str(key), throttle=words(held))
-                self._want(key, held, "it was held back when the agent began", "")
+                log.info("throttle_found", attempt=str(key), throttle=describe_throttle(held))
+                self._set_target(key, held, "throttled before the agent started", "")
 
-    def held_back(self, key: AttemptKey) -> bool:
-        """Whether an attempt is held back, or about to be: its rate says nothing of its cores."""
+    def is_throttled(self, key: AttemptKey) -> bool:
+        """Return whether an attempt is throttled or about to be: its rate says nothing about its cores."""
         return key in self._leases or not self.held(key).throttle.free
 
-    def holding(self) -> bool:
-        """Whether any attempt is held back, or about to be, or is being let go."""
+    def any_throttled(self) -> bool:
+        """Return whether any attempt is throttled, about to be, or being released."""
         return bool(self._leases)
 
-    def held(self, key: AttemptKey) -> Held:
-        """How an attempt is held back now."""
-        return self._runtime.held(key) if self._runtime is not None else Held()
+    def held(self, key: AttemptKey) -> ThrottleState:
+        """Return an attempt's current throttle."""
+        return self._runtime.held(key) if self._runtime is not None else ThrottleState()
 
-    def told(self, key: AttemptKey) -> str:
-        """How and why an attempt is held back, in one sentence; empty where it is not."""
+    def describe(self, key: AttemptKey) -> str:
+        """Return how and why an attempt is throttled, in one sentence; "" if it is not."""
         throttle, lease = self.held(key).throttle, self._leases.get(key)
         if throttle.free:
             return ""
-        return f"{words(throttle)}: {lease.reason}" if lease is not None and lease.reason else words(throttle)
+        return (
+            f"{describe_throttle(throttle)}: {lease.reason}"
+            if lease is not None and lease.reason
+            else describe_throttle(throttle)
+        )
 
-    # What contention says.
+    # Directives from contention.
 
-    def obey(self, directive: contention_service_pb2.Directive) -> None:
-        """Hold an attempt back as it is said, or let it go."""
+    def apply_directive(self, directive: contention_service_pb2.Directive) -> None:
+        """Throttle or release an attempt as directed."""
         key = AttemptKey(directive.job_id, directive.number)
         attempt = self._attempts().get(key)
         if self._runtime is None:
-            log.warning("directive_ignored", attempt=str(key), why="the runtime cannot hold attempts back")
+            log.warning("directive_ignored", attempt=str(key), why="the runtime cannot throttle attempts")
         elif attempt is None or attempt.status.ended or attempt.stop_grace_seconds is not None:
-            log.info("directive_too_late", attempt=str(key), directive=directive.id, why=_why_not(attempt))
-        elif not 0 <= directive.share <= 1 or wrong(directive.throttle):
+            log.info("directive_obsolete", attempt=str(key), directive=directive.id, why=_why_ignored(attempt))
+        elif not 0 <= directive.share <= 1 or is_invalid(directive.throttle):
             log.error("directive_refused", attempt=str(key), directive=directive.id, share=directive.share)
         else:
-            self._want(key, self._throttle_of(directive, attempt), directive.reason[:REASON_LENGTH_MAX], directive.id)
+            self._set_target(
+                key, self._throttle_of(directive, attempt), directive.reason[:REASON_LENGTH_MAX], directive.id
+            )
 
     def _throttle_of(self, directive: contention_service_pb2.Directive, attempt: Attempt) -> Throttle:
         if directive.HasField("throttle"):
-            said = directive.throttle
-            return Throttle(said.bandwidth_percent or FREE.bandwidth_percent, said.cores, said.idle, said.suspended)
+            wanted = directive.throttle
+            percent = wanted.bandwidth_percent or FREE.bandwidth_percent
+            return Throttle(percent, wanted.cores, wanted.idle, wanted.suspended)
         cores = [len(task.core_ids) for task in attempt.assignment.allocation.tasks]
         best_effort = attempt.assignment.spec.best_effort
-        return throttle_for(directive.share, max(cores, default=0), best_effort, self._bandwidth_enforced)
+        return throttle_for_share(directive.share, max(cores, default=0), best_effort, self._bandwidth_enforced)
 
     def ended(self, key: AttemptKey) -> None:
-        """An attempt has ended: it is not held back any more."""
+        """End the throttle of an attempt that has ended."""
         if lease := self._leases.get(key):
             lease.changed.set()
 
-    def away(self) -> None:
-        """The stream is lost: what is not renewed soon is let go."""
-        soon = time.monotonic() + AWAY_SECONDS_MAX
+    def disconnected(self) -> None:
+        """Shorten all leases: the stream is lost, and throttles that are not renewed soon are released."""
+        soon = time.monotonic() + DISCONNECTED_SECONDS_MAX
         for lease in self._leases.values():
             lease.until = min(lease.until, soon)
             lease.changed.set()
 
-    def _want(self, key: AttemptKey, wanted: Throttle, reason: str, directive: str) -> None:
+    def _set_target(self, key: AttemptKey, wanted: Throttle, reason: str, directive: str) -> None:
         until = time.monotonic() + self._lease_seconds
         lease = self._leases.get(key)
         if lease is None:
             if self._closing or (wanted.free and self.held(key).throttle.free):
                 return
             trace_parent = self._attempts()[key].assignment.trace_parent
-            lease = self._leases[key] = Lease(wanted, reason, until, directive, trace_parent)
-            lease.task = self._background.start(self._carry_out(key, lease))
+            lease = self._leases[key] = ThrottleLease(wanted, reason, until, directive, trace_parent)
+            lease.task = self._background.start(self._reconcile(key, lease))
         elif lease.wanted != wanted or lease.reason != reason:
             lease.wanted, lease.reason, lease.directive = wanted, reason, directive
             lease.changed.set()
         lease.until = until
 
-    # What is done.
+    # Reconciliation.
 
-    async def _carry_out(self, key: AttemptKey, lease: Lease) -> None:
-        """Bring the kernel to what is wanted, again and again, until the attempt is free or has ended."""
+    async def _reconcile(self, key: AttemptKey, lease: ThrottleLease) -> None:
+        """Apply the wanted throttle whenever it changes, until the attempt is released or has ended."""
         try:
             while True:
                 lease.changed.clear()
                 wanted = lease.wanted
-                done = await self._bring_to(key, lease, wanted)
-                if self._over(key) or (wanted.free and done and lease.wanted == wanted):
+                done = await self._apply(key, lease, wanted)
+                if self._is_over(key) or (wanted.free and done and lease.wanted == wanted):
                     return
-                await self._wait(lease, LETTING_GO_RETRY_SECONDS if wanted.free and not done else None)
-                if self._over(key):
+                await self._wait(lease, RELEASE_RETRY_SECONDS if wanted.free and not done else None)
+                if self._is_over(key):
                     return
                 if time.monotonic() >= lease.until and not lease.wanted.free:
-                    log.warning("throttle_ran_out", attempt=str(key), throttle=words(lease.wanted))
-                    lease.wanted, lease.reason = FREE, "contention does not say any more that it should be held back"
+                    log.warning("throttle_expired", attempt=str(key), throttle=describe_throttle(lease.wanted))
+                    lease.wanted, lease.reason = FREE, "contention no longer renews the throttle"
         finally:
             _record(key, lease)
             if self._leases.get(key) is lease:
                 del self._leases[key]
             self._changed(key)
 
-    def _over(self, key: AttemptKey) -> bool:
+    def _is_over(self, key: AttemptKey) -> bool:
         attempt = self._attempts().get(key)
         return attempt is None or attempt.status.ended or attempt.stop_grace_seconds is not None
 
-    async def _wait(self, lease: Lease, seconds: float | None) -> None:
-        """Wait for news, at most so long, and no longer than the lease lasts."""
+    async def _wait(self, lease: ThrottleLease, seconds: float | None) -> None:
+        """Wait for a change, for `seconds` at most, and no longer than the lease lasts."""
         left = max(0.0, lease.until - time.monotonic())
         try:
             async with asyncio.timeout(left if seconds is None else seconds):
@@ -190,17 +197,17 @@ class Throttling:
         except TimeoutError:
             return
 
-    async def _bring_to(self, key: AttemptKey, lease: Lease, wanted: Throttle) -> bool:
-        """Have an attempt held back so; False where something of it was refused."""
+    async def _apply(self, key: AttemptKey, lease: ThrottleLease, wanted: Throttle) -> bool:
+        """Apply a throttle; return False if a part of it was refused."""
         assert self._runtime is not None
         before = self._runtime.held(key)
         if not wanted.free:
-            await self._profiles.end(key, "it is being held back")
+            await self._profiles.end(key, "the attempt is being throttled")
         try:
             held = await self._runtime.throttle(key, wanted)
-        except Exception as error:  # a stranger's runtime may raise whatever it likes
+        except Exception as error:  # a third-party runtime may raise anything
             log.exception("runtime_failed", attempt=str(key))
-            held = Held(before.throttle, (f"the runtime failed: {type(error).__name__}: {error}",))
+            held = ThrottleState(before.throttle, (f"the runtime failed: {type(error).__name__}: {error}",))
         if held.throttle != lease.holds:
             _record(key, lease)
             lease.holds, lease.began, lease.because = held.throttle, time.time(), lease.reason
@@ -208,14 +215,15 @@ class Throttling:
             CHANGES.add()
             refused = {"refused": held.refused} if held.refused else {}
             log.info(
-                "attempt_freed" if held.throttle.free else "attempt_throttled",
-                attempt=str(key), directive=lease.directive, throttle=words(held.throttle), why=lease.reason, **refused,
+                "attempt_unthrottled" if held.throttle.free else "attempt_throttled",
+                attempt=str(key), directive=lease.directive, throttle=describe_throttle(held.throttle),
+                why=lease.reason, **refused,
             )  # fmt: skip
         self._changed(key)
         return not held.refused
 
     async def close(self) -> None:
-        """Let all go: nobody renews a lease while the agent is away. What is not done in time, the next agent finds."""
+        """Release all attempts: leases are not renewed without an agent. The next agent completes what times out."""
         self._closing = True
         for lease in self._leases.values():
             lease.wanted, lease.reason = FREE, "the agent is shutting down"
@@ -226,8 +234,8 @@ class Throttling:
         await self._background.close()
 
 
-def _record(key: AttemptKey, lease: Lease) -> None:
-    """Put into the job's trace for how long, how and why it was held back up to now."""
+def _record(key: AttemptKey, lease: ThrottleLease) -> None:
+    """Record in the job's trace how, why and for how long it was throttled until now."""
     if not lease.holds.free:
         telemetry.record(
             "throttle",
@@ -236,20 +244,20 @@ def _record(key: AttemptKey, lease: Lease) -> None:
             time.time(),
             job=key.job_id,
             attempt=key.number,
-            throttle=words(lease.holds),
+            throttle=describe_throttle(lease.holds),
             why=lease.because,
         )
 
 
-def throttle_for(share: float, cores: int, best_effort: bool, bandwidth_enforced: bool) -> Throttle:
-    """Find a way to a share of an attempt's full speed, from 0 to 1, where each task holds so many cores at most.
+def throttle_for_share(share: float, cores: int, best_effort: bool, bandwidth_enforced: bool) -> Throttle:
+    """Return a throttle for a share of an attempt's full speed, 0 to 1, where each task holds at most `cores`.
 
-    Fewer cores come first, for they hold back whatever it does. A task with one core can do with less only of CPU time
-    that somebody else wants, or of memory bandwidth.
+    Fewer cores come first, because they slow down any work. A task with one core can only be given less CPU time that
+    other tasks want, or less memory bandwidth.
 
-    >>> throttle_for(0.5, 4, False, False).cores, throttle_for(0.5, 1, True, False).idle
+    >>> throttle_for_share(0.5, 4, False, False).cores, throttle_for_share(0.5, 1, True, False).idle
     (2, True)
-    >>> throttle_for(0, 4, False, False).suspended, throttle_for(1, 4, True, True) == FREE
+    >>> throttle_for_share(0, 4, False, False).suspended, throttle_for_share(1, 4, True, True) == FREE
     (True, True)
     """
     if share >= 1:
@@ -264,30 +272,30 @@ def throttle_for(share: float, cores: int, best_effort: bool, bandwidth_enforced
     return Throttle(bandwidth_percent=max(1, round(100 * share))) if bandwidth_enforced else FREE
 
 
-def wrong(throttle: contention_service_pb2.Throttle) -> bool:
-    """Whether a throttle cannot be meant."""
+def is_invalid(throttle: contention_service_pb2.Throttle) -> bool:
+    """Return whether a throttle has invalid values."""
     return not (0 <= throttle.bandwidth_percent <= FREE.bandwidth_percent and throttle.cores >= 0)
 
 
-def words(throttle: Throttle) -> str:
-    """Say how something is held back.
+def describe_throttle(throttle: Throttle) -> str:
+    """Return a throttle as text.
 
-    >>> words(Throttle(cores=2, idle=True)), words(FREE)
-    ('on 2 of its cores, only with CPU time that nobody else wants', 'not held back')
+    >>> describe_throttle(Throttle(cores=2, idle=True)), describe_throttle(FREE)
+    ('limited to 2 of its cores, only idle CPU time', 'not throttled')
     """
     ways = []
     if throttle.bandwidth_percent < FREE.bandwidth_percent:
-        ways.append(f"with {throttle.bandwidth_percent} % of the memory bandwidth")
+        ways.append(f"limited to {throttle.bandwidth_percent} % of the memory bandwidth")
     if throttle.cores:
-        ways.append(f"on {throttle.cores} of its cores")
+        ways.append(f"limited to {throttle.cores} of its cores")
     if throttle.idle:
-        ways.append("only with CPU time that nobody else wants")
+        ways.append("only idle CPU time")
     if throttle.suspended:
         ways.append("suspended")
-    return ", ".join(ways) or "not held back"
+    return ", ".join(ways) or "not throttled"
 
 
-def _why_not(attempt: Attempt | None) -> str:
+def _why_ignored(attempt: Attempt | None) -> str:
     if attempt is None:
-        return "it is not known on this node"
-    return "it has ended" if attempt.status.ended else "it is being stopped"
+        return "unknown on this node"
+    return "already ended" if attempt.status.ended else "being stopped"

@@ -1,12 +1,12 @@
-"""Which CPUs the threads of a job may use by their own wish, and what becomes of that when its cores change.
+"""CPU affinity that a job's threads chose themselves, and how it is adapted when the job's cores change.
 
-A control group bounds all of its threads, and Linux 6.2 and later remember what a thread had asked for with
-sched_setaffinity: they narrow it to the group's CPUs and widen it again. Older ones forget it at each change, and
-without cpusets nobody remembers. So all threads are looked at before a change and after it:
+A control group bounds all of its threads, and Linux 6.2 and later remember what a thread requested with
+sched_setaffinity: they narrow it to the group's CPUs and widen it again. Older kernels forget it at each change, and
+without cpusets nothing is remembered. So all threads are inspected before and after a change:
 
-- one that had all of its task's CPUs has all of them again;
-- one that had asked for some of them keeps those of them that the task still has;
-- one whose CPUs are all gone has all that the task has.
+- a thread that had all of its task's CPUs gets all of the new ones;
+- a thread that had requested some of them keeps those that the task still has;
+- a thread whose CPUs are all gone gets all that the task has.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PASSES_MAX = 10
 
 
 def wanted_mask(own: frozenset[int] | None, now: frozenset[int], change: tuple[frozenset[int], ...]) -> frozenset[int]:
-    """The CPUs that a thread should have after a change.
+    """Return the CPUs that a thread should have after a change.
 
-    `own` is what it had when it was first looked at (None: it was not there), `now` what it has, and `change` the
-    task's CPUs when it was first looked at, just before the change, and after it.
+    `own` is its mask at the first inspection (None: it did not exist), `now` its current mask, and `change` the task's
+    CPUs at the first inspection, just before the change, and after it.
 
     >>> two, one = frozenset({0, 1}), frozenset({0})
     >>> wanted_mask(two, one, (two, one, two)) == two, wanted_mask(one, one, (two, one, two)) == one
@@ -38,7 +38,7 @@ def wanted_mask(own: frozenset[int] | None, now: frozenset[int], change: tuple[f
 
 
 def threads(pid: int) -> list[int]:
-    """The threads of a process; none where it is gone."""
+    """Return the threads of a process; none if it is gone."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -46,7 +46,7 @@ def threads(pid: int) -> list[int]:
 
 
 def masks(pids: Iterable[int]) -> Masks:
-    """The CPUs of each thread of some processes."""
+    """Return the CPU masks of all threads of some processes."""
     found: Masks = {}
     for thread in (thread for pid in pids for thread in threads(pid)):
         try:
@@ -56,24 +56,24 @@ def masks(pids: Iterable[int]) -> Masks:
     return found
 
 
-def with_off_line(found: Masks, cpus: frozenset[int], online: frozenset[int]) -> Masks:
-    """Add those of a task's CPUs that are off line to the masks of threads that have all that are on line.
+def add_offline_cpus(found: Masks, cpus: frozenset[int], online: frozenset[int]) -> Masks:
+    """Add a task's offline CPUs to the masks of threads that have all of its online CPUs.
 
-    The kernel shows no thread a CPU that is off line: without this each would look as if it had chosen the others.
+    The kernel shows a thread only online CPUs: without this each thread would seem to have chosen them itself.
 
-    >>> with_off_line({1: frozenset({2}), 2: frozenset()}, frozenset({2, 3}), frozenset({0, 1, 2}))
+    >>> add_offline_cpus({1: frozenset({2}), 2: frozenset()}, frozenset({2, 3}), frozenset({0, 1, 2}))
     {1: frozenset({2, 3}), 2: frozenset()}
     """
     visible = cpus & online if online else cpus
     return {thread: mask | cpus if mask >= visible else mask for thread, mask in found.items()}
 
 
-def settle(pids: Callable[[], Iterable[int]], own: Mapping[int, frozenset[int]], *change: frozenset[int]) -> None:
-    """Give each thread what it should have, until a look finds nothing to change: threads may come meanwhile. Blocks.
+def apply_masks(pids: Callable[[], Iterable[int]], own: Mapping[int, frozenset[int]], *change: frozenset[int]) -> None:
+    """Set each thread's mask until nothing is left to change: threads may appear in the meantime. Blocks.
 
     `own` and `change` are as in `wanted_mask`.
     """
-    given: Masks = {}  # each is told once: where it then has less, its group holds it
+    given: Masks = {}  # each is set once: if it has less afterwards, its group limits it
     for _ in range(PASSES_MAX):
         odd = {
             thread: wanted
@@ -86,5 +86,5 @@ def settle(pids: Callable[[], Iterable[int]], own: Mapping[int, frozenset[int]],
             try:
                 os.sched_setaffinity(thread, wanted)
             except (ProcessLookupError, PermissionError, OSError):
-                continue  # it has ended, runs as somebody else, or its group does not let it
+                continue  # it has ended, runs as another user, or its group refuses
         given.update(odd)

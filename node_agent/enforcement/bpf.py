@@ -1,6 +1,6 @@
-"""Attaches a program to a control group of version 2, by the system call `bpf` itself: no library is needed for it.
+"""Attaches a device program to a version 2 control group with the raw `bpf` system call; no library is needed.
 
-The kernel keeps the program for as long as the group is there; nothing has to be let go of.
+The kernel keeps the program as long as the group exists; nothing has to be released.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PROG_LOAD, PROG_ATTACH, PROG_QUERY = 5, 8, 16  # enum bpf_cmd
 CGROUP_DEVICE_PROGRAM, CGROUP_DEVICE = 15, 6  # enum bpf_prog_type, enum bpf_attach_type
 ALLOW_MULTI = 2
 LOG_BYTES = 65536
-ATTRIBUTE_BYTES = 144  # of union bpf_attr; zeros stand for what is not said
+ATTRIBUTE_BYTES = 144  # of union bpf_attr; unset fields are zero
 PROGRAMS_MAX = 64
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def attach_device_program(directory: str, program: Iterable[Instruction]) -> None:
-    """Let a program judge what devices may be opened in a group of version 2. Raises `GroupError`."""
+    """Attach a program that decides which devices may be opened in a version 2 group. Raises `GroupError`."""
     group = -1
     try:
         group = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -35,9 +35,9 @@ def attach_device_program(directory: str, program: Iterable[Instruction]) -> Non
         finally:
             os.close(loaded)
         if not _attached(group):
-            raise GroupError(f"a device program was attached to {directory}, and it is not there")
+            raise GroupError(f"the device program attached to {directory} is missing")
     except OSError as error:
-        raise GroupError(f"no device program can be attached to {directory}: {error.strerror}") from error
+        raise GroupError(f"cannot attach a device program to {directory}: {error.strerror}") from error
     finally:
         if group >= 0:
             os.close(group)
@@ -59,12 +59,12 @@ def _load(program: list[Instruction]) -> int:
 
 
 def _attached(group: int) -> int:
-    """How many device programs a group has of its own."""
+    """Return how many device programs a group has of its own."""
     ids = (ctypes.c_uint32 * PROGRAMS_MAX)()
-    asked = bytearray(struct.pack("=IIIIQI", group, CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), PROGRAMS_MAX))
-    told = _buffer(asked)
-    _check(LIBC.syscall(_number(), PROG_QUERY, told, ATTRIBUTE_BYTES))
-    return int(struct.unpack_from("=I", told.raw, 24)[0])
+    query = bytearray(struct.pack("=IIIIQI", group, CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), PROGRAMS_MAX))
+    answer = _buffer(query)
+    _check(LIBC.syscall(_number(), PROG_QUERY, answer, ATTRIBUTE_BYTES))
+    return int(struct.unpack_from("=I", answer.raw, 24)[0])
 
 
 def _buffer(attribute: bytes | bytearray) -> ctypes.Array[ctypes.c_char]:
@@ -86,4 +86,4 @@ def _number() -> int:
     try:
         return SYSTEM_CALLS[platform.machine()]
     except KeyError:
-        raise OSError(0, f"the number of the system call bpf is not known for {platform.machine()}") from None
+        raise OSError(0, f"the number of system call bpf is unknown for {platform.machine()}") from None

@@ -1,18 +1,18 @@
-"""Finds the control group under which all of a node's attempts live, and says what cannot be enforced.
+"""Finds the control group that contains all of a node's attempts, and reports which limits cannot be enforced.
 
-The rule, for version 2 as for each hierarchy of version 1:
+The rule, for version 2 and for each hierarchy of version 1:
 
-1. Where the agent's own group sets a bound (a memory limit, or fewer CPUs than the root has), attempts go below it:
-   they must stay within what the agent was given.
+1. If the agent's own group has a bound (a memory limit, or fewer CPUs than the root), attempts go below it: they must
+   stay within what the agent was given.
 2. Otherwise they go below the root of the mounted hierarchy, so that they do not depend on how the agent was started.
-3. Where that place cannot be written, the other one is tried.
+3. If that place is not writable, the other one is tried.
 
-Below the chosen place stands `cotenant/<node id>`. Version 2 lets a group have either processes or controlled
-children: if the agent stands where the children are to be, all processes there first move to `cotenant-agent`, which
-is the usual arrangement in a container or a delegated unit. Nothing can enter the unit's own group from then on, so
-that the next agent has to be started in `cotenant-agent` while jobs live (systemd: `DelegateSubgroup=cotenant-agent`);
-whoever is there already counts as in the group above. Version 2 is used where it has cpusets or memory, else version 1,
-else nothing.
+`cotenant/<node id>` is created below the chosen place. Version 2 allows a group to have either processes or controlled
+children: if the agent is in the group where the children belong, all processes there first move to `cotenant-agent`,
+which is the usual arrangement in a container or a delegated unit. From then on no process can enter the unit's own
+group, so the next agent must be started in `cotenant-agent` while jobs live (systemd:
+`DelegateSubgroup=cotenant-agent`); an agent that is already there counts as in the group above. Version 2 is used if it
+has cpusets or memory, otherwise version 1, otherwise nothing.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from cotenant.node_agent.supervisor.cgroups import (
 
 log = structlog.get_logger()
 
-ASIDE = "cotenant-agent"
+AGENT_GROUP = "cotenant-agent"
 NOT_ENFORCED = {
-    "cpuset": "cores are only suggested to jobs (CPU affinity): no cpuset control group can be written",
-    "memory": "memory limits are not enforced: no memory control group can be written",
-    "cpu": "CPU time on shared cores is not weighted, nor can best-effort jobs be held to what is left: no cpu control "
-    "group can be written",
-    "pids": "the number of a job's processes is not limited: no pids control group can be written",
+    "cpuset": "cores are only advisory (CPU affinity): no writable cpuset control group",
+    "memory": "memory limits are not enforced: no writable memory control group",
+    "cpu": "CPU time on shared cores is not weighted, and best-effort jobs cannot be limited to idle CPU time: no "
+    "writable cpu control group",
+    "pids": "the number of a job's processes is not limited: no writable pids control group",
 }
-NO_FREEZER = "jobs cannot be suspended where they run: no freezer control group can be written"
-NO_GROUPS = "processes that escape from a job are found by ancestry only: no control group can be written"
+NO_FREEZER = "jobs cannot be suspended in place: no writable freezer control group"
+NO_GROUPS = "processes that escape from a job are found by ancestry only: no writable control group"
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted hierarchy: its controllers (none told for version 2), its directory, and our own group in it."""
+    """A mounted hierarchy: its controllers (empty for version 2), its directory, and the agent's own group in it."""
 
     version: int
     controllers: tuple[str, ...]
@@ -61,14 +61,14 @@ class Mount:
 
 
 def find_mounts(proc: Path = Path("/proc/self")) -> list[Mount]:
-    """All hierarchies of use that are mounted here, version 2 first; our own place is that in which we step aside."""
+    """Return the useful mounted hierarchies, version 2 first; a group `cotenant-agent` counts as its parent."""
     own_paths = _own_paths(read_text(str(proc / "cgroup")))
     mounts = list(_mounts(read_text(str(proc / "mountinfo")), own_paths))
     return sorted(mounts, key=lambda mount: (-mount.version, mount.root))
 
 
 def _own_paths(text: str) -> dict[str, str]:
-    """Our group's path by controller; version 2 under the empty name."""
+    """Return the agent's group path by controller; version 2 has the empty name."""
     paths = {}
     for line in text.splitlines():
         fields = line.split(":", 2)
@@ -86,17 +86,17 @@ def _mounts(text: str, own_paths: dict[str, str]) -> Iterator[Mount]:
         version = 2 if kind[0] == "cgroup2" else 1
         controllers = tuple(name for name in kind[2].split(",") if name in CONTROLLERS) if version == 1 else ()
         if version == 1 and not controllers:
-            continue  # one that we have no use for, such as systemd's own
+            continue  # no useful controllers, such as systemd's own hierarchy
         own_path = own_paths.get(controllers[0] if controllers else "", "/")
-        shown_root = fields[3].rstrip("/")  # a container may be shown only a part of the hierarchy
+        shown_root = fields[3].rstrip("/")  # a container may see only a part of the hierarchy
         below = own_path.removeprefix(shown_root) if own_path.startswith(shown_root) else "/"
         root = fields[4].replace("\\040", " ")
         own = os.path.normpath(root + "/" + below)
-        yield Mount(version, controllers, root, os.path.dirname(own) if own.endswith(f"/{ASIDE}") else own)
+        yield Mount(version, controllers, root, os.path.dirname(own) if own.endswith(f"/{AGENT_GROUP}") else own)
 
 
 def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> tuple[Group | None, list[str]]:
-    """Make `cotenant/<node id>` where it may be made; None without any rights. Also tells what is not enforced."""
+    """Create `cotenant/<node id>`; return it, or None without any permissions, and what is not enforced."""
     mounts = find_mounts() if mounts is None else mounts
     group = _open_version_2(node_id, mounts) or _open_version_1(node_id, mounts)
     if group is None:
@@ -105,14 +105,14 @@ def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> tuple[Gr
     return group, missing if group.can_freeze() else [*missing, NO_FREEZER]
 
 
-def _places(mount: Mount) -> list[str]:
-    """Where to try, in order: see the rule above."""
+def _candidates(mount: Mount) -> list[str]:
+    """Return the places to try, in the order of the rule above."""
     places = [mount.own, mount.root] if is_bounded(mount) else [mount.root, mount.own]
     return list(dict.fromkeys(places))
 
 
 def is_bounded(mount: Mount) -> bool:
-    """Whether our own group, or one above it, holds less than the root does."""
+    """Return whether the agent's own group, or one above it, has less than the root."""
     cpus = "cpuset.cpus.effective" if mount.version == 2 else "cpuset.effective_cpus"
     everywhere, here = (parse_cpu_list(read_text(os.path.join(path, cpus))) for path in (mount.root, mount.own))
     if here and here != everywhere:
@@ -131,7 +131,7 @@ def _open_version_2(node_id: str, mounts: list[Mount]) -> Group | None:
     for mount in mounts:
         if mount.version != 2:
             continue
-        for place in _places(mount):
+        for place in _candidates(mount):
             offered = read_text(os.path.join(place, "cgroup.controllers")).split()
             wanted = [name for name in CONTROLLERS if name in offered]
             if "cpuset" not in wanted and "memory" not in wanted:
@@ -139,43 +139,43 @@ def _open_version_2(node_id: str, mounts: list[Mount]) -> Group | None:
             try:
                 return _make_version_2(Group(2, {UNIFIED: place}, wanted), node_id)
             except GroupError as error:
-                log.info("cgroup_place_refused", place=place, error=str(error))
+                log.info("cgroup_unavailable", place=place, error=str(error))
     return None
 
 
 def _make_version_2(base: Group, node_id: str) -> Group:
     path = base.directories[UNIFIED]
-    is_root = not os.path.exists(os.path.join(path, "cgroup.type"))  # the root of all may have both
+    is_root = not os.path.exists(os.path.join(path, "cgroup.type"))  # the root may have both
     if not is_root and read_text(os.path.join(path, "cgroup.procs")):
-        _step_aside(path)
-    base.open_to_children()  # which drops the controllers that are not to be had
+        _move_processes_aside(path)
+    base.delegate_controllers()  # which drops unavailable controllers
     top = base.child("cotenant")
     node = top.child(node_id)
     for group in (top, node):
         group.create()
-        _weigh(group)
-        group.open_to_children()
+        _set_weight(group)
+        group.delegate_controllers()
         node.enforces = group.enforces
     return node
 
 
-def _weigh(group: Group) -> None:
-    """Give all jobs together the weight of all CPUs, so that each counts on its cores as a process outside does."""
+def _set_weight(group: Group) -> None:
+    """Give all jobs together the weight of all CPUs, so that each core counts as much as a process outside does."""
     try:
         group.set_weight(WEIGHT_DEFAULT * len(os.sched_getaffinity(0)))
     except GroupError as error:
-        log.info("cgroup_weight_refused", place=group.paths()[0], error=str(error))
+        log.info("cgroup_weight_failed", place=group.paths()[0], error=str(error))
 
 
-def _step_aside(path: str) -> None:
-    """Move the processes of a group, ours among them, into a child: it may then have controlled children."""
-    aside = Group(2, {UNIFIED: os.path.join(path, ASIDE)}, ())
+def _move_processes_aside(path: str) -> None:
+    """Move a group's processes, the agent among them, to a child: then the group may have controlled children."""
+    aside = Group(2, {UNIFIED: os.path.join(path, AGENT_GROUP)}, ())
     aside.create()
     for pid in read_text(os.path.join(path, "cgroup.procs")).split():
         try:
             write_text(os.path.join(aside.directories[UNIFIED], "cgroup.procs"), pid)
         except GroupError as error:
-            log.info("process_not_moved", pid=pid, error=str(error))  # it has ended, or is the kernel's
+            log.info("process_move_failed", pid=pid, error=str(error))  # it has ended, or is a kernel thread
 
 
 def _open_version_1(node_id: str, mounts: list[Mount]) -> Group | None:
@@ -190,18 +190,18 @@ def _open_version_1(node_id: str, mounts: list[Mount]) -> Group | None:
 
 
 def _make_version_1(mount: Mount, controller: str, node_id: str) -> str:
-    for place in _places(mount):
+    for place in _candidates(mount):
         top = Group(1, {controller: place}, (controller,)).child("cotenant")
         try:
             top.create()
             node = top.child(node_id)
             node.create()
             if not os.access(path := node.directories[controller], os.W_OK):
-                raise GroupError(f"{path} was left by an agent before us and cannot be written")
+                raise GroupError(f"{path} was left by an earlier agent and is not writable")
             for group in (top, node):
-                _weigh(group)
+                _set_weight(group)
         except GroupError as error:
-            log.info("cgroup_place_refused", place=place, error=str(error))
+            log.info("cgroup_unavailable", place=place, error=str(error))
         else:
             return node.directories[controller]
     return ""

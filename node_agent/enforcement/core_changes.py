@@ -1,8 +1,9 @@
-"""Gives a running attempt other cores: its control groups, then its threads. All of it, or none.
+"""Changes the cores of a running attempt: its control groups first, then its threads, all or nothing.
 
 In version 1 a group must hold all that its children hold; in version 2 a child has only what its group has. So the
-attempt's group first gets the old and the new CPUs, then each task gets its own, then the group keeps only the new.
-Where the kernel refuses one step, all go back. Without cpusets only the threads are told, as at the start of a job.
+attempt's group first gets the old and the new CPUs, then each task gets its own, then the group keeps only the new
+ones. If the kernel refuses a step, all are rolled back. Without cpusets only the threads' affinity is set, as at a
+job's start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from cotenant.core.model.node import Core
-from cotenant.core.placement.core_selection import choose_cores, seats
+from cotenant.core.placement.core_selection import choose_cores, core_positions
 from cotenant.node_agent.enforcement import affinity
 from cotenant.node_agent.enforcement.throttle_policy import weight_of
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
@@ -24,12 +25,12 @@ log = structlog.get_logger()
 
 
 class CoresRefused(Exception):
-    """The attempt cannot have these cores; it has what it had."""
+    """The attempt cannot have these cores; its cores are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCores:
-    """The CPUs that a task runs on, and its memory nodes; none of these means all."""
+    """A task's CPUs and memory nodes; no memory nodes means all."""
 
     cpus: frozenset[int]
     memory_nodes: frozenset[int] = frozenset()
@@ -37,9 +38,9 @@ class TaskCores:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What an attempt runs on: each task by rank, unless it has no CPUs of its own, and the whole attempt.
+    """The cores of an attempt: each task by rank, unless it has no CPUs of its own, and the whole attempt.
 
-    `whole` is empty where a task may run on all CPUs.
+    `whole` is empty if a task may run on all CPUs.
     """
 
     tasks: Mapping[int, TaskCores]
@@ -47,23 +48,23 @@ class Cores:
 
 
 @dataclass(slots=True)
-class Confined:
-    """A running attempt: its group, if any, how to find a task's processes, and its threads' CPUs at first sight."""
+class ConfinedAttempt:
+    """A running attempt: its group, if any, a function for a task's processes, and its threads' initial CPU masks."""
 
     group: Group | None
     pids: Callable[[int], Iterable[int]]
     own: affinity.Masks = field(default_factory=dict)
 
-    def look(self, cores: Cores) -> None:
-        """Note what the threads have now; see `affinity`."""
+    def record_masks(self, cores: Cores) -> None:
+        """Record the current CPU masks of all threads; see `affinity`."""
         online = frozenset(online_cpus())
         self.own = {}
         for rank, task in cores.tasks.items():
-            self.own |= affinity.with_off_line(affinity.masks(self.pids(rank)), task.cpus, online)
+            self.own |= affinity.add_offline_cpus(affinity.masks(self.pids(rank)), task.cpus, online)
 
 
 def cores_of(allocation: resources_pb2.NodeAllocation) -> Cores:
-    """What an allocation gives to its tasks."""
+    """Return the cores that an allocation gives to its tasks."""
     tasks = {
         task.rank: TaskCores(frozenset(task.cpu_ids), frozenset(task.memory_nodes))
         for task in allocation.tasks
@@ -76,7 +77,7 @@ def cores_of(allocation: resources_pb2.NodeAllocation) -> Cores:
 def narrowed(
     allocation: resources_pb2.NodeAllocation, inventory: resources_pb2.Inventory, count: int, *, at_most: bool = False
 ) -> Cores:
-    """The same with `count` of its cores for each task: near to its GPUs and to each other, siblings together.
+    """Return the cores reduced to `count` per task: close to its GPUs and to each other, siblings together.
 
     With `at_most`, a task that has fewer keeps them.
 
@@ -85,7 +86,7 @@ def narrowed(
     """
     known = {core.id: Core(core.id, tuple(core.cpus), core.numa_node, core.socket) for core in inventory.cores}
     nodes = {gpu.uuid: gpu.numa_node for gpu in inventory.gpus}
-    seat_of = seats(list(known.values()))
+    position_of = core_positions(list(known.values()))
     tasks = {}
     for task in allocation.tasks:
         held = [known[core] for core in task.core_ids if core in known]
@@ -93,23 +94,23 @@ def narrowed(
         if not 0 < chosen <= len(held):
             raise CoresRefused(f"rank {task.rank} holds {len(held)} cores, not {count}")
         near = sorted({nodes[share.uuid] for share in task.gpus if share.uuid in nodes})
-        cpus = {cpu for core in choose_cores(held, chosen, near, seat_of) for cpu in core.cpus} & set(task.cpu_ids)
+        cpus = {cpu for core in choose_cores(held, chosen, near, position_of) for cpu in core.cpus} & set(task.cpu_ids)
         tasks[task.rank] = TaskCores(frozenset(cpus), frozenset(task.memory_nodes))
     return Cores(tasks, cores_of(allocation).whole)
 
 
 def task_group(group: Group, rank: int) -> Group:
-    """The control group of one of an attempt's tasks."""
+    """Return the control group of one of an attempt's tasks."""
     return group.child(f"task-{rank}")
 
 
-def change(attempt: Confined, first: Cores, before: Cores, after: Cores) -> None:
-    """Let the tasks run on `after` in place of `before`. Blocks for as long as the kernel takes to move pages.
+def change(attempt: ConfinedAttempt, first: Cores, before: Cores, after: Cores) -> None:
+    """Move the tasks from the cores `before` to the cores `after`. Blocks while the kernel moves pages.
 
-    `first` is what they had when their threads were looked at. All three name the same ranks.
+    `first` are the cores when the threads' masks were recorded. All three have the same ranks.
 
     Raises:
-        CoresRefused: for a reason that the kernel gave.
+        CoresRefused: the kernel refused, for the given reason.
     """
     try:
         bind(attempt.group, after)
@@ -118,18 +119,18 @@ def change(attempt: Confined, first: Cores, before: Cores, after: Cores) -> None
         try:
             bind(attempt.group, before)
         except GroupError as second:
-            log.error("cores_not_restored", error=str(second))
-            reason += f"; and when going back, {second}"
-        settle(attempt, first, after, before)
+            log.error("cores_restore_failed", error=str(second))
+            reason += f"; rollback failed: {second}"
+        apply_to_threads(attempt, first, after, before)
         raise CoresRefused(reason) from error
-    settle(attempt, first, before, after)
+    apply_to_threads(attempt, first, before, after)
 
 
 def bind(group: Group | None, cores: Cores) -> None:
-    """Write the cpusets and weights of an attempt and its tasks, in an order that the kernel takes.
+    """Write the cpusets and weights of an attempt and its tasks, in an order that the kernel accepts.
 
     Raises:
-        GroupError: it does not take one of them.
+        GroupError: the kernel refuses one of them.
     """
     if group is None:
         return
@@ -144,17 +145,17 @@ def bind(group: Group | None, cores: Cores) -> None:
         group.set_weight(weight_of(len(cores.whole)))
 
 
-def settle(attempt: Confined, first: Cores, before: Cores, after: Cores) -> None:
-    """Let the threads follow; see `affinity`."""
-    for rank, task in sorted(after.tasks.items()):
+def apply_to_threads(attempt: ConfinedAttempt, first: Cores, before: Cores, after: Cores) -> None:
+    """Set the threads' CPU masks; see `affinity`."""
+    for rank, task in sorted(after.tasks.items()):  # the lambda binds the loop variable
         steps = (cores.tasks.get(rank, task).cpus for cores in (first, before, after))
-        affinity.settle(lambda rank=rank: attempt.pids(rank), attempt.own, *steps)  # type: ignore[misc]  # binds the loop's own
+        affinity.apply_masks(lambda rank=rank: attempt.pids(rank), attempt.own, *steps)  # type: ignore[misc]
 
 
-def found_cores(group: Group | None, wanted: Cores) -> Cores | None:
-    """What the kernel was told that an attempt runs on; None without cpusets.
+def current_cores(group: Group | None, wanted: Cores) -> Cores | None:
+    """Return the cores that were last requested from the kernel for an attempt; None without cpusets.
 
-    Not what it gives: that lacks CPUs that are off line, and is all CPUs of the group above where no other is left.
+    The effective cores would lack offline CPUs, and are all CPUs of the parent group if no others are left.
     """
     if group is None or "cpuset" not in group.enforces:
         return None
@@ -166,21 +167,21 @@ def found_cores(group: Group | None, wanted: Cores) -> Cores | None:
     return Cores(tasks, frozenset(group.cpus(asked_for=True)) if wanted.whole else frozenset())
 
 
-def on_line(cores: Cores, online: Iterable[int]) -> Cores | None:
-    """The same without CPUs that are off line; None where a task would have none left, or nobody knows."""
+def online_only(cores: Cores, online: Iterable[int]) -> Cores | None:
+    """Return the cores without offline CPUs; None if a task would have none left or the kernel does not tell."""
     there = frozenset(online)
     tasks = {rank: replace(task, cpus=task.cpus & there) for rank, task in cores.tasks.items()}
     return Cores(tasks, cores.whole & there) if all(task.cpus for task in tasks.values()) else None
 
 
 def covers(found: Cores, wanted: Cores) -> bool:
-    """Whether each task has at least the CPUs that are wanted for it, and the whole too."""
+    """Return whether each task, and the whole attempt, has at least the wanted CPUs."""
     return wanted.whole <= found.whole and all(
         task.cpus <= found.tasks[rank].cpus for rank, task in wanted.tasks.items()
     )
 
 
 def same_cpus(one: Cores, other: Cores) -> bool:
-    """Whether both say the same CPUs for each task and for the whole."""
+    """Return whether both have the same CPUs for each task and for the whole attempt."""
     cpus = [{rank: task.cpus for rank, task in cores.tasks.items()} for cores in (one, other)]
     return cpus[0] == cpus[1] and one.whole == other.whole

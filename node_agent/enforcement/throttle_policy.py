@@ -1,9 +1,9 @@
-"""What CPU time an attempt gets, and how it is held back: the one place that decides who may be.
+"""CPU time of attempts: weights, throttles, and the policy that decides which jobs may be throttled.
 
-CPU time is weighted by cores, so that attempts which want the same CPUs share them as they were given cores. Time is
-taken away only from a best-effort job: one that has its cores to itself, and others that wait for its steps, would be
-slowed down by a quota in bursts that nobody sees (CFS throttles a group for the rest of its period). It may have fewer
-cores instead (`AttemptCores.narrow`), or stand still.
+CPU time is weighted by cores, so that attempts that compete for the same CPUs share them in proportion to their cores.
+Only best-effort jobs lose CPU time: a job with cores of its own, and other jobs that wait for its steps, would be
+slowed down in bursts by a quota, invisibly (CFS throttles a group for the rest of its period). Such a job may be given
+fewer cores (`AttemptCores.narrow`) or be suspended.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import resources_pb2
 
-WEIGHT_PER_CPU = 10  # so that a thousand CPUs fit below the kernel's largest weight
+WEIGHT_PER_CPU = 10  # a thousand CPUs stay below the kernel's maximum weight
 
 
-class HoldRefused(Exception):
-    """An attempt cannot be held back like this; it is as it was."""
+class ThrottleRefused(Exception):
+    """An attempt cannot be throttled like this; its throttle is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """How an attempt is held back in time: each stands for itself.
+class CpuThrottle:
+    """How an attempt's CPU time is limited; the fields are independent.
 
     Attributes:
         idle: it gets only CPU time that no other attempt wants.
-        cpu_limit_cores: it gets the CPU time of at most so many cores; 0 means no limit.
-        suspended: its processes stand still.
+        cpu_limit_cores: it gets the CPU time of at most this many cores; 0 means no limit.
+        suspended: its processes are frozen.
     """
 
     idle: bool = False
@@ -35,11 +35,11 @@ class Hold:
     suspended: bool = False
 
 
-FREE = Hold()
+FREE = CpuThrottle()
 
 
 def weight_of(cpus: int) -> int:
-    """The weight of what holds so many CPUs; one that holds none, and runs on all, counts as one.
+    """Return the weight for a number of CPUs; a task without CPUs of its own, which runs on all, counts as one CPU.
 
     >>> weight_of(8), weight_of(0)
     (80, 10)
@@ -48,59 +48,61 @@ def weight_of(cpus: int) -> int:
 
 
 def attempt_weight(allocation: resources_pb2.NodeAllocation) -> int:
-    """The weight of all tasks that an attempt has here."""
+    """Return the weight of all tasks of an attempt on this node."""
     return sum(weight_of(len(task.cpu_ids)) for task in allocation.tasks)
 
 
-def why_not(hold: Hold, *, best_effort: bool) -> str | None:
-    """Why a job may not be held back so; None where it may.
+def cpu_throttle_refusal(throttle: CpuThrottle, *, best_effort: bool) -> str | None:
+    """Return why a job may not be throttled like this; None if it may.
 
-    >>> why_not(Hold(suspended=True), best_effort=False) is None
+    >>> cpu_throttle_refusal(CpuThrottle(suspended=True), best_effort=False) is None
     True
-    >>> why_not(Hold(idle=True), best_effort=False)
-    'its CPU time may not be taken away (cpu.idle): it is not a best-effort job, its cores are its own'
+    >>> cpu_throttle_refusal(CpuThrottle(idle=True), best_effort=False)
+    'its CPU time may not be limited (cpu.idle): it is not a best-effort job and has cores of its own'
     """
-    ways = [name for name, wanted in (("cpu.idle", hold.idle), ("cpu.max", hold.cpu_limit_cores > 0)) if wanted]
-    if hold.cpu_limit_cores < 0:
-        return f"CPU time cannot be limited to {hold.cpu_limit_cores} cores"
+    ways = [name for name, wanted in (("cpu.idle", throttle.idle), ("cpu.max", throttle.cpu_limit_cores > 0)) if wanted]
+    if throttle.cpu_limit_cores < 0:
+        return f"cannot limit CPU time to {throttle.cpu_limit_cores} cores"
     if ways and not best_effort:
         words = " and ".join(ways)
-        return f"its CPU time may not be taken away ({words}): it is not a best-effort job, its cores are its own"
+        return f"its CPU time may not be limited ({words}): it is not a best-effort job and has cores of its own"
     return None
 
 
-def found_hold(group: Group | None) -> Hold:
-    """How the kernel holds an attempt back now."""
+def current_cpu_throttle(group: Group | None) -> CpuThrottle:
+    """Return an attempt's current CPU throttle in the kernel."""
     if group is None or not group.exists():
         return FREE
-    return Hold(group.is_idle(), group.cpu_limit(), group.is_frozen())
+    return CpuThrottle(group.is_idle(), group.cpu_limit(), group.is_frozen())
 
 
-def hold_back(group: Group | None, hold: Hold, *, best_effort: bool, allocation: resources_pb2.NodeAllocation) -> None:
-    """Hold an attempt back like this and no otherwise; `FREE` lets it go. Blocks for as long as processes take to stop.
+def apply_cpu_throttle(
+    group: Group | None, throttle: CpuThrottle, *, best_effort: bool, allocation: resources_pb2.NodeAllocation
+) -> None:
+    """Throttle an attempt exactly like this; `FREE` releases it. Blocks while processes stop.
 
     Raises:
-        HoldRefused: it may not be, or the kernel does not take it. It is as it was.
+        ThrottleRefused: it is not allowed, or the kernel refuses it. The throttle is unchanged.
     """
-    if reason := why_not(hold, best_effort=best_effort):
-        raise HoldRefused(reason)
+    if reason := cpu_throttle_refusal(throttle, best_effort=best_effort):
+        raise ThrottleRefused(reason)
     if group is None:
-        if hold != FREE:
-            raise HoldRefused("it cannot be held back: no control group can be written on this node")
+        if throttle != FREE:
+            raise ThrottleRefused("it cannot be throttled: this node has no writable control group")
         return
-    before = found_hold(group)
+    before = current_cpu_throttle(group)
     try:
-        _apply(group, before, hold, attempt_weight(allocation))
+        _apply(group, before, throttle, attempt_weight(allocation))
     except GroupError as error:
         try:
-            _apply(group, found_hold(group), before, attempt_weight(allocation))
+            _apply(group, current_cpu_throttle(group), before, attempt_weight(allocation))
         except GroupError as second:
-            raise HoldRefused(f"{error}; and when going back, {second}") from error
-        raise HoldRefused(str(error)) from error
+            raise ThrottleRefused(f"{error}; rollback failed: {second}") from error
+        raise ThrottleRefused(str(error)) from error
 
 
-def _apply(group: Group, before: Hold, after: Hold, weight: int) -> None:
-    """Change what differs; what lets go comes first."""
+def _apply(group: Group, before: CpuThrottle, after: CpuThrottle, weight: int) -> None:
+    """Apply the differences; releases come first."""
     if before.suspended and not after.suspended:
         group.freeze(False)
     if before.idle != after.idle:

@@ -1,4 +1,4 @@
-"""The node's GPUs: what NVML tells of them, or what an operator declares in place of any."""
+"""The node's GPUs: those that NVML reports, or those that the operator declares instead."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ AUTO = "auto"
 
 
 class BadGpus(ValueError):
-    """The operator's word for the GPUs is none that we know."""
+    """The operator's declaration of GPUs is invalid."""
 
 
 def declared_gpus(node_id: str, word: str, numa_nodes: Sequence[int], *, shareable: bool) -> list[resources_pb2.Gpu]:
-    """GPUs that an operator declares with `fake:N`, spread over the NUMA nodes in equal parts.
+    """Return the GPUs that an operator declares with `fake:N`, spread evenly over the NUMA nodes.
 
     >>> [gpu.numa_node for gpu in declared_gpus("a", "fake:4", [0, 1], shareable=False)]
     [0, 0, 1, 1]
     """
     match = FAKE.fullmatch(word)
     if match is None:
-        raise BadGpus(f"GPUs are 'auto' or 'fake:N', not {word!r}")
+        raise BadGpus(f"invalid GPUs: {word!r}; hint: use 'auto' or 'fake:N'")
     count, name = int(match[1]), hashlib.sha256(node_id.encode()).hexdigest()[:12]
     nodes = sorted(numa_nodes) or [-1]
     return [
@@ -43,8 +43,8 @@ def declared_gpus(node_id: str, word: str, numa_nodes: Sequence[int], *, shareab
     ]
 
 
-def nvml_gpus(told: Iterable[Mapping[str, Any]], *, shareable: bool) -> list[resources_pb2.Gpu]:
-    """GPUs as the process that asks NVML tells of them, in the order of the bus."""
+def nvml_gpus(reported: Iterable[Mapping[str, Any]], *, shareable: bool) -> list[resources_pb2.Gpu]:
+    """Return the GPUs that the NVML process reported, in bus order."""
     gpus = [
         resources_pb2.Gpu(
             uuid=gpu["uuid"],
@@ -55,6 +55,6 @@ def nvml_gpus(told: Iterable[Mapping[str, Any]], *, shareable: bool) -> list[res
             island=gpu["island"],
             shareable=shareable,
         )
-        for gpu in told
+        for gpu in reported
     ]
     return sorted(gpus, key=lambda gpu: (gpu.pci_bus_id, gpu.uuid))

@@ -1,8 +1,8 @@
-"""CPUs that go off line, come back or are plugged in while the agent runs: the cores that it offers follow.
+"""CPU hot-plug: adapts the offered cores when CPUs go offline, come back or are added while the agent runs.
 
-The kernel tells nobody in user space of it but by one small file, which is read as often as the agent beats. A core
-keeps the id under which it was first offered, also over a restart: the lowest of its CPUs may be the one that is gone,
-and who holds the core must not lose it for a new name.
+The kernel announces this to user space only in one small file, which is polled. A core keeps the id under which it was
+first offered, also over a restart: its lowest CPU may be the one that is offline, and the holder of the core must not
+lose it because of a new id.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 
 import structlog
 
-from cotenant.node_agent.probes.inventory import ProbeWishes, cores_now, usable_cpus
+from cotenant.node_agent.probes.inventory import ProbeOptions, offered_cores, usable_cpus
 from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
-NAMES = "cores.json"
+FILE = "cores.json"
 CORE_ID_MAX = 1 << 20
 
 
 class HotPlug:
-    """Keeps an inventory's cores true. `changed` is told after each change, once `heal` has given jobs their CPUs."""
+    """Keeps an inventory's cores current. `changed` is called after each change, after `heal` has restored CPUs."""
 
     def __init__(
         self,
         inventory: resources_pb2.Inventory,
-        wishes: ProbeWishes,
+        options: ProbeOptions,
         state_dir: Path,
         *,
         changed: Callable[[], None],
@@ -39,50 +39,50 @@ class HotPlug:
         sysfs: Path,
         allowed: Callable[[], Iterable[int]] = lambda: os.sched_getaffinity(0),
     ) -> None:
-        self._inventory, self._wishes, self._path = inventory, wishes, state_dir / NAMES
+        self._inventory, self._options, self._path = inventory, options, state_dir / FILE
         self._changed, self._heal = changed, heal
         self._interval_seconds, self._sysfs, self._allowed = interval_seconds, sysfs, allowed
-        self._names = _read(self._path)
+        self._ids = _read(self._path)
         self._usable: list[int] = []
-        self.look()
+        self.refresh()
 
-    def look(self) -> bool:
-        """Offer what is usable now; whether that is something else than before."""
+    def refresh(self) -> bool:
+        """Offer the CPUs that are usable now; return whether the cores changed."""
         usable = usable_cpus(self._sysfs, self._allowed())
         if usable == self._usable:
             return False
         self._usable = usable
-        cores = cores_now(self._wishes, usable, self._sysfs, self._names)
+        cores = offered_cores(self._options, usable, self._sysfs, self._ids)
         before = list(self._inventory.cores)
         del self._inventory.cores[:]
         self._inventory.cores.extend(cores)
-        self._remember(cores)
+        self._save_ids(cores)
         return cores != before
 
-    def _remember(self, cores: Iterable[resources_pb2.Core]) -> None:
-        names = {**self._names, **{cpu: core.id for core in cores for cpu in core.cpus}}
-        if names == self._names:
+    def _save_ids(self, cores: Iterable[resources_pb2.Core]) -> None:
+        names = {**self._ids, **{cpu: core.id for core in cores for cpu in core.cpus}}
+        if names == self._ids:
             return
-        self._names = names
+        self._ids = names
         try:
             self._path.write_text(json.dumps(names))
-        except OSError as error:  # they are known until the agent ends
-            log.warning("core_names_not_kept", error=str(error))
+        except OSError as error:  # the ids stay in memory
+            log.warning("core_ids_not_saved", error=str(error))
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Refresh periodically until cancelled."""
         while True:
             await asyncio.sleep(self._interval_seconds)
-            if self.look():
+            if self.refresh():
                 log.warning("cores_changed", cores=[core.id for core in self._inventory.cores], cpus=self._usable)
                 await self._heal()
                 self._changed()
 
 
 def _read(path: Path) -> Mapping[int, int]:
-    """The id of each CPU's core as it was kept; a file that makes no sense says nothing."""
+    """Return the saved core id of each CPU; empty if the file is missing or invalid."""
     try:
-        told = {int(cpu): int(core) for cpu, core in json.loads(path.read_text()).items()}
+        ids = {int(cpu): int(core) for cpu, core in json.loads(path.read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return {}
-    return told if all(0 <= core <= CORE_ID_MAX for core in told.values()) else {}
+    return ids if all(0 <= core <= CORE_ID_MAX for core in ids.values()) else {}

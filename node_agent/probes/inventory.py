@@ -1,4 +1,4 @@
-"""Finds what the server is made of, as the kernel shows it. Odd or missing files make the picture poorer, no more."""
+"""Inventories the server from what the kernel exposes. Odd or missing files only make the inventory less detailed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYSFS = Path("/sys")
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """A logical CPU: where it is, and all CPUs of its physical core."""
+    """A logical CPU: its location, and all CPUs of its physical core."""
 
     id: int
     core: frozenset[int]
@@ -34,13 +34,13 @@ class Cpu:
 
 
 def usable_cpus(sysfs: Path, allowed: Iterable[int]) -> list[int]:
-    """The CPUs that are on line and that this process may use: `allowed` is its affinity, which cpusets bound."""
+    """Return the online CPUs that this process may use: `allowed` is its affinity, which cpusets limit."""
     online = online_cpus(str(sysfs))
     return sorted(set(online) & set(allowed)) if online else sorted(set(allowed))
 
 
 def read_cpus(sysfs: Path, usable: Iterable[int]) -> list[Cpu]:
-    """Where each CPU is. One that does not tell is a core of its own on the first node and socket."""
+    """Return the location of each CPU. A CPU without topology is a core of its own on the first node and socket."""
     numa_of = _numa_of_cpus(sysfs)
     cpus = []
     for cpu in usable:
@@ -70,15 +70,15 @@ def _numa_of_cpus(sysfs: Path) -> dict[int, int]:
 def schedulable_cores(
     cpus: Iterable[Cpu], *, split_siblings: bool, names: Mapping[int, int] = MappingProxyType({})
 ) -> list[resources_pb2.Core]:
-    """Cores as jobs get them: a physical core with all siblings that may be used, or each logical CPU by itself.
+    """Return the cores offered to jobs: physical cores with all usable siblings, or each logical CPU by itself.
 
-    A core's id is that of its lowest CPU, or the one under which its CPUs are known already, by `names`.
+    A core's id is that of its lowest CPU, or the one by which `names` already knows its CPUs.
     """
     by_core: dict[frozenset[int], list[Cpu]] = {}
     for cpu in cpus:
         by_core.setdefault(frozenset({cpu.id}) if split_siblings else cpu.core, []).append(cpu)
     ids = [_known_id(members, names) for members in by_core.values()]
-    if len(set(ids)) < len(ids):  # another machine's names
+    if len(set(ids)) < len(ids):  # names of another machine
         ids = [_known_id(members, {}) for members in by_core.values()]
     cores = (
         resources_pb2.Core(
@@ -98,16 +98,16 @@ def _known_id(members: Iterable[Cpu], names: Mapping[int, int]) -> int:
     return known.pop() if len(known) == 1 else min(cpus)
 
 
-def cores_now(
-    wishes: ProbeWishes, usable: Iterable[int], sysfs: Path, names: Mapping[int, int] = MappingProxyType({})
+def offered_cores(
+    options: ProbeOptions, usable: Iterable[int], sysfs: Path, names: Mapping[int, int] = MappingProxyType({})
 ) -> list[resources_pb2.Core]:
-    """The cores of those usable CPUs that jobs may have."""
-    offered = [cpu for cpu in usable if wishes.cpus is None or cpu in wishes.cpus]
-    return schedulable_cores(read_cpus(sysfs, offered), split_siblings=wishes.split_siblings, names=names)
+    """Return the cores of the usable CPUs that jobs may have."""
+    offered = [cpu for cpu in usable if options.cpus is None or cpu in options.cpus]
+    return schedulable_cores(read_cpus(sysfs, offered), split_siblings=options.split_siblings, names=names)
 
 
 def usable_memory_bytes(physical_bytes: int, mounts: Iterable[Mount], limit_bytes: int | None) -> int:
-    """Memory that jobs may use: the machine's, or less where our own control group or the operator says so."""
+    """Return the memory for jobs: the machine's, or less if the agent's control group or the operator limits it."""
     bounds = [physical_bytes, *(bound for mount in mounts for bound in _memory_bounds(mount))]
     if limit_bytes is not None:
         bounds.append(limit_bytes)
@@ -115,7 +115,7 @@ def usable_memory_bytes(physical_bytes: int, mounts: Iterable[Mount], limit_byte
 
 
 def _memory_bounds(mount: Mount) -> list[int]:
-    """The memory limits of our own group and of all above it."""
+    """Return the memory limits of the agent's own group and all groups above it."""
     if mount.version == 1 and "memory" not in mount.controllers:
         return []
     name = "memory.max" if mount.version == 2 else "memory.limit_in_bytes"
@@ -131,8 +131,8 @@ def _memory_bounds(mount: Mount) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeWishes:
-    """What an operator says about a node. See `AgentConfig`."""
+class ProbeOptions:
+    """The operator's settings of a node. See `AgentConfig`."""
 
     node_id: str
     gpus: str = "auto"
@@ -146,32 +146,34 @@ class ProbeWishes:
     machine_parts: int = 1
 
 
-def probe(wishes: ProbeWishes, *, sysfs: Path = SYSFS, allowed: Iterable[int] | None = None) -> resources_pb2.Inventory:
-    """Look at everything but the GPUs that NVML knows, which `health` asks for. Blocks for a moment."""
+def probe(
+    options: ProbeOptions, *, sysfs: Path = SYSFS, allowed: Iterable[int] | None = None
+) -> resources_pb2.Inventory:
+    """Return the inventory without NVML's GPUs, which `NodeHealth` adds. Blocks for a moment."""
     usable = usable_cpus(sysfs, os.sched_getaffinity(0) if allowed is None else allowed)
     troubles = []
-    if wishes.cpus is not None and (absent := sorted(set(wishes.cpus) - set(usable))):
-        log.error("cpus_absent", cpus=absent)
-        troubles.append(f"CPUs {absent} are configured but cannot be used here")
-    cores = cores_now(wishes, usable, sysfs)
+    if options.cpus is not None and (absent := sorted(set(options.cpus) - set(usable))):
+        log.error("configured_cpus_missing", cpus=absent)
+        troubles.append(f"CPUs {absent} are configured but not usable on this machine")
+    cores = offered_cores(options, usable, sysfs)
     gpus = []
-    if wishes.gpus != gpu_probe.AUTO:
+    if options.gpus != gpu_probe.AUTO:
         numa_nodes = sorted({core.numa_node for core in cores})
-        gpus = gpu_probe.declared_gpus(wishes.node_id, wishes.gpus, numa_nodes, shareable=wishes.shareable_gpus)
+        gpus = gpu_probe.declared_gpus(options.node_id, options.gpus, numa_nodes, shareable=options.shareable_gpus)
     return resources_pb2.Inventory(
         cores=cores,
         gpus=gpus,
-        memory_bytes=machine_memory_bytes(wishes.memory_bytes) // wishes.machine_parts,
-        rack=wishes.rack,
-        address=wishes.address,
+        memory_bytes=machine_memory_bytes(options.memory_bytes) // options.machine_parts,
+        rack=options.rack,
+        address=options.address,
         not_enforced=troubles,
         agent_version=_own_version(),
-        machine=wishes.machine,
+        machine=options.machine,
     )
 
 
 def machine_memory_bytes(limit_bytes: int | None = None) -> int:
-    """Memory that jobs of all agents of this machine may use together, as far as we are let."""
+    """Return the memory that jobs of all agents of this machine may use together, within the agent's own limits."""
     return usable_memory_bytes(psutil.virtual_memory().total, find_mounts(), limit_bytes)
 
 

@@ -1,7 +1,7 @@
-"""The agent's line to the process that asks NVML; it never loads NVML itself.
+"""The agent's connection to the NVML process; the agent itself never loads NVML.
 
-A call that does not come back in time costs that process its life. A new one is started after a while, but never while
-the old one is still there: a process that the driver holds in the kernel cannot be killed, and two of them would hang.
+A call that times out gets that process killed. A new one is started after a delay, but never while the old one still
+exists: a process that the driver blocks in the kernel cannot be killed, and a second one would hang too.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from cotenant.node_agent.backoff import Backoff
 log = structlog.get_logger()
 
 PROCESS = Path(__file__).with_name("nvml_process.py")
-START_SECONDS_MAX = 60.0  # without persistence mode the driver first starts the GPUs, one after the other
+START_SECONDS_MAX = 60.0  # without persistence mode the driver initializes the GPUs one by one
 ASK_SECONDS_MAX = 5.0
 ANSWER_BYTES_MAX = 4 << 20
 END_SECONDS_MAX = 1.0
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX = 1.0, 60.0
 
 
-class NvmlSilent(Exception):
-    """NVML does not answer; why, in a few words."""
+class NvmlUnresponsive(Exception):
+    """NVML does not answer; the text says why."""
 
 
-class NvmlAbsent(Exception):
-    """There is no driver here."""
+class NvmlNotFound(Exception):
+    """No NVIDIA driver is installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that NVML told of by itself: an XID, or with None a double-bit ECC error."""
+    """An event that NVML reported: an XID, or with None a double-bit ECC error."""
 
     gpu_uuid: str
     xid: int | None
@@ -50,16 +50,16 @@ class Event:
 
 @dataclass(slots=True)
 class NvmlLink:
-    """One process at a time, started when it is first asked."""
+    """One process at a time, started on the first request."""
 
     sysfs: Path
-    on_event: Callable[[Event], None] = lambda event: None  # whoever watches sets it
+    on_event: Callable[[Event], None] = lambda event: None  # set by `NodeHealth`
     ask_seconds_max: float = ASK_SECONDS_MAX
     start_seconds_max: float = START_SECONDS_MAX
     retry_seconds_first: float = RETRY_SECONDS_FIRST
-    troubles: list[str] = field(default_factory=list)  # of single GPUs, as of the last look at all of them
-    minors: dict[str, int] = field(default_factory=dict)  # the N of /dev/nvidiaN, by UUID, where it is told
-    unwatched: list[str] = field(default_factory=list)  # GPUs of which no event will be told, and why
+    troubles: list[str] = field(default_factory=list)  # problems with single GPUs at the last listing
+    minors: dict[str, int] = field(default_factory=dict)  # the N of /dev/nvidiaN by UUID, if reported
+    unwatched: list[str] = field(default_factory=list)  # GPUs without events, and why
     _process: asyncio.subprocess.Process | None = None
     _reader: asyncio.Task[None] | None = None
     _answers: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
@@ -70,24 +70,24 @@ class NvmlLink:
     _why: str = ""
 
     async def gpus(self) -> list[dict[str, Any]]:
-        """All GPUs that NVML shows. Raises `NvmlAbsent` or `NvmlSilent`."""
+        """Return all GPUs that NVML lists. Raises `NvmlNotFound` or `NvmlUnresponsive`."""
         async with self._turn:
-            return await self._start() if self._process is None else await self._look()
+            return await self._start() if self._process is None else await self._list_gpus()
 
     async def readings(self) -> list[dict[str, Any]]:
-        """How the GPUs are. Raises `NvmlSilent`."""
+        """Return the GPUs' readings. Raises `NvmlUnresponsive`."""
         async with self._turn:
             if self._process is None:
                 await self._start()
-            answer = await self._ask("readings", self.ask_seconds_max)
+            answer = await self._request("readings", self.ask_seconds_max)
             readings: list[dict[str, Any]] = answer["readings"]
             return readings
 
     async def _start(self) -> list[dict[str, Any]]:
-        """Begin a process and have it look at all GPUs, which it must before it can tell of them."""
+        """Start a process and list all GPUs, which it must do before it can read them."""
         now = asyncio.get_running_loop().time()
         if now < self._not_before:
-            raise NvmlSilent(self._why)
+            raise NvmlUnresponsive(self._why)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", str(PROCESS), str(self.sysfs),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
@@ -95,85 +95,85 @@ class NvmlLink:
             limit=ANSWER_BYTES_MAX,
         )  # fmt: skip
         self._reader = asyncio.create_task(self._read(self._process))
-        gpus = await self._look(self.start_seconds_max)
+        gpus = await self._list_gpus(self.start_seconds_max)
         self._backoff = None
         return gpus
 
-    async def _look(self, seconds_max: float | None = None) -> list[dict[str, Any]]:
-        answer = await self._ask("gpus", seconds_max or self.ask_seconds_max)
+    async def _list_gpus(self, seconds_max: float | None = None) -> list[dict[str, Any]]:
+        answer = await self._request("gpus", seconds_max or self.ask_seconds_max)
         self.troubles = answer["troubles"]
         gpus: list[dict[str, Any]] = answer["gpus"]
         self.minors = {gpu["uuid"]: gpu["minor"] for gpu in gpus if gpu["minor"] >= 0}
         return gpus
 
-    async def _ask(self, what: str, seconds_max: float) -> dict[str, Any]:
+    async def _request(self, what: str, seconds_max: float) -> dict[str, Any]:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         number = next(self._numbers)
         if process.returncode is not None:
-            await self._give_up("its process has ended")
+            await self._fail("its process has ended")
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds_max):
                 process.stdin.write(json.dumps({"id": number, "ask": what}).encode() + b"\n")
                 await process.stdin.drain()
-                told = await answer
+                reply = await answer
         except TimeoutError:
-            await self._give_up(f"no answer within {seconds_max:g} s")
-        except (OSError, NvmlSilent) as error:
-            await self._give_up(str(error) or type(error).__name__)
+            await self._fail(f"no answer within {seconds_max:g} s")
+        except (OSError, NvmlUnresponsive) as error:
+            await self._fail(str(error) or type(error).__name__)
         except asyncio.CancelledError:
             await self._end()
             raise
         finally:
             self._answers.pop(number, None)
-        if told.get("absent"):
+        if reply.get("absent"):
             await self._end()
-            raise NvmlAbsent
-        if "failed" in told:
-            await self._give_up(str(told["failed"]))
-        return dict(told)
+            raise NvmlNotFound
+        if "failed" in reply:
+            await self._fail(str(reply["failed"]))
+        return dict(reply)
 
-    async def _give_up(self, why: str) -> None:
-        """End the process, and raise."""
+    async def _fail(self, why: str) -> None:
+        """Stop the process and raise `NvmlUnresponsive`."""
         if self._backoff is None:
             self._backoff = Backoff(
                 first_seconds=self.retry_seconds_first, longest_seconds=RETRY_SECONDS_MAX, rng=Random(0)
             )
         self._why = why
         self._not_before = asyncio.get_running_loop().time() + self._backoff.next_seconds()
-        log.error("nvml_silent", why=why)
+        log.error("nvml_unresponsive", why=why)
         await self._end()
-        raise NvmlSilent(why)
+        raise NvmlUnresponsive(why)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         why = "its process has ended"
         try:
             while line := await process.stdout.readline():
-                self._heard(json.loads(line))
+                self._on_message(json.loads(line))
         except (OSError, ValueError) as error:
-            why = f"its process cannot be understood: {error}"
+            why = f"invalid message from its process: {error}"
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(NvmlSilent(why))
+                answer.set_exception(NvmlUnresponsive(why))
 
-    def _heard(self, told: dict[str, Any]) -> None:
-        if "id" in told:
-            answer = self._answers.get(told["id"])
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "id" in message:
+            answer = self._answers.get(message["id"])
             if answer is not None and not answer.done():
-                answer.set_result(told)
-        elif "no_events" in told:
-            self.unwatched = told["no_events"]
-            log.warning("nvml_events_not_told", why=self.unwatched)
+                answer.set_result(message)
+        elif "no_events" in message:
+            self.unwatched = message["no_events"]
+            log.warning("nvml_events_unavailable", why=self.unwatched)
         else:
-            event = Event(str(told["uuid"]), told.get("xid"))
+            event = Event(str(message["uuid"]), message.get("xid"))
             log.warning("nvml_event", gpu=event.gpu_uuid, xid=event.xid)
             self.on_event(event)
 
     async def _end(self) -> None:
-        """Kill the process; one that the kernel does not let go stays ours, and no other is started beside it."""
+        """Kill the process; if the kernel blocks it, keep it and start no other one."""
         process = self._process
         if process is None:
             return
@@ -188,5 +188,5 @@ class NvmlLink:
                 await asyncio.gather(self._reader, return_exceptions=True)
 
     async def close(self) -> None:
-        """End the process, whatever is being asked of it."""
+        """Stop the process even during a request."""
         await self._end()

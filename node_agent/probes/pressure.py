@@ -1,4 +1,4 @@
-"""Pressure stall information: how much of the time somebody waits for a CPU, for memory or for storage."""
+"""Pressure stall information: the share of time in which tasks wait for CPU, memory or I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PRESSURE = Path("/proc/pressure")
 
 
 def parse_pressure(text: str) -> contention_service_pb2.Pressure:
-    """Read a file of /proc/pressure; what it does not say is 0.
+    """Parse a file of /proc/pressure; missing values are 0.
 
     >>> parse_pressure("some avg10=1.50 avg60=0 avg300=0 total=9").some_avg10
     1.5
@@ -31,12 +31,12 @@ def parse_pressure(text: str) -> contention_service_pb2.Pressure:
 
 
 def read_pressure(resource: str, root: Path = PRESSURE) -> contention_service_pb2.Pressure:
-    """The pressure on `cpu`, `memory` or `io`; zeros where the kernel does not tell."""
+    """Return the pressure on `cpu`, `memory` or `io`; zeros if the kernel does not report it."""
     return parse_pressure(read_text(str(root / resource)))
 
 
 def pressure_within(group: Group, resource: str) -> contention_service_pb2.Pressure | None:
-    """The pressure on `cpu` or `memory` within a control group; None where it is not told, as in version 1."""
+    """Return the pressure on `cpu` or `memory` within a control group; None if unknown, as in version 1."""
     directory = group.directories.get(UNIFIED) if group.version == 2 else None
     text = read_text(f"{directory}/{resource}.pressure") if directory else ""
     return parse_pressure(text) if text else None

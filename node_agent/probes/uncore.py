@@ -1,8 +1,9 @@
-"""Memory bandwidth of the whole machine, from the counters of its memory controllers (perf's `uncore_imc_*`).
+"""Memory bandwidth of the whole machine, from its memory controllers' counters (perf's `uncore_imc_*`).
 
-Each controller counts the accesses to its channels; `cas_count_read` and `cas_count_write`, times what one moves, are
-all that goes to and from memory. A counter is opened once per controller and socket and counts from then on. Opening
-needs CAP_PERFMON or a low `perf_event_paranoid`; without, the machine does not tell. Kernel: perf_event_open(2) [D].
+Each controller counts the accesses to its channels; `cas_count_read` and `cas_count_write`, multiplied by the bytes per
+access, are all traffic to and from memory. A counter is opened once per controller and socket and counts from then on.
+Opening needs CAP_PERFMON or a low `perf_event_paranoid`; otherwise the bandwidth is unknown. Kernel: perf_event_open(2)
+[D].
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ UNITS = {"MiB": 1 << 20, "Bytes": 1, "": 1}
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One event of one controller as seen from a CPU of its socket, and the bytes that one count stands for."""
+    """One event of one controller, opened on a CPU of its socket, and the bytes per count."""
 
     type: int
     config: int
@@ -39,7 +40,7 @@ class Counter:
 
 
 def find_counters(root: Path = DEVICES) -> list[Counter]:
-    """All counters that the machine has; a controller that does not say all of itself is passed over."""
+    """Return all counters of the machine; controllers with an incomplete description are skipped."""
     return [counter for device in sorted(root.glob("uncore_imc*")) for counter in _counters_of(device)]
 
 
@@ -53,14 +54,14 @@ def _counters_of(device: Path) -> Iterator[Counter]:
             unit = (device / "events" / f"{event}.unit").read_text().strip()
             yield from (Counter(kind, config, cpu, scale * UNITS[unit]) for cpu in cpus)
     except (OSError, ValueError, KeyError) as error:
-        log.info("memory_controller_passed_over", device=device.name, error=str(error))
+        log.info("memory_controller_skipped", device=device.name, error=str(error))
 
 
 def parse_event(text: str, device: Path) -> int:
-    """Put together what stands in an event's file, such as `event=0x04,umask=0x03`, as the device's format says.
+    """Return the configuration for an event's text, such as `event=0x04,umask=0x03`, in the device's format.
 
     Raises:
-        OSError, ValueError: it cannot be.
+        OSError, ValueError: the format is missing or unsupported.
     """
     config = 0
     for term in text.strip().split(","):
@@ -69,16 +70,16 @@ def parse_event(text: str, device: Path) -> int:
         field, _, bits = where.partition(":")
         first, _, _ = bits.partition("-")
         if field != "config" or "," in bits:
-            raise ValueError(f"{name} is in {where}")
+            raise ValueError(f"unsupported location of {name}: {where}")
         config |= int(value or "1", 0) << int(first)
     return config
 
 
 def open_counter(counter: Counter) -> int:
-    """Open a counter; returns its descriptor. Raises `OSError`."""
+    """Open a counter; return its descriptor. Raises `OSError`."""
     call = SYSCALLS.get(platform.machine())
     if call is None:
-        raise OSError(f"no perf_event_open is known for {platform.machine()}")
+        raise OSError(f"the number of perf_event_open is unknown for {platform.machine()}")
     attribute = struct.pack("=IIQ", counter.type, ATTRIBUTE_BYTES, counter.config).ljust(ATTRIBUTE_BYTES, b"\0")
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     descriptor = int(syscall(call, ctypes.c_char_p(attribute), -1, counter.cpu, -1, 8))  # 8: close on exec
@@ -88,10 +89,10 @@ def open_counter(counter: Counter) -> int:
 
 
 class Uncore:
-    """Counters that are open."""
+    """Open counters."""
 
     def __init__(self, counters: list[Counter], open_one: Callable[[Counter], int] = open_counter) -> None:
-        """Open them all, or none. Raises `OSError`."""
+        """Open all counters, or none. Raises `OSError`."""
         self._open: list[tuple[int, Counter]] = []
         try:
             for counter in counters:
@@ -102,23 +103,23 @@ class Uncore:
 
     @classmethod
     def open(cls, root: Path = DEVICES) -> Uncore | None:
-        """Find and open them; None where there are none, or they may not be read."""
+        """Find and open the counters; None if there are none or they are not permitted."""
         counters = find_counters(root)
         try:
             return cls(counters) if counters else None
         except OSError as error:
-            log.info("memory_controllers_not_read", error=str(error))
+            log.info("memory_controllers_unreadable", error=str(error))
             return None
 
     def moved_bytes(self) -> int | None:
-        """Bytes that were moved to and from memory since they were opened; None where they cannot be read."""
+        """Return the bytes moved to and from memory since the counters were opened; None if they are unreadable."""
         try:
             return int(sum(_count(descriptor) * counter.bytes_each for descriptor, counter in self._open))
         except (OSError, struct.error):
             return None
 
     def close(self) -> None:
-        """Close them."""
+        """Close the counters."""
         while self._open:
             os.close(self._open.pop()[0])
 

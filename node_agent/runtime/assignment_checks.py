@@ -1,6 +1,6 @@
-"""Why an assignment cannot be run here: pure checks, each with one clear reason.
+"""Checks whether an assignment can run on this node: pure, each with one clear reason.
 
-Placement is trusted no further than needed: what a user wrote comes through it unchanged.
+Placement is not trusted more than necessary: users' texts pass through it unchanged.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 VARIABLE_NAME = re.compile(r"[^=\0]+")
 WHOLE_GPU_MILLI = 1000
 MEBIBYTE = 1 << 20
-ARGUMENT_BYTES_MAX = 128 * 1024  # the kernel's own limit for one string
+ARGUMENT_BYTES_MAX = 128 * 1024  # the kernel's limit for one string
 WARNING_SIGNALS = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP", "SIGCHLD"}
 
 
 def job_id_is_safe(job_id: str) -> bool:
-    """Whether an id can name files and control groups.
+    """Return whether a job id can name files and control groups.
 
     >>> job_id_is_safe("job-1"), job_id_is_safe("../etc"), job_id_is_safe("")
     (True, False, False)
@@ -31,7 +31,7 @@ def job_id_is_safe(job_id: str) -> bool:
 
 
 def command_of(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> list[str]:
-    """Program and arguments of a replica: its role's, else the job's."""
+    """Return a replica's program and arguments: its role's, or the job's."""
     for role in assignment.spec.roles:
         if role.name == task.role and role.command:
             return list(role.command)
@@ -39,14 +39,14 @@ def command_of(assignment: node_service_pb2.Assignment, task: resources_pb2.Task
 
 
 def warning_signal_of(assignment: node_service_pb2.Assignment) -> signal.Signals:
-    """The signal that warns the job before it is killed."""
+    """Return the signal that warns the job before it is killed."""
     return signal.Signals[assignment.spec.warning_signal or "SIGTERM"]
 
 
 def first_fault(
     assignment: node_service_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str
 ) -> str | None:
-    """The first reason, in a fixed order, why the assignment makes no sense here; None where it does."""
+    """Return the first reason, in a fixed order, why the assignment is invalid on this node; None if it is valid."""
     return next(_faults(assignment, inventory, node_id), None)
 
 
@@ -55,25 +55,25 @@ def _faults(assignment: node_service_pb2.Assignment, inventory: resources_pb2.In
 
 
 def spec_fault(assignment: node_service_pb2.Assignment) -> str | None:
-    """The first reason why no node can run what the job asks for; None where there is none."""
+    """Return the first reason why no node can run the job; None if there is none."""
     return next(_spec_faults(assignment), None)
 
 
 def _spec_faults(assignment: node_service_pb2.Assignment) -> Iterator[str]:
     spec = assignment.spec
     if not job_id_is_safe(assignment.job_id):
-        yield f"the job id {assignment.job_id[:64]!r} is not made of letters, digits, '.', '_' and '-'"
+        yield f"invalid job id {assignment.job_id[:64]!r}: only letters, digits, '.', '_' and '-' are allowed"
     if assignment.number < 1:
-        yield f"attempt numbers begin at 1, this is {assignment.number}"
+        yield f"invalid attempt number {assignment.number}: numbers begin at 1"
     if spec.warning_signal and spec.warning_signal not in WARNING_SIGNALS:
-        yield f"{spec.warning_signal!r} cannot be a warning signal"
+        yield f"invalid warning signal: {spec.warning_signal!r}"
     if spec.working_directory and not spec.working_directory.startswith("/"):
         yield f"the working directory {spec.working_directory!r} is not absolute"
     if "\0" in spec.working_directory:
-        yield "the working directory has a NUL character"
+        yield "the working directory contains a NUL character"
     yield from _variable_faults(spec.environment.items())
     if spec.HasField("stop_after_disconnected") and spec.stop_after_disconnected.ToMicroseconds() <= 0:
-        yield "the time after which it stops without the control plane is not above 0"
+        yield "stop_after_disconnected must be above 0"
     for task in assignment.allocation.tasks:
         yield from _command_faults(assignment, task)
 
@@ -83,25 +83,25 @@ def _allocation_faults(
 ) -> Iterator[str]:
     allocation = assignment.allocation
     if allocation.node_id != node_id:
-        yield f"the allocation is for node {allocation.node_id!r}, this is {node_id!r}"
+        yield f"the allocation is for node {allocation.node_id!r}; this is node {node_id!r}"
     if not allocation.tasks:
         yield "the allocation has no task on this node"
     ranks = Counter(task.rank for task in allocation.tasks)
-    yield from (f"rank {rank} is given {count} times" for rank, count in sorted(ranks.items()) if count > 1)
+    yield from (f"rank {rank} occurs {count} times" for rank, count in sorted(ranks.items()) if count > 1)
     yield from _gang_faults(assignment)
     for task in allocation.tasks:
         yield from _task_faults(assignment, task)
     yield from _unknown_resources(allocation, inventory)
-    if within := overlap(allocation, (), inventory):
+    if within := resource_conflict(allocation, (), inventory):
         yield within
 
 
 def _variable_faults(variables: Iterable[tuple[str, str]]) -> Iterator[str]:
     for name, value in sorted(variables):
         if not VARIABLE_NAME.fullmatch(name):
-            yield f"{name[:64]!r} cannot be the name of an environment variable"
+            yield f"invalid name of an environment variable: {name[:64]!r}"
         if "\0" in value:
-            yield f"the environment variable {name} has a NUL character"
+            yield f"the environment variable {name} contains a NUL character"
         if len(value.encode()) >= ARGUMENT_BYTES_MAX:
             yield f"the environment variable {name} is longer than {ARGUMENT_BYTES_MAX} bytes"
 
@@ -109,7 +109,7 @@ def _variable_faults(variables: Iterable[tuple[str, str]]) -> Iterator[str]:
 def _gang_faults(assignment: node_service_pb2.Assignment) -> Iterator[str]:
     roles, addresses = len(assignment.replica_roles), len(assignment.replica_addresses)
     if not (roles == addresses == 0 or roles == addresses == assignment.world_size):
-        yield f"{roles} replicas' roles and {addresses} addresses are told of a gang of {assignment.world_size}"
+        yield f"{roles} replica roles and {addresses} addresses are given for a gang of {assignment.world_size}"
 
 
 def _task_faults(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
@@ -126,7 +126,7 @@ def _command_faults(assignment: node_service_pb2.Assignment, task: resources_pb2
     if not command or not command[0]:
         yield f"role {task.role!r} has no command"
     if any("\0" in word for word in command):
-        yield f"the command of role {task.role!r} has a NUL character"
+        yield f"the command of role {task.role!r} contains a NUL character"
     if any(len(word.encode()) >= ARGUMENT_BYTES_MAX for word in command):
         yield f"the command of role {task.role!r} has an argument longer than {ARGUMENT_BYTES_MAX} bytes"
 
@@ -135,13 +135,13 @@ def _unknown_resources(allocation: resources_pb2.NodeAllocation, inventory: reso
     cpus = {cpu for core in inventory.cores for cpu in core.cpus}
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
     for task in allocation.tasks:
-        if strange := sorted(set(task.cpu_ids) - cpus):
-            yield f"rank {task.rank} was given CPUs that this node does not have: {strange}"
-        if strange := sorted(set(task.core_ids) - {core.id for core in inventory.cores}):
-            yield f"rank {task.rank} was given cores that this node does not have: {strange}"
+        if unknown := sorted(set(task.cpu_ids) - cpus):
+            yield f"rank {task.rank} was given CPUs that this node does not have: {unknown}"
+        if unknown := sorted(set(task.core_ids) - {core.id for core in inventory.cores}):
+            yield f"rank {task.rank} was given cores that this node does not have: {unknown}"
         own = {cpu for core in inventory.cores if core.id in task.core_ids for cpu in core.cpus}
-        if strange := sorted(set(task.cpu_ids) - own):
-            yield f"rank {task.rank} was given CPUs that are not of its cores: {strange}"
+        if foreign := sorted(set(task.cpu_ids) - own):
+            yield f"rank {task.rank} was given CPUs that do not belong to its cores: {foreign}"
         for share in task.gpus:
             if not 0 <= share.milli <= WHOLE_GPU_MILLI:
                 yield f"rank {task.rank} was given {share.milli} thousandths of GPU {share.uuid}"
@@ -152,7 +152,7 @@ def _unknown_resources(allocation: resources_pb2.NodeAllocation, inventory: reso
 
 
 def cause_of(fault: str) -> str:
-    """Return the cause for which an allocation cannot be launched here, as the core's `LaunchCause` has it.
+    """Return the launch cause for a fault, as the value of a `LaunchCause`.
 
     >>> cause_of("CPUs [4] are off line"), cause_of("GPU GPU-1 is not healthy: lost"), cause_of("of node 'b'")
     ('cpus', 'device', 'order')
@@ -162,16 +162,16 @@ def cause_of(fault: str) -> str:
     return "device" if fault.startswith("GPU") else "order"
 
 
-def overlap(
+def resource_conflict(
     allocation: resources_pb2.NodeAllocation,
     live: Iterable[tuple[str, resources_pb2.NodeAllocation]],
     inventory: resources_pb2.Inventory,
 ) -> str | None:
-    """The first of what an allocation holds that is held already, by a live attempt or twice by itself.
+    """Return the first resource of an allocation that is already held, by a live attempt or twice by itself.
 
-    Cores belong to one task, with all their CPUs. A GPU that is shareable may be held by several as long as no more
-    than the whole of it is given away, another one by one alone; memory by all together up to what the node has. An
-    attempt that is named twice in `live`, while its cores change, holds the cores of both and the rest once.
+    A core belongs to one task, with all its CPUs. A shareable GPU may be held by several attempts up to its capacity,
+    any other GPU by one; memory by all together up to the node's total. An attempt that occurs twice in `live`, while
+    its cores change, holds the cores of both and everything else once.
     """
     held = [(f"attempt {name}", other) for name, other in live]
     return next(
@@ -185,10 +185,10 @@ def overlap(
 
 
 OWN = "another task of the same attempt"
-Held = list[tuple[str, resources_pb2.NodeAllocation]]
+HeldAllocations = list[tuple[str, resources_pb2.NodeAllocation]]
 
 
-def _core_overlaps(allocation: resources_pb2.NodeAllocation, held: Held) -> Iterator[str]:
+def _core_overlaps(allocation: resources_pb2.NodeAllocation, held: HeldAllocations) -> Iterator[str]:
     cores: dict[int, str] = {}
     cpus: dict[int, str] = {}
     for holder, other in held:
@@ -202,8 +202,10 @@ def _core_overlaps(allocation: resources_pb2.NodeAllocation, held: Held) -> Iter
         cpus.update(dict.fromkeys(task.cpu_ids, OWN))
 
 
-def _gpu_overlaps(allocation: resources_pb2.NodeAllocation, held: Held, shareable: Collection[str]) -> Iterator[str]:
-    milli: dict[str, dict[str, int]] = {}  # of each GPU, by holder
+def _gpu_overlaps(
+    allocation: resources_pb2.NodeAllocation, held: HeldAllocations, shareable: Collection[str]
+) -> Iterator[str]:
+    milli: dict[str, dict[str, int]] = {}  # per GPU, by holder
     for holder, other in held:
         for uuid, wanted in _gpu_milli(other.tasks).items():
             holders = milli.setdefault(uuid, {})
@@ -215,8 +217,8 @@ def _gpu_overlaps(allocation: resources_pb2.NodeAllocation, held: Held, shareabl
             if holders and uuid not in shareable:
                 yield f"GPU {uuid} is held by {list(holders)[-1]}"
             elif wanted > left:
-                words = f"is held by {list(holders)[-1]}" if holders else "is asked for more than once"
-                yield f"GPU {uuid} {words}: {max(0, left)} thousandths of it are left, not {wanted}"
+                words = f"is held by {list(holders)[-1]}" if holders else "is requested more than once"
+                yield f"GPU {uuid} {words}: {max(0, left)} thousandths are free, {wanted} are needed"
             holders[OWN] = holders.get(OWN, 0) + wanted
 
 
@@ -228,15 +230,15 @@ def _gpu_milli(tasks: Iterable[resources_pb2.TaskAllocation]) -> Counter[str]:
     return milli
 
 
-def _memory_overlaps(allocation: resources_pb2.NodeAllocation, held: Held, node_bytes: int) -> Iterator[str]:
+def _memory_overlaps(allocation: resources_pb2.NodeAllocation, held: HeldAllocations, node_bytes: int) -> Iterator[str]:
     by_holder: dict[str, int] = {}
     for holder, other in held:
         by_holder[holder] = max(by_holder.get(holder, 0), _memory_bytes(other))
     wanted, left = _memory_bytes(allocation), node_bytes - sum(by_holder.values())
     if wanted > 0 and node_bytes > 0 and wanted > left:
-        asked, free, whole = (round(count / MEBIBYTE) for count in (wanted, max(0, left), node_bytes))
+        requested, free, whole = (round(count / MEBIBYTE) for count in (wanted, max(0, left), node_bytes))
         others = f"{len(by_holder)} live attempts hold the rest" if by_holder else "that is all it has"
-        yield f"{asked} MiB of memory are asked for, {free} MiB of the node's {whole} MiB are left: {others}"
+        yield f"{requested} MiB of memory are requested, {free} MiB of the node's {whole} MiB are free: {others}"
 
 
 def _memory_bytes(allocation: resources_pb2.NodeAllocation) -> int:
@@ -244,16 +246,16 @@ def _memory_bytes(allocation: resources_pb2.NodeAllocation) -> int:
 
 
 def offline(allocation: resources_pb2.NodeAllocation, online: Collection[int]) -> str | None:
-    """Why CPUs that the node had when it was looked at cannot be used now: they are off line. None where all are on.
+    """Return which of an allocation's CPUs are offline; None if all are online.
 
-    `online` is empty where the kernel does not tell.
+    `online` is empty if the kernel does not tell.
     """
     gone = {cpu for task in allocation.tasks for cpu in task.cpu_ids} - set(online)
-    return f"CPUs {sorted(gone)} are off line" if online and gone else None
+    return f"CPUs {sorted(gone)} are off line" if online and gone else None  # `core.failures` matches this text
 
 
-def cannot_become(old: node_service_pb2.Assignment, new: node_service_pb2.Assignment) -> str | None:
-    """Why a running attempt cannot go on under a newer assignment: only its cores may change while it runs."""
+def change_refusal(old: node_service_pb2.Assignment, new: node_service_pb2.Assignment) -> str | None:
+    """Return why a running attempt cannot adopt a newer assignment; None if only its cores differ."""
 
     def fixed(assignment: node_service_pb2.Assignment) -> list[tuple[int, list[str], int]]:
         return [
@@ -265,4 +267,4 @@ def cannot_become(old: node_service_pb2.Assignment, new: node_service_pb2.Assign
         return "only the cores of a running attempt can be changed"
     held = {task.rank for task in old.allocation.tasks if task.cpu_ids}
     bare = [task.rank for task in new.allocation.tasks if bool(task.cpu_ids) != (task.rank in held)]
-    return f"rank {bare[0]} would have no CPUs of its own, or would get its first" if bare else None
+    return f"rank {bare[0]} would lose all of its CPUs or gain its first ones" if bare else None

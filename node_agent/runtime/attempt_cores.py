@@ -1,7 +1,7 @@
-"""The cores of one running attempt: what is recorded of them, and what the kernel is made to have.
+"""The cores of one running attempt: what is recorded, and what the kernel has.
 
-The record is what counts. It changes after the kernel has followed, so that an agent that was killed in between goes
-back to what placement was last told; and what a profile does for a while is never recorded, only marked.
+The record is authoritative. It changes after the kernel has followed, so that an agent that is killed in between goes
+back to placement's last order. What a profile narrows temporarily is never recorded, only marked.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from cotenant.history.events import Resized
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
 from cotenant.node_agent.enforcement.core_changes import (
-    Confined,
+    ConfinedAttempt,
     Cores,
     CoresRefused,
     TaskCores,
     change,
     cores_of,
     covers,
-    found_cores,
+    current_cores,
     narrowed,
-    on_line,
+    online_only,
     same_cpus,
     task_group,
 )
@@ -34,37 +34,37 @@ from cotenant.v1 import node_service_pb2, resources_pb2
 
 
 class AttemptCores:
-    """Changes one attempt's cores. Its methods block, and wait for each other."""
+    """Changes one attempt's cores. Its methods block and exclude each other."""
 
     def __init__(self, group: Group | None, directory: AttemptDirectory) -> None:
         self._directory = directory
-        self._confined = Confined(group, self.pids)
+        self._confined = ConfinedAttempt(group, self.pids)
         self._narrowed: Cores | None = None
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def pids(self, rank: int) -> Iterable[int]:
-        """The processes of a task; without a group, as far as they descend from its first."""
+        """Return the processes of a task; without a group, the descendants of its first process."""
         if self._confined.group is not None:
             return task_group(self._confined.group, rank).pids()
         pid = self._directory.task_pids().get(rank, 0)
         return [pid, *(process.pid for process in descendants(pid))] if pid else []
 
     def resize(self, old: node_service_pb2.Assignment, new: node_service_pb2.Assignment) -> None:
-        """Move a running attempt to the cores of another assignment, and record that.
+        """Move a running attempt to the cores of another assignment, and record it.
 
         Raises:
-            CoresRefused: the kernel or the disk does not take it; all is as it was.
+            CoresRefused: the kernel or the disk refuses; nothing has changed.
         """
-        with self._turn:
+        with self._lock:
             self._widen(old.allocation)
             before, after = cores_of(old.allocation), cores_of(new.allocation)
-            self._confined.look(before)
+            self._confined.record_masks(before)
             change(self._confined, before, before, after)
             try:
                 self._directory.replace_assignment(new)
             except OSError as error:
                 change(self._confined, before, after, before)
-                raise CoresRefused(f"the change of its cores cannot be recorded: {error.strerror}") from error
+                raise CoresRefused(f"cannot record the change of its cores: {error.strerror}") from error
             record(_resized(new))
 
     def narrow(
@@ -75,29 +75,29 @@ class AttemptCores:
         *,
         at_most: bool = False,
     ) -> None:
-        """Let each task use `count` of the cores that it holds, or with None all of them.
+        """Let each task use `count` of the cores that it holds; None: all of them.
 
         With `at_most`, a task that holds fewer keeps them.
 
         Raises:
-            CoresRefused: a task holds fewer, or the kernel or the disk does not take it.
+            CoresRefused: a task holds fewer, or the kernel or the disk refuses.
         """
-        with self._turn:
+        with self._lock:
             if count is None:
                 self._widen(allocation)
                 return
             full, less = cores_of(allocation), narrowed(allocation, inventory, count, at_most=at_most)
             if self._narrowed is None:
-                self._confined.look(full)
+                self._confined.record_masks(full)
             try:
                 self._directory.mark_narrowed({rank: task.cpus for rank, task in less.tasks.items()})
             except OSError as error:
-                raise CoresRefused(f"the change of its cores cannot be noted: {error.strerror}") from error
+                raise CoresRefused(f"cannot mark the change of its cores: {error.strerror}") from error
             change(self._confined, full, self._narrowed or full, less)
             self._narrowed = less
 
     def _widen(self, allocation: resources_pb2.NodeAllocation) -> None:
-        """Give back what a profile or a throttle had taken."""
+        """Give back the cores that a profile or a throttle had taken."""
         if self._narrowed is not None:
             full = cores_of(allocation)
             change(self._confined, full, self._narrowed, full)
@@ -105,15 +105,15 @@ class AttemptCores:
         self._directory.mark_narrowed(None)
 
     def restore(self, allocation: resources_pb2.NodeAllocation) -> bool:
-        """After a restart: give the attempt what is recorded; False where it has it.
+        """Give the attempt its recorded cores after a restart; return False if it has them.
 
         Raises:
-            CoresRefused: the kernel does not take it.
+            CoresRefused: the kernel refuses.
         """
-        with self._turn:
+        with self._lock:
             wanted, marks = cores_of(allocation), self._directory.narrowed()
             marked = {rank: TaskCores(frozenset(cpus)) for rank, cpus in marks.items() if rank in wanted.tasks}
-            found = found_cores(self._confined.group, wanted) or Cores({**wanted.tasks, **marked}, wanted.whole)
+            found = current_cores(self._confined.group, wanted) or Cores({**wanted.tasks, **marked}, wanted.whole)
             if same_cpus(found, wanted):
                 self._directory.mark_narrowed(None)
                 return False
@@ -122,21 +122,21 @@ class AttemptCores:
             return True
 
     def heal(self, allocation: resources_pb2.NodeAllocation) -> bool:
-        """After CPUs came back: give the attempt those of its own that the kernel had taken; False where it has them.
+        """Give the attempt back its CPUs that came online again; return False if it has them.
 
-        One that is held to some of its cores is left so: it gets all of them when that ends.
+        A narrowed attempt is left alone: it gets all of its CPUs when that ends.
 
         Raises:
-            CoresRefused: the kernel does not take it.
+            CoresRefused: the kernel refuses.
         """
-        with self._turn:
-            wanted = on_line(cores_of(allocation), online_cpus())
+        with self._lock:
+            wanted = online_only(cores_of(allocation), online_cpus())
             if self._narrowed is not None or wanted is None:
                 return False
-            found = found_cores(self._confined.group, wanted)
+            found = current_cores(self._confined.group, wanted)
             if found is None or covers(found, wanted):
                 return False
-            self._confined.look(found)
+            self._confined.record_masks(found)
             change(self._confined, found, found, wanted)
             return True
 

@@ -1,13 +1,13 @@
-"""Where an attempt's files lie: under `attempts/` until placement has acknowledged its end, then under `kept/`.
+"""An attempt's files: under `attempts/` until placement has acknowledged its end, then under `kept/`.
 
-attempts/<job id>-<number>/   assignment   the Assignment as it came, and with other cores after each change of them
-                              narrowed     while a profile or a throttle narrows its cores: to which CPUs
-                              throttle     while it is held back: how
-                              boot         in which boot of the machine it was made
-                              spec         what the supervisor is to run
-                              supervisor.log  what the supervisor says, which is nothing; there once it was started
-                              lock         held by the supervisor for as long as it lives
-                              state.json   what the supervisor knows
+attempts/<job id>-<number>/   assignment   the Assignment as received, updated after each change of cores
+                              narrowed     while a profile or a throttle narrows its cores: the CPUs
+                              throttle     while it is throttled: the throttle
+                              boot         the boot id of the machine when the directory was created
+                              spec         what the supervisor runs
+                              supervisor.log  the supervisor's own output, normally empty; exists once it was started
+                              lock         held by the supervisor while it lives
+                              state.json   the supervisor's state
                               stop.json    the last stop order
                               output-<rank>.log, output-<rank>.log.1
                               work/        the working directory of a job that names none
@@ -41,20 +41,20 @@ from cotenant.v1 import node_service_pb2
 log = structlog.get_logger()
 
 STOP_ORDER_BYTES = 64
-SEAL = b"\x00crc32:"  # stands between a spec and its digest, of which the supervisor reads nothing
+SEAL = b"\x00crc32:"  # between a spec and its checksum, which the supervisor ignores
 SUPERVISOR_LOG = "supervisor.log"
-NUMBER_DIGITS_MAX = 18  # of an attempt, in a name
+NUMBER_DIGITS_MAX = 18  # of an attempt's number in a name
 
 
 class AttemptDirectory:
-    """One attempt's directory; making the object touches nothing."""
+    """One attempt's directory; creating the object does not touch the disk."""
 
     def __init__(self, root: Path, key: AttemptKey) -> None:
         self.key = key
         self.path = root / f"{key.job_id}-{key.number}"
 
     def create(self, assignment: node_service_pb2.Assignment) -> None:
-        """Make it anew for an assignment; what a launch that never began has left is removed."""
+        """Create the directory for an assignment; remove what a launch that never started has left."""
         if self.path.exists():
             shutil.rmtree(self.path)
         (self.path / "work").mkdir(parents=True, mode=0o700)
@@ -62,14 +62,14 @@ class AttemptDirectory:
         (self.path / "boot").write_text(boot_id())
         self.write_stop_order(None)
 
-    def open_to(self, uid: int, gid: int) -> None:
-        """Give the working directory to a user, and let them reach it; all else is for the agent alone to read."""
+    def grant_to(self, uid: int, gid: int) -> None:
+        """Give the working directory to a user and make it reachable; everything else stays private to the agent."""
         os.chown(self.path / "work", uid, gid)
         for directory in (self.path, self.path.parent, self.path.parent.parent):
             directory.chmod(0o711)
 
     def _write_privately(self, name: str, content: bytes, *, synced: bool = True) -> Path:
-        """Write a file that holds the job's environment; `synced`: on the disk when this returns. Raises `OSError`."""
+        """Write a file that contains the job's environment; with `synced`, flush it to disk. Raises `OSError`."""
         path = self.path / name
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as file:
@@ -80,16 +80,20 @@ class AttemptDirectory:
         return path
 
     def replace_assignment(self, assignment: node_service_pb2.Assignment) -> None:
-        """Replace what is recorded, as a whole and on the disk when this returns. Raises `OSError`."""
+        """Replace the recorded assignment atomically and durably. Raises `OSError`."""
         fresh = self._write_privately("assignment.new", assignment.SerializeToString())
         fresh.rename(self.path / "assignment")
         sync_directory(str(self.path))
 
     def mark_narrowed(self, cpus: Mapping[int, Iterable[int]] | None) -> None:
-        """Note the CPUs by rank that tasks are narrowed to, for an agent after us; None: to none. Raises `OSError`."""
+        """Mark the CPUs by rank that tasks are narrowed to, for the next agent; None: not narrowed.
+
+        Raises:
+            OSError: the disk refuses.
+        """
         path = self.path / "narrowed"
         if cpus is None:
-            with contextlib.suppress(OSError):  # a mark that says what is so already does no harm
+            with contextlib.suppress(OSError):  # a stale mark is harmless
                 path.unlink()
             return
         fresh = self.path / "narrowed.new"
@@ -97,7 +101,7 @@ class AttemptDirectory:
         fresh.rename(path)
 
     def narrowed(self) -> dict[int, list[int]]:
-        """The CPUs by rank that an agent had narrowed tasks to when it was killed; none where it had not."""
+        """Return the CPUs by rank that an earlier agent had narrowed tasks to when it was killed; empty if none."""
         try:
             marked = json.loads((self.path / "narrowed").read_text())
             return {int(rank): [int(cpu) for cpu in cpus] for rank, cpus in marked.items()}
@@ -105,7 +109,7 @@ class AttemptDirectory:
             return {}
 
     def mark_throttled(self, throttle: Throttle) -> None:
-        """Note how it is held back, for an agent after us. Raises `OSError`."""
+        """Mark the attempt's throttle for the next agent. Raises `OSError`."""
         path = self.path / "throttle"
         if throttle.free:
             path.unlink(missing_ok=True)
@@ -115,9 +119,9 @@ class AttemptDirectory:
         fresh.rename(path)
 
     def throttled(self) -> Throttle | None:
-        """How an agent before us held it back, or was about to; None where it did not.
+        """Return the throttle that an earlier agent applied or was about to apply; None if there is none.
 
-        What cannot be read tells nothing of how, so that whoever looks frees it in every way.
+        An unreadable mark gives `FREE`, so that the caller releases every kind of throttle.
         """
         try:
             marked = json.loads((self.path / "throttle").read_text())
@@ -131,7 +135,7 @@ class AttemptDirectory:
             return FREE
 
     def task_pids(self) -> dict[int, int]:
-        """The first process of each task by rank, as the supervisor has recorded them."""
+        """Return the first process of each task by rank, as recorded by the supervisor."""
         try:
             tasks = json.loads((self.path / "state.json").read_bytes())["tasks"]
             return {int(task["rank"]): int(task["pid"]) for task in tasks if task["pid"] and task["status"] is None}
@@ -139,27 +143,27 @@ class AttemptDirectory:
             return {}
 
     def write_spec(self, spec: dict[str, object]) -> None:
-        """Write what the supervisor is to run; it holds the job's environment, so nobody else may read it."""
+        """Write what the supervisor is to run. It contains the job's environment, so only the agent may read it."""
         descriptor = os.open(self.path / "spec", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         written = marshal.dumps(spec)
         with open(descriptor, "wb") as file:
             file.write(written + SEAL + zlib.crc32(written).to_bytes(4, "big"))
 
     def recorded_group(self) -> Group | None:
-        """The control group that the supervisor was told of; None where there is none, or nothing is recorded."""
+        """Return the control group in the spec; None if there is none or the spec is missing or damaged."""
         try:
             written, seal, digest = (self.path / "spec").read_bytes().rpartition(SEAL)
             if not seal or digest != zlib.crc32(written).to_bytes(4, "big"):
-                return None  # a single damaged byte of a length can have marshal fill all memory
+                return None  # one damaged length byte can make marshal fill all memory
             group = marshal.loads(written)["group"]
             return Group.from_json(group) if group else None
         except (OSError, ValueError, EOFError, TypeError, KeyError, AssertionError):
             return None
 
     def write_stop_order(self, grace_seconds: float | None) -> None:
-        """Write what the supervisor reads when SIGTERM comes; None is no order.
+        """Write the order that the supervisor reads on SIGTERM; None is no order.
 
-        It is written over what is there and has always the same length: that works on a full disk too.
+        It always has the same length and overwrites the old order in place, which works on a full disk too.
         """
         order = json.dumps({"grace_seconds": grace_seconds}).ljust(STOP_ORDER_BYTES)
         descriptor = os.open(self.path / "stop.json", os.O_WRONLY | os.O_CREAT, 0o600)
@@ -169,12 +173,12 @@ class AttemptDirectory:
             os.close(descriptor)
 
     def write_end(self, status: Status) -> None:
-        """Record an end in place of a supervisor that cannot."""
+        """Record the end in place of a dead supervisor."""
         file = StateFile(str(self.path / "state.json"), 4096)
         file.write(status.to_json(), last=True)
 
     def lock(self) -> int | None:
-        """Take the lock and return its descriptor; None where a supervisor holds it."""
+        """Acquire the lock and return its descriptor; None if a supervisor holds it."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,30 +188,30 @@ class AttemptDirectory:
         return descriptor
 
     def supervised(self) -> bool:
-        """Whether a supervisor lives."""
+        """Return whether a supervisor is alive."""
         descriptor = self.lock()
         if descriptor is not None:
             os.close(descriptor)
         return descriptor is None
 
-    def of_earlier_boot(self) -> bool:
-        """Whether the machine was booted since it was made."""
+    def from_earlier_boot(self) -> bool:
+        """Return whether the machine was rebooted since the directory was created."""
         try:
             made = (self.path / "boot").read_text(errors="replace").strip()
         except OSError:
             return False
         return bool(made) and made != boot_id()
 
-    def was_begun(self) -> bool:
-        """Whether a supervisor was ever started here."""
+    def was_started(self) -> bool:
+        """Return whether a supervisor was ever started."""
         return (self.path / SUPERVISOR_LOG).exists()
 
     def was_executed(self) -> bool:
-        """Whether the program may have been executed: a supervisor marks that, and records a state soon after."""
+        """Return whether the program may have been executed: a supervisor marks it, and records a state soon after."""
         return any((self.path / name).exists() for name in (EXECUTING, "state.json"))
 
     def status(self) -> Status | None:
-        """What the supervisor has recorded; None where there is nothing, or nothing legible."""
+        """Return the status that the supervisor recorded; None if there is none or it is unreadable."""
         try:
             return parse_status((self.path / "state.json").read_bytes())
         except FileNotFoundError:
@@ -217,15 +221,15 @@ class AttemptDirectory:
             return None
 
     def assignment(self) -> node_service_pb2.Assignment | None:
-        """The assignment; None where it is not there or not legible."""
+        """Return the assignment; None if it is missing or unreadable."""
         try:
             return node_service_pb2.Assignment.FromString((self.path / "assignment").read_bytes())
         except (OSError, DecodeError) as error:
             log.warning("assignment_unreadable", attempt=str(self.key), error=str(error))
             return None
 
-    def last_words(self) -> str:
-        """The last line that the supervisor itself wrote, which is where its own failure would stand."""
+    def last_log_line(self) -> str:
+        """Return the last line of the supervisor's own log, which would be its own failure."""
         try:
             lines = (self.path / SUPERVISOR_LOG).read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -233,11 +237,11 @@ class AttemptDirectory:
         return lines[-1] if lines else ""
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the directory and everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def keep(self, root: Path) -> None:
-        """Move it to the kept ones and leave only what a user may want to read; a call that failed may be repeated."""
+        """Move the directory to the kept ones and leave only files for users; a failed call may be repeated."""
         target = root / self.path.name
         if self.path != target:
             shutil.rmtree(target, ignore_errors=True)
@@ -252,14 +256,14 @@ class AttemptDirectory:
 
 
 def find_directories(root: Path) -> Iterator[AttemptDirectory]:
-    """All attempt directories under `root`, by name; anything else that lies there is passed over."""
+    """Yield all attempt directories under `root` by name; other entries are skipped."""
     for path in sorted(root.iterdir()):
         if (key := key_of(path)) and path.is_dir():
             yield AttemptDirectory(root, key)
 
 
 def key_of(path: Path) -> AttemptKey | None:
-    """Whose directory, or control group, bears this name; None where it is no attempt's."""
+    """Return the attempt whose directory or control group has this name; None if it is not an attempt's."""
     job_id, dash, number = path.name.rpartition("-")
     is_number = number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX
     return AttemptKey(job_id, int(number)) if job_id and dash and is_number else None
@@ -268,7 +272,7 @@ def key_of(path: Path) -> AttemptKey | None:
 def prune(root: Path, *, keep_max: int, younger_than: float) -> int:
     """Remove the oldest kept directories beyond `keep_max`, and those last changed before `younger_than`.
 
-    Returns how many were removed. The time is in seconds since 1970.
+    Returns how many were removed. `younger_than` is in seconds since 1970.
     """
     by_age = sorted(((path.stat().st_mtime, path) for path in root.iterdir()), reverse=True)
     surplus = [path for place, (time, path) in enumerate(by_age) if place >= keep_max or time < younger_than]

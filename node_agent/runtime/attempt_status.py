@@ -1,4 +1,4 @@
-"""What is known of an attempt on this node, as values."""
+"""Values that describe an attempt on this node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATES = {
     NOT_LAUNCHED: job_pb2.ATTEMPT_STATE_NOT_LAUNCHED,
 }
 PID_MAX = 2**31 - 1
-ENDS = frozenset({"SUCCEEDED", "FAILED", "STOPPED", NOT_LAUNCHED})
+TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", NOT_LAUNCHED})
 
 
 class AttemptKey(NamedTuple):
@@ -40,7 +40,7 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the task that decided an attempt ended; `signal` is 0 where it ended by itself with `code`."""
+    """How the task that decided an attempt's outcome ended; `signal` is 0 if it exited by itself with `code`."""
 
     rank: int
     code: int = 0
@@ -50,7 +50,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where an attempt stands on this node. Times are seconds since 1970, 0 while they have not come."""
+    """An attempt's status on this node. Times are seconds since 1970; 0 if not reached."""
 
     key: AttemptKey
     epoch: int
@@ -64,17 +64,17 @@ class Status:
     memory_peak_bytes: int = 0
     pid: int = 0
     pid_start_ticks: int = 0
-    stop_reason: str = ""  # why it stopped without an order, as `StopReason` has it: "DISCONNECTED"
-    launch_cause: str = ""  # why it was not launched, as the core's `LaunchCause` has it
+    stop_reason: str = ""  # why it stopped without an order, a `StopReason`: "DISCONNECTED"
+    launch_cause: str = ""  # why it was not launched, a value of the core's `LaunchCause`
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it runs any more."""
-        return self.state in ENDS
+        """Whether no process of the attempt runs."""
+        return self.state in TERMINAL_STATES
 
     def to_json(self) -> dict[str, object]:
-        """Write it as a supervisor would."""
-        told = self.exit
+        """Return the status in the format of a supervisor's state."""
+        exit_status = self.exit
         return {
             "job_id": self.key.job_id,
             "number": self.key.number,
@@ -90,40 +90,45 @@ class Status:
             "pid_start_ticks": self.pid_start_ticks,
             "stop_reason": self.stop_reason,
             "launch_cause": self.launch_cause,
-            "exit": told
+            "exit": exit_status
             and {
-                "rank": told.rank,
-                "code": told.code,
-                "signal": told.signal,
-                "out_of_memory": told.out_of_memory,
+                "rank": exit_status.rank,
+                "code": exit_status.code,
+                "signal": exit_status.signal,
+                "out_of_memory": exit_status.out_of_memory,
             },
         }
 
 
 def parse_status(text: str | bytes) -> Status:
-    """Read a supervisor's state. Raises `ValueError` where it is none, or has a value that cannot be told on."""
+    """Parse a supervisor's state. Raises `ValueError` if it is malformed or cannot be reported."""
     try:
         status = _status(json.loads(text))
         if not all(map(math.isfinite, (status.start_time, status.end_time))) or not 0 <= status.pid <= PID_MAX:
-            raise ValueError("a time or a process that cannot be")
+            raise ValueError("invalid timestamp or pid")
         report(status, "").SerializeToString()
     except (KeyError, TypeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a supervisor's state: {error!r}") from error
+        raise ValueError(f"invalid supervisor state: {error!r}") from error
     return status
 
 
 def _status(raw: Any) -> Status:
-    told = raw["exit"]
+    exit_status = raw["exit"]
     if raw["state"] not in STATES:
-        raise ValueError(f"no such state: {raw['state']!r}")
+        raise ValueError(f"unknown state: {raw['state']!r}")
     return Status(
         key=AttemptKey(str(raw["job_id"]), int(raw["number"])),
         epoch=int(raw["epoch"]),
         state=raw["state"],
         time=float(raw["time"]),
         message=str(raw["message"]),
-        exit=Exit(int(told["rank"]), int(told["code"]), int(told["signal"]), bool(told["out_of_memory"]))
-        if told
+        exit=Exit(
+            int(exit_status["rank"]),
+            int(exit_status["code"]),
+            int(exit_status["signal"]),
+            bool(exit_status["out_of_memory"]),
+        )
+        if exit_status
         else None,
         start_time=float(raw["start_time"]),
         end_time=float(raw["end_time"]),
@@ -138,12 +143,12 @@ def _status(raw: Any) -> Status:
 
 def _stop_reason(name: str) -> str:
     if name and f"STOP_REASON_{name}" not in job_pb2.StopReason.keys():  # noqa: SIM118  # no mapping
-        raise ValueError(f"no such reason to stop: {name!r}")
+        raise ValueError(f"unknown stop reason: {name!r}")
     return name
 
 
 def stop_reason_name(reason: job_pb2.StopReason.ValueType) -> str:
-    """Name a reason to stop; a newer placement's reason keeps its number."""
+    """Return the name of a stop reason; a reason of a newer placement keeps its number."""
     return job_pb2.StopReason.Name(reason) if reason in job_pb2.StopReason.values() else str(reason)
 
 
@@ -152,20 +157,20 @@ def _launch_cause(name: str) -> str:
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Seconds since 1970 as protobuf has them."""
+    """Return seconds since 1970 as a protobuf timestamp."""
     whole = int(seconds // 1)
     return Timestamp(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
 def duration(seconds: float) -> Duration:
-    """A length of time as protobuf has it."""
+    """Return seconds as a protobuf duration."""
     whole = int(seconds // 1)
     return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
 def report(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
-    """Tell placement of an attempt."""
-    told = status.exit
+    """Return the report of an attempt for placement."""
+    exit_status = status.exit
     return node_service_pb2.AttemptReport(
         job_id=status.key.job_id,
         number=status.key.number,
@@ -180,12 +185,12 @@ def report(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
         if status.launch_cause
         else job_pb2.LAUNCH_CAUSE_UNSPECIFIED,
         exit=None
-        if told is None
+        if exit_status is None
         else job_pb2.ExitStatus(
-            code=told.code,
-            signal=told.signal,
-            out_of_memory=told.out_of_memory,
-            rank=told.rank,
+            code=exit_status.code,
+            signal=exit_status.signal,
+            out_of_memory=exit_status.out_of_memory,
+            rank=exit_status.rank,
             node_id=node_id,
         ),
     )

@@ -1,4 +1,4 @@
-"""Starts a supervisor for an attempt: its directory, its control groups, its spec, its process."""
+"""Starts a supervisor for an attempt: its directory, control groups, spec and process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cotenant.history.events import Began
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
 from cotenant.node_agent.enforcement.core_changes import task_group
-from cotenant.node_agent.enforcement.gpu_devices import GpuDevices, denied_to, deny_devices
+from cotenant.node_agent.enforcement.gpu_devices import GpuDevices, denied_devices, deny_devices
 from cotenant.node_agent.enforcement.throttle_policy import attempt_weight, weight_of
 from cotenant.node_agent.runtime.assignment_checks import command_of, warning_signal_of
 from cotenant.node_agent.runtime.attempt_directory import SUPERVISOR_LOG, AttemptDirectory
-from cotenant.node_agent.runtime.node_cgroup import Place
-from cotenant.node_agent.runtime.run_as import NoUser, User, Users
+from cotenant.node_agent.runtime.node_cgroup import NodeCgroup
+from cotenant.node_agent.runtime.run_as import User, UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
-from cotenant.node_agent.runtime.socket_paths import stand_apart
+from cotenant.node_agent.runtime.socket_paths import make_private_directory
 from cotenant.node_agent.runtime.task_environment import clean_environment, environment_of_user, task_environment
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.supervisor.launch_faults import cause_of
@@ -36,7 +36,7 @@ PROCESSES_MIN = 1024
 
 
 class CannotLaunch(Exception):
-    """An attempt cannot be started, for this reason; the cause is that of `LaunchCause`."""
+    """An attempt cannot be started for this reason; `cause` is its `LaunchCause`."""
 
     def __init__(self, reason: str, cause: LaunchCause) -> None:
         super().__init__(reason)
@@ -44,21 +44,21 @@ class CannotLaunch(Exception):
 
 
 @contextmanager
-def hook(cause: LaunchCause) -> Iterator[None]:
-    """Raise `CannotLaunch` for an error within, with this cause unless the error itself names a better one."""
+def launch_step(cause: LaunchCause) -> Iterator[None]:
+    """Raise `CannotLaunch` for an error within, with this cause unless the error has a more specific one."""
     try:
         yield
-    except (OSError, GroupError, NoUser) as error:
+    except (OSError, GroupError, UserNotAllowed) as error:
         raise CannotLaunch(str(error), LaunchCause(cause_of(error, cause.value))) from error
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all attempts of a node share. `pids_max` is for each task of a job that names none; 0 means no limit.
+class LaunchContext:
+    """What all attempts of a node share. `pids_max` is the default limit per task; 0 means no limit.
 
-    `gpu_devices` are the device files of each GPU, where the kernel can keep tasks from those that they do not hold.
-    `home` is the group into which supervisors step, None where they stay in the agent's. `hidden` is what jobs do not
-    see, from within namespaces of their own; they have none where it is empty.
+    `gpu_devices` are the device files of each GPU if the kernel can deny tasks those they do not hold. `home` is the
+    group that supervisors move to, None if they stay in the agent's. `hidden` are paths that namespaces hide from jobs;
+    if it is empty, jobs have no namespaces of their own.
     """
 
     node_group: Group | None
@@ -70,13 +70,15 @@ class Surroundings:
     pids_max: int = 0
     gpu_devices: GpuDevices = field(default_factory=dict)
     home: Group | None = None
-    users: Users = field(default_factory=Users)
+    users: UserMapping = field(default_factory=UserMapping)
     hidden: tuple[str, ...] = ()
 
 
-def surroundings_of(context: RuntimeContext, place: Place, notify_path: str, hidden: tuple[str, ...]) -> Surroundings:
-    """What a node's attempts share, but for the device files of GPUs, which are found later."""
-    return Surroundings(
+def launch_context(
+    context: RuntimeContext, place: NodeCgroup, notify_path: str, hidden: tuple[str, ...]
+) -> LaunchContext:
+    """Return what a node's attempts share, without the device files of GPUs, which are found later."""
+    return LaunchContext(
         node_group=place.node_group,
         all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
         notify_path=notify_path,
@@ -85,23 +87,23 @@ def surroundings_of(context: RuntimeContext, place: Place, notify_path: str, hid
         base_environment=clean_environment(os.environ),
         pids_max=context.pids_max,
         home=place.home,
-        users=Users(context.users, shared=context.shared_identity),
+        users=UserMapping(context.users, shared=context.shared_identity),
         hidden=hidden,
     )
 
 
 def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
-    """How long a job may take to end after its warning, unless the order says otherwise."""
+    """Return a job's grace period between warning and kill, unless the stop order sets another."""
     spec = assignment.spec
     return spec.grace.ToMicroseconds() / 1e6 if spec.HasField("grace") else GRACE_SECONDS_DEFAULT
 
 
-def leash_of(assignment: node_service_pb2.Assignment, lease_path: str) -> dict[str, object] | None:
-    """How long the attempt may run on without the control plane; None where it always may."""
+def disconnect_limit_of(assignment: node_service_pb2.Assignment, lease_path: str) -> dict[str, object] | None:
+    """Return how long the attempt may run without the control plane, for the spec; None if forever."""
     if not assignment.spec.HasField("stop_after_disconnected"):
         return None
     allowed_seconds = assignment.spec.stop_after_disconnected.ToMicroseconds() / 1e6
-    half_ago = boot_seconds() - allowed_seconds / 2  # the assignment itself has been heard
+    half_ago = boot_seconds() - allowed_seconds / 2  # the assignment itself proves contact
     return {
         "path": lease_path,
         "allowed_seconds": allowed_seconds,
@@ -109,10 +111,10 @@ def leash_of(assignment: node_service_pb2.Assignment, lease_path: str) -> dict[s
     }
 
 
-def attempt_group(surroundings: Surroundings, directory: AttemptDirectory) -> Group | None:
-    """The control group of an attempt, which may not be made yet.
+def attempt_group(surroundings: LaunchContext, directory: AttemptDirectory) -> Group | None:
+    """Return an attempt's control group, which may not exist yet.
 
-    One that was launched keeps the group it has, wherever new ones are made now.
+    A launched attempt keeps its group wherever new ones are created now.
     """
     if (recorded := directory.recorded_group()) is not None and recorded.exists():
         return recorded
@@ -120,7 +122,7 @@ def attempt_group(surroundings: Surroundings, directory: AttemptDirectory) -> Gr
 
 
 def launch(
-    surroundings: Surroundings,
+    surroundings: LaunchContext,
     directory: AttemptDirectory,
     assignment: node_service_pb2.Assignment,
     progress_path: str,
@@ -128,26 +130,26 @@ def launch(
     """Start the supervisor and return its pid. Blocks for some milliseconds. Raises `CannotLaunch`."""
     group = attempt_group(surroundings, directory)
     check_working_directory(assignment.spec.working_directory)
-    with hook(LaunchCause.USER):
+    with launch_step(LaunchCause.USER):
         user = surroundings.users.of(assignment.submitter)
     try:
-        with hook(LaunchCause.DIRECTORY):
+        with launch_step(LaunchCause.DIRECTORY):
             directory.create(assignment)
             if user is not None:
-                directory.open_to(user.uid, user.gid)
-                give_socket(progress_path, user.uid)
-        with hook(LaunchCause.CGROUP):
+                directory.grant_to(user.uid, user.gid)
+                restrict_socket(progress_path, user.uid)
+        with launch_step(LaunchCause.CGROUP):
             if group is not None:
                 make_groups(group, assignment, surroundings)
-        with hook(LaunchCause.DIRECTORY):
+        with launch_step(LaunchCause.DIRECTORY):
             directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path, user))
-        with hook(LaunchCause.PROCESS):
+        with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
             return start_supervisor(directory)
     except CannotLaunch:
         if group is not None:
             with suppress(OSError, GroupError):
-                group.remove(patience_seconds=0)
+                group.remove(timeout_seconds=0)
         raise
 
 
@@ -157,35 +159,35 @@ def _begins(assignment: node_service_pb2.Assignment) -> Began:
 
 
 def check_working_directory(path: str) -> None:
-    """Refuse a working directory that is not one. Raises `CannotLaunch`."""
+    """Check that the working directory exists. Raises `CannotLaunch`."""
     if path and not os.path.isdir(path):
         problem = "is not a directory" if os.path.exists(path) else "does not exist"
         raise CannotLaunch(f"the working directory {path} {problem}", LaunchCause.WORKING_DIRECTORY)
 
 
-def give_socket(path: str, uid: int) -> None:
-    """Let this user alone tell an attempt's progress."""
+def restrict_socket(path: str, uid: int) -> None:
+    """Allow only this user to report an attempt's progress."""
     with suppress(FileNotFoundError):
         os.chown(path, uid, -1)
         os.chmod(path, 0o600)
-    Path(path).parent.chmod(0o711)  # what lies there is for its owner alone
+    Path(path).parent.chmod(0o711)  # entries in it are private to their owners
 
 
-def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundings: Surroundings) -> None:
-    """Make the attempt's group, and one per task in it with the task's CPUs and limits, each read back."""
+def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundings: LaunchContext) -> None:
+    """Create the attempt's group, and in it one per task with its CPUs and limits, all read back."""
     tasks = assignment.allocation.tasks
     if group.pids():
         raise CannotLaunch(
-            f"the control group {group.paths()[0]} is in use: does a second agent bear our node's id?",
+            f"the control group {group.paths()[0]} is in use: does a second agent use this node's id?",
             LaunchCause.CGROUP,
         )
-    group.remove(patience_seconds=0)  # one of an earlier try, in which processes may have been made to stand still
+    group.remove(timeout_seconds=0)  # left by an earlier try, perhaps frozen
     group.create()
     if all(task.cpu_ids for task in tasks):
         group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)
     group.set_weight(attempt_weight(assignment.allocation))
     group.limit_processes(processes_max())
-    group.open_to_children()
+    group.delegate_controllers()
     for task in tasks:
         child = task_group(group, task.rank)
         child.create()
@@ -193,25 +195,25 @@ def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundi
         child.set_weight(weight_of(len(task.cpu_ids)))
         child.limit_memory(task.memory_bytes)
         child.limit_processes(assignment.spec.pids_max or surroundings.pids_max)
-        with hook(LaunchCause.DEVICE):
-            deny_devices(child, denied_to(task, surroundings.gpu_devices))
+        with launch_step(LaunchCause.DEVICE):
+            deny_devices(child, denied_devices(task, surroundings.gpu_devices))
 
 
 def processes_max() -> int:
-    """What one attempt may have of the node's process ids: half, so that a fork bomb does not take the node along."""
+    """Return one attempt's limit of process ids: half of the node's, so that a fork bomb leaves the node usable."""
     text = read_text("/proc/sys/kernel/pid_max")
     return max(PROCESSES_MIN, int(text) // 2) if text.isdigit() else PROCESSES_MIN
 
 
 def supervisor_spec(
-    surroundings: Surroundings,
+    surroundings: LaunchContext,
     directory: AttemptDirectory,
     assignment: node_service_pb2.Assignment,
     group: Group | None,
     progress_path: str,
     user: User | None = None,
 ) -> dict[str, object]:
-    """What the supervisor needs to know, in plain types."""
+    """Return what the supervisor needs to know, as plain types."""
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
     base = {**surroundings.base_environment, **environment_of_user(user)}
     isolation = isolation_of(surroundings, directory, progress_path)
@@ -224,7 +226,7 @@ def supervisor_spec(
         "grace_seconds": grace_seconds_of(assignment),
         "output_bytes_max": surroundings.output_bytes_max,
         "descriptors_max": file_descriptors.original_limit(),
-        "leash": leash_of(assignment, surroundings.lease_path),
+        "leash": disconnect_limit_of(assignment, surroundings.lease_path),
         "group": group.to_json() if group else None,
         "home": surroundings.home.to_json() if surroundings.home else None,
         "tasks": [
@@ -235,7 +237,7 @@ def supervisor_spec(
                 "directory": working_directory,
                 "directory_is_ours": not assignment.spec.working_directory,
                 "submit_directory": submit_directory_of(assignment.spec),
-                "user": user.to_plain() if user else None,
+                "user": user.to_spec() if user else None,
                 "cpus": affinity_at_start(surroundings, task, group),
                 "memory_limit_bytes": task.memory_bytes,
                 "isolation": isolation,
@@ -255,24 +257,26 @@ def submit_directory_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:
 
 
 def isolation_of(
-    surroundings: Surroundings, directory: AttemptDirectory, progress_path: str
+    surroundings: LaunchContext, directory: AttemptDirectory, progress_path: str
 ) -> dict[str, object] | None:
-    """What a job's namespaces hide, and what is shown there all the same; None where it has none."""
+    """Return what a job's namespaces hide, and the exceptions; None if it has no namespaces."""
     if not surroundings.hidden:
         return None
     work = str((directory.path / "work").resolve())
-    sockets = stand_apart(progress_path)
+    sockets = make_private_directory(progress_path)
     return {
         "hidden": list(surroundings.hidden),
         "shown": [(work, work), (str(sockets), str(Path(progress_path).parent.resolve()))],
     }
 
 
-def affinity_at_start(surroundings: Surroundings, task: resources_pb2.TaskAllocation, group: Group | None) -> list[int]:
-    """The CPUs that a task asks the kernel for: its own, or all that there are where its group bounds it.
+def affinity_at_start(
+    surroundings: LaunchContext, task: resources_pb2.TaskAllocation, group: Group | None
+) -> list[int]:
+    """Return the CPUs that a task requests from the kernel: its own, or all if its group limits it.
 
-    The kernel remembers what is asked for, so that a task that had asked for its first CPUs would not run on those
-    that its group gains later.
+    The kernel remembers the request, so a task that had requested only its first CPUs would not use those that its
+    group gains later.
     """
     if task.cpu_ids and group is not None and "cpuset" in group.enforces:
         return list(range(max(os.sysconf("SC_NPROCESSORS_CONF"), *(cpu + 1 for cpu in task.cpu_ids))))
@@ -282,7 +286,7 @@ def affinity_at_start(surroundings: Surroundings, task: resources_pb2.TaskAlloca
 def start_supervisor(directory: AttemptDirectory) -> int:
     """Start the supervisor in a session of its own, holding the attempt's lock; return its pid.
 
-    SIGTERM is blocked until the supervisor can hear it, so that a stop order that follows at once is not its death.
+    SIGTERM is blocked until the supervisor handles it, so that an immediate stop order does not kill it.
     """
     lock = directory.lock()
     if lock is None:

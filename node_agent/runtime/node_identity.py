@@ -1,4 +1,4 @@
-"""Which identity jobs share with the agent, and what is kept from them all the same."""
+"""Determines the user that jobs run as, and what is hidden from them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ log = structlog.get_logger()
 
 PROGRAM = Path(__file__).parents[1] / "supervisor" / "isolation.py"
 TRY_SECONDS_MAX = 20.0
-RUNTIME_DIRECTORIES = Path("/run/user")  # with the sockets of a user's systemd, which starts programs outside
+RUNTIME_DIRECTORIES = Path("/run/user")  # holds the sockets of the user's systemd, which starts programs outside
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """As whom jobs run and what they do not see.
+    """The user that jobs run as, and what they do not see.
 
-    `user` is the user as whom every job runs, empty where jobs run as their submitters. `hidden` is what namespaces
-    hide from jobs, empty where jobs have none. `not_enforced` says what jobs share, in a sentence each.
+    `user` is the user that runs every job, empty if jobs run as their submitters. `hidden` are the paths that
+    namespaces hide from jobs, empty if jobs have no namespaces. `not_enforced` are sentences that say what jobs share.
     """
 
     user: str
@@ -34,7 +34,7 @@ class NodeIdentity:
 
 
 def find_identity(users: Mapping[str, str], secret: Iterable[Path]) -> NodeIdentity:
-    """Find out what the agent's user means for jobs; `secret` is what they are not to see. Blocks for 0.1 s."""
+    """Determine the users for jobs; `secret` are paths to hide from them. Blocks for 0.1 s."""
     if (uid := os.geteuid()) == 0:
         return NodeIdentity("", (), tuple(_shared_with_root(users)))
     own = user_name(uid)
@@ -42,33 +42,33 @@ def find_identity(users: Mapping[str, str], secret: Iterable[Path]) -> NodeIdent
     if why := why_not_isolated(hidden):
         log.warning("jobs_not_isolated", why=why)
         return NodeIdentity(own, (), (
-            f"every job runs as {own!r}, the user of the agent, and can read the mesh's token and end its processes: "
-            f"user namespaces, which would prevent that, cannot be used here ({why})",
+            f"every job runs as {own!r}, the agent's user, and can read the mesh's token and kill its processes: user "
+            f"namespaces, which would prevent that, are not available ({why})",
         ))  # fmt: skip
     return NodeIdentity(own, hidden, (
-        f"every job runs as {own!r}, the user of the agent: namespaces keep jobs from the mesh's files and processes "
-        f"and from each other's processes, but all other files of {own!r} are open to every job",
+        f"every job runs as {own!r}, the agent's user: namespaces isolate jobs from the mesh's files and processes "
+        f"and from each other's processes, but every job can access all other files of {own!r}",
     ))  # fmt: skip
 
 
 def _shared_with_root(users: Mapping[str, str]) -> Iterable[str]:
     if users.get("operator", "root") == "root":
         yield (
-            "jobs submitted with the mesh's own token run as root and can read that token: [users] may name another "
-            "user for operator"
+            "jobs submitted with the mesh's own token run as root and can read that token; hint: map operator to "
+            "another user in [users]"
         )
     if "*" in users:
-        yield f"jobs of submitters that [users] does not name all run as {users['*']!r} and share that user's files"
+        yield f"jobs of submitters that are not in [users] all run as {users['*']!r} and share that user's files"
 
 
 def paths_to_hide(paths: Iterable[Path | str]) -> list[Path]:
-    """The paths that exist, resolved, without those that lie in another one of them."""
+    """Return the existing paths, resolved, without those inside another one."""
     found = sorted({path.resolve() for path in map(Path, paths) if path.exists()})
     return [path for path in found if not any(above in path.parents for above in found)]
 
 
 def why_not_isolated(hidden: Iterable[str]) -> str:
-    """Try namespaces out, and return why they do not work; "" where they do."""
+    """Try namespaces and return why they do not work; "" if they do."""
     try:
         tried = subprocess.run(
             [sys.executable, "-I", "-S", str(PROGRAM), *hidden],
@@ -82,4 +82,4 @@ def why_not_isolated(hidden: Iterable[str]) -> str:
         return str(error)
     if tried.returncode == 0:
         return tried.stdout
-    return (tried.stderr.strip().splitlines() or [f"the trial ended with {tried.returncode}"])[-1]
+    return (tried.stderr.strip().splitlines() or [f"the trial exited with {tried.returncode}"])[-1]

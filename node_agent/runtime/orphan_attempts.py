@@ -1,10 +1,10 @@
-"""Attempts of which only the control group is left: somebody has removed their files, or restored older ones.
+"""Orphan attempts: only the control group is left, because their files were removed or older files were restored.
 
-They may be running, so they are not ended on our own authority: placement is told of them as of any other attempt and
-decides. Until then the CPUs that the kernel gives them are held. How they end nobody can know.
+They may still run, so they are not killed on the agent's own authority: they are reported like any other attempt and
+placement decides. Until then the CPUs that the kernel gives them are held. Their outcome cannot be known.
 
-Two agents with different state directories may bear one node's id on one machine, so a group is only ours where a
-process in it bears our marker.
+Two agents with different state directories may use one node id on one machine, so a group is only ours if a process in
+it has our marker.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ import structlog
 from cotenant.node_agent.enforcement.core_changes import task_group
 from cotenant.node_agent.runtime.attempt_directory import key_of
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
-from cotenant.node_agent.runtime.orphan_processes import end_remains, has_marker
-from cotenant.node_agent.runtime.running_attempt import Supervised
+from cotenant.node_agent.runtime.orphan_processes import has_marker, kill_orphans
+from cotenant.node_agent.runtime.running_attempt import RunningAttempt
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
 
-FOUND = "its files on this node are gone; it is known by its control group alone"
-ENDED = "its files on this node were gone when it ended: how it ended is not known"
+FOUND = "its files on this node are gone; only its control group is left"
+ENDED = "its files on this node were gone when it ended: its outcome is unknown"
 LOOK_SECONDS = 1.0
 
 
-def take_in(
+def recover_orphans(
     node_group: Group,
     known: Collection[str],
     marker: Callable[[AttemptKey], str],
     inventory: resources_pb2.Inventory,
     node_id: str,
-) -> list[Supervised]:
-    """All strays of ours as attempts that run. See `find_strays`. Blocks."""
+) -> list[RunningAttempt]:
+    """Return our orphan attempts as running attempts. See `find_orphans`. Blocks."""
     taken = []
-    for key, group in find_strays(node_group, known, marker):
-        attempt = Supervised(key, assignment_of(key, group, inventory, node_id), None, group)
+    for key, group in find_orphans(node_group, known, marker):
+        attempt = RunningAttempt(key, assignment_of(key, group, inventory, node_id), None, group)
         attempt.status = attempt.new_status("RUNNING", FOUND)
         taken.append(attempt)
     return taken
 
 
-async def end_of(attempt: Supervised, marker: str) -> Status:
-    """Wait until nothing of a stray is left, ending it once that is asked for; what is to be told, unless it was."""
+async def wait_for_end(attempt: RunningAttempt, marker: str) -> Status:
+    """Wait until no process of an orphan is left, killing it once a stop is requested; return its final status."""
     assert attempt.group is not None
     while await asyncio.to_thread(attempt.group.pids):
         if attempt.stop_grace_seconds is None:
@@ -57,34 +57,34 @@ async def end_of(attempt: Supervised, marker: str) -> Status:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await attempt.stop_asked.wait()
         else:
-            await asyncio.to_thread(end_remains, attempt.group, marker, patience_seconds=LOOK_SECONDS)
-    await asyncio.sleep(LOOK_SECONDS)  # a supervisor that lives tells how it ended
+            await asyncio.to_thread(kill_orphans, attempt.group, marker, timeout_seconds=LOOK_SECONDS)
+    await asyncio.sleep(LOOK_SECONDS)  # a live supervisor reports the outcome
     await asyncio.to_thread(attempt.group.remove)
     return attempt.new_status("FAILED" if attempt.stop_grace_seconds is None else "STOPPED", ENDED)
 
 
-def find_strays(
+def find_orphans(
     node_group: Group, known: Collection[str], marker: Callable[[AttemptKey], str]
 ) -> Iterator[tuple[AttemptKey, Group]]:
-    """All groups whose directories are not `known` and that have a process with the attempt's `marker`. Blocks."""
+    """Yield the groups without `known` directories that contain a process with the attempt's `marker`. Blocks."""
     names = {entry.name for path in node_group.paths() if os.path.isdir(path) for entry in os.scandir(path)}
     for name in sorted(names - set(known)):
         key, group = key_of(Path(name)), node_group.child(name)
         if key and any(has_marker(pid, marker(key)) for pid in group.pids()):
-            log.warning("stray_found", attempt=str(key))
+            log.warning("orphan_attempt_found", attempt=str(key))
             yield key, group
 
 
 def assignment_of(
     key: AttemptKey, group: Group, inventory: resources_pb2.Inventory, node_id: str
 ) -> node_service_pb2.Assignment:
-    """What can be told of a stray: its tasks and, as far as the kernel bounds them, their cores."""
+    """Return what is known of an orphan: its tasks and, if the kernel binds them, their cores."""
     assignment = node_service_pb2.Assignment(job_id=key.job_id, number=key.number)
     assignment.allocation.node_id = node_id
     for rank in _ranks(group):
         cpus = set(task_group(group, rank).cpus())
         cores = [core for core in inventory.cores if cpus & set(core.cpus)]
-        held = [] if len(cores) == len(inventory.cores) else cores  # all of them: it was not bound
+        held = [] if len(cores) == len(inventory.cores) else cores  # all cores: it was not bound
         assignment.allocation.tasks.add(
             rank=rank, core_ids=[core.id for core in held], cpu_ids=[cpu for core in held for cpu in core.cpus]
         )

@@ -1,4 +1,4 @@
-"""What to do where a supervisor died before its attempt: end what is left of it, and take the account."""
+"""Processes that outlive their supervisor: kills them and measures their usage."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROUND_SECONDS = 0.02
 ROUND_SECONDS_MAX = 1.0
 
 
-def end_remains(group: Group | None, marker: str, *, patience_seconds: float) -> bool:
-    """Kill all that is left of an attempt; False where something still lives when patience is over. Blocks.
+def kill_orphans(group: Group | None, marker: str, *, timeout_seconds: float) -> bool:
+    """Kill everything left of an attempt; return False if something is still alive after the timeout. Blocks.
 
-    Its processes are those in its group and, whether or not there is one, those that carry `marker`, a variable
-    that only this attempt's processes have, in their environment.
+    Its processes are those in its group and, with or without a group, those with `marker`, an environment variable that
+    only this attempt's processes have.
     """
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + timeout_seconds
     pause = ROUND_SECONDS
     while True:
         if group is not None and group.exists():
@@ -42,21 +42,21 @@ def end_remains(group: Group | None, marker: str, *, patience_seconds: float) ->
 
 
 def marked_processes(marker: str) -> list[int]:
-    """The living processes that have the variable `marker`, written NAME=value, in their environment."""
+    """Return the live processes with the environment variable `marker`, given as NAME=value."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and has_marker(int(name), marker)]
 
 
 def has_marker(pid: int, marker: str) -> bool:
-    """Whether a process has the variable `marker`, written NAME=value, in its environment."""
+    """Return whether a process has the environment variable `marker`, given as NAME=value."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return b"\0" + marker.encode() + b"\0" in b"\0" + file.read()
     except OSError:
-        return False  # gone meanwhile, or another user's
+        return False  # exited in the meantime, or another user's
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """All processes that came of one; none where it is gone. Blocks."""
+    """Return all descendants of a process; none if it is gone. Blocks."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -64,12 +64,12 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def usage_of_descendants(pid: int) -> Usage | None:
-    """What all descendants of a supervisor use now, where no control group keeps the account. Blocks."""
+    """Return the usage of a supervisor's descendants, for attempts without a control group. Blocks."""
     if not psutil.pid_exists(pid):
         return None
     cpu_seconds, memory_bytes = 0.0, 0
     for process in descendants(pid):
-        with contextlib.suppress(psutil.Error):  # ended meanwhile
+        with contextlib.suppress(psutil.Error):  # exited in the meantime
             times = process.cpu_times()
             cpu_seconds += times.user + times.system + times.children_user + times.children_system
             memory_bytes += process.memory_info().rss

@@ -11,16 +11,16 @@ PIECE_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some bytes in order; none where there are no more now. `truncated`: older ones were rotated away before."""
+    """Consecutive bytes; empty if no more are available now. `truncated`: older bytes before them were rotated away."""
 
     data: bytes
     truncated: bool = False
 
 
 class OutputReader:
-    """A place in one task's output. What lies before it is not read again, what is rotated away is missed.
+    """A position in one task's output. It only moves forward; output that is rotated away is skipped.
 
-    It holds the directory open, so that it goes on when that is moved.
+    It keeps the directory open, so it continues when the directory is moved.
     """
 
     def __init__(self, directory: Path, rank: int, *, tail_bytes: int = 0) -> None:
@@ -29,29 +29,29 @@ class OutputReader:
         self._older = self._current + ".1"
         self._descriptor = -1
         self._whole = not tail_bytes
-        self._skip_bytes = self._before(tail_bytes) if tail_bytes else 0
+        self._skip_bytes = self._bytes_before_tail(tail_bytes) if tail_bytes else 0
         self._truncated = False
 
-    def _before(self, tail_bytes: int) -> int:
-        """How much to leave out so that only the tail comes."""
+    def _bytes_before_tail(self, tail_bytes: int) -> int:
+        """Return how many bytes to skip to read only the tail."""
         there = (self._stat(name) for name in (self._older, self._current))
         return max(0, sum(found.st_size for found in there if found) - tail_bytes)
 
     def read(self) -> Piece:
-        """The next bytes."""
+        """Return the next bytes."""
         if self._descriptor < 0 and not self._open_first():
             return Piece(b"")
         data = os.read(self._descriptor, PIECE_BYTES)
         if not data and self._rotated():
-            # Read once more: something may have been written after the first look, but nothing after the rotation.
+            # Read again: data may have been written after the first read, but none after the rotation.
             data = os.read(self._descriptor, PIECE_BYTES)
-            if not data and self._turn():
+            if not data and self._next_file():
                 data = os.read(self._descriptor, PIECE_BYTES)
         truncated, self._truncated = self._truncated and bool(data), self._truncated and not data
         return Piece(data, truncated)
 
     def _open_first(self) -> bool:
-        """Begin with the older file where there is one, at the byte that the tail begins with."""
+        """Open the older file if there is one, at the first byte of the tail."""
         self._truncated = self._whole and self._stat(self._current + ".lost") is not None
         for name in (self._older, self._current):
             if not self._open(name):
@@ -80,25 +80,25 @@ class OutputReader:
         except FileNotFoundError:
             return None
 
-    def _holds(self, found: os.stat_result) -> bool:
-        """Whether a file is the one that we have open."""
+    def _is_open_file(self, found: os.stat_result) -> bool:
+        """Return whether a file is the one that is open."""
         return os.fstat(self._descriptor).st_ino == found.st_ino
 
     def _rotated(self) -> bool:
-        """Whether the file that we hold is not the current one any more."""
+        """Return whether the open file is no longer the current one."""
         current = self._stat(self._current)
-        return current is not None and not self._holds(current)
+        return current is not None and not self._is_open_file(current)
 
-    def _turn(self) -> bool:
-        """Go on with the file that follows the one we hold."""
+    def _next_file(self) -> bool:
+        """Open the file that follows the current one."""
         older = self._stat(self._older)
-        if older is not None and not self._holds(older):
-            self._truncated = True  # rotated twice since: a whole file may have come and gone unseen
+        if older is not None and not self._is_open_file(older):
+            self._truncated = True  # rotated twice since: a whole file may have been missed
             return self._open(self._older)
         return self._open(self._current)
 
     def close(self) -> None:
-        """Let go of the file and the directory."""
+        """Close the file and the directory."""
         for descriptor in (self._descriptor, self._directory):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -106,6 +106,6 @@ class OutputReader:
 
 
 def ranks_in(directory: Path) -> list[int]:
-    """The ranks of which there is output."""
+    """Return the ranks that have output."""
     found = (path.name.removeprefix("output-").removesuffix(".log") for path in directory.glob("output-*.log"))
     return sorted(int(text) for text in found if text.isascii() and text.isdigit())

@@ -1,9 +1,9 @@
-"""Keeps the output of ended attempts for a while, however often the disk or the kernel refuses.
+"""Keeps the output of ended attempts for a while, retrying when the disk or the kernel refuses.
 
-An attempt that is forgotten leaves a control group and a directory. The group goes first, because the directory is how
-an agent knows it after a restart; then the directory is moved to the kept ones. Either may be refused: the disk or the
-hierarchy of control groups may be read-only. It is tried again with growing pauses until it succeeds, and where the
-agent ends before that, the next agent takes the directory up.
+A forgotten attempt leaves a control group and a directory. The group is removed first, because the directory is how an
+agent knows it after a restart; then the directory is moved to the kept ones. Either may fail: the disk or the cgroup
+hierarchy may be read-only. Each is retried with growing delays until it succeeds; if the agent exits before that, the
+next agent continues.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from cotenant.node_agent.runtime.attempt_status import AttemptKey
 
 log = structlog.get_logger()
 
-GROUP_SECONDS_MAX = 10.0  # for one try to remove a control group
+GROUP_SECONDS_MAX = 10.0  # per attempt to remove a control group
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX = 0.5, 15.0
 
 
-class Ended(Protocol):
+class EndedAttempt(Protocol):
     """An attempt that has ended."""
 
     @property
     def key(self) -> AttemptKey:
-        """Which attempt it is."""
+        """The attempt's key."""
 
-    async def remove_group(self, patience_seconds: float) -> bool:
-        """Remove its control group; returns False where the kernel keeps it."""
+    async def remove_group(self, timeout_seconds: float) -> bool:
+        """Remove its control group; return False if the kernel still keeps it after the timeout."""
 
 
-class Keeper:
-    """Moves directories of ended attempts to `root`, which holds at most `keep_max` of them, each for `seconds_max`."""
+class OutputRetention:
+    """Moves directories of ended attempts to `root`, which keeps at most `keep_max` of them, each for `seconds_max`."""
 
     def __init__(self, root: Path, *, keep_max: int, seconds_max: float) -> None:
         self._root, self._keep_max, self._seconds_max = root, keep_max, seconds_max
         self._moving = asyncio.Lock()
 
-    async def keep(self, attempt: Ended, directory: AttemptDirectory) -> None:
-        """Remove the attempt's control group and move its directory; returns once both are done."""
+    async def keep(self, attempt: EndedAttempt, directory: AttemptDirectory) -> None:
+        """Remove the attempt's control group and move its directory; return once both are done."""
         backoff = Backoff(
             first_seconds=RETRY_SECONDS_FIRST, longest_seconds=RETRY_SECONDS_MAX, rng=Random(str(attempt.key))
         )
@@ -56,10 +56,10 @@ class Keeper:
             tries += 1
             await asyncio.sleep(backoff.next_seconds())
         if tries > 1:
-            log.info("attempt_kept", attempt=str(attempt.key), tries=tries)
+            log.info("attempt_output_retained", attempt=str(attempt.key), tries=tries)
 
-    async def _try(self, attempt: Ended, directory: AttemptDirectory, tries: int) -> bool:
-        if not await attempt.remove_group(patience_seconds=GROUP_SECONDS_MAX):
+    async def _try(self, attempt: EndedAttempt, directory: AttemptDirectory, tries: int) -> bool:
+        if not await attempt.remove_group(timeout_seconds=GROUP_SECONDS_MAX):
             return False
         if tries == 1:
             await fail_points.reach("agent.acknowledged")
@@ -68,8 +68,8 @@ class Keeper:
                 await asyncio.to_thread(directory.keep, self._root)
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 if isinstance(error, FileNotFoundError) and not directory.path.exists():
-                    return True  # somebody has removed it
-                log.warning("attempt_not_kept", attempt=str(attempt.key), error=str(error), tries=tries)
+                    return True  # removed by someone else
+                log.warning("attempt_retention_failed", attempt=str(attempt.key), error=str(error), tries=tries)
                 return False
             await self._prune()
         return True
@@ -80,5 +80,5 @@ class Keeper:
             await asyncio.to_thread(
                 attempt_directory.prune, self._root, keep_max=self._keep_max, younger_than=younger_than
             )
-        except (OSError, RuntimeError) as error:  # the next attempt that is kept tries again
-            log.warning("kept_attempts_not_pruned", error=str(error))
+        except (OSError, RuntimeError) as error:  # the next kept attempt retries
+            log.warning("retention_prune_failed", error=str(error))

@@ -1,4 +1,4 @@
-"""The end of a process's output, for whoever is to tell why it failed."""
+"""The end of a process's output, reported when it fails."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ TAIL_BYTES_MAX = 4096
 
 
 def tail_of(directory: Path, rank: int, bytes_max: int = TAIL_BYTES_MAX) -> str:
-    """Read the last whole lines of a rank's output, at most so many bytes of them; "" where there are none.
+    """Return the last whole lines of a rank's output within `bytes_max`; "" if there are none.
 
-    A line that alone is longer is cut at its beginning. What is no text is replaced.
+    A single longer line loses its beginning. Undecodable bytes are replaced.
     """
     path = directory / f"output-{rank}.log"
     data = _end_of(path, bytes_max + 1)
@@ -21,7 +21,7 @@ def tail_of(directory: Path, rank: int, bytes_max: int = TAIL_BYTES_MAX) -> str:
         _, newline, whole = data.partition(b"\n")
         data = whole if newline and whole.strip() else data[1:]
     text = data.decode(errors="replace").replace("\0", "")
-    while len(text.encode()) > bytes_max:  # replacements are longer than what they replace
+    while len(text.encode()) > bytes_max:  # replacements are longer than the original bytes
         text = text[len(text) // 8 + 1 :]
     return text
 

@@ -1,9 +1,9 @@
 """Runs attempts as processes under supervisors that outlive the agent.
 
-The agent holds nothing that a job needs. It starts a supervisor per attempt, hears from it by datagrams, and waits
-for its end on a pidfd; after a restart it finds the directories, sees by their locks which supervisors live, and
-waits on those again. A supervisor that died before its attempt takes its direct children along; the rest is killed
-here, and the attempt has failed.
+The agent holds nothing that a job needs. It starts one supervisor per attempt, receives its state by datagrams, and
+waits for its end on a pidfd. After a restart it finds the directories, sees by their locks which supervisors are alive,
+and waits on those again. A supervisor that dies before its attempt takes its direct children along; the other processes
+are killed here, and the attempt has failed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status, parse_status
 from cotenant.node_agent.runtime.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.runtime.node_identity import find_identity
-from cotenant.node_agent.runtime.output_retention import Keeper
-from cotenant.node_agent.runtime.running_attempt import Supervised, first_status, open_pidfd
-from cotenant.node_agent.runtime.runtime_port import Found, Held, RuntimeContext, Usage
-from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, socket_directory, stand_together
+from cotenant.node_agent.runtime.output_retention import OutputRetention
+from cotenant.node_agent.runtime.running_attempt import RunningAttempt, first_status, open_pidfd
+from cotenant.node_agent.runtime.runtime_port import RecoveredAttempt, RuntimeContext, ThrottleState, Usage
+from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, remove_private_directory, socket_directory
 from cotenant.node_agent.runtime.systemd_scope import reach_systemd
 from cotenant.node_agent.supervisor.kernel_files import online_cpus
 from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED
 from cotenant.node_agent.supervisor.process_table import open_process
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
@@ -57,42 +57,44 @@ DATAGRAM_BYTES_MAX = 1 << 18
 
 
 class ProcessRuntime:
-    """Attempts as processes of this machine, in control groups where they can be had."""
+    """Runs attempts as processes of this machine, in control groups if available."""
 
     api_version: ClassVar[int] = 1
     name: ClassVar[str] = "process"
 
     def __init__(self) -> None:
-        self._attempts: dict[AttemptKey, Supervised] = {}
-        self._background = Background()
+        self._attempts: dict[AttemptKey, RunningAttempt] = {}
+        self._background = BackgroundTasks()
         self._not_enforced: list[str] = []
         self._seen_gpus: set[str] = set()
 
-    async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[Found]:
-        """Bind the socket that supervisors tell, then look at what they have recorded."""
+    async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[RecoveredAttempt]:
+        """Bind the supervisors' socket, then read the recorded attempts."""
         self._context = context
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._attempts_root, self._kept_root = (context.state_dir / name for name in ("attempts", "kept"))
         for root in (self._attempts_root, self._kept_root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._keeper = Keeper(self._kept_root, keep_max=context.kept_max, seconds_max=context.kept_seconds_max)
+        self._retention = OutputRetention(
+            self._kept_root, keep_max=context.kept_max, seconds_max=context.kept_seconds_max
+        )
         self._sockets = socket_directory(context.state_dir)
         self._resctrl = Resctrl.open()
-        place = await asyncio.to_thread(node_cgroup.open_place, context.node_id, reach_systemd())
+        place = await asyncio.to_thread(node_cgroup.open_node_cgroup, context.node_id, reach_systemd())
         identity = await asyncio.to_thread(find_identity, context.users, [context.state_dir, *context.hidden])
-        self._surroundings = launch_module.surroundings_of(context, place, str(self._sockets / NOTIFY), identity.hidden)
+        self._surroundings = launch_module.launch_context(context, place, str(self._sockets / NOTIFY), identity.hidden)
         context.inventory.shared_user = identity.user
-        self._not_enforced = [*place.not_enforced, *identity.not_enforced, *await self._look_at_gpus()]
+        self._not_enforced = [*place.not_enforced, *identity.not_enforced, *await self._find_gpu_devices()]
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
-        return [each for each in found if each] + self._take_in_strays()
+        return [each for each in found if each] + self._recover_orphans()
 
     def not_enforced(self) -> Sequence[str]:
-        """What could not be had of control groups."""
+        """Return what control groups and identities cannot enforce here."""
         return self._not_enforced
 
-    def _confine(self, attempt: Supervised, directory: AttemptDirectory) -> None:
+    def _confine(self, attempt: RunningAttempt, directory: AttemptDirectory) -> None:
         attempt.group = launch_module.attempt_group(self._surroundings, directory)
         attempt.cores = AttemptCores(attempt.group, directory)
         attempt.throttle = AttemptThrottle(attempt.group, directory, attempt.cores, self._resctrl)
@@ -103,72 +105,72 @@ class ProcessRuntime:
             os.unlink(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._listener.bind(path)
-        self._loop.add_reader(self._listener, self._hear)
+        self._loop.add_reader(self._listener, self._receive)
 
-    # What supervisors tell.
+    # Messages from supervisors.
 
-    def _hear(self) -> None:
-        """Take in one datagram: a supervisor's whole state."""
+    def _receive(self) -> None:
+        """Handle one datagram: a supervisor's complete state."""
         try:
             status = parse_status(self._listener.recv(DATAGRAM_BYTES_MAX))
         except BlockingIOError:
             return
         except ValueError as error:
-            log.warning("supervisor_not_understood", error=str(error))
+            log.warning("supervisor_message_invalid", error=str(error))
             return
         if attempt := self._attempts.get(status.key):
             if attempt.directory is None and attempt.stop_grace_seconds is not None and status.ended:
-                status = replace(status, state="STOPPED")  # a stray's supervisor does not know that we ended it
-            self._tell(attempt, status)
+                status = replace(status, state="STOPPED")  # an orphan's supervisor does not know of the agent's stop
+            self._notify(attempt, status)
 
-    def _tell(self, attempt: Supervised, status: Status) -> None:
-        """Pass a status on unless it is no news; nothing is news after the end."""
+    def _notify(self, attempt: RunningAttempt, status: Status) -> None:
+        """Pass a status on if it changed; after the end nothing changes."""
         status = attempt.as_ordered(status)
         if attempt.live and status != attempt.status:
             attempt.status = status
             self._changed(status)
 
-    def _watch(self, attempt: Supervised, pidfd: int) -> None:
+    def _watch(self, attempt: RunningAttempt, pidfd: int) -> None:
         attempt.pidfd = pidfd
         self._loop.add_reader(pidfd, self._supervisor_ended, attempt)
         if attempt.stop_grace_seconds is not None:
             self._order_stop(attempt)
 
-    def _supervisor_ended(self, attempt: Supervised) -> None:
+    def _supervisor_ended(self, attempt: RunningAttempt) -> None:
         self._loop.remove_reader(attempt.pidfd)
-        with contextlib.suppress(ChildProcessError):  # an earlier agent's child: init has reaped it
+        with contextlib.suppress(ChildProcessError):  # an earlier agent's child, reaped by init
             os.waitid(os.P_PIDFD, attempt.pidfd, os.WEXITED | os.WNOHANG)
         os.close(attempt.pidfd)
         attempt.pidfd = -1
         attempt.gone.set()
         self._background.start(self._conclude(attempt))
 
-    async def _conclude(self, attempt: Supervised) -> None:
-        """The supervisor is gone: what it recorded is the end, or else it was killed and the attempt has failed."""
+    async def _conclude(self, attempt: RunningAttempt) -> None:
+        """Conclude an attempt whose supervisor is gone: with its recorded end, or as failed because it was killed."""
         assert attempt.directory is not None
         status = attempt.directory.status()
         if status is None or not status.ended:
             status = attempt.status if not attempt.live else await attempt.end_orphans(self._marker(attempt.key))
-        await attempt.remove_group(patience_seconds=1.0)
+        await attempt.remove_group(timeout_seconds=1.0)
         if attempt.throttle is not None:
             attempt.throttle.close()
         assert status is not None
-        self._tell(attempt, status)
+        self._notify(attempt, status)
 
-    # What was there before.
+    # Recovery.
 
-    async def _find(self, directory: AttemptDirectory) -> Found | None:
-        """Take one attempt up again; None where it never began."""
+    async def _find(self, directory: AttemptDirectory) -> RecoveredAttempt | None:
+        """Recover one attempt; return None if it never started."""
         status = await first_status(directory)
         supervised = directory.supervised()
-        if status is None and not supervised and not directory.was_begun():
-            await self._forget_stillborn(directory)
+        if status is None and not supervised and not directory.was_started():
+            await self._remove_unstarted(directory)
             return None
         key = directory.key
         assignment = directory.assignment() or node_service_pb2.Assignment(
             job_id=key.job_id, number=key.number, epoch=status.epoch if status else 0
         )
-        attempt = Supervised(key, assignment, directory)
+        attempt = RunningAttempt(key, assignment, directory)
         self._confine(attempt, directory)
         attempt.status = status or attempt.new_status("STARTING")
         self._attempts[key] = attempt
@@ -179,45 +181,47 @@ class ProcessRuntime:
             else:
                 self._watch(attempt, pidfd)
                 await attempt.restore_cores()
-        return Found(assignment, attempt.status)
+        return RecoveredAttempt(assignment, attempt.status)
 
-    def _take_in_strays(self) -> list[Found]:
+    def _recover_orphans(self) -> list[RecoveredAttempt]:
         if (node_group := self._surroundings.node_group) is None:
             return []
         known = {directory.path.name for directory in attempt_directory.find_directories(self._attempts_root)}
-        taken = orphan_attempts.take_in(node_group, known, self._marker, self._context.inventory, self._context.node_id)
+        taken = orphan_attempts.recover_orphans(
+            node_group, known, self._marker, self._context.inventory, self._context.node_id
+        )
         for attempt in taken:
             self._attempts[attempt.key] = attempt
-            self._background.start(self._conclude_stray(attempt))
-        return [Found(attempt.assignment, attempt.status) for attempt in taken if attempt.status]
+            self._background.start(self._conclude_orphan(attempt))
+        return [RecoveredAttempt(attempt.assignment, attempt.status) for attempt in taken if attempt.status]
 
-    async def _conclude_stray(self, attempt: Supervised) -> None:
-        self._tell(attempt, await orphan_attempts.end_of(attempt, self._marker(attempt.key)))
+    async def _conclude_orphan(self, attempt: RunningAttempt) -> None:
+        self._notify(attempt, await orphan_attempts.wait_for_end(attempt, self._marker(attempt.key)))
 
-    async def _forget_stillborn(self, directory: AttemptDirectory) -> None:
-        """No supervisor was ever started: see to it that nothing of it is left."""
-        log.info("attempt_never_began", attempt=str(directory.key))
+    async def _remove_unstarted(self, directory: AttemptDirectory) -> None:
+        """Remove everything of an attempt whose supervisor was never started."""
+        log.info("attempt_never_started", attempt=str(directory.key))
         group = launch_module.attempt_group(self._surroundings, directory)
-        await asyncio.to_thread(orphan_processes.end_remains, group, self._marker(directory.key), patience_seconds=1.0)
+        await asyncio.to_thread(orphan_processes.kill_orphans, group, self._marker(directory.key), timeout_seconds=1.0)
         if group is None or await asyncio.to_thread(group.remove):
             directory.remove()
 
     def _marker(self, key: AttemptKey) -> str:
-        """A variable that all processes of an attempt have, and no others."""
+        """Return an environment variable that all processes of an attempt have, and no others."""
         return f"COTENANT_PROGRESS={progress_socket(self._sockets, key)}"
 
-    # What the agent asks for.
+    # Operations for the agent.
 
     async def launch(self, assignment: node_service_pb2.Assignment) -> None:
-        """Check, then start a supervisor. Cores and GPUs are held from the first moment on."""
+        """Check the assignment, then start a supervisor. Cores and GPUs are held from the start."""
         key = AttemptKey(assignment.job_id, assignment.number)
-        attempt = Supervised(key, assignment, None)
+        attempt = RunningAttempt(key, assignment, None)
         wrong, fault = assignment_checks.spec_fault(assignment), self._fault(assignment)
         self._attempts[key] = attempt
         if assignment_checks.job_id_is_safe(key.job_id) and key.number > 0:
             attempt.directory = AttemptDirectory(self._attempts_root, key)
         if (wrong or fault) and attempt.directory is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # then its end is told, and not kept
+            with contextlib.suppress(OSError, RuntimeError):  # then its end is reported, but not kept
                 await asyncio.to_thread(attempt.directory.create, assignment)
         if wrong is not None:
             status = attempt.new_status("FAILED", wrong)
@@ -227,49 +231,49 @@ class ProcessRuntime:
             try:
                 await self._launch(attempt)
                 return
-            except Exception as error:  # whatever of ours failed, the program was not executed
+            except Exception as error:  # any failure of ours: the program was not executed
                 status = attempt.not_launched(error)
         await attempt.record_end(status)
-        self._tell(attempt, status)
+        self._notify(attempt, status)
 
-    def _fault(self, assignment: node_service_pb2.Assignment, changing: Supervised | None = None) -> str | None:
+    def _fault(self, assignment: node_service_pb2.Assignment, changing: RunningAttempt | None = None) -> str | None:
         others = [other for other in self._attempts.values() if other.live and other is not changing]
         live = [(str(other.key), held) for other in others for held in other.held]
         inventory, allocation = self._context.inventory, assignment.allocation
         return (
             assignment_checks.first_fault(assignment, inventory, self._context.node_id)
             or assignment_checks.offline(allocation, online_cpus())
-            or assignment_checks.overlap(allocation, live, inventory)
+            or assignment_checks.resource_conflict(allocation, live, inventory)
         )
 
-    async def _have_a_place(self) -> None:
-        """Make the group of all attempts anew where it is gone: systemd ends a scope that nothing is in.
+    async def _ensure_node_cgroup(self) -> None:
+        """Create the group of all attempts again if it is gone: systemd removes an empty scope.
 
-        And know the device files of GPUs that have come since: NVML may have been silent when we began.
+        Also find the device files of new GPUs: NVML may not have answered at startup.
         """
         group = self._surroundings.node_group
         if group is not None and not group.exists():
-            place = await asyncio.to_thread(node_cgroup.open_place, self._context.node_id, reach_systemd())
-            log.warning("node_group_was_gone", group=group.paths()[0])
+            place = await asyncio.to_thread(node_cgroup.open_node_cgroup, self._context.node_id, reach_systemd())
+            log.warning("node_cgroup_recreated", group=group.paths()[0])
             self._surroundings = dataclasses.replace(self._surroundings, node_group=place.node_group, home=place.home)
 
         if {gpu.uuid for gpu in self._context.inventory.gpus} != self._seen_gpus:
-            self._context.inventory.not_enforced.extend(await self._look_at_gpus())
+            self._context.inventory.not_enforced.extend(await self._find_gpu_devices())
 
-    async def _look_at_gpus(self) -> list[str]:
-        """Find the device files by which tasks are kept apart; why they are not, where that is so."""
+    async def _find_gpu_devices(self) -> list[str]:
+        """Find the device files that isolate tasks' GPUs; return why they are not isolated, if so."""
         gpus, group = self._context.inventory.gpus, self._surroundings.node_group
         self._seen_gpus = {gpu.uuid for gpu in gpus}
         devices = gpu_devices.gpu_devices(gpus, self._context.gpu_minors())
-        advisory = await asyncio.to_thread(gpu_devices.why_advisory, group, gpus, devices)
+        advisory = await asyncio.to_thread(gpu_devices.advisory_reason, group, gpus, devices)
         self._surroundings = dataclasses.replace(self._surroundings, gpu_devices={} if advisory else devices)
         return [advisory] if advisory else []
 
-    async def _launch(self, attempt: Supervised) -> None:
-        """Start a supervisor and watch it. Raises an error only where none was started."""
+    async def _launch(self, attempt: RunningAttempt) -> None:
+        """Start a supervisor and watch it. Raises an error only if none was started."""
         assert attempt.directory is not None
-        with launch_module.hook(LaunchCause.CGROUP):
-            await self._have_a_place()
+        with launch_module.launch_step(LaunchCause.CGROUP):
+            await self._ensure_node_cgroup()
         self._confine(attempt, attempt.directory)
         progress_path = str(progress_socket(self._sockets, attempt.key))
         pid = await asyncio.to_thread(
@@ -279,25 +283,25 @@ class ProcessRuntime:
         self._watch(attempt, await open_pidfd(pid))
 
     def stop(self, key: AttemptKey, grace_seconds: float) -> None:
-        """Order the supervisor to end the attempt; while it is being started, as soon as it is."""
+        """Order the supervisor to stop the attempt, as soon as it has started."""
         if (attempt := self._attempts.get(key)) and attempt.live:
             attempt.stop_grace_seconds = grace_seconds
             attempt.stop_asked.set()
             self._order_stop(attempt)
 
-    def _order_stop(self, attempt: Supervised) -> None:
-        if attempt.throttle is not None and attempt.throttle.may_stand_still:
-            self._background.start(attempt.wake_and_order_stop())
+    def _order_stop(self, attempt: RunningAttempt) -> None:
+        if attempt.throttle is not None and attempt.throttle.may_be_suspended:
+            self._background.start(attempt.resume_and_order_stop())
         else:
             attempt.order_stop()
 
     async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
-        """Take a newer assignment of a running attempt: its cores may differ, and are changed at once.
+        """Adopt a newer assignment of a running attempt: its cores may differ, and are changed at once.
 
-        Until the kernel and the record have them, it holds those of before and of after.
+        Until the kernel and the record have the new cores, the attempt holds both the old and the new ones.
         """
         attempt = self._attempts[AttemptKey(assignment.job_id, assignment.number)]
-        fault = self._fault(assignment, attempt) or assignment_checks.cannot_become(attempt.assignment, assignment)
+        fault = self._fault(assignment, attempt) or assignment_checks.change_refusal(attempt.assignment, assignment)
         if fault is not None or attempt.cores is None:
             return fault
         attempt.promised = assignment.allocation
@@ -305,7 +309,7 @@ class ProcessRuntime:
             await asyncio.to_thread(attempt.cores.resize, attempt.assignment, assignment)
             attempt.assignment = assignment
             if attempt.throttle is not None:
-                await asyncio.to_thread(attempt.throttle.hold_again, assignment, self._context.inventory)
+                await asyncio.to_thread(attempt.throttle.reapply, assignment, self._context.inventory)
         except CoresRefused as error:
             return str(error)
         finally:
@@ -313,42 +317,44 @@ class ProcessRuntime:
         return None
 
     async def heal(self) -> None:
-        """CPUs have come or gone: let each attempt use all of its own that are on line now."""
+        """Let each attempt use all of its online CPUs after CPUs went offline or came online."""
         for attempt in [each for each in self._attempts.values() if each.live and each.cores is not None]:
             await attempt.heal_cores()
 
     async def narrow(self, key: AttemptKey, cores: int | None) -> str | None:
-        """Let each task of an attempt use only so many of its cores for a while."""
+        """Limit each task of an attempt to `cores` of its cores for a while."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.cores is None or not attempt.live:
-            return None if cores is None else "it is not running"
+            return None if cores is None else "not running"
         try:
             await asyncio.to_thread(attempt.cores.narrow, attempt.assignment.allocation, self._context.inventory, cores)
         except CoresRefused as error:
             return str(error)
         return None
 
-    async def throttle(self, key: AttemptKey, throttle: Throttle) -> Held:
-        """Hold an attempt back so and not otherwise."""
+    async def throttle(self, key: AttemptKey, throttle: Throttle) -> ThrottleState:
+        """Apply exactly this throttle to an attempt."""
         attempt = self._attempts.get(key)
         if attempt is None or attempt.throttle is None or not attempt.live:
-            return Held(refused=() if throttle.free else ("it is not running",))
-        return await asyncio.to_thread(attempt.throttle.hold, attempt.assignment, self._context.inventory, throttle)
+            return ThrottleState(refused=() if throttle.free else ("not running",))
+        return await asyncio.to_thread(attempt.throttle.apply, attempt.assignment, self._context.inventory, throttle)
 
-    def held(self, key: AttemptKey) -> Held:
-        """How an attempt is held back."""
+    def held(self, key: AttemptKey) -> ThrottleState:
+        """Return an attempt's throttle."""
         attempt = self._attempts.get(key)
         return (
-            attempt.throttle.held if attempt is not None and attempt.live and attempt.throttle is not None else Held()
+            attempt.throttle.held
+            if attempt is not None and attempt.live and attempt.throttle is not None
+            else ThrottleState()
         )
 
     async def usage(self, key: AttemptKey) -> Usage | None:
-        """Read the account of the control group, or without one of the processes."""
+        """Return the usage from the control group, or without one from the processes."""
         attempt = self._attempts.get(key)
         return await attempt.usage() if attempt is not None and attempt.live else None
 
     def output_directory(self, key: AttemptKey) -> Path | None:
-        """Where the output lies, wherever the attempt is in its life."""
+        """Return the directory of an attempt's output, running or kept."""
         if not assignment_checks.job_id_is_safe(key.job_id):
             return None
         for root in (self._attempts_root, self._kept_root):
@@ -358,19 +364,19 @@ class ProcessRuntime:
         return None
 
     async def forget(self, key: AttemptKey) -> None:
-        """Keep the output for a while and drop the rest, once the group is gone: these files are how it is known."""
+        """Keep the output for a while and remove everything else, the group first: the files are how it is known."""
         attempt = self._attempts.pop(key, None)
         if attempt is None or attempt.directory is None:
             return
-        stand_together(progress_socket(self._sockets, key))
+        remove_private_directory(progress_socket(self._sockets, key))
         if attempt.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):  # it may be trying to record the end on a full disk
+            with contextlib.suppress(ProcessLookupError):  # it may be retrying to record the end on a full disk
                 signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
             await attempt.gone.wait()
-        await self._keeper.keep(attempt, attempt.directory)
+        await self._retention.keep(attempt, attempt.directory)
 
     async def close(self) -> None:
-        """Stop listening and watching; supervisors go on and tell the next agent."""
+        """Stop listening and watching; supervisors continue and report to the next agent."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for attempt in self._attempts.values():

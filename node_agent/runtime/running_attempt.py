@@ -1,4 +1,4 @@
-"""One attempt as the runtime holds it, and what is to be done where its supervisor died before it."""
+"""One attempt as the runtime manages it, including the cleanup after its supervisor has died."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cotenant.node_agent.runtime.launch import CannotLaunch
 from cotenant.node_agent.runtime.runtime_port import Usage
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.node_agent.supervisor.launch_faults import LIMIT_ERRORS, NOT_LAUNCHED, cause_of
-from cotenant.node_agent.supervisor.stop_order import BY_ANOTHER
+from cotenant.node_agent.supervisor.stop_order import STOPPED_EXTERNALLY
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
@@ -31,15 +31,15 @@ log = structlog.get_logger()
 FIRST_STATE_SECONDS_MAX = 10.0
 REMAINS_SECONDS_MAX = 30.0
 PIDFD_RETRY_SECONDS = 0.2
-MESSAGE_LENGTH_MAX = 1_000  # whatever a user wrote into what it tells of
+MESSAGE_LENGTH_MAX = 1_000  # messages may contain users' texts
 REBOOTED = "the node was rebooted"
 ERROR_NUMBER = re.compile(r"\[Errno (\d{1,4})\]")
-SUPERVISOR_DIED = "its supervisor died; what was left of the job was killed"
+SUPERVISOR_DIED = "its supervisor died; the job's remaining processes were killed"
 
 
 @dataclass(slots=True)
-class Supervised:
-    """An attempt as the runtime holds it. `directory` is None where its id cannot name one."""
+class RunningAttempt:
+    """An attempt as the runtime manages it. `directory` is None if its id is not a safe file name."""
 
     key: AttemptKey
     assignment: node_service_pb2.Assignment
@@ -57,7 +57,7 @@ class Supervised:
 
     @property
     def held(self) -> list[resources_pb2.NodeAllocation]:
-        """What nobody else may have: while its cores change, those of before and of after."""
+        """The allocations it holds: while its cores change, the old and the new one."""
         return [self.assignment.allocation, *([self.promised] if self.promised else [])]
 
     @property
@@ -66,15 +66,15 @@ class Supervised:
         return self.status is None or not self.status.ended
 
     def new_status(self, state: str, message: str = "", launch_cause: str = "") -> Status:
-        """What is known of it where no supervisor has told anything."""
+        """Return a status for an attempt without one from a supervisor."""
         if len(message) > MESSAGE_LENGTH_MAX:
             message = message[: MESSAGE_LENGTH_MAX - 1] + "…"
         return Status(self.key, self.assignment.epoch, state, time.time(), message, launch_cause=launch_cause)
 
     def not_launched(self, error: Exception) -> Status:
-        """Return the end of an attempt that could not be launched for this error."""
+        """Return the final status of an attempt that could not be launched because of this error."""
         if self.directory is not None:
-            with contextlib.suppress(OSError):  # then its end is told, and not kept
+            with contextlib.suppress(OSError):  # then its end is reported, but not kept
                 self.directory.path.mkdir(exist_ok=True)
         if isinstance(error, CannotLaunch):
             return self.new_status(NOT_LAUNCHED, str(error), error.cause.value)
@@ -82,79 +82,79 @@ class Supervised:
         return self.new_status(NOT_LAUNCHED, f"the agent failed: {error}", cause_of(error, "other"))
 
     async def end_orphans(self, marker: str) -> Status:
-        """Kill what a dead supervisor left, known by `marker`, and record the failure in its place."""
+        """Kill the processes that a dead supervisor left, identified by `marker`, and record the failure."""
         assert self.directory is not None
-        rebooted = self.directory.of_earlier_boot()
+        rebooted = self.directory.from_earlier_boot()
         log.warning("supervisor_lost", attempt=str(self.key), rebooted=rebooted)
         while not await asyncio.to_thread(
-            orphan_processes.end_remains, self.group, marker, patience_seconds=REMAINS_SECONDS_MAX
+            orphan_processes.kill_orphans, self.group, marker, timeout_seconds=REMAINS_SECONDS_MAX
         ):
-            log.error("processes_not_killed", attempt=str(self.key), seconds=REMAINS_SECONDS_MAX)
-        words = "" if rebooted else self.directory.last_words()
-        cause = "" if self.directory.was_executed() else cause_in_words(words)
+            log.error("process_kill_failed", attempt=str(self.key), seconds=REMAINS_SECONDS_MAX)
+        last_line = "" if rebooted else self.directory.last_log_line()
+        cause = "" if self.directory.was_executed() else cause_in_message(last_line)
         status = replace(
             self.status or self.new_status("FAILED"),
             state=NOT_LAUNCHED if cause else "FAILED",
             launch_cause=cause,
             time=time.time(),
             end_time=time.time(),
-            message=REBOOTED if rebooted else SUPERVISOR_DIED + (f" ({words})" if words else ""),
+            message=REBOOTED if rebooted else SUPERVISOR_DIED + (f" ({last_line})" if last_line else ""),
             cpu_seconds=self.group.cpu_seconds() if self.group else 0.0,
             memory_peak_bytes=self.group.memory_peak_bytes() if self.group else 0,
         )
         await self.record_end(status)
         return status
 
-    async def remove_group(self, patience_seconds: float) -> bool:
-        """Remove what is left of its control group, once nothing is in it; False where the kernel keeps it so long."""
+    async def remove_group(self, timeout_seconds: float) -> bool:
+        """Remove its empty control group; return False if the kernel still keeps it after the timeout."""
         if self.group is None or not self.group.exists():
             return True
-        removed = await asyncio.to_thread(self.group.remove, patience_seconds)
+        removed = await asyncio.to_thread(self.group.remove, timeout_seconds)
         if not removed:
-            log.error("group_not_removed", attempt=str(self.key), group=self.group.paths()[0])
+            log.error("cgroup_removal_failed", attempt=str(self.key), group=self.group.paths()[0])
         return removed
 
     async def record_end(self, status: Status) -> None:
-        """Keep an end that no supervisor will keep, where the disk takes it."""
+        """Record an end that no supervisor records, if the disk allows it."""
         if self.directory is None:
             return
         try:
             await asyncio.to_thread(self.directory.write_end, status)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            log.error("end_not_recorded", attempt=str(self.key), error=str(error))
+            log.error("end_write_failed", attempt=str(self.key), error=str(error))
 
     def order_stop(self) -> None:
-        """Have the supervisor end it with the grace that is set; while it is being started, nothing happens yet."""
+        """Order the supervisor to stop with the set grace period; no effect while the supervisor is being started."""
         if self.pidfd < 0 or self.directory is None or self.stop_grace_seconds is None:
             return
         try:
             self.directory.write_stop_order(self.stop_grace_seconds)
-        except OSError as error:  # then the supervisor takes the job's own grace, and does not know that it was us
+        except OSError as error:  # the supervisor uses the job's grace and takes it for an external stop
             self.stop_order_lost = True
-            log.warning("stop_order_not_written", attempt=str(self.key), error=str(error))
+            log.warning("stop_order_write_failed", attempt=str(self.key), error=str(error))
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
 
     def as_ordered(self, status: Status) -> Status:
-        """Return the end as it is known here: a supervisor that could not read our stop order takes it for another's.
+        """Return the status as STOPPED if the supervisor took the agent's unreadable stop order for an external one.
 
-        The disk may be read-only; what is stopped must not count as the job's failure for that.
+        The disk may be read-only; a stopped attempt must not count as the job's failure because of that.
         """
-        if self.stop_order_lost and status.state == "FAILED" and status.message == BY_ANOTHER:
+        if self.stop_order_lost and status.state == "FAILED" and status.message == STOPPED_EXTERNALLY:
             return replace(status, state="STOPPED", message="")
         return status
 
-    async def wake_and_order_stop(self) -> None:
-        """The same for one that may stand still, which would hear no warning."""
+    async def resume_and_order_stop(self) -> None:
+        """Resume a suspended attempt, which could not handle the warning, then order the stop."""
         assert self.throttle is not None
         try:
-            await asyncio.to_thread(self.throttle.let_go_on)
+            await asyncio.to_thread(self.throttle.resume)
         except GroupError as error:
-            log.error("attempt_stands_still", attempt=str(self.key), error=str(error))
+            log.error("attempt_resume_failed", attempt=str(self.key), error=str(error))
         self.order_stop()
 
     async def usage(self) -> Usage | None:
-        """Read the account of the control group, or without one of the processes; and what the hardware tells."""
+        """Return the usage from the control group or the processes, with the hardware's counters."""
         if self.group is not None:
             usage: Usage | None = Usage(
                 self.group.cpu_seconds(),
@@ -165,57 +165,57 @@ class Supervised:
         else:
             pid = self.status.pid if self.status else 0
             usage = await asyncio.to_thread(orphan_processes.usage_of_descendants, pid)
-        if usage is None or self.throttle is None or not self.throttle.counts:
+        if usage is None or self.throttle is None or not self.throttle.has_counters:
             return usage
-        return await asyncio.to_thread(self.throttle.counted, usage)
+        return await asyncio.to_thread(self.throttle.with_counters, usage)
 
     async def restore_cores(self) -> None:
-        """See to it that the kernel has what is recorded: an agent may have been killed while it changed cores."""
+        """Give the attempt its recorded cores: an agent may have been killed during a change."""
         assert self.cores is not None
         try:
             if await asyncio.to_thread(self.cores.restore, self.assignment.allocation):
                 log.info("cores_restored", attempt=str(self.key))
         except CoresRefused as error:
-            log.error("cores_not_restored", attempt=str(self.key), error=str(error))
+            log.error("cores_restore_failed", attempt=str(self.key), error=str(error))
 
     async def heal_cores(self) -> None:
-        """Let it use all of its CPUs that are on line: the kernel may have taken them away for good."""
+        """Let the attempt use all of its online CPUs: the kernel may have removed some permanently."""
         assert self.cores is not None
         try:
             if await asyncio.to_thread(self.cores.heal, self.assignment.allocation):
-                log.info("cores_healed", attempt=str(self.key))
+                log.info("online_cores_restored", attempt=str(self.key))
         except CoresRefused as error:
-            log.warning("cores_not_healed", attempt=str(self.key), error=str(error))
+            log.warning("online_cores_not_restored", attempt=str(self.key), error=str(error))
 
 
 async def open_pidfd(pid: int) -> int:
-    """Open a descriptor for a child; waits while the agent is out of descriptors or memory, as the child runs."""
+    """Return a pidfd of a child; wait while the agent is out of descriptors or memory, because the child runs."""
     while True:
         try:
             return os.pidfd_open(pid)
         except OSError as error:
             if error.errno not in LIMIT_ERRORS:
                 raise
-            log.warning("supervisor_not_watched", pid=pid, error=str(error))
+            log.warning("supervisor_pidfd_failed", pid=pid, error=str(error))
             await asyncio.sleep(PIDFD_RETRY_SECONDS)
 
 
-def cause_in_words(words: str) -> str:
-    """Return the cause that a supervisor's last words tell of, such as a traceback's last line.
+def cause_in_message(message: str) -> str:
+    """Return the launch cause for a supervisor's last log line, such as the last line of a traceback.
 
-    >>> cause_in_words("OSError: [Errno 24] Too many open files"), cause_in_words("Killed")
+    >>> cause_in_message("OSError: [Errno 24] Too many open files"), cause_in_message("Killed")
     ('limit', 'other')
     """
-    found = ERROR_NUMBER.search(words)
+    found = ERROR_NUMBER.search(message)
     return cause_of(OSError(int(found[1]), ""), "other") if found else "other"
 
 
 async def first_status(directory: AttemptDirectory) -> Status | None:
-    """What is recorded; a supervisor that was started a moment ago is given the time to record something."""
+    """Return the recorded status; wait for the first one of a supervisor that has just started."""
     deadline = time.monotonic() + FIRST_STATE_SECONDS_MAX
     while (status := directory.status()) is None and directory.supervised():
         if time.monotonic() > deadline:
-            log.error("supervisor_silent", attempt=str(directory.key))
+            log.error("supervisor_state_missing", attempt=str(directory.key))
             break
         await asyncio.sleep(0.01)
     return status or directory.status()

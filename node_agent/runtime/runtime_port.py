@@ -1,4 +1,4 @@
-"""The port through which the agent has attempts run: entry points of the group `cotenant.runtimes`."""
+"""The port for runtimes, which run attempts for the agent: entry points of the group `cotenant.runtimes`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cotenant.v1 import contention_service_pb2, node_service_pb2, resources_pb2
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """What a runtime is told when it opens.
+    """What a runtime gets when it is opened.
 
-    `output_bytes_max` is what is kept of each task's output; `kept_max` and `kept_seconds_max` bound how many
-    acknowledged attempts' output is kept, and for how long. `pids_max` is how many processes and threads each task of a
-    job that names none may have; 0 means no limit. `gpu_minors` tells the numbers N of /dev/nvidiaN by UUID, as far
-    as NVML tells. `users` maps submitters to users of this machine. `shared_identity` lets jobs of several submitters
-    run as the agent's user where it is not root. `hidden` is what jobs are not to see beside the state directory.
+    `output_bytes_max` limits each task's output; `kept_max` and `kept_seconds_max` bound how many acknowledged attempts
+    keep their output, and for how long. `pids_max` is the default limit of processes and threads per task; 0 means no
+    limit. `gpu_minors` returns the N of each GPU's /dev/nvidiaN by UUID, as far as NVML reports it. `users` maps
+    submitters to users of this machine. `shared_identity` allows jobs of several submitters to run as the agent's user
+    if the agent is not root. `hidden` are paths to hide from jobs in addition to the state directory.
     """
 
     node_id: str
@@ -38,11 +38,11 @@ class RuntimeContext:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an attempt has used of the CPUs since it began, and holds of memory now.
+    """An attempt's CPU time since it started, and its current memory.
 
-    Of the memory bandwidth it tells the bytes that were moved since somebody began to look, and what it holds of the
-    last-level cache; None where the hardware does not tell. Pressures are those within its control group, None where
-    the kernel does not tell.
+    `moved_bytes` counts memory traffic since monitoring began, `cache_bytes` is its part of the last-level cache; None
+    if the hardware has no counters. Pressures are those within its control group, None if the kernel does not report
+    them.
     """
 
     cpu_seconds: float
@@ -54,90 +54,90 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """How an attempt is held back, and why not in all the ways that were asked for, in a sentence each."""
+class ThrottleState:
+    """An attempt's effective throttle, and why parts of the requested one were refused, one sentence each."""
 
     throttle: Throttle = FREE
     refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An attempt that was there before the agent was, and where it stands."""
+class RecoveredAttempt:
+    """An attempt that existed before the agent started, and its status."""
 
     assignment: node_service_pb2.Assignment
     status: Status
 
 
 class Runtime(Protocol):
-    """Runs attempts in such a way that they outlive the agent.
+    """Runs attempts that outlive the agent.
 
-    A runtime is made without arguments and opened once. It tells of every change through `changed`, on the event
-    loop: of the end of an attempt exactly once, and only when nothing of the attempt runs any more.
+    A runtime is created without arguments and opened once. It reports every change through `changed`, on the event
+    loop: the end of an attempt exactly once, and only when no process of the attempt runs.
     """
 
     api_version: int
     name: str
 
-    async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[Found]:
-        """Begin, and find what runs already and what ended without being forgotten."""
+    async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[RecoveredAttempt]:
+        """Start the runtime; return running attempts and ended ones that were not forgotten."""
 
     def not_enforced(self) -> Sequence[str]:
-        """What it cannot enforce here, each in one sentence; known once it is open."""
+        """Return what the runtime cannot enforce here, one sentence each; known once it is open."""
 
     async def launch(self, assignment: node_service_pb2.Assignment) -> None:
         """Start an attempt.
 
-        One that this node cannot start becomes NOT_LAUNCHED with a cause and the reason, before anything of it was
-        executed, and so does one for which this raises. It becomes FAILED where no node could start it.
+        If this node cannot start it, or if this method raises, it becomes NOT_LAUNCHED with a cause and a reason before
+        any of its programs is executed. If no node could start it, it becomes FAILED.
         """
 
     def stop(self, key: AttemptKey, grace_seconds: float) -> None:
-        """Warn an attempt, and kill it when grace is over."""
+        """Warn an attempt, and kill it when its grace period is over."""
 
     async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
-        """Let a running attempt go on under a newer assignment, also after a restart; a reason where it cannot.
+        """Apply a newer assignment to a running attempt, also after a restart; return why not, or None.
 
-        Only its cores may differ. It has all of them or, with a reason, exactly those that it had.
+        Only its cores may differ. It gets all of the new cores or, with a reason, keeps exactly the old ones.
         """
 
     async def narrow(self, key: AttemptKey, cores: int | None) -> str | None:
-        """Let each task of an attempt use only so many of its cores, or with None all; a reason where it cannot.
+        """Let each task of an attempt use only `cores` of its cores, or with None all; return why not, or None.
 
-        It holds all of them meanwhile. A runtime that is opened again gives all of them back first.
+        The attempt holds all of them in the meantime. A runtime that is opened again first gives all of them back.
         """
 
     async def usage(self, key: AttemptKey) -> Usage | None:
-        """What an attempt uses; None where it is not running."""
+        """Return an attempt's usage; None if it is not running."""
 
     def output_directory(self, key: AttemptKey) -> Path | None:
-        """Where an attempt's output lies, running or kept; None where there is none."""
+        """Return the directory of an attempt's output, running or kept; None if there is none."""
 
     async def forget(self, key: AttemptKey) -> None:
-        """Placement has committed the end: only the output is kept, for a while."""
+        """Forget an attempt whose end placement has committed: only the output is kept, for a while."""
 
     async def close(self) -> None:
-        """Let go. What runs, runs on."""
+        """Close the runtime. Running attempts continue."""
 
 
 @runtime_checkable
-class Throttles(Protocol):
-    """A runtime that can hold attempts back."""
+class ThrottlingRuntime(Protocol):
+    """A runtime that can throttle attempts."""
 
-    async def throttle(self, key: AttemptKey, throttle: Throttle) -> Held:
-        """Hold an attempt back so and not otherwise; what holds then.
+    async def throttle(self, key: AttemptKey, throttle: Throttle) -> ThrottleState:
+        """Apply exactly this throttle to an attempt; return the effective one.
 
-        It stays so, also over a restart and under other cores, until this is called again or the attempt is stopped:
-        what stands still goes on before it is warned.
+        It persists, also over a restart and a change of cores, until this is called again or the attempt is stopped: a
+        suspended attempt is resumed before it is warned.
         """
 
-    def held(self, key: AttemptKey) -> Held:
-        """How an attempt is held back; after a restart, as far as it is known."""
+    def held(self, key: AttemptKey) -> ThrottleState:
+        """Return an attempt's throttle; after a restart, as far as it is known."""
 
 
 @runtime_checkable
-class Heals(Protocol):
-    """A runtime that gives running attempts back what the kernel took while CPUs were off line."""
+class HotPlugRuntime(Protocol):
+    """A runtime that restores running attempts' CPUs that the kernel removed while they were offline."""
 
     async def heal(self) -> None:
-        """CPUs have come or gone: let each attempt use all of its own that are on line now."""
+        """Let each attempt use all of its online CPUs after CPUs went offline or came online."""

@@ -13,28 +13,29 @@ from pathlib import Path
 
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 
-APART = ".only"  # behind the name of an attempt's socket: a directory that holds nothing else
+PRIVATE_SUFFIX = ".only"  # suffix of an attempt's directory that contains only its socket
 SOCKET_PATH_BYTES_MAX = 107
 NOTIFY = "notify"
-PLACE = "sockets.path"  # in the state directory: where the sockets are, if not there
-MADE = re.compile(r"cotenant-[a-z0-9_]{8}")  # the names that `tempfile.mkdtemp` gives with our prefix
+LOCATION_FILE = "sockets.path"  # in the state directory: names another directory for the sockets
+TEMPORARY_NAME = re.compile(r"cotenant-[a-z0-9_]{8}")  # names from `tempfile.mkdtemp` with our prefix
 DIGEST_CHARACTERS = 24
 
 
 class UnsafeDirectory(Exception):
-    """Somebody else owns the directory in which the sockets should lie."""
+    """Another user owns the directory for the sockets."""
 
 
 def socket_directory(state_dir: Path) -> Path:
-    """Make and return the directory for sockets: in the state directory, or for a deep one in the temporary one.
+    """Create and return the directory for sockets: in the state directory or, if its path is too long, a temporary one.
 
-    The same state directory gives the same one at every start, so that running jobs find a new agent. In the temporary
-    directory, where anybody may put something, it has a random name that is noted in the state directory.
+    The same state directory gives the same one at every start, so that running jobs find a new agent. A temporary
+    directory is in a place where anyone may create files, so it has a random name, which is recorded in the state
+    directory.
     """
-    directory = _place(state_dir)
+    directory = _directory_in_use(state_dir)
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="cotenant-"))
-        (state_dir / PLACE).write_text(str(directory))
+        (state_dir / LOCATION_FILE).write_text(str(directory))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
     if directory.is_symlink() or found.st_uid != os.getuid():
@@ -43,27 +44,27 @@ def socket_directory(state_dir: Path) -> Path:
     return directory
 
 
-def _place(state_dir: Path) -> Path | None:
-    """The directory that there is, or is to be made; None where a new one is to be found in the temporary directory."""
+def _directory_in_use(state_dir: Path) -> Path | None:
+    """Return the existing directory or the one to create; None if a new temporary one is needed."""
     directory = state_dir / "sockets"
     if len(os.fsencode(directory)) + 1 + DIGEST_CHARACTERS <= SOCKET_PATH_BYTES_MAX:
         return directory
     with contextlib.suppress(OSError, ValueError):
-        if _was_made(noted := Path((state_dir / PLACE).read_text())):
+        if _is_socket_directory(noted := Path((state_dir / LOCATION_FILE).read_text())):
             return noted
-    return before if _is_our_own(before := _place_before(state_dir)) else None
+    return before if _is_our_own(before := _earlier_directory(state_dir)) else None
 
 
-def _place_before(state_dir: Path) -> Path:
-    """Where earlier releases put it, under a name that others could guess: jobs that they started look there."""
+def _earlier_directory(state_dir: Path) -> Path:
+    """Return the directory of earlier releases, with a guessable name: jobs that they started use it."""
     digest = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:16]
-    temporary = tempfile.gettempdir()  # only looked at: nothing is made there
+    temporary = tempfile.gettempdir()  # only read: nothing is created there
     return Path(temporary) / f"cotenant-{os.getuid()}-{digest}"
 
 
-def _was_made(directory: Path) -> bool:
-    """Whether it is a directory of ours as `socket_directory` makes them: a damaged note may name any other one."""
-    if not directory.is_absolute() or not MADE.fullmatch(directory.name):
+def _is_socket_directory(directory: Path) -> bool:
+    """Return whether `socket_directory` created the directory: a damaged record may name any path."""
+    if not directory.is_absolute() or not TEMPORARY_NAME.fullmatch(directory.name):
         return False
     return _is_our_own(directory) and not directory.lstat().st_mode & 0o077
 
@@ -77,42 +78,42 @@ def _is_our_own(directory: Path) -> bool:
 
 
 def remove_socket_directory(state_dir: Path) -> None:
-    """Leave nothing in the temporary directory. Where jobs run it stays: nobody else may take its name."""
-    if (directory := _place(state_dir)) is None:
+    """Remove the temporary directory unless jobs run: then it stays, so that no other user can take its name."""
+    if (directory := _directory_in_use(state_dir)) is None:
         return
     with contextlib.suppress(OSError):
         (directory / NOTIFY).unlink()
     if directory.parent != state_dir:
-        with contextlib.suppress(OSError):  # something is in it that is not ours to judge
+        with contextlib.suppress(OSError):  # it contains other files
             directory.rmdir()
-            (state_dir / PLACE).unlink(missing_ok=True)
+            (state_dir / LOCATION_FILE).unlink(missing_ok=True)
 
 
 def progress_socket(directory: Path, key: AttemptKey) -> Path:
-    """Where an attempt tells its progress: as short for a long job id as for a short one."""
+    """Return the path of an attempt's progress socket: its length does not depend on the job id."""
     return directory / hashlib.sha256(str(key).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def stand_apart(path: str) -> Path:
-    """Make and return a directory that holds nothing but an attempt's socket, under the same name.
+def make_private_directory(path: str) -> Path:
+    """Create and return a directory that contains only an attempt's socket, under the same name.
 
-    A job in a mount namespace of its own finds it in the place of the directory that holds those of all attempts.
+    A job in a mount namespace of its own sees it in place of the directory with the sockets of all attempts.
     """
-    directory = Path(path + APART)
+    directory = Path(path + PRIVATE_SUFFIX)
     directory.mkdir(mode=0o700, exist_ok=True)
-    link_apart(Path(path))
+    link_private_socket(Path(path))
     return directory
 
 
-def link_apart(path: Path) -> None:
-    """Put a socket that was made again where its attempt looks for it, if that is in a directory of its own."""
-    link = Path(str(path) + APART) / path.name
+def link_private_socket(path: Path) -> None:
+    """Link a recreated socket into the attempt's private directory, if there is one."""
+    link = Path(str(path) + PRIVATE_SUFFIX) / path.name
     if link.parent.is_dir():
         link.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             link.hardlink_to(path)
 
 
-def stand_together(path: Path) -> None:
-    """Remove an attempt's directory of its own."""
-    shutil.rmtree(str(path) + APART, ignore_errors=True)
+def remove_private_directory(path: Path) -> None:
+    """Remove an attempt's private directory."""
+    shutil.rmtree(str(path) + PRIVATE_SUFFIX, ignore_errors=True)

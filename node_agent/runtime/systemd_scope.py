@@ -1,11 +1,11 @@
-"""A place of our own in systemd's tree, apart from the agent's unit, so that jobs outlive a restart of that unit.
+"""A delegated scope in systemd's tree, apart from the agent's unit, so that jobs survive a restart of that unit.
 
-systemd owns the tree of control groups and ends all processes of a unit with it. What it gives away it leaves alone: a
-transient scope with `Delegate=yes`, which the manager makes around a process that is there already. One scope for each
-node, `cotenant-<node id>.scope`, holds the supervisors and, in version 2, the groups of all attempts. It lives for as
-long as a process is in it: an anchor, which does nothing, sees to that between jobs. The next agent finds it again.
+systemd owns the tree of control groups and kills all processes of a stopped unit. It does not touch what it delegates:
+a transient scope with `Delegate=yes`, which the manager creates around an existing process. One scope per node,
+`cotenant-<node id>.scope`, holds the supervisors and, in version 2, the groups of all attempts. It exists while a
+process is in it: an idle anchor process keeps it alive between jobs. The next agent finds it again.
 
-We ask over the bus by `busctl`, which comes with systemd.
+The manager is called over the bus with `busctl`, which is part of systemd.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import structlog
 
 log = structlog.get_logger()
 
-BOOTED = Path("/run/systemd/system")  # there where systemd is the system's manager [sd_booted(3)]
+BOOTED = Path("/run/systemd/system")  # exists if systemd is the system's manager [sd_booted(3)]
 SERVICE, MANAGER = "org.freedesktop.systemd1", "org.freedesktop.systemd1.Manager"
 PATH = "/org/freedesktop/systemd1"
 CALL_SECONDS_MAX = 10.0
@@ -33,18 +33,18 @@ ANCHOR = ("sleep", "infinity")
 
 
 class ScopeRefused(Exception):
-    """systemd gave no scope; the text says why."""
+    """systemd created no scope; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """How to reach the manager: as root the system's, else the user's own."""
+    """How to reach the manager: the system's as root, otherwise the user's own."""
 
     busctl: str
     user: bool
 
     def ask(self, *words: str) -> list[str]:
-        """Call and return the words of the answer, without the type that stands before them. Raises `ScopeRefused`."""
+        """Call the manager and return the words of the answer, without the leading type. Raises `ScopeRefused`."""
         options = ["--user"] if self.user else []
         command = [self.busctl, *options, "--no-pager", *words]
         try:
@@ -52,7 +52,7 @@ class Bus:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ScopeRefused(f"systemd does not answer: {error}") from error
         if done.returncode != 0:
-            raise ScopeRefused(done.stderr.strip().replace("\n", "; ") or f"busctl ended with {done.returncode}")
+            raise ScopeRefused(done.stderr.strip().replace("\n", "; ") or f"busctl exited with {done.returncode}")
         return shlex.split(done.stdout)[1:]
 
     def manager(self, method: str, *arguments: str) -> list[str]:
@@ -61,13 +61,13 @@ class Bus:
 
 
 def reach_systemd(booted: Path = BOOTED) -> Bus | None:
-    """The manager of this system; None where systemd is not it."""
+    """Return the manager of this system; None if it is not systemd."""
     busctl = shutil.which("busctl")
     return Bus(busctl, os.geteuid() != 0) if busctl and booted.is_dir() else None
 
 
 def scope_name(node_id: str) -> str:
-    r"""The unit's name; what a name may not have is written as systemd does [systemd-escape(1)].
+    r"""Return the unit's name; invalid characters are escaped as systemd does [systemd-escape(1)].
 
     >>> scope_name("gpu 1")
     'cotenant-gpu\\x201.scope'
@@ -81,16 +81,16 @@ def _escaped(character: str) -> str:
 
 
 def open_scope(bus: Bus, node_id: str) -> str:
-    """Find the node's scope or have it made; return its control group as a path from the root of the tree. Blocks.
+    """Find or create the node's scope; return its control group as a path from the root of the tree. Blocks.
 
     Raises:
-        ScopeRefused: systemd does not give it.
+        ScopeRefused: systemd does not create it.
     """
     name = scope_name(node_id)
     try:
         return _control_group(bus, name)
     except ScopeRefused as error:
-        log.info("scope_not_there", scope=name, why=str(error))
+        log.info("scope_not_found", scope=name, why=str(error))
     anchor = subprocess.Popen(
         ANCHOR, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -104,14 +104,14 @@ def open_scope(bus: Bus, node_id: str) -> str:
 
 
 def _properties(node_id: str, pid: int) -> list[str]:
-    told: list[Sequence[str]] = [
+    properties: list[Sequence[str]] = [
         ("Description", "s", f"Cotenant's jobs on {node_id}"),
         ("PIDs", "au", "1", str(pid)),
         ("Delegate", "b", "true"),
         ("TasksMax", "t", NO_LIMIT),
         ("CollectMode", "s", "inactive-or-failed"),
     ]
-    return [str(len(told)), *(word for each in told for word in each)]
+    return [str(len(properties)), *(word for each in properties for word in each)]
 
 
 def _control_group(bus: Bus, name: str) -> str:
@@ -123,7 +123,7 @@ def _control_group(bus: Bus, name: str) -> str:
 
 
 def _wait_for(bus: Bus, name: str, pid: int) -> str:
-    """Wait until the scope, which is made after the call has returned, has the process in it."""
+    """Wait until the scope, which is created after the call has returned, contains the process."""
     deadline = time.monotonic() + PLACED_SECONDS_MAX
     while True:
         try:
@@ -134,5 +134,5 @@ def _wait_for(bus: Bus, name: str, pid: int) -> str:
         except (ScopeRefused, OSError) as error:
             why = str(error)
         if time.monotonic() >= deadline:
-            raise ScopeRefused(f"{name} did not come about in {PLACED_SECONDS_MAX} s: {why}")
+            raise ScopeRefused(f"{name} was not created within {PLACED_SECONDS_MAX} s: {why}")
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The environment that a job's processes see: a pure function of the assignment."""
+"""The environment variables of a job's processes: a pure function of the assignment."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from cotenant.node_agent.runtime.run_as import User, own_user
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 PARAMETER_SERVER_ROLE = "ps"
-OF_THE_MACHINE = ("LANG", "LC_ALL", "TZ")
+INHERITED_VARIABLES = ("LANG", "LC_ALL", "TZ")
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"  # login.defs(5), ENV_PATH
-PATH_OF_ROOT = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # the same, ENV_SUPATH
+PATH_OF_ROOT = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # login.defs(5), ENV_SUPATH
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the agent's own environment that jobs get: those that describe the machine, and no others.
+    """Return the variables that jobs inherit from the agent: those that describe the machine, and no others.
 
-    Its PATH may be that of a virtual environment, and what LD_LIBRARY_PATH or PYTHONPATH name is for the agent.
+    The agent's PATH may be that of a virtual environment; its LD_LIBRARY_PATH and PYTHONPATH are not for jobs.
 
     >>> clean_environment({"LANG": "C.UTF-8", "PATH": "/srv/agent/bin", "COTENANT_TOKEN": "secret"})
     {'LANG': 'C.UTF-8'}
     """
-    return {name: environment[name] for name in OF_THE_MACHINE if name in environment}
+    return {name: environment[name] for name in INHERITED_VARIABLES if name in environment}
 
 
 def environment_of_user(user: User | None) -> dict[str, str]:
-    """The variables that a login sets for the user as whom a job runs; None: the agent's own user."""
+    """Return the variables that a login sets for a job's user; None: the agent's own user."""
     found = user or own_user()
     return {**found.environment(), "PATH": PATH if found.uid else PATH_OF_ROOT}
 
@@ -38,22 +38,22 @@ def task_environment(
     base: Mapping[str, str],
     progress_path: str,
 ) -> dict[str, str]:
-    """All variables of one replica.
+    """Return all variables of one replica.
 
-    The user's variables win over the inherited ones and over mere defaults; those that say what the replica holds
-    and who it is win over the user's.
+    The user's variables override inherited ones and defaults; variables that describe the replica's resources and
+    identity override the user's.
     """
     variables = dict(base)
     variables["OMP_NUM_THREADS"] = str(max(1, len(task.core_ids)))
-    variables["PYTHONUNBUFFERED"] = "1"  # output that is read while the job runs must not wait in a buffer
+    variables["PYTHONUNBUFFERED"] = "1"  # output is read while the job runs
     variables.update(assignment.spec.environment)
-    variables.update(_held(assignment, task, progress_path))
-    variables.update(_gang(assignment, task))
-    variables.update(_array(assignment))
+    variables.update(_replica_variables(assignment, task, progress_path))
+    variables.update(_gang_variables(assignment, task))
+    variables.update(_array_variables(assignment))
     return variables
 
 
-def _held(
+def _replica_variables(
     assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation, progress_path: str
 ) -> dict[str, str]:
     gpus = ",".join(share.uuid for share in task.gpus)
@@ -64,12 +64,12 @@ def _held(
         "COTENANT_CORES": ",".join(str(core) for core in task.core_ids),
         "COTENANT_PROGRESS": progress_path,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": gpus,  # empty hides all of them
-        "NVIDIA_VISIBLE_DEVICES": gpus or "void",  # what a container's runtime reads; void is its word for none
+        "CUDA_VISIBLE_DEVICES": gpus,  # empty hides all GPUs
+        "NVIDIA_VISIBLE_DEVICES": gpus or "void",  # for container runtimes; void means none
     }
 
 
-def _gang(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> dict[str, str]:
+def _gang_variables(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> dict[str, str]:
     ranks_here = sorted(other.rank for other in assignment.allocation.tasks)
     variables = {
         "MASTER_ADDR": assignment.master_address,
@@ -87,8 +87,8 @@ def _gang(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAlloc
     return variables
 
 
-def _array(assignment: node_service_pb2.Assignment) -> dict[str, str]:
-    """Tell a job of an array which one it is."""
+def _array_variables(assignment: node_service_pb2.Assignment) -> dict[str, str]:
+    """Return the variables that identify a job within its array."""
     if not assignment.spec.HasField("array_task"):
         return {}
     task = assignment.spec.array_task
@@ -100,7 +100,7 @@ def _array(assignment: node_service_pb2.Assignment) -> dict[str, str]:
 
 
 def tf_config(roles: Sequence[str], addresses: Sequence[str], first_port: int, rank: int) -> str:
-    """TensorFlow's description of the cluster, as JSON. Replica r listens on `first_port` + r.
+    """Return TensorFlow's description of the cluster as JSON. Replica r listens on `first_port` + r.
 
     >>> tf_config(["ps", "worker"], ["a", "b"], 7000, 1)
     '{"cluster": {"ps": ["a:7000"], "worker": ["b:7001"]}, "task": {"type": "worker", "index": 0}}'

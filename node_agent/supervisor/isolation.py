@@ -1,23 +1,24 @@
 """The namespaces of one attempt: a user, a process and a mount namespace that its tasks share.
 
 An agent that is not root runs every job as its own user, so file modes and signal permissions do not protect the agent
-from a job. The kernel lets any user make a user namespace, and inside it the two others:
+from a job. The kernel lets any user create a user namespace, and inside it the two others:
 
-- The supervisor makes the user and the process namespace and stays outside the latter: it keeps its pid and its view of
-  /proc, and what it forks from then on is inside. Every user and group id but the agent's own is unmapped inside.
-- Its first child is the init process. It makes the mount namespace, hides directories there, and reaps orphans. When it
-  ends, the kernel kills everything in the process namespace; it is killed with the supervisor.
-- Each task enters the mount namespace before it becomes the program. Exec drops the capabilities that a task has until
-  then, and no_new_privs keeps it from getting any back, so a job cannot unmount what hides a directory.
+- The supervisor creates the user and the process namespace and stays outside the latter: it keeps its pid and its view
+  of /proc, and the processes that it forks from then on are inside. Every user and group id but the agent's own is
+  unmapped inside.
+- Its first child is the init process. It creates the mount namespace, hides directories there, and reaps orphans. When
+  it ends, the kernel kills everything in the process namespace; it is killed with the supervisor.
+- Each task enters the mount namespace before it executes the program. Exec drops the capabilities that a task has until
+  then, and no_new_privs keeps it from regaining any, so a job cannot unmount what hides a directory.
 
-A job then sees no process but those of its own attempt, and has no pid by which to signal or trace another. Outside
-processes are in the parent user namespace, which denies tracing even where a job learns a pid. Control groups are
-read-only inside: they are another way to kill or to stop a process.
+A job then sees only the processes of its own attempt, and has no other pid to signal or trace. Outside processes are in
+the parent user namespace, which denies tracing even if a job learns a pid. Control groups are read-only inside, because
+they are another way to kill or stop a process.
 
 The network, IPC and everything else that belongs to the user, such as their home directory, stay shared.
 
-Loaded by the supervisor without the package around it: it imports next to nothing. Run as a program, it tries all of
-this once and prints why it does not work, or nothing.
+The supervisor loads this file by its bare name without the package; it imports next to nothing. Run as a program, it
+tries all of this once and prints why it does not work, or nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 else:
-    import _signal as signal  # the module around it makes enumerations: see loop.py
+    import _signal as signal  # the public module builds enumerations: see loop.py
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
@@ -51,7 +52,7 @@ class Namespaces:
         self._mounts = mounts  # a descriptor of the mount namespace
 
     def enter(self) -> None:
-        """Enter the mount namespace, for good, from a task's process; its directory is then `/`. Raises `OSError`."""
+        """Enter the mount namespace for good, from a task's process; its directory is then `/`. Raises `OSError`."""
         if LIBC.setns(self._mounts, CLONE_NEWNS) != 0:
             raise _last_error("setns")
         if LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -61,39 +62,39 @@ class Namespaces:
 _of_this_process: list[Namespaces] = []
 
 
-def namespaces_of(told: object) -> Namespaces | None:
-    """Return the namespaces of the attempt that this process supervises, made when first asked for.
+def namespaces_of(spec: object) -> Namespaces | None:
+    """Return the namespaces of the supervised attempt, created on the first call.
 
-    `told` is what the attempt's spec says of them; None: its tasks are to have none. Raises `OSError`.
+    `spec` is the attempt's isolation spec; None: its tasks have no namespaces. Raises `OSError`.
     """
-    if not isinstance(told, dict):
+    if not isinstance(spec, dict):
         return None
     if not _of_this_process:
-        shown = [(str(source), str(target)) for source, target in told["shown"]]
+        shown = [(str(source), str(target)) for source, target in spec["shown"]]
         try:
-            _of_this_process.append(open_namespaces([str(path) for path in told["hidden"]], shown))
+            _of_this_process.append(open_namespaces([str(path) for path in spec["hidden"]], shown))
         except OSError as error:
-            raise OSError(error.errno, f"it cannot be isolated: {error.strerror}") from error
+            raise OSError(error.errno, f"cannot isolate it: {error.strerror}") from error
     return _of_this_process[0]
 
 
 def open_namespaces(hidden: list[str], shown: list[tuple[str, str]]) -> Namespaces:
-    """Make the namespaces; every process that the caller forks afterwards is in the first two of them.
+    """Create the namespaces; processes that the caller forks afterwards are in the first two of them.
 
-    `hidden` are files and directories that tasks find empty. `shown` are directories (source, target) that they find
-    all the same at `target`, which may lie in a hidden one. The caller must have a single thread. Raises `OSError`.
+    `hidden` are files and directories that tasks see empty. `shown` are directories (source, target) that stay visible
+    at `target`, which may be inside a hidden one. The caller must have a single thread. Raises `OSError`.
     """
     uid, gid = os.geteuid(), os.getegid()
     if LIBC.unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0:
         raise _last_error("unshare")
-    _write("/proc/self/setgroups", "deny")  # without this only root may map a group
+    _write("/proc/self/setgroups", "deny")  # required for mapping a group without root
     _write("/proc/self/uid_map", f"{uid} {uid} 1")
     _write("/proc/self/gid_map", f"{gid} {gid} 1")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _be_init(writer, hidden, shown)
+        _run_init(writer, hidden, shown)
     os.close(writer)
     answer = os.read(reader, 4096)
     os.close(reader)
@@ -103,8 +104,8 @@ def open_namespaces(hidden: list[str], shown: list[tuple[str, str]]) -> Namespac
     return Namespaces(pid, os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
 
 
-def _be_init(writer: int, hidden: list[str], shown: list[tuple[str, str]]) -> None:
-    """Be the first process of the namespaces, until killed."""
+def _run_init(writer: int, hidden: list[str], shown: list[tuple[str, str]]) -> None:
+    """Run as the first process of the namespaces until killed."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         signal.set_wakeup_fd(-1)
@@ -112,12 +113,12 @@ def _be_init(writer: int, hidden: list[str], shown: list[tuple[str, str]]) -> No
         os.setsid()
         _make_mounts(hidden, shown)
         os.chdir("/")
-        os.write(writer, READY)  # fails where the supervisor died before it could take us along
+        os.write(writer, READY)  # fails if the supervisor died before PR_SET_PDEATHSIG
         os.closerange(0, DESCRIPTORS_MAX)
         while True:
             signal.sigwait([signal.SIGCHLD])
             _reap()
-    except BaseException as error:  # whatever it is, the supervisor must hear it
+    except BaseException as error:  # report any error to the supervisor
         os.write(writer, str(error).encode(errors="replace")[:4096])
     finally:
         os._exit(1)
@@ -134,20 +135,20 @@ def _reap() -> None:
 def _make_mounts(hidden: list[str], shown: list[tuple[str, str]]) -> None:
     if LIBC.unshare(CLONE_NEWNS) != 0:
         raise _last_error("unshare")
-    _mount("none", "/", "", MS_REC | MS_SLAVE)  # what is mounted outside later is seen, nothing of ours goes out
+    _mount("none", "/", "", MS_REC | MS_SLAVE)  # later mounts outside are visible; ours do not propagate
     sources = [(os.open(source, os.O_PATH | os.O_DIRECTORY), target) for source, target in shown]
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    covers = [path for path in sorted(hidden) if _cover(path)]
+    covers = [path for path in sorted(hidden) if _hide(path)]
     for source, target in sources:
         os.makedirs(target, mode=0o700, exist_ok=True)
         _mount(f"/proc/self/fd/{source}", target, "", MS_BIND | MS_REC)
     for path in covers:
         _mount("none", path, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    _close_control_groups()
+    _make_cgroups_read_only()
 
 
-def _cover(path: str) -> bool:
-    """Hide what lies at a path; returns whether it has to be made read-only."""
+def _hide(path: str) -> bool:
+    """Hide a path; return whether it must be made read-only."""
     if os.path.isdir(path):
         _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,mode=0700")
         return True
@@ -156,8 +157,8 @@ def _cover(path: str) -> bool:
     return False
 
 
-def _close_control_groups() -> None:
-    """Make control groups read-only, with the options that their mounts have: we may not take any away."""
+def _make_cgroups_read_only() -> None:
+    """Make control groups read-only, keeping their mounts' options: we may not remove any."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             mount, _, kind = line.partition(" - ")
@@ -187,8 +188,8 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def try_out(hidden: list[str]) -> str:
-    """Make namespaces as an attempt's and look from inside; returns what does not work, "" where all does."""
+def self_test(hidden: list[str]) -> str:
+    """Create namespaces like an attempt's and check from inside; return what does not work, "" if all does."""
     try:
         namespaces = open_namespaces(hidden, [])
     except OSError as error:
@@ -198,7 +199,7 @@ def try_out(hidden: list[str]) -> str:
     if pid == 0:
         try:
             namespaces.enter()
-            os.write(writer, _seen(hidden).encode())
+            os.write(writer, _leaks(hidden).encode())
         except OSError as error:
             os.write(writer, str(error).encode())
         finally:
@@ -209,15 +210,15 @@ def try_out(hidden: list[str]) -> str:
     return os.read(reader, 4096).decode(errors="replace")
 
 
-def _seen(hidden: list[str]) -> str:
-    """Return what is seen that should not be."""
+def _leaks(hidden: list[str]) -> str:
+    """Return what is visible but should not be."""
     if os.getppid() != 0:
-        return "the supervisor is seen"
+        return "the supervisor is visible"
     if len([name for name in os.listdir("/proc") if name.isdigit()]) != 2:
-        return "other processes are seen"
-    seen = [path for path in hidden if os.path.isdir(path) and os.listdir(path)]
-    return f"{seen[0]} is seen" if seen else ""
+        return "other processes are visible"
+    visible = [path for path in hidden if os.path.isdir(path) and os.listdir(path)]
+    return f"{visible[0]} is visible" if visible else ""
 
 
 if __name__ == "__main__":
-    print(try_out(sys.argv[1:]), end="")
+    print(self_test(sys.argv[1:]), end="")

@@ -1,6 +1,6 @@
-"""The kernel's small files, each of one value: reading them, and writing them so that it is known what was taken.
+"""Reads and writes the kernel's small files of one value each, and checks what was accepted.
 
-The supervisor loads this file beside it without the package around it, so it imports next to nothing.
+The supervisor loads this file by its bare name without the package, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class GroupError(Exception):
-    """The kernel did not take what was written; the text says what and why."""
+    """The kernel did not accept a value; the text says what and why."""
 
 
 CPU_DIGITS_MAX, NUMBER_DIGITS_MAX = 5, 20
 
 
 def read_text(path: str) -> str:
-    """Read a small kernel file, stripped; empty where it is absent or refuses."""
+    """Return a small kernel file's stripped content; "" if it is absent or unreadable."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read().strip()
@@ -29,7 +29,7 @@ def read_text(path: str) -> str:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write one value in a single call, as the kernel wants it. Raises `GroupError`."""
+    """Write one value in a single call, as the kernel requires. Raises `GroupError`."""
     try:
         descriptor = os.open(path, os.O_WRONLY)
         try:
@@ -44,11 +44,11 @@ def put(path: str, text: str) -> None:
     """Write one value and read it back. Raises `GroupError`."""
     write_text(path, text)
     if (taken := read_text(path)) != text:
-        raise GroupError(f"asked for {text} in {path}, the kernel gives {taken!r}")
+        raise GroupError(f"requested {text} in {path}, the kernel gives {taken!r}")
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """Read the kernel's list format, leaving out what is not a number.
+    """Parse the kernel's list format; invalid parts are skipped.
 
     >>> parse_cpu_list("0-2,5,8-9")
     [0, 1, 2, 5, 8, 9]
@@ -65,12 +65,12 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def online_cpus(sysfs: str = "/sys") -> list[int]:
-    """The CPUs that are on line now; none where the kernel does not tell."""
+    """Return the online CPUs; none if the kernel does not list them."""
     return parse_cpu_list(read_text(f"{sysfs}/devices/system/cpu/online"))
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """Write the kernel's list format, one number at a time.
+    """Return CPUs in the kernel's list format, without ranges.
 
     >>> format_cpu_list([5, 1, 0])
     '0,1,5'
@@ -79,7 +79,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def number_in(text: str, key: str) -> int:
-    """Find `key` in a file of "key number" lines; 0 where it is not.
+    """Return the value of `key` in a file of "key number" lines; 0 if missing.
 
     >>> number_in("low 0\\noom_kill 3", "oom_kill")
     3

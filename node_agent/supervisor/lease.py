@@ -1,11 +1,11 @@
-"""When placement was last known to have heard this node: written by the agent, watched by supervisors.
+"""When placement last acknowledged this node: written by the agent, checked by supervisors.
 
-A job may ask to be stopped where its node has been without the control plane for too long, so that it can safely be
-started elsewhere. That must hold where the agent is dead or the machine was suspended, so each supervisor looks by
-itself, on a clock that counts on through suspension and that nobody can set. What is written is when the agent *sent*
-the newest message that placement has answered: placement cannot have taken the node as silent before that.
+A job may ask to be stopped if its node has been disconnected from the control plane for too long, so that it can safely
+be started elsewhere. That must work if the agent is dead or the machine was suspended, so each supervisor checks by
+itself, on a clock that includes suspension and cannot be set. The recorded time is when the agent *sent* the newest
+message that placement has answered: placement cannot have declared the node lost before that.
 
-Loaded by the supervisor without the package around it: it imports next to nothing.
+The supervisor loads this file by its bare name without the package; it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import time
 
 LEASE = "lease"  # the file's name in the state directory
 WIDTH_BYTES = 48
-LOOK_SECONDS_MAX = 5.0  # a wait in the kernel does not count the time that the machine was suspended
+LOOK_SECONDS_MAX = 5.0  # waits in the kernel do not include suspension
 
 
 def boot_seconds() -> float:
-    """Seconds since the machine was booted, with those in which it was suspended."""
+    """Return the seconds since boot, including suspension."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """A text that is another one after each boot; empty where the kernel does not tell."""
+    """Return an id that differs after each boot; "" if the kernel has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -33,27 +33,27 @@ def boot_id() -> str:
 
 
 def read_lease(path: str) -> float:
-    """When placement was last known to have heard the node, in seconds since boot; 0 where nothing is known."""
+    """Return when placement last acknowledged the node, in seconds since boot; 0 if unknown."""
     try:
         with open(path, encoding="ascii") as file:
             first, second = file.read(WIDTH_BYTES).split()
-            return float(first) if first == second else 0.0  # else it is just being written
+            return float(first) if first == second else 0.0  # otherwise a write is in progress
     except (OSError, ValueError):
         return 0.0
 
 
 class Lease:
-    """The agent's end: keeps the file open, and writes over the same bytes, which works on a full disk too."""
+    """The agent's side: keeps the file open and overwrites it in place, which works on a full disk too."""
 
     def __init__(self, path: str) -> None:
-        """Begin with what is known; of an earlier boot that is nothing. Raises `OSError`."""
+        """Start with the recorded time, unless it is from an earlier boot. Raises `OSError`."""
         known = read_lease(path)
         self._heard_seconds = known if known <= boot_seconds() else 0.0
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._write()
 
     def renew(self, sent_seconds: float) -> None:
-        """Placement has answered what was sent at that time, in seconds since boot. Raises `OSError`."""
+        """Record that placement answered a message sent at this time, in seconds since boot. Raises `OSError`."""
         if sent_seconds > self._heard_seconds:
             self._heard_seconds = sent_seconds
             self._write()
@@ -63,25 +63,25 @@ class Lease:
         os.pwrite(self._descriptor, text.encode(), 0)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
-class Leash:
-    """The supervisor's end: until when a job may run on, unless placement is heard of again before."""
+class DisconnectLimit:
+    """The supervisor's side: until when a job may run unless placement acknowledges the node again."""
 
     def __init__(self, path: str, allowed_seconds: float, heard_seconds: float) -> None:
         self._path = path
         self._allowed_seconds = allowed_seconds
         self._until = heard_seconds + allowed_seconds
 
-    def over(self) -> bool:
-        """Whether it is too late. A lease that was renewed only after it had run out is no lease any more."""
+    def expired(self) -> bool:
+        """Return whether the limit is over. A lease that was renewed after it had expired stays expired."""
         heard = read_lease(self._path)
         if heard <= self._until:
             self._until = max(self._until, heard + self._allowed_seconds)
         return boot_seconds() >= self._until
 
-    def look_again_seconds(self) -> float:
-        """After how long to look again."""
+    def next_check_seconds(self) -> float:
+        """Return the seconds until the next check."""
         return min(LOOK_SECONDS_MAX, max(0.0, self._until - boot_seconds()))

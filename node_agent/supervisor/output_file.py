@@ -1,6 +1,6 @@
 """A process's output on disk: the newest bytes, in a current and one older file.
 
-Loaded by the supervisor without the package around it: it imports next to nothing.
+The supervisor loads this file by its bare name without the package; it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 
 class OutputFile:
-    """Keeps at most `bytes_max` of output; what the disk does not take is dropped and counted, never waited for."""
+    """Keeps at most `bytes_max` of output; what the disk refuses is dropped and counted without waiting."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self.dropped_bytes = 0
@@ -21,11 +21,11 @@ class OutputFile:
         self._size_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append output, turning to a new file when the current one has its half."""
+        """Append output; rotate when the current file has reached half of the limit."""
         while data:
             try:
                 if self._descriptor < 0 or self._size_bytes >= self._half_bytes:
-                    self._turn()
+                    self._rotate()
                 self._mark_drops()
                 written = self._append(data[: max(1, self._half_bytes - self._size_bytes)])
             except OSError as error:
@@ -33,18 +33,18 @@ class OutputFile:
                 return
             data = data[written:]
 
-    def _turn(self) -> None:
-        """Begin a new file; a current one becomes the older one, which is thereby forgotten."""
+    def _rotate(self) -> None:
+        """Start a new file; the current one replaces the older one."""
         if self._descriptor >= 0:
             if os.path.exists(self._path + ".1"):
-                os.close(os.open(self._path + ".lost", os.O_WRONLY | os.O_CREAT, 0o600))  # readers are to know
+                os.close(os.open(self._path + ".lost", os.O_WRONLY | os.O_CREAT, 0o600))  # for readers
             os.rename(self._path, self._path + ".1")
         fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.close()
         self._descriptor, self._size_bytes = fresh, 0
 
     def _mark_drops(self) -> None:
-        """Say in the output itself that some of it is missing."""
+        """Note dropped bytes in the output itself."""
         if self._unmarked_bytes:
             note = f"\n[cotenant: {self._unmarked_bytes} bytes of output dropped: {self.drop_reason}]\n"
             self._append(note.encode())
@@ -61,7 +61,7 @@ class OutputFile:
         self.drop_reason = error.strerror or "unknown error"
 
     def close(self) -> None:
-        """Let go of the current file."""
+        """Close the current file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

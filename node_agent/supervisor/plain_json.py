@@ -1,6 +1,6 @@
-"""Writes JSON without the module of that name, which takes a supervisor longer to import than all else that it does.
+"""Writes JSON without the json module, whose import takes a supervisor longer than everything else.
 
-Loaded by the supervisor without the package around it: it imports next to nothing.
+The supervisor loads this file by its bare name without the package; it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from _json import encode_basestring_ascii
 
 
 def dumps(value: object) -> str:
-    """Write plain values as `json.dumps` does; numbers must be finite, and keys texts.
+    """Return plain values as `json.dumps` does; numbers must be finite, and keys strings.
 
     >>> dumps({"pid": 3, "exit": None, "tasks": [{"rank": 0, "ok": True}], "said": "caf\\u00e9", "time": 1.5})
     '{"pid": 3, "exit": null, "tasks": [{"rank": 0, "ok": true}], "said": "caf\\\\u00e9", "time": 1.5}'
@@ -26,4 +26,4 @@ def dumps(value: object) -> str:
         return "{" + ", ".join([f"{dumps(key)}: {dumps(each)}" for key, each in value.items()]) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join([dumps(each) for each in value]) + "]"
-    raise TypeError(f"{type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is not a plain value")

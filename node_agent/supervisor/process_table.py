@@ -1,6 +1,6 @@
-"""What /proc tells of processes.
+"""Reads processes from /proc.
 
-Loaded by the supervisor without the package around it: it imports next to nothing.
+The supervisor loads this file by its bare name without the package; it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import os
 
 
 def start_ticks(pid: int) -> int:
-    """When a process was started, in clock ticks since boot: with the pid it names a process for good."""
+    """Return a process's start time in clock ticks since boot: together, pid and start time identify a process."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process."""
+    """Return the children of a process."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
             return [int(child) for child in file.read().split()]
@@ -24,7 +24,7 @@ def children(pid: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process; 0 where it is gone."""
+    """Return the parent of a process; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
@@ -33,7 +33,7 @@ def parent_of(pid: int) -> int:
 
 
 def open_process(pid: int, ticks: int) -> int | None:
-    """A pidfd of the process that was started at `ticks`; None where that one is gone."""
+    """Return a pidfd of the process that was started at `ticks`; None if it is gone."""
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, ValueError):

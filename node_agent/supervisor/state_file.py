@@ -1,6 +1,6 @@
-"""The file in which a supervisor keeps what it knows, so that no exit status is ever lost.
+"""The file with a supervisor's state, so that no exit status is ever lost.
 
-Loaded by the supervisor without the package around it: it imports next to nothing.
+The supervisor loads this file by its bare name without the package; it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PAGE_BYTES = 4096
 
 
 class StateFile:
-    """A JSON object that is replaced as a whole and is on the disk when `write` returns.
+    """A JSON object that is replaced atomically and is on disk when `write` returns.
 
-    The next version is written over a spare file whose blocks were taken beforehand, so that the end of a job can
+    The next version is written over a spare file whose blocks were allocated beforehand, so that the end of a job can
     be recorded on a disk that the job has filled.
     """
 
@@ -29,10 +29,10 @@ class StateFile:
         self._capacity_bytes = -(-capacity_bytes // PAGE_BYTES) * PAGE_BYTES
 
     def write(self, state: dict[str, object], *, last: bool = False) -> None:
-        """Replace the content; `last` keeps no blocks for another time.
+        """Replace the content; with `last`, allocate no blocks for another version.
 
         Raises:
-            OSError: the disk does not take it; the old content stays.
+            OSError: the disk refuses; the old content stays.
         """
         content = dumps(state).encode().ljust(self._capacity_bytes)
         descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -53,11 +53,11 @@ class StateFile:
             with open(descriptor, "wb") as file:
                 file.write(b" " * self._capacity_bytes)
         except OSError:
-            return  # the next write must find its own blocks, and says so if it cannot
+            return  # the next write must allocate its blocks, or fail
 
 
 def sync_directory(path: str) -> None:
-    """Put renames in a directory on the disk."""
+    """Flush renames in a directory to disk."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,14 +1,14 @@
 """Runs one attempt's processes on one node and outlives the agent that started it.
 
-Started as `python -I -S supervisor.py DIRECTORY LOCK_FD`; it imports the files beside it but not the package, so
-that it stays small: there is one per attempt. Theory of operation:
+Started as `python -I -S supervisor.py DIRECTORY LOCK_FD`; it imports the files beside it by their bare names, without
+the package, so that it stays small: there is one per attempt. Theory of operation:
 
-- It holds the lock that the agent took on the attempt's directory, so that "the lock is free" means "it is dead".
-- It is a subreaper, each task is a session, and each task is in its control group where there are any: whatever a
-  task leaves behind is still found, as a child or in the group, and killed before the end is reported.
-- Everything worth knowing is in the state file before anyone is told of it. The agent is told by a datagram; a lost
-  one costs nothing, since the agent also waits for this process to end and reads the file then.
-- SIGTERM means "read the stop order and obey it". A second one may shorten the grace.
+- It holds the lock that the agent acquired on the attempt's directory, so that a free lock means a dead supervisor.
+- It is a subreaper, each task is a session, and each task is in its control group if there is one: every process that a
+  task leaves behind is found as a child or in the group, and killed before the end is reported.
+- All relevant state is in the state file before it is reported. The agent is notified by a datagram; a lost datagram
+  costs nothing, because the agent also waits for this process to end and then reads the file.
+- SIGTERM means "read the stop order and carry it out". A second one may shorten the grace period.
 
 It does one thing at a time in one loop around `poll`, and sleeps while nothing happens.
 """
@@ -29,12 +29,12 @@ else:
 
 
 def main(directory: str, lock_descriptor: int) -> None:
-    """Run the attempt whose spec stands in `directory`."""
+    """Run the attempt whose spec is in `directory`."""
     os.set_inheritable(lock_descriptor, False)
-    os.closerange(lock_descriptor + 1, 65536)  # whatever a library of the agent left open across exec
+    os.closerange(lock_descriptor + 1, 65536)  # descriptors that a library of the agent left open
     os.chdir(directory)
     with open("spec", "rb") as file:
-        spec = marshal.load(file)  # both ends are the same interpreter, and it is there without an import
+        spec = marshal.load(file)  # both ends run the same interpreter; needs no import
     restore_descriptor_limit(spec.get("descriptors_max"))
     Supervisor(spec).run()
 

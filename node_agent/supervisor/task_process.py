@@ -1,6 +1,6 @@
 """One process of an attempt, from fork to reaping.
 
-Loaded by the supervisor without the package around it: it imports next to nothing.
+The supervisor loads this file by its bare name without the package; it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cotenant.node_agent.supervisor.isolation import Namespaces
     from cotenant.node_agent.supervisor.output_file import OutputFile
 else:
-    import _signal as signal  # the module around it makes enumerations: see loop.py
+    import _signal as signal  # the public module builds enumerations: see loop.py
 if TYPE_CHECKING or __package__:
     from cotenant.node_agent.supervisor.isolation import namespaces_of
     from cotenant.node_agent.supervisor.launch_faults import cause_of, cause_of_execution
@@ -33,15 +33,15 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class TaskProcess:
-    """A replica: what to start, and, once started, how it fares."""
+    """A replica: what to start and, once started, its process."""
 
     def __init__(self, spec: dict[str, object], group: Group | None, output: OutputFile) -> None:
         self.group = group
         self.output = output
-        self.rank = number(spec["rank"])
-        self.command = [str(word) for word in sequence(spec["command"])]
-        self.cpus = [number(cpu) for cpu in sequence(spec["cpus"])]
-        self.memory_limit_bytes = number(spec["memory_limit_bytes"])
+        self.rank = as_int(spec["rank"])
+        self.command = [str(word) for word in as_list(spec["command"])]
+        self.cpus = [as_int(cpu) for cpu in as_list(spec["cpus"])]
+        self.memory_limit_bytes = as_int(spec["memory_limit_bytes"])
         self.directory = str(spec["directory"])
         self.directory_is_ours = bool(spec.get("directory_is_ours"))
         user = spec.get("user")
@@ -52,26 +52,26 @@ class TaskProcess:
         folder = spec.get("submit_directory")
         self.submit_directory = SubmitDirectory(folder) if isinstance(folder, dict) else None
         self.pid = 0
-        self.exec_reader = -1  # becomes readable when the program runs, or says why it does not
+        self.exec_reader = -1  # readable once the program runs, with the reason if it does not
         self.output_reader = -1
         self.exec_error = ""
-        self.launch_cause = ""  # of an exec_error for which the job is not to blame
-        self.status: int | None = None  # as waitpid gives it
+        self.launch_cause = ""  # set if an exec_error is not the job's fault
+        self.status: int | None = None  # from waitpid
         self.isolation = spec.get("isolation")
-        self.namespaces: Namespaces | None = None  # that it enters; None: it sees what the supervisor sees
+        self.namespaces: Namespaces | None = None  # None: it shares the supervisor's view
 
     @property
     def running(self) -> bool:
-        """Whether the process was forked and not reaped yet."""
+        """Whether the process was forked and not yet reaped."""
         return self.pid > 0 and self.status is None
 
     @property
     def failed(self) -> bool:
-        """Whether it ended, and not with status 0."""
+        """Whether it ended with a status other than 0."""
         return self.status is not None and self.status != 0
 
     def start(self) -> None:
-        """Fork; the child becomes the program or writes into the exec pipe why it cannot."""
+        """Fork; the child executes the program or writes to the exec pipe why it cannot."""
         self.namespaces = namespaces_of(self.isolation)
         self.exec_reader, exec_writer = os.pipe()
         os.set_blocking(self.exec_reader, False)
@@ -104,17 +104,17 @@ class TaskProcess:
             if self.namespaces is not None:
                 doing = "namespaces"
                 self.namespaces.enter()
-            if self.user is None or self.directory_is_ours:  # which may lie where only the agent may go
+            if self.user is None or self.directory_is_ours:  # may be accessible only to the agent
                 doing = "directory"
                 os.chdir(self.directory)
             if self.user is not None:
                 doing = "user"
-                become(self.user)
+                switch_user(self.user)
                 doing = "directory"
                 os.chdir("." if self.directory_is_ours else self.directory)
             missing = self._enter_submit_directory()
             doing = "starting"
-            die_with_parent(parent)  # only now: the kernel forgets that wish where a process becomes another user's
+            die_with_parent(parent)  # only now: a change of user resets it
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (output_writer, 1), (output_writer, 2)):
                 os.dup2(source, target)
@@ -122,7 +122,7 @@ class TaskProcess:
                 os.write(2, f"cotenant: {missing}; started in an empty folder\n".encode(errors="replace"))
             doing = "command"
             execute(self.command, self.environment)
-        except BaseException as error:  # whatever it is, it must be told
+        except BaseException as error:  # report any error
             told = f"{self._cause(doing, error)}\n{self._reason(doing, error)}"
             os.write(exec_writer, told.encode(errors="replace"))
         finally:
@@ -173,7 +173,7 @@ class TaskProcess:
         return f"cannot run {program}: {error.strerror}"
 
     def read_exec_result(self) -> bool:
-        """Learn whether the program runs; False while that is still open."""
+        """Read whether the program runs; return False while that is undecided."""
         try:
             told = os.read(self.exec_reader, 4096)
         except BlockingIOError:
@@ -184,7 +184,7 @@ class TaskProcess:
         return True
 
     def pump(self) -> bool:
-        """Move output that is there to its file; False once no one can write any more."""
+        """Copy available output to its file; return False once the pipe has no writer."""
         try:
             data = os.read(self.output_reader, 65536)
         except BlockingIOError:
@@ -197,7 +197,7 @@ class TaskProcess:
         return True
 
     def drain(self) -> None:
-        """Move what is left in the pipe, without waiting for whoever may still hold it."""
+        """Copy the rest of the pipe without waiting for other writers."""
         while self.output_reader >= 0:
             try:
                 data = os.read(self.output_reader, 65536)
@@ -211,7 +211,7 @@ class TaskProcess:
         self.output.close()
 
     def group_lives(self) -> bool:
-        """Whether anything is left in the process group that the process led: it had the same signals."""
+        """Return whether any process is left in the task's process group, which received the same signals."""
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
@@ -221,12 +221,12 @@ class TaskProcess:
         return self.pid > 0
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process group that the process leads, once the program runs in it."""
+        """Send a signal to the task's process group once its program runs."""
         if self.running and self.exec_reader < 0 and not self.exec_error:
             try:
                 os.killpg(self.pid, number)
             except (ProcessLookupError, PermissionError):
-                return  # it has just ended, or runs as somebody else: then it must do without a warning
+                return  # it has just ended, or runs as another user: no warning
 
 
 class SubmitDirectory:
@@ -234,7 +234,7 @@ class SubmitDirectory:
 
     def __init__(self, spec: dict[str, object]) -> None:
         self.path = str(spec["path"])
-        self.identity = (number(spec["inode"]), number(spec["owner_uid"]))
+        self.identity = (as_int(spec["inode"]), as_int(spec["owner_uid"]))
         variables = spec["environment"]
         assert isinstance(variables, dict)
         self.environment: dict[str, str] = variables
@@ -251,8 +251,8 @@ class SubmitDirectory:
         return ""
 
 
-def how_it_ended(task: TaskProcess, out_of_memory: bool) -> str:
-    """Say in one sentence how a task failed."""
+def exit_message(task: TaskProcess, out_of_memory: bool) -> str:
+    """Return how a task failed, in one sentence."""
     assert task.status is not None
     if out_of_memory:
         limit = task.memory_limit_bytes
@@ -264,26 +264,26 @@ def how_it_ended(task: TaskProcess, out_of_memory: bool) -> str:
     return f"rank {task.rank} ended with status {os.waitstatus_to_exitcode(task.status)}"
 
 
-def number(value: object) -> int:
-    """Narrow a value from JSON."""
+def as_int(value: object) -> int:
+    """Return an int from JSON."""
     assert isinstance(value, int)
     return value
 
 
-def float_of(value: object) -> float:
-    """Narrow a number from JSON."""
+def as_float(value: object) -> float:
+    """Return a number from JSON as a float."""
     assert isinstance(value, (int, float))
     return float(value)
 
 
-def sequence(value: object) -> list[object]:
-    """Narrow a value from JSON."""
+def as_list(value: object) -> list[object]:
+    """Return a list from JSON."""
     assert isinstance(value, list)
     return value
 
 
 def reset_signals() -> None:
-    """Give the program the signals as a shell would: nothing ignored, nothing blocked."""
+    """Reset the program's signals as a shell would: nothing ignored, nothing blocked."""
     signal.set_wakeup_fd(-1)
     for which in signal.valid_signals():
         if which not in UNSETTABLE_SIGNALS and signal.getsignal(which) != signal.SIG_DFL:
@@ -292,9 +292,9 @@ def reset_signals() -> None:
 
 
 def execute(command: list[str], environment: dict[str, str]) -> None:
-    """Become the program, looked for along its own PATH.
+    """Execute the program, searched along its own PATH.
 
-    As `os.execvpe`, which imports a module first: whoever it runs as may have no right to read our library.
+    Like `os.execvpe`, which imports a module first: the job's user may not be able to read our library.
     """
     program = command[0]
     if "/" in program:
@@ -310,10 +310,10 @@ def execute(command: list[str], environment: dict[str, str]) -> None:
     raise failed or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
-def become(user: dict[str, object]) -> None:
-    """Become a user, with their groups and nothing of what we were."""
-    gid, uid = number(user["gid"]), number(user["uid"])
-    os.setgroups([number(group) for group in sequence(user["groups"])])
+def switch_user(user: dict[str, object]) -> None:
+    """Switch to a user with their groups; keep no privileges."""
+    gid, uid = as_int(user["gid"]), as_int(user["uid"])
+    os.setgroups([as_int(group) for group in as_list(user["groups"])])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
@@ -323,11 +323,11 @@ def become(user: dict[str, object]) -> None:
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its supervisor dies; without cgroups nothing else would."""
     LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() not in (parent, 0):  # 0: in a process namespace, whose init process is killed with the supervisor
+    if os.getppid() not in (parent, 0):  # 0: in a pid namespace, whose init is killed with the supervisor
         os._exit(127)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant that loses its own, so that none escapes."""
+    """Become the parent of every orphaned descendant, so that none escapes."""
     if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

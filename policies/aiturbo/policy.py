@@ -1,4 +1,4 @@
-"""Cores by what they are worth beside GPUs: AITurbo's unified step."""
+"""Core counts by their value beside GPUs: AITurbo's unified step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cotenant.core.model.validation import Violation
 from cotenant.core.policy.protocols import Sizing
 from cotenant.core.sizing.core_search import expected
 from cotenant.core.sizing.core_shares import shares_of
-from cotenant.core.sizing.resize import Running
+from cotenant.core.sizing.resize import ResizableJob
 from cotenant.policies.aiturbo.step import RIGID, Weights, best_step, neighbours, service
 
 
 class AITurbo:
-    """Change the cores of a predictable job by a step where that saves most remaining time × service.
+    """Change the cores of a predictable job by the step that saves most remaining time × service.
 
     The resizing part of AITurbo (Zhao et al., HPDC 2021 [P]): of one worker, one parameter server, one GPU or some
-    cores more or fewer, the change is made whose benefit, the drop of remaining time × service [D], is largest, if it
-    exceeds what a checkpoint and a restart cost. Jobs do not say that they are elastic, so only cores change, which
-    restarts nothing. A unit of service is 10 for a GPU and 5 for a task [D], and 1 for a core [R]: a core more must
-    speed a job of one GPU up by about a twentieth. Spare cores go where they save most: a gain counts by the remaining
-    service. Unpredictable jobs have the share of their GPUs.
+    cores more or fewer, the change with the largest benefit is made, the drop of remaining time × service [D], if it
+    exceeds the cost of a checkpoint and a restart. Jobs do not declare that they are elastic, so only cores change,
+    which restarts nothing. A unit of service is 10 for a GPU and 5 for a task [D], and 1 for a core [R]: one more core
+    must speed up a job of one GPU by about a twentieth. Spare cores go where they save most: a gain is weighted by the
+    remaining service. Unpredictable jobs get their GPUs' share.
 
     >>> from cotenant.core.prediction.core_curve import Point
     >>> from cotenant.core.model.estimate import UNKNOWN
@@ -35,7 +35,7 @@ class AITurbo:
     (3,)
     >>> known = Estimate(predictable=True, confidence=1.0, remaining_seconds=3600.0)
     >>> seen = (Point(3, 10.0), Point(4, 10.1))
-    >>> AITurbo().resize(Running("job", spec, known, (4,), (1,), seen, settled_seconds=90.0), now=0.0).cores
+    >>> AITurbo().resize(ResizableJob("job", spec, known, (4,), (1,), seen, settled_seconds=90.0), now=0.0).cores
     (3,)
     """
 
@@ -44,16 +44,16 @@ class AITurbo:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """When cores change, and what they weigh.
+        """When cores change, and their weights.
 
-        interval_seconds: time between two looks at a job at which nothing new is known.
-        warm_up_seconds: what passes after a change before a rate counts.
-        measure_seconds: how long a rate is measured.
+        interval_seconds: time between two checks of a job about which nothing new is known.
+        warm_up_seconds: time after a change before rates count.
+        measure_seconds: duration of a measurement.
         gpu_weight: units of service for a GPU.
         task_weight: units of service for a worker or a parameter server.
         core_weight: units of service for a core.
         step_cores_per_gpu: cores of a step for each GPU of a replica.
-        confidence_min: from this confidence on a job is predictable.
+        confidence_min: minimum confidence from which a job is predictable.
         """
 
         interval_seconds: float = 240.0
@@ -66,7 +66,7 @@ class AITurbo:
         confidence_min: float = 0.5
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             for name, least in (("interval_seconds", 1.0), ("warm_up_seconds", 0.0), ("measure_seconds", 1.0)):
                 if not least <= getattr(self, name) <= 86_400:
                     yield Violation(name, f"must be from {least:g} to 86400, not {getattr(self, name):g}")
@@ -86,39 +86,39 @@ class AITurbo:
         self._weights = Weights(self.options.gpu_weight, self.options.task_weight, self.options.core_weight)
 
     def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
-        """Start with the share of the GPUs."""
+        """Start with the GPUs' share."""
         return Sizing(shares_of(spec, shapes), "its GPUs' share of a node's cores to begin with")
 
-    def resize(self, running: Running, now: float) -> Sizing | None:
-        """Make the step that saves most, once the present cores are measured."""
-        rest, points = self._rest(running.estimate), running.measured
+    def resize(self, running: ResizableJob, now: float) -> Sizing | None:
+        """Return the step that saves most, once the present cores are measured."""
+        rest, points = self._remaining(running.estimate), running.measured
         if rest is None:
-            return running.wish(running.share, f"{plural(running.share, 'core')}: its remaining time is not known")
+            return running.wish(running.share, f"{plural(running.share, 'core')}: its remaining time is unknown")
         settled = running.settled_seconds >= self.warm_up_seconds + self.measure_seconds
         if not (points and settled):
             return None
         team, step = _team(running), self.options.step_cores_per_gpu * running.gpus
         choices = neighbours(team, RIGID, (1, running.most), step)
-        judged = [(other, _hoped(running, other.cores)) for other in choices]
+        judged = [(other, _expected_rate(running, other.cores)) for other in choices]
         change = best_step(team, expected(points, team.cores), rest, judged, weights=self._weights)
         if change is None:
             return running.wish(team.cores, f"{plural(team.cores, 'core')}: a step either way saves nothing")
         saved = f"saves {change.benefit_seconds:.0f} s of its service"
         return running.wish(change.to.cores, f"{plural(change.to.cores, 'core')}: a step that {saved}")
 
-    def weight(self, running: Running) -> float:
-        """A gain counts by the service that is left; a job of unknown length by that of a minute."""
-        rest, team = self._rest(running.estimate), _team(running)
+    def weight(self, running: ResizableJob) -> float:
+        """Return the remaining service; for a job of unknown length, that of a minute."""
+        rest, team = self._remaining(running.estimate), _team(running)
         each = service(team, self._weights) / (running.gpus * team.workers)
         return each * (60.0 if rest is None else max(rest, 1.0))
 
-    def _rest(self, estimate: Estimate) -> float | None:
+    def _remaining(self, estimate: Estimate) -> float | None:
         sure = estimate.predictable and estimate.confidence >= self.options.confidence_min
         return estimate.remaining_seconds if sure else None
 
 
-def _team(running: Running) -> Candidate:
-    """See the leading role as workers; other roles with cores of their own are servers."""
+def _team(running: ResizableJob) -> Candidate:
+    """Return the leading role as workers; other roles with cores of their own are servers."""
     lead = running.spec.roles[running.lead]
     others = [role for number, role in enumerate(running.spec.roles) if number != running.lead]
     return Candidate(
@@ -129,10 +129,10 @@ def _team(running: Running) -> Candidate:
     )
 
 
-def _hoped(running: Running, cores: int) -> float:
-    """Expect a rate. Below the fewest cores that were measured it is hoped to stay, if it did so above them.
+def _expected_rate(running: ResizableJob, cores: int) -> float:
+    """Return the expected rate. Below the fewest measured cores it is assumed to stay, if it was level above them.
 
-    Where only the present cores were measured and there are no more, fewer are tried once.
+    If only the present cores were measured and no more are available, fewer are tried once.
     """
     points = sorted(running.measured, key=lambda point: point.cores)
     if cores >= points[0].cores:

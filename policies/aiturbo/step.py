@@ -1,10 +1,10 @@
-"""What a change of a job's allocation is worth: AITurbo's unified step, over workers, servers, GPUs and cores alike.
+"""The value of changing a job's allocation: AITurbo's unified step, over workers, servers, GPUs and cores.
 
-AITurbo (Zhao et al., HPDC 2021) weighs all resources in one unit of service and changes an allocation by one step where
-that gains most [P]. The unit is 10 for each GPU and 5 for each worker or parameter server, as in code from the same lab
-[D]; a core counts 1 beside them [R]. The benefit is the drop of remaining time × service [D], here for each unit of
-service that the job has now, so that it is in seconds. A change of anything but cores stops and restarts the job, which
-costs time [D]; a change of cores does not.
+AITurbo (Zhao et al., HPDC 2021) weighs all resources in one unit of service and changes an allocation by the step that
+gains most [P]. The unit is 10 for each GPU and 5 for each worker or parameter server, as in code from the same lab [D];
+a core counts 1 beside them [R]. The benefit is the drop of remaining time × service [D], here per unit of service that
+the job has now, so that it is in seconds. Any change other than of cores stops and restarts the job, which costs time
+[D].
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WEIGHTS = Weights()
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """What of a job may change beside its cores, and within which bounds; by default nothing."""
+    """Which parts of a job may change besides its cores, and within which bounds; by default none."""
 
     workers: tuple[int, int] = (0, 0)
     servers: tuple[int, int] = (0, 0)
@@ -42,7 +42,7 @@ RIGID = Elastic()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another allocation, and by how many seconds it is better. `increase`: it takes more service than the present."""
+    """Another allocation, and its benefit in seconds. `increase`: it takes more service than the present one."""
 
     to: Candidate
     benefit_seconds: float
@@ -50,7 +50,7 @@ class Change:
 
 
 def service(team: Candidate, weights: Weights = WEIGHTS) -> float:
-    """Count the service of an allocation for each second.
+    """Return the service of an allocation per second.
 
     >>> service(Candidate(cores=4, gpu_milli=1000, workers=2, servers=1, server_cores=3))
     46.0
@@ -62,7 +62,7 @@ def service(team: Candidate, weights: Weights = WEIGHTS) -> float:
 
 
 def neighbours(team: Candidate, elastic: Elastic, cores: tuple[int, int], step: int = 1) -> Iterator[Candidate]:
-    """Give the allocations one step away: a worker, a server, a GPU each or cores more or fewer, within bounds.
+    """Yield the allocations one step away: a worker, a server, a GPU each or cores more or fewer, within bounds.
 
     >>> [one.cores for one in neighbours(Candidate(cores=3, workers=1), RIGID, cores=(1, 4))]
     [2, 4]
@@ -91,10 +91,10 @@ def best_step(
     restart_seconds: float = 0.0,
     weights: Weights = WEIGHTS,
 ) -> Change | None:
-    """Find the change that gains most, in whichever direction; None where none gains anything.
+    """Return the change that gains most, in either direction; None if no change gains.
 
-    `judged` are other allocations and their rates. A job is on the list of those that would increase or of those that
-    would decrease by whichever gains more, and the change is that one.
+    `judged` are other allocations and their rates. A job is a candidate to increase or to decrease, by whichever gains
+    more, and the change is that one.
 
     >>> two, four = Candidate(2, 1000, workers=1), Candidate(4, 1000, workers=1)
     >>> best_step(Candidate(3, 1000, workers=1), 10.0, 3600.0, [(two, 9.9), (four, 10.0)]).to.cores

@@ -1,8 +1,8 @@
-"""The ladder on which a CPU job is held back, gentlest rung first (CODA, section 1 of its reconstruction [R]).
+"""The ladder of throttles for a CPU job, gentlest rung first (CODA, section 1 of its reconstruction [R]).
 
-Where the hardware can hold a job to a share of the memory bandwidth: 50, 20, 10 % of it. Then, or else, half of its
-cores, and half of these again; a job of no more than best effort then gets only CPU time that nobody wants. Whatever
-the rung, it keeps a tenth of its cores, or of the bandwidth. The last rung suspends it.
+If the hardware can limit the memory bandwidth of a job: 50, 20, 10 % of it. Then, or else, half of its cores, and half
+of those again; a best-effort job then gets only otherwise idle CPU time. On each of these rungs it keeps a tenth of its
+cores, or of the bandwidth. The last rung suspends it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass, replace
 from cotenant.core.policy.protocols import FREE, AttemptWindow, NodeWindow, Throttle
 
 BANDWIDTH_PERCENTS = (50, 20, 10)
-KEPT = 0.1  # of its cores or its bandwidth, whatever is done to it, unless it is suspended
+KEPT = 0.1  # of its cores or its bandwidth on every rung but the suspension
 SUSPENDED = Throttle(suspended=True)
-START = 1  # the rung of a trial: the first one may be too gentle to tell anything ...
-LARGE = 0.25  # ... and where so much is lost, one more
+START = 1  # the rung of a trial: the first one may be too gentle to show an effect ...
+LARGE = 0.25  # ... and with a loss this large, one more
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One way of holding a job back; `share` is about what it leaves of its speed, 0 to 1."""
+    """One throttle; `share` is about the share of its speed that a job keeps, 0 to 1."""
 
     throttle: Throttle
     share: float
 
 
 def cores_each(attempt: AttemptWindow) -> int:
-    """Tell how many cores each of an attempt's tasks on the node holds; about, where that is not told."""
+    """Return the cores of each task of an attempt on the node; an estimate if unknown."""
     return max(1, (attempt.cores or round(attempt.cores_used)) // max(1, attempt.tasks))
 
 
 def rungs(attempt: AttemptWindow, window: NodeWindow) -> tuple[Rung, ...]:
-    """List the rungs for an attempt on a node, the gentlest first and the suspension last.
+    """Return the rungs for an attempt on a node, the gentlest first and the suspension last.
 
     >>> job = AttemptWindow("cpu", 1, cpu_job=True, cores_used=8, cores=8)
     >>> node = NodeWindow("n1", 0, 5, (job,))
@@ -43,24 +43,24 @@ def rungs(attempt: AttemptWindow, window: NodeWindow) -> tuple[Rung, ...]:
     [(50, 0), (20, 0), (10, 0), (10, 4), (10, 2), (10, 1)]
     """
     found: list[Rung] = []
-    held, each = FREE, cores_each(attempt)
+    throttled, each = FREE, cores_each(attempt)
     if window.bandwidth_enforced:
         for percent in _binding(attempt, window):
-            held = Throttle(bandwidth_percent=percent)
-            found.append(Rung(held, _bandwidth_share(attempt, window, percent)))
+            throttled = Throttle(bandwidth_percent=percent)
+            found.append(Rung(throttled, _bandwidth_share(attempt, window, percent)))
     share = found[-1].share if found else 1.0
     cores = each // 2
     while cores >= max(1.0, KEPT * each):
-        held = replace(held, cores=cores)
-        found.append(Rung(held, min(share, cores / each)))
+        throttled = replace(throttled, cores=cores)
+        found.append(Rung(throttled, min(share, cores / each)))
         cores //= 2
     if attempt.best_effort:
-        found.append(Rung(replace(held, idle=True), min(found[-1].share if found else 1.0, 0.5)))
+        found.append(Rung(replace(throttled, idle=True), min(found[-1].share if found else 1.0, 0.5)))
     return (*found, Rung(SUSPENDED, 0.0))
 
 
 def _binding(attempt: AttemptWindow, window: NodeWindow) -> tuple[int, ...]:
-    """Leave out the percents that an attempt does not reach anyway; the last one stays."""
+    """Return the percentages below the attempt's use; at least the last one."""
     peak, used = window.memory_bandwidth_peak_bytes_per_second, _used_freely(attempt)
     if not peak or used is None:
         return BANDWIDTH_PERCENTS
@@ -68,12 +68,12 @@ def _binding(attempt: AttemptWindow, window: NodeWindow) -> tuple[int, ...]:
 
 
 def _used_freely(attempt: AttemptWindow) -> float | None:
-    """Tell what bandwidth an attempt takes if it is let; None where it is not told, or is held back already."""
+    """Return the bandwidth of an unthrottled attempt; None if it is unknown, or if the attempt is throttled."""
     return attempt.memory_bandwidth_bytes_per_second if attempt.throttle.free else None
 
 
 def _bandwidth_share(attempt: AttemptWindow, window: NodeWindow, percent: int) -> float:
-    """Tell what a share of the node's bandwidth leaves of what an attempt had of it."""
+    """Return the share of an attempt's bandwidth that a share of the node's bandwidth leaves."""
     peak, used = window.memory_bandwidth_peak_bytes_per_second, _used_freely(attempt)
     if not peak or not used:
         return percent / 100
@@ -81,24 +81,24 @@ def _bandwidth_share(attempt: AttemptWindow, window: NodeWindow, percent: int) -
 
 
 def first_rung(found: tuple[Rung, ...], slowdown: float) -> int:
-    """Choose where to begin: the more is lost the lower, but never with a suspension, unless there is nothing else.
+    """Return the first rung to try: lower for larger losses, but a suspension only if there is nothing else.
 
-    To leave a job only the CPU time that nobody else wants tells nothing where its cores are its own.
+    Limiting a job to otherwise idle CPU time shows nothing if its cores are its own.
     """
     telling = [number for number, rung in enumerate(found[:-1]) if not rung.throttle.idle]
     return min(START + (slowdown > LARGE), telling[-1]) if telling else len(found) - 1
 
 
-def telling_rung(found: tuple[Rung, ...]) -> int:
-    """Choose the rung for a trial of several together, which should tell all there is: the lowest of the gentlest kind.
+def strongest_rung(found: tuple[Rung, ...]) -> int:
+    """Return the rung for a trial of several attempts together: the lowest of the gentlest kind, to show any effect.
 
-    That is the least share of the bandwidth where the hardware can hold a job to one, else the fewest cores; a
-    suspension only where there is nothing else.
+    That is the smallest share of the bandwidth if the hardware can limit it, else the fewest cores; a suspension only
+    if there is nothing else.
 
     >>> job = AttemptWindow("cpu", 1, cpu_job=True, cores_used=8, cores=8)
     >>> for enforced in (False, True):
     ...     ladder = rungs(job, NodeWindow("n1", 0, 5, (job,), bandwidth_enforced=enforced))
-    ...     told(ladder[telling_rung(ladder)].throttle)
+    ...     describe(ladder[strongest_rung(ladder)].throttle)
     '1 core for each task'
     '10 % of the memory bandwidth'
     """
@@ -108,7 +108,7 @@ def telling_rung(found: tuple[Rung, ...]) -> int:
 
 
 def rung_of(found: tuple[Rung, ...], throttle: Throttle) -> int:
-    """Find the rung that a throttle is, or the first that holds back as much; -1: it is free.
+    """Return the rung of a throttle, or the first that is at least as hard; -1 if it is free.
 
     >>> job = AttemptWindow("cpu", 1, cpu_job=True, cores_used=8, cores=8)
     >>> ladder = rungs(job, NodeWindow("n1", 0, 5, (job,)))
@@ -126,10 +126,10 @@ def _hardness(throttle: Throttle) -> tuple[bool, bool, float, float]:
     return throttle.suspended, throttle.idle, -throttle.bandwidth_percent, fewest
 
 
-def told(throttle: Throttle) -> str:
-    """Say in words how an attempt is held back.
+def describe(throttle: Throttle) -> str:
+    """Return a description of a throttle.
 
-    >>> told(Throttle(bandwidth_percent=20, cores=2)), told(SUSPENDED), told(FREE)
+    >>> describe(Throttle(bandwidth_percent=20, cores=2)), describe(SUSPENDED), describe(FREE)
     ('20 % of the memory bandwidth and 2 cores for each task', 'suspended', 'free')
     """
     if throttle.free:
@@ -142,5 +142,5 @@ def told(throttle: Throttle) -> str:
     if throttle.cores:
         ways.append(f"{throttle.cores} core{'s' * (throttle.cores != 1)} for each task")
     if throttle.idle:
-        ways.append("CPU time that nobody else wants")
+        ways.append("otherwise idle CPU time")
     return " and ".join(ways)

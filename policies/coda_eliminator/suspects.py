@@ -1,9 +1,9 @@
-"""Who may be the one that hurts: CPU jobs, those first whose use rose when the victim fell.
+"""Suspects: CPU jobs, those first whose use rose when the victim fell.
 
-Of each CPU job the last two minutes are kept: cores used, memory bandwidth, last-level cache. Its **rise** is what it
-uses since the victim began to fall beyond what it used before; a job that came then rose by all that it uses. Each is
-relative to what the node has, and the largest counts. Who only used much all along comes after those who rose, the
-heaviest first: then its neighbour may have changed, not it.
+For each CPU job the last two minutes are kept: cores used, memory bandwidth, last-level cache. Its **rise** is its use
+since the victim began to fall minus its use before; a job that started then rose by its whole use. Each is relative to
+what the node has, and the largest counts. Jobs with a steady high use come after those that rose, the heaviest first:
+then the victim's other neighbor may have changed instead.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from cotenant.core.policy.protocols import AttemptWindow, NodeWindow
 
 HISTORY_WINDOWS = 24
-ONSET_WINDOWS = 6  # for so long a fall may be due to an onset
-ONSET_CORES = 0.5  # less is no onset ...
-ONSET_SHARE = 0.25  # ... nor is less than that of the cores that it holds
-LEVEL_SHARE = 0.25  # what the newest window counts in the level that a rise is from
-STANDING = 0.25  # what a use that did not rise counts, beside one that did
-RISES_MIN = 0.02  # of what the node has; less hurts nobody
+ONSET_WINDOWS = 6  # a fall may be due to an onset within this many windows
+ONSET_CORES = 0.5  # less is not an onset ...
+ONSET_SHARE = 0.25  # ... nor is less than this share of the cores it holds
+LEVEL_SHARE = 0.25  # weight of the newest window in the level that a rise starts from
+STANDING = 0.25  # weight of a steady use, beside that of a rise
+RISES_MIN = 0.02  # of what the node has; less has no effect
 
 Attempt = tuple[str, int]  # job, number
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an attempt used in a window: cores, and parts of the node's bandwidth and of the cache in use, 0 to 1."""
+    """The use of an attempt in a window: cores, and shares of the node's bandwidth and used cache, 0 to 1."""
 
     now: float
     cores: float
@@ -38,17 +38,17 @@ class Use:
 
 @dataclass(slots=True)
 class Usage:
-    """What a CPU attempt used lately, and when its use of cores last rose at once."""
+    """The recent use of a CPU attempt, and when its use of cores last jumped."""
 
     recent: deque[Use] = field(default_factory=lambda: deque(maxlen=HISTORY_WINDOWS))
     rose: float = -math.inf
     _rising: bool = False
-    _level: float = math.nan  # of its cores: an average that follows within half a minute
+    _level: float = math.nan  # of its cores: a moving average over half a minute
 
-    def add(self, use: Use, cores: int, *, came: bool) -> None:
-        """Take a window in of an attempt that holds so many cores; `came`: it was not on the node before."""
+    def add(self, use: Use, cores: int, *, is_new: bool) -> None:
+        """Add a window of an attempt with this many cores; `is_new`: it was not on the node before."""
         if math.isnan(self._level):
-            self._level = 0.0 if came else use.cores
+            self._level = 0.0 if is_new else use.cores
         rising = use.cores - self._level >= max(ONSET_CORES, ONSET_SHARE * cores)
         if rising and not self._rising:
             self.rose = use.now
@@ -57,7 +57,7 @@ class Usage:
         self.recent.append(use)
 
     def before_and_since(self, start: float) -> tuple[Use, Use]:
-        """Average what it used before a time, and in the windows that ended at it or after."""
+        """Return the mean use before a time, and in the windows that ended at it or after."""
         before = [use for use in self.recent if use.now < start]
         since = [use for use in self.recent if use.now >= start] or [self.recent[-1]]
         return _mean(before), _mean(since)
@@ -65,7 +65,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A CPU attempt and how much speaks against it, with that in words."""
+    """A CPU attempt, the evidence against it as a score, and as text."""
 
     attempt: AttemptWindow
     score: float
@@ -83,7 +83,7 @@ def _mean(uses: list[Use]) -> Use:
 
 
 def uses(window: NodeWindow, attempts: Iterable[AttemptWindow]) -> list[Use]:
-    """Tell what CPU attempts used of a node in its window, in their order."""
+    """Return the use of CPU attempts in a window, in their order."""
     peak = window.memory_bandwidth_peak_bytes_per_second or window.memory_bandwidth_bytes_per_second or 0.0
     cache = sum(attempt.cache_bytes or 0.0 for attempt in window.attempts)
     return [
@@ -100,9 +100,9 @@ def uses(window: NodeWindow, attempts: Iterable[AttemptWindow]) -> list[Use]:
 def ranked(
     usages: dict[Attempt, Usage], attempts: Iterable[AttemptWindow], start: float, seconds: float, node_cores: float
 ) -> list[Suspect]:
-    """Rank attempts by what speaks against them, if the victim began to fall in the window that ended at `start`.
+    """Rank attempts by the evidence against them, for a victim that began to fall in the window ending at `start`.
 
-    Noise may hide the first windows of a fall, so a use that rose shortly before it is taken to have risen then.
+    Noise may hide the first windows of a fall, so a rise shortly before it counts as a rise at that time.
     """
     earliest = start - (ONSET_WINDOWS - 0.5) * seconds
     found = []

@@ -1,4 +1,4 @@
-"""The figures by which contention is judged; `docs/eliminator.md` says where each is from."""
+"""Thresholds for detecting contention; `docs/eliminator.md` gives their sources."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from cotenant.core.model.validation import Violation
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """When a job counts as hurt, what counts as pressure, and how long anything is tried, held and given back.
+class Thresholds:
+    """When a job counts as slowed down, what counts as pressure, and the durations of trials and throttles.
 
-    slowdown: a job that is further below its baseline than that is a victim; relative to the baseline.
-    slowdown_fast: a slowdown for which the test is tuned: that one is noticed soonest.
+    slowdown: a job that is further below its baseline than this is a victim; relative to the baseline.
+    slowdown_fast: the slowdown for which the test is tuned: it is detected soonest.
     noise: standard deviation of a rate from window to window, relative to it, until a job's own is known.
-    false_alarms_per_day: what noise alone may set off on one node, at most.
-    expected_slack: a rate that is this far below what was foretold may be the foretelling's fault.
-    bandwidth_percent: of a node's peak; traffic above that is pressure.
-    bandwidth_calm_percent: nothing is given back at once while traffic is above that.
-    cpu_percent: share of time in which somebody waits for a CPU; above that is pressure.
+    false_alarms_per_day: maximum number of alarms on one node from noise alone.
+    expected_slack: relative error of a predicted rate that counts as the predictor's fault.
+    bandwidth_percent: of a node's peak; traffic above this is pressure.
+    bandwidth_calm_percent: throttles are not relaxed while traffic is above this.
+    cpu_percent: share of time in which tasks wait for a CPU; above this is pressure.
     memory_percent: the same for memory.
     io_percent: the same for storage.
-    look_windows: so many windows a trial lasts, at most.
-    calm_seconds: so long all has to be well until one rung is given back.
-    calm_seconds_max: that time doubles, up to this, each time that giving back hurt somebody again.
-    suspended_seconds_max: nobody stands still for longer than that.
-    suspended_within_seconds: counted within so long a time; after that it is asked to move away.
-    cleared_seconds: a suspect whose trial brought nothing is left alone for so long; doubled each time, up to 16 times.
-    suspects_together_max: where holding each suspect back alone brought nothing, up to so many are held back together.
+    look_windows: duration of a trial in windows, unless noise needs more.
+    calm_seconds: calm time after which one rung is relaxed.
+    calm_seconds_max: limit to which that time doubles each time that relaxing slows a job down again.
+    suspended_seconds_max: maximum time for which an attempt is suspended.
+    suspended_within_seconds: time over which suspensions are counted; then the job is asked to move.
+    cleared_seconds: time for which a suspect is left alone after a trial without effect; doubled each time, up to 16
+      times.
+    suspects_together_max: maximum number of suspects throttled together, if throttling each alone had no effect.
     """
 
     slowdown: float = 0.05
@@ -50,7 +51,7 @@ class Limits:
     suspects_together_max: int = 4
 
     def check(self) -> Iterator[Violation]:
-        """Name every figure that makes no sense."""
+        """Yield a violation for each invalid figure."""
         for name in ("slowdown", "slowdown_fast", "noise", "expected_slack"):
             if not 0.001 <= getattr(self, name) < 1:
                 yield Violation(name, f"must be 0.001 or more and below 1, not {getattr(self, name):g}")
@@ -76,4 +77,4 @@ class Limits:
             yield Violation("suspended_within_seconds", "must be from suspended_seconds_max to 86400")
 
 
-LIMITS = Limits()
+THRESHOLDS = Thresholds()

@@ -1,13 +1,14 @@
-"""How much of the free GPUs a workload could not use: the measure of fragmentation of Weng et al. (ATC 2023 [P]).
+"""The share of the free GPUs that a workload could not use: the fragmentation measure of Weng et al. (ATC 2023 [P]).
 
-Theory of operation. A node n is measured against a task m (section 3.2 [P]): if the task could not run there, for want
-of GPUs, of cores, or because the GPUs are of another type, all that is free of the node's GPUs is lost to it; if it
-could, those GPUs are lost of which too small a part is free for it. F_n(M) is the expectation over the tasks M that
-are likely to come, by their popularity; the sum over all nodes is the fragmentation of the cluster. Memory is looked
-at as cores are [R]. Tasks without GPUs would count all that is free as lost, on every node alike [P]; that is the
-same whatever is decided, so they are left out here.
+Theory of operation. A node n is measured against a task m (section 3.2 [P]). If the task could not run there, for lack
+of GPUs or cores, or because the GPUs are of another type, all free GPU capacity of the node is lost to it; if it could,
+those GPUs are lost of which too small a part is free for it. F_n(M) is the expectation over the tasks M that are likely
+to come, by their popularity; the sum over all nodes is the fragmentation of the cluster. Memory is treated like cores
+[R]. Tasks without GPUs would count everything free as lost, on every node alike [P]; that does not depend on any
+decision, so they are left out here.
 
-Weights are whole numbers and so are all sums: equal nodes measure equal, to the last bit, in whatever company.
+Weights are integers and so are all sums: equal nodes measure equal, to the last bit, whichever nodes are measured with
+them.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from cotenant.core.capacity.ledger import Counts, Ledger
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 
-NO_GPU = -1  # no GPU in particular
+NO_GPU = -1  # no particular GPU
 IMPOSSIBLE = np.int64(2**62)
 
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Some nodes, a row each: what would be free."""
+    """Some nodes, a row each, with what would be free."""
 
     numbers: Counts
     total_milli: Counts
     whole: Counts
     cores: Counts
     memory_bytes: Counts
-    lost: Counts  # of GPUs of which less than each threshold is free: a column per threshold
+    lost: Counts  # of GPUs with less than each threshold free: a column per threshold
 
 
 @dataclass(frozen=True, slots=True)
 class Increases:
-    """By how much a replica on each node would add to F_n(M), times the sum of weights, and on which GPU it does so.
+    """How much a replica on each node would add to F_n(M), times the sum of weights, and on which GPU.
 
-    `IMPOSSIBLE` where it would not fit; a GPU is named where the replica takes a share.
+    `IMPOSSIBLE` where it would not fit; a GPU is given if the replica takes a share.
     """
 
     increase: Counts
@@ -51,20 +52,20 @@ class Increases:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Fragmentation of the nodes of one ledger by one workload: tasks with GPUs, and how often each is seen."""
+    """Fragmentation of the nodes of one ledger by one workload: tasks with GPUs, and how often each occurs."""
 
     ledger: Ledger
     weights: Counts
     gpu_milli: Counts
     cores: Counts
     memory_bytes: Counts
-    allowed: NDArray[np.bool_]  # a node a row, a task a column: the GPUs are of the type, and shared where need be
+    allowed: NDArray[np.bool_]  # a row per node, a column per task: the GPUs are of the type, and shareable if needed
     thresholds: Counts
     threshold_of: Counts
 
     @classmethod
     def of(cls, ledger: Ledger, workload: Mapping[Demand, int]) -> Measure:
-        """Measure by these tasks; those without GPUs are left out."""
+        """Return the measure for these tasks; tasks without GPUs are left out."""
         tasks = [demand for demand in workload if demand.gpu_milli]
         milli = np.array([task.gpu_milli for task in tasks], dtype=np.int64)
         thresholds, threshold_of = np.unique(np.minimum(milli, WHOLE_GPU_MILLI), return_inverse=True)
@@ -85,12 +86,12 @@ class Measure:
         )
 
     def fragmentation(self, nodes: Counts) -> Counts:
-        """F_n(M) of some nodes as they are, in thousandths of GPUs times the sum of weights."""
+        """Return F_n(M) of some nodes as they are, in thousandths of GPUs times the sum of weights."""
         parts = self.ledger.parts_on(nodes)
         return self._expected(self._standing(nodes, parts))
 
     def increases(self, demand: Demand, nodes: Counts) -> Increases:
-        """Say by how much F_n(M) of some nodes would grow with one replica more, on the GPU where it grows least."""
+        """Return how much F_n(M) of some nodes would grow with one more replica, on the GPU where it grows least."""
         parts = self.ledger.parts_on(nodes)
         standing = self._standing(nodes, parts)
         before = self._expected(standing)
@@ -113,7 +114,7 @@ class Measure:
     def _of_share(
         self, demand: Demand, standing: _Nodes, parts: Counts, before: Counts, fits: NDArray[np.bool_]
     ) -> Increases:
-        """Try each GPU with room; of those with as much free the first alone, for they are the same."""
+        """Try each GPU with room; of GPUs with equal free parts only the first, since they are equivalent."""
         count = len(standing.numbers)
         rows, gpus = np.nonzero((parts >= demand.gpu_milli) & fits[:, None] & _first_of_equals(parts))
         here = parts[rows, gpus]
@@ -150,9 +151,9 @@ class Measure:
         )
 
     def _expected(self, nodes: _Nodes) -> Counts:
-        """Sum up over the tasks what is lost to each, by its weight.
+        """Return the sum over the tasks of what is lost to each, by its weight.
 
-        A share that fits on no GPU need not be looked for: all parts are smaller then, and so lost either way.
+        A share that fits on no GPU needs no check: all parts are smaller then, and lost either way.
         """
         runs = self.allowed[nodes.numbers]
         runs &= nodes.whole[:, None] * WHOLE_GPU_MILLI >= np.where(self.gpu_milli < WHOLE_GPU_MILLI, 0, self.gpu_milli)
@@ -164,7 +165,7 @@ class Measure:
 
 
 def _first_of_equals(parts: Counts) -> NDArray[np.bool_]:
-    """Mark in each row the first of those that are equal."""
+    """Mark the first of equal values in each row."""
     order = np.argsort(parts, axis=1, kind="stable")
     values = np.take_along_axis(parts, order, axis=1)
     first = np.ones_like(parts, dtype=np.bool_)

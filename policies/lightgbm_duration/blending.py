@@ -1,14 +1,14 @@
-"""Blends what several models say of a quantile, and keeps intervals honest, from one outcome to the next.
+"""Blends the quantiles of several models and calibrates their intervals, from one outcome to the next.
 
-- *Weights*: each model's recent pinball loss, for each quantile and each group of jobs apart, decides how much it is
-  listened to: an exponentially weighted average (Vovk's aggregation with forgetting; Cesa-Bianchi & Lugosi 2006 [P]).
-  Clusters change their habits within a day; which model was best last week says little.
+- *Weights*: each model's recent pinball loss, separately for each quantile and each group of jobs, decides its weight:
+  an exponentially weighted average (Vovk's aggregation with forgetting; Cesa-Bianchi & Lugosi 2006 [P]). Clusters
+  change their habits within a day; which model was best last week says little.
 - *Offsets*: the ends of an interval move outwards after each miss and inwards, by less, after each hit, so that in the
-  long run as many jobs fall outside as should, whatever the models do (adaptive conformal inference: Gibbs & Candès,
-  NeurIPS 2021; tracking the quantile itself: Angelopoulos, Candès & Tibshirani, NeurIPS 2023 [P]). They are measured
-  in widths of the interval, so that one offset serves jobs that are well known and jobs that are not [R].
+  long run the right share of jobs falls outside, whatever the models do (adaptive conformal inference: Gibbs & Candès,
+  NeurIPS 2021; tracking the quantile itself: Angelopoulos, Candès & Tibshirani, NeurIPS 2023 [P]). They are measured in
+  widths of the interval, so that one offset serves well-known and unknown jobs alike [R].
 
-Memory is bounded: some figures for each group, and the group unused for longest makes room.
+Memory is bounded: some figures for each group, and the least recently used group is dropped.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 
 from cotenant.core.model.job_table import Floats
 
-SHARES = np.array([0.1, 0.5, 0.9])  # the quantiles that are told
+SHARES = np.array([0.1, 0.5, 0.9])  # the predicted quantiles
 GROUPS_MAX = 64
 FORGET = 1 / 500  # share of the average loss that one outcome replaces
-SHARPNESS = 20.0  # percent of its weight that a loss larger by 1 % costs a model
+SHARPNESS = 20.0  # a loss larger by 1 % costs a model this percentage of its weight
 STEP = 0.03  # widths by which an interval's end moves when every outcome misses it
-WIDTH_MIN = 0.02  # logarithms of seconds; the width of what is known exactly
-OFFSET_MIN, OFFSET_MAX = -0.1, 20.0  # widths: those that ended first are the short ones, and must not narrow it much
-LOSS_MAX = 1e6  # logarithms of seconds; beyond what any two times are apart
-OUTLIVED = 0.01  # of jobs; one that has run for longer than all others is no longer predicted
+WIDTH_MIN = 0.02  # logarithms of seconds; the width for exactly known jobs
+OFFSET_MIN, OFFSET_MAX = -0.1, 20.0  # widths: the first jobs to end are short, and must not narrow it much
+LOSS_MAX = 1e6  # logarithms of seconds; larger than the distance of any two times
+OUTLIVED = 0.01  # of jobs; a job that has run longer than all others is no longer predicted
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Blend:
         self.changed = False
 
     def of(self, groups: Sequence[str], told: Floats) -> Floats:
-        """Blend quantiles, (jobs, models, quantiles), into (jobs, quantiles); a model that says NaN has no weight."""
+        """Blend quantiles, (jobs, models, quantiles), into (jobs, quantiles); a model with NaN has no weight."""
         known = [self._groups.get(group, self._fresh) for group in groups]
         if len(set(groups)) == 1:
             known = known[:1]
@@ -80,7 +80,7 @@ class Blend:
         return np.column_stack([low, blended[:, 1], high])
 
     def learn(self, group: str, told: Floats, outcome: float) -> None:
-        """Take in how a job went of which models had told these quantiles, (models, quantiles)."""
+        """Learn from the outcome of a job for which models predicted these quantiles, (models, quantiles)."""
         state = self._touch(group)
         low, _, high = self.of([group], told[None])[0]
         misses = np.array([outcome < low, outcome > high]) - SHARES[0]
@@ -103,17 +103,17 @@ class Blend:
         return state
 
     def dump(self) -> bytes:
-        """Write down every group, the one unused for longest first."""
+        """Encode every group, the least recently used first."""
         self.changed = False
         return json.dumps(
             {name: [group.losses.tolist(), group.offsets.tolist(), group.count] for name, group in self._groups.items()}
         ).encode()
 
     def restore(self, content: bytes) -> None:
-        """Take back what was dumped.
+        """Restore dumped groups.
 
         Raises:
-            ValueError: it is no such thing; nothing was taken.
+            ValueError: the content is invalid; nothing was restored.
         """
         try:
             groups = {
@@ -121,20 +121,20 @@ class Blend:
                 for name, (losses, offsets, count) in json.loads(content).items()
             }
         except (TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"this is no record of a blend: {error}") from None
+            raise ValueError(f"invalid record of a blend: {error}") from None
         for name, group in groups.items():
             sound = group.losses.shape == self._fresh.losses.shape and group.offsets.shape == (2,) and group.count >= 0
             known = sound and (group.losses >= 0).all() and (group.losses <= LOSS_MAX).all()
             if not (known and (group.offsets >= OFFSET_MIN).all() and (group.offsets <= OFFSET_MAX).all()):
-                raise ValueError(f"the blend of {name!r} has figures that cannot be")
+                raise ValueError(f"the blend of {name!r} has invalid figures")
         self._groups = OrderedDict(groups)
 
 
 def remaining(quantiles: Floats, so_far: Floats) -> Floats:
-    """Turn quantiles of a whole run time into those of its rest, given how long the job has run already; in seconds.
+    """Return the quantiles of the remaining time in seconds, given those of the run time and the time run so far.
 
-    Between and beyond its three quantiles a run time is taken as log-normal, with a spread of its own below and above
-    the middle. What is left of a job that has outlived nearly all that could be expected is NaN.
+    Between and beyond its three quantiles a run time is treated as log-normal, with separate spreads below and above
+    the median. The remaining time of a job that has outlived nearly all expected run times is NaN.
 
     >>> remaining(np.log([[50.0, 100.0, 200.0]]), np.array([0.0])).round(6).tolist()
     [[50.0, 100.0, 200.0]]
@@ -147,7 +147,7 @@ def remaining(quantiles: Floats, so_far: Floats) -> Floats:
 
 
 def _rest(quantiles: Floats, so_far: Floats) -> Floats:
-    from scipy.special import ndtr, ndtri  # a tenth of a second, for those that ask about running jobs
+    from scipy.special import ndtr, ndtri  # takes a tenth of a second; only for queries about running jobs
 
     low, middle, high = quantiles.T
     unit = float(ndtri(SHARES[2]))

@@ -1,8 +1,8 @@
-"""Finished jobs as models of run time see them: what was known at submission, when it was, and what came of it.
+"""Finished jobs as features for models of run time: facts known at submission, the submission time, and the outcome.
 
-Nothing that a run brings forth (its rate, its loss, where it was placed) is among the facts, for a model that is asked
-at submission could not know it. Ends are kept as blocks of bytes: that is what is written to the store, what is handed
-to a process that trains, and by far the smallest form.
+Facts that only a run produces (its rate, its loss, its placement) are left out, because a model that is queried at
+submission could not know them. Ends are stored as compressed blocks: the blocks are written to the store and sent to
+training processes, and are by far the smallest form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cotenant.core.model.estimate import Observation, Query, Submission
 from cotenant.core.model.job import WHOLE_GPU_MILLI, Role
 
 BLOCK_ENDS = 256
-BLOCK_BYTES_MAX = 4 * 2**20  # once unpacked
+BLOCK_BYTES_MAX = 4 * 2**20  # after decompression
 WORD_LENGTH_MAX = 64
 FACTS_MAX = 64
 
@@ -28,7 +28,7 @@ Facts = tuple[Fact, ...]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A job that ended. `surprising` is whether it was unpredictable, where somebody could tell; else None."""
+    """An ended job. `surprising`: whether it was unpredictable; None if unknown."""
 
     facts: Facts
     submitted_seconds: float
@@ -38,7 +38,7 @@ class End:
 
 
 def facts_of(about: Query | Observation) -> Facts:
-    """Gather what was known of a job at its submission.
+    """Return what was known of a job at its submission.
 
     >>> dict(facts_of(Query("vision", "bert", "", gpu_milli=2000, replicas=2)))["gpus"]
     2.0
@@ -48,18 +48,18 @@ def facts_of(about: Query | Observation) -> Facts:
         ("tenant", about.user),
         ("kind", (about.model or about.name)[:WORD_LENGTH_MAX]),
         ("gpus", about.gpu_milli / WHOLE_GPU_MILLI),
-        ("shape", shape_of(told.roles) or str(about.replicas)),
+        ("shape", role_summary(told.roles) or str(about.replicas)),
         ("submitter", told.submitter or about.user),
         ("name", about.name[:WORD_LENGTH_MAX]),
         *(*_asked(told.kind, told.roles, told.steps_total), *_labels(told.labels))[:FACTS_MAX],
     )
 
 
-@lru_cache(maxsize=4096)  # the same few shapes come job after job
-def shape_of(roles: tuple[Role, ...]) -> str:
-    """Write how many replicas of what a job has, in a word.
+@lru_cache(maxsize=4096)  # the same few role combinations occur job after job
+def role_summary(roles: tuple[Role, ...]) -> str:
+    """Return the roles and replicas of a job as one word.
 
-    >>> shape_of((Role("ps", 2), Role("worker", 4)))
+    >>> role_summary((Role("ps", 2), Role("worker", 4)))
     '2 ps + 4 worker'
     """
     return " + ".join(f"{role.replicas} {role.name}" for role in roles)[:WORD_LENGTH_MAX]
@@ -97,12 +97,12 @@ def _number_or_word(text: str) -> float | str:
 
 
 def submitted_seconds(submission: Submission) -> float:
-    """Tell when a job was submitted; NaN where nobody says."""
+    """Return when a job was submitted; NaN if unknown."""
     return math.nan if submission.submitted_seconds is None else submission.submitted_seconds
 
 
 def pack(ends: Sequence[End]) -> bytes:
-    """Write ends down; jobs that were alike share their facts.
+    """Encode ends; equal jobs share their facts.
 
     >>> end = End((("tenant", "ann"),), 10.0, 75.0, 60.0)
     >>> list(unpack(pack([end]))) == [end]
@@ -123,32 +123,32 @@ def pack(ends: Sequence[End]) -> bytes:
 
 
 def unpack(content: bytes) -> Iterator[End]:
-    """Read ends back.
+    """Decode ends.
 
     Raises:
-        ValueError: this is not what `pack` wrote.
+        ValueError: the content was not written by `pack`.
     """
     unpacker = zlib.decompressobj()
     try:
         text = unpacker.decompress(content, BLOCK_BYTES_MAX)
         if not unpacker.eof:
-            raise ValueError("a block of ends is cut off, or far too large")
+            raise ValueError("a block of ends is truncated, or far too large")
         block = json.loads(text)
         shapes = [tuple([_fact(name, value) for name, value in facts]) for facts in block["facts"]]
         ends = [_end(shapes, *row) for row in block["ends"]]
     except (zlib.error, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
-        raise ValueError(f"this is no block of ends: {error}") from None
+        raise ValueError(f"invalid block of ends: {error}") from None
     return iter(ends)
 
 
 def _fact(name: object, value: object) -> Fact:
     if not isinstance(name, str) or not isinstance(value, str | float):
-        raise ValueError(f"{name!r}: {value!r} is no fact")
+        raise ValueError(f"invalid fact: {name!r}: {value!r}")
     return name, value
 
 
 def _end(shapes: Sequence[Facts], index: int, submitted: float | None, ended: float, run: float, odd: object) -> End:
     if index < 0 or not (math.isfinite(ended) and 0 < run < math.inf) or odd not in (True, False, None):
-        raise ValueError("an end has figures that cannot be")
+        raise ValueError("an end has invalid figures")
     at = math.nan if submitted is None else float(submitted)
     return End(shapes[index], at, float(ended), float(run), None if odd is None else bool(odd))

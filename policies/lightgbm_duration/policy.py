@@ -1,4 +1,4 @@
-"""Run times learnt from finished jobs."""
+"""Run times learned from finished jobs."""
 
 from __future__ import annotations
 
@@ -24,43 +24,44 @@ from cotenant.policies.lightgbm_duration.finished_jobs import (
     submitted_seconds,
     unpack,
 )
-from cotenant.policies.lightgbm_duration.recurrence import LONGER, SHORT, Memories
+from cotenant.policies.lightgbm_duration.recurrence import LONGER, SHORT, RecurrenceTable
 from cotenant.policies.lightgbm_duration.runtime_model import Model, group_quantiles, read_model, train
 
-MODELS = 5  # that are blended: quantiles of all that were alike, of the latest of them, and three of the model
-TOLD_MAX = 20_000  # jobs whose estimates are remembered until they end
+MODELS = 5  # blended models: quantiles of all similar jobs, of the latest of them, and three of the trained model
+PREDICTED_MAX = 20_000  # jobs whose estimates are remembered until they end
 PART_BYTES = 512 * 1024  # of one record of a model
 HISTORY, BLOCK, MODEL, BLEND = "history/", "ends-", "model-", "blend"
 
-Asked = tuple[Facts, float | None, float, bool]  # all that an answer hangs on beside what was learnt, and `history`
-Told = tuple[Facts, float]  # a job, as far as it can be told from others: its facts and its submission
+QueryKey = tuple[Facts, float | None, float, bool]  # all inputs of an answer besides what was learned, and `history`
+JobKey = tuple[Facts, float]  # what identifies a job: its facts and its submission time
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """Finished jobs to learn from, as they are kept: it can be sent to another process and learnt there."""
+class TrainingTask:
+    """Finished jobs to learn from, as stored blocks: it can be sent to another process for training."""
 
     blocks: tuple[bytes, ...]
     version: int
     seen: int
 
     def train(self) -> Model:
-        """Learn; a pure function of the blocks."""
+        """Train a model; a pure function of the blocks."""
         return train([end for block in self.blocks for end in unpack(block)], self.version, self.seen)
 
 
 class LightgbmDuration:
-    """Expect of a job what trees make of all that its submission tells, and say how sure that is.
+    """Predict a job's run time with trees over all facts of its submission, with a confidence.
 
-    Quantiles (10th, 50th, 90th percentile) of the run time from gradient-boosted trees (Ke et al., LightGBM, NIPS
-    2017 [P]) over the job's request and what became of its like (`core.predicting.runtimes`), blended with plain
-    quantiles of its like by how well each has done of late, and kept honest by adaptive conformal inference
-    (`core.predicting.blending`). 71 % of jobs are resubmissions, and 95.7 % of those predictable (AITurbo: Zhao et al.,
-    HPDC 2021 [C]): how probable a surprise is, from the recurrence of the job's like and the trees, says whether the
-    job is predictable; from a confidence of 0.5 on it is [D].
+    Quantiles (10th, 50th, 90th percentile) of the run time from gradient-boosted trees (Ke et al., LightGBM, NIPS 2017
+    [P]) over the job's request and the outcomes of similar jobs (`cotenant.policies.lightgbm_duration.runtime_model`),
+    blended with plain quantiles of similar jobs by how well each did recently, and calibrated by adaptive conformal
+    inference (`cotenant.policies.lightgbm_duration.blending`). 71 % of jobs are resubmissions, and 95.7 % of those
+    predictable (AITurbo: Zhao et al., HPDC 2021 [C]): the probability of a surprise, from the recurrence of similar
+    jobs and the trees, decides whether the job is predictable; the minimum confidence is 0.5 [D].
 
-    Training is not done here: `lesson` gives what is to be learnt, whoever has time for it trains, `adopt` takes the
-    model. Until there is one, and for all that is known of a job's rate, `history` speaks.
+    Training happens elsewhere: `training_task` returns the training data, any process trains on it, and `adopt` takes the
+    model.
+    Until there is a model, and for all that is known of a job's rate, `history` answers.
 
     >>> from cotenant.core.model.estimate import Candidate
     >>> policy = LightgbmDuration(LightgbmDuration.Options(train_min=40))
@@ -68,7 +69,7 @@ class LightgbmDuration:
     ...     kind, seconds = ("short", 60.0) if number % 2 else ("long", 3600.0)
     ...     run = Observation("ann", kind, "", 1000, 1, Candidate(4), run_seconds=seconds + number % 5, succeeded=True)
     ...     policy.observe(run)
-    >>> policy.adopt(policy.lesson().train())
+    >>> policy.adopt(policy.training_task().train())
     >>> round(policy.estimate(Query("ann", "long", "", gpu_milli=1000, replicas=1)).remaining_seconds, -2)
     3600.0
     """
@@ -78,14 +79,15 @@ class LightgbmDuration:
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """How much is remembered, when it is learnt from, and how sure is sure.
+        """How much is remembered, when to train, and how much confidence is needed.
 
-        ends_max: finished jobs remembered; the oldest are forgotten first.
-        keys_max: likenesses (a user, a model with its GPUs, …) remembered; the one unused for longest is forgotten.
-        train_min: finished jobs before there is a first model.
-        train_every: finished jobs after which a model is learnt anew, at least.
-        train_growth: the same, as a share of those remembered, so that learning stays cheap as they grow.
-        confidence_min: from this confidence on a job is predictable.
+        ends_max: finished jobs remembered; the oldest are dropped first.
+        keys_max: keys of similar jobs (a user, a model with its GPUs, …) remembered; the least recently used key is
+          dropped.
+        train_min: finished jobs needed for the first model.
+        train_every: minimum number of finished jobs between two trainings.
+        train_growth: the same, as a share of the remembered jobs, so that training stays cheap as they grow.
+        confidence_min: minimum confidence from which a job is predictable.
         """
 
         ends_max: int = 100_000
@@ -96,7 +98,7 @@ class LightgbmDuration:
         confidence_min: float = 0.5
 
         def check(self) -> Iterator[Violation]:
-            """Name every option that makes no sense."""
+            """Yield a violation for each invalid option."""
             for name, least in (("ends_max", BLOCK_ENDS), ("keys_max", 10), ("train_min", 20), ("train_every", 1)):
                 if getattr(self, name) < least:
                     yield Violation(name, f"must be {least} or more, not {getattr(self, name)}")
@@ -107,29 +109,29 @@ class LightgbmDuration:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         self._history = History()
-        self._memories = Memories(self.options.keys_max)
+        self._recurrence = RecurrenceTable(self.options.keys_max)
         self._blend = Blend(MODELS)
-        self._blocks: OrderedDict[int, bytes] = OrderedDict()  # full ones, by number
-        self._open: list[End] = []  # the block that is being filled
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()  # full blocks, by number
+        self._open: list[End] = []  # the block being filled
         self._number = 0  # of the open block
-        self._learnt = 0  # ends that had been seen when there was a lesson last
+        self._learnt = 0  # ends seen at the time of the last lesson
         self._model: Model | None = None
-        self._latest = 0.0  # when a job ended last
-        self._told: OrderedDict[Told, Floats] = OrderedDict()
-        self._answered: tuple[tuple[int, int], dict[Asked, tuple[Estimate, Estimate]]] = (0, 0), {}
+        self._latest = 0.0  # when the last job ended
+        self._predicted: OrderedDict[JobKey, Floats] = OrderedDict()
+        self._answered: tuple[tuple[int, int], dict[QueryKey, tuple[Estimate, Estimate]]] = (0, 0), {}
         self._parts: dict[str, bytes] = {}  # of a model that another replica is writing
         self._changed: dict[str, None] = {}
 
     @property
     def model(self) -> Model | None:
-        """What speaks at present."""
+        """The model in use."""
         return self._model
 
     def observe(self, observation: Observation) -> None:
-        """Take in a window's rate, or the end of a job, however it ended: what fails also holds what it holds.
+        """Record a window's rate, or the end of a job; failed jobs count, since they hold resources as well.
 
         Raises:
-            ValueError: a figure that cannot be; nothing of the observation is kept.
+            ValueError: an invalid figure; nothing of the observation is kept.
         """
         self._history.observe(observation)
         if not observation.run_seconds:
@@ -138,7 +140,7 @@ class LightgbmDuration:
         if ended is None or not math.isfinite(ended):
             ended = self._latest if math.isnan(submitted) else max(self._latest, submitted + observation.run_seconds)
         end = End(facts_of(observation), submitted, ended, observation.run_seconds, observation.surprising)
-        told = self._told.pop((end.facts, submitted), None)
+        told = self._predicted.pop((end.facts, submitted), None)
         if told is not None:
             self._blend.learn(observation.user, told, math.log(end.run_seconds))
         self._learn(end)
@@ -148,11 +150,11 @@ class LightgbmDuration:
             self._close()
 
     def _learn(self, end: End) -> None:
-        self._memories.learn(end)
+        self._recurrence.learn(end)
         self._latest = max(self._latest, end.ended_seconds)
 
     def _close(self) -> None:
-        """Put the full block away, and forget the oldest where there are too many."""
+        """Pack the full block, and drop the oldest blocks if there are too many."""
         self._blocks[self._number] = pack(self._open)
         self._open, self._number = [], self._number + 1
         while len(self._blocks) * BLOCK_ENDS > self.options.ends_max:
@@ -161,28 +163,28 @@ class LightgbmDuration:
 
     @property
     def _seen(self) -> int:
-        """Ends seen so far, also those that are forgotten."""
+        """Ends seen so far, including dropped ones."""
         return self._number * BLOCK_ENDS + len(self._open)
 
-    def lesson(self) -> Lesson | None:
-        """Give what there is to be learnt, once enough has been seen since the last lesson; else None."""
+    def training_task(self) -> TrainingTask | None:
+        """Return the data of the next training once enough was observed since the last; else None."""
         kept = len(self._blocks) * BLOCK_ENDS + len(self._open)
         due = max(self.options.train_every, self.options.train_growth * kept) if self._learnt else 0
         if kept < self.options.train_min or self._seen - self._learnt < due:
             return None
         self._learnt = self._seen
         blocks = (*self._blocks.values(), *([pack(self._open)] if self._open else []))
-        return Lesson(blocks, self._model.version + 1 if self._model else 1, self._seen)
+        return TrainingTask(blocks, self._model.version + 1 if self._model else 1, self._seen)
 
     def adopt(self, model: Model) -> None:
-        """Speak with a new model from now on."""
+        """Use a new model from now on."""
         before = len(self._model.parts(PART_BYTES)) if self._model else 0
         self._model, self._learnt = model, max(self._learnt, model.seen)
         for part in range(max(before, len(model.parts(PART_BYTES)))):
             self._changed[f"{MODEL}{part}"] = None
 
     def estimate(self, query: Query) -> Estimate:
-        """Tell how long a job will run: how sure, and from what."""
+        """Return how long a job will run, with the confidence and the source."""
         return self.estimate_many([query])[0]
 
     def estimate_many(self, queries: Sequence[Query]) -> Sequence[Estimate]:
@@ -191,7 +193,7 @@ class LightgbmDuration:
         if self._model is None or not (queries and self._seen):
             return known
         version = self._seen, self._model.version
-        if self._answered[0] != version or len(self._answered[1]) > TOLD_MAX:
+        if self._answered[0] != version or len(self._answered[1]) > PREDICTED_MAX:
             self._answered = version, {}
         answers = self._answered[1]
         asked = [
@@ -207,12 +209,12 @@ class LightgbmDuration:
             blended, surprise = self.quantiles([queries[place] for place in new])
             rest = remaining(blended, np.array([queries[place].run_seconds for place in new]))
             for place, quantiles, odd in zip(new, rest.tolist(), surprise.tolist(), strict=True):
-                told[place] = self._say(queries[place], known[place], quantiles, odd)
+                told[place] = self._build_estimate(queries[place], known[place], quantiles, odd)
                 answers[asked[place]] = known[place], told[place]
         return [told[place] for place in range(len(queries))]
 
     def quantiles(self, queries: Sequence[Query]) -> tuple[Floats, Floats]:
-        """Tell the quantiles of whole run times, as logarithms of seconds, and how probable a surprise is.
+        """Return quantiles of total run times, as logarithms of seconds, and the probability of a surprise.
 
         NaN before there is a model.
         """
@@ -220,7 +222,7 @@ class LightgbmDuration:
             return np.full((len(queries), 3), np.nan), np.full(len(queries), np.nan)
         facts = [facts_of(query) for query in queries]
         submitted = np.array([submitted_seconds(query.submission) for query in queries])
-        rows = self._memories.rows([self._memories.slots(one) for one in facts])
+        rows = self._recurrence.rows([self._recurrence.slots(one) for one in facts])
         at = np.where(np.isnan(submitted), self._latest, submitted)
         modelled, surprise = self._model.predict(facts, at, rows)
         groups = np.stack([group_quantiles(rows, LONGER), group_quantiles(rows, SHORT)], axis=1)
@@ -229,29 +231,29 @@ class LightgbmDuration:
         return self._blend.of([query.user for query in queries], told), surprise
 
     def _remember(self, queries: Sequence[Query], facts: Sequence[Facts], submitted: Floats, told: Floats) -> None:
-        """Keep what was told of jobs that have not run yet, to be held against what comes of them."""
+        """Remember the predictions for jobs that have not run yet, to compare them with the outcomes."""
         for place, query in enumerate(queries):
             if query.submission.submitted_seconds is not None and not query.run_seconds:
-                self._told[facts[place], float(submitted[place])] = told[place]
-        while len(self._told) > TOLD_MAX:
-            self._told.popitem(last=False)
+                self._predicted[facts[place], float(submitted[place])] = told[place]
+        while len(self._predicted) > PREDICTED_MAX:
+            self._predicted.popitem(last=False)
 
-    def _say(self, query: Query, before: Estimate, quantiles: Sequence[float], surprise: float) -> Estimate:
-        """Put an estimate together; what is known of the job's rate goes before what its like did."""
+    def _build_estimate(self, query: Query, before: Estimate, quantiles: Sequence[float], surprise: float) -> Estimate:
+        """Build an estimate; a known rate takes precedence over similar jobs."""
         confidence = 1.0 - surprise
         if before.predictable and query.steps_total > query.step and self._history.knows_rate(query):
             return before
         low, middle, high = quantiles
         assert self._model
         if math.isnan(middle):
-            source = "it has outlived nearly all that could be expected of it"
+            source = "it has outlived nearly all expected run times"
             return Estimate(cores_useful=before.cores_useful, candidates=before.candidates, source=source)
         if confidence < self.options.confidence_min:
             if before.predictable:
                 return before
-            source = f"{surprise:.0%} of jobs like it surprise, by model {self._model.version}"
+            source = f"{surprise:.0%} of similar jobs surprise, by model {self._model.version}"
             return Estimate(cores_useful=before.cores_useful, candidates=before.candidates, source=source)
-        source = f"model {self._model.version}, of {plural(self._model.ends, 'job')} that ended"
+        source = f"model {self._model.version}, of {plural(self._model.ends, 'finished job')}"
         return Estimate(
             predictable=True,
             confidence=confidence,
@@ -264,7 +266,7 @@ class LightgbmDuration:
         )
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records changed since the last dump; an empty record was dropped."""
         changed, self._changed = self._changed, {}
         records = {HISTORY + name: content for name, content in self._history.dump().items()}
         parts = self._model.parts(PART_BYTES) if self._model else ()
@@ -280,7 +282,7 @@ class LightgbmDuration:
         return records
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read. What is lost is learnt anew."""
+        """Restore dumped records; returns the names of unreadable ones. What is lost is learned again."""
         told = {name: content for name, content in records.items() if content}
         past = {name.removeprefix(HISTORY): told[name] for name in told if name.startswith(HISTORY)}
         unread = [HISTORY + name for name in self._history.restore(past)]
@@ -297,10 +299,10 @@ class LightgbmDuration:
         return unread + [name for name in told if name not in ours and not name.startswith(HISTORY)]
 
     def follow(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take in what another replica wrote: of a block that grew the new ends, a model once all its parts are there.
+        """Apply records that another replica wrote: new ends of a growing block, a model once it is complete.
 
-        The parts of a model are written one transaction after another, so that those of two versions may lie beside
-        each other for a moment; the old one speaks until the new one is whole.
+        The parts of a model are written in successive transactions, so parts of two versions may coexist for a moment;
+        the old model stays in use until the new one is complete.
         """
         past = {name.removeprefix(HISTORY): told for name, told in records.items() if name.startswith(HISTORY)}
         unread = [HISTORY + name for name in self._history.restore(past)]
@@ -320,7 +322,7 @@ class LightgbmDuration:
         return unread
 
     def _follow_block(self, name: str, content: bytes) -> bool:
-        """Learn the ends of a block that were not in it before; a block without content was forgotten."""
+        """Learn the new ends of a block; an empty block was dropped."""
         try:
             number, ends = int(name.removeprefix(BLOCK)), list(unpack(content)) if content else []
         except ValueError:
@@ -359,7 +361,7 @@ class LightgbmDuration:
         return unread
 
     def _restore_model(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Put a model together from its parts; all of them are named where that fails."""
+        """Assemble a model from its parts; returns all names if that fails."""
         if not records:
             return []
         names = [f"{MODEL}{part}" for part in range(len(records))]

@@ -1,11 +1,11 @@
-"""What is remembered of jobs that ended, by what they had in common with the next one.
+"""Recent run times of ended jobs, by the facts they share with a new job.
 
-A job is looked up on six levels, from all that was known at its submission down to nothing at all: the very same
-facts; tenant, kind, GPUs and shape (a job "like" it); tenant and kind; who submitted it; tenant
-and GPUs; everybody. Of each, the latest run times are kept in the order of their arrival and sorted, so that quantiles
-cost nothing when they are asked for. What is told of a level is a row of figures that a model can learn from, each made
-of ends that came before: so a target encoding never knows the future. Rows lie in one array, so that those of many jobs
-are gathered at once. Memory is bounded: what was unused for longest makes room.
+A job is looked up on six levels, from all facts of its submission down to none: the identical facts; tenant, kind, GPUs
+and shape (a "similar" job); tenant and kind; the submitter; tenant and GPUs; all jobs. For each key, the latest run
+times are kept in arrival order and sorted, so that quantiles cost nothing when queried. The result for a level is a row
+of figures that a model can learn from, computed only from ends that came before: a target encoding that never uses the
+future. Rows lie in one array, so that those of many jobs are gathered at once. Memory is bounded: the least recently
+used key is dropped.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ NEWEST_KEPT = 3
 LEVELS = ("exact", "like", "kind", "submitter", "size", "all")
 FIGURES = (
     *("count", "last", "ended"),
-    *("newest", "newest 3", "submitted"),  # of those that ended, the ones that were submitted last; when that was
+    *("newest", "newest 3", "submitted"),  # of ended jobs, the most recently submitted; when that was
     *("p10", "p50", "p90"),  # of the latest
     *("long p10", "long p50", "long p90"),
-    "surprises",  # share of ends that nobody would have guessed
+    "surprises",  # share of surprising ends
 )
 COUNT, LAST, ENDED, NEWEST, NEWEST_MEAN, SUBMITTED, SHORT, LONGER, SURPRISES = *range(6), slice(6, 9), slice(9, 12), 12
-SURPRISE = math.log(3.0)  # so far from the middle of its kind, in logarithms, a run time is a surprise
-SURPRISES_PRIOR = 4.0  # ends that the share of the level above counts for
-KINDS_ENOUGH = 3  # ends of a kind before one of them can surprise
+SURPRISE = math.log(3.0)  # a run time this far from the median of its job class, in logarithms, is a surprise
+SURPRISES_PRIOR = 4.0  # weight, in ends, of the share of the level above
+KINDS_ENOUGH = 3  # ends of a job class before one of them can be a surprise
 
 Keys = tuple[Hashable, ...]
 
 
 def keys_of(facts: Facts) -> Keys:
-    """Say under what a job is remembered, level by level."""
+    """Return the keys of a job, level by level."""
     (_, tenant), (_, kind), (_, gpus), (_, shape), (_, submitter) = facts[:5]
     return (
         facts,
@@ -54,7 +54,7 @@ def keys_of(facts: Facts) -> Keys:
 
 @dataclass(slots=True)
 class _Runs:
-    """The latest run times of one key, in logarithms of seconds: as they came, and sorted."""
+    """The latest run times of one key, in logarithms of seconds: in arrival order, and sorted."""
 
     slot: int
     came: deque[float] = field(default_factory=deque)
@@ -74,12 +74,12 @@ class _Runs:
             del self.ordered[bisect_left(self.ordered, self.came.popleft())]
 
 
-class Memories:
-    """The rows of figures of every key that is remembered.
+class RecurrenceTable:
+    """The rows of figures of all remembered keys.
 
-    >>> memories, facts = Memories(), (("tenant", "a"), ("kind", "b"), ("gpus", 1.0), ("shape", "1"), ("user", "c"))
-    >>> memories.learn(End(facts, 0.0, 60.0, run_seconds=60.0))
-    >>> round(float(np.exp(memories.rows(memories.slots(facts))[0, SHORT][1])))
+    >>> table, facts = RecurrenceTable(), (("tenant", "a"), ("kind", "b"), ("gpus", 1.0), ("shape", "1"), ("user", "c"))
+    >>> table.learn(End(facts, 0.0, 60.0, run_seconds=60.0))
+    >>> round(float(np.exp(table.rows(table.slots(facts))[0, SHORT][1])))
     60
     """
 
@@ -87,20 +87,20 @@ class Memories:
         self._keys_max = keys_max
         self._runs: OrderedDict[Hashable, _Runs] = OrderedDict()
         self._rows: Floats = np.empty((64, len(FIGURES)))
-        self._rows[0] = _nothing()
+        self._rows[0] = _empty_row()
 
     def slots(self, facts: Facts) -> Sequence[int]:
-        """Find where the rows of a job's levels lie; 0 is the row of what was never seen."""
+        """Return the row numbers of a job's levels; 0 is the row of unknown keys."""
         runs = self._runs
         return [found.slot if (found := runs.get(key)) else 0 for key in keys_of(facts)]
 
     def rows(self, slots: Sequence[int] | Sequence[Sequence[int]]) -> Floats:
-        """Gather rows. Run times are logarithms of seconds; what is not known is NaN."""
+        """Gather rows. Run times are logarithms of seconds; unknown figures are NaN."""
         gathered: Floats = self._rows[np.asarray(slots, dtype=np.int64)]
         return gathered
 
     def surprising(self, end: End) -> bool | None:
-        """Say whether an end was a surprise: as told, else by how far it is from others of its kind; None: unknown."""
+        """Return whether an end was a surprise: as recorded, else by its distance from its class; None if unknown."""
         if end.surprising is not None:
             return end.surprising
         kind = self._runs.get(keys_of(end.facts)[LEVELS.index("kind")])
@@ -122,7 +122,7 @@ class Memories:
             self._write(runs, end.ended_seconds, above)
 
     def _write(self, runs: _Runs, ended_seconds: float, surprises: float) -> None:
-        """Sum up the runs of a key."""
+        """Compute the row of a key."""
         came, newest = runs.came, runs.newest
         latest = [came[place] for place in range(-min(LATEST, len(came)), 0)]
         latest.sort()
@@ -136,14 +136,14 @@ class Memories:
         )
 
     def _touch(self, key: Hashable) -> _Runs:
-        """Find or begin the runs of a key, now the one used last."""
+        """Return the runs of a key, adding it if needed, as the most recently used."""
         runs = self._runs.get(key)
         if runs is None:
-            runs = self._runs[key] = _Runs(self._room())
+            runs = self._runs[key] = _Runs(self._free_slot())
         self._runs.move_to_end(key)
         return runs
 
-    def _room(self) -> int:
+    def _free_slot(self) -> int:
         if len(self._runs) >= self._keys_max:
             _, forgotten = self._runs.popitem(last=False)
             return forgotten.slot
@@ -153,14 +153,14 @@ class Memories:
         return slot
 
 
-def _nothing() -> Floats:
+def _empty_row() -> Floats:
     row = np.full(len(FIGURES), np.nan)
     row[COUNT] = 0.0
     return row
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Interpolate between neighbours, as numpy does."""
+    """Interpolate linearly, as numpy does."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

@@ -1,16 +1,16 @@
-"""How long jobs wait on average, as far as whoever places them sees it."""
+"""Mean waits of jobs, as seen by placement."""
 
 from __future__ import annotations
 
 from collections import deque
 
-MICROSECONDS = 1_000_000  # waits are summed up in whole ones, so that sums that are kept up to date stay exact
+MICROSECONDS = 1_000_000  # waits are summed as integers, so that incremental sums stay exact
 
 
-class Waits:
-    """Waits of jobs that started within the last `window_seconds`, and of those who were refused and still wait.
+class MeanWaits:
+    """Waits of jobs that started within the last `window_seconds`, and of refused jobs that still wait.
 
-    >>> waits = Waits(window_seconds=100)
+    >>> waits = MeanWaits(window_seconds=100)
     >>> waits.started("a", now=0, waited_seconds=10)
     >>> waits.refused("b", now=50, waited_seconds=20)
     >>> waits.mean(now=60), waits.mean(now=120), waits.mean(now=200)
@@ -20,18 +20,18 @@ class Waits:
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
         self._started: deque[tuple[float, int]] = deque()  # when, and after which wait
-        self._waiting: dict[str, tuple[float, int]] = {}  # when they were last refused, and since when they wait
-        self._started_sum = self._since_sum = 0  # of those waits, and of those times
+        self._waiting: dict[str, tuple[float, int]] = {}  # time of the last refusal, and start of the wait
+        self._started_sum = self._since_sum = 0  # of those waits, and of those start times
 
     def started(self, job_id: str, now: float, waited_seconds: float) -> None:
-        """Note that a job starts."""
+        """Record that a job starts."""
         self._forget(job_id)
         waited = round(waited_seconds * MICROSECONDS)
         self._started.append((now, waited))
         self._started_sum += waited
 
     def refused(self, job_id: str, now: float, waited_seconds: float) -> None:
-        """Note that a job goes on waiting; one that is not heard of again for a window has gone."""
+        """Record that a job continues to wait; a job without further refusals for a window is gone."""
         self._forget(job_id)
         since = round((now - waited_seconds) * MICROSECONDS)
         self._waiting[job_id] = now, since
@@ -42,7 +42,7 @@ class Waits:
             self._since_sum -= known[1]
 
     def mean(self, now: float) -> float:
-        """The mean wait in seconds; 0 where nobody waited."""
+        """Return the mean wait in seconds; 0 if no job waited."""
         begin = now - self._window_seconds
         while self._started and self._started[0][0] < begin:
             self._started_sum -= self._started.popleft()[1]

@@ -1,8 +1,8 @@
-"""How a cluster is split into arrays for jobs of a kind: who has which nodes, and which cores of them.
+"""Splits a cluster into arrays by class of job: which nodes each gets, and which of their cores.
 
-CODA (Zhao et al., ICDCS 2020) keeps CPU jobs, jobs of one GPU and jobs of several apart [P], so that each finds what
-it needs: an array of cores, and arrays of GPUs with the cores that keep them busy. Sizes follow from what jobs held
-lately. How, the paper does not tell; all figures here are our reconstruction [R].
+CODA (Zhao et al., ICDCS 2020) keeps CPU jobs, jobs of one GPU and jobs of several apart [P], so that each finds what it
+needs: an array of cores, and arrays of GPUs with the cores that keep them busy. Sizes follow from what jobs held
+recently. The paper does not say how; all parameters here are our reconstruction [R].
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Array(StrEnum):
 
 
 def array_of(gpu_milli: int, large_gpus: int) -> Array:
-    """Name the array that a gang of so many thousandths of GPUs belongs to; from so many GPUs on it is large.
+    """Return the array of a gang with this many thousandths of GPUs; `large_gpus` or more are large.
 
     >>> [array_of(milli, 4).value for milli in (0, 1000, 2000, 4000)]
     ['cpu', 'small', 'small', 'large']
@@ -40,7 +40,7 @@ def array_of(gpu_milli: int, large_gpus: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What jobs with GPUs hold at a moment: GPUs by array, (cores, GPUs) by type of GPU, and the share of all GPUs."""
+    """What jobs with GPUs hold now: GPUs by array, (cores, GPUs) by GPU type, and the share of all GPUs."""
 
     gpus: Mapping[Array, float] = field(default_factory=dict)
     by_type: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class Held:
 
 
 class Demand:
-    """What jobs held, summed over time; what is older by `memory_seconds` counts a third (1/e) of what is new.
+    """What jobs held, summed over time; amounts older by `memory_seconds` count a third (1/e) of new ones.
 
-    Arrays lend to each other, so that what jobs ask for they can also hold: what was held stands for what was asked.
+    Arrays lend to each other, so jobs can also hold what they request: held resources represent demand.
 
     >>> demand = Demand(memory_seconds=3600)
     >>> demand.add(60, Held({Array.SMALL: 1, Array.LARGE: 3}, {"T4": (8, 4)}))
@@ -62,12 +62,10 @@ class Demand:
         self._memory_seconds = memory_seconds
         self._gpu_seconds: dict[Array, float] = {}
         self._by_type: dict[str, tuple[float, float]] = {}
-        self._busy = np.zeros(
-            3
-        )  # seconds, and the sums over them of the share of all GPUs that is held, and its square
+        self._busy = np.zeros(3)  # seconds, and the integrals of the held share of all GPUs and of its square
 
     def add(self, seconds: float, held: Held) -> None:
-        """Count what was held for some seconds up to now."""
+        """Add what was held for some seconds up to now."""
         kept = math.exp(-seconds / self._memory_seconds)
         self._busy = kept * self._busy + seconds * np.array([1.0, held.busy, held.busy**2])
         for array in (Array.SMALL, Array.LARGE):
@@ -79,13 +77,13 @@ class Demand:
 
     @property
     def large_share(self) -> float | None:
-        """The share of GPU time that large gangs had; None where nothing was held yet."""
+        """The share of GPU time that large gangs had; None if nothing was held yet."""
         both = sum(self._gpu_seconds.values())
         return self._gpu_seconds[Array.LARGE] / both if both else None
 
     @property
     def busy_share(self) -> float:
-        """The share of all GPUs that is hardly ever exceeded: the mean and two standard deviations, at most 1."""
+        """A share of all GPUs that is rarely exceeded: the mean plus two standard deviations, at most 1."""
         seconds, first, second = self._busy.tolist()
         if not seconds:
             return 1.0
@@ -93,14 +91,14 @@ class Demand:
         return min(1.0, mean + 2 * math.sqrt(max(0.0, second / seconds - mean**2)))
 
     def cores_per_gpu(self, gpu_type: str) -> float | None:
-        """Cores that a GPU of a type kept busy on average: the expected N* of its jobs; None where none was held."""
+        """Return the mean cores per GPU of a type, the expected N* of its jobs; None if no GPU was held."""
         cores, gpus = self._by_type.get(gpu_type, (0.0, 0.0))
         return cores / gpus if gpus else None
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """By node: cores that are reserved for its GPUs, and whether those belong to the array of large gangs, or not."""
+    """By node: cores reserved for its GPUs, and whether it belongs to the array of large gangs."""
 
     reserved: Counts
     large: NDArray[np.bool_]
@@ -111,12 +109,12 @@ class Split:
 
 
 def split(ledger: Ledger, demand: Demand, large_gpus: int) -> Split:
-    """Split a cluster by what was demanded.
+    """Split a cluster by demand.
 
-    Each GPU has as many cores reserved as those of its type had on average; nothing being known of them, its share of
-    the node, so that CPU jobs only borrow there. Where some of the GPUs are never held, as many fewer. The array of
-    large gangs has the nodes with the most GPUs, as many as come nearest to its share of the GPUs; nothing being known,
-    half of them. Nodes with fewer GPUs than a large gang needs are its own only where there are no others.
+    Each GPU reserves the mean number of cores of its type; without data, its share of the node, so that CPU jobs only
+    borrow there. If some GPUs are never held, proportionally fewer cores are reserved. The array of large gangs has the
+    nodes with the most GPUs, the number that comes nearest to its share of the GPUs; without data, half of them. Nodes
+    with fewer GPUs than a large gang needs belong to it only if there are no others.
 
     >>> from cotenant.core.model.node import NodeShape
     >>> demand = Demand(3600)
@@ -139,7 +137,7 @@ def split(ledger: Ledger, demand: Demand, large_gpus: int) -> Split:
 
 
 def _largest(gpus: Counts, share: float, large_gpus: int) -> NDArray[np.bool_]:
-    """Mark the nodes with the most GPUs that come nearest to a share of all."""
+    """Mark the nodes with the most GPUs whose sum comes nearest to a share of all."""
     able = np.flatnonzero(gpus >= large_gpus)
     able = able if len(able) else np.flatnonzero(gpus)
     order = able[np.lexsort((able, -gpus[able]))]

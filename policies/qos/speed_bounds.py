@@ -1,14 +1,17 @@
-"""How a gang would run on one node, on two, and so on, and how much of that it needs to keep what it promises.
+"""Speeds of a gang on one node, on two, and so on, and the share of each that its objective needs.
 
-Theory of operation. A predictor judged some allocations (`core.predicting.paces`). Spreading a gang never makes it
-faster, nor do fewer cores: so what was judged on as many nodes or more, with as many cores or fewer, bounds a placement
-from below, and the best such bound stands for it [R]. A promise then is a share of that speed which neighbours must
-leave:
-- a rate: the promised one, divided by the judged one;
-- a deadline: the work that is left at the judged pace, divided by the time that is left. A job that never falls below
-  that share is done in time, so the share stays the same while it runs;
-- a latency: what of their speed its replicas need for their batches to be answered in time (`core.placing.serving`).
-A share above 1 cannot be kept there.
+Theory of operation. A predictor judged some allocations (`cotenant.core.prediction.speed_table`). Spreading a gang
+never makes it faster, nor do fewer cores: so a judgment on as many nodes or more, with as many cores or fewer, bounds a
+placement from below, and the best such bound is used [R]. An objective then is a share of that speed which neighbors
+must leave:
+
+- a rate: the required rate, divided by the judged one;
+- a deadline: the remaining work at the judged speed, divided by the remaining time. A job that never falls below that
+  share is done in time, so the share stays the same while it runs;
+- a latency: the share of their speed that its replicas need to answer their batches in time
+  (`cotenant.core.sizing.replica_sizing`).
+
+A share above 1 cannot be met there.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from dataclasses import dataclass
 from cotenant.core.model.estimate import Candidate, CandidateEstimate
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import JobSpec
-from cotenant.core.model.node import is_of_type
-from cotenant.core.placement.candidate_allocations import SERVER_ROLE, chief
-from cotenant.core.prediction.speed_table import Judged, Paces
+from cotenant.core.model.node import matches_gpu_type
+from cotenant.core.placement.candidate_allocations import SERVER_ROLE, largest_role
+from cotenant.core.prediction.speed_table import Judged, SpeedTable
 from cotenant.core.sizing.replica_sizing import share_needed
 
 ROUNDING = 1e-6
@@ -29,9 +32,9 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a gang runs undisturbed on so many nodes at most, and the share of that which keeps its promise.
+    """An undisturbed speed on at most this many nodes, and the share of it that meets the objective.
 
-    `speed` is in steps per second; where no rate is known, one over the seconds that are left.
+    `speed` is in steps per second; if no rate is known, the inverse of the remaining seconds.
     """
 
     nodes: float
@@ -40,62 +43,64 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """The paces of a gang, the fewest nodes first; none where nothing is known. `until` is its deadline."""
+class SpeedBounds:
+    """The speeds of a gang, the fewest nodes first; none if unknown. `until` is its deadline."""
 
     paces: tuple[Pace, ...] = ()
-    promises: bool = False
+    has_objective: bool = False
     rate_min_per_second: float = 0.0
     until: float = math.inf
     latency_seconds: float = 0.0
 
     def on(self, nodes: int) -> Pace | None:
-        """Give the pace on so many nodes; None where nobody judged so many."""
+        """Return the speed on this many nodes; None if unknown."""
         return next((pace for pace in self.paces if pace.nodes >= nodes), None)
 
     @property
     def bound(self) -> bool:
-        """Whether it can be told what placements keep its promise."""
-        return self.promises and bool(self.paces)
+        """Whether it is known which placements meet the objective."""
+        return self.has_objective and bool(self.paces)
 
     def share(self, nodes: int) -> float:
-        """The share of its speed that its promise needs on so many nodes: 0 where it has none, or nobody can tell."""
+        """Return the share of the speed on this many nodes that the objective needs; 0 if none or unknown."""
         if not self.bound:
             return 0.0
         pace = self.on(nodes)
         return pace.share if pace else math.inf
 
-    def hopeless(self, nodes: int) -> bool:
-        """Tell whether no placement on so many nodes or more could keep the promise."""
+    def unattainable(self, nodes: int) -> bool:
+        """Return whether no placement on this many nodes or more could meet the objective."""
         return self.bound and self.share(nodes) > 1 + ROUNDING
 
 
-NOTHING = Outlook()
+UNKNOWN_BOUNDS = SpeedBounds()
 
 
-def promises(spec: JobSpec | None) -> bool:
-    """Tell whether a job promises its user anything."""
+def has_objective(spec: JobSpec | None) -> bool:
+    """Return whether a job has an objective."""
     if spec is None:
         return False
     return bool(spec.qos.rate_min_per_second or spec.qos.latency_seconds) or spec.deadline_seconds is not None
 
 
-def outlook(gang: Gang, now: float) -> Outlook:
-    """Tell how a gang would run if it started now, as far as its estimate says; the promise is its spec's."""
+def speed_bounds(gang: Gang, now: float) -> SpeedBounds:
+    """Return a gang's speeds if it started now, by its estimate; the objective comes from its spec."""
     spec = gang.spec
     if spec is None:
-        return NOTHING
+        return UNKNOWN_BOUNDS
     qos = spec.qos
     until = math.inf if spec.deadline_seconds is None else spec.deadline_seconds
-    bound = promises(spec)
+    bound = has_objective(spec)
     if not bound:
-        return Outlook(tuple([pace for pace, _ in _paces(gang, spec)])) if gang.estimate.candidates else NOTHING
+        return (
+            SpeedBounds(tuple([pace for pace, _ in _paces(gang, spec)])) if gang.estimate.candidates else UNKNOWN_BOUNDS
+        )
     paces = tuple([_with_share(pace, left, spec, now, until) for pace, left in _paces(gang, spec)])
     if qos.latency_seconds:
-        paces = _answering(gang, paces)
-    elif qos.rate_min_per_second and not Paces.of(gang.estimate).rates:
-        paces = ()  # a promised rate is not judged by the time that is left
-    return Outlook(paces, bound, qos.rate_min_per_second, until, qos.latency_seconds)
+        paces = _with_latency_share(gang, paces)
+    elif qos.rate_min_per_second and not SpeedTable.of(gang.estimate).rates:
+        paces = ()  # a rate objective is not judged by the remaining time
+    return SpeedBounds(paces, bound, qos.rate_min_per_second, until, qos.latency_seconds)
 
 
 def _with_share(pace: Pace, left_seconds: float | None, spec: JobSpec, now: float, until: float) -> Pace:
@@ -106,7 +111,7 @@ def _with_share(pace: Pace, left_seconds: float | None, spec: JobSpec, now: floa
 
 
 def _paces(gang: Gang, spec: JobSpec) -> list[tuple[Pace, float | None]]:
-    """Give the undisturbed paces, and how long the rest of the job takes at each."""
+    """Return the undisturbed speeds, and the job's remaining time at each."""
     judged = _usable(gang, spec)
     told = gang.estimate.remaining_seconds
     if not judged:
@@ -115,7 +120,7 @@ def _paces(gang: Gang, spec: JobSpec) -> list[tuple[Pace, float | None]]:
     judged.sort(key=lambda one: -one[0].nodes)
     paces: list[tuple[Pace, float | None]] = []
     best = judged[0][1]
-    for allocation, one in judged:  # from the most nodes on, so that the best so far holds for fewer as well
+    for allocation, one in judged:  # from the most nodes down, so that the best so far holds for fewer as well
         best = one if _rate(one) > _rate(best) else best
         left = best.remaining_seconds
         if left is None and told is not None:
@@ -127,24 +132,24 @@ def _paces(gang: Gang, spec: JobSpec) -> list[tuple[Pace, float | None]]:
 
 
 def _usable(gang: Gang, spec: JobSpec) -> list[Judged]:
-    """Name the judged allocations that are no better than what the gang will hold."""
+    """Return the judged allocations that are no better than what the gang will hold."""
     rates = [(one.allocation, one) for one in gang.estimate.candidates if one.allocation and one.rate_per_second]
     if not rates:
         return []
-    part = gang.parts[spec.roles.index(chief(spec))]
+    part = gang.parts[spec.roles.index(largest_role(spec))]
     servers = sum(role.replicas for role in spec.roles if role.name == SERVER_ROLE) if len(spec.roles) > 1 else 0
-    cores = part.demand.cores or rates[0][0].cores  # a job that asks for no cores is taken to have what it needs
+    cores = part.demand.cores or rates[0][0].cores  # a job that requests no cores is assumed to have enough
 
     def fits(one: Candidate) -> bool:
         team = not one.servers or (one.servers, one.workers) == (servers, spec.replicas - servers)
         kind = not one.gpu_type or one.gpu_type == part.demand.gpu_type
-        return one.cores <= cores and team and (kind or is_of_type(one.gpu_type, part.demand.gpu_type))
+        return one.cores <= cores and team and (kind or matches_gpu_type(one.gpu_type, part.demand.gpu_type))
 
     return [(one, told) for one, told in rates if fits(one)]
 
 
-def _answering(gang: Gang, paces: tuple[Pace, ...]) -> tuple[Pace, ...]:
-    """Judge a service by the latency of as many replicas as it has; nothing is known where that is not."""
+def _with_latency_share(gang: Gang, paces: tuple[Pace, ...]) -> tuple[Pace, ...]:
+    """Return a service's speeds, judged by the latency of its replicas; none if that is unknown."""
     if gang.spec is None:
         return ()
     share = share_needed(gang.spec, gang.estimate, sum(part.replicas for part in gang.parts))

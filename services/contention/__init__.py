@@ -1,1 +1,1 @@
-"""Contention: samples of what jobs on a node do to each other, and what is done about it."""
+"""The contention service: detects jobs that slow each other down on a node, and throttles the suspects."""

@@ -1,4 +1,4 @@
-"""Contention as a process of its own: config in, everything composed, nothing decided."""
+"""Process entry point of the contention service: composes its parts from the configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from cotenant import telemetry
-from cotenant.leadership.replica_service import serve_description
+from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.rpc.channel import connect
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
@@ -28,13 +28,13 @@ async def serve(
     on_start: Callable[[int], None] = lambda port: None,
     security: Security = PLAIN,
 ) -> None:
-    """Serve until cancelled. `on_start` is told the port; the store that all services are told of is not opened.
+    """Serve until cancelled. `on_start` is called with the port; the store is not opened.
 
-    `queue` is where jobs can be moved away; where it is empty nobody is moved.
+    `queue` is the address of the queue, which migrates jobs; without one no job is migrated.
     """
     telemetry.setup("contention")
     server = Server(address, token, security=security)
-    serve_description(server)
+    serve_replica_service(server)
     jobs = connect(queue, token or "") if queue else None
     contention = await start(server, serve_policies(server), config, queue=jobs)
     try:
@@ -51,4 +51,4 @@ async def serve(
 
 
 if __name__ == "__main__":
-    raise SystemExit("this is started with: cotenant serve contention")
+    raise SystemExit("start this service with: cotenant serve contention")

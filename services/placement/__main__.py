@@ -1,4 +1,4 @@
-"""Placement as a process of its own: config in, everything composed, nothing decided."""
+"""Process entry point of the placement service: composes its parts from the configuration."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cotenant import telemetry
 from cotenant.leadership.election import Election
-from cotenant.leadership.leadership_term import Held
-from cotenant.leadership.replica import Replica, reached_at, serve_replica
+from cotenant.leadership.leadership_term import HeldTerm
+from cotenant.leadership.replica import Replica, advertised_address, serve_replica
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Host, Server
 from cotenant.security.server_security import PLAIN, Security
@@ -31,20 +31,20 @@ async def serve(
     on_start: Callable[[int], None] = lambda port: None,
     security: Security = PLAIN,
 ) -> None:
-    """Serve until cancelled, as the leader or as one who follows; what runs on nodes runs on.
+    """Serve as leader or follower until cancelled; jobs on the nodes keep running afterwards.
 
-    `memory` is the file that remembers the store over restarts.
+    `memory` is the file that records the identity of the store across restarts.
 
-    `on_start` is told the port; `advertised` is the host at which other replicas reach this one.
+    `on_start` is called with the port; `advertised` is the host at which other replicas reach this one.
     """
     telemetry.setup("placement")
     server = Server(address, token, security=security)
     store = await open_store(store_url, memory)
     try:
-        Placement(store, config)  # what cannot be made is told before anybody is elected
+        Placement(store, config)  # fails on a bad configuration before the election
         use_policies(serve_policies(server), config)
 
-        async def lead(host: Host, store: Store, held: Held) -> Placement:
+        async def lead(host: Host, store: Store, held: HeldTerm) -> Placement:
             placement = Placement(store, config, held)
             placement.add_to(host)
             try:
@@ -54,7 +54,7 @@ async def serve(
                 raise
             return placement
 
-        election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
+        election = Election(store, LEADER, advertised_address(server.bind(), address, advertised))
         replica = Replica(server, store, election, SERVICES, PREFIX, lead)
         await serve_replica(server, replica, on_start)
     finally:
@@ -63,4 +63,4 @@ async def serve(
 
 
 if __name__ == "__main__":
-    raise SystemExit("this is started with: cotenant serve placement")
+    raise SystemExit("start this service with: cotenant serve placement")

@@ -1,4 +1,4 @@
-"""The predictor as a process of its own: config in, everything composed, nothing decided."""
+"""Process entry point of the predictor service: composes its parts from the configuration."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.leadership.election import Election
-from cotenant.leadership.replica import Replica, reached_at, serve_replica
-from cotenant.leadership.replica_service import serve_description
+from cotenant.leadership.replica import Replica, advertised_address, serve_replica
+from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.security.server_security import PLAIN, Security
 from cotenant.services.predictor.api.server import GROUP, SERVICE, Config, start
-from cotenant.services.predictor.predictor_replica import LEADER, Replicated
+from cotenant.services.predictor.predictor_replica import LEADER, PredictorReplica
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
 
@@ -36,12 +36,12 @@ async def serve(
     on_start: Callable[[int], None] = lambda port: None,
     security: Security = PLAIN,
 ) -> None:
-    """Serve until cancelled, as the one that observes or as one that follows; then keep what was learnt last.
+    """Serve as leader or follower until cancelled; then save what was learned last.
 
-    `memory` is the file that remembers the store over restarts.
+    `memory` is the file that records the identity of the store across restarts.
 
-    `on_start` is told the port; `advertised` is the host at which other replicas reach this one. Who is told to follow
-    (`config.follow`) never observes.
+    `on_start` is called with the port; `advertised` is the host at which other replicas reach this one. With
+    `config.follow` the predictor never takes observations.
     """
     telemetry.setup("predictor")
     server = Server(address, token, security=security)
@@ -50,12 +50,19 @@ async def serve(
         if config.follow:
             await _follow(server, store, config, on_start)
         else:
-            replicated = Replicated(store, config)
-            replicated.check()
+            predictor_replica = PredictorReplica(store, config)
+            predictor_replica.check()
             serve_policies(server).use(GROUP, *config.predictors, options=config.options)
-            election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
+            election = Election(store, LEADER, advertised_address(server.bind(), address, advertised))
             replica = Replica(
-                server, store, election, (SERVICE,), "", replicated.lead, read=replicated.read, patient=True
+                server,
+                store,
+                election,
+                (SERVICE,),
+                "",
+                predictor_replica.lead,
+                read=predictor_replica.read,
+                patient=True,
             )
             await serve_replica(server, replica, on_start)
     finally:
@@ -64,7 +71,7 @@ async def serve(
 
 
 async def _follow(server: Server, store: Store, config: Config, on_start: Callable[[int], None]) -> None:
-    serve_description(server, store=store)
+    serve_replica_service(server, store=store)
     predicting = await start(server, store, serve_policies(server), config)
     try:
         port = await server.start()
@@ -77,4 +84,4 @@ async def _follow(server: Server, store: Store, config: Config, on_start: Callab
 
 
 if __name__ == "__main__":
-    raise SystemExit("this is started with: cotenant serve predictor")
+    raise SystemExit("start this service with: cotenant serve predictor")

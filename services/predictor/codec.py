@@ -1,7 +1,7 @@
-"""The predictor's messages in the core's words, and back. What cannot be taken is a `ValueError` with a sentence.
+"""Decoding of the predictor's messages. An invalid message raises a `ValueError` with the reason.
 
-A job's user is its tenant: history must be kept by the same name under which it is asked for, also for jobs that were
-not submitted yet, of which nobody can say whose they will be. Who submitted a job stands in its submission.
+A job's user is its tenant: history must be recorded and looked up by the same name, even for jobs that are not yet
+submitted and have no submitter. The submitter of a job is part of its submission.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from cotenant.codec.spec_cache import SpecCache
 from cotenant.core.model.estimate import NO_QOS, TRAINING, Candidate, Observation, Query, Submission
 from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Qos, Request, Role
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
-from cotenant.core.model.validation import CORES_MAX, GPU_MILLI_MAX, MEMORY_BYTES_MAX, REPLICAS_MAX, ROLES_MAX, bad_name
+from cotenant.core.model.validation import (
+    CORES_MAX,
+    GPU_MILLI_MAX,
+    MEMORY_BYTES_MAX,
+    REPLICAS_MAX,
+    ROLES_MAX,
+    name_error,
+)
 from cotenant.core.placement.candidate_allocations import SERVER_ROLE
 from cotenant.core.prediction.record_validation import (
     NODES_MAX,
@@ -37,11 +44,13 @@ from cotenant.v1 import predictor_service_pb2 as pb
 CANDIDATES_MAX = 256  # of one query
 BATCH_SIZE_MAX = 1_000_000
 
-SPEC_BYTES_MAX, SPECS_BYTES_MAX = 4_096, 16 << 20  # of one spec on the wire, of all that are cached
+SPEC_BYTES_MAX, SPECS_BYTES_MAX = 4_096, 16 << 20  # of one cached spec, of all cached specs
 
-Kind = tuple[str, str, str, int, int]  # user, model, name, GPUs in thousandths, replicas
-Team = tuple[int, int, int]  # workers, parameter servers, cores of each of these; all 0 without parameter servers
-NO_TEAM: Team = (0, 0, 0)
+JobClass = tuple[str, str, str, int, int]  # user, model, name, GPUs in thousandths, replicas
+PsLayout = tuple[
+    int, int, int
+]  # workers, parameter servers, cores per parameter server; all 0 without parameter servers
+NO_SERVERS: PsLayout = (0, 0, 0)
 
 KINDS: Mapping[int, str] = {
     job_pb2.JOB_KIND_TRAINING: JobKind.TRAINING.value,
@@ -51,12 +60,12 @@ KINDS: Mapping[int, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a spec tells a predictor; the same for every query and observation of a job, and of its resubmissions."""
+class DecodedSpec:
+    """The decoded spec of a job; equal for all queries and observations of the job and its resubmissions."""
 
-    kind: Kind
+    kind: JobClass
     own: Candidate
-    team: Team
+    ps_layout: PsLayout
     job_kind: str
     roles: tuple[Role, ...]
     steps_total: int
@@ -66,32 +75,32 @@ class Wanted:
     qos: Qos
 
     def submission(self, message: pb.EstimateQuery | pb.Observation) -> Submission:
-        """Tell what was known of the job when it was submitted."""
-        if wrong := bad_name(message.submitter):
+        """Return what was known of the job at its submission."""
+        if wrong := name_error(message.submitter):
             raise ValueError(f"submitter: {wrong}")
         submitted = _moment("submit_time", message.submit_time) if message.HasField("submit_time") else None
         return Submission(message.submitter, submitted, self.job_kind, self.roles, self.steps_total, self.labels)
 
 
-def wanted_of(spec: job_pb2.JobSpec) -> Wanted:
-    """Decode a spec; small specs are cached, since most are asked about again and again.
+def decoded_spec_of(spec: job_pb2.JobSpec) -> DecodedSpec:
+    """Decode a spec; small specs are cached, because most are queried repeatedly.
 
     Raises:
-        ValueError: it cannot be taken; the text says why.
+        ValueError: the spec is invalid; the text has the reason.
     """
     return _specs(spec)
 
 
-def _read_spec(spec: job_pb2.JobSpec) -> Wanted:
+def _decode_spec(spec: job_pb2.JobSpec) -> DecodedSpec:
     for beyond in spec_violations(spec):
-        raise ValueError(f"its {beyond.field} cannot be taken: {beyond.description}")
-    kind = _kind_of(spec)
-    return Wanted(
+        raise ValueError(f"its {beyond.field} is invalid: {beyond.description}")
+    kind = _job_class_of(spec)
+    return DecodedSpec(
         kind,
         _own(spec),
-        _team(spec),
+        _ps_layout(spec),
         job_kind=KINDS.get(spec.kind, ""),
-        roles=tuple([_role(role.name, role.replicas, *_asked(role.resources)) for role in spec.roles]),
+        roles=tuple([_role(role.name, role.replicas, *_calls_in_flight(role.resources)) for role in spec.roles]),
         steps_total=_within("spec.steps_total", spec.steps_total, STEPS_MAX),
         labels=tuple(sorted(spec.labels.items())) if spec.labels else (),
         expected_seconds=_expected(spec),
@@ -100,71 +109,71 @@ def _read_spec(spec: job_pb2.JobSpec) -> Wanted:
     )
 
 
-_specs = SpecCache(_read_spec, bytes_max=SPECS_BYTES_MAX, spec_bytes_max=SPEC_BYTES_MAX)
+_specs = SpecCache(_decode_spec, bytes_max=SPECS_BYTES_MAX, spec_bytes_max=SPEC_BYTES_MAX)
 
 
-class Queries:
-    """Reads queries one after another: those of one call are mostly about the same allocations, read once."""
+class QueryReader:
+    """Decodes the queries of one call; their allocations, which are mostly the same, are decoded once."""
 
     def __init__(self) -> None:
-        self._last: tuple[Any, Team, tuple[Candidate, ...]] = ((), NO_TEAM, ())
+        self._last: tuple[Any, PsLayout, tuple[Candidate, ...]] = ((), NO_SERVERS, ())
 
     def read(self, message: pb.EstimateQuery) -> Query:
-        """Read a query.
+        """Decode a query.
 
         Raises:
-            ValueError: it cannot be taken; the text says why.
+            ValueError: the query is invalid; the text has the reason.
         """
-        wanted, attained = wanted_of(message.spec), message.attained_gpu_seconds
+        spec, attained = decoded_spec_of(message.spec), message.attained_gpu_seconds
         if not 0 <= attained <= SECONDS_MAX * GPU_MILLI_MAX:
             raise ValueError(f"attained_gpu_seconds is {attained:g}; it must be finite and not negative")
-        user, model, name, gpu_milli, replicas = wanted.kind
+        user, model, name, gpu_milli, replicas = spec.kind
         return Query(
             user,
             model,
             name,
             gpu_milli,
             replicas,
-            wanted.own.cores or None,
-            _gpu_type(message.gpu_type) or wanted.own.gpu_type,
+            spec.own.cores or None,
+            _gpu_type(message.gpu_type) or spec.own.gpu_type,
             attained,
             _run_seconds(attained, gpu_milli) if attained else 0.0,
             _within("progress.step", message.progress.step, STEPS_MAX) if message.HasField("progress") else 0,
-            wanted.steps_total,
-            wanted.expected_seconds,
-            self._candidates(message.candidates, wanted.team) or (wanted.own,),
+            spec.steps_total,
+            spec.expected_seconds,
+            self._candidates(message.candidates, spec.ps_layout) or (spec.own,),
             _phase(message.phase) if message.phase else TRAINING,
             _job_id(message.job_id),
-            wanted.goal,
-            wanted.qos,
-            wanted.submission(message),
+            spec.goal,
+            spec.qos,
+            spec.submission(message),
         )
 
-    def _candidates(self, messages: Sequence[pb.CandidateAllocation], team: Team) -> tuple[Candidate, ...]:
+    def _candidates(self, messages: Sequence[pb.CandidateAllocation], ps_layout: PsLayout) -> tuple[Candidate, ...]:
         if len(messages) > CANDIDATES_MAX:
-            raise ValueError(f"{len(messages)} candidates are too many; {CANDIDATES_MAX} are taken at most")
-        before, same_team, read = self._last
-        if same_team == team and messages == before:
+            raise ValueError(f"has {len(messages)} candidates; the maximum is {CANDIDATES_MAX}")
+        before, same_layout, read = self._last
+        if same_layout == ps_layout and messages == before:
             return read
-        read = tuple([_allocation(one, team) for one in messages])
-        self._last = messages, team, read
+        read = tuple([_allocation(one, ps_layout) for one in messages])
+        self._last = messages, ps_layout, read
         return read
 
 
 def query_of(message: pb.EstimateQuery) -> Query:
-    """Read one query by itself.
+    """Decode a single query.
 
     Raises:
-        ValueError: it cannot be taken; the text says why.
+        ValueError: the query is invalid; the text has the reason.
     """
-    return Queries().read(message)
+    return QueryReader().read(message)
 
 
 def observation_of(message: pb.Observation) -> Observation:
-    """Read an observation.
+    """Decode an observation.
 
     Raises:
-        ValueError: it cannot be taken; the text says why.
+        ValueError: the observation is invalid; the text has the reason.
     """
     rate = message.rate_per_second
     if rate and not RATE_MIN_PER_SECOND <= rate <= RATE_MAX_PER_SECOND:
@@ -174,39 +183,39 @@ def observation_of(message: pb.Observation) -> Observation:
     ended = message.HasField("run_time")
     window_seconds = _seconds("window", message.window)
     if rate and not window_seconds:
-        raise ValueError("a rate is told but no window over which it was seen")
+        raise ValueError("rate_per_second needs the window over which it was measured")
     batch_seconds = _seconds("batch_time", message.batch_time)
     if bool(message.batch_size) != bool(batch_seconds):
-        raise ValueError("of a batch its size and its time must both be told")
+        raise ValueError("batch_size and batch_time must be given together")
     if not (rate or ended or batch_seconds or message.HasField("loss") or message.profile_done):
-        raise ValueError("neither a rate, nor a loss, nor a batch, nor the end of a run or a profile is told")
+        raise ValueError("it has neither a rate, nor a loss, nor a batch, nor the end of a run or a profile")
     if message.HasField("loss") and not message.HasField("step"):
-        raise ValueError("a loss is told but no step at which it was seen")
-    wanted = wanted_of(message.spec)
+        raise ValueError("loss needs the step at which it was measured")
+    spec = decoded_spec_of(message.spec)
     return Observation(
-        *wanted.kind,
-        allocation=_allocation(message.allocation, wanted.team),
+        *spec.kind,
+        allocation=_allocation(message.allocation, spec.ps_layout),
         rate_per_second=rate or None,
         window_seconds=window_seconds,
         run_seconds=_seconds("run_time", message.run_time) if ended else None,
         succeeded=message.succeeded,
         phase=_phase(message.phase),
-        submission=wanted.submission(message),
+        submission=spec.submission(message),
         seen_seconds=_moment("time", message.time) if message.HasField("time") else None,
         job_id=_job_id(message.job_id),
         step=_within("step", message.step, STEPS_MAX) if message.HasField("step") else None,
         loss=message.loss if message.HasField("loss") else None,
         batch_size=_within("batch_size", message.batch_size, BATCH_SIZE_MAX) or None,
         batch_seconds=batch_seconds or None,
-        loss_goal=wanted.goal,
+        loss_goal=spec.goal,
     )
 
 
-def kind_of(spec: job_pb2.JobSpec) -> Kind:
-    """Say what kind of job a spec makes: what is equal in two jobs that are alike.
+def job_class_of(spec: job_pb2.JobSpec) -> JobClass:
+    """Return the job class of a spec: the fields that are equal in similar jobs.
 
     Raises:
-        ValueError: a figure or a name in it cannot be; the text, about the spec, says which.
+        ValueError: an amount or a name is invalid; the text, about the spec, names it.
     """
     if len(spec.roles) > ROLES_MAX:
         raise ValueError(f"has {len(spec.roles)} roles, not 1 to {ROLES_MAX}")
@@ -229,35 +238,35 @@ def kind_of(spec: job_pb2.JobSpec) -> Kind:
 
 def _bad_names(user: str, model: str, name: str) -> str:
     for field, text in (("tenant", user), ("model", model), ("name", name)):
-        if wrong := bad_name(text):
+        if wrong := name_error(text):
             return f"has a bad {field}: {wrong}"
     return ""
 
 
-def _kind_of(spec: job_pb2.JobSpec) -> Kind:
+def _job_class_of(spec: job_pb2.JobSpec) -> JobClass:
     try:
-        return kind_of(spec)
+        return job_class_of(spec)
     except ValueError as error:
         raise ValueError(f"its spec {error}") from None
 
 
 def gpu_type_of(spec: job_pb2.JobSpec) -> str:
-    """Say which GPU type a job wants where it wants most of them; empty for any. It must have a role."""
+    """Return the GPU type requested by the role with the most GPUs per replica; "" for any. There must be a role."""
     return _own(spec).gpu_type
 
 
 def _phase(text: str) -> str:
-    if wrong := bad_name(text):
+    if wrong := name_error(text):
         raise ValueError(f"phase: {wrong}")
     return text
 
 
-def _asked(resources: resources_pb2.ResourceRequest) -> tuple[int, int | None, int, str]:
+def _calls_in_flight(resources: resources_pb2.ResourceRequest) -> tuple[int, int | None, int, str]:
     cores = resources.cores if resources.HasField("cores") else None
     return resources.gpu_milli, cores, resources.memory_bytes, resources.gpu_type
 
 
-@lru_cache(maxsize=4096)  # the same few shapes come job after job
+@lru_cache(maxsize=4096)  # jobs share few shapes
 def _role(name: str, replicas: int, gpu_milli: int, cores: int | None, memory_bytes: int, gpu_type: str) -> Role:
     _within("cores", cores or 0, CORES_MAX)
     _within("memory_bytes", memory_bytes, MEMORY_BYTES_MAX)
@@ -265,13 +274,13 @@ def _role(name: str, replicas: int, gpu_milli: int, cores: int | None, memory_by
 
 
 def _gpu_type(text: str) -> str:
-    if wrong := bad_name(text):
+    if wrong := name_error(text):
         raise ValueError(f"gpu_type: {wrong}")
     return text
 
 
 def _job_id(text: str) -> str:
-    if wrong := bad_name(text):
+    if wrong := name_error(text):
         raise ValueError(f"job_id: {wrong}")
     return text
 
@@ -299,15 +308,15 @@ def _qos(message: job_pb2.Qos) -> Qos:
 
 
 def _own(spec: job_pb2.JobSpec) -> Candidate:
-    """Take the job's own request as a candidate; 0 cores stand for `auto`."""
-    wanted = spec.roles[0].resources
+    """Return the job's own request as a candidate; 0 cores mean `auto`."""
+    largest = spec.roles[0].resources
     for role in spec.roles[1:]:
-        wanted = max(wanted, role.resources, key=lambda resources: resources.gpu_milli)
-    return Candidate(wanted.cores, wanted.gpu_milli, 1, wanted.gpu_type, *_team(spec))
+        largest = max(largest, role.resources, key=lambda resources: resources.gpu_milli)
+    return Candidate(largest.cores, largest.gpu_milli, 1, largest.gpu_type, *_ps_layout(spec))
 
 
-def _team(spec: job_pb2.JobSpec) -> Team:
-    """Tell the parameter servers of a job, which are the replicas of its role `ps`, from its workers."""
+def _ps_layout(spec: job_pb2.JobSpec) -> PsLayout:
+    """Return the numbers of a job's workers and parameter servers (the role `ps`), and the servers' cores."""
     if len(spec.roles) < 2:
         return 0, 0, 0
     servers = [role for role in spec.roles if role.name == SERVER_ROLE]
@@ -317,8 +326,8 @@ def _team(spec: job_pb2.JobSpec) -> Team:
     return sum(role.replicas for role in spec.roles) - count, count, servers[0].resources.cores
 
 
-def _allocation(message: pb.CandidateAllocation, team: Team) -> Candidate:
-    workers, servers, server_cores = team
+def _allocation(message: pb.CandidateAllocation, ps_layout: PsLayout) -> Candidate:
+    workers, servers, server_cores = ps_layout
     return _interned(
         message.cores,
         message.gpu_milli,
@@ -330,7 +339,7 @@ def _allocation(message: pb.CandidateAllocation, team: Team) -> Candidate:
     )
 
 
-@lru_cache(maxsize=4096)  # the same few allocations are judged for job after job
+@lru_cache(maxsize=4096)  # jobs share few candidate allocations
 def _interned(
     cores: int, gpu_milli: int, nodes: int, gpu_type: str, workers: int, servers: int, server_cores: int
 ) -> Candidate:
@@ -350,7 +359,7 @@ def _within(what: str, figure: int, at_most: int) -> int:
 
 
 def _run_seconds(attained_gpu_seconds: float, gpu_milli: int) -> float:
-    """Tell for how long the job has run, from the service that it has attained; a CPU job's time is not known."""
+    """Return how long a job has run, from its attained GPU seconds; 0 for a CPU job, whose run time is unknown."""
     return attained_gpu_seconds * WHOLE_GPU_MILLI / gpu_milli if gpu_milli else 0.0
 
 
@@ -372,5 +381,5 @@ def _moment(what: str, time: Timestamp) -> float:
 
 
 def seconds_of(time: Timestamp) -> float:
-    """Read a time in unix seconds."""
+    """Return a timestamp in unix seconds."""
     return time.seconds + time.nanos / 1e9

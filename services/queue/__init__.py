@@ -1,1 +1,1 @@
-"""The queue: the public job API, tenants, the job life cycle and the scheduling cycle."""
+"""The queue service: the public job API, tenants, the job life cycle and the scheduling cycle."""

@@ -1,4 +1,4 @@
-"""The queue as a process of its own: config in, everything composed, nothing decided."""
+"""The queue service as its own process: wires up the parts from a configuration."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from cotenant import telemetry
 from cotenant.leadership.election import Election
-from cotenant.leadership.replica import Replica, reached_at, serve_replica
+from cotenant.leadership.replica import Replica, advertised_address, serve_replica
 from cotenant.rpc.channel import connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.server_security import PLAIN, Security
 from cotenant.services.queue.api.server import QUEUES, SERVICES, QueueConfig
-from cotenant.services.queue.queue_replica import LEADER, PREFIX, Replicated
-from cotenant.store.compaction import Upkeep
+from cotenant.services.queue.queue_replica import LEADER, PREFIX, QueueReplica
+from cotenant.store.compaction import Compactor
 from cotenant.store.open import open_store
 
 
@@ -32,25 +32,26 @@ async def serve(
     on_start: Callable[[int], None] = lambda port: None,
     security: Security = PLAIN,
 ) -> None:
-    """Serve until cancelled, as the leader or as one who follows; jobs run on.
+    """Serve until cancelled, as leader or follower. Jobs keep running after that.
 
-    `memory` is the file that remembers the store over restarts.
-
-    `on_start` is told the port; `advertised` is the host at which other replicas reach this one.
+    Args:
+        memory: file in which the identity of the store is kept across restarts.
+        on_start: called with the port.
+        advertised: host at which other replicas reach this one.
     """
     telemetry.setup("queue")
     server = Server(address, token, security=security)
     store = await open_store(store_url, memory, config.store_limits)
     placement = connect(endpoints.placement, token or "")
     predictor = connect(endpoints.predictor, token or "")
-    background = Background()
+    background = BackgroundTasks()
     try:
-        replicated = Replicated(config, placement, predictor)
-        replicated.check(store)
+        queue_replica = QueueReplica(config, placement, predictor)
+        queue_replica.check(store)
         serve_policies(server).use(QUEUES, config.policy, options=config.options)
-        election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
-        replica = Replica(server, store, election, SERVICES, PREFIX, replicated.lead, read=replicated.read)
-        background.forever("store-upkeep", Upkeep(store, kept_seconds=config.history_seconds).run)
+        election = Election(store, LEADER, advertised_address(server.bind(), address, advertised))
+        replica = Replica(server, store, election, SERVICES, PREFIX, queue_replica.lead, read=queue_replica.read)
+        background.forever("store-upkeep", Compactor(store, kept_seconds=config.history_seconds).run)
         await serve_replica(server, replica, on_start)
     finally:
         await background.close()
@@ -61,4 +62,4 @@ async def serve(
 
 
 if __name__ == "__main__":
-    raise SystemExit("this is started with: cotenant serve queue")
+    raise SystemExit("start the queue with: cotenant serve queue")

@@ -1,4 +1,4 @@
-"""What a replica of the queue is made of, whether it leads or follows."""
+"""A replica of the queue service, which leads or follows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc.aio
 
 from cotenant.leadership.fenced_store import FencedStore
-from cotenant.leadership.leadership_term import Held
+from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.rpc.server import Host
 from cotenant.services.queue.api.follower_reads import QueueReader
 from cotenant.services.queue.api.server import JobQueue, QueueConfig
@@ -17,31 +17,31 @@ PREFIX = "queue/"
 LEADER = "queue/leader"
 
 
-class Replicated:
-    """Makes a queue anew for each term, and what answers between them."""
+class QueueReplica:
+    """A replica of the queue: a new `JobQueue` for each term as leader, a `QueueReader` in between."""
 
     def __init__(self, config: QueueConfig, placement: grpc.aio.Channel, predictor: grpc.aio.Channel) -> None:
         self._config, self._placement, self._predictor = config, placement, predictor
         self._reader = QueueReader()
 
     def check(self, store: Store) -> None:
-        """Find out before anybody is elected whether a queue can be made.
+        """Check the configuration before the first election.
 
         Raises:
             UnknownPolicy: the policy is not installed, or broken.
-            BadOption: it does not take an option.
+            BadOption: the policy does not take an option.
         """
         JobQueue(store, self._config, self._placement, self._predictor)
 
     def read(self, on_serving: Callable[[], None]) -> QueueReader:
-        """Begin to follow."""
+        """Start to follow."""
         self._reader = QueueReader()
         return self._reader
 
-    async def lead(self, host: Host, store: Store, held: Held) -> JobQueue:
-        """Begin to lead, from the records that were read while this replica followed.
+    async def lead(self, host: Host, store: Store, held: HeldTerm) -> JobQueue:
+        """Start to lead, with the records that were read while following.
 
-        They are given away once: where nothing comes of this, another state may have taken them in already.
+        The records are handed over once: if this start fails, another `State` may already own them.
         """
         reader, self._reader = self._reader, QueueReader()
         term = held.term if held.lease else 0

@@ -1,1 +1,1 @@
-"""Cotenant: deep-learning training, inference and CPU jobs together on one shared GPU cluster."""
+"""Cotenant: a scheduler for deep-learning training, inference and CPU jobs on a shared GPU cluster."""

@@ -1,8 +1,7 @@
-"""The file descriptors of this process: its limit, how many are open, and which limit its jobs get back.
+"""The file descriptors of this process: its limit, how many are open, and the limit that its jobs get.
 
-A process that serves raises its soft limit to the hard one. A job must not inherit that: some programs loop over every
-possible descriptor, and `select` breaks above 1,024. So the original soft limit is remembered here, and supervisors
-restore it.
+A server raises its soft limit to the hard one. A job must not inherit that: some programs loop over every possible
+descriptor, and `select` breaks above 1,024. So the original soft limit is remembered here, and supervisors restore it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _original: int | None = None
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many descriptors are open, and how many may be.
+    """The numbers of open and allowed descriptors.
 
     >>> Usage(850, 1000).scarce, Usage(500, 1000).scarce, Usage(750, 1000).ample
     (True, False, False)
@@ -33,33 +32,33 @@ class Usage:
 
     @property
     def free(self) -> int:
-        """How many more can be opened."""
+        """The number that can still be opened."""
         return max(0, self.limit - self.used)
 
     @property
     def reserve(self) -> int:
-        """How many are to stay free for the process's own files: connections never take these."""
+        """The number reserved for the process's own files: connections never use these."""
         return int(min(max(RESERVE_MIN, RESERVE_SHARE * self.limit), RESERVE_MAX))
 
     @property
     def scarce(self) -> bool:
-        """Whether the reserve will be touched soon."""
+        """Whether the reserve is nearly reached."""
         return self.free < 2 * self.reserve
 
     @property
     def ample(self) -> bool:
-        """Whether so many are free that a shortage is over."""
+        """Whether enough are free that a shortage is over."""
         return self.free >= 3 * self.reserve
 
     def __str__(self) -> str:
-        """The usage in words."""
+        """Return the usage in words."""
         return f"{self.used} of {self.limit} file descriptors are open"
 
 
 def raise_limit(original: int | None = None) -> int:
     """Raise the soft limit to the hard one and return it; `original` is the soft limit that jobs get, if not ours.
 
-    The kernel may refuse, for example where a sandbox forbids it; then the limit stays.
+    The kernel may refuse, for example in a sandbox; then the limit stays.
     """
     global _original
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -75,12 +74,12 @@ def raise_limit(original: int | None = None) -> int:
 
 
 def original_limit() -> int:
-    """Return the soft limit with which this process, or the one that started it, began: what its jobs get."""
+    """Return the soft limit with which this process, or its parent, started: jobs get this limit."""
     return _original if _original is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def usage() -> Usage:
-    """Count the open descriptors. Opens none on Linux 6.2 or newer, so that it works when none is left."""
+    """Return the usage. Opens no descriptor on Linux 6.2 or newer, so that it works when none is left."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         return Usage(os.stat(OPEN).st_size or len(os.listdir(OPEN)) - 1, limit)
@@ -89,7 +88,7 @@ def usage() -> Usage:
 
 
 class Spare:
-    """Descriptors that are held back, to be released when there are no others: a process can report then, and stop.
+    """Reserve descriptors, released when there are no others: the process can then report the error, and stop.
 
     >>> spare = Spare(2)
     >>> spare.held, spare.release(), spare.held, spare.refill(), spare.held
@@ -104,18 +103,18 @@ class Spare:
 
     @property
     def held(self) -> int:
-        """How many are held now."""
+        """The number that is held now."""
         return len(self._descriptors)
 
     def release(self) -> bool:
-        """Release all; False where none was held."""
+        """Release all; return whether any was held."""
         held, self._descriptors = self._descriptors, []
         for descriptor in held:
             os.close(descriptor)
         return bool(held)
 
     def refill(self) -> bool:
-        """Hold all of them again; False, and as many as before, where there are not enough."""
+        """Hold all of them again; if there are not enough, return False and change nothing."""
         taken: list[int] = []
         try:
             while self.held + len(taken) < self._count:
@@ -128,5 +127,5 @@ class Spare:
         return True
 
     def close(self) -> None:
-        """Release all for good."""
+        """Release all."""
         self.release()

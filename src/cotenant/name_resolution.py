@@ -1,8 +1,8 @@
-"""Whether a process can resolve the names of the parts that it calls.
+"""Checks whether a process can resolve the names of the services that it calls.
 
-A name server that fails is not noticed while connections stand; the next part that moves to another address is lost
-then. So the names in use are looked up every few seconds in a thread, and those that have failed for a while are
-problems of the process. A single question that was lost is none.
+A failing name server goes unnoticed while connections last; then the next service that moves to another address is
+lost. So the names in use are resolved every few seconds in a thread, and names that fail for a while are problems of
+the process. A single lost query is not.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary
 
 LOOK_SECONDS = 5.0
-SLOW_SECONDS = 2.0  # an answer that takes longer counts as a failure: connections are given up sooner
-SUSTAINED_SECONDS = 12.0  # more than two looks
+SLOW_SECONDS = 2.0  # slower answers count as failures: connection attempts time out sooner
+SUSTAINED_SECONDS = 12.0  # more than two checks
 ERRORS_MAX = 10
-REMEDY = "check the name servers in /etc/resolv.conf of its machine, and that the name is still there"
+REMEDY = "check the name servers in /etc/resolv.conf of its machine, and that the name still exists"
 
 
 class NameChecks:
-    """Looks up hosts that `watch` has named, for as long as whoever uses them exists."""
+    """Resolves the hosts passed to `watch`, for as long as their users exist."""
 
     def __init__(
         self,
@@ -33,25 +33,25 @@ class NameChecks:
         self._resolve, self._clock = resolve, clock
         self._users: WeakKeyDictionary[object, frozenset[str]] = WeakKeyDictionary()
         self._failing: dict[str, tuple[float, str]] = {}  # by host: since when, and why
-        self._asked: tuple[str, float] | None = None  # a host that is being looked up, and since when
+        self._asked: tuple[str, float] | None = None  # the host being resolved, and since when
         self._looking: threading.Thread | None = None
         self._looked = float("-inf")
 
     def watch(self, user: object, hosts: Iterable[str]) -> None:
-        """Look up these hosts while `user` exists; addresses in numbers need no look."""
+        """Resolve these hosts while `user` exists; IP addresses are skipped."""
         if named := frozenset(host for host in hosts if not _is_number(host)):
             self._users[user] = named
 
     def drop(self, user: object) -> None:
-        """Look up the hosts of `user` no longer."""
+        """Stop resolving the hosts of `user`."""
         self._users.pop(user, None)
 
     def hosts(self) -> list[str]:
-        """The names in use, sorted."""
+        """Return the names in use, sorted."""
         return sorted({host for hosts in list(self._users.values()) for host in hosts})
 
     def errors(self) -> list[str]:
-        """Return for each name that has not been resolved for a while why, in one sentence."""
+        """Return one sentence for each name that has failed for a while."""
         now, hosts = self._clock(), self.hosts()
         failing = dict(self._failing)
         if asked := self._asked:
@@ -61,19 +61,19 @@ class NameChecks:
         return [f"it cannot resolve {host}: {why}" for host, why in found if host in hosts][:ERRORS_MAX]
 
     async def run(self) -> None:
-        """Look every few seconds until cancelled."""
+        """Resolve the names every few seconds until cancelled."""
         while True:
             if self._clock() - self._looked >= LOOK_SECONDS and self._looking is None and self.hosts():
                 self._looked = self._clock()
                 self._looking = threading.Thread(target=self.look, name="name-checks", daemon=True)
                 try:
                     self._looking.start()
-                except RuntimeError:  # no thread can be started; the next look may do better
+                except RuntimeError:  # no thread can be started; try again at the next check
                     self._looking = None
             await asyncio.sleep(LOOK_SECONDS / 5)
 
     def look(self) -> None:
-        """Look up each name once."""
+        """Resolve each name once."""
         try:
             hosts = self.hosts()
             for host in hosts:

@@ -1,8 +1,8 @@
-"""Finds policies through entry points. A broken one is reported by name and skipped, never fatal.
+"""Discovers policies through entry points. A broken policy is reported by name and skipped, never fatal.
 
-A policy is a class with a `name`, `api_version = 1` and the methods of its group (`cotenant.core.policy.protocols`).
-A policy that has options declares them as a frozen dataclass `Options` inside it and takes an instance of that when it
-is made; a policy without `Options` is made with no argument.
+A policy is a class with a `name`, `api_version = 1` and the methods of its group (`cotenant.core.policy.protocols`). A
+policy with options declares them as a frozen dataclass `Options` inside it and takes an instance of that in its
+constructor; a policy without `Options` takes no argument.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy import options as declared_options
 from cotenant.core.policy.api_version import API_VERSION
-from cotenant.core.policy.options import BadOption, NotOptions
+from cotenant.core.policy.options import BadOption, InvalidOptionsClass
 from cotenant.core.spelling import did_you_mean, nearest
 
 __all__ = ["GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]
@@ -28,7 +28,7 @@ __all__ = ["GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]
 OURS = "cotenant"
 
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {  # and the methods that a policy of the group must have
+    {  # groups, and the methods that their policies must have
         "cotenant.queue_policies": ("order",),
         "cotenant.cpu_allocators": ("size",),
         "cotenant.placement_policies": ("place",),
@@ -40,7 +40,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class UnknownPolicy(LookupError):
-    """No policy of that name can be used; the message says why, or names similar ones."""
+    """No usable policy of that name; the message says why, or names similar policies."""
 
     def __init__(self, group: str, name: str, why: str, near: Iterable[str] = ()) -> None:
         super().__init__(why)
@@ -49,7 +49,7 @@ class UnknownPolicy(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A policy found through an entry point, usable where `healthy`."""
+    """A policy found through an entry point; usable if `healthy`."""
 
     group: str
     name: str
@@ -63,22 +63,22 @@ class Plugin:
     policy: type | None = field(default=None, repr=False, compare=False)
 
     def make(self, options: Mapping[str, str] = MappingProxyType({})) -> Any:
-        """Make the policy with these options; those not given keep their defaults.
+        """Return the policy with these options; options not given keep their defaults.
 
         Raises:
             UnknownPolicy: the plug-in is broken.
-            BadOption: naming every option that cannot be taken, and those that can.
+            BadOption: names every invalid option, and the valid ones.
         """
         if self.policy is None:
             raise self._unusable(self.error)
         declared = getattr(self.policy, "Options", None)
         if declared is None and options:
-            raise BadOption((Violation(name, "is no option; this policy has none") for name in options), {})
+            raise BadOption((Violation(name, "is not an option; this policy has none") for name in options), {})
         arguments = () if declared is None else (declared_options.parse(declared, options),)
         try:
             return self.policy(*arguments)
-        except Exception as error:  # whatever a stranger's constructor does
-            raise self._unusable(f"cannot be made: {type(error).__name__}: {error}") from error
+        except Exception as error:  # anything that a third-party constructor may raise
+            raise self._unusable(f"cannot be created: {type(error).__name__}: {error}") from error
 
     def _unusable(self, why: str) -> UnknownPolicy:
         return UnknownPolicy(
@@ -89,18 +89,18 @@ class Plugin:
 
 
 def discover(group: str | None = None) -> list[Plugin]:
-    """List the policies of a group, or of all, by group and name, the broken ones among them."""
+    """Return the policies of a group, or of all groups, by group and name, including broken ones."""
     if group is not None and group not in GROUPS:
-        raise ValueError(f"there is no group {group!r}; {', '.join(GROUPS)} are")
+        raise ValueError(f"unknown group {group!r}; groups are {', '.join(GROUPS)}")
     return [plugin for each in sorted(GROUPS) if group in (None, each) for plugin in _of_group(each)]
 
 
 def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """Make the policy of that name. Only its own module is imported.
+    """Return the policy of that name. Only its own module is imported.
 
     Raises:
         UnknownPolicy: there is none, or it is broken.
-        BadOption: naming every option that cannot be taken, and those that can.
+        BadOption: names every invalid option, and the valid ones.
     """
     points = _installed(group, _places())
     named = [point for point in points if point.name == name]
@@ -118,12 +118,12 @@ def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({}
 
 @lru_cache(maxsize=len(GROUPS))
 def _installed(group: str, places: tuple[tuple[str, int], ...]) -> EntryPoints:
-    """Give a group's entry points in all that is installed in some places; to read them takes longer than a cycle."""
+    """Return a group's installed entry points; cached, because reading them takes longer than a cycle."""
     return entry_points(group=group)
 
 
 def _places() -> tuple[tuple[str, int], ...]:
-    """Say where packages may be, and when something was last installed there or taken away."""
+    """Return where packages may be, and when each place last changed."""
     return tuple([(place, _written_ns(Path(place))) for place in sys.path])
 
 
@@ -131,7 +131,7 @@ def _written_ns(place: Path) -> int:
     try:
         return place.stat().st_mtime_ns
     except OSError:
-        return -1  # there is no such place, or not for us
+        return -1  # missing or unreadable
 
 
 def _of_group(group: str) -> list[Plugin]:
@@ -142,7 +142,7 @@ def _of_group(group: str) -> list[Plugin]:
 
 
 def _examined(group: str, points: list[EntryPoint]) -> list[Plugin]:
-    """Examine all entry points of one name. A name is our own policy's, or nobody's if two packages claim it."""
+    """Return all entry points of one name, examined. If packages clash over a name, only our own policy is usable."""
     if len(points) == 1:
         return [_examine(group, points[0])]
     points = sorted(points, key=_package)
@@ -154,15 +154,15 @@ def _examined(group: str, points: list[EntryPoint]) -> list[Plugin]:
 def _examine(group: str, point: EntryPoint) -> Plugin:
     try:
         policy = point.load()
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does on import
+    except (Exception, SystemExit) as error:  # anything that a third-party module may raise on import
         return _broken(group, point, f"cannot be imported: {type(error).__name__}: {error}")
     if wrong := _wrong(group, point.name, policy):
         return _broken(group, point, wrong, getattr(policy, "api_version", 0))
     try:
         declared = getattr(policy, "Options", None)
         options = declared_options.defaults(declared) if declared is not None else {}
-    except (NotOptions, ValueError) as error:
-        return _broken(group, point, f"declares its options wrongly: {error}", policy.api_version)
+    except (InvalidOptionsClass, ValueError) as error:
+        return _broken(group, point, f"has invalid options: {error}", policy.api_version)
     return Plugin(
         group=group,
         name=point.name,
@@ -177,14 +177,14 @@ def _examine(group: str, point: EntryPoint) -> Plugin:
 
 
 def _wrong(group: str, name: str, policy: Any) -> str:
-    """Say what a loaded object lacks to be a policy of the group, or nothing."""
+    """Return why a loaded object is not a policy of the group; "" if it is one."""
     if not isinstance(policy, type):
-        return f"is no class but {policy!r:.80}"
+        return f"is not a class but {policy!r:.80}"
     version = getattr(policy, "api_version", None)
     if version is None:
-        return f"names no api_version; this Cotenant speaks version {API_VERSION}"
+        return f"has no api_version; this Cotenant supports version {API_VERSION}"
     if version != API_VERSION:
-        return f"speaks version {version!r} of the policy API; this Cotenant speaks version {API_VERSION}"
+        return f"uses version {version!r} of the policy API; this Cotenant supports version {API_VERSION}"
     if getattr(policy, "name", None) != name:
         return f"is installed as {name!r} but calls itself {getattr(policy, 'name', None)!r}"
     lacking = [method for method in GROUPS[group] if not callable(getattr(policy, method, None))]
@@ -212,11 +212,11 @@ def _version(point: EntryPoint) -> str:
 
 @lru_cache(maxsize=64)
 def _named(package: Distribution) -> tuple[str, str]:
-    """Tell a package's name and version, which it reads from a file each time."""
+    """Return a package's name and version; cached, because they are read from a file."""
     return package.name, package.version
 
 
 def _kind(group: str) -> str:
-    """Name a policy of the group in the singular: `queue policy`."""
+    """Return the singular of a group: `queue policy`."""
     words = group.rpartition(".")[2].replace("_", " ")
     return f"{words.removesuffix('ies')}y" if words.endswith("ies") else words.removesuffix("s")

@@ -1,4 +1,4 @@
-"""The stores that one suite holds to the port's promises, and a model so simple that it is plainly right."""
+"""Store adapters under the contract suite, and a model that is simple enough to be obviously correct."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from cotenant.store.port import (
     Relisted,
     Store,
 )
-from cotenant.store.revision_offset import BASE, ShiftedStore
+from cotenant.store.revision_offset import BASE, OffsetStore
 from cotenant.store.sqlite import SqliteStore
 
 WAIT_SECONDS_MAX = 20.0  # for what must come; a test that gets there fails
 
 
 class Home(ABC):
-    """Where one kind of store keeps its state, so that a test can open it again."""
+    """The state of one kind of store, which a test can open again."""
 
     @abstractmethod
     async def open(self) -> Store:
@@ -54,7 +54,7 @@ class Home(ABC):
 
 
 class MemoryHome(Home):
-    """A process's memory: it cannot be opened again, so the same store goes on."""
+    """A memory store: reopening returns the same store."""
 
     async def open(self) -> Store:
         return MemoryStore()
@@ -64,7 +64,7 @@ class MemoryHome(Home):
 
 
 class SqliteHome(Home):
-    """A directory in which each store has a file of its own."""
+    """A directory with one file per store."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -85,12 +85,12 @@ class SqliteHome(Home):
 
 
 class ShiftedHome(Home):
-    """A process's memory that goes on from another store's revisions."""
+    """A memory store that continues from another store's revisions."""
 
     async def open(self) -> Store:
         inner = MemoryStore()
         await put(inner, BASE, b"1000000")
-        return ShiftedStore(inner)
+        return OffsetStore(inner)
 
     async def reopen(self, store: Store) -> Store:
         return store
@@ -111,13 +111,13 @@ class EtcdHome(Home):
 
 
 async def take(updates: AsyncIterator[Changes | Relisted], count: int) -> list[Changes | Relisted]:
-    """Take the next few updates of a watch."""
+    """Return the next few updates of a watch."""
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         return [await anext(updates) for _ in range(count)]
 
 
 async def changed_next(updates: AsyncIterator[Changes | Relisted]) -> dict[str, bytes | None]:
-    """Take one update, which must be a change, and say what it changed."""
+    """Return the changes of the next update, which must not be a relist."""
     (update,) = await take(updates, 1)
     assert isinstance(update, Changes)
     assert {change.mod_revision for change in update.changes} == {update.revision}
@@ -125,7 +125,7 @@ async def changed_next(updates: AsyncIterator[Changes | Relisted]) -> dict[str, 
 
 
 async def drain(updates: AsyncIterator[Changes | Relisted], *, to_revision: int) -> list[Changes | Relisted]:
-    """Take updates up to and including one at a revision."""
+    """Return the updates up to and including one at a revision."""
     taken: list[Changes | Relisted] = []
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         while not taken or taken[-1].revision < to_revision:
@@ -134,7 +134,7 @@ async def drain(updates: AsyncIterator[Changes | Relisted], *, to_revision: int)
 
 
 async def put(store: Store, key: str, value: bytes = b"", *, lease_id: int = 0) -> int:
-    """Write one key, whatever it was, and return the revision."""
+    """Put one key unconditionally and return the revision."""
     outcome = await store.transact([], [Put(key, value, lease_id)])
     assert isinstance(outcome, Committed)
     return outcome.revision
@@ -142,7 +142,7 @@ async def put(store: Store, key: str, value: bytes = b"", *, lease_id: int = 0) 
 
 @dataclass
 class Model:
-    """A store that keeps every state it was ever in: slow, and easy to believe."""
+    """A store that keeps all its past states: slow, but simple."""
 
     revision: int
     compacted: int = 0
@@ -174,11 +174,11 @@ class Model:
         return Committed(self.revision)
 
     def listed(self, prefix: str, revision: int) -> tuple[Entry, ...]:
-        """Say what was under a prefix at a revision."""
+        """Return the entries under a prefix at a revision."""
         return tuple(entry for key, entry in sorted(self.states[revision].items()) if key.startswith(prefix))
 
     def changes(self, prefix: str, after_revision: int, to_revision: int) -> list[Changes]:
-        """Say what changed under a prefix between two revisions."""
+        """Return the changes under a prefix between two revisions."""
         return [
             Changes(each.revision, under)
             for each in self.log

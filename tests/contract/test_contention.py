@@ -1,4 +1,4 @@
-"""What every contention policy holds to, whoever wrote it."""
+"""Contract of every contention policy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ nodes_seen = st.builds(
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[NodeWindow]:
-    """Windows of one node in their order in which jobs' rates and use jump about, and what is said is done."""
+    """Consecutive windows of one node with erratic rates and usage, where directives are applied."""
     few = draw(st.lists(attempts, min_size=1, max_size=5, unique_by=lambda one: (one.job_id, one.number)))
     levels = draw(st.lists(st.sampled_from((0.1, 0.4, 0.7, 1.0)), min_size=2, max_size=6))
     node = draw(nodes_seen)
@@ -78,7 +78,7 @@ def stories(draw: st.DrawFn) -> list[NodeWindow]:
 
 
 def lawful(policy: ContentionPolicy, again: ContentionPolicy, seen: list[NodeWindow]) -> None:
-    """Ask about windows, doing what is said in those that follow, and hold each answer to the law."""
+    """Run the policy over windows, apply its directives, and check each against the contract."""
     done: dict[tuple[str, str, int], Throttle] = {}
     for window in seen:
         here = tuple(
@@ -112,20 +112,20 @@ def lawful(policy: ContentionPolicy, again: ContentionPolicy, seen: list[NodeWin
 @every
 @settings(max_examples=50, deadline=None)
 @given(st.lists(nodes_seen, max_size=8))
-def test_directives_are_about_cpu_jobs_that_were_seen(plugin: plugins.Plugin, seen: list[NodeWindow]) -> None:
+def test_directives_concern_observed_cpu_jobs(plugin: plugins.Plugin, seen: list[NodeWindow]) -> None:
     lawful(plugin.make(), plugin.make(), seen)
 
 
 @every
 @settings(max_examples=60, deadline=None)
 @given(stories())
-def test_so_they_are_whatever_happens(plugin: plugins.Plugin, story: list[NodeWindow]) -> None:
+def test_directives_stay_valid_over_any_windows(plugin: plugins.Plugin, story: list[NodeWindow]) -> None:
     lawful(plugin.make(), plugin.make(), story)
 
 
 @every
 @pytest.mark.parametrize("seed", range(3))
-def test_a_quiet_hour_is_left_alone(plugin: plugins.Plugin, seed: int) -> None:
+def test_an_hour_without_contention_gets_no_directives(plugin: plugins.Plugin, seed: int) -> None:
     trainers = [Trainer(f"dnn-{number}", 10.0 + number) for number in range(4)]
     cpu_jobs = [CpuJob(f"cpu-{number}", demand=5e9, cores=4) for number in range(4)]
     node = ModelNode(trainers, cpu_jobs, seed)
@@ -133,7 +133,7 @@ def test_a_quiet_hour_is_left_alone(plugin: plugins.Plugin, seed: int) -> None:
 
 
 @every
-def test_a_node_without_cpu_jobs_is_left_alone_whatever_its_jobs_do(plugin: plugins.Plugin) -> None:
+def test_a_node_without_cpu_jobs_gets_no_directives(plugin: plugins.Plugin) -> None:
     policy = plugin.make()
     for number in range(100):
         rate = 10.0 if number % 40 < 20 else 1.0
@@ -142,7 +142,7 @@ def test_a_node_without_cpu_jobs_is_left_alone_whatever_its_jobs_do(plugin: plug
 
 
 def _size(thing: object, seen: set[int]) -> int:
-    """Count the bytes of a thing and of all that it holds."""
+    """Return the bytes of an object and everything it references."""
     if id(thing) in seen:
         return 0
     seen.add(id(thing))
@@ -167,7 +167,7 @@ def _after(policy: ContentionPolicy, arrivals: int, node: Callable[[int], str]) 
 
 @every
 @pytest.mark.parametrize("nodes", [1, 50], ids=["one node", "fifty nodes"])
-def test_ten_thousand_jobs_leave_no_more_behind_than_a_hundred(plugin: plugins.Plugin, nodes: int) -> None:
+def test_memory_does_not_grow_with_ended_jobs(plugin: plugins.Plugin, nodes: int) -> None:
     def node(number: int) -> str:
         return f"n{number % nodes}"
 
@@ -175,6 +175,6 @@ def test_ten_thousand_jobs_leave_no_more_behind_than_a_hundred(plugin: plugins.P
 
 
 @every
-def test_nodes_that_fell_silent_are_forgotten(plugin: plugins.Plugin) -> None:
+def test_silent_nodes_are_dropped(plugin: plugins.Plugin) -> None:
     few, many = plugin.make(), plugin.make()
     assert _after(many, 10_000, lambda number: f"n{number}") <= 1.5 * _after(few, 200, lambda number: f"n{number}")

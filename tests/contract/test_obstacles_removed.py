@@ -1,4 +1,4 @@
-"""Whom a refusal names or counts is taken away, and the job starts: the order, reservations, avoidance, ill GPUs."""
+"""Refusals are true: a job starts once the named obstacle is gone (order, reservations, avoidance, unhealthy GPUs)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cotenant import plugins
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job_table import JobTable
-from cotenant.core.model.node import Illness
+from cotenant.core.model.node import UnhealthyCapacity
 from cotenant.core.model.refusal import Code, Refusal
-from cotenant.core.placement.node_avoidance import yielding
-from cotenant.core.policy.cluster_view import Resident
-from cotenant.core.policy.protocols import Ended
+from cotenant.core.placement.node_avoidance import relax_avoidance
+from cotenant.core.policy.cluster_view import RunningJob
+from cotenant.core.policy.protocols import EndedJob
 from cotenant.core.scheduling.admission import Choice, Rules, choose
 from cotenant.core.scheduling.cycle import place
 
 RESOURCES = ("gpu_milli", "cores", "memory_bytes")
 
 
-def chosen(plugin: plugins.Plugin, table: JobTable, history: list[Ended], rules: Rules) -> Choice:
+def chosen(plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], rules: Rules) -> Choice:
     jobs, policy = table.jobs(NOW), taught(plugin, history)
     return choose(jobs, policy, policy.order(jobs, NOW), table.capacity, now=NOW, rules=rules)
 
@@ -36,8 +36,8 @@ def chosen(plugin: plugins.Plugin, table: JobTable, history: list[Ended], rules:
 @installed("cotenant.queue_policies")
 @settings(max_examples=15)
 @given(tables(), histories, st.sampled_from([Rules(), Rules(run_seconds_min=100.0)]))
-def test_who_is_outranked_does_not_fit_beside_those_before_it_and_should_run_once_they_are_gone(
-    plugin: plugins.Plugin, table: JobTable, history: list[Ended], rules: Rules
+def test_an_outranked_job_starts_once_the_jobs_ahead_are_gone(
+    plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], rules: Rules
 ) -> None:
     choice, jobs, ids = chosen(plugin, table, history, rules), table.jobs(NOW), list(table.ids)
     if choice.outrankers is None:
@@ -54,7 +54,7 @@ def test_who_is_outranked_does_not_fit_beside_those_before_it_and_should_run_onc
         assert refusal.numbers["ahead"] == len(ahead)
         if ahead:
             assert refusal.numbers["ahead_gpu_milli"] == int(jobs.gpu_milli[ahead].sum())
-            assert f"the nearest, {ids[ahead[-1]]}, has the score" in refusal.detail
+            assert f"the nearest, {ids[ahead[-1]]}, has score" in refusal.detail
         if "head_cores" in refusal.numbers:
             beyond_the_head(plugin, table, history, rules, refusal, row)
             continue
@@ -78,7 +78,7 @@ def test_who_is_outranked_does_not_fit_beside_those_before_it_and_should_run_onc
 
 
 def beyond_the_head(
-    plugin: plugins.Plugin, table: JobTable, history: list[Ended], rules: Rules, refusal: Refusal, row: int
+    plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], rules: Rules, refusal: Refusal, row: int
 ) -> None:
     """A strict order names who does not fit: it does not, and once it is gone, whoever waited for it alone runs."""
     choice, ids = chosen(plugin, table, history, rules), list(table.ids)
@@ -102,10 +102,8 @@ def beyond_the_head(
 @every_policy
 @settings(max_examples=12)
 @given(busy())
-def test_who_waits_for_a_reservation_alone_starts_where_nothing_is_reserved(
-    plugin: plugins.Plugin, world: Busy
-) -> None:
-    plan = place(world.gangs, world.ledger, ready(plugin), rng(), scene=world.scene, reserving=RULE)
+def test_a_job_blocked_by_a_reservation_starts_without_it(plugin: plugins.Plugin, world: Busy) -> None:
+    plan = place(world.gangs, world.ledger, ready(plugin), rng(), cluster_view=world.cluster_view, reserving=RULE)
     reserved = {one.gang.job_id for one in plan.reservations}
     starts = {start.gang.job_id: start for start in plan.starts}
     if any(start.moves or start.reclaims for start in plan.starts):
@@ -115,16 +113,16 @@ def test_who_waits_for_a_reservation_alone_starts_where_nothing_is_reserved(
         if refusal is None or refusal.code is not Code.RESERVED:
             continue
         assert any(name in refusal.detail for name in reserved), refusal
-        scene = replace(world.scene, all=dict(world.scene.all))
-        with world.ledger.undone():
+        cluster_view = replace(world.cluster_view, all=dict(world.cluster_view.all))
+        with world.ledger.rolled_back():
             for other in world.gangs[:number]:
                 if (start := starts.get(other.job_id)) is None:
                     continue
                 for holding in start.holdings:
                     world.ledger.hold(holding)
                 lent = start.reclaimable
-                scene.all[other.job_id] = Resident(other, start.holdings, scene.now, reclaimable=lent)
-            again = place([gang], world.ledger, ready(plugin), rng(), scene=scene)
+                cluster_view.all[other.job_id] = RunningJob(other, start.holdings, cluster_view.now, reclaimable=lent)
+            again = place([gang], world.ledger, ready(plugin), rng(), cluster_view=cluster_view)
         assert again.starts, f"{refusal}, but without the reservation {again.refusals}"
 
 
@@ -134,14 +132,14 @@ AVOIDED = st.lists(st.sampled_from(["n0", "n1", "n2", "n3"]), unique=True).map(t
 @every_policy
 @settings(max_examples=15)
 @given(worlds(), gangs(roles_max=1), AVOIDED)
-def test_who_keeps_away_from_nodes_starts_once_the_others_are_open_and_empty_or_it_does_not_any_more(
+def test_a_job_that_avoids_nodes_starts_on_others_or_when_avoidance_ends(
     plugin: plugins.Plugin, world: World, gang: Gang, avoided: tuple[str, ...]
 ) -> None:
     shy = replace(gang, avoided=avoided)
     refusal = place([shy], world.ledger, ready(plugin), rng()).refusals.get(gang.job_id)
     if refusal is None:
         return
-    heeded = yielding(shy, world.ledger)
+    heeded = relax_avoidance(shy, world.ledger)
     assert refusal.numbers.get("avoided_nodes", 0) == (
         len(heeded.avoided) if refusal.code is not Code.NEVER_FITS else 0
     )
@@ -159,11 +157,11 @@ def test_who_keeps_away_from_nodes_starts_once_the_others_are_open_and_empty_or_
 
 @st.composite
 def ill_worlds(draw: st.DrawFn) -> tuple[World, Ledger]:
-    """Draw a cluster of which some GPUs are not well, and the same one with all of them well and free."""
+    """Draw a cluster with unhealthy GPUs, and the same cluster with all of them healthy and free."""
     world = draw(worlds(closed=False))
     lost = [draw(st.sampled_from([0, 0, 1, 2])) for _ in world.ledger.shapes]
     well = [replace(shape, gpus=shape.gpus + ill) for shape, ill in zip(world.ledger.shapes, lost, strict=True)]
-    world.ledger.illness = Illness(sum(lost), 0, tuple(well))
+    world.ledger.unhealthy = UnhealthyCapacity(sum(lost), 0, tuple(well))
     healed = Ledger(well, world.ledger.racks, world.ledger.numbers)
     for holding in (held for holdings in world.taken for held in holdings):
         healed.hold(holding)
@@ -173,14 +171,14 @@ def ill_worlds(draw: st.DrawFn) -> tuple[World, Ledger]:
 @every_policy
 @settings(max_examples=20)
 @given(ill_worlds(), gangs(roles_max=1))
-def test_gpus_that_are_told_not_to_be_well_would_count_for_the_job_if_they_were(
+def test_unhealthy_gpus_in_a_refusal_would_fit_the_job(
     plugin: plugins.Plugin, given_: tuple[World, Ledger], gang: Gang
 ) -> None:
     world, healed = given_
     refusal = place([gang], world.ledger, ready(plugin), rng()).refusals.get(gang.job_id)
     if refusal is None:
         return
-    idle = Ledger(world.ledger.illness.shapes_when_well, world.ledger.racks)
+    idle = Ledger(world.ledger.unhealthy.healthy_shapes, world.ledger.racks)
     told = int(refusal.numbers.get("unhealthy_gpus", 0))
     demand = gang.parts[0].demand
     if refusal.code is Code.NO_NODES:

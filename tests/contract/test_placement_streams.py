@@ -1,4 +1,4 @@
-"""What every placement policy keeps to over a stream: nothing is given twice, gangs are whole, reasons are true."""
+"""Contract of every placement policy over a stream: no overcommitment, whole gangs, true refusals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Code, Refusal
-from cotenant.core.placement.topology import place_in_one
-from cotenant.core.policy.cluster_view import Sees, Still
+from cotenant.core.placement.topology import place_in_one_rack
+from cotenant.core.policy.cluster_view import EmptyClusterView, UsesClusterView
 from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.core.scheduling.cycle import Plan, place
 
@@ -68,8 +68,8 @@ class Cluster:
 
 def ready(plugin: plugins.Plugin) -> PlacementPolicy:
     policy: PlacementPolicy = plugin.make()
-    if isinstance(policy, Sees):
-        policy.see(Still())
+    if isinstance(policy, UsesClusterView):
+        policy.begin_cycle(EmptyClusterView())
     return policy
 
 
@@ -82,7 +82,7 @@ def keeps_together(gang: Gang, nodes: set[int], ledger: Ledger, policy: Placemen
 
 
 def live(plugin: plugins.Plugin, world: World, stream: Sequence[Turn], seed: int) -> tuple[list[Plan], list[Gang]]:
-    """Run a cycle after each turn, and do what it says; returns the plans, and who waits at the end."""
+    """Run and apply a cycle after each turn; return the plans and the jobs that wait at the end."""
     ledger, cluster, policy = world.ledger, Cluster(world), ready(plugin)
     waiting: list[Gang] = []
     plans: list[Plan] = []
@@ -130,7 +130,7 @@ def test_a_stream_is_placed_whole_without_overcommitment_and_the_same_when_repla
 @every_policy
 @settings(max_examples=15)
 @given(worlds(), turns)
-def test_whoever_still_waits_starts_when_what_stands_in_the_way_is_gone(
+def test_a_waiting_job_starts_when_its_obstacle_is_removed(
     plugin: plugins.Plugin, world: World, stream: list[Turn]
 ) -> None:
     _, waiting = live(plugin, world, stream, 0)
@@ -138,18 +138,18 @@ def test_whoever_still_waits_starts_when_what_stands_in_the_way_is_gone(
     for gang in waiting:
         if len(gang.parts) > 1:
             continue  # where several roles find their places depends on where the first of them go
-        refusal = place_in_one(policy, gang, ledger, rng())
+        refusal = place_in_one_rack(policy, gang, ledger, rng())
         assert isinstance(refusal, Refusal), "it was refused, and yet there is a place for it"
         assert not contradiction(gang, refusal, ledger, plugin), refusal
         idle = emptied(ledger)
         if refusal.code is Code.NO_NODES:
             idle.open[:] = True
-        starts = isinstance(place_in_one(ready(plugin), gang, idle, rng()), tuple)
+        starts = isinstance(place_in_one_rack(ready(plugin), gang, idle, rng()), tuple)
         assert starts == (refusal.code is not Code.NEVER_FITS) or not ledger.open.any()
 
 
 def contradiction(gang: Gang, refusal: Refusal, ledger: Ledger, plugin: plugins.Plugin) -> str:
-    """Say what of a refusal is not so; nothing where all of it is."""
+    """Return what is false in a refusal, or nothing."""
     for name in ("gpu_milli", "cores", "memory_bytes"):
         if f"wanted_{name}" in refusal.numbers:
             wanted, free = refusal.numbers[f"wanted_{name}"], refusal.numbers[f"free_{name}"]
@@ -159,7 +159,7 @@ def contradiction(gang: Gang, refusal: Refusal, ledger: Ledger, plugin: plugins.
             (part,) = gang.parts
             demand = replace(part.demand, cores=0) if name == "cores" else replace(part.demand, memory_bytes=0)
             less = replace(gang, parts=(replace(part, demand=demand),))
-            if isinstance(place_in_one(ready(plugin), less, ledger, rng()), Refusal):
+            if isinstance(place_in_one_rack(ready(plugin), less, ledger, rng()), Refusal):
                 return f"{name}: without them it does not start either"
     return ""
 

@@ -1,4 +1,4 @@
-"""One suite over every policy that is installed: what a group promises, each of its members keeps."""
+"""Contract suite over every installed policy: each keeps the guarantees of its group."""
 
 from __future__ import annotations
 
@@ -26,11 +26,19 @@ from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.placement.unschedulable import never_fits, room_on
 from cotenant.core.policy import options as declared_options
-from cotenant.core.policy.protocols import CpuAllocator, Ended, Learns, Order, PlacementPolicy, Predictor, QueuePolicy
+from cotenant.core.policy.protocols import (
+    CpuAllocator,
+    EndedJob,
+    Learns,
+    Order,
+    PlacementPolicy,
+    Predictor,
+    QueuePolicy,
+)
 from cotenant.core.prediction.core_curve import Point
 from cotenant.core.scheduling.cycle import take
 from cotenant.core.scheduling.ordering import rank
-from cotenant.core.sizing.resize import Resizes, Running, leading_role, resizable
+from cotenant.core.sizing.resize import ResizableJob, Resizes, leading_role, resizable
 
 DECIDING = tuple(group for group in plugins.GROUPS if group != "cotenant.runtimes")
 FORBIDDEN = {
@@ -41,21 +49,21 @@ NOW = 10_000.0
 
 
 def installed(*groups: str) -> pytest.MarkDecorator:
-    """Parametrise a test with every policy of some groups."""
+    """Parametrize a test with every policy of some groups."""
     found = [plugin for group in groups for plugin in plugins.discover(group)]
     names = [f"{plugin.group.removeprefix('cotenant.')}:{plugin.name}" for plugin in found]
     return pytest.mark.parametrize("plugin", found, ids=names)
 
 
 @installed(*DECIDING)
-def test_a_policy_is_found_whole(plugin: plugins.Plugin) -> None:
+def test_an_installed_policy_implements_its_protocol(plugin: plugins.Plugin) -> None:
     assert plugin.healthy, plugin.error
     assert plugin.policy is not None
     assert (plugin.policy.name, plugin.policy.api_version) == (plugin.name, 1)  # type: ignore[attr-defined]  # asked here
 
 
 @installed(*DECIDING)
-def test_a_policy_says_its_idea_where_that_is_from_and_shows_it(plugin: plugins.Plugin) -> None:
+def test_a_policy_documents_its_idea_its_source_and_an_example(plugin: plugins.Plugin) -> None:
     told = inspect.getdoc(plugin.policy) or ""
     cites = re.search(r"\b(19|20)\d\d\b.*\[[PDCR]\]", told, re.DOTALL)
     assert cites or "baseline" in told, "neither a paper with its tag nor a baseline"
@@ -63,7 +71,7 @@ def test_a_policy_says_its_idea_where_that_is_from_and_shows_it(plugin: plugins.
 
 
 @installed(*DECIDING)
-def test_a_policy_imports_no_clock_no_chance_and_nothing_that_waits(plugin: plugins.Plugin) -> None:
+def test_a_policy_imports_no_clock_no_randomness_and_no_io(plugin: plugins.Plugin) -> None:
     assert plugin.policy is not None
     tree = ast.parse(Path(inspect.getfile(plugin.policy)).read_text(encoding="utf-8"))
     names = set(imported(tree))
@@ -85,7 +93,7 @@ def imported(tree: ast.Module) -> Iterable[str]:
 
 
 @installed(*DECIDING)
-def test_options_are_told_field_by_field_and_read_back_as_written(plugin: plugins.Plugin) -> None:
+def test_options_round_trip(plugin: plugins.Plugin) -> None:
     declared = getattr(plugin.policy, "Options", None)
     if declared is None:
         return
@@ -96,18 +104,18 @@ def test_options_are_told_field_by_field_and_read_back_as_written(plugin: plugin
 
 
 @installed(*DECIDING)
-def test_an_option_that_is_none_is_named(plugin: plugins.Plugin) -> None:
+def test_an_unknown_option_is_named(plugin: plugins.Plugin) -> None:
     with pytest.raises(plugins.BadOption, match="no_such_option"):
         plugin.make({"no_such_option": "1"})
 
 
 def unreadable(plugin: plugins.Plugin) -> list[str]:
-    """Name the options that are numbers, and so cannot be words."""
+    """Return the names of the numeric options."""
     return [name for name, default in plugin.options.items() if re.fullmatch(r"[\d.,]+", default)]
 
 
 @installed(*DECIDING)
-def test_options_that_cannot_be_read_are_all_named_at_once(plugin: plugins.Plugin) -> None:
+def test_all_invalid_options_are_named_at_once(plugin: plugins.Plugin) -> None:
     if numbers := unreadable(plugin):
         with pytest.raises(plugins.BadOption) as caught:
             plugin.make(dict.fromkeys(numbers, "many"))
@@ -115,7 +123,7 @@ def test_options_that_cannot_be_read_are_all_named_at_once(plugin: plugins.Plugi
 
 
 ends = st.builds(
-    lambda gpus, cores, seconds: Ended(1000 * gpus, cores, max(1, gpus), seconds, gpus * seconds),
+    lambda gpus, cores, seconds: EndedJob(1000 * gpus, cores, max(1, gpus), seconds, gpus * seconds),
     st.integers(0, 8),
     st.integers(0, 16),
     st.floats(0, 1e7),
@@ -123,8 +131,8 @@ ends = st.builds(
 histories = st.lists(ends, max_size=8) | st.lists(ends, min_size=1, max_size=4).map(lambda some: some * 100)
 
 
-def taught(plugin: plugins.Plugin, history: list[Ended]) -> QueuePolicy:
-    """Make a queue policy, and tell it of past jobs if it learns: of few, or of plenty."""
+def taught(plugin: plugins.Plugin, history: list[EndedJob]) -> QueuePolicy:
+    """Make a queue policy, with few or many past jobs if it learns."""
     policy: QueuePolicy = plugin.make()
     if isinstance(policy, Learns):
         for ended in history:
@@ -135,8 +143,8 @@ def taught(plugin: plugins.Plugin, history: list[Ended]) -> QueuePolicy:
 @installed("cotenant.queue_policies")
 @settings(max_examples=60)
 @given(tables(), histories, st.data())
-def test_every_job_gets_a_finite_score_whatever_the_rows_order(
-    plugin: plugins.Plugin, table: JobTable, history: list[Ended], data: st.DataObject
+def test_every_job_gets_a_finite_score_in_any_row_order(
+    plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], data: st.DataObject
 ) -> None:
     policy = taught(plugin, history)
     jobs, before = table.jobs(NOW), table.jobs(NOW)
@@ -163,7 +171,7 @@ def test_every_job_gets_a_finite_score_whatever_the_rows_order(
 @settings(max_examples=60)
 @given(tables(), histories, st.floats(0, 1))
 def test_while_an_order_is_valid_no_waiting_job_gains_on_any_other(
-    plugin: plugins.Plugin, table: JobTable, history: list[Ended], share: float
+    plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], share: float
 ) -> None:
     """Running jobs may rise, such as those that near their end; where none is ever stopped, they may also fall."""
     policy = taught(plugin, history)
@@ -184,9 +192,7 @@ def test_while_an_order_is_valid_no_waiting_job_gains_on_any_other(
 @installed("cotenant.queue_policies")
 @settings(max_examples=60)
 @given(tables(), histories)
-def test_who_was_chosen_to_run_and_runs_is_chosen_again(
-    plugin: plugins.Plugin, table: JobTable, history: list[Ended]
-) -> None:
+def test_a_running_job_is_chosen_again(plugin: plugins.Plugin, table: JobTable, history: list[EndedJob]) -> None:
     """Else jobs would stop each other at every event, though nothing that matters to them has changed."""
     policy = taught(plugin, history)
 
@@ -226,7 +232,7 @@ def test_an_empty_queue_has_an_order(plugin: plugins.Plugin) -> None:
 @installed("cotenant.placement_policies")
 @settings(max_examples=150)
 @given(worlds(), gangs(), st.integers(0, 2**32))
-def test_an_offer_is_whole_and_free_and_the_same_for_a_seed(
+def test_an_offer_is_complete_free_and_deterministic(
     plugin: plugins.Plugin, world: World, gang: Gang, seed: int
 ) -> None:
     policy: PlacementPolicy = plugin.make()
@@ -242,16 +248,14 @@ def test_an_offer_is_whole_and_free_and_the_same_for_a_seed(
         demand = gang.parts[share.part].demand
         assert ledger.open[share.node]
         assert not demand.gpu_milli or ledger.of_type(demand.gpu_type)[share.node]
-    with ledger.undone():
+    with ledger.rolled_back():
         take(ledger, gang, answer)
 
 
 @installed("cotenant.placement_policies")
 @settings(max_examples=150)
 @given(worlds(), gangs(roles_max=1))
-def test_a_refusal_is_true_for_without_its_obstacle_the_gang_starts(
-    plugin: plugins.Plugin, world: World, gang: Gang
-) -> None:
+def test_a_refused_gang_starts_without_its_obstacle(plugin: plugins.Plugin, world: World, gang: Gang) -> None:
     policy: PlacementPolicy = plugin.make()
     refusal = policy.place(gang, world.ledger, rng())
     if not isinstance(refusal, Refusal):
@@ -271,7 +275,7 @@ def test_a_refusal_is_true_for_without_its_obstacle_the_gang_starts(
 
 @installed("cotenant.cpu_allocators")
 @given(specs(), st.lists(shapes(), max_size=3))
-def test_cores_are_given_to_every_role_and_never_none_unasked(
+def test_every_role_gets_cores_unless_it_requests_none(
     plugin: plugins.Plugin, spec: JobSpec, made_of: list[NodeShape]
 ) -> None:
     allocator: CpuAllocator = plugin.make()
@@ -285,7 +289,7 @@ def test_cores_are_given_to_every_role_and_never_none_unasked(
 
 @installed("cotenant.cpu_allocators")
 @given(specs(roles_max=2), st.lists(shapes(), min_size=1, max_size=3), st.none() | st.integers(1, 64))
-def test_a_job_that_fits_fits_with_the_cores_it_is_given(
+def test_a_fitting_job_still_fits_with_its_allocated_cores(
     plugin: plugins.Plugin, spec: JobSpec, made_of: list[NodeShape], useful: int | None
 ) -> None:
     if never_fits(spec, made_of, elastic=True):
@@ -303,14 +307,14 @@ points = st.lists(
 
 
 @st.composite
-def running(draw: st.DrawFn) -> Running:
-    """Draw a job that runs on some cores, some of which may be lent."""
+def running(draw: st.DrawFn) -> ResizableJob:
+    """Draw a running job with some cores, some of which may be lent."""
     spec = draw(specs(roles_max=2).filter(resizable))
     count, lead = len(spec.roles), leading_role(spec)
     cores = tuple(draw(st.integers(1, 24)) for _ in range(count))
     spare = tuple(draw(st.sampled_from([0, 1, 2, 7, 30])) if number == lead else 0 for number in range(count))
     useful, rest = draw(st.none() | st.integers(1, 64)), draw(st.none() | st.floats(0, 1e7))
-    return Running(
+    return ResizableJob(
         "job",
         spec,
         Estimate(cores_useful=useful, cores_useful_confidence=0.9 if useful else 0.0, remaining_seconds=rest),
@@ -327,7 +331,7 @@ def running(draw: st.DrawFn) -> Running:
 @installed("cotenant.cpu_allocators")
 @settings(max_examples=60)
 @given(running())
-def test_a_wish_is_within_what_there_is_and_the_same_for_the_same(plugin: plugins.Plugin, job: Running) -> None:
+def test_a_sizing_is_within_bounds_and_deterministic(plugin: plugins.Plugin, job: ResizableJob) -> None:
     allocator, other = plugin.make(), plugin.make()
     if not isinstance(allocator, Resizes):
         return
@@ -413,7 +417,7 @@ def test_an_estimate_makes_sense_and_survives_a_restart(
 
 
 @installed("cotenant.predictors")
-def test_nothing_is_known_of_the_unknown(plugin: plugins.Plugin) -> None:
+def test_an_unknown_job_has_no_estimate(plugin: plugins.Plugin) -> None:
     estimate = plugin.make().estimate(Query("ann", "bert", "", gpu_milli=1000, replicas=1))
     assert not estimate.predictable
     assert (estimate.remaining_seconds, estimate.cores_useful, estimate.candidates) == (None, None, ())
@@ -423,7 +427,7 @@ def test_nothing_is_known_of_the_unknown(plugin: plugins.Plugin) -> None:
 @installed("cotenant.predictors")
 @pytest.mark.parametrize("figure", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("field", ["rate_per_second", "run_seconds"])
-def test_a_figure_that_cannot_be_is_rejected_whole(plugin: plugins.Plugin, field: str, figure: float) -> None:
+def test_an_observation_with_an_invalid_value_is_rejected(plugin: plugins.Plugin, field: str, figure: float) -> None:
     predictor: Predictor = plugin.make()
     sound = Observation("ann", "bert", "", 1000, 1, Candidate(4), rate_per_second=1.0, run_seconds=9.0, succeeded=True)
     with pytest.raises(ValueError, match="positive and finite"):
@@ -433,7 +437,7 @@ def test_a_figure_that_cannot_be_is_rejected_whole(plugin: plugins.Plugin, field
 
 @installed("cotenant.predictors")
 @given(st.dictionaries(st.text(max_size=5), st.binary(min_size=1, max_size=30), max_size=3))
-def test_records_that_cannot_be_read_are_named(plugin: plugins.Plugin, records: dict[str, bytes]) -> None:
+def test_unreadable_records_are_named(plugin: plugins.Plugin, records: dict[str, bytes]) -> None:
     assert set(plugin.make().restore(records)) == set(records)
 
 

@@ -14,7 +14,7 @@ PREDICTORS = plugins.discover("cotenant.predictors")
 
 
 @pytest.mark.parametrize("plugin", PREDICTORS, ids=[plugin.name for plugin in PREDICTORS])
-def test_what_was_fitted_beforehand_is_what_would_be_fitted_when_asked(plugin: plugins.Plugin) -> None:
+def test_fitting_in_advance_gives_the_same_result_as_on_demand(plugin: plugins.Plugin) -> None:
     asked = Query("ann", "bert", "", 1000, 1, job_id="j", loss_goal=GOAL, candidates=(Candidate(2), Candidate(8)))
     answers = []
     for beforehand in (True, False):

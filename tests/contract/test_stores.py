@@ -1,4 +1,4 @@
-"""Every promise of the store's port, kept by every adapter."""
+"""Contract of the store's port, for every adapter."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_an_adapter_is_a_store(store: Store) -> None:
     assert isinstance(store, Store)
 
 
-async def test_what_was_never_put_is_none(store: Store, at: str) -> None:
+async def test_a_missing_key_is_none(store: Store, at: str) -> None:
     assert await store.get(at + "a") is None
     assert (await store.list(at)).entries == ()
 
@@ -74,7 +74,7 @@ async def test_a_key_remembers_who_made_it_and_who_changed_it_last(store: Store,
     assert await store.get(at + "a") == Entry(at + "a", b"2", made, changed)
 
 
-async def test_a_key_made_again_begins_anew(store: Store, at: str) -> None:
+async def test_a_recreated_key_has_a_new_creation_revision(store: Store, at: str) -> None:
     await put(store, at + "a", b"1")
     await store.transact([], [Delete(at + "a")])
     again = await put(store, at + "a", b"2")
@@ -90,7 +90,7 @@ async def test_each_writing_transaction_raises_the_revision_by_one(store: Store,
 
 
 @pytest.mark.parametrize("operations", [[], [Delete("/none/a")], [Delete("/none/a"), Delete("/none/b")]])
-async def test_what_changes_nothing_raises_no_revision(store: Store, operations: list[Operation]) -> None:
+async def test_a_transaction_without_effect_raises_no_revision(store: Store, operations: list[Operation]) -> None:
     before = await revision_of(store)
     assert await store.transact([], operations) == Committed(before)
     assert await revision_of(store) == before
@@ -127,7 +127,7 @@ async def test_zero_holds_only_while_there_is_no_such_key(store: Store, at: str)
     assert isinstance(await store.transact(absent, [Put(at + "a", b"")]), Committed)
 
 
-async def test_comparing_is_also_a_question(store: Store, at: str) -> None:
+async def test_a_transaction_may_only_compare(store: Store, at: str) -> None:
     made = await put(store, at + "a")
     assert await store.transact([Compare(at + "a", made)], []) == Committed(made)
     assert await store.transact([Compare(at + "a", 0)], []) == Conflict(made)
@@ -143,7 +143,7 @@ async def test_a_key_is_written_only_once_in_a_transaction(store: Store, first: 
 
 
 @pytest.mark.parametrize("key", ["", "\ud800"])
-async def test_a_key_that_cannot_be_kept_is_refused(store: Store, key: str) -> None:
+async def test_an_invalid_key_is_refused(store: Store, key: str) -> None:
     with pytest.raises(ValueError, match=r"empty|surrogates"):
         await store.get(key)
     with pytest.raises(ValueError, match=r"empty|surrogates"):
@@ -169,7 +169,7 @@ async def test_a_value_may_be_a_mebibyte_and_no_more(store: Store, at: str) -> N
         await put(store, at + "a", value + b"!")
 
 
-async def test_an_empty_value_is_no_deletion(store: Store, at: str) -> None:
+async def test_an_empty_value_is_not_a_deletion(store: Store, at: str) -> None:
     updates = store.watch(at, after_revision=await revision_of(store))
     await put(store, at + "a", b"")
     await store.transact([], [Delete(at + "a")])
@@ -221,7 +221,7 @@ async def test_a_large_listing_is_of_one_revision_though_writes_go_on(store: Sto
         assert listing.entries[0].value == listing.entries[-1].value
 
 
-async def test_of_many_who_compare_the_same_revision_one_wins(store: Store, at: str) -> None:
+async def test_one_of_many_writers_comparing_the_same_revision_wins(store: Store, at: str) -> None:
     made = await put(store, at + "a")
     outcomes = await asyncio.gather(
         *(store.transact([Compare(at + "a", made)], [Put(at + "a", b"%d" % number)]) for number in range(20))
@@ -248,7 +248,7 @@ async def test_a_counter_raised_by_many_loses_nothing(store: Store, at: str) -> 
     assert entry.value == b"80"
 
 
-async def test_a_watch_tells_the_past_and_then_what_happens(store: Store, at: str) -> None:
+async def test_a_watch_yields_past_and_then_new_changes(store: Store, at: str) -> None:
     first = await put(store, at + "a", b"1")
     second = await put(store, at + "a", b"2")
     updates = store.watch(at, after_revision=first)
@@ -258,7 +258,7 @@ async def test_a_watch_tells_the_past_and_then_what_happens(store: Store, at: st
     assert await next_one == [Changes(third, (Change(at + "b", b"3", third),))]
 
 
-async def test_a_watch_tells_a_transaction_at_once_and_only_what_is_its_own(store: Store, at: str) -> None:
+async def test_a_watch_yields_a_transaction_at_once_and_only_its_prefix(store: Store, at: str) -> None:
     before = await put(store, at + "in/c")
     updates = store.watch(at + "in/", after_revision=before)
     await put(store, at + "in")
@@ -267,7 +267,7 @@ async def test_a_watch_tells_a_transaction_at_once_and_only_what_is_its_own(stor
     assert await changed_next(updates) == {at + "in/b": b"1", at + "in/c": None}
 
 
-async def test_a_watch_from_a_revision_to_come_waits_for_it(store: Store, at: str) -> None:
+async def test_a_watch_from_a_future_revision_waits_for_it(store: Store, at: str) -> None:
     now = await revision_of(store)
     updates = store.watch(at, after_revision=now + 2)
     taken = asyncio.create_task(take(updates, 1))
@@ -285,7 +285,7 @@ async def test_many_watches_see_the_same(store: Store, at: str) -> None:
     assert all(other == first for other in others)
 
 
-async def test_a_watch_whose_place_is_forgotten_gets_the_whole_prefix_once(store: Store, at: str) -> None:
+async def test_a_watch_from_a_compacted_revision_relists_once(store: Store, at: str) -> None:
     first = await put(store, at + "a", b"1")
     await put(store, at + "b", b"2")
     deleted = await store.transact([], [Delete(at + "b")])
@@ -298,7 +298,7 @@ async def test_a_watch_whose_place_is_forgotten_gets_the_whole_prefix_once(store
     assert await changed_next(updates) == {at + "c": b"3"}
 
 
-async def test_a_watch_from_the_beginning_is_told_that_it_is_forgotten(store: Store, at: str) -> None:
+async def test_a_watch_from_the_beginning_relists_after_compaction(store: Store, at: str) -> None:
     await put(store, at + "a", b"1")
     await store.compact(await put(store, at + "a", b"2"))
     (relisted,) = await take(store.watch(at, after_revision=0), 1)
@@ -306,7 +306,7 @@ async def test_a_watch_from_the_beginning_is_told_that_it_is_forgotten(store: St
     assert [entry.value for entry in relisted.entries] == [b"2"]
 
 
-async def test_a_watch_whose_place_is_just_kept_goes_on_as_if_nothing_was(store: Store, at: str) -> None:
+async def test_a_watch_from_the_oldest_kept_revision_resumes(store: Store, at: str) -> None:
     await put(store, at + "a", b"1")
     last = await put(store, at + "a", b"2")
     gone = await store.transact([], [Delete(at + "a")])
@@ -318,7 +318,7 @@ async def test_a_watch_whose_place_is_just_kept_goes_on_as_if_nothing_was(store:
     assert await changed_next(updates) == {at + "b": b"3"}
 
 
-async def test_compacting_spares_what_is_and_may_be_repeated(store: Store, at: str) -> None:
+async def test_compaction_keeps_current_values_and_is_idempotent(store: Store, at: str) -> None:
     made = await put(store, at + "a", b"1")
     now = await put(store, at + "b", b"2")
     await store.compact(now)
@@ -329,7 +329,7 @@ async def test_compacting_spares_what_is_and_may_be_repeated(store: Store, at: s
     assert await store.transact([Compare(at + "a", made)], [Put(at + "a", b"3")]) == Committed(now + 1)
 
 
-async def test_what_has_not_happened_cannot_be_forgotten(store: Store) -> None:
+async def test_a_future_revision_cannot_be_compacted(store: Store) -> None:
     with pytest.raises(ValueError, match="revision"):
         await store.compact(await revision_of(store) + 1)
 
@@ -346,7 +346,7 @@ async def test_revoking_a_lease_deletes_its_keys_at_one_revision(store: Store, a
     assert await revision_of(store) == before + 1
 
 
-async def test_a_lease_that_is_gone_stays_gone(store: Store) -> None:
+async def test_a_lost_lease_stays_lost(store: Store) -> None:
     lease = await store.grant(60)
     await store.keep_alive(lease)
     before = await revision_of(store)
@@ -358,7 +358,7 @@ async def test_a_lease_that_is_gone_stays_gone(store: Store) -> None:
     assert (await store.grant(60)).id != lease.id
 
 
-async def test_nothing_is_put_under_a_lease_that_is_gone(store: Store, at: str) -> None:
+async def test_a_put_under_a_lost_lease_fails(store: Store, at: str) -> None:
     lease = await store.grant(60)
     await store.revoke(lease)
     before = await revision_of(store)
@@ -380,9 +380,7 @@ async def test_a_key_belongs_to_the_lease_it_was_last_put_under(store: Store, at
     assert [entry.key for entry in (await store.list(at)).entries] == [at + "a"]
 
 
-async def test_a_lease_that_is_not_kept_alive_takes_its_keys_along_and_one_that_is_does_not(
-    store: Store, at: str
-) -> None:
+async def test_only_an_expired_lease_deletes_its_keys(store: Store, at: str) -> None:
     kept, left = await store.grant(1), await store.grant(1)
     await put(store, at + "kept", lease_id=kept.id)
     updates = store.watch(at, after_revision=await put(store, at + "left", lease_id=left.id))
@@ -397,7 +395,7 @@ async def test_a_lease_that_is_not_kept_alive_takes_its_keys_along_and_one_that_
 
 
 @pytest.mark.parametrize("ttl_seconds", [0.0, -1.0, float("nan")])
-async def test_a_lease_needs_time_to_live(store: Store, ttl_seconds: float) -> None:
+async def test_a_lease_needs_a_positive_ttl(store: Store, ttl_seconds: float) -> None:
     with pytest.raises(ValueError, match="time to live"):
         await store.grant(ttl_seconds)
 
@@ -420,7 +418,7 @@ async def take_all(updates: AsyncIterator[Changes | Relisted]) -> list[Changes |
         return [update async for update in updates]
 
 
-async def test_a_store_that_is_closed_is_away_for_good(store: Store, at: str) -> None:
+async def test_a_closed_store_stays_unavailable(store: Store, at: str) -> None:
     lease = await store.grant(60)
     await store.revoke(lease)
     await store.close()
@@ -449,7 +447,7 @@ async def test_closing_a_watch_ends_it_and_no_other(store: Store, at: str) -> No
     assert await take_all(one) == []
 
 
-async def test_cancelling_who_waits_for_a_watch_cancels_nobody_else(store: Store, at: str) -> None:
+async def test_cancelling_a_watch_reader_cancels_no_other_task(store: Store, at: str) -> None:
     before = await revision_of(store)
     one, other = (asyncio.create_task(take(store.watch(at, after_revision=before), 1)) for _ in range(2))
     await put(store, "/elsewhere" + at)
@@ -460,7 +458,7 @@ async def test_cancelling_who_waits_for_a_watch_cancels_nobody_else(store: Store
     assert len(await other) == 1
 
 
-async def test_what_is_acknowledged_is_there_after_the_store_is_opened_again(home: Home, at: str) -> None:
+async def test_acknowledged_writes_survive_reopening(home: Home, at: str) -> None:
     store = await home.open()
     made = await put(store, at + "a", b"1")
     await store.transact([], [Put(at + "b", b"2"), Put(at + "c", b"3")])

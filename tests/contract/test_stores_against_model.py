@@ -1,4 +1,4 @@
-"""Each adapter beside a model: whatever is asked of both, they say the same, and watches tell the model's story."""
+"""Each store adapter against a model: both give the same answers, and watches match the model's history."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Transact:
 
 @dataclass(frozen=True)
 class Compact:
-    """Forget this share of all history."""
+    """Compact this share of the history."""
 
     share: float
 
@@ -54,7 +54,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Reopen:
-    """Close the store and open it again; watches go on where they were."""
+    """Close the store and open it again; watches resume."""
 
 
 Step = Transact | Compact | Watch | Reopen
@@ -81,7 +81,7 @@ steps = st.one_of(
 
 @dataclass
 class Viewer:
-    """One who watches, through one store after another, and keeps what was seen."""
+    """A watcher across reopened stores that records what it sees."""
 
     prefix: str
     after_revision: int
@@ -100,14 +100,14 @@ class Viewer:
             self.seen.append(update)
 
     async def end(self) -> None:
-        """Wait for the end that a closed store puts to the watch."""
+        """Wait until the closed store ends the watch."""
         assert self.watching
         await asyncio.wait_for(self.watching, 10)
 
 
 @dataclass
 class Trial:
-    """A store and its model, led through the same steps."""
+    """A store and its model, driven through the same steps."""
 
     home: Home
     store: Store
@@ -160,7 +160,7 @@ class Trial:
             viewer.begin(store)
 
     async def finish(self) -> None:
-        """Write what all viewers will see last, wait until they have, and check what each saw."""
+        """Write a final change, wait until all watchers have seen it, and check what each saw."""
         await self.transact(Transact((), (Put(END, b""),)))
         for viewer in self.viewers:
             async with asyncio.timeout(10):
@@ -172,7 +172,7 @@ class Trial:
             self.check(viewer.prefix, viewer.after_revision, viewer.seen)
 
     def check(self, prefix: str, after_revision: int, seen: Sequence[Changes | Relisted]) -> None:
-        """Hold what was seen against the model: nothing lost, doubled or out of order."""
+        """Compare what was seen with the model: nothing lost, duplicated or out of order."""
         position = after_revision
         for index, update in enumerate(seen):
             if isinstance(update, Relisted):
@@ -211,7 +211,7 @@ async def test_a_store_does_what_the_model_does(home: Home, story: list[Step]) -
 
 @given(story=st.lists(transactions, min_size=1, max_size=25), compacted=shares, after=shares)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])  # as above
-async def test_a_watch_relists_exactly_where_its_place_is_forgotten(
+async def test_a_watch_relists_exactly_when_its_revision_is_compacted(
     home: Home, story: list[Transact], compacted: float, after: float
 ) -> None:
     store, at = await home.open(), f"/{uuid4()}/"

@@ -1,4 +1,4 @@
-"""What a job is said to wait for is what it waits for: take that away, and it starts, or waits for something else."""
+"""Reasons are true: without the named obstacle a waiting job starts, or waits for something else."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def planned(plugin: plugins.Plugin, world: World, stream: list[Gang], **more: An
 @every_policy
 @settings(max_examples=20)
 @given(worlds(racks_max=3), streams)
-def test_in_a_strict_queue_who_is_behind_another_is_not_once_that_one_is_gone(
+def test_in_a_strict_queue_a_job_is_unblocked_once_the_job_ahead_is_gone(
     plugin: plugins.Plugin, world: World, stream: list[Gang]
 ) -> None:
     plan = planned(plugin, world, stream, strict=True)
@@ -61,7 +61,7 @@ def _blocks(plan: Plan, job_id: str) -> bool:
 @every_policy
 @settings(max_examples=20)
 @given(worlds(), streams, st.integers(0, 6), st.integers(0, 12))
-def test_a_limit_that_is_raised_by_what_is_named_holds_nobody_back(
+def test_raising_a_limit_by_the_named_amount_admits_the_job(
     plugin: plugins.Plugin, world: World, stream: list[Gang], milli: int, cores: int
 ) -> None:
     tenant = Tenant("t", limit_gpu_milli=1000 * milli, limit_cores=cores)
@@ -89,7 +89,7 @@ def test_a_limit_that_is_raised_by_what_is_named_holds_nobody_back(
 @every_policy
 @settings(max_examples=20)
 @given(worlds(racks_max=3), gangs(roles_max=1))
-def test_what_is_wanted_on_one_server_is_had_once_one_server_is_empty_and_the_named_time_relaxes(
+def test_a_single_node_gang_starts_on_an_empty_node_or_after_the_named_time(
     plugin: plugins.Plugin, world: World, gang: Gang
 ) -> None:
     refusal = planned(plugin, world, [gang]).refusals.get(gang.job_id)
@@ -111,13 +111,13 @@ def test_what_is_wanted_on_one_server_is_had_once_one_server_is_empty_and_the_na
 @every_policy
 @settings(max_examples=20)
 @given(worlds(racks_max=3), gangs(roles_max=1), st.data())
-def test_what_waits_for_held_nodes_could_be_held_by_them_and_by_no_others(
+def test_jobs_refused_for_held_nodes_fit_only_on_held_nodes(
     plugin: plugins.Plugin, world: World, gang: Gang, data: st.DataObject
 ) -> None:
     ledger = world.ledger
     node_ids = data.draw(st.sets(st.sampled_from(sorted(ledger.numbers)), min_size=1))
-    ledger.illness = replace(
-        ledger.illness, held=tuple(HeldNode(one, "cannot launch", 5.0) for one in sorted(node_ids))
+    ledger.unhealthy = replace(
+        ledger.unhealthy, held=tuple(HeldNode(one, "cannot launch", 5.0) for one in sorted(node_ids))
     )
     held = [ledger.numbers[one] for one in node_ids]
     ledger.open[held] = False
@@ -133,14 +133,14 @@ def test_what_waits_for_held_nodes_could_be_held_by_them_and_by_no_others(
 
 def _starts_once_empty(plugin: plugins.Plugin, world: World, gang: Gang, node: int) -> bool:
     empty = emptied(world.ledger)
-    with world.ledger.undone():
+    with world.ledger.rolled_back():
         for held in [holding for holdings in world.taken for holding in holdings if holding.node == node]:
             world.ledger.release(held)
         return empty.open[node] and not planned(plugin, world, [gang]).refusals
 
 
 @given(st.integers(0, 700), st.lists(st.integers(0, 4), min_size=4, max_size=4), st.integers(2, 8))
-def test_a_gang_relaxes_at_the_time_that_is_named_and_not_before(waited: int, taken: list[int], replicas: int) -> None:
+def test_a_gang_relaxes_its_locality_at_the_named_time(waited: int, taken: list[int], replicas: int) -> None:
     ledger = Ledger([NodeShape(4, 8)] * 4, ["a", "a", "b", "b"])
     for node, count in enumerate(taken):
         ledger.take(node, Demand(1000), count)
@@ -169,9 +169,7 @@ async def explained(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
 
 @pytest.mark.parametrize("config", [BACKFILL, QueueConfig(), LAS], ids=["backfill", "strict", "las"])
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_live_each_waiting_job_has_a_reason_and_starts_once_those_are_gone_that_it_waits_for(
-    config: QueueConfig, seed: int
-) -> None:
+async def test_live_waiting_jobs_start_once_the_named_jobs_are_gone(config: QueueConfig, seed: int) -> None:
     draw = rng(seed)
     async with running(queue_config=config) as mesh:
         for node in ("a", "b"):

@@ -1,4 +1,4 @@
-"""A plain gRPC client for what a test asks too often for a command."""
+"""A plain gRPC client for calls that a test makes too often to run a command each time."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Client:
-    """Asks the queue about jobs. `find` tells its address and the token anew for each question."""
+    """A client of the queue. `find` returns its address and the token for each call."""
 
     def __init__(self, find: Callable[[], tuple[str, str]]) -> None:
         self._find = find
 
     def job(self, job_id: str) -> Job:
-        """One job as it stands."""
+        """Return a job."""
         with self._channel() as channel:
             answer: GetJobResponse = self._stub(channel).GetJob(GetJobRequest(id=job_id), **self._calling())
             return answer.job
 
     def explain(self, job_id: str) -> ExplainJobResponse:
-        """All that the queue knows of one job."""
+        """Return the queue's explanation of a job."""
         with self._channel() as channel:
             answer: ExplainJobResponse = self._stub(channel).ExplainJob(ExplainJobRequest(id=job_id), **self._calling())
             return answer
 
     def jobs(self) -> list[Job]:
-        """All jobs."""
+        """Return all jobs."""
         with self._channel() as channel:
             return list(self._stub(channel).ListJobs(ListJobsRequest(page_size=1000), **self._calling()).jobs)
 
     def submit(self, spec: JobSpec, request_id: str) -> str:
-        """Submit a job until it is acknowledged: a repeat with the same `request_id` never makes a second one."""
+        """Submit a job until it is acknowledged; a retry with the same `request_id` never creates a second job."""
         return until(lambda: self._submitted(spec, request_id), f"answer to {request_id}", seconds=60.0)
 
     def _submitted(self, spec: JobSpec, request_id: str) -> str:
@@ -68,23 +68,23 @@ class Client:
             return ""
 
     def cancel(self, job_id: str) -> None:
-        """End a job; one that has ended already is fine."""
+        """Cancel a job; a job that has already ended is fine."""
         with self._channel() as channel:
             self._stub(channel).CancelJob(CancelJobRequest(id=job_id), **self._calling())
 
     def phase(self, job_id: str) -> Phase:
-        """How a job stands."""
+        """Return a job's phase."""
         return specs.PHASES.from_wire(self.job(job_id).phase)
 
     def serving(self, service: str = "") -> bool:
-        """What the health protocol says; it asks for no token."""
+        """Return whether a service is serving by the health protocol, which needs no token."""
         with self._channel() as channel:
             request = health_pb2.HealthCheckRequest(service=service)
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=CALL_SECONDS_MAX, wait_for_ready=True)
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def wait_for(self, job_id: str, *phases: Phase, seconds: float = 25.0) -> Job:
-        """Wait until a job is in one of these phases; an end in another one fails at once."""
+        """Wait until a job is in one of these phases; fail at once if it ends in another phase."""
 
         def there() -> Job | None:
             try:
@@ -112,6 +112,6 @@ class Client:
 
 
 def published(state_dir: Path) -> tuple[str, str]:
-    """Where the queue is and its token, as the state directory tells."""
+    """Return the queue's address and token from the state directory."""
     endpoint: str = json.loads((state_dir / "endpoint.json").read_text())["queue"]
     return endpoint, (state_dir / "token").read_text().strip()

@@ -1,4 +1,4 @@
-"""The real command line as a subprocess, and processes of it that serve until they are ended."""
+"""The real command line as a subprocess, and its processes that serve until they are stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRACEBACK = "Traceback (most recent call last)"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended, and what it said."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -29,14 +29,14 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The one error that it told; there must be one, and no more."""
+        """Return its error; there must be exactly one."""
         errors = [line for line in self.err.splitlines() if line.startswith("error:")]
-        assert len(errors) == 1, f"one error was expected:\n{self.err}"
+        assert len(errors) == 1, f"expected exactly one error:\n{self.err}"
         return errors[0]
 
 
 def environment_of(home: Path, **more: str) -> dict[str, str]:
-    """An environment in which a user's own files and variables play no part."""
+    """Return an environment isolated from the user's files and variables."""
     inherited = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "PYTHONPATH") if name in os.environ}
     own = {"HOME": str(home), "COLUMNS": "200", "COTENANT_SHARE_MACHINE": "1"}  # tests run beside each other
     return {**inherited, **own, **more}
@@ -53,7 +53,7 @@ class Cli:
     def __call__(
         self, *arguments: str | Path, code: int = 0, stdin: str = "", seconds: float = SECONDS_MAX, **more: str
     ) -> Outcome:
-        """Run a command that is to end with this exit code."""
+        """Run a command that must exit with this code."""
         ended = subprocess.run(
             [COTENANT, *map(str, arguments)],
             input=stdin,
@@ -66,15 +66,15 @@ class Cli:
         )
         outcome = Outcome(ended.returncode, ended.stdout, ended.stderr)
         assert TRACEBACK not in outcome.out + outcome.err, outcome.err
-        assert outcome.code == code, f"{arguments} ended with {outcome.code}, not {code}:\n{outcome.out}{outcome.err}"
+        assert outcome.code == code, f"{arguments} exited with {outcome.code}, not {code}:\n{outcome.out}{outcome.err}"
         return outcome
 
     def json(self, *arguments: str | Path) -> Any:
-        """Run a command that prints JSON."""
+        """Run a command that prints JSON and return the value."""
         return json.loads(self(*arguments, "--json").out)
 
     def json_of_any_end(self, *arguments: str | Path) -> Any:
-        """Run a command that prints JSON whether it succeeds or not, such as `status`."""
+        """Run a command that prints JSON even if it fails, such as `status`, and return the value."""
         ended = subprocess.run(
             [COTENANT, *map(str, arguments), "--json"],
             env=self.environment,
@@ -92,13 +92,13 @@ class Cli:
         return job_id
 
     def start(self, *arguments: str | Path, log: Path) -> Serving:
-        """Start a command that runs until it is ended; what it says is appended to the log."""
+        """Start a command that runs until it is stopped; its output is appended to the log."""
         limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self.descriptors_max)] if self.descriptors_max else []
         return Serving([*limited, COTENANT, *map(str, arguments)], self.environment, log)
 
 
 class Serving:
-    """A process that serves. It is ended by its pid alone."""
+    """A serving process, which is stopped only by its pid."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log
@@ -110,49 +110,49 @@ class Serving:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
     @property
     def said(self) -> str:
-        """What it has said by now."""
+        """Return its output so far."""
         with self.log.open("rb") as stream:
             stream.seek(self._begin)
             return stream.read().decode(errors="replace")
 
-    def wait_to_say(self, words: str) -> str:
-        """Wait until it says something, and return that line; its end before that fails."""
+    def wait_for_output(self, words: str) -> str:
+        """Wait until its output has these words and return the line; fail if it exits first."""
 
         def found() -> str:
             ended = self._process.poll() is not None
             line = next((line for line in self.said.splitlines() if words in line), "")
-            assert line or not ended, f"it ended with {self._process.returncode}:\n{self.said}"
+            assert line or not ended, f"it exited with {self._process.returncode}:\n{self.said}"
             return line
 
         return until(found, f"{words!r} in {self.log}")
 
     def ended(self) -> bool:
-        """Whether it has ended, by itself or not."""
+        """Return whether it has exited."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill it, as a power cut would."""
         self._process.kill()
         self._process.wait()
 
     def freeze(self) -> None:
-        """Stop it, while its connections stay open."""
+        """Pause it; its connections stay open."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on where it was stopped."""
+        """Resume it."""
         self._process.send_signal(signal.SIGCONT)
 
     def terminate(self) -> int:
-        """Ask it to end, and return its exit code."""
+        """Terminate it and return its exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(SECONDS_MAX)
 
     def wait(self) -> int:
-        """Wait for its end, and return its exit code."""
+        """Wait until it exits and return its exit code."""
         return self._process.wait(SECONDS_MAX)

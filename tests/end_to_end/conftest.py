@@ -1,4 +1,4 @@
-"""Meshes for the tests of this folder."""
+"""Meshes for the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.end_to_end.meshes import Mesh
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """A mesh that the tests of a module share; each leaves it as it found it."""
+    """A mesh shared by the tests of a module; each test restores its state."""
     shared = Mesh(tmp_path_factory.mktemp("mesh"))
     shared.start()
     yield shared
@@ -20,5 +20,5 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 @pytest.fixture
 def cli(mesh: Mesh) -> Cli:
-    """The command line, as the user of the mesh."""
+    """The command line of the mesh's user."""
     return mesh.cli

@@ -1,4 +1,4 @@
-"""Somebody without a token who opens connections and leaves them open."""
+"""A client without a token that opens connections and leaves them open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONNECT_SECONDS_MAX = 1.0
 
 @contextlib.contextmanager
 def many_descriptors() -> Iterator[None]:
-    """Let this process open as many descriptors as it may."""
+    """Raise this process's descriptor limit to its maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -25,7 +25,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 class Flood:
-    """Connections that finish the handshake of HTTP/2 and never call. With `again`, lost ones are opened again."""
+    """Connections that complete the HTTP/2 handshake but make no call. With `again`, lost connections are reopened."""
 
     def __init__(self, address: str, count: int, *, again: bool = False) -> None:
         host, _, port = address.rpartition(":")
@@ -47,12 +47,12 @@ class Flood:
             connection.close()
 
     def wait_until_tried(self) -> None:
-        """Wait until each connection was opened, or refused, once."""
+        """Wait until each connection was opened or refused once."""
         assert self._all_tried.wait(60.0)
 
     @property
     def left(self) -> int:
-        """How many are open now."""
+        """Return the number of open connections."""
         return len(self._open)
 
     def _run(self) -> None:

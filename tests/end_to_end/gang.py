@@ -1,4 +1,4 @@
-"""Run as a gang of two: rank 0 greets rank 1 over the address that both were given."""
+"""A gang of two: rank 0 greets rank 1 over the address that both are given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 20.0
 
 
 def greet(address: tuple[str, int]) -> None:
-    """Wait for the other one, and greet it."""
+    """Wait for the other process and greet it."""
     with socket.create_server(address) as server:
         other, _ = server.accept()
         with other:
@@ -19,7 +19,7 @@ def greet(address: tuple[str, int]) -> None:
 
 
 def be_greeted(address: tuple[str, int], name: str) -> None:
-    """Call until somebody answers: the processes of a gang start in any order."""
+    """Connect until the peer answers: the processes of a gang start in any order."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address) as line:

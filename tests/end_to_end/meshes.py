@@ -1,4 +1,4 @@
-"""A mesh of real processes in a directory of its own, that leaves nothing behind."""
+"""Meshes of real processes in their own directories, which leave nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTEMPTS = "state/nodes/*/attempts/*-*"
 
 
 class Mesh:
-    """`cotenant up` with declared GPUs, to be stopped, killed and started again."""
+    """`cotenant up` with declared GPUs, which can be stopped, killed and restarted."""
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self.directory = directory
@@ -33,37 +33,37 @@ class Mesh:
         """Start it and wait until it is up."""
         assert self.process is None
         self.process = self.cli.start("up", *self.flags, log=self.log)
-        self.process.wait_to_say("the mesh is up")
+        self.process.wait_for_output("the mesh is up")
 
     @property
     def log(self) -> Path:
-        """What all its lives have said."""
+        """The log of all its runs."""
         return self.directory / "up.log"
 
     @property
     def address(self) -> str:
-        """Where it serves."""
+        """Return its address."""
         return published(self.state_dir)[0]
 
     def stop(self) -> None:
-        """End it as an operator does."""
+        """Stop it as an operator does."""
         assert self.process
         code = self.process.terminate()
-        assert code == 0, f"it ended with {code}:\n{self.process.said}"
+        assert code == 0, f"it exited with {code}:\n{self.process.said}"
         self.process = None
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill it, as a power cut would."""
         if self.process:
             self.process.kill()
             self.process = None
 
     def close(self) -> None:
-        """Cancel what runs, end the mesh, and see that nothing is left of it and that it never showed a traceback."""
+        """Cancel all jobs, stop the mesh, and check that nothing is left and that it never printed a traceback."""
         job_ids: list[str] = []
         try:
             if self.process is None:
-                self.start()  # a test that failed half-way left jobs
+                self.start()  # a failed test may have left jobs
             job_ids = end_all(self.client)
             self.stop()
         finally:
@@ -72,15 +72,15 @@ class Mesh:
         assert TRACEBACK not in self.log.read_text()
 
 
-SERVICES = ("predictor", "contention", "placement", "queue", "agent")  # in an order in which they may start
-SERVING = {"agent": "placement_joined"}  # what tells that it is up; the others say where they serve
+SERVICES = ("predictor", "contention", "placement", "queue", "agent")  # in a valid startup order
+SERVING = {"agent": "placement_connected"}  # the log line when it is up; services print where they serve
 
 
 REPLICATED = ("predictor", "contention", "placement-a", "placement-b", "queue-a", "queue-b", "agent")
 
 
 class Separate:
-    """The services and one agent, each a process of its own at a port that it keeps.
+    """The services and one agent, each in its own process at a fixed port.
 
     `parts` are services, or several processes of one, told apart by what stands behind a dash. `flags` are a
     service's own.
@@ -105,30 +105,30 @@ class Separate:
         self._endpoints = endpoints
 
     def address(self, part: str) -> str:
-        """Where a part serves."""
+        """Return the address of a part."""
         return f"127.0.0.1:{self.ports[part]}"
 
     def _addresses(self, service: str) -> list[str]:
         return [self.address(part) for part in self.ports if service_of(part) == service]
 
     def reached(self, service: str) -> str:
-        """Where a service serves: at its first process that runs, or else at the first one's address."""
+        """Return a service's address: that of its first running process, or of its first process."""
         running = (self.address(part) for part in self.processes if service_of(part) == service)
         return next(running, self._addresses(service)[0])
 
     def log(self, service: str) -> Path:
-        """What all lives of a service have said."""
+        """Return the log of all runs of a service."""
         return self.directory / f"{service}.log"
 
     def start(self, *services: str) -> None:
-        """Start some services, and wait until they serve."""
+        """Start services and wait until they serve."""
         for service in services:
             assert service not in self.processes
             self.processes[service] = self.cli.start(
                 "serve", service_of(service), *self._flags(service), log=self.log(service)
             )
         for service in services:
-            self.processes[service].wait_to_say(SERVING.get(service, f"{service_of(service)} serves at"))
+            self.processes[service].wait_for_output(SERVING.get(service, f"{service_of(service)} serves at"))
 
     def _flags(self, service: str) -> list[str]:
         if service == "agent":
@@ -137,12 +137,12 @@ class Separate:
         return ["--endpoints", self._endpoints, "--listen", self.address(service), "--store", self.store, *own]
 
     def kill(self, *services: str) -> None:
-        """End some services, or all, as a power cut would."""
+        """Kill some services, or all, as a power cut would."""
         for service in services or tuple(self.processes):
             self.processes.pop(service).kill()
 
     def close(self) -> None:
-        """Cancel what runs, end all services as an operator does, and see that nothing is left of them."""
+        """Cancel all jobs, stop all services as an operator does, and check that nothing is left."""
         job_ids: list[str] = []
         codes: dict[str, int] = {}
         try:
@@ -157,12 +157,12 @@ class Separate:
 
 
 def service_of(part: str) -> str:
-    """The service that a part is a process of."""
+    """Return the service of a part."""
     return part.partition("-")[0]
 
 
 def end_all(client: Client) -> list[str]:
-    """Cancel every job and wait until all have ended; returns their ids."""
+    """Cancel every job, wait until all have ended, and return their ids."""
     jobs = client.jobs()
     for job in jobs:
         if specs.PHASES.from_wire(job.phase) not in ENDED:
@@ -173,7 +173,7 @@ def end_all(client: Client) -> list[str]:
 
 
 def assert_nothing_left(directory: Path, job_ids: list[str]) -> None:
-    """Fail where a process or a control group is left; end it all the same."""
+    """Fail if a process or a control group is left; remove it in any case."""
     try:
         until(lambda: not remains.processes_of(directory), "end of all its processes", seconds=5.0)
     except AssertionError:

@@ -1,4 +1,4 @@
-"""What a mesh may leave behind: processes and control groups, found by its state directory and its jobs' ids."""
+"""Leftovers of a mesh: processes and control groups, found by its state directory and its jobs' ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts
 
 
 def processes_of(directory: Path) -> dict[int, str]:
-    """All processes that name the directory in their command line or their environment, and their command lines."""
+    """Return the command lines, by pid, of all processes that mention the directory in arguments or environment."""
     wanted = os.fsencode(directory)
     found = {}
     for entry in Path("/proc").iterdir():
@@ -26,13 +26,13 @@ def processes_of(directory: Path) -> dict[int, str]:
 
 
 def groups_of(job_ids: Iterable[str]) -> list[Path]:
-    """All control groups of attempts of these jobs."""
+    """Return all control groups of attempts of these jobs."""
     wanted = set(job_ids)
     return [group for group in _groups("*/*-*/") if group.name.rpartition("-")[0] in wanted]
 
 
 def groups_of_nodes(beginning: str) -> list[Path]:
-    """All control groups of nodes whose ids begin so."""
+    """Return all control groups of nodes with this id prefix."""
     return _groups(f"{beginning}*/")
 
 
@@ -42,14 +42,14 @@ def _groups(pattern: str) -> list[Path]:
 
 
 def end(pids: Iterable[int]) -> None:
-    """Kill processes; those that are gone already are fine."""
+    """Kill processes, ignoring those that have already exited."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def remove(groups: Iterable[Path]) -> None:
-    """Remove control groups whose processes have been killed; one that is still busy stays."""
+    """Remove control groups whose processes have been killed; busy groups stay."""
     for group in groups:
         for path, _, _ in os.walk(group, topdown=False):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What jobs of these tests run."""
+"""Programs that the tests' jobs run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cotenant.core.model.lifecycle import Phase
 
 
 def shell(script: str) -> list[str]:
-    """A command line's end that runs a script."""
+    """Return the command arguments that run a script."""
     return ["--", "sh", "-c", script]
 
 
 class Load:
-    """Many small jobs, each of which writes down once that it ran."""
+    """Many small jobs, each of which records once that it ran."""
 
     def __init__(self, directory: Path, client: Client) -> None:
         self.path = directory / "ran"
@@ -26,7 +26,7 @@ class Load:
         self._client = client
 
     def submit(self, count: int) -> None:
-        """Submit more of them; each is repeated until it is acknowledged."""
+        """Submit more jobs; each submission is retried until it is acknowledged."""
         for _ in range(count):
             request_id = f"{self._name}, {len(self.acknowledged)}"
             self.acknowledged.append(self._client.submit(self._spec(), request_id))
@@ -37,7 +37,7 @@ class Load:
         return JobSpec(name=self._name, kind=JobKind.CPU, roles=(role,), command=("sh", "-c", script))
 
     def wait_until_done(self) -> None:
-        """Wait until all have succeeded, and see that each ran once and none twice."""
+        """Wait until all have succeeded, and check that each ran exactly once."""
         for job_id in self.acknowledged:
             self._client.wait_for(job_id, Phase.SUCCEEDED)
         ran = sorted(line.split()[0] for line in lines_of(self.path))
@@ -47,7 +47,7 @@ class Load:
 
 
 class Counter:
-    """A job that counts into a file until a second file tells it to end, and with which status."""
+    """A job that counts into a file until a second file gives it the exit status."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / f"{name}.count"
@@ -55,29 +55,29 @@ class Counter:
 
     @property
     def command(self) -> list[str]:
-        """What to submit. Each line tells who counts, so that a second life would be seen."""
+        """The command to submit. Each line has the pid, so that a second run would be noticed."""
         return shell(
             f"i=0; while [ ! -e {self._end} ]; do i=$((i+1)); echo $i $$ >> {self.path}; sleep 0.02; done; "
             f"exit $(cat {self._end})"
         )
 
     def count(self) -> int:
-        """How far it has come."""
+        """Return the current count."""
         return len(lines_of(self.path))
 
     def wait_for_more(self) -> None:
-        """Wait until it has counted on, which it does only while it runs."""
+        """Wait until the count has grown, which it does only while the job runs."""
         before = self.count()
         until(lambda: self.count() >= before + 3, f"growth of {self.path} beyond {before}")
 
     def finish(self, status: int = 0) -> None:
-        """Tell it to end."""
+        """Make it exit."""
         partial = self._end.with_suffix(".partial")
         partial.write_text(f"{status}\n")
         partial.rename(self._end)
 
     def assert_one_life(self) -> None:
-        """See that it counted without a gap, in one process."""
+        """Check that it counted without a gap in one process."""
         lines = [line.split() for line in lines_of(self.path)]
         assert [int(number) for number, _ in lines] == list(range(1, len(lines) + 1))
         assert len({pid for _, pid in lines}) == 1

@@ -1,4 +1,4 @@
-"""A wire between clients and a server that can take long, in a thread of its own."""
+"""A proxy between clients and a server that can delay data, in its own thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 
 class SlowWire:
-    """Passes bytes both ways; each piece takes `delay_seconds`, which may be set at any time."""
+    """Forwards bytes both ways; each piece is delayed by `delay_seconds`, which may be set at any time."""
 
     def __init__(self, server_port: int) -> None:
         self.delay_seconds = 0.0
@@ -21,7 +21,7 @@ class SlowWire:
         self._ready.wait()
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 

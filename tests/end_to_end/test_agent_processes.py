@@ -1,4 +1,4 @@
-"""The agents of `cotenant up` are processes of their own: whatever becomes of them, or of it, jobs run on."""
+"""The agents of `cotenant up` are separate processes: jobs survive crashes of the agents and of the mesh."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ends_well(mesh: Mesh, job_id: str, counter: Counter) -> None:
     counter.assert_one_life()
 
 
-def test_an_agent_that_is_killed_is_started_again_and_its_jobs_run_on(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_killed_agent_is_restarted_and_its_jobs_continue(mesh: Mesh, tmp_path: Path) -> None:
     job_id, counter = running(mesh, tmp_path)
     (before,) = agents(mesh)
     os.kill(before, signal.SIGKILL)
@@ -60,7 +60,7 @@ def test_an_agent_that_is_killed_is_started_again_and_its_jobs_run_on(mesh: Mesh
     ends_well(mesh, job_id, counter)
 
 
-def test_the_agents_of_a_mesh_that_is_killed_end_and_the_next_one_finds_its_jobs(mesh: Mesh, tmp_path: Path) -> None:
+def test_agents_of_a_killed_mesh_exit_and_the_next_mesh_reattaches_to_its_jobs(mesh: Mesh, tmp_path: Path) -> None:
     job_id, counter = running(mesh, tmp_path)
     (before,) = agents(mesh)
     mesh.kill()
@@ -69,7 +69,7 @@ def test_the_agents_of_a_mesh_that_is_killed_end_and_the_next_one_finds_its_jobs
     ends_well(mesh, job_id, counter)
 
 
-def test_the_agents_of_a_mesh_that_is_killed_do_not_stay_for_ever(mesh: Mesh, tmp_path: Path) -> None:
+def test_agents_of_a_killed_mesh_do_not_stay_forever(mesh: Mesh, tmp_path: Path) -> None:
     job_id, counter = running(mesh, tmp_path)
     mesh.kill()
     until(lambda: agents(mesh) == [], "end of the agents without a parent")
@@ -78,7 +78,7 @@ def test_the_agents_of_a_mesh_that_is_killed_do_not_stay_for_ever(mesh: Mesh, tm
     ends_well(mesh, job_id, counter)
 
 
-def test_an_interrupt_from_the_terminal_ends_the_mesh_in_order_and_no_job(mesh: Mesh, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_mesh_in_order_but_no_job(mesh: Mesh, tmp_path: Path) -> None:
     job_id, counter = running(mesh, tmp_path)
     (agent,) = agents(mesh)
     assert mesh.process
@@ -91,7 +91,7 @@ def test_an_interrupt_from_the_terminal_ends_the_mesh_in_order_and_no_job(mesh: 
     ends_well(mesh, job_id, counter)
 
 
-def test_an_agent_out_of_descriptors_is_named_fails_no_job_and_recovers(mesh: Mesh) -> None:
+def test_an_agent_out_of_descriptors_is_reported_fails_no_job_and_recovers(mesh: Mesh) -> None:
     (agent,) = agents(mesh)
     limits = resource.prlimit(agent, NOFILE)
     used = len(list(Path(f"/proc/{agent}/fd").iterdir()))

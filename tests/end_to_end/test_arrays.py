@@ -1,4 +1,4 @@
-"""Arrays and jobs that wait for others, with real processes."""
+"""Arrays and dependencies with real processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sys.exit(int(os.environ["COTENANT_ARRAY_INDEX"] == sys.argv[3]))
 
 
 def stand(mesh: Mesh, array_id: str, words: str) -> None:
-    """Wait until so many jobs of an array are in these phases, and no others are in any."""
+    """Wait until exactly this many jobs of an array are in each of these phases."""
 
     def counted() -> dict[str, int]:
         jobs = [job for job in mesh.client.jobs() if job.spec.array_task.array_id == array_id]
@@ -40,9 +40,9 @@ def stand(mesh: Mesh, array_id: str, words: str) -> None:
     until(lambda: counted() == wanted, words)
 
 
-def test_an_array_runs_so_many_at_once_and_is_waited_for(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
-    go, told = tmp_path / "go", tmp_path / "told"
-    script = (sys.executable, "-c", SCRIPT, str(go), str(told), "none")
+def test_an_array_obeys_its_limit_and_can_be_waited_for(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
+    go, reported = tmp_path / "go", tmp_path / "told"
+    script = (sys.executable, "-c", SCRIPT, str(go), str(reported), "none")
     array_id = cli.submit("--name", "sweep", "--array", "0-5%2", *ONE_CORE, "--", *script)
     after = cli.submit("--after-ok", array_id[-6:], *ONE_CORE, "--", "echo", "all done")
     stand(mesh, array_id, "4 queued, 2 running")
@@ -57,7 +57,7 @@ def test_an_array_runs_so_many_at_once_and_is_waited_for(mesh: Mesh, cli: Cli, t
     cli("submit", "--after", after, "--wait", *ONE_CORE, "--", "true")
     assert cli("logs", f"{array_id}_3").out == f"I am 3_6_{array_id}\n"
     assert cli("logs", after).out == "all done\n"
-    events = sorted(line.split() for line in told.read_text().splitlines())
+    events = sorted(line.split() for line in reported.read_text().splitlines())
     at_once = list(accumulate(int(step) for _, step in events))
     assert len(at_once) == 12
     assert max(at_once) == 2
@@ -65,10 +65,10 @@ def test_an_array_runs_so_many_at_once_and_is_waited_for(mesh: Mesh, cli: Cli, t
     assert "array: 0-5%2" in cli("show", "--file", array_id).out
 
 
-def test_one_that_fails_fails_the_wait_and_cancels_who_waits(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
-    go, told = tmp_path / "go", tmp_path / "told"
+def test_a_failed_task_fails_the_wait_and_cancels_dependents(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
+    go, reported = tmp_path / "go", tmp_path / "told"
     go.touch()
-    script = f"{sys.executable} -c '{SCRIPT}' {go} {told} 1"
+    script = f"{sys.executable} -c '{SCRIPT}' {go} {reported} 1"
     jobs = tmp_path / "jobs.yaml"
     script_lines = "\n".join(f"  {line}" for line in script.splitlines())
     jobs.write_text(
@@ -92,8 +92,8 @@ def test_an_array_is_cancelled_as_one_and_outlives_a_kill(mesh: Mesh, cli: Cli, 
     mesh.start()
     stand(mesh, array_id, "3 queued, 1 running")
     taken = cli("snapshot", "-o", tmp_path / "taken.json").err
-    assert "jobs that wait for others are left out: 1\n" in taken
-    assert "limit of their array, which a simulation does not know: 3\n" in taken
+    assert "omitted jobs that wait for other jobs: 1\n" in taken
+    assert "jobs at their array's limit, which simulations ignore: 3\n" in taken
     assert array_id in cli("suspend", array_id).out
     stand(mesh, array_id, "4 suspended")
     cli("resume", array_id)

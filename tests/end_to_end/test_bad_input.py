@@ -1,4 +1,4 @@
-"""Whatever is wrong, a user reads one clear error, nothing is half done, and the mesh takes the next job."""
+"""Invalid input yields one clear error and no partial effects, and the mesh accepts the next job."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ env: {COTENANT_JOB_ID: mine}
 command: ["true"]
 """
 MISTAKES = (
-    "1:1: a job has no field 'gpu'; did you mean gpus?",
+    "1:1: unknown job field 'gpu'; did you mean gpus?",
     "4:11: replicas: must be from 1 to 4096, not 0",
-    "5:7: cpus: must be a whole number of cores, or auto, not '1e99'",
+    "5:7: cpus: must be a whole number of cores or auto, not '1e99'",
     "6:9: memory: must be a size",
     "7:11: priority: must be from -1000000 to 1000000, not 99999999999",
     "8:8: steps: must not be negative, not -1",
-    "9:8: grace: must be a length of time",
+    "9:8: grace: must be a duration",
     "this variable is set by the node agent",
 )
 HOSTILE_NAMES = {
@@ -48,15 +48,15 @@ HOSTILE_NAMES = {
 
 
 @pytest.fixture(autouse=True)
-def _the_mesh_goes_on(mesh: Mesh) -> Iterator[None]:
-    """After each test the mesh takes a job, and has shown no traceback."""
+def _assert_mesh_still_works(mesh: Mesh) -> Iterator[None]:
+    """Check after each test that the mesh accepts a job and has printed no traceback."""
     yield
     mesh.client.wait_for(mesh.cli.submit("--cpus", "1", "--", "true"), Phase.SUCCEEDED)
     assert TRACEBACK not in mesh.log.read_text()
 
 
 def refused(mesh: Mesh, *arguments: str | Path, code: int = 2) -> Outcome:
-    """Run a command that is refused with one error, and changes nothing."""
+    """Run a command that must be rejected with one error and change nothing."""
     before = [job.id for job in mesh.client.jobs()]
     outcome = mesh.cli(*arguments, code=code)
     assert outcome.error
@@ -65,17 +65,19 @@ def refused(mesh: Mesh, *arguments: str | Path, code: int = 2) -> Outcome:
     return outcome
 
 
-def test_every_mistake_in_a_job_file_is_named_with_its_place(mesh: Mesh, tmp_path: Path) -> None:
+def test_every_mistake_in_a_job_file_is_reported_with_its_position(mesh: Mesh, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(BAD_JOB)
-    told = refused(mesh, "submit", path).err
-    assert [mistake for mistake in MISTAKES if mistake not in told] == []
+    reported = refused(mesh, "submit", path).err
+    assert [mistake for mistake in MISTAKES if mistake not in reported] == []
 
 
 def test_fields_that_contradict_each_other_are_refused(mesh: Mesh, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("kind: cpu\ngpus: 2\ncommand: ['true']\n")
-    assert f"{path}:1:7: kind: a cpu job asks for no GPUs, this one asks for 2" in refused(mesh, "submit", path).err
+    assert (
+        f"{path}:1:7: kind: a cpu job must not ask for GPUs; this job asks for 2" in refused(mesh, "submit", path).err
+    )
 
 
 def test_a_file_with_one_bad_job_submits_none_of_them(mesh: Mesh, tmp_path: Path) -> None:
@@ -86,16 +88,16 @@ def test_a_file_with_one_bad_job_submits_none_of_them(mesh: Mesh, tmp_path: Path
     assert f"{path}:4:7: cpus" in refused(mesh, "submit", path).err
 
 
-def test_what_is_no_yaml_is_refused_with_line_and_column(mesh: Mesh, tmp_path: Path) -> None:
+def test_invalid_yaml_is_rejected_with_line_and_column(mesh: Mesh, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("gpus: 1\ncommand: [true\nname: x\n")
-    assert f"{path}:3:5: is no YAML" in refused(mesh, "submit", path).err
+    assert f"{path}:3:5: invalid YAML" in refused(mesh, "submit", path).err
 
 
 def test_a_job_file_of_two_mebibytes_is_refused(mesh: Mesh, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(f"cpus: 1\ncommand: ['echo', '{'x' * 2**21}']\n")
-    assert "more than 1 MiB" in refused(mesh, "submit", path).error
+    assert "larger than 1 MiB" in refused(mesh, "submit", path).error
 
 
 def test_a_spec_of_two_mebibytes_is_refused_by_the_service_too(mesh: Mesh) -> None:
@@ -112,23 +114,23 @@ def test_a_spec_of_two_mebibytes_is_refused_by_the_service_too(mesh: Mesh) -> No
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
 def test_a_hostile_name_is_refused_and_shown_harmless(mesh: Mesh, name: str) -> None:
-    told = refused(mesh, "submit", "--cpus", "1", "--name", name, "--", "true").err
-    assert "--name" in told
-    assert "\x1b" not in told
-    assert len(told) < 500
+    reported = refused(mesh, "submit", "--cpus", "1", "--name", name, "--", "true").err
+    assert "--name" in reported
+    assert "\x1b" not in reported
+    assert len(reported) < 500
 
 
 def test_a_hostile_id_finds_nothing(mesh: Mesh) -> None:
     for command in ("show", "cancel", "logs"):
-        assert "no job" in refused(mesh, command, "../../etc/passwd").error
-    assert "no node" in refused(mesh, "drain", "../..").error
+        assert "not found" in refused(mesh, command, "../../etc/passwd").error
+    assert "not found" in refused(mesh, "drain", "../..").error
 
 
-def test_a_command_that_is_not_there_fails_with_that_reason(cli: Cli) -> None:
-    told = cli("submit", "--cpus", "1", "--wait", "--", "/no/such/program", code=1).error
-    assert "command not found: /no/such/program" in told
+def test_a_missing_command_fails_with_that_reason(cli: Cli) -> None:
+    reported = cli("submit", "--cpus", "1", "--wait", "--", "/no/such/program", code=1).error
+    assert "command not found: /no/such/program" in reported
 
 
-def test_a_working_directory_that_is_not_there_fails_with_that_reason(cli: Cli) -> None:
-    told = cli("submit", "--cpus", "1", "--workdir", "/no/such/place", "--wait", "--", "true", code=1).error
-    assert "the working directory /no/such/place does not exist" in told
+def test_a_missing_working_directory_fails_with_that_reason(cli: Cli) -> None:
+    reported = cli("submit", "--cpus", "1", "--workdir", "/no/such/place", "--wait", "--", "true", code=1).error
+    assert "the working directory /no/such/place does not exist" in reported

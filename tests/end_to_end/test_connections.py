@@ -1,4 +1,4 @@
-"""Connections without a token: however many there are, they fail no job, drain no node, and lock nobody out."""
+"""Connections without a token: even in large numbers they fail no job, drain no node and lock no client out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cotenant.core.model.lifecycle import ENDED, Phase
 
 JOBS = 150
 LIMIT = 256
-SECONDS_TO_GET_IN = 1.0  # for each of them, on average: every one comes on a connection of its own
+SECONDS_TO_GET_IN = 1.0  # average per job: each submission has its own connection
 NOFILE = resource.RLIMIT_NOFILE
 
 
@@ -33,7 +33,7 @@ def all_succeed(mesh: Mesh, job_ids: list[str]) -> None:
     def ended() -> dict[str, Phase]:
         try:
             jobs = mesh.client.jobs()
-        except grpc.RpcError as error:  # a client that finds no room comes again
+        except grpc.RpcError as error:  # a rejected client retries
             if error.code() not in AWAY:
                 raise
             return {}
@@ -50,13 +50,13 @@ def nothing_is_held(mesh: Mesh) -> None:
 
 
 def problems(mesh: Mesh) -> list[str]:
-    told = mesh.cli.json_of_any_end("status")
-    return [one["what"] for one in told["problems"]]
+    reported = mesh.cli.json_of_any_end("status")
+    return [one["what"] for one in reported["problems"]]
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Mesh:
-    """A mesh that is started with a small soft limit of descriptors, as a login shell has it."""
+    """A mesh started with a small soft descriptor limit, as in a login shell."""
     mesh = Mesh(tmp_path)
     soft, hard = resource.getrlimit(NOFILE)
     resource.setrlimit(NOFILE, (LIMIT, hard))
@@ -73,7 +73,7 @@ def test_1300_idle_connections_fail_no_job_and_drain_no_node(small: Mesh) -> Non
     try:
         with many_descriptors(), Flood(mesh.address, 1300) as flood:
             flood.wait_until_tried()
-            until(lambda: "did not authenticate were closed" in str(problems(mesh)), "word of the flood")
+            until(lambda: "unauthenticated connections were closed" in str(problems(mesh)), "word of the flood")
             job_ids = submit_all(mesh)
             all_succeed(mesh, job_ids)
             nothing_is_held(mesh)
@@ -83,7 +83,7 @@ def test_1300_idle_connections_fail_no_job_and_drain_no_node(small: Mesh) -> Non
 
 
 @pytest.mark.timeout(300)  # the same
-def test_at_the_hard_limit_of_descriptors_a_flood_locks_nobody_out(tmp_path: Path) -> None:
+def test_a_connection_flood_at_the_hard_descriptor_limit_locks_no_client_out(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path)
     mesh.cli.descriptors_max = LIMIT
     mesh.start()
@@ -112,7 +112,7 @@ def test_a_job_gets_the_original_limit_of_descriptors_not_the_raised_one(small: 
         assert mesh.process is not None
         soft, hard = resource.prlimit(mesh.process.pid, NOFILE)
         assert (soft, hard) == (resource.getrlimit(NOFILE)[1],) * 2
-        told = mesh.cli("submit", "--cpus", "1", "--wait", "--", "sh", "-c", "ulimit -Sn").out
-        assert told.strip() == str(LIMIT)
+        reported = mesh.cli("submit", "--cpus", "1", "--wait", "--", "sh", "-c", "ulimit -Sn").out
+        assert reported.strip() == str(LIMIT)
     finally:
         mesh.close()

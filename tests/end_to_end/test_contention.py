@@ -1,4 +1,4 @@
-"""A CPU job slows a training job down: it is noticed, held back, told of, and let go once it hurts nobody any more."""
+"""A CPU job that slows down a training job is detected, throttled, reported, and released when it is harmless."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def mesh(tmp_path: Path) -> Iterator[Mesh]:
     mesh.close()
 
 
-def test_the_victim_is_relieved_and_the_suspect_let_go_when_it_is_quiet(mesh: Mesh, tmp_path: Path) -> None:
-    file, told = tmp_path / "shared", tmp_path / "go"
+def test_the_victim_recovers_and_the_suspect_is_released_afterwards(mesh: Mesh, tmp_path: Path) -> None:
+    file, reported = tmp_path / "shared", tmp_path / "go"
     python = ["--", sys.executable, "-c"]
     train = mesh.cli.submit("--gpus", "1", "--cpus", "1", "--kind", "training", *python, TRAIN, file)
-    hog = mesh.cli.submit("--gpus", "0", "--cpus", "1", "--kind", "cpu", *python, HOG, file, told)
+    hog = mesh.cli.submit("--gpus", "0", "--cpus", "1", "--kind", "cpu", *python, HOG, file, reported)
     for job_id in (train, hog):
         mesh.client.wait_for(job_id, Phase.RUNNING)
 
@@ -82,19 +82,19 @@ def test_the_victim_is_relieved_and_the_suspect_let_go_when_it_is_quiet(mesh: Me
     baseline = rate()
     assert not incidents()
 
-    told.touch()
+    reported.touch()
     (noticed,) = until(lambda: incidents("--open"), "an incident")
     assert (noticed["victim"], noticed["suspect"]) == (train, hog)
     assert 0.1 < noticed["slowdown"] < 0.7
-    until(lambda: held_back().startswith("suspended"), "word of it on the suspect itself")
-    # A calm second later it may go on for a while, to see whether it still hurts.
-    until(lambda: "held back on" in mesh.cli("jobs").out, "word of it in the list of jobs")
-    until(lambda: "held back by its node: suspended" in mesh.cli("explain", hog).out, "word of it in its explanation")
+    until(lambda: held_back().startswith("suspended"), "throttle shown on the suspect")
+    # After a calm second it may run for a while, as a trial whether it still interferes.
+    until(lambda: "throttled on" in mesh.cli("jobs").out, "throttle in the list of jobs")
+    until(lambda: "held back by its node: suspended" in mesh.cli("explain", hog).out, "throttle in its explanation")
     until(lambda: rate() > 0.9 * baseline, "recovery")
 
-    told.unlink()
-    until(lambda: not incidents("--open"), "an end of the incident")
+    reported.unlink()
+    until(lambda: not incidents("--open"), "end of the incident")
     first = incidents()[-1]
     assert "it is free again" in first["outcome"]
-    until(lambda: not held_back(), "the word being taken back")
+    until(lambda: not held_back(), "end of the throttle")
     assert mesh.client.job(hog).attempt.number == mesh.client.job(train).attempt.number == 1

@@ -1,4 +1,4 @@
-"""Agents that know all replicas of contention by one name, as on Kubernetes: a headless service's, with TLS.
+"""Agents that reach all contention replicas by one DNS name, as with a headless service on Kubernetes, with TLS.
 
 The name is in a file of hosts that the agents alone see, in mount namespaces of their own.
 """
@@ -24,15 +24,15 @@ from tests.support.etcd_server import free_ports
 from cotenant.rpc.channel import connect
 from cotenant.rpc.rendezvous_hash import ranked
 from cotenant.security.certificates import Authority
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.tls_files import TlsFiles
 from cotenant.v1.contention_service_pb2 import ListSamplesRequest
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 
 pytestmark = pytest.mark.root
 NAME = "contention.mesh"
-AGENT = (  # one that looks more often whether its own replica is there
-    "from cotenant.node_agent.control import contention_link as link; link.HOME_SECONDS = 0.5\n"
+AGENT = (  # checks more often whether its own replica is up
+    "from cotenant.node_agent.control import contention_link as link; link.PREFERRED_CHECK_SECONDS = 0.5\n"
     "from cotenant.cli.main import main; main()"
 )
 WITH_HOSTS = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
@@ -40,7 +40,7 @@ SAMPLE_SECONDS = 0.2
 
 
 class Lab:
-    """Replicas of contention at addresses of the loopback, and agents."""
+    """Contention replicas at loopback addresses, and agents."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -54,12 +54,12 @@ class Lab:
         self.shown = self.issue("operator/ann")
         (directory / "agent.toml").write_text(f"sample_seconds = {SAMPLE_SECONDS}\n")
 
-    def issue(self, bearer: str, *names: str) -> TlsFiles:
-        issued = self.authority.issue(Bearer.parse(bearer), names)
+    def issue(self, subject: str, *names: str) -> TlsFiles:
+        issued = self.authority.issue(Subject.parse(subject), names)
         return TlsFiles(self.authority.cert_path, issued.path, issued.key_path)
 
     def name(self, *hosts: str) -> None:
-        """Say what the name stands for from now on; the file stays the one that is mounted."""
+        """Set the addresses of the name, in place: the hosts file is mounted."""
         self.hosts.write_text("".join(f"{host} {NAME}\n" for host in ("127.0.0.1 localhost #", *hosts)))
 
     def start_replica(self, host: str) -> None:
@@ -88,7 +88,7 @@ class Lab:
         self.serving.callback(process.terminate)
 
     def homes(self, nodes: list[str]) -> dict[str, str]:
-        """Where each node's samples go to: who has the newest one."""
+        """Return the replica that receives each node's samples: the one with the newest sample."""
         return asyncio.run(self._homes(nodes))
 
     async def _homes(self, nodes: list[str]) -> dict[str, str]:
@@ -127,7 +127,7 @@ def prefix(directory: Path) -> str:
     return f"{directory.name[-12:]}-{os.getpid()}-".replace("_", "-")
 
 
-def test_each_node_has_a_home_behind_one_name_and_finds_it_again(lab: Lab) -> None:
+def test_each_node_has_a_home_replica_behind_one_name_and_finds_it_again(lab: Lab) -> None:
     first, second, third = (f"127.0.0.{number}" for number in (2, 3, 4))
 
     def wanted(*hosts: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ def test_each_node_has_a_home_behind_one_name_and_finds_it_again(lab: Lab) -> No
     nodes = names
     two = wanted(first, second)
     later = wanted(second, third)
-    # One node whose home stays, and two whose home is replaced: one has the new one, the other goes to who is left.
+    # The home of one node stays, that of two is replaced: one moves to the new replica, the other to the remaining one.
     kinds = ((second, second), (first, third), (first, second))
     nodes = [next(node for node in names if (two[node], later[node]) == kind) for kind in kinds]
 
@@ -150,7 +150,7 @@ def test_each_node_has_a_home_behind_one_name_and_finds_it_again(lab: Lab) -> No
     until(lambda: lab.homes(nodes) == wanted(first, second), "home of each node")
     lab.replicas[first].kill()
     until(lambda: lab.homes(nodes) == wanted(second), "node that has gone over")
-    lab.start_replica(third)  # as a pod that was replaced: of the same name, at another address
+    lab.start_replica(third)  # like a replaced pod: same name, other address
     lab.name(third, second)
     until(lambda: lab.homes(nodes) == wanted(second, third), "return of those whose home is there again")
     assert all(TRACEBACK not in path.read_text() for path in lab.directory.glob("*.log"))

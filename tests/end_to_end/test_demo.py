@@ -1,4 +1,4 @@
-"""The demo: the whole mesh with a real workload, a summary and a report, and nothing of it left behind."""
+"""The demo: the whole mesh with a real workload, a summary and a report, leaving nothing behind."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ def test_the_demo_ends_well_with_a_report_and_leaves_nothing(tmp_path: Path) -> 
     report = tmp_path / "report.html"
     with tempfile.TemporaryDirectory(prefix="demo-") as temporary:
         cli = Cli(environment_of(tmp_path, TMPDIR=temporary))
-        told = cli("demo", "--seconds", "10", "--report", report, seconds=DEMO_SECONDS_MAX)
+        reported = cli("demo", "--seconds", "10", "--report", report, seconds=DEMO_SECONDS_MAX)
         assert remains.processes_of(Path(temporary)) == {}
         assert list(Path(temporary).iterdir()) == []
     for words in ("The mesh is up", "resnet-auto", "gang-of-2", "NEVER_FITS", "fifo, backfill", str(report)):
-        assert words in told.out
+        assert words in reported.out
     assert_self_contained(report.read_text())
 
 
-def test_without_a_name_the_report_goes_to_the_users_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under one fixed name in a shared one it was refused to the second user, and followed a link."""
+def test_the_report_defaults_to_the_users_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fixed name in a shared directory would fail for the second user and follow symbolic links."""
     shared, victim = tmp_path / "shared", tmp_path / "victim"
     shared.mkdir()
     victim.write_text("precious")
@@ -52,7 +50,7 @@ def test_without_a_name_the_report_goes_to_the_users_own_folder(
 
 
 def assert_self_contained(page: str) -> None:
-    """See that a browser needs nothing else to show the page."""
+    """Check that the page refers to no other files."""
     reader = _References()
     reader.feed(page)
     reader.close()
@@ -63,7 +61,7 @@ def assert_self_contained(page: str) -> None:
 
 
 class _References(HTMLParser):
-    """Collects what a page refers to."""
+    """Collects the references of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +69,6 @@ class _References(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take in a tag."""
+        """Record a tag."""
         self.tags.add(tag)
         self.found += [value or "" for name, value in attrs if name.rpartition(":")[2] in REFERENCES]

@@ -1,4 +1,4 @@
-"""A node loses the control plane: who asked for it never runs twice at a time, though nobody is there to see."""
+"""A node loses the control plane: a job that must never run twice at a time does not, even unobserved."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ async def connected(mesh: Mesh, node_id: str) -> None:
 
 
 def lives(path: Path) -> dict[str, list[float]]:
-    """When each process of a job said that it runs, in seconds since boot, by pid."""
-    told: dict[str, list[float]] = {}
+    """Return when each process of a job last reported that it runs, in seconds since boot, by pid."""
+    reported: dict[str, list[float]] = {}
     for pid, seconds in (line.split() for line in lines_of(path)):
-        told.setdefault(pid, []).append(float(seconds))
-    return told
+        reported.setdefault(pid, []).append(float(seconds))
+    return reported
 
 
 @pytest.mark.root
@@ -65,7 +65,9 @@ async def test_a_job_that_must_not_run_twice_ends_before_it_begins_elsewhere(
         first, second = lives(tmp_path / "leashed").values()
         assert max(first) < min(second)
         begun = min(list(lives(tmp_path / "free").values())[1])
-        await until(lambda: max(next(iter(lives(tmp_path / "free").values()))) > begun)  # it runs twice, as it may
+        await until(
+            lambda: max(next(iter(lives(tmp_path / "free").values()))) > begun
+        )  # it runs twice, which is allowed
         job = await mesh.job(ids["leashed"])
         assert (job.failures, job.attempt.number) == (0, 2)
         await agents["n1"].start()

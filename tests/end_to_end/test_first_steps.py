@@ -1,4 +1,4 @@
-"""What somebody tries in the first hour, against a real mesh and with real processes."""
+"""What a user tries in the first hour, against a real mesh with real processes."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def test_a_job_sees_its_one_core_and_its_one_gpu(cli: Cli) -> None:
     assert gpus == job["attempt"]["allocations"][0]["tasks"][0]["gpus"][0]["uuid"]
 
 
-def test_a_job_that_fails_ends_waiting_with_1_and_its_status(cli: Cli) -> None:
+def test_waiting_for_a_failed_job_exits_with_1_and_its_status(cli: Cli) -> None:
     ended = cli("submit", *ONE_CORE, "--wait", *shell("echo last words; exit 5"), code=1)
     assert ended.out == "last words\n"
     assert "exited with status 5" in ended.error or "status 5" in ended.error
 
 
-def test_bad_usage_ends_with_2(cli: Cli) -> None:
+def test_bad_usage_exits_with_2(cli: Cli) -> None:
     assert "no such option" in cli("submit", "--gpu", "1", "--", "true", code=2).error
     assert "nothing to run" in cli("submit", "--gpus", "1", code=2).error
     assert "nosuchjob" in cli("show", "nosuchjob", code=2).error
 
 
-def test_a_mesh_that_is_not_there_ends_with_3(cli: Cli, tmp_path: Path) -> None:
+def test_a_missing_mesh_exits_with_3(cli: Cli, tmp_path: Path) -> None:
     assert "cotenant up" in cli("--state-dir", tmp_path, "jobs", code=3).error
     assert cli("--endpoint", "127.0.0.1:1", "jobs", code=3).error
 
 
-def test_what_never_fits_is_refused_with_the_largest_shape(cli: Cli) -> None:
+def test_a_job_that_never_fits_is_rejected_with_the_largest_shape(cli: Cli) -> None:
     before = cli.json("jobs", "--all")
     refused = cli("submit", "--gpus", "9", *ONE_CORE, "--", "true", code=1)
     assert "NEVER_FITS" in refused.error
@@ -64,7 +64,7 @@ def test_what_never_fits_is_refused_with_the_largest_shape(cli: Cli) -> None:
     assert cli.json("jobs", "--all") == before
 
 
-def test_a_job_is_shown_listed_and_its_output_followed(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
+def test_a_job_is_shown_and_listed_and_its_output_followed(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
     counter = Counter(tmp_path, "shown")
     script = counter.command
     script[-1] = f"echo begun; {script[-1]}"
@@ -72,7 +72,7 @@ def test_a_job_is_shown_listed_and_its_output_followed(mesh: Mesh, cli: Cli, tmp
     mesh.client.wait_for(job_id, Phase.RUNNING)
     counter.wait_for_more()
     following = cli.start("logs", "-f", job_id, log=tmp_path / "following")
-    following.wait_to_say("begun")
+    following.wait_for_output("begun")
     (listed,) = cli.json("jobs", "--phase", "running")
     assert (listed["id"], listed["gpus"], listed["cores"]) == (job_id, 1, 1)
     assert "running" in cli("show", job_id).out
@@ -98,16 +98,16 @@ def test_a_waiting_job_is_explained_with_numbers(mesh: Mesh, cli: Cli, tmp_path:
     held = cli.submit(*ALL_GPUS, *holder.command)
     mesh.client.wait_for(held, Phase.RUNNING)
     waiting = cli.submit("--gpus", "2", *ONE_CORE, "--", "true")
-    told = until(lambda: reason_of(cli, waiting), "reason with numbers")
-    assert f"needs 2 GPUs, 0 of {GPUS} free" in told["reason"]["detail"]
-    assert told["reason"]["numbers"]["wanted_gpu_milli"] == 2000
+    reported = until(lambda: reason_of(cli, waiting), "reason with numbers")
+    assert f"needs 2 GPUs, 0 of {GPUS} free" in reported["reason"]["detail"]
+    assert reported["reason"]["numbers"]["wanted_gpu_milli"] == 2000
     assert f"needs 2 GPUs, 0 of {GPUS} free" in cli("explain", waiting).out
     assert "running" in cli("explain", held).out
     holder.finish()
     mesh.client.wait_for(waiting, Phase.SUCCEEDED)
 
 
-def test_cancel_warns_a_running_job_and_then_it_is_gone(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
+def test_cancel_warns_a_running_job_before_ending_it(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
     warned = tmp_path / "warned"
     script = f"trap 'echo warned >> {warned}; exit 0' USR1; echo ready; while :; do sleep 0.02; done"
     job_id = cli.submit(*ONE_CORE, "--signal", "USR1", *shell(script))
@@ -169,7 +169,7 @@ def test_a_drained_node_is_emptied_and_its_jobs_run_again_later(mesh: Mesh, cli:
     assert mesh.client.wait_for(job_id, Phase.SUCCEEDED).attempt.number == 2
 
 
-def test_policies_are_listed_with_those_in_use(cli: Cli) -> None:
+def test_policies_are_listed_with_active_marks(cli: Cli) -> None:
     policies = {(one["group"].removeprefix("cotenant."), one["name"]): one for one in cli.json("policies")}
     assert policies["queue_policies", "fifo"]["active"]
     assert policies["placement_policies", "consolidate"]["active"]
@@ -177,25 +177,25 @@ def test_policies_are_listed_with_those_in_use(cli: Cli) -> None:
     assert all(one["healthy"] for one in policies.values())
 
 
-def test_whatif_tells_without_submitting(cli: Cli) -> None:
+def test_whatif_submits_nothing(cli: Cli) -> None:
     before = len(cli.json("jobs", "--all"))
     assert "starts now" in cli("whatif", "--gpus", "2", *ONE_CORE, "--", "true").out
     assert len(cli.json("jobs", "--all")) == before
 
 
 def test_the_bundled_trace_is_replayed(cli: Cli) -> None:
-    told = cli.json("simulate", "--trace", "sample", "--cluster", "2x8")
-    assert told["finished"] == told["jobs"] > 0
+    reported = cli.json("simulate", "--trace", "sample", "--cluster", "2x8")
+    assert reported["finished"] == reported["jobs"] > 0
 
 
 def test_a_shell_gets_its_completion(cli: Cli) -> None:
     assert "complete -o default -F _cotenant_completion cotenant" in cli(_COTENANT_COMPLETE="source_bash").out
 
 
-def test_who_has_no_token_is_refused(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
+def test_a_call_without_a_token_is_rejected(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
     stranger = Cli(environment_of(tmp_path))
-    told = stranger("--endpoint", mesh.address, "jobs", code=2)
-    assert "token" in told.error
+    reported = stranger("--endpoint", mesh.address, "jobs", code=2)
+    assert "token" in reported.error
     with grpc.insecure_channel(mesh.address) as channel, pytest.raises(grpc.RpcError) as refused:
         JobServiceStub(channel).ListJobs(ListJobsRequest(), timeout=10)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
@@ -219,12 +219,12 @@ def newest(cli: Cli) -> Any:
 
 
 def reason_of(cli: Cli, job_id: str) -> Any:
-    told = cli.json("show", job_id)
-    return told if told["reason"] and told["reason"]["numbers"] else None
+    reported = cli.json("show", job_id)
+    return reported if reported["reason"] and reported["reason"]["numbers"] else None
 
 
 def process_of(job_id: str) -> int:
-    """The pid of a job's process, by the job's id in its environment."""
+    """Return the pid of a job's process, found by the job's id in its environment."""
     return next(
         process.pid
         for process in psutil.process_iter(["environ"])

@@ -1,4 +1,4 @@
-"""A job fills the disk that holds the store: it is ended and says why, and the mesh goes on."""
+"""A job that fills the store's disk is stopped with a reason, and the mesh continues."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.end_to_end.waiting import until
 
 from cotenant.core.model.lifecycle import Phase
 
-SIZE_MIB = 700  # more than the 512 MiB below which a node that was short of space takes nothing new
+SIZE_MIB = 700  # more than the 512 MiB that a node short of space needs before it takes new jobs
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Mesh]:
-    """A mesh whose state, with its store and its jobs' directories, is on a small file system."""
+    """A mesh whose store and job directories are on a small file system."""
     if os.getuid() != 0:
         pytest.skip("needs root to mount a file system")
     disk = tmp_path / "disk"
@@ -36,7 +36,7 @@ def small(tmp_path: Path) -> Iterator[Mesh]:
 
 
 @pytest.mark.root
-def test_dd_in_a_working_directory_ends_that_job_alone_and_the_store_goes_on(small: Mesh) -> None:
+def test_filling_a_working_directory_ends_only_that_job_and_the_store_survives(small: Mesh) -> None:
     before = small.cli.submit("--cpus", "1", "--", "sleep", "300")
     small.client.wait_for(before, Phase.RUNNING)
     greedy = small.cli.submit("--cpus", "1", "--", "sh", "-c", "dd if=/dev/zero of=full bs=1M; sleep 300")

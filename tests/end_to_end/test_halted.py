@@ -1,4 +1,4 @@
-"""A placement that gets no time for longer than nodes are waited for: nothing is given up that was there all along."""
+"""A placement service paused for longer than the node timeout gives up no attempt that was there all along."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cotenant.core.model.lifecycle import Phase
 LOST_AFTER_SECONDS = 2.0
 
 
-def test_a_placement_that_was_stopped_takes_no_node_as_lost(tmp_path: Path) -> None:
+def test_a_paused_placement_service_marks_no_node_lost(tmp_path: Path) -> None:
     settings = tmp_path / "config.toml"
     settings.write_text(f"heartbeat_seconds = 0.5\nlost_after_seconds = {LOST_AFTER_SECONDS}\n")
     mesh = Separate(tmp_path)
@@ -35,7 +35,7 @@ def test_a_placement_that_was_stopped_takes_no_node_as_lost(tmp_path: Path) -> N
         assert mesh.client.wait_for(job_id, Phase.SUCCEEDED).attempt.number == 1
         holder.assert_one_life()
         log = mesh.log("placement").read_text()
-        assert "was_absent" in log
-        assert "part_given_up" not in log
+        assert "process_stalled" in log
+        assert "attempt_part_given_up" not in log
     finally:
         mesh.close()

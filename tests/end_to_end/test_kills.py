@@ -1,11 +1,11 @@
-"""A few random kills of everything, and whether what judges them would notice."""
+"""A few random kills of everything, and tests of the judge itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from benchmarks.kill_mesh import KillMesh, judge, judge_journal, wait_until_done
+from benchmarks.kill_mesh import KillMesh, find_violations, journal_violations, wait_until_done
 from benchmarks.kills import run
 from tests.end_to_end import remains
 from tests.end_to_end.waiting import until
@@ -15,7 +15,7 @@ KILLS = 10
 
 
 @pytest.mark.root
-def test_nothing_is_lost_owned_twice_or_left_when_everything_may_die(tmp_path: Path) -> None:
+def test_nothing_is_lost_owned_twice_or_left_when_anything_may_be_killed(tmp_path: Path) -> None:
     need_groups("cpuset")
     mesh, submitter, wrong = run(KILLS, "a few", tmp_path / "mesh", unfinished=4)
     assert wrong == []
@@ -26,7 +26,7 @@ def test_nothing_is_lost_owned_twice_or_left_when_everything_may_die(tmp_path: P
 
 @pytest.mark.root
 def test_an_agent_that_leaves_orphans_is_caught(tmp_path: Path) -> None:
-    """The daemon of a job whose supervisor was killed lives on, and still holds the job's core."""
+    """After its supervisor is killed, a job's daemon survives and still holds the job's core."""
     need_groups("cpuset")
     mesh = KillMesh(tmp_path / "mesh", {"n1": "0"}, broken="leaves orphans")
     for part in mesh.parts:
@@ -36,17 +36,17 @@ def test_an_agent_that_leaves_orphans_is_caught(tmp_path: Path) -> None:
     until(mesh.kill_supervisors, "a supervisor that could be killed")
     wait_until_done(mesh, {job_id: 1}, 20)
     mesh.stop()
-    wrong = judge(mesh, {job_id: 1})
+    wrong = find_violations(mesh, {job_id: 1})
     assert any(line.startswith("twice:core-0 when") for line in wrong)
     assert any("was left: sleep 600" in line for line in wrong)
 
 
-def test_a_journal_that_tells_of_wrongs_is_not_believed() -> None:
-    told = [["start", "a", "1", "0"], ["end", "a", "1", "0"], ["start", "b", "1", "0"], ["end", "b", "1", "0"]]
-    assert judge_journal(told, {"a": 1, "b": 1}) == []
-    assert judge_journal(told, {"a": 1, "b": 2}) == ["b never ran to its end"]
-    assert judge_journal(told, {"a": 1, "b": 1, "c": 1}) == ["c never ran to its end"]
-    assert judge_journal(told, {"a": 1}) == ["b ran, and nobody submitted it"]
-    assert judge_journal([*told, ["start", "a", "1", "0"]], {"a": 1, "b": 1}) == ["a/1/0 was started 2 times"]
-    twice = [*told, ["twice:GPU-0", "a", "2", "0"]]
-    assert judge_journal(twice, {"a": 1, "b": 1}) == ["twice:GPU-0 when a/2/0 started"]
+def test_a_journal_with_violations_is_rejected() -> None:
+    reported = [["start", "a", "1", "0"], ["end", "a", "1", "0"], ["start", "b", "1", "0"], ["end", "b", "1", "0"]]
+    assert journal_violations(reported, {"a": 1, "b": 1}) == []
+    assert journal_violations(reported, {"a": 1, "b": 2}) == ["b never ran to its end"]
+    assert journal_violations(reported, {"a": 1, "b": 1, "c": 1}) == ["c never ran to its end"]
+    assert journal_violations(reported, {"a": 1}) == ["b ran, and nobody submitted it"]
+    assert journal_violations([*reported, ["start", "a", "1", "0"]], {"a": 1, "b": 1}) == ["a/1/0 was started 2 times"]
+    twice = [*reported, ["twice:GPU-0", "a", "2", "0"]]
+    assert journal_violations(twice, {"a": 1, "b": 1}) == ["twice:GPU-0 when a/2/0 started"]

@@ -1,4 +1,4 @@
-"""A real job of real processes is profiled on the node, once for its kind, and anew when it runs at another rate."""
+"""A real job is profiled on its node, once per job class, and again when its rate changes."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def submit(mesh: Mesh, slow: Path) -> str:
     return job_id
 
 
-def told(explained: ExplainJobResponse, what: str) -> list[str]:
+def reported(explained: ExplainJobResponse, what: str) -> list[str]:
     return [event.detail for event in explained.events if event.what == what]
 
 
-def test_a_kind_is_profiled_once_and_anew_when_its_rate_has_changed(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_job_class_is_profiled_once_and_again_when_its_rate_changes(mesh: Mesh, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     first = submit(mesh, slow)
     held = sum(len(task.core_ids) for part in mesh.client.job(first).attempt.allocations for task in part.tasks)
@@ -68,7 +68,7 @@ def test_a_kind_is_profiled_once_and_anew_when_its_rate_has_changed(mesh: Mesh, 
     assert at_once.estimate.cores_useful == 1, "it is remembered"
     slow.touch()
     renewed = when_profiled(mesh, second)
-    (why,) = told(renewed, "profiling")
+    (why,) = reported(renewed, "profiling")
     assert "stale" in why
     assert renewed.estimate.cores_useful == 1
     assert "stale" not in renewed.estimate.source
@@ -77,5 +77,5 @@ def test_a_kind_is_profiled_once_and_anew_when_its_rate_has_changed(mesh: Mesh, 
 
 
 def when_profiled(mesh: Mesh, job_id: str) -> ExplainJobResponse:
-    until(lambda: told(mesh.client.explain(job_id), "profiled"), f"profile of {job_id}")
+    until(lambda: reported(mesh.client.explain(job_id), "profiled"), f"profile of {job_id}")
     return mesh.client.explain(job_id)

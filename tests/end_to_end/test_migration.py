@@ -1,4 +1,4 @@
-"""A real job moves between two nodes so that a gang starts on one, and goes on from its checkpoint."""
+"""A real job migrates so that a gang can start on its node, and continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ while True:
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Mesh]:
-    """A mesh of one node; `second` joins it."""
+    """A mesh with one node; `second` joins it."""
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
     mesh = Mesh(tmp_path, "--config", str(config))
@@ -54,13 +54,13 @@ def mesh(tmp_path: Path) -> Iterator[Mesh]:
 
 @contextmanager
 def second(mesh: Mesh) -> Iterator[None]:
-    """Another node on this machine, with an agent of its own."""
+    """Another node on this machine with its own agent."""
     agent = mesh.cli.start(
         "serve", "agent", "--node", "second", "--endpoints", mesh.address, "--gpus", "fake:2",
         "--address", "127.0.0.1", log=mesh.directory / "second.log",
     )  # fmt: skip
     try:
-        agent.wait_to_say("placement_joined")
+        agent.wait_for_output("placement_connected")
         yield
         end_all(mesh.client)
         assert agent.terminate() == 0
@@ -83,7 +83,7 @@ def start_counting(mesh: Mesh, work: Path) -> str:
     return job_id
 
 
-def test_a_job_goes_on_elsewhere_from_its_checkpoint_so_that_a_gang_starts(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_job_migrates_from_its_checkpoint_so_that_a_gang_starts(mesh: Mesh, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a gang of two takes two cores")
     first, gone = (start_counting(mesh, tmp_path / name) for name in ("first", "gone"))
@@ -111,6 +111,6 @@ def test_a_job_goes_on_elsewhere_from_its_checkpoint_so_that_a_gang_starts(mesh:
 
 
 def moved(mesh: Mesh, job_ids: Iterable[str]) -> Job | None:
-    """The job among these that runs at its second place."""
+    """Return the job among these that runs as its second attempt."""
     jobs = [mesh.client.job(job_id) for job_id in job_ids]
     return next((job for job in jobs if job.migrations and job.phase == specs.PHASES.to_wire(Phase.RUNNING)), None)

@@ -1,4 +1,4 @@
-"""One job is one trace, from its submission to its exit, whichever processes it passes and whichever restart."""
+"""A job is one trace from submission to exit, across processes and restarts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_trace_goes_on_after_a_restart_of_the_queue(otlp: OtlpReceiver
 
 
 def assert_one_trace(spans: Sequence[ReceivedSpan], job_id: str) -> None:
-    """See that each stage is there once, in one trace, below the submission, by the service whose work it is."""
+    """Check that each stage appears once in one trace, below the submission, from the responsible service."""
     stages = {span.name: span for span in spans if span.attributes.get("job") == job_id}
     assert {name: span.service for name, span in stages.items()} == SERVICE_OF
     submit = stages["submit"]

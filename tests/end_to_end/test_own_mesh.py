@@ -1,4 +1,4 @@
-"""A mesh that a user without rights runs for themselves: its jobs do not get at the mesh, and nobody else submits."""
+"""A mesh run by an unprivileged user: its jobs cannot reach the mesh, and other users cannot submit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OwnMesh:
         self.serving = Serving([*AS_USER, COTENANT, "up", "--gpus", "fake:1"], self.environment, home.parent / "up.log")
 
     def __call__(self, *words: str, code: int = 0, **more: str) -> str:
-        """Run a command, and return all that it says."""
+        """Run a command and return its output."""
         ended = subprocess.run(
             [*AS_USER, COTENANT, *words],
             env={**self.environment, **more},
@@ -50,7 +50,7 @@ def mesh() -> Iterator[OwnMesh]:
     os.chown(home, USER, USER)
     mesh = OwnMesh(home)
     try:
-        mesh.serving.wait_to_say("the mesh is up")
+        mesh.serving.wait_for_output("the mesh is up")
         yield mesh
     finally:
         mesh.serving.terminate()
@@ -64,7 +64,7 @@ def test_a_job_neither_reads_the_token_nor_ends_the_mesh(mesh: OwnMesh) -> None:
     secret = (mesh.state / "token").read_text().strip()
     assert "No such file" in mesh("submit", "--wait", "--", "cat", str(mesh.state / "token"), code=1)
     everything = "kill -9 -1; kill -9 $PPID; for pid in $(seq 2 100000); do kill -9 $pid; done 2>/dev/null; exit 0"
-    mesh("submit", "--wait", "--", "sh", "-c", f"({everything})", code=1)  # it ends itself, and is told to have failed
+    mesh("submit", "--wait", "--", "sh", "-c", f"({everything})", code=1)  # it kills itself and fails
     assert not mesh.serving.ended()
     said = mesh("submit", "--wait", "--", "sh", "-c", "id -u; env")
     assert str(USER) in said
@@ -74,9 +74,9 @@ def test_a_job_neither_reads_the_token_nor_ends_the_mesh(mesh: OwnMesh) -> None:
     assert f"not enforced: every job runs as '{USER}'" in mesh("nodes")
 
 
-def test_nobody_else_submits_to_it(mesh: OwnMesh) -> None:
+def test_other_users_cannot_submit(mesh: OwnMesh) -> None:
     said = mesh("tokens", "create", "--name", "eve", "--tenant", "default", code=2)
-    assert "this mesh takes no tokens of other people" in said
+    assert "this mesh does not accept tokens of other users" in said
     made = mesh("tokens", "create", "--name", "eve", "--tenant", "default", "--shared-identity").splitlines()
     (token,) = [line for line in made if line.startswith("cotenant_")]
     said = mesh("submit", "--", "true", code=1, COTENANT_TOKEN=token)

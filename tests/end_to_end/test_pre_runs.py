@@ -1,4 +1,4 @@
-"""Pre-runs of real processes: what breaks at once breaks on one GPU, and what trains goes on to its gang."""
+"""Pre-runs with real processes: a broken job fails on one GPU, and a job that trains continues with its gang."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STANDS = TELL + "import time\nif os.environ.get('COTENANT_PRE_RUN'): time.sleep(
 
 
 def job_file(directory: Path, name: str, script: str, pre_run: str) -> str:
-    """A job of two GPUs in one process, whose steps are read from its output."""
+    """Return a job file: two GPUs in one process, steps read from its output."""
     (directory / f"{name}.py").write_text(script)
     path = directory / f"{name}.yaml"
     path.write_text(f"""
@@ -46,8 +46,8 @@ command: [python3, {directory / name}.py, {directory / name}.told]
     return str(path)
 
 
-def told(directory: Path, name: str) -> list[str]:
-    """What each of its attempts saw: that it is a pre-run, the size of its gang, and its GPUs."""
+def reported(directory: Path, name: str) -> list[str]:
+    """Return what each attempt saw: whether it is a pre-run, the size of its gang, and its GPUs."""
     return lines_of(directory / f"{name}.told")
 
 
@@ -67,29 +67,27 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 def test_a_job_that_breaks_on_import_fails_on_one_gpu_and_never_holds_two(mesh: Mesh, tmp_path: Path) -> None:
     job_id = mesh.cli.submit(job_file(tmp_path, "breaks", BREAKS, "5m"))
     job = mesh.client.wait_for(job_id, Phase.FAILED)
-    assert told(tmp_path, "breaks") == ["1 1 1"]
+    assert reported(tmp_path, "breaks") == ["1 1 1"]
     assert (held(job), job.attempt.pre_run) == ([1], True)
     assert getattr(job.attempt.failure, "class") == "import_error"
     shown = mesh.cli("show", job_id).out
-    assert "1, failed, the pre-run on one GPU" in shown
+    assert "1, failed, pre-run on one GPU" in shown
     assert "in its pre-run" in shown
 
 
-def test_one_that_trains_goes_on_to_its_gang(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_pre_run_that_trains_continues_with_its_gang(mesh: Mesh, tmp_path: Path) -> None:
     job_id = mesh.cli.submit(job_file(tmp_path, "trains", TRAINS, "5m"))
     job = mesh.client.wait_for(job_id, Phase.SUCCEEDED)
-    assert told(tmp_path, "trains") == ["1 1 1", "None 1 2"]
+    assert reported(tmp_path, "trains") == ["1 1 1", "None 1 2"]
     assert (held(job), job.failures) == ([1, 2], 0)
     assert "superseded" not in mesh.cli("show", job_id).out.split("attempt")[0]
 
 
-def test_one_that_tells_nothing_goes_on_when_its_time_is_over_whatever_died_meanwhile(
-    mesh: Mesh, tmp_path: Path
-) -> None:
+def test_a_silent_pre_run_ends_at_its_time_limit_despite_crashes(mesh: Mesh, tmp_path: Path) -> None:
     job_id = mesh.cli.submit(job_file(tmp_path, "stands", STANDS, "2s"))
-    until(lambda: told(tmp_path, "stands"), "start of its pre-run")
+    until(lambda: reported(tmp_path, "stands"), "start of its pre-run")
     mesh.kill()
     mesh.start()
     job = mesh.client.wait_for(job_id, Phase.SUCCEEDED)
-    assert told(tmp_path, "stands") == ["1 1 1", "None 1 2"]
+    assert reported(tmp_path, "stands") == ["1 1 1", "None 1 2"]
     assert held(job) == [1, 2]

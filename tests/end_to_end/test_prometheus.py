@@ -1,4 +1,4 @@
-"""A real Prometheus with the settings of deploy/, beside a mesh that runs: dashboards and alerts have answers."""
+"""A real Prometheus with the settings of deploy/ and a running mesh: all queries of dashboards and alerts work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RANGE = {"$__rate_interval": "4s", "$__range": "1m"}  # what Grafana would put t
 NOTHING_YET = {
     "Incidents": "no job slows another one down",
     "Outcomes": "no incident has ended",
-    "Directives and what agents made of them": "without an incident nobody is held back",
+    "Directives and what agents made of them": "without an incident no job is throttled",
     "Resizes, by outcome": "no job's cores are changed",
     "Certificates: time left": "this mesh speaks without TLS",
 }
@@ -40,7 +40,7 @@ NEVER = {
 
 
 class Prometheus:
-    """The server, in a directory of its own."""
+    """The server in its own directory."""
 
     def __init__(self, directory: Path, target: str, etcd: str) -> None:
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
@@ -63,7 +63,7 @@ class Prometheus:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def ask(self, path: str, **words: str) -> Any:
-        """Call the HTTP API; an empty answer while it starts."""
+        """Call the HTTP API; return an empty answer while the server starts."""
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         try:
             with urllib.request.urlopen(
@@ -74,7 +74,7 @@ class Prometheus:
             return {}
 
     def series(self, expression: str) -> list[dict[str, str]]:
-        """The labels of each series that an expression gives."""
+        """Return the labels of each series of an expression."""
         for name, text in RANGE.items():
             expression = expression.replace(name, text)
         return [one["metric"] for one in self.ask("query", query=expression).get("result", ())]
@@ -115,7 +115,7 @@ async def mesh(exposer: Exposer, prometheus: Prometheus, tmp_path: Path) -> Asyn
 
 
 def panels() -> Iterator[tuple[str, str, str]]:
-    """Title, expression and legend of everything that a dashboard asks, as Grafana reads it."""
+    """Return title, expression and legend of every query of a dashboard, as Grafana reads it."""
     for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel["targets"]:
@@ -123,7 +123,7 @@ def panels() -> Iterator[tuple[str, str, str]]:
 
 
 def wait_for_answers(prometheus: Prometheus) -> None:
-    """Wait until each expression has had an answer, with the label that its legend shows."""
+    """Wait until each expression has data with the label of its legend."""
     left = {one: "" for one in panels() if one[0] not in NOTHING_YET and one[2] not in NEVER}
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left:
@@ -137,7 +137,7 @@ def wait_for_answers(prometheus: Prometheus) -> None:
                 left[title, expression, legend] = str(found)
 
 
-async def test_dashboards_and_alerts_have_answers(mesh: Mesh, prometheus: Prometheus) -> None:
+async def test_dashboards_and_alerts_have_data(mesh: Mesh, prometheus: Prometheus) -> None:
     def work() -> None:
         submit = mesh.cli.submit
         submit("--gpus", "2", "--cpus", "1", "--kind", "training", "--tenant", "a", "--", "sleep", "600")

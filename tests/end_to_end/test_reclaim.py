@@ -1,4 +1,4 @@
-"""CPU jobs fill a node with cores that are reserved for its GPU; the newest makes room when a job with a GPU comes."""
+"""CPU jobs borrow a node's cores that are reserved for its GPU; the newest is reclaimed when a GPU job arrives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def borrows(job: Job) -> bool:
     return any(task.reclaimable for part in job.attempt.allocations for task in part.tasks)
 
 
-def test_the_newest_borrower_makes_room_for_a_gpu_job_and_runs_again_after_it(mesh: Mesh) -> None:
+def test_the_newest_borrower_is_reclaimed_for_a_gpu_job_and_restarts_after_it(mesh: Mesh) -> None:
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
         pytest.skip("two borrowers take two cores")

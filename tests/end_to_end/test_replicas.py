@@ -1,4 +1,4 @@
-"""Two processes of the queue and of placement on one etcd: either may die at any time, and nothing is lost."""
+"""Two replicas of queue and placement on one etcd: either may be killed at any time without loss."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from cotenant.v1.placement_service_pb2 import GetCapacityRequest
 from cotenant.v1.placement_service_pb2_grpc import PlacementServiceStub
 
 TAKEN_OVER_SECONDS_MAX = 3.0
-PAUSE_SECONDS = 0.2  # between two jobs: one agent starts only so many
+PAUSE_SECONDS = 0.2  # between two jobs: limits the load on the agent
 ONE_CORE = ("--cpus", "1")
 
 
 @pytest.fixture(scope="module")
 def etcd_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """The store of all parts."""
+    """The store shared by all parts."""
     require_etcd()
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     server.start()
@@ -42,7 +42,7 @@ def etcd_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory, etcd_of_all: EtcdServer) -> Iterator[Separate]:
-    """Everything, queue and placement twice."""
+    """A mesh with two replicas of queue and placement."""
     parts = Separate(tmp_path_factory.mktemp("replicated"), store=etcd_of_all.url, parts=REPLICATED)
     parts.start(*REPLICATED)
     yield parts
@@ -65,7 +65,7 @@ async def leading_part(mesh: Separate, etcd: EtcdServer, service: str) -> str:
 
 
 async def history_of(etcd: EtcdServer) -> History:
-    """Every commit of placement since the beginning."""
+    """Return every commit of placement from the start."""
     store, history = EtcdStore([etcd.endpoint]), History()
     last = (await store.list(ATTEMPTS)).revision
     try:
@@ -81,7 +81,7 @@ async def history_of(etcd: EtcdServer) -> History:
 
 
 def ask_for_capacity(mesh: Separate) -> None:
-    """Ask whichever placement runs for what only the leader knows."""
+    """Ask a running placement replica a question that only the leader can answer."""
     token = (mesh.state_dir / "token").read_text().strip()
     with grpc.insecure_channel(mesh.reached("placement")) as channel:
         PlacementServiceStub(channel).GetCapacity(
@@ -90,7 +90,7 @@ def ask_for_capacity(mesh: Separate) -> None:
 
 
 class Submitting:
-    """Submits small jobs one after another, until it is told to stop; remembers when each was acknowledged."""
+    """Submits small jobs one after another until stopped; records when each was acknowledged."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -105,16 +105,16 @@ class Submitting:
             self.times.append(time.monotonic())
 
     def answered_after(self, at: float) -> float:
-        """When the first answer came after a time; waits for it."""
+        """Wait for the first acknowledgment after a time and return when it came."""
         return until(lambda: next((one for one in self.times if one > at), 0.0), "answer after a leader's death")
 
     def stop(self) -> None:
-        """Submit no more."""
+        """Stop submitting."""
         self._over.set()
         self._thread.join()
 
 
-def test_who_leads_is_shown(mesh: Separate) -> None:
+def test_replicas_shows_the_leaders(mesh: Separate) -> None:
     found = mesh.cli.json("replicas")
     states = sorted((one["service"], one["state"]) for one in found)
     assert states == [
@@ -133,15 +133,15 @@ def test_who_leads_is_shown(mesh: Separate) -> None:
     assert mesh.cli("replicas").out.startswith("SERVICE")
 
 
-def test_the_whole_mesh_is_shown_with_the_store_that_it_is_on(mesh: Separate, etcd_of_all: EtcdServer) -> None:
-    told = mesh.cli.json("status")
-    assert (told["well"], told["problems"]) == (True, [])
-    (member,) = told["store"]
+def test_status_shows_the_whole_mesh_and_its_store(mesh: Separate, etcd_of_all: EtcdServer) -> None:
+    reported = mesh.cli.json("status")
+    assert (reported["well"], reported["problems"]) == (True, [])
+    (member,) = reported["store"]
     assert (member["endpoint"], member["leads"], member["problem"]) == (etcd_of_all.endpoint, True, None)
-    assert sum(told["nodes"].values()) == 1
+    assert sum(reported["nodes"].values()) == 1
 
 
-def test_all_parts_are_restarted_one_after_another_and_jobs_notice_nothing(mesh: Separate, tmp_path: Path) -> None:
+def test_a_rolling_restart_of_all_parts_does_not_affect_jobs(mesh: Separate, tmp_path: Path) -> None:
     holder, load = Counter(tmp_path, "holder"), Load(tmp_path, mesh.client)
     held = mesh.cli.submit(*ONE_CORE, *holder.command)
     mesh.client.wait_for(held, Phase.RUNNING)
@@ -161,7 +161,7 @@ def test_all_parts_are_restarted_one_after_another_and_jobs_notice_nothing(mesh:
 
 
 @pytest.mark.parametrize("service", ["queue", "placement"])
-async def test_a_leader_is_killed_under_load_and_the_next_one_takes_over(
+async def test_a_killed_leader_is_replaced_under_load(
     mesh: Separate, etcd_of_all: EtcdServer, tmp_path: Path, service: str
 ) -> None:
     holder, load = Counter(tmp_path, "holder"), Load(tmp_path, mesh.client)
@@ -170,7 +170,7 @@ async def test_a_leader_is_killed_under_load_and_the_next_one_takes_over(
     submitting = Submitting(load)
     until(lambda: len(submitting.times) >= 3, "some jobs")
     part = await leading_part(mesh, etcd_of_all, service)
-    process = mesh.processes.pop(part)  # the client asks the other one from now on
+    process = mesh.processes.pop(part)  # the client uses the other replica from now on
     killed = time.monotonic()
     process.kill()
     if service == "queue":

@@ -1,4 +1,4 @@
-"""Real jobs of real processes are given other cores while they run: slimmed, lent to, and asked back, in the kernel."""
+"""Real jobs are resized while they run: cores are removed, lent and reclaimed in the kernel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ while True:
 
 
 def two_cores() -> set[int]:
-    """Two CPUs that are not threads of one core."""
+    """Return two CPUs that are not hyperthreads of one core."""
     siblings: dict[str, int] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -47,7 +47,7 @@ def two_cores() -> set[int]:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """A node of two cores and two GPUs, whatever the machine has."""
+    """A node with two cores and two GPUs, regardless of the machine."""
     cpus, allowed = two_cores(), os.sched_getaffinity(0)
     if len(cpus) < 2:
         pytest.skip("a job has to hold two cores for there to be fewer")
@@ -63,27 +63,27 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     mesh.close()
 
 
-def submit(mesh: Mesh, gpus: int, kind: str, told: Path) -> str:
+def submit(mesh: Mesh, gpus: int, kind: str, reported: Path) -> str:
     job_id = mesh.cli.submit(
         "--gpus", str(gpus), "--cpus", "auto", "--model", f"never-seen-{kind}",
-        "--", sys.executable, "-c", PROGRAM, kind, told,
+        "--", sys.executable, "-c", PROGRAM, kind, reported,
     )  # fmt: skip
     mesh.client.wait_for(job_id, Phase.RUNNING)
     return job_id
 
 
-def on_cpus(told: Path, count: int) -> list[int]:
-    """Wait until a job runs on so many CPUs, in its own eyes."""
+def on_cpus(reported: Path, count: int) -> list[int]:
+    """Wait until a job reports this many CPUs."""
 
     def there() -> list[int]:
-        cpus: list[int] = json.loads(told.read_text()) if told.exists() else []
+        cpus: list[int] = json.loads(reported.read_text()) if reported.exists() else []
         return cpus if len(cpus) == count else []
 
     return until(there, f"run on {count} CPUs")
 
 
 def held(mesh: Mesh, job_id: str) -> list[tuple[int, int]]:
-    """Cores of each task, and its own of these."""
+    """Return the number of cores of each task, and how many of these are its own (0: all)."""
     tasks = [task for part in mesh.client.job(job_id).attempt.allocations for task in part.tasks]
     return [(len(task.core_ids), task.own_cores) for task in tasks]
 
@@ -95,16 +95,14 @@ def end(mesh: Mesh, *job_ids: str) -> None:
         mesh.client.wait_for(job_id, Phase.CANCELLED)
 
 
-def test_a_job_that_needs_one_core_is_slimmed_to_it_and_the_other_goes_to_a_job_that_waited(
-    mesh: Mesh, tmp_path: Path
-) -> None:
-    told = tmp_path / "cpus"
-    level = submit(mesh, 2, "level", told)
-    on_cpus(told, 2)
+def test_a_job_shrinks_to_its_useful_core_and_the_freed_core_starts_a_waiting_job(mesh: Mesh, tmp_path: Path) -> None:
+    reported = tmp_path / "cpus"
+    level = submit(mesh, 2, "level", reported)
+    on_cpus(reported, 2)
     waiting = mesh.cli.submit("--gpus", "0", "--cpus", "1", "--", "sleep", "600")
     assert mesh.client.phase(waiting) is Phase.QUEUED
     mesh.client.wait_for(waiting, Phase.RUNNING)
-    (cpu,) = on_cpus(told, 1)
+    (cpu,) = on_cpus(reported, 1)
     assert held(mesh, level) == [(1, 1)]
     other = mesh.client.job(waiting).attempt.allocations[0].tasks[0]
     assert cpu not in other.cpu_ids
@@ -113,21 +111,21 @@ def test_a_job_that_needs_one_core_is_slimmed_to_it_and_the_other_goes_to_a_job_
     until(lambda: mesh.client.job(level).progress.step > slimmed_at + 150, "rate on one core, for 2.5 s")
     end(mesh, level, waiting)
 
-    again = submit(mesh, 2, "level", told)
-    assert held(mesh, again) == [(1, 0)], "the next of its kind starts with what was enough"
+    again = submit(mesh, 2, "level", reported)
+    assert held(mesh, again) == [(1, 0)], "the next job of its class starts with the useful cores"
     end(mesh, again)
 
 
-def test_a_spare_core_is_lent_and_taken_back_when_a_job_comes(mesh: Mesh, tmp_path: Path) -> None:
-    told = tmp_path / "cpus"
-    steep = submit(mesh, 1, "steep", told)
-    on_cpus(told, 2)
+def test_a_spare_core_is_lent_and_reclaimed_when_a_job_arrives(mesh: Mesh, tmp_path: Path) -> None:
+    reported = tmp_path / "cpus"
+    steep = submit(mesh, 1, "steep", reported)
+    on_cpus(reported, 2)
     until(lambda: held(mesh, steep) == [(2, 1)], "core that is lent")
     comes = mesh.cli.submit("--gpus", "0", "--cpus", "1", "--", "sleep", "600")
     mesh.client.wait_for(comes, Phase.RUNNING)
-    on_cpus(told, 1)
+    on_cpus(reported, 1)
     assert held(mesh, steep) == [(1, 1)]
     assert mesh.client.job(steep).preemptions == 0
     end(mesh, comes)
-    on_cpus(told, 2)
+    on_cpus(reported, 2)
     end(mesh, steep)

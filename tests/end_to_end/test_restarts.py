@@ -1,4 +1,4 @@
-"""Whatever dies and comes back, running jobs never notice, and no acknowledged job is lost or run twice."""
+"""Across crashes and restarts, running jobs continue, and no acknowledged job is lost or run twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STORE_NOTICED_SECONDS_MAX = 30.0
 
 
 @pytest.mark.parametrize("end", [Mesh.stop, Mesh.kill], ids=["SIGTERM", "kill -9"])
-def test_jobs_run_on_while_the_mesh_is_away(mesh: Mesh, tmp_path: Path, end: Callable[[Mesh], None]) -> None:
+def test_jobs_continue_while_the_mesh_is_down(mesh: Mesh, tmp_path: Path, end: Callable[[Mesh], None]) -> None:
     holder, ended_meanwhile = Counter(tmp_path, "holder"), Counter(tmp_path, "meanwhile")
     held = mesh.cli.submit("--gpus", "3", *ONE_CORE, *holder.command)
     gone = mesh.cli.submit("--gpus", "1", *ONE_CORE, *ended_meanwhile.command)
@@ -46,7 +46,7 @@ def test_jobs_run_on_while_the_mesh_is_away(mesh: Mesh, tmp_path: Path, end: Cal
 
 @pytest.fixture(scope="module")
 def separate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Separate]:
-    """Each service with an SQLite file of its own."""
+    """Services with separate SQLite files."""
     services = Separate(tmp_path_factory.mktemp("separate"))
     services.start(*SERVICES)
     yield services
@@ -60,7 +60,7 @@ def test_a_service_is_killed_under_load(separate: Separate, tmp_path: Path, serv
 
 @pytest.fixture(scope="module")
 def module_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """An etcd for the tests of this module."""
+    """An etcd shared by the tests of this module."""
     require_etcd()
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     server.start()
@@ -70,7 +70,7 @@ def module_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 
 @pytest.fixture(scope="module")
 def on_etcd(module_etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Separate]:
-    """All services with one etcd."""
+    """Services on one etcd."""
     services = Separate(tmp_path_factory.mktemp("on_etcd"), store=module_etcd.url)
     services.start(*SERVICES)
     yield services
@@ -82,13 +82,13 @@ def test_a_service_on_etcd_is_killed_under_load(on_etcd: Separate, tmp_path: Pat
     killed_under_load(on_etcd, tmp_path, service)
 
 
-def test_the_store_goes_away_and_comes_back(on_etcd: Separate, module_etcd: EtcdServer, tmp_path: Path) -> None:
+def test_the_mesh_survives_a_store_outage(on_etcd: Separate, module_etcd: EtcdServer, tmp_path: Path) -> None:
     counter, load = Counter(tmp_path, "running"), Load(tmp_path, on_etcd.client)
     running = on_etcd.client.wait_for(on_etcd.cli.submit(*ONE_CORE, *counter.command), Phase.RUNNING).id
     load.submit(JOBS_AT_ONCE)
     module_etcd.kill()
     refused = on_etcd.cli("submit", *ONE_CORE, "--", "true", code=3)
-    assert "the store is away" in refused.error
+    assert "the store is unavailable" in refused.error
     until(
         lambda: not on_etcd.client.serving("cotenant.v1.JobService"), "NOT_SERVING", seconds=STORE_NOTICED_SECONDS_MAX
     )
@@ -104,7 +104,7 @@ def test_the_store_goes_away_and_comes_back(on_etcd: Separate, module_etcd: Etcd
 
 
 def killed_under_load(services: Separate, directory: Path, service: str) -> None:
-    """Kill one service while jobs run, wait and come in; start it again, and see that all is as it should be."""
+    """Kill a service while jobs run, wait and are submitted; restart it; check that no job is lost or run twice."""
     counter, load = Counter(directory, "running"), Load(directory, services.client)
     running = services.client.wait_for(services.cli.submit(*ONE_CORE, *counter.command), Phase.RUNNING).id
     load.submit(JOBS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""Separate processes that know each other by certificates, and people who are known by theirs."""
+"""Separate processes and users that authenticate by certificates."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.end_to_end.waiting import until
 from tests.support.etcd_server import free_ports
 
 from cotenant.security.certificates import Authority
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 
 SERVICES = ("placement", "predictor", "contention", "queue")
 SUBMITTER = "nobody"  # a user that each machine has, and no system account
 
 
 class Lab:
-    """Four services and an agent, each with a certificate of its own."""
+    """Four services and an agent, each with its own certificate."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -41,14 +41,14 @@ class Lab:
         process = self.cli.start("serve", service, "--endpoints", self.endpoints, *flags, log=log)
         self.serving.callback(process.terminate)
 
-    def shown(self, bearer: str, *names: str) -> tuple[str, ...]:
-        issued = self.authority.issue(Bearer.parse(bearer), names)
+    def shown(self, subject: str, *names: str) -> tuple[str, ...]:
+        issued = self.authority.issue(Subject.parse(subject), names)
         files = ("--tls-ca", self.authority.cert_path, "--tls-cert", issued.path, "--tls-key", issued.key_path)
         return tuple(map(str, files))
 
-    def by(self, bearer: str, *words: str, code: int = 0) -> Outcome:
+    def by(self, subject: str, *words: str, code: int = 0) -> Outcome:
         command, *rest = words
-        return self.cli(command, "--endpoint", self.endpoints, *self.shown(bearer), *rest, code=code)
+        return self.cli(command, "--endpoint", self.endpoints, *self.shown(subject), *rest, code=code)
 
     def has_a_node(self) -> bool:
         arguments = ("nodes", "--endpoint", self.endpoints, *self.shown("operator/ann"))
@@ -63,12 +63,12 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield made
 
 
-def test_a_cluster_with_certificates_serves_whom_it_knows_and_nobody_else(lab: Lab) -> None:
+def test_a_cluster_with_certificates_serves_only_known_subjects(lab: Lab) -> None:
     eve, bob = f"user/{SUBMITTER}?tenants=a", "user/bob?tenants=b"
     until(lab.has_a_node, "node")
-    told = lab.by(eve, "submit", "--tenant", "a", "--gpus", "1", "--wait", "--", "id", "-u")
+    reported = lab.by(eve, "submit", "--tenant", "a", "--gpus", "1", "--wait", "--", "id", "-u")
     uid = pwd.getpwnam(SUBMITTER).pw_uid if os.geteuid() == 0 else os.geteuid()
-    assert told.out.splitlines()[-1] == str(uid)
+    assert reported.out.splitlines()[-1] == str(uid)
     assert lab.by(bob, "jobs", "--all").out == ""
     assert "NOT_YOUR_TENANT" in lab.by(bob, "submit", "--tenant", "a", "--", "true", code=1).err
     assert "ROLE_MAY_NOT" in lab.by(bob, "drain", "n1", code=1).err

@@ -1,4 +1,4 @@
-"""A real mesh on which one tenant has thousands of tasks: another one's job starts all the same."""
+"""A real mesh on which one tenant has thousands of tasks: another tenant's job still starts promptly."""
 
 from __future__ import annotations
 

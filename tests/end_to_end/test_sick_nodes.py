@@ -1,4 +1,4 @@
-"""A node is up and reports, but cannot launch anything: it eats no backlog, is held, and is let back once mended."""
+"""A node that is up but cannot launch jobs does not consume the backlog, is held, and returns after repair."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELD_SECONDS, RELEASED_SECONDS = 30.0, 60.0
 
 
 class SickAgent:
-    """An agent in a mount namespace of its own, where the memory control groups can be made read-only."""
+    """An agent in its own mount namespace, where the memory control groups can be made read-only."""
 
     def __init__(self, mesh: Mesh, node_id: str) -> None:
         state_dir = mesh.directory / node_id
@@ -33,7 +33,7 @@ class SickAgent:
         command = ["unshare", "--mount", COTENANT, "serve", "agent", "--endpoints", mesh.address, "--node", node_id]
         command += ["--gpus", "fake:8", "--address", "127.0.0.1"]
         self.process = Serving(command, environment, mesh.directory / f"{node_id}.log")
-        self.process.wait_to_say("placement_joined")
+        self.process.wait_for_output("placement_connected")
 
     def remount(self, mode: str) -> None:
         pid = str(self.process.pid)
@@ -60,16 +60,16 @@ def node(mesh: Mesh, node_id: str) -> dict[str, Any]:
 
 @pytest.mark.root
 @pytest.mark.timeout(300)
-def test_a_node_that_cannot_launch_eats_no_backlog_and_is_let_back_once_it_is_mended(mesh: Mesh) -> None:
+def test_a_node_that_cannot_launch_does_not_consume_the_backlog_and_returns_after_repair(mesh: Mesh) -> None:
     sick = SickAgent(mesh, "sick")
     try:
         sick.remount("ro")
         mesh.cli("submit", "--array", f"0-{JOBS - 1}", "--gpus", "1", "--cpus", "1", "--", "true")
-        told = until(
+        reported = until(
             lambda: node(mesh, "sick")["state_reason"], "word of the sick node in `nodes`", seconds=HELD_SECONDS
         )
-        assert told.startswith("unhealthy: cannot launch: ")
-        assert "Read-only file system" in told
+        assert reported.startswith("unhealthy: cannot launch: ")
+        assert "Read-only file system" in reported
         status = mesh.cli("status", code=1).out
         assert "sick: hold: unhealthy: cannot launch: " in status
         assert "uncordon" in status
@@ -99,7 +99,7 @@ def phases(mesh: Mesh) -> Counter[Phase]:
 
 @pytest.mark.root
 @pytest.mark.timeout(300)
-def test_jobs_wait_with_the_reason_where_no_node_can_launch_and_run_once_one_can(mesh: Mesh) -> None:
+def test_jobs_wait_with_a_reason_while_no_node_can_launch(mesh: Mesh) -> None:
     (healthy,) = mesh.cli.json("nodes")
     mesh.cli("cordon", healthy["id"])
     sick = SickAgent(mesh, "sick")

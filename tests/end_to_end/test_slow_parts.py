@@ -1,4 +1,4 @@
-"""Parts that are slow but alive are named by `status` within 30 s, and no longer once they are well again."""
+"""`status` reports parts that are slow but alive within 30 s, and stops once they recover."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mesh(tmp_path: Path, wire: SlowWire) -> Iterator[Separate]:
 
 @contextmanager
 def stuttering(*pids: int) -> Iterator[None]:
-    """Stop processes and let them go on, again and again."""
+    """Pause and resume processes repeatedly."""
     over = threading.Event()
 
     def send(what: signal.Signals) -> None:
@@ -68,21 +68,21 @@ def problems(mesh: Separate) -> list[str]:
     return [f"{one['where']}: {one['what']}" for one in mesh.cli.json_of_any_end("status")["problems"]]
 
 
-def test_a_slow_process_a_slow_agent_and_a_slow_store_are_named_within_30_s_and_not_afterwards(
+def test_a_slow_process_agent_and_store_are_reported_within_30_s_and_cleared_afterwards(
     mesh: Separate, wire: SlowWire
 ) -> None:
     contention = f"contention {mesh.address('contention')}"
 
     def named(*beginnings: str) -> bool:
-        told = problems(mesh)
-        return all(any(one.startswith(beginning) for one in told) for beginning in beginnings)
+        reported = problems(mesh)
+        return all(any(one.startswith(beginning) for one in reported) for beginning in beginnings)
 
-    until(lambda: not problems(mesh), "mesh with which nothing is wrong")
+    until(lambda: not problems(mesh), "healthy mesh")
     with stuttering(mesh.processes["contention"].pid, mesh.processes["agent"].pid):
         agent = f"{mesh.cli.json('nodes')[0]['id']}: its agent"
-        loop = f"{contention}: its event loop was behind by "
-        until(lambda: named(loop, agent), "names of what stutters", seconds=NAMED_SECONDS + ANSWER_SECONDS)
+        loop = f"{contention}: its event loop was behind by up to "
+        until(lambda: named(loop, agent), "reports of the stuttering parts", seconds=NAMED_SECONDS + ANSWER_SECONDS)
     wire.delay_seconds = SLOW_SECONDS
-    until(lambda: named("store: it takes "), "name of the store", seconds=NAMED_SECONDS + ANSWER_SECONDS)
+    until(lambda: named("store: slow to answer"), "report of the slow store", seconds=NAMED_SECONDS + ANSWER_SECONDS)
     wire.delay_seconds = 0.0
-    until(lambda: not problems(mesh), "mesh that is well again", seconds=WELL_SECONDS)
+    until(lambda: not problems(mesh), "recovery of the mesh", seconds=WELL_SECONDS)

@@ -1,4 +1,4 @@
-"""A snapshot of a real mesh is replayed: what waited for a reason waits for the same one."""
+"""A snapshot of a real mesh is simulated: waiting jobs wait for the same reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.end_to_end.waiting import until
 SLEEP = ("--", sys.executable, "-c", "import time; time.sleep(600)")
 
 
-def test_a_snapshot_goes_on_where_the_mesh_stood_and_holds_no_secrets(cli: Cli, tmp_path: Path) -> None:
+def test_a_snapshot_continues_from_the_meshs_state_and_holds_no_secrets(cli: Cli, tmp_path: Path) -> None:
     asked = ("--cpus", "1", "--tenant", "vision", "--env", "PASSWORD=tell-nobody", "--label", "token=tell-nobody")
     runs = cli("submit", "--gpus", "1", *asked, *SLEEP).out.split()[0]
     gpus = sum(node["gpus"] for node in cli.json("nodes"))
@@ -30,9 +30,9 @@ def test_a_snapshot_goes_on_where_the_mesh_stood_and_holds_no_secrets(cli: Cli, 
         events = tmp_path / "events.jsonl"
         simulated = cli.json("simulate", "--from-snapshot", path, "--events", events)
         assert simulated["finished"] == 2
-        told = [json.loads(line) for line in events.read_text().splitlines()]
-        first = next(event for event in told if event["kind"] == "waiting")
-        shapes = {event["job_id"]: event["shape"] for event in told if event["kind"] == "submitted"}
+        reported = [json.loads(line) for line in events.read_text().splitlines()]
+        first = next(event for event in reported if event["kind"] == "waiting")
+        shapes = {event["job_id"]: event["shape"] for event in reported if event["kind"] == "submitted"}
         assert first["code"] == "CAPACITY"
         assert waits == first.get("job_id", waits)  # reasons are told of a job, or of all that need the same
         assert shapes[waits] == first.get("shape", shapes[waits])

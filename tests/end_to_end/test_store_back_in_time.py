@@ -1,4 +1,4 @@
-"""A store that went back in time is noticed and named, and nobody writes to it; jobs keep running."""
+"""A store that lost recent writes is detected and reported, and nothing writes to it; jobs keep running."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def mesh(tmp_path: Path) -> Mesh:
 
 
 def problem_of(mesh: Mesh) -> str:
-    """What `status` says to be wrong with the store; "" where nothing is."""
-    told = json.loads(mesh.cli("status", "--json", code=1).out)
-    return next((one["what"] for one in told["problems"] if one["where"] == "store"), "")
+    """Return the store's problem from `status`; "" if there is none."""
+    reported = json.loads(mesh.cli("status", "--json", code=1).out)
+    return next((one["what"] for one in reported["problems"] if one["where"] == "store"), "")
 
 
 def waiting(mesh: Mesh, job_id: str) -> str:
-    """Submit a job that waits for another one."""
+    """Submit a job that depends on another job."""
     return mesh.cli.submit(*ONE, "--after", job_id, "--", "true")
 
 
@@ -65,7 +65,7 @@ def test_an_old_snapshot_under_a_running_mesh_stops_writes_and_can_be_accepted(m
         etcd.restore_snapshot(directory / "old.snapshot")
         etcd.start()
         problem = until(lambda: problem_of(mesh), "problem in status", seconds=NAMED_SECONDS_MAX)
-        assert "has seen revision" in problem or "knows of one of revision" in problem
+        assert "has seen revision" in problem or "knows of one with revision" in problem
         refused = mesh.cli("submit", *ONE, "--", "true", code=3)
         assert "nothing is written" in refused.err
         assert "accept-regression" in refused.err
@@ -75,11 +75,11 @@ def test_an_old_snapshot_under_a_running_mesh_stops_writes_and_can_be_accepted(m
         after.wait_for_more()
 
         listed = json.loads(mesh.cli("store", "accept-regression", "--dry-run", "--json", "--store", etcd.url).out)
-        told = {one["job_id"]: one["what"] for one in listed["jobs"]}
-        assert told == dict.fromkeys((later, ended, cancelled, waits), "written_again")
+        reported = {one["job_id"]: one["what"] for one in listed["jobs"]}
+        assert reported == dict.fromkeys((later, ended, cancelled, waits), "written_again")
         assert problem_of(mesh)  # nothing has changed
         mesh.cli("store", "accept-regression", "--yes", "--store", etcd.url)
-        until(lambda: "up again" in mesh.log.read_text(), "mesh that begins again")
+        until(lambda: "up again" in mesh.log.read_text(), "restart of the mesh")
 
         for job_id, counter in ((held, before), (later, after)):
             assert mesh.client.wait_for(job_id, Phase.RUNNING).attempt.number == 1
@@ -95,7 +95,7 @@ def test_an_old_snapshot_under_a_running_mesh_stops_writes_and_can_be_accepted(m
         mesh.close()
 
 
-def test_a_mesh_goes_on_by_itself_once_the_right_data_is_back(mesh: Mesh, etcd: EtcdServer) -> None:
+def test_a_mesh_resumes_by_itself_once_the_right_data_is_restored(mesh: Mesh, etcd: EtcdServer) -> None:
     directory = mesh.directory
     mesh.flags = (*mesh.flags, "--store", etcd.url)
     mesh.start()
@@ -112,7 +112,7 @@ def test_a_mesh_goes_on_by_itself_once_the_right_data_is_back(mesh: Mesh, etcd: 
         etcd.kill()
         etcd.put_data_back(directory / "right")
         etcd.start()
-        until(lambda: "up again" in mesh.log.read_text(), "mesh that begins again")
+        until(lambda: "up again" in mesh.log.read_text(), "restart of the mesh")
         assert mesh.client.wait_for(job_id, Phase.RUNNING).attempt.number == 1
         counter.wait_for_more()
         counter.finish()
@@ -124,7 +124,7 @@ def test_a_mesh_goes_on_by_itself_once_the_right_data_is_back(mesh: Mesh, etcd: 
 
 
 @pytest.mark.parametrize("remembers", ["services", "agents"])
-def test_an_old_snapshot_is_noticed_across_a_restart_whoever_remembers(
+def test_an_old_snapshot_is_detected_after_a_restart_by_any_witness(
     mesh: Mesh, etcd: EtcdServer, remembers: str
 ) -> None:
     directory = mesh.directory
@@ -156,7 +156,7 @@ def test_an_old_snapshot_is_noticed_across_a_restart_whoever_remembers(
         mesh.close()
 
 
-def test_a_file_without_its_log_is_refused_and_what_runs_is_adopted(mesh: Mesh) -> None:
+def test_a_store_file_without_its_log_is_rejected_and_running_attempts_are_adopted(mesh: Mesh) -> None:
     directory = mesh.directory
     mesh.start()
     try:
@@ -190,7 +190,7 @@ def test_a_file_without_its_log_is_refused_and_what_runs_is_adopted(mesh: Mesh) 
         mesh.close()
 
 
-def test_an_older_copy_of_the_file_is_refused_and_a_backup_is_taken(mesh: Mesh) -> None:
+def test_an_older_copy_of_the_file_is_rejected_but_a_backup_is_accepted(mesh: Mesh) -> None:
     mesh.start()
     try:
         mesh.stop()

@@ -7,7 +7,7 @@ import sys
 from tests.end_to_end.commands import Cli
 
 
-def test_a_tenant_is_made_changed_and_forgotten(cli: Cli) -> None:
+def test_a_tenant_is_created_updated_and_deleted(cli: Cli) -> None:
     made = cli.json("tenants", "create", "vision", "--quota-gpus", "1", "--limit-gpus", "1.5")
     assert (made["quota_gpus"], made["limit_gpus"], made["quota_cores"], made["weight"]) == (1, 1.5, None, 1.0)
     assert cli("tenants", "create", "vision", "--quota-gpus", "1", "--limit-gpus", "1.5").code == 0
@@ -19,7 +19,7 @@ def test_a_tenant_is_made_changed_and_forgotten(cli: Cli) -> None:
     assert "vision" not in [tenant["id"] for tenant in cli.json("tenants")]
 
 
-def test_all_that_is_wrong_with_a_tenant_is_told_at_once(cli: Cli) -> None:
+def test_all_mistakes_in_a_tenant_are_reported_at_once(cli: Cli) -> None:
     refused = cli("tenants", "create", "vision", "--quota-gpus", "many", "--limit-cores", "1.5", code=2)
     assert "--quota-gpus" in refused.err
     assert "--limit-cores" in refused.err
@@ -30,21 +30,21 @@ def test_all_that_is_wrong_with_a_tenant_is_told_at_once(cli: Cli) -> None:
     assert cli("tenants", "delete", "nobody", code=2).error
 
 
-def test_a_job_over_its_tenants_limit_says_so_and_a_priority_has_a_name(cli: Cli) -> None:
+def test_a_job_over_its_tenants_limit_is_explained_and_a_priority_has_a_name(cli: Cli) -> None:
     cli("tenants", "create", "small", "--limit-gpus", "0")
     sleep = ("--", sys.executable, "-c", "import time; time.sleep(60)")
     job = cli("submit", "--tenant", "small", "--gpus", "1", "--cpus", "1", "--priority", "high", *sleep).out.split()[0]
     try:
         assert "high" in cli("show", job).out
-        told = cli.json("explain", job)
-        assert told["job"]["priority"] == 100
+        reported = cli.json("explain", job)
+        assert reported["job"]["priority"] == 100
         assert cli.json("update", job, "--priority", "low")[0]["priority_class"] == "low"
     finally:
         cli("cancel", job)
     cli("tenants", "delete", "small")
 
 
-def test_groups_stand_below_their_department(cli: Cli) -> None:
+def test_groups_are_listed_below_their_department(cli: Cli) -> None:
     cli("tenants", "create", "zoo", "--limit-gpus", "1")
     assert cli.json("tenants", "create", "ape", "--parent", "zoo")["parent"] == "zoo"
     names = [line.split("  ")[0] or line[:5] for line in cli("tenants").out.splitlines()]

@@ -1,4 +1,4 @@
-"""The simulator says what the real mesh does: the same small jobs, live and simulated."""
+"""The simulator matches the real mesh: the same small jobs, live and simulated."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ pytestmark = pytest.mark.calm
 BAND = (0.7, 1.4)  # wide, for a machine that does much else; the bar of a quiet one is 10 %
 
 
-def test_a_tiny_twin_takes_about_as_long_as_it_is_simulated_to(tmp_path: Path) -> None:
+def test_a_tiny_twin_takes_about_as_long_as_simulated(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < CPUS:
         pytest.skip("jobs have to be able to differ in cores")
     coda = twins(0.3)[0]
-    ran, told = run_live(coda, tmp_path)
+    ran, reported = run_live(coda, tmp_path)
     assert not remains.processes_of(tmp_path), "the mesh ends with the twin"
-    assert [sum(map(len, one.took.values())) for one in told] == [job.steps for job in coda.jobs], "all did their work"
+    assert [sum(map(len, one.took.values())) for one in reported] == [job.steps for job in coda.jobs], (
+        "all did their work"
+    )
     assert all(one.submitted_seconds <= one.assigned_seconds <= one.ended_seconds for one in ran)
-    figures = compared(coda, ran, told, seed=0).values
+    figures = compared(coda, ran, reported, seed=0).values
     assert BAND[0] < figures["ratio"] < BAND[1], figures
     assert figures["simulated_makespan_seconds"] >= figures["simulated_seconds"]
 
 
-def test_a_twin_that_is_stopped_leaves_nothing_running(tmp_path: Path) -> None:
+def test_a_stopped_twin_leaves_nothing_running(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < CPUS:
         pytest.skip("a twin needs them")
     with pytest.raises(LiveStopped):

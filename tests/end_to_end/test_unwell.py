@@ -1,4 +1,4 @@
-"""A GPU fails under a job: it is held, the job goes on on another, and every command tells the same story."""
+"""A GPU fails under a job: it is held, the job continues on another GPU, and all commands agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2
 
 
-def test_a_gpu_that_falls_off_the_bus_gives_its_job_to_another_and_all_tell_the_same(tmp_path: Path) -> None:
+def test_a_job_of_a_gpu_that_fell_off_the_bus_moves_to_another_and_all_views_agree(tmp_path: Path) -> None:
     library = tmp_path / "driver"
     library.mkdir()
     driver = FakeDriver(tmp_path / "told")
@@ -31,8 +31,8 @@ def test_a_gpu_that_falls_off_the_bus_gives_its_job_to_another_and_all_tell_the_
         assert (first.stop_reason, failure.rule) == (job_pb2.STOP_REASON_UNHEALTHY, "xid-gpu-lost")
         assert (failure.evidence, failure.blame) == (f"xid 79 on {share.uuid}", job_pb2.FAILURE_BLAME_INFRASTRUCTURE)
         assert job.failures == 0
-        (told,) = mesh.cli.json("failures")["failures"]
-        assert (told["class"], told["blame"]) == ("gpu_hardware", "infrastructure")
+        (reported,) = mesh.cli.json("failures")["failures"]
+        assert (reported["class"], reported["blame"]) == ("gpu_hardware", "infrastructure")
         (node,) = mesh.cli.json("nodes")
         assert node["gpus_unhealthy"] == {share.uuid: "XID 79: the GPU has fallen off the bus"}
         mesh.cli("release", node["id"], share.uuid)

@@ -1,4 +1,4 @@
-"""Waiting for what other processes bring about: for a condition, never for a time."""
+"""Waiting for conditions that other processes bring about, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ POLL_SECONDS = 0.02
 
 
 def until(condition: Callable[[], T], what: str, *, seconds: float = PATIENCE_SECONDS) -> T:
-    """Return the first true value of a condition; fail, saying what did not come, when patience is over."""
+    """Return the first true value of a condition; after a timeout, fail and name what did not happen."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"within {seconds:g} s there was no {what}; last seen: {value!r}"
+        assert time.monotonic() < deadline, f"timed out after {seconds:g} s waiting for: {what}; last value: {value!r}"
         time.sleep(POLL_SECONDS)
     return value
 
 
 def lines_of(path: Path) -> list[str]:
-    """The whole lines of a file that another process writes; none where it is not there yet."""
+    """Return the complete lines of a file that another process writes; none if it does not exist yet."""
     try:
         text = path.read_text()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Two tenants, and every method of the contract that a person of one of them may call: it learns nothing of the other.
+"""Tenant isolation, for every method that a user of one tenant may call: no answer reveals anything of another tenant.
 
-What is asked about the other tenant's job is answered as if there were no such job: word for word what is answered
-about a job that never was.
+A call about the other tenant's job is answered as if there were no such job: word for word like a call about an id
+that never existed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb
 
 ASKED_MAX = 3
-SECRET, NOBODYS = "unreleased-model", "0zzzzzzzzzzz"
+SECRET, UNKNOWN_ID = "unreleased-model", "0zzzzzzzzzzz"
 CALLERS = {
     "ann": Identity("ann", frozenset({Role.USER}), frozenset({"a"})),
     "head": Identity("head", frozenset({Role.TENANT_ADMIN}), frozenset({"a"})),
@@ -58,13 +58,13 @@ GOAL = job_pb2.LossGoal(target=1.0)
 
 class ByName:
     def authenticate(self, method: str, metadata: identity.Metadata, peer: identity.Peer) -> Identity:
-        name = identity.bearer(metadata)
+        name = identity.bearer_token(metadata)
         return CALLERS[name] if name else identity.ANYONE
 
 
 @dataclass
 class World:
-    """A job of ann's that waits for one of bob's, on a node where something of his was found."""
+    """A job of ann's that waits for one of bob's, on a node where one of his processes was found."""
 
     mesh: Mesh
     hers: str
@@ -79,7 +79,7 @@ class World:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    alone = replace(BACKFILL, rules=RULES)  # without fair shares others' jobs may be ahead of one's own
+    alone = replace(BACKFILL, rules=RULES)  # without fair shares, jobs of other tenants may be ahead
     async with running(authenticator=ByName(), predictor_config=CHAIN, queue_config=alone) as mesh:
         for name in CALLERS:
             for service in ("queue", "placement", "predictor"):
@@ -97,7 +97,7 @@ async def world() -> AsyncIterator[World]:
         )
         agent.inventory.problems.append(problem)
         agent.change_inventory()
-        await eventually(lambda: is_told(mesh, hers))
+        await eventually(lambda: names_his_jobs(mesh, hers))
         yield World(mesh, hers, his, waits, array)
 
 
@@ -112,30 +112,30 @@ async def made(mesh: Mesh, by: str, tenant: str, **fields: Any) -> str:
     return (await created(mesh, by, tenant, **fields)).id
 
 
-async def is_told(mesh: Mesh, job_id: str) -> bool:
-    """Whether the whole truth names his jobs to whom they concern, so that there is something to hide."""
+async def names_his_jobs(mesh: Mesh, job_id: str) -> bool:
+    """Return whether unredacted answers name his jobs, so that there is something to hide."""
     explained = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
     node = (await mesh.nodes.GetNode(node_pb.GetNodeRequest(id="n1"))).node
     return bool(explained.ahead) and "pid 7" in str(node)
 
 
-# What is asked about a job (his, or one that never was), about all, or about nothing of anybody's --------------------
+# Probes about a job (his, or an unknown one), about all jobs, or about none ------------------------------------------
 
 Probe = Callable[[World, str], Iterator[Message]]
 
 
 def once(make: Callable[[str], Message]) -> Probe:
-    """A request about a job."""
+    """Return a probe with one request about a job."""
     return lambda world, job_id: iter([make(job_id)])
 
 
 def _creating(world: World, job_id: str) -> Iterator[Message]:
     yield pb.CreateJobRequest(spec=spec(tenant="a", dependencies=[job_pb2.Dependency(id=job_id)]))
-    yield pb.CreateJobRequest(spec=spec(tenant="blue-team" if job_id == world.his else "nobodys"))
+    yield pb.CreateJobRequest(spec=spec(tenant="blue-team" if job_id == world.his else "no-tenant"))
 
 
 def _estimating(world: World, job_id: str) -> Iterator[Message]:
-    for tenant in ("a", "blue-team" if job_id == world.his else "nobodys"):
+    for tenant in ("a", "blue-team" if job_id == world.his else "no-tenant"):
         query = predictor_pb.EstimateQuery(job_id=job_id, spec=spec(tenant=tenant, model="bert", loss_goal=GOAL))
         yield predictor_pb.EstimateRequest(queries=[query])
 
@@ -156,9 +156,9 @@ def _watching(world: World, job_id: str) -> Iterator[Message]:
 def _filters(world: World, job_id: str) -> Iterator[pb.JobFilter]:
     is_his = job_id == world.his
     yield pb.JobFilter(ids=[job_id, world.hers])
-    yield pb.JobFilter(tenant="blue-team" if is_his else "nobodys")
-    yield pb.JobFilter(name=SECRET if is_his else "nobodys")
-    yield pb.JobFilter(array_id=world.array if is_his else NOBODYS)
+    yield pb.JobFilter(tenant="blue-team" if is_his else "no-tenant")
+    yield pb.JobFilter(name=SECRET if is_his else "no-tenant")
+    yield pb.JobFilter(array_id=world.array if is_his else UNKNOWN_ID)
 
 
 def _updating(world: World, job_id: str) -> Iterator[Message]:
@@ -170,12 +170,12 @@ def _updating(world: World, job_id: str) -> Iterator[Message]:
 def _simulating(world: World, job_id: str) -> Iterator[Message]:
     yield pb.SimulateJobRequest(spec=spec(tenant="a"), more=[spec(tenant="a")])
     yield pb.SimulateJobRequest(spec=spec(tenant="a", dependencies=[job_pb2.Dependency(id=job_id)]))
-    tenant = "blue-team" if job_id == world.his else "nobodys"
+    tenant = "blue-team" if job_id == world.his else "no-tenant"
     yield pb.SimulateJobRequest(spec=spec(tenant="a"), more=[spec(tenant=tenant)])
 
 
 def _tenant(world: World, job_id: str) -> str:
-    return "blue-team" if job_id == world.his else "nobodys"
+    return "blue-team" if job_id == world.his else "no-tenant"
 
 
 PROBES: dict[str, Probe] = {
@@ -205,7 +205,7 @@ PROBES: dict[str, Probe] = {
     "PredictorService/Estimate": _estimating,
     "PolicyService/ListPolicies": lambda world, job_id: iter([policy_pb.ListPoliciesRequest()]),
 }
-TELL_OF_PROCESSES = {"ReplicaService/ListReplicas"}  # of the mesh's own, nothing else
+ABOUT_PROCESSES = {"ReplicaService/ListReplicas"}  # of the mesh's own processes, nothing else
 STUBS: dict[str, tuple[str, Any]] = {
     "JobService": ("queue", job_service_pb2_grpc.JobServiceStub),
     "TenantService": ("queue", tenant_service_pb2_grpc.TenantServiceStub),
@@ -215,55 +215,57 @@ STUBS: dict[str, tuple[str, Any]] = {
 }
 
 
-async def asked(world: World, who: str, method: str, request: Message) -> str:
-    """All that somebody hears in answer to a request."""
+async def asked(world: World, caller: str, method: str, request: Message) -> str:
+    """Return the whole answer to a request, as text."""
     service, name = method.split("/")
     process, stub = STUBS[service]
-    made_by = getattr(stub(world.mesh.channels[f"{who}/{process}"]), name)(request, timeout=10)
-    told: list[str] = []
+    made_by = getattr(stub(world.mesh.channels[f"{caller}/{process}"]), name)(request, timeout=10)
+    answer: list[str] = []
     try:
         if not hasattr(made_by, "__aiter__") or hasattr(made_by, "__await__"):
-            told.append(str(await made_by))
+            answer.append(str(await made_by))
         else:
             async for response in made_by:
-                told.append(str(response))
+                answer.append(str(response))
                 if getattr(response, "synced", False):
                     break
     except grpc.aio.AioRpcError as error:
         problem = errors.from_error(error)
-        told.append(f"{problem!r} {problem.metadata} {problem.violations}")
+        answer.append(f"{problem!r} {problem.metadata} {problem.violations}")
     finally:
         made_by.cancel()
-    return "\n".join(told)
+    return "\n".join(answer)
 
 
-def test_each_method_that_people_of_one_tenant_may_call_is_asked() -> None:
-    """A new method has to be thought about here, too."""
-    may = {path.removeprefix("/cotenant.v1.") for who in PEOPLE for path in ROLES if CALLERS[who].scope(ROLES[path])}
-    assert set(PROBES) | TELL_OF_PROCESSES == may
+def test_every_method_that_tenant_users_may_call_has_a_probe() -> None:
+    """A new method needs a probe here, too."""
+    may = {
+        path.removeprefix("/cotenant.v1.") for caller in PEOPLE for path in ROLES if CALLERS[caller].scope(ROLES[path])
+    }
+    assert set(PROBES) | ABOUT_PROCESSES == may
     assert {f"{path.removeprefix('/cotenant.v1.')}" for path in dict(contract())} >= may
 
 
-async def test_nobody_learns_of_another_tenant_by_any_method(world: World) -> None:
-    await teach(world)
+async def test_no_method_reveals_another_tenant(world: World) -> None:
+    await observe_losses(world)
     before = (await world.mesh.job(world.his)).etag
-    for who in PEOPLE:
+    for caller in PEOPLE:
         for method, probe in PROBES.items():
-            pairs = zip(probe(world, world.his), probe(world, NOBODYS), strict=True)
-            for about_his, about_nobodys in pairs:
-                said = str(about_his)  # a word that the caller knows is no secret
-                for asked_again in range(ASKED_MAX):  # the world moves on between two questions
-                    told, of_nobody = [await asked(world, who, method, one) for one in (about_his, about_nobodys)]
-                    leaked = [secret for secret in world.secrets if secret in told and secret not in said]
-                    assert not leaked, (who, method, about_his, told)
-                    if _same(told, of_nobody, world):
+            pairs = zip(probe(world, world.his), probe(world, UNKNOWN_ID), strict=True)
+            for about_his, about_unknown in pairs:
+                sent = str(about_his)  # a name in the request is no secret
+                for asked_again in range(ASKED_MAX):  # the state may change between two calls
+                    answer, of_unknown = [await asked(world, caller, method, one) for one in (about_his, about_unknown)]
+                    leaked = [secret for secret in world.secrets if secret in answer and secret not in sent]
+                    assert not leaked, (caller, method, about_his, answer)
+                    if _same(answer, of_unknown, world):
                         break
-                    assert asked_again < ASKED_MAX - 1, (who, method, about_his, told, of_nobody)
-    assert (await world.mesh.job(world.his)).etag == before  # nor was anything of it changed
+                    assert asked_again < ASKED_MAX - 1, (caller, method, about_his, answer, of_unknown)
+    assert (await world.mesh.job(world.his)).etag == before  # and the job is unchanged
 
 
-async def teach(world: World) -> None:
-    """Let the predictor hear the losses of his job, until it can say when it will be done to whom that concerns."""
+async def observe_losses(world: World) -> None:
+    """Send losses of his job to the predictor, until it can predict the job's end."""
     stub: Any = predictor_service_pb2_grpc.PredictorServiceStub(world.mesh.channel("predictor"))
     wanted = spec(tenant="blue-team", model="bert", loss_goal=GOAL)
     seen = [
@@ -280,26 +282,26 @@ async def teach(world: World) -> None:
     assert known.predictable
 
 
-def _same(told: str, of_nobody: str, world: World) -> bool:
-    """Whether two answers differ in nothing but what was asked about, and in times."""
-    named = told.replace(world.his, NOBODYS).replace(world.array, NOBODYS).replace("blue-team", "nobodys")
-    return _timeless(named) == _timeless(of_nobody)
+def _same(answer: str, of_unknown: str, world: World) -> bool:
+    """Return whether two answers differ only in the requested id, and in times."""
+    named = answer.replace(world.his, UNKNOWN_ID).replace(world.array, UNKNOWN_ID).replace("blue-team", "no-tenant")
+    return _timeless(named) == _timeless(of_unknown)
 
 
 def _timeless(text: str) -> list[str]:
-    text = re.sub(r"; did you mean [^?]*\?", "", text)  # which names jobs of the caller's own that are called alike
+    text = re.sub(r"; did you mean [^?]*\?", "", text)  # it suggests the caller's own jobs
     kept = [line.strip() for line in text.splitlines()]
     return [line for line in kept if not line.startswith(("seconds:", "nanos:", "outlook:", "summary:"))]
 
 
-async def test_who_has_one_tenant_need_not_name_it(world: World) -> None:
+async def test_the_only_tenant_of_a_caller_is_the_default(world: World) -> None:
     assert (await created(world.mesh, "ann", "")).spec.tenant == "a"
     request = predictor_pb.EstimateRequest(queries=[predictor_pb.EstimateQuery(spec=spec(model="bert"))])
     assert "NOT_YOUR_TENANT" not in await asked(world, "ann", "PredictorService/Estimate", request)
 
 
-async def test_a_request_id_belongs_to_whoever_used_it(world: World) -> None:
-    """The same word of another tenant's is neither told nor in the way."""
+async def test_request_ids_are_separate_per_caller(world: World) -> None:
+    """Another tenant's equal id is neither visible nor in conflict."""
     again = await made(world.mesh, "bob", "blue-team", request_id="nightly")
     assert again == world.his
     hers = await made(world.mesh, "ann", "a", request_id="nightly", name="hers")
@@ -314,29 +316,29 @@ async def test_a_request_id_belongs_to_whoever_used_it(world: World) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("whose", ["ann", "bob"])
+@pytest.mark.parametrize("submitter", ["ann", "bob"])
 @pytest.mark.parametrize("array", [False, True])
-async def test_a_request_that_a_version_before_kept_under_nobodys_name_is_its_submitters(
-    world: World, whose: str, array: bool
+async def test_a_request_stored_without_a_caller_belongs_to_its_submitter(
+    world: World, submitter: str, array: bool
 ) -> None:
-    mesh, tenant = world.mesh, {"ann": "a", "bob": "blue-team"}[whose]
+    mesh, tenant = world.mesh, {"ann": "a", "bob": "blue-team"}[submitter]
     ranges = [job_pb2.IndexRange(first=0, last=1, step=1)]
     fields: dict[str, Any] = {"request_id": "older", "array": job_pb2.ArraySpec(ranges=ranges) if array else None}
-    first = await made(mesh, whose, tenant, **fields)
-    kept = await mesh.store.get(f"queue/requests/{whose}/older")
+    first = await made(mesh, submitter, tenant, **fields)
+    kept = await mesh.store.get(f"queue/requests/{submitter}/older")
     assert kept
     moved: list[Operation] = [Delete(kept.key), Put("queue/requests/older", kept.value)]
     assert isinstance(await mesh.store.transact([], moved), Committed)
-    assert await made(mesh, whose, tenant, **fields) == first
-    other, others = ("bob", "blue-team") if whose == "ann" else ("ann", "a")
+    assert await made(mesh, submitter, tenant, **fields) == first
+    other, others = ("bob", "blue-team") if submitter == "ann" else ("ann", "a")
     theirs = await made(mesh, other, others, **fields)
     assert theirs != first
     assert await made(mesh, other, others, **fields) == theirs
 
 
-async def test_what_an_update_would_bring_names_no_others(world: World) -> None:
+async def test_the_preview_of_an_update_names_no_other_tenants_jobs(world: World) -> None:
     record = world.mesh.parts["queue"].service.state.records[world.hers]
-    record.job.attempt.stop_detail = f"goes on at n2, so that {world.his} can start"
+    record.job.attempt.stop_detail = f"continues on n2, so that {world.his} can start"
     assert world.his in str(await world.mesh.job(world.hers))
     asks = next(_updating(world, world.hers))
     assert world.his not in await asked(world, "ann", "JobService/UpdateJob", asks)

@@ -1,4 +1,4 @@
-"""One job, one trace: from its submission to the order that its agent is given."""
+"""One job, one trace: from its submission to the assignment that its agent receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["otlp"]  # a fixture
 STEPS = ("submit", "estimate", "order", "place", "commit", "assign")
 
 
-async def test_a_jobs_steps_are_one_tree(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_steps_of_a_job_form_one_trace_tree(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.endpoint)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
@@ -37,10 +37,10 @@ async def test_a_jobs_steps_are_one_tree(otlp: OtlpReceiver, monkeypatch: pytest
     assert all(step.start_seconds <= step.end_seconds for step in steps)
     assert (steps[-1].attributes["nodes"], steps[3].attributes["epoch"]) == ("n1", job.attempt.epoch)
     call = next(span for span in otlp.spans if span.span_id == submit.parent_id)
-    assert call.trace_id == submit.trace_id  # the caller's, or the server's, whichever is outermost
+    assert call.trace_id == submit.trace_id  # the caller's or the server's, whichever is outermost
 
 
-async def test_without_tracing_nothing_is_recorded_and_no_name_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_tracing_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[str] = []
 
     def record(name: str, *rest: object, **attributes: object) -> str:

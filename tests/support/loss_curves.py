@@ -1,4 +1,4 @@
-"""Loss curves made up: ones that follow the form 1/(β₀k + β₁) + β₂, and ones that do not."""
+"""Synthetic loss curves: some of the form 1/(β₀k + β₁) + β₂, and some of other forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOOR = 0.5
 
 @dataclass(frozen=True)
 class Told:
-    """What a job told so far, and the loss that it will have at step `STEPS`."""
+    """The losses that a job has reported so far, and its loss at step `STEPS`."""
 
     steps: Floats
     losses: Floats
@@ -36,12 +36,12 @@ class Told:
 
 
 def hyperbola(steps: Floats | float, scale: float, floor: float = FLOOR, drop: float = DROP) -> Floats:
-    """The form itself; the scale is a share of all steps."""
+    """Return the form itself; the scale is a share of all steps."""
     return np.asarray(floor + drop / (1 + steps / (scale * STEPS)))
 
 
 def following(rng: Rng, scale: float, noise: float, cut: bool = False) -> Told:
-    """A curve of the form with noise (a share of the whole fall), spikes, and perhaps a cut of the learning rate."""
+    """Return a curve of the form with noise (a share of the whole fall), spikes, and maybe a lower learning rate."""
     steps = _steps(rng)
     losses, goal = hyperbola(steps, scale), float(hyperbola(STEPS, scale))
     if cut:
@@ -142,7 +142,7 @@ BROKEN: Mapping[str, Callable[[Floats, Rng], Made]] = {
 
 
 def broken(rng: Rng, kind: str) -> Told:
-    """A curve of no such form, with some noise."""
+    """Return a curve of another form, with some noise."""
     steps = _steps(rng)
     losses, goal = BROKEN[kind](steps / STEPS, rng)
     return Told(steps, losses + float(rng.choice([0.002, 0.01, 0.03])) * DROP * rng.normal(size=len(steps)), goal)

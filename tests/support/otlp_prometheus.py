@@ -1,7 +1,7 @@
-"""What the collector does with metrics, for tests: OTLP comes in, and Prometheus finds it under the collector's names.
+"""A collector for metrics in tests: it receives OTLP and serves Prometheus under the collector's names.
 
 It stands in for the collector of deploy/otel-collector.yaml, whose exporter for Prometheus makes `job` and `instance`
-of the resource, writes dots as `_`, adds the unit's name and `_total`, and offers what each process said last.
+of the resource, writes dots as `_`, adds the unit's name and `_total`, and serves the latest value of each process.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from tests.support.otlp_receiver import OtlpReceiver
 
 Labels = tuple[tuple[str, str], ...]
-UNITS = {"s": "_seconds"}  # others are words in braces, which have no name
+UNITS = {"s": "_seconds"}  # others are words in braces and have no suffix
 
 
 class Exposer(OtlpReceiver):
-    """Takes metrics in by OTLP and shows them at `target`, as host:port."""
+    """Receives metrics by OTLP and serves them at `target`, as host:port."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Exposer(OtlpReceiver):
         self.target = ""
 
     async def start(self) -> None:
-        """Begin to receive, and to show."""
+        """Start receiving and serving."""
         await super().start()
         exposer = self
 
@@ -42,14 +42,14 @@ class Exposer(OtlpReceiver):
                 self.wfile.write(text)
 
             def log_message(self, *words: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Page)
         self.target = f"127.0.0.1:{self._http.server_address[1]}"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
     async def stop(self) -> None:
-        """Receive and show no more."""
+        """Stop receiving and serving."""
         self._http.shutdown()
         self._http.server_close()
         await super().stop()
@@ -77,7 +77,7 @@ class Exposer(OtlpReceiver):
             )
 
     def page(self) -> str:
-        """All samples as text; those of one metric have to stand together."""
+        """Return all samples as text, grouped by metric."""
         with self._lock:
             samples, types = sorted(self._samples.items(), key=lambda one: one[0][0]), dict(self._types)
         lines = [f"# TYPE {name} {kind}" for name, kind in types.items()]

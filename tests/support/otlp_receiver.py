@@ -1,4 +1,4 @@
-"""A collector for tests: receives OTLP over gRPC on a port of its own and keeps what it was sent."""
+"""A collector for tests: receives OTLP over gRPC on its own port and stores what it receives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tree = dict[str, "Tree"]
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSpan:
-    """A span as it came over the wire."""
+    """A received span."""
 
     name: str
     service: str
@@ -48,7 +48,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         self._arrived = asyncio.Condition()
 
     async def start(self) -> None:
-        """Begin to receive."""
+        """Start receiving."""
         self._server = grpc.aio.server()
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(self), self._server)
@@ -58,18 +58,18 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         self.endpoint = f"http://127.0.0.1:{port}"
 
     async def stop(self) -> None:
-        """Receive no more."""
+        """Stop receiving."""
         await self._server.stop(None)
 
     async def Export(self, request: Any, context: Any) -> Any:
-        """Take spans in."""
+        """Store spans."""
         async with self._arrived:
             self.spans.extend(_spans(request))
             self._arrived.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
 
     async def take_metrics(self, request: Any) -> None:
-        """Take metrics in."""
+        """Store metrics."""
         async with self._arrived:
             for resource in request.resource_metrics:
                 self.resources.append({one.key: _value(one.value) for one in resource.resource.attributes})
@@ -79,7 +79,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
             self._arrived.notify_all()
 
     async def take_records(self, request: Any) -> None:
-        """Take log records in."""
+        """Store log records."""
         async with self._arrived:
             for resource in request.resource_logs:
                 for scope in resource.scope_logs:
@@ -161,7 +161,7 @@ def _value(value: Any) -> Any:
 
 @pytest_asyncio.fixture
 async def otlp() -> AsyncIterator[OtlpReceiver]:
-    """A receiver that lives as long as the test."""
+    """Yield a receiver for the duration of the test."""
     receiver = OtlpReceiver()
     await receiver.start()
     yield receiver

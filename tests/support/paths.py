@@ -1,7 +1,7 @@
-"""Where the repository and its folders are, whichever folder a test stands in."""
+"""Paths of the repository and its folders."""
 
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-SHARED_DATA = ROOT.parent / "shared" / "data"  # traces that only some checkouts have beside them: tests skip without
+SHARED_DATA = ROOT.parent / "shared" / "data"  # traces that only some checkouts have: tests skip without them

@@ -1,4 +1,4 @@
-"""A server that takes all that wait as its next batch, event by event: the slow twin of `predicting.latency`.
+"""Simulates a server that takes all waiting requests as its next batch: the slow twin of `predicting.latency`.
 
 It knows nothing of Markov chains: it has a clock, a queue, and requests that are stamped when they come.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from random import Random
 
-WARM_SHARE = 0.1  # of the requests, left out at the beginning
+WARM_SHARE = 0.1  # of the requests, ignored at the beginning
 
 
 def simulate(per_request: float, fixed: float, rate: float, requests: int, seed: int) -> list[float]:
-    """The latencies of requests, in order of their answers."""
+    """Return the latencies of requests, in order of their answers."""
     rng = Random(seed)
     latencies: list[float] = []
     came = rng.expovariate(rate)  # the next request
@@ -34,7 +34,7 @@ def simulate(per_request: float, fixed: float, rate: float, requests: int, seed:
 def simulate_full_batches(
     per_request: float, fixed: float, size: int, rate: float, requests: int, seed: int
 ) -> list[float]:
-    """The latencies where the server waits until a batch is full."""
+    """Return the latencies if the server waits until a batch is full."""
     rng = Random(seed)
     latencies: list[float] = []
     came = free = 0.0

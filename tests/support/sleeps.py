@@ -1,4 +1,4 @@
-"""Who sleeps, and for how long, so that a test can tell that nobody waits."""
+"""Records sleeps, so that a test can check that nothing waits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 
-def heard_sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Note for how long whoever sleeps does, but for those who only give others a turn."""
+def record_sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the recorded durations of all sleeps, except `sleep(0)`."""
     slept: list[float] = []
     sleep = asyncio.sleep
 

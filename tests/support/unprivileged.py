@@ -1,4 +1,4 @@
-"""Commands that run what follows them as a user of no rights, also where Python is in root's home."""
+"""Command prefixes that run a command as an unprivileged user, even if Python is in root's home."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 USER = 64123  # has no entry anywhere
 FRESH_MOUNTS = ("unshare", "--mount", "--propagation=private", "sh", "-c")
-# An interpreter in root's home, as pyenv installs it, is shown to everybody: to what follows, and to nothing else.
+# Makes an interpreter in root's home, as pyenv installs it, visible to the command, and to nothing else.
 OPEN_PYTHON = (
     f'p={sys.base_prefix}; h=$p; while [ $h != / ] && [ -n "$(find $h -maxdepth 0 -perm -o=x)" ]; do '
     "h=$(dirname $h); done; if [ $h != / ]; then mount --rbind $p /mnt && mount -t tmpfs -o mode=755 none $h && "
@@ -24,7 +24,7 @@ WITHOUT_NAMESPACES = (*FRESH_MOUNTS, OPEN_PYTHON + "mount --rbind / /opt && cd /
 
 
 def need_another_user() -> None:
-    """Skip, with the reason, where nothing can be started as another user."""
+    """Skip, with the reason, if nothing can be started as another user."""
     if os.geteuid() != 0:
         pytest.skip("only root can start something as another user")
     if subprocess.run([*AS_USER, sys.executable, "-c", "import cotenant"], check=False).returncode:

@@ -1,4 +1,4 @@
-"""Small worlds for properties: clusters that are partly taken, and gangs that may or may not fit into them."""
+"""Small clusters for property tests: partly allocated, with gangs that may or may not fit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def gangs(draw: st.DrawFn, *, shares: bool = True, roles_max: int = 3, job_id: s
 
 @dataclass
 class World:
-    """A cluster and what is taken of it, attempt by attempt."""
+    """A cluster and its allocations, by attempt."""
 
     ledger: Ledger
     taken: list[tuple[Holding, ...]]
@@ -94,7 +94,7 @@ Picture = tuple[list[int], list[int], list[int], list[tuple[int, ...]], list[boo
 
 
 def picture(ledger: Ledger) -> Picture:
-    """All that a ledger says, to be compared."""
+    """Return the whole state of a ledger, for comparison."""
     return (
         ledger.free_gpus.tolist(),
         ledger.free_cores.tolist(),
@@ -105,14 +105,14 @@ def picture(ledger: Ledger) -> Picture:
 
 
 def emptied(ledger: Ledger) -> Ledger:
-    """Make a ledger of the same nodes with nothing taken."""
+    """Return a ledger of the same nodes without allocations."""
     empty = Ledger(ledger.shapes, ledger.racks)
     empty.open[:] = ledger.open
     return empty
 
 
 def replicas_of(offer: Offer, gang: Gang) -> list[int]:
-    """Count the replicas that an offer names, part by part."""
+    """Return the numbers of replicas in an offer, by part."""
     return [sum(share.replicas for share in offer if share.part == number) for number in range(len(gang.parts))]
 
 
@@ -138,7 +138,7 @@ def specs(*, roles_max: int = 3) -> st.SearchStrategy[JobSpec]:
 
 @st.composite
 def tables(draw: st.DrawFn, *, now: float = 10_000.0, count_max: int = 12) -> JobTable:
-    """Jobs that came before `now`: some run, some have run, some wait."""
+    """Draw jobs submitted before `now`: some run, some have run, some wait."""
     table = JobTable()
     table.capacity = Capacity(*draw(st.sampled_from([(0, 0, 0), (16_000, 48, 8), (5000, 0, 0)])))
     for number in range(draw(st.integers(0, count_max))):

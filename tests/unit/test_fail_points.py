@@ -1,4 +1,4 @@
-"""Fail points: each is somewhere in the code, and cuts a process off there if it is armed, and only then."""
+"""Fail points: each exists in the code, and kills or stops a process there only if armed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def start(armed: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", REACH_TWICE], env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def test_each_point_is_at_one_place_of_the_code_and_none_is_unknown() -> None:
+def test_each_point_is_at_one_place_in_the_code_and_none_is_unknown() -> None:
     sources = [path for folder in ("services", "node_agent", "src") for path in (ROOT / folder).rglob("*.py")]
     found = Counter(
         point for path in sources for point in re.findall(r'fail_points\.reach\("(.*?)"\)', path.read_text())
@@ -59,7 +59,7 @@ def test_a_process_is_halted_and_goes_on() -> None:
     assert process.communicate(timeout=30)[0] == "0\n1\n2\n"
 
 
-def test_a_directory_arms_whoever_comes_first_while_it_runs(tmp_path: Path) -> None:
+def test_a_directory_arms_the_first_process_that_reaches_a_point(tmp_path: Path) -> None:
     point = tmp_path / "queue.committed"
     point.write_text("kill@2")
     first = start(str(tmp_path))
@@ -72,7 +72,7 @@ def test_a_directory_arms_whoever_comes_first_while_it_runs(tmp_path: Path) -> N
     assert start(str(tmp_path)).communicate(timeout=30)[0] == "0\n1\n2\n"
 
 
-def test_a_directory_tells_how_often_each_point_was_passed_armed_or_not(tmp_path: Path) -> None:
+def test_a_directory_counts_how_often_each_point_was_reached(tmp_path: Path) -> None:
     passed = tmp_path / fail_points.PASSED
     passed.mkdir()
     assert start(str(tmp_path)).communicate(timeout=30)[0] == "0\n1\n2\n"
@@ -81,12 +81,12 @@ def test_a_directory_tells_how_often_each_point_was_passed_armed_or_not(tmp_path
     assert {path.name: path.stat().st_size for path in passed.iterdir()} == {"queue.committed": 3 + 2}
 
 
-def test_what_cannot_be_armed_is_refused_all_at_once() -> None:
+def test_invalid_arms_are_rejected_all_at_once() -> None:
     with pytest.raises(ValueError, match=r"no fail point 'nowhere'; 'queue.committed=burn' .* 'election.won=kill@0'"):
         fail_points.arm("nowhere=kill, queue.committed=burn,election.won=kill@0")
 
 
-def test_a_service_tells_of_a_variable_that_is_wrong_in_a_word() -> None:
+def test_a_service_reports_an_invalid_variable() -> None:
     environment = os.environ | {fail_points.VARIABLE: "nowhere=kill"}
     command = [str(Path(sys.executable).with_name("cotenant")), "serve", "placement"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
@@ -95,7 +95,7 @@ def test_a_service_tells_of_a_variable_that_is_wrong_in_a_word() -> None:
     assert "Traceback" not in done.stderr
 
 
-async def test_whoever_listens_hears_of_each_point_until_it_ends() -> None:
+async def test_listeners_are_called_for_each_point_until_they_end() -> None:
     heard = []
 
     async def hear(point: str) -> None:

@@ -1,4 +1,4 @@
-"""Names that cannot be resolved are problems of the process that uses them."""
+"""Unresolvable names are problems of the process that uses them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def server() -> Server:
     return Server()
 
 
-def test_a_name_that_fails_for_long_is_named_with_the_reason(server: Server) -> None:
+def test_a_name_that_fails_for_long_is_reported_with_the_reason(server: Server) -> None:
     user = User()
     server.checks.watch(user, ["queue.mesh", "10.0.0.1", "::1"])
     assert server.looks_for(LOOK_SECONDS) == []
@@ -54,7 +54,7 @@ def test_a_slow_answer_counts_as_a_failure(server: Server) -> None:
     assert server.looks_for(2 * SUSTAINED_SECONDS) == ["it cannot resolve queue.mesh: the answer took 3 s"]
 
 
-def test_a_question_that_is_never_answered_is_named_while_it_waits(server: Server) -> None:
+def test_an_unanswered_query_is_reported_while_it_waits(server: Server) -> None:
     user, seen = User(), []
 
     def wait(host: str) -> None:
@@ -67,7 +67,7 @@ def test_a_question_that_is_never_answered_is_named_while_it_waits(server: Serve
     assert seen == ["it cannot resolve queue.mesh: no answer within 13 s"]
 
 
-def test_names_that_nobody_uses_any_longer_are_not_named(server: Server) -> None:
+def test_unused_names_are_not_reported(server: Server) -> None:
     user, other = User(), User()
     server.checks.watch(user, [f"part-{number}.mesh" for number in range(2 * ERRORS_MAX)])
     server.checks.watch(other, ["queue.mesh"])

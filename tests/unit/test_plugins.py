@@ -51,7 +51,7 @@ class Plain:
 
 
 class Site:
-    """A place on sys.path into which packages are installed as pip would leave them."""
+    """A directory on sys.path with packages as pip would install them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,7 +88,7 @@ def found(name: str, group: str = QUEUE) -> Plugin:
     return plugin
 
 
-def test_a_policy_of_another_package_is_found_with_all_that_it_tells(site: Site) -> None:
+def test_a_policy_of_another_package_is_found_with_all_its_fields(site: Site) -> None:
     site.install("cotenant-shortest", GOOD, {"shortest": "Shortest", "plain": "Plain"})
     assert replace(found("shortest"), policy=None) == Plugin(
         group=QUEUE,
@@ -103,7 +103,7 @@ def test_a_policy_of_another_package_is_found_with_all_that_it_tells(site: Site)
     )
 
 
-def test_what_is_installed_meanwhile_is_found_and_what_is_installed_is_read_once(
+def test_newly_installed_policies_are_found_and_known_ones_read_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.install("cotenant-shortest", GOOD, {"shortest": "Shortest"})
@@ -118,7 +118,7 @@ def test_what_is_installed_meanwhile_is_found_and_what_is_installed_is_read_once
         assert found("shortest").healthy
     assert read == [QUEUE]
     site.install("cotenant-plain", GOOD, {"plain": "Plain"})
-    site.written_later()  # than a moment ago, which is all that a clock of some milliseconds tells
+    site.written_later()  # later than before, for a file system clock of some milliseconds
     assert found("plain").healthy
     assert read == [QUEUE, QUEUE]
 
@@ -139,7 +139,7 @@ def test_bad_options_are_all_named_with_those_allowed(site: Site) -> None:
     assert {one.field for one in bad.value.violations} == {"quantun", "strict"}
     assert "did you mean quantum?" in str(bad.value)
     assert "quantum=60, strict=false" in str(bad.value)
-    with pytest.raises(BadOption, match="quantum: is no option; this policy has none"):
+    with pytest.raises(BadOption, match="quantum: is not an option; this policy has none"):
         plugins.load(QUEUE, "plain", {"quantum": "5"})
 
 
@@ -165,13 +165,13 @@ BROKEN = {
     "needs": ("import a_library_that_is_not_there", "cannot be imported: ModuleNotFoundError"),
     "syntax": ("class P(", "cannot be imported: SyntaxError"),
     "lacks-it": ("class Q: ...", "cannot be imported: AttributeError"),
-    "no-class": ("P = 7", "is no class but 7"),
+    "no-class": ("P = 7", "is not a class but 7"),
     "no-version": ("class P:\n    name = 'p'\n    def order(self): ...", "names no api_version"),
-    "newer": (HEAD.replace("1", "2"), "speaks version 2 of the policy API; this Cotenant speaks version 1"),
+    "newer": (HEAD.replace("1", "2"), "speaks version 2 of the policy API; this Cotenant supports version 1"),
     "odd-version": (HEAD.replace("1", "'one'"), "speaks version 'one'"),
     "other-name": (HEAD.replace("'p'", "'q'"), "is installed as 'p' but calls itself 'q'"),
     "no-order": (HEAD.replace("order", "sort"), "lacks order()"),
-    "no-dataclass": (HEAD + "    class Options: ...\n", "declares its options wrongly: Options is no dataclass"),
+    "no-dataclass": (HEAD + "    class Options: ...\n", "has invalid options: Options is no dataclass"),
     "thawed": (HEAD + "    @dataclass\n    class Options:\n        a: int = 1\n", "Options is not frozen"),
     "required": (
         HEAD + "    @dataclass(frozen=True)\n    class Options:\n        a: int\n",
@@ -204,7 +204,7 @@ def test_a_constructor_that_fails_names_its_plug_in(site: Site) -> None:
         plugins.load(QUEUE, "p")
 
 
-def test_a_name_that_two_packages_claim_is_nobodys(site: Site) -> None:
+def test_a_name_claimed_by_two_packages_is_refused(site: Site) -> None:
     site.install("first", HEAD, {"p": "P"})
     site.install("second", HEAD, {"p": "P"})
     claims = [plugin for plugin in plugins.discover(QUEUE) if plugin.name == "p"]
@@ -214,7 +214,7 @@ def test_a_name_that_two_packages_claim_is_nobodys(site: Site) -> None:
         plugins.load(QUEUE, "p")
 
 
-def test_nobody_takes_the_name_of_a_policy_of_ours(site: Site) -> None:
+def test_no_package_can_take_the_name_of_a_built_in_policy(site: Site) -> None:
     ours = entry_points(group=QUEUE, name="fifo")["fifo"]
     site.install("impostor", HEAD.replace("'p'", "'fifo'"), {"fifo": "P"})
     claims = {plugin.package: plugin for plugin in plugins.discover(QUEUE) if plugin.name == "fifo"}
@@ -224,7 +224,7 @@ def test_nobody_takes_the_name_of_a_policy_of_ours(site: Site) -> None:
     assert ours.value.startswith("cotenant.policies.")
 
 
-def test_only_the_module_that_is_asked_for_is_imported(site: Site) -> None:
+def test_only_the_requested_module_is_imported(site: Site) -> None:
     site.install("cotenant-shortest", GOOD, {"shortest": "Shortest"})
     site.install("heavy", "raise AssertionError('imported')", {"heavy": "P"})
     plugins.load(QUEUE, "shortest")
@@ -238,8 +238,8 @@ def test_plug_ins_are_listed_by_group_and_name(site: Site) -> None:
     assert {group for group, _ in listed} == set(plugins.GROUPS)
 
 
-def test_an_unknown_group_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match=r"there is no group 'cotenant\.queue'"):
+def test_an_unknown_group_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"unknown group 'cotenant\.queue'"):
         plugins.discover("cotenant.queue")
 
 

@@ -62,19 +62,21 @@ class Project:
             **{f"COTENANT_TLS_{name}": str(secrets / file) for name, file in FILES.items()},
         }
 
-    def composed(self, *words: str) -> None:
+    def run_compose(self, *words: str) -> None:
         """Run podman-compose, where the containers' network is."""
-        self._inside([str(self.compose), "-f", str(self.directory / "compose.yaml"), *words], self.environment, 300)
+        self._run_in_network(
+            [str(self.compose), "-f", str(self.directory / "compose.yaml"), *words], self.environment, 300
+        )
 
     def podman(self, *words: str) -> str:
         """Run podman, likewise."""
-        return self._inside(["podman", *words], self.environment, 120)
+        return self._run_in_network(["podman", *words], self.environment, 120)
 
     def run(self, *words: str) -> str:
         """Run a command of an operator; what it prints."""
-        return self._inside([str(COTENANT), *words], self.operator, WAIT_SECONDS_MAX)
+        return self._run_in_network([str(COTENANT), *words], self.operator, WAIT_SECONDS_MAX)
 
-    def _inside(self, words: list[str], environment: dict[str, str], seconds_max: float) -> str:
+    def _run_in_network(self, words: list[str], environment: dict[str, str], seconds_max: float) -> str:
         done = subprocess.run(
             ["nsenter", "--net=/run/netns/containers", *words],
             env=environment,
@@ -93,7 +95,7 @@ class Project:
         pid = self.podman("inspect", f"cotenant_{service}_1", "--format", "{{.State.Pid}}")
         os.kill(int(pid), signal.SIGKILL)
 
-    def tell(self) -> None:
+    def print_logs(self) -> None:
         """Show the end of each container's output."""
         for service in self.services:
             print(f"── {service}", file=sys.stderr, flush=True)
@@ -131,14 +133,14 @@ def _try(place: Path) -> None:
         run("chown", "-R", "7070", deploy / "secrets" / service)
     project = Project(deploy, environment, _compose())
     print("── compose.yaml", flush=True)
-    project.composed("up", "-d", *project.services)
+    project.run_compose("up", "-d", *project.services)
     try:
         operate(project)
     except Unable:
-        project.tell()
+        project.print_logs()
         raise
     finally:
-        project.composed("down", "-v")
+        project.run_compose("down", "-v")
         if os.path.ismount(place / "storage" / "overlay"):
             run("umount", "--lazy", "--recursive", place / "storage" / "overlay")
 

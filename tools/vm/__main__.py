@@ -1,8 +1,8 @@
-"""Runs the node agent's tests on machines that this computer is not: `make test-vm`.
+"""Runs the node agent's tests on virtual machines unlike this computer: `make test-vm`.
 
-Each machine is started under QEMU with a kernel of its own, control groups of version 2 and several NUMA nodes. Words
-that are not options of this program are given to pytest inside: `make test-vm ARGS="-k numa"`. Paths of tests among
-them stand for the tests that the machine would run.
+Each machine is started under QEMU with a kernel of its own, control groups of version 2 and several NUMA nodes.
+Arguments that are not options of this program are passed to pytest inside: `make test-vm ARGS="-k numa"`. Paths of
+tests among them replace the tests that the machine would run.
 
     python -m tools.vm                                   all machines, all tests
     python -m tools.vm --machine siblings -k resize      one machine, some tests
@@ -31,10 +31,10 @@ from tools.vm.machine import Machine, Shape, new_disk, results
 from tools.vm.session import session
 
 REPORTS = layers.ROOT / "report" / "vm"
-PATIENCE = 10.0  # how much longer than on bare metal things may take
+PATIENCE = 10.0  # factor for timeouts compared to bare metal
 TEST_SECONDS_MAX = 120
-STATE_MIB, SYSTEM_MIB = 256, 4096  # of a disk, which takes only what is written to it
-MARKS = "root and not speed"  # what depends on the kernel; all else says the same on any
+STATE_MIB, SYSTEM_MIB = 256, 4096  # sizes of sparse disks
+MARKS = "root and not speed"  # tests that depend on the kernel
 NONE_SELECTED = 5  # pytest's exit status
 INSIDE = """\
 export LANG=C.UTF-8 HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin GRPC_VERBOSITY=ERROR CI=1
@@ -53,10 +53,10 @@ POWER_OFF = "systemctl poweroff"
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One start of a machine: what it is like, which tests run on it, and how it ends.
+    """One boot of a machine: its shape, the tests that run on it, and how it ends.
 
-    `goes_on` keeps the disk of the visit before; `cut` takes the power away while jobs run. With `systemd` that is the
-    machine's first process, whatever is written stays on the disk, and an index of packages is in /opt/wheels.
+    `goes_on` keeps the disk of the previous visit; `cut` cuts the power while jobs run. With `systemd`, systemd is the
+    machine's first process, everything written stays on the disk, and a package index is in /opt/wheels.
     """
 
     name: str
@@ -67,21 +67,23 @@ class Visit:
     systemd: bool = False
 
 
-# What of those says the same on any kernel all the same, or would say it several times.
+# Tests among those that do not depend on the kernel, or would repeat others.
 AGENT, MACHINES = "tests/unit/node_agent", "tests/verification/machines"
 ANYWHERE = ("bad_disks", "link", "profiling", "systemd_scope", "run_as")
-AGAIN = "test_resizing.py::test_an_agent_killed_in_the_middle_goes_back_to_its_record"
-FIRST_VERSION = "test_resizing.py::test_what_the_kernel_refuses_is_undone"  # of control groups, which refuses it
-TIMED = (  # by the agent's own clocks and records, whatever the kernel
-    "test_silence_frees_it",
-    "test_the_loss_of_contention_frees_it",
-    "test_an_agent_that_was_killed_is_followed_by_one_that_knows",
-    "test_the_jobs_trace_tells_for_how_long_how_and_why_it_was_held_back",
+AGAIN = "test_resizing.py::test_an_agent_killed_during_a_change_restores_its_record"
+FIRST_VERSION = (
+    "test_resizing.py::test_a_change_that_the_kernel_refuses_is_rolled_back"  # of control groups, which refuses it
+)
+TIMED = (  # depend only on the agent's own clocks and records
+    "test_silence_releases_the_attempt",
+    "test_the_loss_of_contention_releases_the_attempt",
+    "test_the_next_agent_knows_the_throttles_of_a_killed_one",
+    "test_the_jobs_trace_contains_its_throttles",
 )
 
 
 def _with_mark(folder: str, mark: str) -> list[str]:
-    """The test files of a folder that use a mark; to read the others inside, only to leave them out, takes long."""
+    """Return the test files of a folder that use a mark; collecting the others only to deselect them takes long."""
     paths = sorted((layers.ROOT / folder).rglob("test_*.py"))
     return [str(path.relative_to(layers.ROOT)) for path in paths if f"pytest.mark.{mark}" in path.read_text()]
 
@@ -123,13 +125,13 @@ class Made:
     wheels: Path | None
 
     def layers(self, visit: Visit, top: Path) -> list[Path]:
-        """The layers of a visit, from the lowest up."""
+        """Return the layers of a visit, the lowest first."""
         return [self.base, *((self.wheels,) if visit.systemd and self.wheels else ()), self.project, top]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a visit."""
+    """The outcome of a visit."""
 
     visit: Visit
     status: int
@@ -138,12 +140,12 @@ class Outcome:
 
 
 def main() -> int:
-    """Run what was asked for; 0 where every test passed."""
+    """Run the requested tests; return 0 if every test passed."""
     options, pytest_words = _parser().parse_known_args()
     start = time.monotonic()
     try:
         if platform.machine() != "x86_64":
-            raise Unable("the machines are x86-64, and their packages are this computer's own: it takes an x86-64")
+            raise Unable("the machines are x86-64 and use this computer's packages; hint: run it on an x86-64 computer")
         have(EMULATOR, "start machines")
         cache = layers.Cache(options.cache, fresh=options.fresh)
         system = distribution()
@@ -169,13 +171,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tools.vm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cotenant-vm"
     names = [visit.name for visit in VISITS]
-    parser.add_argument("--machine", choices=names, action="append", help="only this one, or these")
-    parser.add_argument("--sh", metavar="COMMAND", default="", help="run this inside, not the tests")
-    parser.add_argument("--accelerator", choices=["kvm", "tcg"], default="tcg", help="how (%(default)s)")
-    parser.add_argument("--patience", type=float, default=PATIENCE, help="how much longer to wait (%(default)s times)")
-    parser.add_argument("--fresh", action="store_true", help="make everything anew, with the newest packages")
-    parser.add_argument("--cache", type=Path, default=cache, help="where what was made is kept (%(default)s)")
-    parser.add_argument("--seconds-max", type=float, default=1800, help="switch a machine off after this time")
+    parser.add_argument("--machine", choices=names, action="append", help="run only this machine; may be repeated")
+    parser.add_argument("--sh", metavar="COMMAND", default="", help="run this command inside instead of the tests")
+    parser.add_argument("--accelerator", choices=["kvm", "tcg"], default="tcg", help="QEMU accelerator (%(default)s)")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="factor for timeouts (%(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="rebuild everything with the newest packages")
+    parser.add_argument("--cache", type=Path, default=cache, help="directory of cached builds (%(default)s)")
+    parser.add_argument("--seconds-max", type=float, default=1800, help="stop a machine after this time")
     return parser
 
 
@@ -187,14 +189,14 @@ def _visit_all(
     scratch: Path,
 ) -> int:
     chains = _chains(visits)
-    told = max(len(visit.name) for visit in visits) if len(chains) > 1 else 0
+    width = max(len(visit.name) for visit in visits) if len(chains) > 1 else 0
     with ThreadPoolExecutor(len(chains)) as pool:
-        rounds = pool.map(lambda chain: _visit_in_turn(chain, made, options, pytest_words, scratch, told), chains)
-        return _tell([outcome for outcomes in rounds for outcome in outcomes])
+        rounds = pool.map(lambda chain: _visit_in_turn(chain, made, options, pytest_words, scratch, width), chains)
+        return _report([outcome for outcomes in rounds for outcome in outcomes])
 
 
 def _chains(visits: Sequence[Visit]) -> list[list[Visit]]:
-    """Visits that go on with one disk come one after the other; all else may be at the same time."""
+    """Return visits grouped by disk: visits with one disk run in order, the groups in parallel."""
     chains: list[list[Visit]] = []
     for visit in visits:
         if visit.goes_on and chains:
@@ -210,7 +212,7 @@ def _visit_in_turn(
     options: argparse.Namespace,
     pytest_words: Sequence[str],
     scratch: Path,
-    told: int,
+    width: int,
 ) -> list[Outcome]:
     outcomes = []
     disk = new_disk(scratch / f"disk-{visits[0].name}", SYSTEM_MIB if visits[0].systemd else STATE_MIB)
@@ -220,13 +222,13 @@ def _visit_in_turn(
         tests = _tests(visit, pytest_words)
         top = session(place, _script(visit, options, tests), tests)
         machine = Machine(visit.shape, made.kernel, made.layers(visit, top), disk, options.accelerator, visit.systemd)
-        outcomes.append(_visit(visit, machine, options.seconds_max, told))
+        outcomes.append(_visit(visit, machine, options.seconds_max, width))
         top.unlink()
     return outcomes
 
 
 def _tests(visit: Visit, pytest_words: Sequence[str]) -> list[str]:
-    """What pytest is told of tests: what was asked for, and where that names none, those of the visit."""
+    """Return pytest's arguments: those of the command line, and unless they name tests, the visit's tests."""
     named = any(word.startswith("tests/") for word in pytest_words)
     return [*pytest_words, *(() if named else visit.tests)]
 
@@ -245,12 +247,12 @@ def _script(visit: Visit, options: argparse.Namespace, tests: Sequence[str]) -> 
     return INSIDE.format(machine=visit.name, patience=options.patience, command=command, afterwards=afterwards)
 
 
-def _visit(visit: Visit, machine: Machine, seconds_max: float, told: int) -> Outcome:
+def _visit(visit: Visit, machine: Machine, seconds_max: float, width: int) -> Outcome:
     shape = visit.shape
     print(f"\n── {visit.name}: {shape.sockets} sockets × {shape.cores} cores × {shape.threads} threads", flush=True)
     start, place = time.monotonic(), REPORTS / visit.name
     for line in machine.run(place, seconds_max):
-        print(f"{visit.name:<{told}} {line}" if told else line, flush=True)
+        print(f"{visit.name:<{width}} {line}" if width else line, flush=True)
     left = results(place)
     return Outcome(visit, int((left / "status").read_text()), _counts(left / "junit.xml"), time.monotonic() - start)
 
@@ -263,12 +265,12 @@ def _counts(junit: Path) -> dict[str, int]:
     return {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
 
 
-def _tell(outcomes: Sequence[Outcome]) -> int:
-    """Sum up, and return the exit status: that of the first visit that failed."""
+def _report(outcomes: Sequence[Outcome]) -> int:
+    """Print a summary; return the exit status of the first failed visit."""
     print()
     for outcome in outcomes:
-        told = ", ".join(f"{count} {name}" for name, count in outcome.counts.items())
-        print(f"   {outcome.visit.name:<12}{outcome.seconds:6.0f} s  {told}", flush=True)
+        counts = ", ".join(f"{count} {name}" for name, count in outcome.counts.items())
+        print(f"   {outcome.visit.name:<12}{outcome.seconds:6.0f} s  {counts}", flush=True)
     statuses = [outcome.status for outcome in outcomes]
     failures = [status for status in statuses if status not in (0, NONE_SELECTED)]
     if failures:

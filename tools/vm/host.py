@@ -1,4 +1,4 @@
-"""What this computer has to have, and what it knows of its own distribution: tools, packages, mirror."""
+"""Requirements of this computer and facts about its distribution: tools, packages, mirror."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Each tool, and the package that brings it.
+# Each tool and the package that contains it.
 EMULATOR = {"qemu-system-x86_64": "qemu-system-x86", "mksquashfs": "squashfs-tools", "mkfs.ext4": "e2fsprogs"}
 BUILDERS = {"debootstrap": "debootstrap", "cpio": "cpio", "apt-get": "apt", "dpkg": "dpkg"}
 BUSYBOX = {"busybox": "busybox-static"}
@@ -17,14 +17,14 @@ KERNELS = {"debian": "linux-image-cloud-amd64", "ubuntu": "linux-image-virtual"}
 
 
 class Unable(Exception):
-    """The machine cannot be made or started here; the text says what to do."""
+    """The machine cannot be built or started here; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The distribution of this computer, which the machine inside will run as well.
+    """The distribution of this computer, which the machine runs as well.
 
-    `mirror` and `components` are those from which apt here takes its packages; empty where it has no lists.
+    `mirror` and `components` are apt's package sources; empty if apt has no lists.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Distribution:
 
 
 def run(*words: str | Path, environment: dict[str, str] | None = None, directory: Path | None = None) -> str:
-    """Run a command quietly and return what it printed. Raises `Unable`, with the end of its output, if it fails."""
+    """Run a command and return its output. Raises `Unable` with the end of its output if it fails."""
     done = subprocess.run(
         words,
         cwd=directory,
@@ -57,7 +57,7 @@ def run(*words: str | Path, environment: dict[str, str] | None = None, directory
 
 
 def have(tools: dict[str, str], purpose: str) -> None:
-    """See to it that tools are there: as root install their packages, else say which are missing. Raises `Unable`."""
+    """Install missing tools as root; otherwise name them. Raises `Unable`."""
     missing = sorted({package for tool, package in tools.items() if not find(tool)})
     if not missing:
         return
@@ -74,24 +74,24 @@ def have(tools: dict[str, str], purpose: str) -> None:
 
 
 def find(tool: str) -> Path | None:
-    """Where a tool is, also among those for administrators."""
+    """Return the path of a tool, also among those for administrators."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     found = shutil.which(tool, path=path)
     return Path(found) if found else None
 
 
 def distribution(release: Path = Path("/etc/os-release")) -> Distribution:
-    """Name this computer's distribution. Raises `Unable` where it is neither Debian nor Ubuntu."""
+    """Return this computer's distribution. Raises `Unable` if it is neither Debian nor Ubuntu."""
     lines = release.read_text().splitlines() if release.exists() else []
-    told = {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines)}
-    name, codename = told.get("ID", ""), told.get("VERSION_CODENAME", "")
+    fields = {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines)}
+    name, codename = fields.get("ID", ""), fields.get("VERSION_CODENAME", "")
     if name not in KERNELS or not codename:
-        raise Unable("the machine is made of this computer's own packages: that takes Debian or Ubuntu")
+        raise Unable("the machine is built from this computer's packages; hint: run this on Debian or Ubuntu")
     return Distribution(name, codename)
 
 
 def with_mirror(known: Distribution) -> Distribution:
-    """Add from where apt takes this distribution's packages. Raises `Unable` where it does not tell."""
+    """Return the distribution with apt's package sources. Raises `Unable` if apt has none."""
     lines = _package_lists()
     if not any(codename == known.codename for codename, _, _ in lines):
         run("apt-get", "update")
@@ -105,17 +105,17 @@ def with_mirror(known: Distribution) -> Distribution:
 
 
 def _package_lists() -> list[tuple[str, str, str]]:
-    """The lists that apt has: codename, site and component of each."""
-    told = run("apt-get", "indextargets", "--format", "$(CODENAME) $(SITE) $(COMPONENT)", "Created-By: Packages")
-    fields: list[Sequence[str]] = [line.split() for line in told.splitlines()]
+    """Return the codename, site and component of each of apt's package lists."""
+    targets = run("apt-get", "indextargets", "--format", "$(CODENAME) $(SITE) $(COMPONENT)", "Created-By: Packages")
+    fields: list[Sequence[str]] = [line.split() for line in targets.splitlines()]
     return [(line[0], line[1], line[2]) for line in fields if len(line) == 3]
 
 
 def proxies() -> dict[str, str]:
-    """The proxies that apt was told of, as other programs want to hear of them."""
-    told = {}
+    """Return apt's proxies as environment variables."""
+    variables = {}
     for scheme in ("http", "https"):
         value = run("apt-config", "shell", "proxy", f"Acquire::{scheme}::Proxy").strip()
         if value:
-            told[f"{scheme}_proxy"] = value.partition("=")[2].strip("'")
-    return told
+            variables[f"{scheme}_proxy"] = value.partition("=")[2].strip("'")
+    return variables

@@ -1,9 +1,8 @@
-"""Makes what the machine is started with, and keeps it: a kernel, a first file system, and layers of its root.
+"""Builds and caches what machines are started from: a kernel, an initramfs, and layers of the root file system.
 
-Each layer is a squashfs image; the machine lays them over each other and a tmpfs over all. The lowest holds the
-distribution and the Python packages that the project needs, and is made anew only when those change; then comes the
-project's wheel. They are kept in a cache under a digest of what they are made of. The uppermost layer, with the tests,
-is made each time: see `session`.
+Each layer is a squashfs image; the machine stacks them with a tmpfs on top. The lowest has the distribution and the
+Python packages that the project needs, and is rebuilt only when those change; the next has the project's wheel. They
+are cached under a digest of their inputs. The uppermost layer, with the tests, is built for each run: see `session`.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ TEST_PACKAGES = re.compile(r"(pytest|hypothesis)\b")
 WHEEL_SOURCES = ("src", "services", "policies", "node_agent", "protos", "pyproject.toml", "hatch_build.py")
 KEPT_OF_EACH_KIND = 3
 SITE = "usr/local/lib/{python}/dist-packages"
-WHEELS = "opt/wheels"  # what `install.sh` is given inside, where there is no index of packages
+WHEELS = "opt/wheels"  # offline package index for `install.sh`
 
 
 class Cache:
-    """A directory of things that were made once: each `KIND-DIGEST`, or absent."""
+    """A directory of builds, each named `KIND-DIGEST`."""
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         self.path, self._fresh = path, fresh
         path.mkdir(parents=True, exist_ok=True)
 
     def get(self, kind: str, parts: Iterable[str | Path], make: Callable[[Path], None]) -> Path:
-        """Return what was made of `parts`, or make it now; `make` gets a directory to fill."""
+        """Return the build for `parts`, creating it if needed; `make` gets a directory to fill."""
         place = self.path / f"{kind}-{digest(parts)}"
         with self._alone():
             if self._fresh or not place.exists():
-                print(f"   making the {kind}", flush=True)
+                print(f"   building the {kind}", flush=True)
                 with tempfile.TemporaryDirectory(dir=self.path, prefix="new-") as new:
                     filled = Path(new) / "filled"
                     filled.mkdir()
@@ -63,14 +62,14 @@ class Cache:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let two runs at once not make the same thing twice."""
+        """Keep concurrent runs from building the same thing twice."""
         with (self.path / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 def digest(parts: Iterable[str | Path]) -> str:
-    """A short name for texts and for the contents of files and folders."""
+    """Return a short digest of texts and of the contents of files and folders."""
     sum_ = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
@@ -84,7 +83,7 @@ def digest(parts: Iterable[str | Path]) -> str:
 
 
 def kernel(cache: Cache, system: Distribution) -> Path:
-    """A folder with `vmlinuz` and `initramfs`: the distribution's own kernel, with what it needs to find the layers."""
+    """Return a folder with `vmlinuz` and `initramfs`: the distribution's kernel with the modules to find the layers."""
 
     def make(place: Path) -> None:
         can_build("get a kernel", BUILDERS | BUSYBOX)
@@ -98,7 +97,7 @@ def kernel(cache: Cache, system: Distribution) -> Path:
 
 
 def _unpack_kernel(scratch: Path, package: str) -> Path:
-    """Download what the package depends on, and unpack it without installing anything."""
+    """Download the package's dependencies and unpack them without installing."""
     try:
         names = _dependencies(package)
     except Unable:
@@ -113,13 +112,13 @@ def _unpack_kernel(scratch: Path, package: str) -> Path:
 
 
 def _dependencies(package: str) -> list[str]:
-    """The image that a package stands for, and its modules where they are packed apart."""
-    told = run("apt-cache", "depends", "--important", package)
-    names = [name for name in re.findall(r"Depends: (\S+)", told) if re.match(r"linux-(image|modules)-\d", name)]
+    """Return the kernel image that a package depends on, and its modules if they are packaged separately."""
+    depends = run("apt-cache", "depends", "--important", package)
+    names = [name for name in re.findall(r"Depends: (\S+)", depends) if re.match(r"linux-(image|modules)-\d", name)]
     if not names:
-        raise Unable(f"apt knows no kernel behind {package}")
-    told = run("apt-cache", "depends", "--important", *names)
-    return list(dict.fromkeys([*names, *re.findall(r"Depends: (linux-modules-\d\S+)", told)]))
+        raise Unable(f"apt finds no kernel for {package}")
+    depends = run("apt-cache", "depends", "--important", *names)
+    return list(dict.fromkeys([*names, *re.findall(r"Depends: (linux-modules-\d\S+)", depends)]))
 
 
 def _pack_initramfs(archive: Path, unpacked: Path, tree: Path) -> None:
@@ -128,7 +127,7 @@ def _pack_initramfs(archive: Path, unpacked: Path, tree: Path) -> None:
     busybox = find("busybox")
     assert busybox
     if b"ld-linux" in busybox.read_bytes()[:4096]:
-        raise Unable("the machine begins with a static busybox: sudo apt-get install busybox-static")
+        raise Unable("the machine starts with a static busybox; hint: sudo apt-get install busybox-static")
     shutil.copy(busybox, tree / "bin" / "busybox")
     shutil.copy(HERE / "init", tree / "init")
     (tree / "init").chmod(0o755)
@@ -145,12 +144,12 @@ def _pack_initramfs(archive: Path, unpacked: Path, tree: Path) -> None:
 
 
 def module_name(path: Path) -> str:
-    """What a module calls itself: dashes in its file's name are underscores."""
+    """Return a module's name: dashes in its file name are underscores."""
     return path.name.partition(".")[0].replace("-", "_")
 
 
 def read_module(path: Path) -> bytes:
-    """A module, unpacked where the distribution compresses it."""
+    """Return a module's content, decompressed."""
     if path.suffix == ".xz":
         return lzma.decompress(path.read_bytes())
     if path.suffix == ".zst":
@@ -160,15 +159,15 @@ def read_module(path: Path) -> bytes:
 
 
 def load_order(modules: Path, wanted: Iterable[str]) -> list[Path]:
-    """The files of modules and of all that they need, each after what it needs; what is built in has no file."""
+    """Return the files of modules and their dependencies, in load order; built-in modules have no file."""
     files = {module_name(path): path for path in modules.rglob("*.ko*")}
     order: dict[str, Path] = {}
 
     def add(name: str) -> None:
         if name not in files or name in order:
             return
-        told = re.search(rb"\0depends=([^\0]*)\0", read_module(files[name]))
-        for needed in told[1].decode().split(",") if told else []:
+        found = re.search(rb"\0depends=([^\0]*)\0", read_module(files[name]))
+        for needed in found[1].decode().split(",") if found else []:
             add(needed)
         order[name] = files[name]
 
@@ -178,7 +177,7 @@ def load_order(modules: Path, wanted: Iterable[str]) -> list[Path]:
 
 
 def base(cache: Cache, system: Distribution) -> Path:
-    """The layer with the distribution, and with the Python packages that the project and its tests need."""
+    """Return the layer with the distribution and the Python packages that the project and its tests need."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     tests = [line for line in config["dependency-groups"]["dev"] if TEST_PACKAGES.match(line)]
     requirements = [*config["project"]["dependencies"], *tests]
@@ -204,7 +203,7 @@ def base(cache: Cache, system: Distribution) -> Path:
 
 
 def _pip_install(tree: Path, python: str, words: Iterable[str]) -> None:
-    """Install into a tree with this Python's pip, which knows where this computer takes packages from."""
+    """Install into a tree with this Python's pip, which knows this computer's package index."""
     foreign = ["--no-compile", *_foreign(python)] if _foreign(python) else []
     target = tree / SITE.format(python=python)
     options = ["--quiet", "--no-warn-script-location", "--target", str(target), *foreign]
@@ -212,13 +211,13 @@ def _pip_install(tree: Path, python: str, words: Iterable[str]) -> None:
 
 
 def _foreign(python: str) -> list[str]:
-    """What pip has to be told where the machine's Python is not of this one's version."""
+    """Return pip's options for a machine whose Python has another version."""
     ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return ["--only-binary=:all:", "--python-version", python.removeprefix("python")] if python != ours else []
 
 
 def wheels(cache: Cache, python: str) -> Path:
-    """The layer with a wheel of each package that the project needs: an index that is there without a network."""
+    """Return the layer with a wheel of each required package: an index that works without a network."""
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
     def make(place: Path) -> None:
@@ -232,7 +231,7 @@ def wheels(cache: Cache, python: str) -> Path:
 
 
 def project(cache: Cache, python: str) -> Path:
-    """The layer with the project's wheel, installed, and as it is."""
+    """Return the layer with the project's wheel, installed and as a file."""
 
     def make(place: Path) -> None:
         tree = place / "tree"
@@ -251,7 +250,7 @@ def pack(tree: Path, image: Path, *owners: str) -> None:
 
 
 def can_build(purpose: str, tools: dict[str, str]) -> None:
-    """Raise `Unable` where we are not root, or tools are missing and cannot be installed."""
+    """Raise `Unable` if this process is not root or tools are missing and cannot be installed."""
     if os.getuid() != 0:
-        raise Unable(f"to {purpose} takes root, once; afterwards any user may run the tests: sudo make test-vm")
+        raise Unable(f"root is required once to {purpose}, later any user may run the tests; hint: sudo make test-vm")
     have(tools, purpose)

@@ -1,4 +1,4 @@
-"""A machine under QEMU: its shape, its start, what it says while it runs, and what it leaves."""
+"""A virtual machine under QEMU: its shape, start, output and results."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from tools.vm.host import Unable
 
-CONSOLE_LINES_TOLD = 40
-# What waits for devices would wait in vain: nobody here tells systemd of them.
+CONSOLE_LINES_SHOWN = 40
+# No getty: units that wait for devices never start, because nothing announces devices to systemd here.
 SYSTEMD = " begin=systemd systemd.getty_auto=no systemd.show_status=yes"
-# How, and as which processor: an emulated AMD, which `max` is by itself, has no threads.
+# Accelerator and processor: `max` is an AMD by default, which has no threads when emulated.
 ACCELERATORS = {"tcg": ("tcg,thread=multi", "max,vendor=GenuineIntel"), "kvm": ("kvm", "host")}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sockets, each a NUMA node; the cores of each; the threads of each core; memory of each node in MiB."""
+    """Sockets, each a NUMA node; cores per socket; threads per core; memory per node in MiB."""
 
     sockets: int
     cores: int
@@ -30,11 +30,11 @@ class Shape:
 
     @property
     def cpus(self) -> int:
-        """How many logical CPUs it has."""
+        """The number of logical CPUs."""
         return self.sockets * self.cores * self.threads
 
     def arguments(self) -> list[str]:
-        """Tell QEMU."""
+        """Return QEMU's options."""
         each = self.cores * self.threads
         words = ["-m", str(self.sockets * self.node_mib)]
         words += ["-smp", f"{self.cpus},sockets={self.sockets},cores={self.cores},threads={self.threads}"]
@@ -47,9 +47,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is started: a shape, the folder with `vmlinuz` and `initramfs`, its layers from the lowest up, its disk.
+    """A machine to start: a shape, the folder with `vmlinuz` and `initramfs`, its layers, lowest first, and its disk.
 
-    With `systemd` that is its first process, and what is written goes to the disk.
+    With `systemd`, systemd is its first process, and writes go to the disk.
     """
 
     shape: Shape
@@ -60,9 +60,9 @@ class Machine:
     systemd: bool = False
 
     def command(self, output_folder: Path) -> list[str]:
-        """How QEMU is called. The console goes to a file; port 1 is its standard output, port 2 to a file."""
+        """Return QEMU's command. The console goes to a file, port 1 to standard output, port 2 to a file."""
         names = [f"vd{chr(ord('a') + number)}" for number in range(len(self.layers) + 1)]
-        # On a loaded computer the kernel finds its timer late, takes it for broken, and panics: it is not to look.
+        # On a loaded computer the kernel takes a late timer for broken and panics, so the check is off.
         line = "console=ttyS0 quiet panic=-1 no_timer_check psi=1 mitigations=off"
         line += f" layers={':'.join(reversed(names[:-1]))} disk={names[-1]}{SYSTEMD if self.systemd else ''}"
         drives = [f"file={layer},if=virtio,format=raw,readonly=on" for layer in self.layers]
@@ -80,9 +80,9 @@ class Machine:
         ]
 
     def run(self, output_folder: Path, seconds_max: float) -> Iterator[str]:
-        """Start it and yield each line that it says, until it is off. Raises `Unable` where it does not come that far.
+        """Start the machine and yield each line of its output until it is off. Raises `Unable` if it fails.
 
-        Afterwards `results` unpacks what it left.
+        Afterwards `results` unpacks its results.
         """
         output_folder.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen(
@@ -105,27 +105,27 @@ class Machine:
             process.kill()
             status = process.wait()
         if late.is_set():
-            raise Unable(f"the machine was switched off after {seconds_max:.0f} s; {console(output_folder)}")
+            raise Unable(f"the machine was stopped after {seconds_max:.0f} s; {console(output_folder)}")
         if not (output_folder / "results.tar").stat().st_size:
-            raise Unable(f"the machine ended with status {status} and left no results; {console(output_folder)}")
+            raise Unable(f"the machine exited with status {status} and no results; {console(output_folder)}")
 
 
 def results(output_folder: Path) -> Path:
-    """Unpack what a machine left, and return the folder."""
+    """Unpack a machine's results and return the folder."""
     with tarfile.open(output_folder / "results.tar") as archive:
         archive.extractall(output_folder, filter="data")
     return output_folder
 
 
 def console(output_folder: Path) -> str:
-    """The end of what the kernel said."""
+    """Return the end of the kernel's console."""
     path = output_folder / "console"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return "\n".join([f"its console ({path}) ends with", *lines[-CONSOLE_LINES_TOLD:]])
+    return "\n".join([f"its console ({path}) ends with", *lines[-CONSOLE_LINES_SHOWN:]])
 
 
 def new_disk(path: Path, mebibytes: int) -> Path:
-    """Make an empty disk with ext4 for what has to outlive a machine."""
+    """Create an empty ext4 disk for data that outlives a machine."""
     with path.open("wb") as file:
         file.truncate(mebibytes << 20)
     environment = os.environ | {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}

@@ -1,4 +1,4 @@
-"""Packs the uppermost layer of a machine: the tests, and what is to be run. Made anew each time."""
+"""Packs the uppermost layer of a machine: the tests and the command to run. Built for each run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TESTS = SOURCES / "tests"
 UNITS = Path("etc/systemd/system")
 UNIT = """\
 [Unit]
-Description=What is to be run on this machine
+Description=The command to run on this machine
 After=multi-user.target
 
 [Service]
@@ -28,9 +28,9 @@ NVML = TESTS / "unit/node_agent/libnvidia-ml.so.1"  # where tests/unit/node_agen
 
 
 def session(place: Path, script: str, tests: Sequence[str]) -> Path:
-    """The layer with the tests, what they would need a compiler for, deploy/, and what is to be run; returns its image.
+    """Build the layer with the tests, compiled helpers, deploy/ and the command to run; return its image.
 
-    `tests` are paths and options for pytest: what will be read there is compiled here.
+    `tests` are paths and options for pytest: the tests that it will collect are compiled here.
     """
     tree = place / "tree"
     shutil.copytree(ROOT / "tests", tree / TESTS, ignore=shutil.ignore_patterns("__pycache__"))
@@ -48,7 +48,7 @@ def session(place: Path, script: str, tests: Sequence[str]) -> Path:
 
 
 def _begin_by_systemd(tree: Path) -> None:
-    """Where systemd is the first process it runs what is to be run as the last of its units, and has a name."""
+    """Under systemd, run the command as the last unit, and give the machine a name."""
     wanted = tree / UNITS / "multi-user.target.wants"
     wanted.mkdir(parents=True)
     (tree / UNITS / "session.service").write_text(UNIT)
@@ -58,9 +58,9 @@ def _begin_by_systemd(tree: Path) -> None:
 
 
 def _compile(root: Path, tests: Sequence[str]) -> None:
-    """Let pytest rewrite the tests on this computer: with the same versions there it takes them as they are.
+    """Let pytest rewrite the tests on this computer: the machine reuses them if the versions are the same.
 
-    It costs an emulated processor half of the time until the first test; where it fails here it is done there.
+    This saves an emulated processor half of the time until the first test; if it fails here, it is done there.
     """
     words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", *tests]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

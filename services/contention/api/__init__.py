@@ -1,1 +1,1 @@
-"""Contention's servicer, and directives on their way to agents."""
+"""Contention's servicer and the queues of directives to agents."""

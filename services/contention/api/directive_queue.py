@@ -1,4 +1,4 @@
-"""Directives on their way to one agent."""
+"""Queue of directives to one agent."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from cotenant.v1 import contention_service_pb2 as pb
 
 
-class Mailbox:
-    """Holds, for each attempt, the newest directive that has not been sent.
+class DirectiveQueue:
+    """Holds the newest unsent directive for each attempt.
 
-    An agent that reads slowly holds up nobody: nothing piles up for it, since a newer share replaces an older one.
+    A slow agent delays no other: its queue does not grow, since a newer directive replaces an older one.
     """
 
     def __init__(self) -> None:
@@ -21,21 +21,21 @@ class Mailbox:
         self._error: Exception | None = None
 
     def put(self, directives: Iterable[pb.Directive]) -> None:
-        """Send these as soon as the agent reads."""
+        """Queue directives; they are sent as soon as the agent reads."""
         for directive in directives:
             attempt = directive.job_id, directive.number
-            self._waiting.pop(attempt, None)  # so that the order is that of the newest ones
+            self._waiting.pop(attempt, None)  # keeps the order of the newest directives
             self._waiting[attempt] = directive
             self._wake.set()
 
     def close(self, error: Exception | None = None) -> None:
-        """End the stream once what waits has been sent, or at once with an error. The first close counts."""
+        """End the stream after the queued directives are sent, or at once with an error; the first close counts."""
         if not self._closed:
             self._closed, self._error = True, error
             self._wake.set()
 
     async def read(self) -> AsyncIterator[Sequence[pb.Directive]]:
-        """Yield what waits, whenever something does, until the mailbox is closed."""
+        """Yield queued directives as they come, until the queue is closed."""
         while True:
             await self._wake.wait()
             if self._error:

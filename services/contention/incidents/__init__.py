@@ -1,1 +1,1 @@
-"""Incidents: what the contention policy decides, and what became of it."""
+"""Incidents: the contention policy's decisions and their outcomes."""

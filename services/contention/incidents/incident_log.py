@@ -1,8 +1,8 @@
-"""What became of contention: one incident from the first throttling of an attempt until it is free again.
+"""Incident log: one incident lasts from the first throttling of an attempt until it is unthrottled.
 
-They are kept in memory, a bounded number of them. The policy's directives name whom they throttle, for whom and why;
-what it brought is read off the windows: the victim's rate, or its GPUs' utilisation where it tells none, over the last
-few of them, as a share of its baseline when the incident began.
+A bounded number of incidents is kept in memory. The policy's directives name the throttled attempt, the victim and the
+reason. The effect is computed from the windows: the victim's rate, or its GPU utilization if it reports no rate, over
+the last few windows, relative to its baseline when the incident began.
 """
 
 from __future__ import annotations
@@ -19,97 +19,97 @@ from cotenant.rpc.paging import page_of
 from cotenant.v1 import contention_service_pb2 as pb
 
 INCIDENTS_MAX = 1_000
-ACTIONS_MAX = 100  # of one incident; the last ones are kept
-SILENT_SECONDS_MAX = 900.0  # then nobody knows what became of a node's incidents
+ACTIONS_MAX = 100  # per incident; the oldest are dropped
+SILENT_SECONDS_MAX = 900.0  # after which a silent node's incidents are closed
 RECENT_WINDOWS = 3
 
 Attempt = tuple[str, int]  # job, number
 
-begun = telemetry.counter("cotenant.contention.incidents", "{incident}", "Incidents of contention that began.")
-ended = telemetry.counter("cotenant.contention.outcomes", "{incident}", "Incidents that are over, by outcome.")
+begun = telemetry.counter("cotenant.contention.incidents", "{incident}", "Contention incidents opened.")
+ended = telemetry.counter("cotenant.contention.outcomes", "{incident}", "Contention incidents closed, by outcome.")
 
 
 @dataclass(slots=True)
-class Open:
-    """An incident that is not over. `baseline` is the victim's, in whatever its speed is told in; 0: not known."""
+class OpenIncident:
+    """An open incident. `baseline` is the victim's speed without contention, in the unit of its speed; 0: unknown."""
 
     incident: pb.Incident
     share: float = 1.0
-    said: str = ""  # what was done last, and why
+    last_action: str = ""  # with its reason
     baseline: float = 0.0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_WINDOWS))
 
     def see(self, window: NodeWindow) -> None:
-        """Take in how quick the victim is now."""
-        speed = speed_of(window, self.incident.victim_job_id)
+        """Record the victim's present speed."""
+        speed = victim_speed(window, self.incident.victim_job_id)
         if speed is not None and self.baseline > 0:
             self.recent.append(speed)
             self.incident.recovered = sum(self.recent) / len(self.recent) / self.baseline
 
     def compare(self, window: NodeWindow, directive: Directive) -> None:
-        """Note how far the victim is below its baseline, and so what that is."""
+        """Record the victim's slowdown, and derive its baseline from it."""
         incident = self.incident
         if directive.victim_job_id and not incident.victim_job_id:
             incident.victim_job_id = directive.victim_job_id
         if directive.victim_job_id == incident.victim_job_id and directive.victim_slowdown > incident.slowdown:
             incident.slowdown = min(1.0, directive.victim_slowdown)
-        speed = speed_of(window, incident.victim_job_id)
+        speed = victim_speed(window, incident.victim_job_id)
         if not self.baseline and speed is not None and 0 < directive.victim_slowdown < 1:
             self.baseline = speed / (1 - directive.victim_slowdown)
 
 
-class Incidents:
+class IncidentLog:
     """The newest incidents, open and closed."""
 
     def __init__(self, incidents_max: int = INCIDENTS_MAX) -> None:
         self._incidents_max = incidents_max
-        self._by_id: dict[str, pb.Incident] = {}  # in the order of their ids, which is that of their start
-        self._open: dict[str, dict[Attempt, Open]] = {}  # by node
-        self._seen: dict[str, float] = {}  # when nodes with open incidents were heard of last
+        self._by_id: dict[str, pb.Incident] = {}  # ordered by id, and so by start
+        self._open: dict[str, dict[Attempt, OpenIncident]] = {}  # by node
+        self._seen: dict[str, float] = {}  # last window of nodes with open incidents
         self._made = 0
 
-    def note(self, window: NodeWindow, directives: Sequence[Directive]) -> None:
-        """Open, continue and close the incidents of a node by what its policy says now."""
+    def record(self, window: NodeWindow, directives: Sequence[Directive]) -> None:
+        """Open, continue and close the incidents of a node by its new directives."""
         still_open = self._open.pop(window.node_id, {})
         self._seen.pop(window.node_id, None)
         for one in still_open.values():
             one.see(window)
         for directive in directives:
             attempt = directive.job_id, directive.number
-            if holds_back(directive) and attempt not in still_open:
+            if throttles(directive) and attempt not in still_open:
                 still_open[attempt] = self._begin(window, directive.job_id)
             if attempt in still_open:
                 still_open[attempt].compare(window, directive)
-                _act(still_open[attempt], window, directive)
-            if not holds_back(directive) and attempt in still_open:
+                _add_action(still_open[attempt], window, directive)
+            if not throttles(directive) and attempt in still_open:
                 _end(still_open.pop(attempt), window.now, "it is free again")
         present = {(attempt.job_id, attempt.number) for attempt in window.attempts}
-        for attempt in still_open.keys() - present:  # what left the node hurts nobody there any more
+        for attempt in still_open.keys() - present:  # attempts that left the node
             _end(still_open.pop(attempt), window.now, "it has left the node")
         if still_open:
             self._open[window.node_id], self._seen[window.node_id] = still_open, window.now
 
     def inherit(self, window: NodeWindow, attempt: AttemptWindow) -> None:
-        """Open the incident of an attempt that somebody before us held back."""
+        """Open an incident for an attempt that was throttled before this process started."""
         one = self._begin(window, attempt.job_id)
         one.share = 0.0
-        one.incident.actions.append(f"{clock(window.now)} it was held back already: {in_words(attempt.throttle)}")
+        one.incident.actions.append(f"{clock(window.now)} it was already throttled: {throttle_text(attempt.throttle)}")
         self._open.setdefault(window.node_id, {})[attempt.job_id, attempt.number] = one
         self._seen[window.node_id] = window.now
 
     def is_open(self, node_id: str, attempt: Attempt) -> bool:
-        """Whether an attempt on a node is the suspect of an incident that is not over."""
+        """Return whether an attempt on a node is the suspect of an open incident."""
         return attempt in self._open.get(node_id, {})
 
-    def told(self, node_id: str, attempt: Attempt, now: float, sentence: str) -> None:
-        """Add to an open incident what came of something that was done."""
+    def add_action(self, node_id: str, attempt: Attempt, now: float, sentence: str) -> None:
+        """Add the outcome of an action to an open incident."""
         if one := self._open.get(node_id, {}).get(attempt):
             _add(one.incident, f"{clock(now)} {sentence}")
 
     def page(
         self, node_id: str, size: int, token: str, job_id: str = "", *, open_only: bool = False
     ) -> pb.ListIncidentsResponse:
-        """List incidents, newest first: of one node or of all, of one job or of all."""
+        """Return a page of incidents, newest first, optionally of one node or one job."""
         ids = [
             id
             for id, incident in self._by_id.items()
@@ -122,13 +122,13 @@ class Incidents:
         return pb.ListIncidentsResponse(incidents=[self._by_id[id] for id in page], next_page_token=next_token)
 
     def forget_silent(self, now: float) -> None:
-        """End the incidents of nodes that nobody has heard of for long."""
+        """Close the incidents of nodes that have been silent for long."""
         for node_id in [node for node, seen in self._seen.items() if now - seen > SILENT_SECONDS_MAX]:
             seen = self._seen.pop(node_id)
             for one in self._open.pop(node_id).values():
-                _end(one, seen, "nothing was heard of the node any more")
+                _end(one, seen, "the node fell silent")
 
-    def _begin(self, window: NodeWindow, suspect: str) -> Open:
+    def _begin(self, window: NodeWindow, suspect: str) -> OpenIncident:
         self._made += 1
         incident = pb.Incident(id=f"{self._made:012d}", node_id=window.node_id, suspect_job_id=suspect)
         incident.start_time.FromNanoseconds(int(window.now * 1e9))
@@ -136,16 +136,16 @@ class Incidents:
         begun.add()
         if len(self._by_id) > self._incidents_max:
             del self._by_id[next(iter(self._by_id))]
-        return Open(incident)
+        return OpenIncident(incident)
 
 
-def holds_back(directive: Directive) -> bool:
-    """Whether somebody who follows it holds the attempt back."""
+def throttles(directive: Directive) -> bool:
+    """Return whether a directive throttles its attempt."""
     return directive.share < 1 if directive.throttle is None else not directive.throttle.free
 
 
-def speed_of(window: NodeWindow, job_id: str) -> float | None:
-    """How quick a job is: its rate, or else its GPUs' utilisation; None where neither can be judged."""
+def victim_speed(window: NodeWindow, job_id: str) -> float | None:
+    """Return a job's speed: its rate, or else its GPU utilization; None if neither is known or steady."""
     found = [at for at in window.attempts if at.job_id == job_id and not at.unsteady]
     if not found:
         return None
@@ -153,7 +153,7 @@ def speed_of(window: NodeWindow, job_id: str) -> float | None:
 
 
 def clock(now: float) -> str:
-    """Write the time of day.
+    """Return the time of day as text.
 
     >>> clock(3661.0)
     '01:01:01Z'
@@ -161,10 +161,10 @@ def clock(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).strftime("%H:%M:%SZ")
 
 
-def in_words(throttle: Throttle) -> str:
-    """Say how an attempt is held back.
+def throttle_text(throttle: Throttle) -> str:
+    """Return how an attempt is throttled, as text.
 
-    >>> in_words(Throttle(cores=1, idle=True)), in_words(Throttle(bandwidth_percent=20))
+    >>> throttle_text(Throttle(cores=1, idle=True)), throttle_text(Throttle(bandwidth_percent=20))
     ('held to 1 of its cores and to idle CPU time', 'held to 20 % of the memory bandwidth')
     """
     if throttle.suspended:
@@ -175,17 +175,17 @@ def in_words(throttle: Throttle) -> str:
     return "held " + " and ".join(ways) if ways else "freed"
 
 
-def _act(one: Open, window: NodeWindow, directive: Directive) -> None:
-    """Add what is done, with the victim's speed, unless it is what was done last."""
-    done = _done(directive.share) if directive.throttle is None else in_words(directive.throttle)
-    said = f"{done}{' and asked to move away' if directive.move else ''}: {directive.reason}"
-    if said == one.said:
+def _add_action(one: OpenIncident, window: NodeWindow, directive: Directive) -> None:
+    """Add an action, with the victim's speed, unless it repeats the last one."""
+    done = _share_text(directive.share) if directive.throttle is None else throttle_text(directive.throttle)
+    action = f"{done}{' and asked to move away' if directive.move else ''}: {directive.reason}"
+    if action == one.last_action:
         return
-    one.said, one.share = said, directive.share
-    speed = speed_of(window, one.incident.victim_job_id)
+    one.last_action, one.share = action, directive.share
+    speed = victim_speed(window, one.incident.victim_job_id)
     if speed is not None and one.baseline > 0:
-        said += f" ({one.incident.victim_job_id} at {speed / one.baseline:.0%} of its baseline)"
-    _add(one.incident, f"{clock(window.now)} {said}")
+        action += f" ({one.incident.victim_job_id} at {speed / one.baseline:.0%} of its baseline)"
+    _add(one.incident, f"{clock(window.now)} {action}")
 
 
 def _add(incident: pb.Incident, action: str) -> None:
@@ -193,7 +193,7 @@ def _add(incident: pb.Incident, action: str) -> None:
     del incident.actions[:-ACTIONS_MAX]
 
 
-def _end(one: Open, now: float, why: str) -> None:
+def _end(one: OpenIncident, now: float, why: str) -> None:
     incident = one.incident
     incident.end_time.FromNanoseconds(int(now * 1e9))
     lasted = now - seconds(incident.start_time)
@@ -216,7 +216,7 @@ def _end(one: Open, now: float, why: str) -> None:
     )
 
 
-def _done(share: float) -> str:
+def _share_text(share: float) -> str:
     if share <= 0:
         return "suspended"
     return "freed" if share >= 1 else f"held to {share:.0%} of its speed"

@@ -1,4 +1,4 @@
-"""Asks the queue to move attempts away from where they hurt others; what fails is asked again with the next window."""
+"""Migration requests to the queue for attempts that slow others down; failed ones are retried with the next window."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import grpc.aio
 import structlog
 
 from cotenant.core.policy.protocols import NodeWindow
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.v1 import job_service_pb2, job_service_pb2_grpc
 
 log = structlog.get_logger()
 
-AGAIN = (
+RETRYABLE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -23,29 +23,29 @@ AGAIN = (
 )
 
 Attempt = tuple[str, int]  # job, number
-Tell = Callable[[str, Attempt, str], None]  # the node, and what came of it in a sentence
+ReportOutcome = Callable[[str, Attempt, str], None]  # called with the node id, the attempt and the outcome as text
 
 
-class Moves:
-    """Moves that were asked for, until the queue has answered or the attempt is gone."""
+class MigrationRequests:
+    """Pending migration requests, until the queue has answered or the attempt is gone."""
 
-    def __init__(self, queue: grpc.aio.Channel | None, tell: Tell) -> None:
+    def __init__(self, queue: grpc.aio.Channel | None, report: ReportOutcome) -> None:
         self._jobs: Any = job_service_pb2_grpc.JobServiceStub(queue) if queue is not None else None
-        self._tell = tell
+        self._report = report
         self._wanted: dict[str, dict[Attempt, str]] = {}  # by node, with the reason
         self._asked: set[Attempt] = set()
-        self._background = Background()
+        self._background = BackgroundTasks()
 
-    def want(self, node_id: str, attempt: Attempt, reason: str) -> None:
-        """Have an attempt moved away from a node."""
+    def add(self, node_id: str, attempt: Attempt, reason: str) -> None:
+        """Request the migration of an attempt away from a node."""
         if self._jobs is None:
-            log.warning("move_not_possible", job=attempt[0], why="contention knows of no queue")
-            self._tell(node_id, attempt, "could not be moved: contention knows of no queue")
+            log.warning("migration_unavailable", job=attempt[0], why="contention has no queue")
+            self._report(node_id, attempt, "could not be moved: contention has no queue")
         else:
             self._wanted.setdefault(node_id, {})[attempt] = reason
 
-    def see(self, window: NodeWindow) -> None:
-        """Ask for what is still there, and forget what has gone."""
+    def send_pending(self, window: NodeWindow) -> None:
+        """Send the requests of attempts that are still on the node, and drop the others."""
         wanted = self._wanted.pop(window.node_id, {})
         present = {(at.job_id, at.number) for at in window.attempts}
         if wanted := {attempt: reason for attempt, reason in wanted.items() if attempt in present}:
@@ -61,17 +61,17 @@ class Moves:
         try:
             await self._jobs.MoveJob(request)
         except grpc.aio.AioRpcError as error:
-            log.warning("move_failed", job=job_id, code=error.code().name, details=error.details())
-            if error.code() in AGAIN:
+            log.warning("migration_request_failed", job=job_id, code=error.code().name, details=error.details())
+            if error.code() in RETRYABLE:
                 return
-            self._tell(node_id, attempt, f"could not be moved: {error.details()}")
+            self._report(node_id, attempt, f"could not be moved: {error.details()}")
         else:
-            log.info("move_asked", job=job_id, number=number, reason=reason)
-            self._tell(node_id, attempt, "the queue moves it away")
+            log.info("migration_requested", job=job_id, number=number, reason=reason)
+            self._report(node_id, attempt, "the queue moves it away")
         finally:
             self._asked.discard(attempt)
         self._wanted.get(node_id, {}).pop(attempt, None)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Cancel requests in flight."""
         await self._background.close()

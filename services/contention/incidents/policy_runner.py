@@ -1,8 +1,8 @@
-"""Asks the contention policy what to do. It is a stranger's code: what it does wrong is named and does no harm.
+"""Runs the contention policy. Policies are third-party code: their failures are logged and do no harm.
 
-A directive is a lease to the agent, and a policy speaks only when it wants something else; so what was said last of an
-attempt that is held back is said again with each window. What nobody here has said (contention was restarted) is said
-again too, but only for a while: a policy that knows how to take it up will have spoken by then.
+A directive is a lease to the agent, and a policy returns one only to change something; so the last directive of a
+throttled attempt is repeated with each window. Throttles from before a restart of contention are repeated too, but only
+for a while: a policy that handles them will have sent its own directive by then.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import structlog
 
 from cotenant.core.policy.protocols import AttemptWindow, ContentionPolicy, Directive, NodeWindow, Throttle
-from cotenant.services.contention.incidents.incident_log import Attempt, Incidents, holds_back
-from cotenant.services.contention.incidents.migration_requests import Moves
+from cotenant.services.contention.incidents.incident_log import Attempt, IncidentLog, throttles
+from cotenant.services.contention.incidents.migration_requests import MigrationRequests
 from cotenant.v1 import contention_service_pb2 as pb
 
 log = structlog.get_logger()
@@ -25,76 +25,76 @@ INHERITED_SECONDS_MAX = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What was said last of an attempt that is held back, and until when that is said again."""
+class ActiveDirective:
+    """The last directive of a throttled attempt, and until when it is repeated."""
 
     message: pb.Directive
     until: float
 
 
-class Judge:
-    """Turns windows into directives, and remembers the incidents.
+class PolicyRunner:
+    """Turns windows into directives, and records incidents.
 
-    A policy that fails on a node is named once, when it begins to, and once when it is well again: it is asked every
-    few seconds about each of thousands of nodes.
+    A policy that fails on a node is logged once when it starts to fail and once when it recovers, because it runs every
+    few seconds for each of thousands of nodes.
     """
 
-    def __init__(self, policy: ContentionPolicy, incidents: Incidents, moves: Moves) -> None:
-        self._policy, self._incidents, self._moves = policy, incidents, moves
+    def __init__(self, policy: ContentionPolicy, incidents: IncidentLog, migrations: MigrationRequests) -> None:
+        self._policy, self._incidents, self._migrations = policy, incidents, migrations
         self._failures: Counter[str] = Counter()
-        self._standing: dict[str, dict[Attempt, Standing]] = {}  # by node
+        self._active: dict[str, dict[Attempt, ActiveDirective]] = {}  # by node
 
-    def judge(self, window: NodeWindow) -> Sequence[pb.Directive]:
-        """Say what the agent of a node should do now, and what it should go on with."""
+    def run(self, window: NodeWindow) -> Sequence[pb.Directive]:
+        """Return the directives for a node's agent: new ones, and the repeated ones of throttled attempts."""
         directives = self._ask(window)
-        self._incidents.note(window, directives)
+        self._incidents.record(window, directives)
         for directive in directives:
             if directive.move:
-                self._moves.want(window.node_id, (directive.job_id, directive.number), directive.reason)
-        self._moves.see(window)
+                self._migrations.add(window.node_id, (directive.job_id, directive.number), directive.reason)
+        self._migrations.send_pending(window)
         fresh = {(one.job_id, one.number): (one, _message(one)) for one in directives}
-        standing = self._stand(window, fresh)
+        standing = self._update_active(window, fresh)
         return [message for _, message in fresh.values()] + [
             one.message for attempt, one in standing.items() if attempt not in fresh
         ]
 
     def _ask(self, window: NodeWindow) -> Sequence[Directive]:
-        """Ask the policy; what makes no sense is left out."""
+        """Return the policy's valid directives."""
         try:
             directives = tuple(self._policy.judge(window))
-            sound = [directive for directive in directives if not _wrong(directive, window)]
-        except Exception as error:  # whatever a stranger's policy does
+            valid = [directive for directive in directives if not _invalid_reason(directive, window)]
+        except Exception as error:  # a policy may raise anything
             self._failed(window.node_id, f"{type(error).__name__}: {error}")
             return ()
-        if wrong := next(filter(None, (_wrong(directive, window) for directive in directives)), ""):
-            self._failed(window.node_id, wrong)
+        if reason := next(filter(None, (_invalid_reason(directive, window) for directive in directives)), ""):
+            self._failed(window.node_id, reason)
         else:
             self._succeeded(window.node_id)
-        return sound
+        return valid
 
-    def _stand(
+    def _update_active(
         self, window: NodeWindow, fresh: dict[Attempt, tuple[Directive, pb.Directive]]
-    ) -> dict[Attempt, Standing]:
-        """Keep what holds from now on: what was said now, else what was said last, else what the agent tells."""
-        before, now = self._standing.pop(window.node_id, {}), {}
+    ) -> dict[Attempt, ActiveDirective]:
+        """Update the directives to repeat: the new ones, else the last ones, else the reported throttles."""
+        before, now = self._active.pop(window.node_id, {}), {}
         for at in window.attempts:
             attempt = at.job_id, at.number
             if attempt in fresh:
                 directive, message = fresh[attempt]
-                if holds_back(directive):
-                    now[attempt] = Standing(message, float("inf"))
+                if throttles(directive):
+                    now[attempt] = ActiveDirective(message, float("inf"))
             elif attempt in before:
                 if window.now < before[attempt].until:
                     now[attempt] = before[attempt]
             elif not at.throttle.free and not self._incidents.is_open(window.node_id, attempt):
                 self._incidents.inherit(window, at)
-                now[attempt] = Standing(_inherited(at), window.now + INHERITED_SECONDS_MAX)
+                now[attempt] = ActiveDirective(_inherited(at), window.now + INHERITED_SECONDS_MAX)
         if now:
-            self._standing[window.node_id] = now
+            self._active[window.node_id] = now
         return now
 
     def forget(self, node_id: str) -> None:
-        """Let go of a node whose agent is gone."""
+        """Drop the failure count of a node whose agent is gone."""
         self._failures.pop(node_id, None)
 
     def _failed(self, node_id: str, error: str) -> None:
@@ -107,18 +107,18 @@ class Judge:
             log.info("contention_policy_recovered", policy=self._policy.name, node=node_id, failures=failures)
 
 
-def _wrong(directive: Directive, window: NodeWindow) -> str:
-    """Say why a directive cannot be followed, or nothing."""
+def _invalid_reason(directive: Directive, window: NodeWindow) -> str:
+    """Return why a directive is invalid, or ""."""
     if not 0 <= directive.share <= 1:
-        return f"a directive gives a share of {directive.share}, not from 0 to 1"
-    if directive.throttle is not None and not _possible(directive.throttle):
-        return f"a directive for job {directive.job_id} has a throttle that cannot be: {directive.throttle}"
+        return f"a directive has the share {directive.share}; it must be from 0 to 1"
+    if directive.throttle is not None and not _throttle_valid(directive.throttle):
+        return f"a directive for job {directive.job_id} has an invalid throttle: {directive.throttle}"
     if not any((at.job_id, at.number) == (directive.job_id, directive.number) for at in window.attempts):
         return f"a directive is for job {directive.job_id}, attempt {directive.number}, which is not on the node"
     return ""
 
 
-def _possible(throttle: Throttle) -> bool:
+def _throttle_valid(throttle: Throttle) -> bool:
     return 1 <= throttle.bandwidth_percent <= 100 and throttle.cores >= 0
 
 
@@ -134,19 +134,19 @@ def _message(directive: Directive) -> pb.Directive:
 
 
 def _inherited(at: AttemptWindow) -> pb.Directive:
-    """What somebody before us must have said of an attempt."""
+    """Return the directive that an attempt's present throttle must have come from."""
     return pb.Directive(
         id=uuid.uuid4().hex,
         job_id=at.job_id,
         number=at.number,
         share=0.0 if at.throttle.suspended else 0.5,
-        reason="it was held back when contention began to look",
+        reason="it was throttled before contention started",
         throttle=throttle_message(at.throttle),
     )
 
 
 def throttle_message(throttle: Throttle) -> pb.Throttle:
-    """Write a throttle for the wire."""
+    """Return the message of a throttle."""
     return pb.Throttle(
         bandwidth_percent=throttle.bandwidth_percent,
         cores=throttle.cores,

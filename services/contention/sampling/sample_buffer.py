@@ -1,4 +1,4 @@
-"""The last samples of each node, in memory only: they are worth nothing after a restart."""
+"""Buffer of each node's last samples, in memory only: they have no value after a restart."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from cotenant.v1 import contention_service_pb2 as pb
 
 
 class TooManyNodes(Exception):
-    """No room for the samples of one more node."""
+    """The buffer already has samples of the maximum number of nodes."""
 
 
 @dataclass(slots=True)
-class Ring:
-    """A node's last samples, the newest last."""
+class NodeSamples:
+    """A node's last samples, newest last."""
 
     samples: deque[pb.NodeSample]
-    ended: float = field(default=0.0)  # when the newest one did
+    ended: float = field(default=0.0)  # end of the newest sample
 
 
-class Rings:
-    """All nodes' last samples: a bounded number of each, and of nodes. A node that fell silent is forgotten."""
+class SampleBuffer:
+    """The last samples of all nodes, bounded per node and in nodes. Nodes that fell silent are dropped."""
 
     def __init__(self, samples_max: int, nodes_max: int, silent_seconds_max: float) -> None:
         self._samples_max, self._nodes_max = samples_max, nodes_max
         self._silent_seconds_max = silent_seconds_max
-        self._by_node: dict[str, Ring] = {}
+        self._by_node: dict[str, NodeSamples] = {}
 
-    def keep(self, sample: pb.NodeSample, window: NodeWindow) -> None:
-        """Keep a sample that is newer than what is known of its node.
+    def add(self, sample: pb.NodeSample, window: NodeWindow) -> None:
+        """Add a sample that is newer than its node's last one.
 
         Raises:
-            ValueError: it is not.
-            TooManyNodes: it is the first of one node too many.
+            ValueError: it is not newer.
+            TooManyNodes: it is from a new node, and the buffer is full.
         """
         ring = self._by_node.get(window.node_id) or self._open(window)
         if window.now <= ring.ended:
-            raise ValueError(f"it ended {ring.ended - window.now:g} s before the one that came last, or with it")
+            raise ValueError(f"it ended {ring.ended - window.now:g} s before the last sample, or at the same time")
         ring.samples.append(sample)
         ring.ended = window.now
 
     def last(self, node_id: str, now: float) -> Sequence[pb.NodeSample]:
-        """Return the last sample of a node, or of each one by id where `node_id` is ""."""
+        """Return the last sample of a node, or of every node by id if `node_id` is ""."""
         self._forget_silent(now)
         known = [node_id] if node_id in self._by_node else [] if node_id else sorted(self._by_node)
         return [self._by_node[name].samples[-1] for name in known]
 
     def history(self, node_id: str) -> Sequence[pb.NodeSample]:
-        """Return what is kept of a node, the newest last."""
+        """Return the buffered samples of a node, newest last."""
         ring = self._by_node.get(node_id)
         return tuple(ring.samples) if ring else ()
 
-    def _open(self, window: NodeWindow) -> Ring:
+    def _open(self, window: NodeWindow) -> NodeSamples:
         if len(self._by_node) >= self._nodes_max:
             self._forget_silent(window.now)
         if len(self._by_node) >= self._nodes_max:
-            raise TooManyNodes(f"samples of {self._nodes_max} nodes are kept already")
-        return self._by_node.setdefault(window.node_id, Ring(deque(maxlen=self._samples_max)))
+            raise TooManyNodes(f"samples of {self._nodes_max} nodes are already buffered")
+        return self._by_node.setdefault(window.node_id, NodeSamples(deque(maxlen=self._samples_max)))
 
     def _forget_silent(self, now: float) -> None:
         silent = [name for name, ring in self._by_node.items() if now - ring.ended > self._silent_seconds_max]

@@ -1,4 +1,4 @@
-"""A node's samples in the core's words. What cannot be taken is a `ValueError` with a sentence."""
+"""Decoding of nodes' samples. An invalid sample raises a `ValueError` with the reason."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from cotenant.core.model.validation import CORES_MAX, shown
 from cotenant.core.policy.protocols import AttemptWindow, NodeWindow, Throttle
 from cotenant.v1 import contention_service_pb2 as pb
 
-PAST_SECONDS_MAX = 120.0  # older than that, a sample tells nothing of what to do now
-FUTURE_SECONDS_MAX = 30.0  # what clocks of one cluster may differ by
+PAST_SECONDS_MAX = 120.0  # older samples do not show the present state
+FUTURE_SECONDS_MAX = 30.0  # allowed clock difference in a cluster
 WINDOW_SECONDS_MAX = 3600.0
-PERCENT_MAX = 101.0  # two readings of the kernel's counters are never quite at once
+PERCENT_MAX = 101.0  # allows for kernel counters that are not read at the same instant
 ATTEMPTS_MAX = 4096  # on one node
 UNKNOWN = -1.0  # on the wire
 
 
 def window_of(sample: pb.NodeSample, now: float) -> NodeWindow:
-    """Read a sample that ended about now.
+    """Return the window of a sample that ended about now.
 
     Raises:
-        ValueError: it cannot be taken; the text says why.
+        ValueError: the sample is invalid; the text has the reason.
     """
     if not sample.HasField("time"):
-        raise ValueError("it does not tell its time")
+        raise ValueError("it has no time")
     ended = sample.time.seconds + sample.time.nanos / 1e9
     if not -FUTURE_SECONDS_MAX <= now - ended <= PAST_SECONDS_MAX:
         side = "in the past" if ended < now else "in the future"
         raise ValueError(f"its time is {abs(now - ended):.0f} s {side}; the node's clock may be wrong")
     if len(sample.attempts) > ATTEMPTS_MAX:
-        raise ValueError(f"it has {len(sample.attempts)} attempts; {ATTEMPTS_MAX} are taken at most")
+        raise ValueError(f"it has {len(sample.attempts)} attempts; the maximum is {ATTEMPTS_MAX}")
     _number("cpu_percent", sample.cpu_percent, PERCENT_MAX)
     _number("memory_used_bytes", sample.memory_used_bytes)
     return NodeWindow(
@@ -41,7 +41,7 @@ def window_of(sample: pb.NodeSample, now: float) -> NodeWindow:
         cpu_some_percent=_pressure("cpu", sample.cpu),
         memory_some_percent=_pressure("memory", sample.memory),
         io_some_percent=_pressure("io", sample.io),
-        memory_bandwidth_bytes_per_second=_maybe(
+        memory_bandwidth_bytes_per_second=_optional_number(
             "memory_bandwidth_bytes_per_second", sample.memory_bandwidth_bytes_per_second
         ),
         memory_bandwidth_peak_bytes_per_second=_number(
@@ -55,7 +55,7 @@ def window_of(sample: pb.NodeSample, now: float) -> NodeWindow:
 
 def _attempt(sample: pb.AttemptSample) -> AttemptWindow:
     if not 1 <= len(sample.job_id) <= NAME_LENGTH_MAX or sample.number < 1:
-        raise ValueError(f"{shown(sample.job_id)} with number {sample.number} is no attempt of a job")
+        raise ValueError(f"{shown(sample.job_id)} with number {sample.number} is not an attempt of a job")
     job = f"of job {shown(sample.job_id)}"
     _number(f"memory_bytes {job}", sample.memory_bytes)
     return AttemptWindow(
@@ -64,13 +64,15 @@ def _attempt(sample: pb.AttemptSample) -> AttemptWindow:
         sample.cpu_job,
         cores_used=_number(f"cores_used {job}", sample.cores_used, CORES_MAX),
         rate_per_second=_number(f"rate_per_second {job}", sample.rate_per_second) or None,
-        gpu_utilisation_percent=_maybe(f"gpu_utilisation_percent {job}", sample.gpu_utilisation_percent, PERCENT_MAX),
-        memory_bandwidth_bytes_per_second=_maybe(
+        gpu_utilisation_percent=_optional_number(
+            f"gpu_utilisation_percent {job}", sample.gpu_utilisation_percent, PERCENT_MAX
+        ),
+        memory_bandwidth_bytes_per_second=_optional_number(
             f"memory_bandwidth_bytes_per_second {job}", sample.memory_bandwidth_bytes_per_second
         ),
         cores=int(_number(f"cores {job}", sample.cores, CORES_MAX)),
         tasks=int(_number(f"tasks {job}", sample.tasks)) or 1,
-        cache_bytes=_maybe(f"cache_bytes {job}", sample.cache_bytes) or None,
+        cache_bytes=_optional_number(f"cache_bytes {job}", sample.cache_bytes) or None,
         throttle=_throttle(sample.throttle, job),
         best_effort=sample.best_effort,
         expected_rate_per_second=_number(f"expected_rate_per_second {job}", sample.expected_rate_per_second) or None,
@@ -102,12 +104,12 @@ def _pressure(what: str, pressure: pb.Pressure) -> float:
     return _number(f"{what}.some_avg10", pressure.some_avg10, PERCENT_MAX)
 
 
-def _maybe(what: str, figure: float, at_most: float = math.inf) -> float | None:
+def _optional_number(what: str, figure: float, at_most: float = math.inf) -> float | None:
     return None if figure == UNKNOWN else _number(what, figure, at_most)
 
 
 def _number(what: str, figure: float, at_most: float = math.inf) -> float:
-    """Let a figure pass that is finite, not negative and not too large."""
+    """Return a number after checking that it is finite, not negative and not too large."""
     if not 0 <= figure <= at_most or math.isinf(figure):
         bound = "" if math.isinf(at_most) else f" and at most {at_most:g}"
         raise ValueError(f"{what} is {figure:g}; it must be finite, not negative{bound}")

@@ -1,4 +1,4 @@
-"""Agents' streams: one session per connected node, and the messages that wait to be sent to it."""
+"""Agents' streams: one session per connected node, with its queue of outgoing messages."""
 
 from __future__ import annotations
 
@@ -10,72 +10,72 @@ from cotenant.codec.errors import Violation
 from cotenant.core.model.lifecycle import StopReason
 from cotenant.core.model.validation import MEMORY_BYTES_MAX
 from cotenant.services.placement.agents.expected_rate import expected_rate_per_second
-from cotenant.services.placement.cluster.live_records import Live
+from cotenant.services.placement.cluster.live_records import LiveAttempt
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import resources_pb2
 
 
 def check_message(message: node_pb2.ConnectRequest) -> None:
-    """Refuse what no agent of ours says, before any of it is taken in.
+    """Reject a message with invalid fields before any part of it is applied.
 
     Raises:
-        Problem: INVALID_ARGUMENT, naming every field that is wrong.
+        Problem: INVALID_ARGUMENT, naming every invalid field.
     """
     wrong: list[Violation] = []
-    wrong += _wrong_states("reports", message.reports)
+    wrong += _state_violations("reports", message.reports)
     if message.HasField("hello"):
-        wrong += _wrong_states("hello.attempts", message.hello.attempts)
-        wrong += wrong_inventory("hello.inventory", message.hello.inventory)
+        wrong += _state_violations("hello.attempts", message.hello.attempts)
+        wrong += inventory_violations("hello.inventory", message.hello.inventory)
     if message.HasField("inventory"):
-        wrong += wrong_inventory("inventory", message.inventory)
+        wrong += inventory_violations("inventory", message.inventory)
     if wrong:
         raise errors.invalid(wrong)
 
 
-def _wrong_states(path: str, reports: Iterable[node_pb2.AttemptReport]) -> Iterator[Violation]:
-    for at, told in enumerate(reports):
-        if told.state not in specs.ATTEMPT_STATES.names:
-            yield Violation(f"{path}[{at}].state", f"is {told.state}, which is no state of an attempt")
+def _state_violations(path: str, reports: Iterable[node_pb2.AttemptReport]) -> Iterator[Violation]:
+    for at, report in enumerate(reports):
+        if report.state not in specs.ATTEMPT_STATES.names:
+            yield Violation(f"{path}[{at}].state", f"is {report.state}, which is not an attempt state")
 
 
-def wrong_inventory(path: str, inventory: resources_pb2.Inventory) -> Iterator[Violation]:
-    """Name what a node cannot be made of: it would be written down, and counted with from then on."""
-    if not 0 <= inventory.memory_bytes <= MEMORY_BYTES_MAX:  # those of all nodes are summed up
+def inventory_violations(path: str, inventory: resources_pb2.Inventory) -> Iterator[Violation]:
+    """Yield what is invalid in an inventory, which would otherwise be stored and counted as capacity."""
+    if not 0 <= inventory.memory_bytes <= MEMORY_BYTES_MAX:  # all nodes' memory is summed
         yield Violation(f"{path}.memory_bytes", f"must be from 0 to 1 PiB, not {inventory.memory_bytes}")
     for name, ids in (
         ("cores", [core.id for core in inventory.cores]),
         ("gpus", [gpu.uuid for gpu in inventory.gpus]),
     ):
         if len(set(ids)) != len(ids):
-            yield Violation(f"{path}.{name}", "names one of them twice")
+            yield Violation(f"{path}.{name}", "lists an entry twice")
 
 
 class Session:
-    """One agent's stream. Messages put in before the stream next writes go out together."""
+    """One agent's stream. Messages queued before the stream's next write are sent together."""
 
     def __init__(
         self, node_id: str, incarnation: str, mark: Callable[[], node_pb2.StoreMark | None] = lambda: None
     ) -> None:
-        """`mark` returns what the agent is to remember of the store."""
+        """`mark` returns the store mark that the agent is to remember."""
         self.node_id, self.incarnation = node_id, incarnation
-        self._mark, self._marked = mark, 0  # the revision that the agent was shown last
+        self._mark, self._marked = mark, 0  # the last revision sent to the agent
         self._pending = node_pb2.ConnectResponse()
         self._wake = asyncio.Event()
         self._closed = False
 
     def put(self, message: node_pb2.ConnectResponse) -> None:
-        """Send something as soon as the stream takes it."""
+        """Queue a message; the stream sends it with its next write."""
         self._pending.MergeFrom(message)
         self._wake.set()
 
     def close(self) -> None:
-        """End the stream once what waits has been sent."""
+        """Close the stream after its queued messages have been sent."""
         self._closed = True
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[node_pb2.ConnectResponse]:
-        """What is to be written to the stream, until the session is closed."""
+        """Yield the messages to write to the stream until the session is closed."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -87,12 +87,12 @@ class Session:
                 return
 
     def _put_mark(self, message: node_pb2.ConnectResponse) -> None:
-        """Have the agent remember how far the store is, where that has changed."""
+        """Add the store mark to a message if the store's revision has changed."""
         mark = self._mark()
         if mark is None or mark.revision == self._marked:
             return
         self._marked = mark.revision
-        if not message.HasField("welcome"):  # which has its own
+        if not message.HasField("welcome"):  # a welcome carries its own mark
             message.store.CopyFrom(mark)
 
 
@@ -103,17 +103,17 @@ class Sessions:
         self._by_node: dict[str, Session] = {}
 
     def get(self, node_id: str) -> Session | None:
-        """The session of a node, if its agent is connected."""
+        """Return the session of a node, or None if its agent is not connected."""
         return self._by_node.get(node_id)
 
     def open(self, session: Session) -> None:
-        """Take a session as its node's; one that was there before ends."""
+        """Register a node's session, closing an earlier one."""
         if old := self._by_node.get(session.node_id):
             old.close()
         self._by_node[session.node_id] = session
 
     def close(self, session: Session) -> bool:
-        """Let a session go; False where another one had taken its place."""
+        """Close a session; return False if another one has replaced it."""
         session.close()
         if self._by_node.get(session.node_id) is not session:
             return False
@@ -121,42 +121,42 @@ class Sessions:
         return True
 
     def close_all(self) -> None:
-        """End all streams, and know of none."""
+        """Close and drop all sessions."""
         for session in self._by_node.values():
             session.close()
         self._by_node.clear()
 
     def send(self, node_id: str, message: node_pb2.ConnectResponse) -> bool:
-        """Send to a node; False where its agent is away (it hears of everything when it returns)."""
+        """Send a message to a node; False if its agent is disconnected (it is reconciled when it reconnects)."""
         session = self._by_node.get(node_id)
         if session:
             session.put(message)
         return session is not None
 
-    def assign(self, live: Live) -> None:
-        """Tell the agents of an attempt's nodes to run their parts."""
+    def assign(self, live: LiveAttempt) -> None:
+        """Send the agents of an attempt's nodes their assignments."""
         for node_rank in range(len(live.allocation)):
             self.send(live.allocation[node_rank].node_id, assignment(live, node_rank))
 
-    def stop(self, live: Live, nodes: Iterable[str]) -> None:
-        """Tell the agents of some of an attempt's nodes to stop their parts."""
+    def stop(self, live: LiveAttempt, nodes: Iterable[str]) -> None:
+        """Send stop orders to the agents of some of an attempt's nodes."""
         order = stop_order(live)
         for node_id in nodes:
             self.send(node_id, order)
 
-    def ack(self, live: Live) -> None:
-        """Tell the agents of an attempt's nodes that they may forget it."""
+    def ack(self, live: LiveAttempt) -> None:
+        """Acknowledge an attempt's end to the agents of its nodes, which may then forget it."""
         message = ack(*live.key)
         for node_id in live.nodes:
             self.send(node_id, message)
 
 
-def assignment(live: Live, node_rank: int) -> node_pb2.ConnectResponse:
-    """An attempt's part on one of its nodes, as the agent hears it."""
+def assignment(live: LiveAttempt, node_rank: int) -> node_pb2.ConnectResponse:
+    """Return the message that assigns an attempt's part to one of its nodes."""
     attempt, allocation = live.attempt, live.allocation[node_rank]
     by_rank = sorted((task.rank, task.role, part.node_id) for part in live.allocation for task in part.tasks)
     message = node_pb2.ConnectResponse()
-    told = message.assignments.add(
+    order = message.assignments.add(
         job_id=attempt.job_id,
         number=attempt.number,
         epoch=live.epoch,
@@ -172,14 +172,14 @@ def assignment(live: Live, node_rank: int) -> node_pb2.ConnectResponse:
         pre_run=attempt.pre_run,
     )
     if len(by_rank) > 1:
-        told.replica_roles.extend(role for _, role, _ in by_rank)
-        told.replica_addresses.extend(node_id for _, _, node_id in by_rank)
-    assert told.allocation.node_id == allocation.node_id
+        order.replica_roles.extend(role for _, role, _ in by_rank)
+        order.replica_addresses.extend(node_id for _, _, node_id in by_rank)
+    assert order.allocation.node_id == allocation.node_id
     return message
 
 
-def resize_order(live: Live, node_id: str) -> node_pb2.ConnectResponse:
-    """What an attempt is to hold on one of its nodes from now on."""
+def resize_order(live: LiveAttempt, node_id: str) -> node_pb2.ConnectResponse:
+    """Return the order to resize an attempt's part on one of its nodes to its target allocation."""
     message = node_pb2.ConnectResponse()
     message.resizes.add(
         job_id=live.attempt.job_id,
@@ -191,8 +191,8 @@ def resize_order(live: Live, node_id: str) -> node_pb2.ConnectResponse:
     return message
 
 
-def profile_order(live: Live, plan: placement_pb2.ProfilePlan) -> node_pb2.ConnectResponse:
-    """Which core counts of an attempt are to be measured; without any, a profile that is under way ends."""
+def profile_order(live: LiveAttempt, plan: placement_pb2.ProfilePlan) -> node_pb2.ConnectResponse:
+    """Return the order to measure an attempt at the plan's core counts; without any, a running profile ends."""
     message = node_pb2.ConnectResponse()
     order = message.profiles.add(
         job_id=live.attempt.job_id,
@@ -205,8 +205,8 @@ def profile_order(live: Live, plan: placement_pb2.ProfilePlan) -> node_pb2.Conne
     return message
 
 
-def stop_order(live: Live) -> node_pb2.ConnectResponse:
-    """An order to stop an attempt, with the reason that its record gives."""
+def stop_order(live: LiveAttempt) -> node_pb2.ConnectResponse:
+    """Return the order to stop an attempt, with the reason in its record."""
     message = node_pb2.ConnectResponse()
     order = message.stops.add(
         job_id=live.attempt.job_id,
@@ -218,13 +218,13 @@ def stop_order(live: Live) -> node_pb2.ConnectResponse:
     return message
 
 
-def heard(beat: int) -> node_pb2.ConnectResponse:
-    """Tell an agent which of its messages has come."""
+def heartbeat_ack(beat: int) -> node_pb2.ConnectResponse:
+    """Return the acknowledgment of an agent's heartbeat."""
     return node_pb2.ConnectResponse(heard=beat)
 
 
 def supersede(report: node_pb2.AttemptReport) -> node_pb2.ConnectResponse:
-    """An order to stop what placement does not believe in."""
+    """Return the order to stop a reported attempt that placement does not have."""
     message = node_pb2.ConnectResponse()
     message.stops.add(
         job_id=report.job_id,
@@ -236,12 +236,12 @@ def supersede(report: node_pb2.AttemptReport) -> node_pb2.ConnectResponse:
 
 
 def release(gpu_uuid: str) -> node_pb2.ConnectResponse:
-    """An operator has ended what holds a GPU back from work."""
+    """Return the order to clear a GPU's health hold."""
     return node_pb2.ConnectResponse(released_gpus=[gpu_uuid])
 
 
 def ack(job_id: str, number: int) -> node_pb2.ConnectResponse:
-    """The end of an attempt has been committed, or concerns nobody any more."""
+    """Return the acknowledgment of an attempt's end: it is committed, or the attempt is unknown."""
     message = node_pb2.ConnectResponse()
     message.acks.add(job_id=job_id, number=number)
     return message

@@ -1,4 +1,4 @@
-"""Output of processes, from agents to whoever reads: placement only passes it on."""
+"""Relays processes' output from agents to readers; placement stores none of it."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class _Read:
         self.pending = set(read_ids)
         self.begun: set[str] = set()
         self.pieces: asyncio.Queue[Piece | None] = asyncio.Queue(PIECES_WAITING_MAX)
-        self.away: list[str] = []  # nodes whose agents went before they had sent all
+        self.away: list[str] = []  # nodes whose agents disconnected before they had sent everything
 
     async def drain(self) -> None:
-        """Let uploads that wait for room find out that nobody reads any more."""
+        """Empty the queue, so that blocked uploads notice that the reader is gone."""
         while not self.pieces.empty():
             self.pieces.get_nowait()
             await asyncio.sleep(0)
 
 
-class Outputs:
-    """Reads under way, by the id that agents name in their uploads."""
+class OutputRelay:
+    """Reads in progress, by the read id in agents' uploads."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._reads: dict[str, _Read] = {}
-        self._nodes: dict[str, str] = {}  # of each read
+        self._nodes: dict[str, str] = {}  # node id by read id
         self._count = 0
 
     async def read(
         self, request: placement_pb2.ReadAttemptLogsRequest, node_ids: Sequence[str]
     ) -> AsyncIterator[placement_pb2.ReadAttemptLogsResponse]:
-        """Ask the agents of some nodes for output and yield it as it comes, nodes interleaved.
+        """Request output from the agents of some nodes and yield it as it arrives, nodes interleaved.
 
         Raises:
-            Problem: an agent is away, or has no such output.
+            Problem: an agent is disconnected, or has no such output.
         """
         self._count += 1
         ids = {f"{self._count}-{node_id}": node_id for node_id in node_ids}
@@ -84,17 +84,17 @@ class Outputs:
                 raise errors.failed_precondition("NO_OUTPUT", piece.error)
             yield piece
 
-    def give_up(self, node_id: str) -> None:
-        """A node's agent has gone: what it has not begun to send will never come, and nobody should wait for it."""
+    def node_disconnected(self, node_id: str) -> None:
+        """Fail the reads that a node's agent had not begun to answer when it disconnected."""
         for read_id in [read_id for read_id, of in self._nodes.items() if of == node_id]:
             read = self._reads[read_id]
             if read_id in read.pending and read_id not in read.begun:
                 read.away.append(node_id)
                 if not read.pieces.full():
-                    read.pieces.put_nowait(None)  # wakes the reader, if it waits
+                    read.pieces.put_nowait(None)  # wakes the waiting reader
 
     async def upload(self, requests: AsyncIterator[Piece]) -> None:
-        """Take an agent's upload in, until it ends or nobody reads any more."""
+        """Relay an agent's upload until it ends or its reader is gone."""
         read_id = ""
         try:
             async for piece in requests:
@@ -113,4 +113,4 @@ class Outputs:
 
 
 def _away(node_id: str) -> errors.Problem:
-    return errors.unavailable(f"the output is on {node_id}, whose agent is away", reason="NODE_AWAY")
+    return errors.unavailable(f"the output is on {node_id}, whose agent is disconnected", reason="NODE_AWAY")

@@ -1,4 +1,4 @@
-"""Changes of attempts, for those who watch: the queue."""
+"""Stream of attempt changes for watchers, such as the queue."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 HISTORY_MAX = 10_000
-BEHIND_MAX = 2_000  # events that wait for a slow watcher before it is given a whole picture instead
-TOGETHER_MAX = 200  # attempts that are told of in one message, where many events wait
+BACKLOG_MAX = 2_000  # events queued for a slow watcher before they are replaced by a snapshot
+BATCH_ATTEMPTS_MAX = 200  # attempts in one message, when many events are queued
 Event = placement_pb2.WatchAttemptsResponse
 
 
@@ -20,27 +20,27 @@ class _Watcher:
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
         self.progress: dict[str, job_pb2.Progress] = {}
-        self.profiled: deque[node_pb2.ProfileReport] = deque(maxlen=BEHIND_MAX)
+        self.profiled: deque[node_pb2.ProfileReport] = deque(maxlen=BACKLOG_MAX)
         self.wake = asyncio.Event()
 
 
-class Feed:
-    """All attempts as they were committed last, the last changes, and everyone who watches.
+class AttemptEvents:
+    """All attempts as last committed, the recent changes, and the watchers.
 
-    What is told rises in revision: an attempt that is told of late, after a younger commit, is told under the younger
-    revision, so that whoever goes on from a revision has missed nothing before it.
+    Revisions of events never decrease: an attempt published after a later commit gets that commit's revision, so that
+    a watcher that resumes from a revision has missed nothing before it.
     """
 
     def __init__(self) -> None:
         self._attempts: dict[str, job_pb2.Attempt] = {}
         self._history: deque[Event] = deque()
-        self._forgotten = 0  # the revision up to which the history does not reach back
+        self._forgotten = 0  # the last revision that the history no longer covers
         self._revision = 0
-        self._watchers: dict[_Watcher, None] = {}  # in the order in which they came
+        self._watchers: dict[_Watcher, None] = {}  # in order of arrival
         self._closed = False
 
     def start(self, revision: int, attempts: Iterable[job_pb2.Attempt]) -> None:
-        """Begin at a revision with what there is then."""
+        """Start from the attempts that exist at a revision."""
         self._attempts = {attempt.job_id: _copy(attempt) for attempt in attempts}
         self._revision = self._forgotten = max(revision, self._revision)
         self._history.clear()
@@ -48,7 +48,7 @@ class Feed:
             self._catch_up(watcher)
 
     def publish(self, revision: int, attempts: Sequence[job_pb2.Attempt]) -> None:
-        """Tell of attempts committed at a revision."""
+        """Publish attempts committed at a revision."""
         self._revision = max(self._revision, revision)
         event = Event(revision=self._revision, attempts=attempts)
         for attempt in event.attempts:
@@ -56,37 +56,37 @@ class Feed:
         self._history.append(event)
         while len(self._history) > HISTORY_MAX:
             self._forgotten = self._history.popleft().revision
-        self._tell(event)
+        self._send(event)
 
     def forget(self, job_id: str, number: int) -> None:
-        """Leave an attempt out of pictures from now on."""
+        """Leave an attempt out of future snapshots."""
         known = self._attempts.get(job_id)
         if known and known.number == number:
             del self._attempts[job_id]
 
-    def kept(self, job_id: str) -> job_pb2.Attempt | None:
-        """A job's attempt as it was committed last, whatever has been heard of it since; None where none was."""
+    def committed(self, job_id: str) -> job_pb2.Attempt | None:
+        """Return a job's attempt as last committed, without later uncommitted changes; None if there is none."""
         return self._attempts.get(job_id)
 
     def publish_capacity(self) -> None:
-        """Tell that nodes came, went or changed."""
-        self._tell(Event(revision=self._revision, capacity_changed=True))
+        """Announce that capacity changed: nodes came, went or changed."""
+        self._send(Event(revision=self._revision, capacity_changed=True))
 
     def publish_progress(self, job_id: str, progress: job_pb2.Progress) -> None:
-        """Tell how far a job has come; a watcher that is behind hears only the last of it."""
+        """Publish a job's progress; a slow watcher receives only the latest."""
         for watcher in self._watchers:
             watcher.progress[job_id] = progress
             watcher.wake.set()
 
     def publish_profiled(self, report: node_pb2.ProfileReport) -> None:
-        """Tell what came of a profile; a watcher that is far behind hears only the last of it."""
+        """Publish a profile report; a watcher that is far behind receives only the latest ones."""
         for watcher in self._watchers:
             watcher.profiled.append(report)
             watcher.wake.set()
 
-    def _tell(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         for watcher in self._watchers:
-            if len(watcher.events) < BEHIND_MAX:
+            if len(watcher.events) < BACKLOG_MAX:
                 watcher.events.append(event)
                 watcher.wake.set()
             else:
@@ -107,9 +107,9 @@ class Feed:
         return Event(revision=self._revision, attempts=self._attempts.values(), snapshot=True, capacity_changed=True)
 
     async def watch(self, after_revision: int) -> AsyncIterator[Event]:
-        """Yield changes after a revision; begin with a whole picture where they are not all known.
+        """Yield the changes after a revision, starting with a snapshot if the history does not reach back to it.
 
-        Changes at that very revision come once more, since the caller may have seen only a part of them.
+        Changes at that revision itself are repeated, since the caller may have seen only some of them.
         """
         watcher = _Watcher()
         if after_revision and self._forgotten < after_revision <= self._revision:
@@ -120,12 +120,12 @@ class Feed:
         try:
             while not self._closed:
                 while watcher.events:
-                    yield _together(watcher.events)
+                    yield _next_batch(watcher.events)
                 if watcher.progress:
-                    told, watcher.progress = watcher.progress, {}
+                    latest, watcher.progress = watcher.progress, {}
                     yield Event(
                         revision=self._revision,
-                        progress=[placement_pb2.JobProgress(job_id=job, progress=said) for job, said in told.items()],
+                        progress=[placement_pb2.JobProgress(job_id=job, progress=one) for job, one in latest.items()],
                     )
                 if watcher.profiled:
                     reports = list(watcher.profiled)
@@ -137,19 +137,19 @@ class Feed:
             self._watchers.pop(watcher, None)
 
 
-def _together(events: deque[Event]) -> Event:
-    """Take what waits, as one event: each message costs the one who hears it as much as what it tells.
+def _next_batch(events: deque[Event]) -> Event:
+    """Return the next queued events merged into one, because a message costs its receiver as much as its content.
 
-    Attempts stay in order. A whole picture goes alone, for what is not in it is gone.
+    Attempts stay in order. A snapshot is sent alone, because attempts that are missing from it are gone.
     """
     first = events.popleft()
     if first.snapshot or not events or events[0].snapshot:
         return first
-    told = Event()
-    told.CopyFrom(first)  # the history has it as it was
-    while events and not events[0].snapshot and len(told.attempts) + len(events[0].attempts) <= TOGETHER_MAX:
-        told.MergeFrom(events.popleft())
-    return told
+    batch = Event()
+    batch.CopyFrom(first)  # the history keeps the original
+    while events and not events[0].snapshot and len(batch.attempts) + len(events[0].attempts) <= BATCH_ATTEMPTS_MAX:
+        batch.MergeFrom(events.popleft())
+    return batch
 
 
 def _copy(attempt: job_pb2.Attempt) -> job_pb2.Attempt:

@@ -1,4 +1,4 @@
-"""What becomes known of running attempts: advice, rates, and profiles. What follows for their cores is `dealing`'s."""
+"""Tracking of running attempts: advice, rates and profiles. `cpu_rebalancer` acts on what is learned here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterable
 import structlog
 
 from cotenant.codec import specs
-from cotenant.codec.estimates import about_cores
+from cotenant.codec.estimates import core_relevant_parts
 from cotenant.core.model.lifecycle import AttemptState
 from cotenant.core.policy.protocols import CpuAllocator
 from cotenant.core.prediction.rate_windows import RateWindows
 from cotenant.core.sizing.resize import Resizes
 from cotenant.services.placement.agents import agent_sessions
-from cotenant.services.placement.attempts.attempt_store import Attempts
-from cotenant.services.placement.attempts.job_classes import Kinds
-from cotenant.services.placement.attempts.tracked_attempt import Followed, cores_of
+from cotenant.services.placement.attempts.attempt_store import AttemptStore
+from cotenant.services.placement.attempts.job_classes import JobClasses
+from cotenant.services.placement.attempts.tracked_attempt import TrackedAttempt, cores_held
 from cotenant.services.placement.cluster.cluster_state import Cluster
-from cotenant.services.placement.cluster.live_records import Live
+from cotenant.services.placement.cluster.live_records import LiveAttempt
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -27,124 +27,124 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
 log = structlog.get_logger()
 
-REPORTS = 12  # so many reports of progress are enough for a window
-PROFILE_LATE_SECONDS = 30.0  # after its budget, a profile of which nobody hears is taken as over
+REPORTS_PER_WINDOW = 12  # progress reports that are enough for a measurement window
+PROFILE_LATE_SECONDS = 30.0  # how long after its budget a profile without an end report counts as over
 
 
-class Following:
-    """Takes in advice, progress and profiles. Whoever deals cores hears of it by the nodes that are stirred."""
+class AttemptTracker:
+    """Records advice, progress and profiles; marks nodes as changed where cores should be rebalanced."""
 
     def __init__(
         self,
         cluster: Cluster,
-        attempts: Attempts,
+        attempts: AttemptStore,
         sessions: agent_sessions.Sessions,
-        kinds: Kinds,
+        job_classes: JobClasses,
         allocator: CpuAllocator,
     ) -> None:
-        self._cluster, self._attempts, self._sessions, self._kinds = cluster, attempts, sessions, kinds
-        self._followed: dict[str, Followed] = {}
-        self._windows: RateWindows | None = None  # only where something follows from them
+        self._cluster, self._attempts, self._sessions, self._job_classes = cluster, attempts, sessions, job_classes
+        self._tracked: dict[str, TrackedAttempt] = {}
+        self._windows: RateWindows | None = None  # None if the allocator does not use rates
         self._pause_seconds = 0
-        self._taken: dict[str, int] = {}  # when the last report that was taken was told of
+        self._taken: dict[str, int] = {}  # step time of the last report used, by job
         if isinstance(allocator, Resizes):
             self._windows = RateWindows(allocator.measure_seconds, allocator.warm_up_seconds)
-            self._pause_seconds = int(allocator.measure_seconds / REPORTS)
+            self._pause_seconds = int(allocator.measure_seconds / REPORTS_PER_WINDOW)
 
-    def of(self, live: Live) -> Followed:
-        """What is known of an attempt."""
-        followed = self._followed.get(live.key[0])
-        if followed is None or followed.number != live.key[1]:
-            followed = self._followed[live.key[0]] = Followed.begun(self._cluster, live)
-        return followed
+    def of(self, live: LiveAttempt) -> TrackedAttempt:
+        """Return the tracked state of an attempt."""
+        tracked = self._tracked.get(live.key[0])
+        if tracked is None or tracked.number != live.key[1]:
+            tracked = self._tracked[live.key[0]] = TrackedAttempt.begun(self._cluster, live)
+        return tracked
 
     def forget(self) -> None:
-        """Forget attempts that are gone."""
-        for job_id in self._followed.keys() - self._cluster.attempts.keys():
-            del self._followed[job_id]
+        """Drop attempts that no longer exist."""
+        for job_id in self._tracked.keys() - self._cluster.attempts.keys():
+            del self._tracked[job_id]
             self._taken.pop(job_id, None)
             if self._windows:
                 self._windows.drop(job_id)
 
     def advise(self, advice: Iterable[placement_pb2.Advice]) -> list[str]:
-        """Follow advice; say of what could not be followed why not, a sentence each."""
+        """Apply advice; return one sentence for each piece that could not be applied."""
         refused: list[str] = []
-        changed: list[Live] = []
+        changed: list[LiveAttempt] = []
         for one in advice:
             live = self._cluster.attempts.get(one.job_id)
             if live is None or live.key[1] != one.number or live.state.ended:
-                refused.append(f"{one.job_id}/{one.number}: there is no such attempt, or it has ended")
+                refused.append(f"{one.job_id}/{one.number}: no such attempt, or it has ended")
                 continue
             if one.HasField("estimate") and self._take_estimate(live, one.estimate):
                 changed.append(live)
             if one.HasField("profile") and (why := self._profile(live, one.profile)):
                 refused.append(f"{one.job_id}/{one.number}: {why}")
-        self._attempts.keep(changed)
+        self._attempts.save(changed)
         return refused
 
-    def _take_estimate(self, live: Live, estimate: predictor_pb2.Estimate) -> bool:
-        """Note an estimate; True where sizes may follow from what is new in it, so that it is worth a commit."""
-        worth = about_cores(estimate) != about_cores(live.record.estimate)
+    def _take_estimate(self, live: LiveAttempt, estimate: predictor_pb2.Estimate) -> bool:
+        """Record an estimate; return True if it may change sizes and is therefore worth a commit."""
+        worth = core_relevant_parts(estimate) != core_relevant_parts(live.record.estimate)
         live.record.estimate.CopyFrom(estimate)
-        live.told_seconds, live.gang = time.time(), None
+        live.estimate_seconds, live.gang = time.time(), None
         self.of(live).estimate = None
         if worth:
-            self._cluster.stirred.update(live.nodes)
-        return worth and bool(live.epoch)  # else it is being committed, and this is kept with its next change
+            self._cluster.changed_nodes.update(live.nodes)
+        return worth and bool(live.epoch)  # else its start is being committed, and its next change saves this
 
-    def _profile(self, live: Live, plan: placement_pb2.ProfilePlan) -> str:
-        """Let an attempt be measured; why not, where that cannot be."""
+    def _profile(self, live: LiveAttempt, plan: placement_pb2.ProfilePlan) -> str:
+        """Order a profile of an attempt; return why it cannot be profiled, or ""."""
         if len(live.nodes) > 1:
-            return f"it runs on {len(live.nodes)} nodes, and only what runs on one is profiled"
+            return f"it runs on {len(live.nodes)} nodes; only jobs on one node are profiled"
         if live.attempt.pre_run:
-            return "it is a pre-run, which tells nothing of the whole job"
+            return "it is a pre-run, whose rates do not apply to the whole job"
         if live.state is not AttemptState.RUNNING:
-            return f"it is {live.state.value}, and only what runs is profiled"
+            return f"it is {live.state.value}; only running attempts are profiled"
         if live.target:
             return "its cores are being changed"
         if not self._sessions.send(live.nodes[0], agent_sessions.profile_order(live, plan)):
-            return f"the agent of {live.nodes[0]} is away"
-        followed = self.of(live)
+            return f"the agent of {live.nodes[0]} is disconnected"
+        tracked = self.of(live)
         if not plan.cores:
-            self._profile_over(live, followed)
+            self._profile_over(live, tracked)
             return ""
-        followed.profile_until_seconds = time.monotonic() + specs.seconds(plan.budget) + PROFILE_LATE_SECONDS
+        tracked.profile_until_seconds = time.monotonic() + specs.seconds(plan.budget) + PROFILE_LATE_SECONDS
         if self._windows:
             self._windows.hold(live.key[0])
         return ""
 
-    def _profile_over(self, live: Live, followed: Followed) -> None:
-        followed.profile_until_seconds = -math.inf
-        self._cluster.stirred.update(live.nodes)
+    def _profile_over(self, live: LiveAttempt, tracked: TrackedAttempt) -> None:
+        tracked.profile_until_seconds = -math.inf
+        self._cluster.changed_nodes.update(live.nodes)
         if self._windows:
             self._windows.release(live.key[0])
 
-    def take_progress(self, told: node_pb2.ProgressReport) -> None:
-        """Note how far a job is; where a window of its rate ends, that counts on what it holds."""
-        progress = told.progress
-        if self._windows is None or self._too_soon(told.job_id, progress):
+    def take_progress(self, report: node_pb2.ProgressReport) -> None:
+        """Record a job's progress; at the end of a window, record its rate for the cores that it holds."""
+        progress = report.progress
+        if self._windows is None or self._too_soon(report.job_id, progress):
             return
-        live = self._cluster.attempts.get(told.job_id)
-        if live is None or live.key[1] != told.number or not progress.HasField("step_time") or live.attempt.pre_run:
+        live = self._cluster.attempts.get(report.job_id)
+        if live is None or live.key[1] != report.number or not progress.HasField("step_time") or live.attempt.pre_run:
             return
         under = live.epoch, bool(live.target), progress.phase
         step = progress.phase_step if progress.phase else progress.step
-        window = self._windows.take(told.job_id, under, step, specs.seconds(progress.step_time))
+        window = self._windows.take(report.job_id, under, step, specs.seconds(progress.step_time))
         if window is None or live.target or progress.phase:
-            return  # rates of validation, say, are others than those of training
-        followed = self.of(live)
-        if followed.profiled(time.monotonic()):
+            return  # validation, for example, runs at other rates than training
+        tracked = self.of(live)
+        if tracked.profiled(time.monotonic()):
             return
-        followed.rate_per_second = window.rate_per_second
-        self._measured(live, followed, cores_of(live, followed), window.rate_per_second, window.seconds)
-        if followed.measured_epoch != live.epoch:  # the first on these cores
-            followed.measured_epoch = live.epoch
-            self._cluster.stirred.update(live.nodes)
+        tracked.rate_per_second = window.rate_per_second
+        self._measured(live, tracked, cores_held(live, tracked), window.rate_per_second, window.seconds)
+        if tracked.measured_epoch != live.epoch:  # the first window on these cores
+            tracked.measured_epoch = live.epoch
+            self._cluster.changed_nodes.update(live.nodes)
 
     def _too_soon(self, job_id: str, progress: job_pb2.Progress) -> bool:
-        """Whether a report may be passed over, since the last was taken so short a part of a window before.
+        """Return whether a report may be skipped because the last one used is only a fraction of a window older.
 
-        Thousands come in a second. Those of another phase than training are all taken: they end a window.
+        Thousands of reports arrive per second. Reports of phases other than training are all used: they end a window.
         """
         if progress.phase or not self._pause_seconds:
             return False
@@ -155,16 +155,16 @@ class Following:
         return False
 
     def take_profiled(self, report: node_pb2.ProfileReport) -> None:
-        """Note a rate that was measured for a profile, or its end."""
+        """Record a rate measured by a profile, or the profile's end."""
         live = self._cluster.attempts.get(report.job_id)
         if live is None or live.key[1] != report.number:
             return
-        followed = self.of(live)
+        tracked = self.of(live)
         if report.cores > 0 and 0 < report.rate_per_second < math.inf:
-            self._measured(live, followed, report.cores, report.rate_per_second, specs.seconds(report.window))
+            self._measured(live, tracked, report.cores, report.rate_per_second, specs.seconds(report.window))
         if report.done:
-            self._profile_over(live, followed)
+            self._profile_over(live, tracked)
 
-    def _measured(self, live: Live, followed: Followed, cores: int, rate: float, seconds: float) -> None:
-        if cores > 0 and followed.track.add(cores, rate, seconds) and not followed.track.drifted:
-            self._kinds.tracks.add(followed.kind, cores, rate)
+    def _measured(self, live: LiveAttempt, tracked: TrackedAttempt, cores: int, rate: float, seconds: float) -> None:
+        if cores > 0 and tracked.track.add(cores, rate, seconds) and not tracked.track.drifted:
+            self._job_classes.tracks.add(tracked.kind, cores, rate)

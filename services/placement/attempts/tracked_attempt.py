@@ -1,4 +1,4 @@
-"""What placement knows of a running attempt beside its record: where its replicas are, and what was measured."""
+"""State of a running attempt that is not in its record: where its replicas run, and what was measured."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cotenant.core.model.allocation import TaskAllocation
 from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.job import JobSpec
 from cotenant.core.prediction.job_class_memory import Key
-from cotenant.core.sizing.rate_history import Track, kind_of
+from cotenant.core.sizing.rate_history import RateHistory, job_class_of
 from cotenant.core.sizing.resize import leading_role, node_share_of, resizable
 from cotenant.services.placement.cluster.cluster_state import Cluster
-from cotenant.services.placement.cluster.live_records import Live
+from cotenant.services.placement.cluster.live_records import LiveAttempt
 
 
 @dataclass(slots=True)
-class Followed:
-    """An attempt. Cores are per replica of its leading role, which has `on` each node some, by the node's id.
+class TrackedAttempt:
+    """A tracked attempt. Cores are per replica of its leading role; `on` counts that role's replicas by node id.
 
-    `wish` is what it could make use of, 0 before its allocator was asked. `epoch` is that since which it is looked at,
-    `measured_epoch` that of the last window. Times are monotonic.
+    `wish` is the number of cores it could use, 0 before the allocator was asked. `epoch` is that of the allocation in
+    use, `measured_epoch` that of the last window. Times are monotonic.
     """
 
     number: int
@@ -33,9 +33,9 @@ class Followed:
     resizable: bool
     role: str
     on: Mapping[str, int]
-    shares: tuple[int, ...]  # by role: a replica's GPUs' share of its node's cores
-    track: Track = field(default_factory=Track)
-    estimate: Estimate | None = None  # the record's, in the core's words; None: it has changed
+    shares: tuple[int, ...]  # by role: the share of a node's cores that matches a replica's GPUs
+    track: RateHistory = field(default_factory=RateHistory)
+    estimate: Estimate | None = None  # decoded from the record; None after the record's estimate changed
     rate_per_second: float | None = None
     wish: int = 0
     reason: str = ""
@@ -46,8 +46,8 @@ class Followed:
     profile_until_seconds: float = -math.inf
 
     @classmethod
-    def begun(cls, cluster: Cluster, live: Live) -> Followed:
-        """Begin to follow an attempt."""
+    def begun(cls, cluster: Cluster, live: LiveAttempt) -> TrackedAttempt:
+        """Return the initial tracked state of an attempt."""
         spec = specs.spec_from_wire(live.record.spec)
         role = spec.roles[leading_role(spec)].name
         counts = Counter((part.node_id, task.role) for part in live.allocation for task in part.tasks)
@@ -58,32 +58,32 @@ class Followed:
         places = [Share(nodes[node_id], roles[name], replicas) for (node_id, name), replicas in counts.items()]
         shares = node_share_of(spec, places, shapes)
         gpu_type = shapes[nodes[next(iter(on), live.nodes[0])]].gpu_type
-        return cls(live.key[1], spec, kind_of(spec, gpu_type), resizable(spec), role, on, shares)
+        return cls(live.key[1], spec, job_class_of(spec, gpu_type), resizable(spec), role, on, shares)
 
     def profiled(self, now: float) -> bool:
-        """Whether it is being measured on fewer cores than it holds."""
+        """Return whether a profile is running, on fewer cores than it holds."""
         return now < self.profile_until_seconds
 
 
-def least(live: Live, count: Callable[[TaskAllocation], int]) -> dict[str, int]:
-    """Count something of each replica, by role: a gang changes in lock-step."""
+def least(live: LiveAttempt, count: Callable[[TaskAllocation], int]) -> dict[str, int]:
+    """Return the minimum of a count over the replicas of each role; a gang's replicas change in lockstep."""
     counts: dict[str, int] = {}
     for task in (task for part in live.allocation for task in part.tasks):
         counts[task.role] = min(counts.get(task.role, count(task)), count(task))
     return counts
 
 
-def cores_of(live: Live, followed: Followed) -> int:
-    """Cores that each replica of the leading role holds."""
-    return least(live, lambda task: len(task.core_ids)).get(followed.role, 0)
+def cores_held(live: LiveAttempt, tracked: TrackedAttempt) -> int:
+    """Return the cores that each replica of the leading role holds."""
+    return least(live, lambda task: len(task.core_ids)).get(tracked.role, 0)
 
 
-def lent_of(live: Live, followed: Followed) -> int:
-    """Of these, those that were lent."""
-    return least(live, lambda task: task.lent).get(followed.role, 0)
+def cores_lent(live: LiveAttempt, tracked: TrackedAttempt) -> int:
+    """Return how many of the cores of each replica of the leading role are lent."""
+    return least(live, lambda task: task.lent).get(tracked.role, 0)
 
 
-def own_cores_of(live: Live, spec: JobSpec) -> tuple[int, ...]:
-    """Cores that each replica has for good, by role."""
+def own_cores_of(live: LiveAttempt, spec: JobSpec) -> tuple[int, ...]:
+    """Return the cores that each replica owns (holds without loan), by role."""
     own = least(live, lambda task: task.own_cores or len(task.core_ids))
     return tuple(own.get(role.name, 0) for role in spec.roles)

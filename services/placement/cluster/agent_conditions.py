@@ -1,6 +1,6 @@
-"""What agents tell of themselves with each beat: their wall clocks, loop lag and names that they cannot resolve.
+"""Conditions that agents report with each heartbeat: wall clock, event-loop lag and names that they cannot resolve.
 
-None of it is stored: a new leader knows it from the next beat on.
+None of it is stored: a new leader learns it from the next heartbeat.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from cotenant.core.model.node import HealthAction
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1.condition_pb2 import LoopLag
 
-BEATS_COMPARED = 3  # the one that was the least on its way says best what the clock shows
+BEATS_COMPARED = 3  # the heartbeat with the shortest delay gives the best clock reading
 CLOCK_SECONDS_MAX = 1e9  # larger clock offsets are cut to this
 ERRORS_MAX, ERROR_LENGTH_MAX = 10, 300
 
 
 @dataclass(slots=True)
-class ToldCondition:
-    """How an agent is, by its own word."""
+class ReportedCondition:
+    """The condition of an agent, as last reported."""
 
     clocks: deque[float] = field(default_factory=lambda: deque(maxlen=BEATS_COMPARED))  # wall time less our monotonic
     lag: LoopLag | None = None
@@ -36,12 +36,12 @@ class ToldCondition:
                 condition.wall_time.seconds + condition.wall_time.nanos / 1e9 - (now or time.monotonic)()
             )
         self.lag = condition.loop_lag if condition.HasField("loop_lag") else None
-        self.name_errors = tuple(one[:ERROR_LENGTH_MAX] for one in condition.name_errors[:ERRORS_MAX])
+        self.name_errors = tuple(error[:ERROR_LENGTH_MAX] for error in condition.name_errors[:ERRORS_MAX])
 
     def clock_offset(self, wall: Callable[[], float] | None = None, now: Callable[[], float] | None = None) -> float:
-        """How far the agent's wall clock is ahead of ours, in seconds; 0 where it has told nothing.
+        """Return how many seconds the agent's wall clock is ahead of ours; 0 if it is unknown.
 
-        A beat that was on its way for long makes a clock look late, never early. A jump of our own clock shows at once.
+        A delayed heartbeat makes the agent's clock look late, never early. A jump of our own clock shows at once.
         """
         if not self.clocks:
             return 0.0
@@ -49,7 +49,7 @@ class ToldCondition:
         return max(-CLOCK_SECONDS_MAX, min(CLOCK_SECONDS_MAX, offset))
 
     def describe(self, message: node_pb2.Node) -> None:
-        """Write what is known into a node as callers see it."""
+        """Write the condition into a node message for callers."""
         if self.clocks:
             message.clock_offset.FromMicroseconds(round(self.clock_offset() * 1e6))
         if self.lag is not None:

@@ -1,7 +1,7 @@
-"""Nodes and live attempts as placement knows them: what was committed, and what is being committed.
+"""In-memory cluster state of placement: nodes and live attempts, both committed and being committed.
 
-No IO: methods change the picture and say what is to be written and to whom something is to be told. Whoever calls them
-commits the writes through the committer, then tells.
+No I/O: methods change the state and return what changed. Callers commit the writes through the committer, and then
+inform agents and watchers.
 """
 
 from __future__ import annotations
@@ -16,82 +16,82 @@ from cotenant.codec import specs
 from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.model.allocation import NodeAllocation
 from cotenant.core.model.lifecycle import AttemptEvent, AttemptState, StopReason
-from cotenant.core.model.node import Illness, Inventory, NodeShape, shape_of
+from cotenant.core.model.node import Inventory, NodeShape, UnhealthyCapacity, shape_of
 from cotenant.core.model.tenancy import Headroom
-from cotenant.core.placement.device_assignment import Book
+from cotenant.core.placement.device_assignment import NodeDevices
 from cotenant.services.placement.cluster import attempt_reports
-from cotenant.services.placement.cluster.live_records import Live, Node, healthy, within
+from cotenant.services.placement.cluster.live_records import LiveAttempt, Node, healthy, within
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 
 log = structlog.get_logger()
 
 MASTER_PORTS = range(29500, 30000)
 UNEXPLAINED = (job_pb2.STOP_REASON_UNSPECIFIED, job_pb2.STOP_REASON_GANG_BROKEN, job_pb2.STOP_REASON_DISCONNECTED)
-PAST_MAX = 20_000
+FORGOTTEN_ATTEMPTS_MAX = 20_000
 
 
 class Cluster:
-    """All nodes and attempts, the ledger over them, and what follows from events."""
+    """All nodes and attempts, their ledger, and the effects of events."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self.attempts: dict[str, Live] = {}
-        self._by_node: dict[str, dict[str, Live]] = {}
-        self._resized: set[str] = set()  # ids of those whose cores were ever changed, or are being changed
-        self.claimed: dict[str, int] = {}  # cores by node that a waiting job was promised: nobody grows there
-        self.limits = Headroom(())  # tenants' limits as the queue last told them, with nothing counted
-        self.stirred: set[str] = set()  # nodes on which somebody came, went or changed since cores were last dealt
-        self.forgotten: dict[str, records_pb2.StoredNode] = {}  # what is left of nodes, the last ones last
-        self.past: dict[str, int] = {}  # the last attempts that were forgotten: a plan may come later that names one
+        self.attempts: dict[str, LiveAttempt] = {}
+        self._by_node: dict[str, dict[str, LiveAttempt]] = {}
+        self._resized: set[str] = set()  # ids of jobs whose cores were ever resized or are being resized
+        self.claimed: dict[str, int] = {}  # cores by node reserved for a waiting job: no attempt may grow into them
+        self.limits = Headroom(())  # tenants' limits from the queue's last plan, with no usage counted
+        self.changed_nodes: set[str] = set()  # ids of nodes to consider in the next CPU rebalancing
+        self.forgotten: dict[str, records_pb2.StoredNode] = {}  # records of removed nodes, newest last
+        self.forgotten_attempts: dict[str, int] = {}  # last attempt number by job, for late plans that name it
         self._ledger: Ledger | None = None
         self._order: list[Node] = []
-        self._stopping: dict[str, Live] = {}
-        self._open_shapes: tuple[Ledger, bytes, tuple[NodeShape, ...]] | None = None  # as of what was open then
+        self._stopping: dict[str, LiveAttempt] = {}
+        self._open_shapes: tuple[Ledger, bytes, tuple[NodeShape, ...]] | None = None  # cached by ledger and open nodes
 
     def replace(self, fresh: Cluster) -> None:
-        """Believe another picture from now on."""
+        """Replace the whole state by a freshly loaded one."""
         self.nodes, self.attempts, self._by_node = fresh.nodes, fresh.attempts, fresh._by_node
-        self._resized, self.claimed, self.stirred = fresh._resized, {}, set(fresh.nodes)
+        self._resized, self.claimed, self.changed_nodes = fresh._resized, {}, set(fresh.nodes)
         self._stopping, self.forgotten = fresh._stopping, fresh.forgotten
-        self.touch()
+        self.invalidate_ledger()
 
     # Nodes ---------------------------------------------------------------------------------------------------
 
     def put_node(self, node_id: str, inventory: Inventory, record: records_pb2.StoredNode) -> Node:
-        """Register a node, or take in that it is made of something else now."""
+        """Register a node or update its inventory."""
         old = self.nodes.get(node_id)
-        node = Node(record, inventory, Book(node_id, healthy(inventory)), number=old.number if old else -1)
+        node = Node(record, inventory, NodeDevices(node_id, healthy(inventory)), number=old.number if old else -1)
         if old:
             node.connected, node.lost, node.superseded = old.connected, old.lost, old.superseded
             node.seen_seconds, node.heard_seconds, node.was_open = old.seen_seconds, old.heard_seconds, old.was_open
-            node.certificate, node.rivalry, node.hold = old.certificate, old.rivalry, old.hold
+            node.certificate, node.claim_conflict, node.hold = old.certificate, old.claim_conflict, old.hold
             node.condition = old.condition
         self.nodes[node_id] = node
-        self.touch()
+        self.invalidate_ledger()
         return node
 
     def remove_node(self, node: Node) -> None:
-        """Forget a node on which no attempt is left."""
+        """Remove a node that has no attempts."""
         del self.nodes[node.id]
         self.claimed.pop(node.id, None)
-        self.touch()
+        self.invalidate_ledger()
 
-    def touch(self) -> None:
-        """Note that nodes came or changed: the ledger is made anew when it is next asked for."""
+    def invalidate_ledger(self) -> None:
+        """Drop the ledger after nodes came or changed; it is rebuilt on the next use."""
         self._ledger = None
 
-    def reopen(self, node: Node) -> bool:
-        """Let the ledger know whether a node takes work now; True where that has changed."""
+    def refresh_open(self, node: Node) -> bool:
+        """Update whether the ledger may place work on a node; return True if that changed."""
         changed, node.was_open = node.open != node.was_open, node.open
         if changed:
-            self.stirred.add(node.id)
+            self.changed_nodes.add(node.id)
         if self._ledger is not None:
             self._ledger.open[node.number] = node.open
         return changed
 
     @property
     def ledger(self) -> Ledger:
-        """What is free, counted over all nodes; nodes are numbered by id."""
+        """The ledger of free resources over all nodes, which are numbered in the order of their ids."""
         if self._ledger is None:
             self._ledger = self._rebuild()
         return self._ledger
@@ -99,17 +99,17 @@ class Cluster:
     def _rebuild(self) -> Ledger:
         self._order = [self.nodes[node_id] for node_id in sorted(self.nodes)]
         for number, node in enumerate(self._order):
-            node.number, node.strained = number, False
-            node.book = Book(node.id, healthy(node.inventory))
+            node.number, node.overcommitted = number, False
+            node.book = NodeDevices(node.id, healthy(node.inventory))
         ledger = Ledger(
             [shape_of(node.book.inventory) for node in self._order],
             [node.inventory.rack for node in self._order],
             [node.id for node in self._order],
         )
-        ledger.illness = Illness(
+        ledger.unhealthy = UnhealthyCapacity(
             gpus=sum(node.shape.gpus - len(node.book.inventory.gpus) for node in self._order),
-            nodes=sum(node.ailment is not None for node in self._order),
-            shapes_when_well=tuple(node.shape for node in self._order),
+            nodes=sum(node.health_problem is not None for node in self._order),
+            healthy_shapes=tuple(node.shape for node in self._order),
         )
         for live in self.attempts.values():
             if not live.state.ended:
@@ -118,11 +118,11 @@ class Cluster:
             ledger.open[number] = node.open
         return ledger
 
-    def _hold(self, ledger: Ledger, live: Live) -> Iterable[Holding]:
-        """Hold what an attempt has on each node, as far as the node still has it.
+    def _hold(self, ledger: Ledger, live: LiveAttempt) -> Iterable[Holding]:
+        """Hold an attempt's allocation on each node, as far as the node still has the devices.
 
-        A node that changed under its attempts may have less than they hold together: it takes no new work until it
-        has enough again.
+        A node that shrank under its attempts may have less than they hold together: it takes no new work until it has
+        enough again.
         """
         for allocation in live.held:
             node = self.nodes.get(allocation.node_id)
@@ -132,25 +132,25 @@ class Cluster:
             holding = node.book.holding(node.number, still)
             try:
                 if not ledger.can_hold(holding):
-                    raise Overcommitted(ledger.story(node.number))
+                    raise Overcommitted(ledger.describe_node(node.number))
                 node.book.hold(still)
             except Overcommitted as error:
-                node.strained = True
+                node.overcommitted = True
                 log.error("node_overcommitted", node=node.id, job=live.key[0], error=str(error))
                 continue
             ledger.hold(holding)
             yield holding
 
     def node_at(self, number: int) -> Node:
-        """The node that has this number in the ledger."""
+        """Return the node with this number in the ledger."""
         return self._order[number]
 
     def shapes(self) -> tuple[NodeShape, ...]:
-        """The shapes of all registered nodes, with their counts."""
+        """Return the shapes of all registered nodes, with counts."""
         return _counted(self.nodes.values())
 
     def open_shapes(self) -> tuple[NodeShape, ...]:
-        """The shapes of the nodes that take work, for sizing; a GPU that is ill keeps its share of the cores."""
+        """Return the shapes of the open nodes, for sizing; unhealthy GPUs keep their share of the cores."""
         ledger, taking = self.ledger, self.ledger.open.tobytes()
         known = self._open_shapes
         if known is None or known[0] is not ledger or known[1] != taking:
@@ -160,8 +160,8 @@ class Cluster:
 
     # Attempts ------------------------------------------------------------------------------------------------
 
-    def add(self, live: Live) -> None:
-        """Note an attempt; what it holds is held already, or will be when the ledger is made anew."""
+    def add(self, live: LiveAttempt) -> None:
+        """Add an attempt, whose resources are already held or will be when the ledger is rebuilt."""
         live.before = self.attempts.get(live.key[0])
         self.forget(live.key[0])
         self.attempts[live.key[0]] = live
@@ -173,27 +173,27 @@ class Cluster:
             self._by_node.setdefault(node_id, {})[live.key[0]] = live
 
     def forget(self, job_id: str) -> None:
-        """Drop an attempt that holds nothing any more."""
+        """Drop an attempt that no longer holds anything."""
         self._resized.discard(job_id)
         self._stopping.pop(job_id, None)
         if live := self.attempts.pop(job_id, None):
             for node_id in live.nodes:
                 self._by_node[node_id].pop(job_id, None)
 
-    def remember(self, live: Live) -> None:
-        """Know that a plan comes late that names an attempt, once that is gone."""
+    def remember_forgotten(self, live: LiveAttempt) -> None:
+        """Remember an attempt's number, to recognize a late plan that names it after it is gone."""
         job_id, number = live.key
-        self.past.pop(job_id, None)
-        self.past[job_id] = number
-        if len(self.past) > PAST_MAX:
-            del self.past[next(iter(self.past))]
+        self.forgotten_attempts.pop(job_id, None)
+        self.forgotten_attempts[job_id] = number
+        if len(self.forgotten_attempts) > FORGOTTEN_ATTEMPTS_MAX:
+            del self.forgotten_attempts[next(iter(self.forgotten_attempts))]
 
-    def release(self, live: Live) -> None:
-        """Give back what an attempt held."""
-        self.stirred.update(live.nodes)
+    def release(self, live: LiveAttempt) -> None:
+        """Release everything that an attempt holds."""
+        self.changed_nodes.update(live.nodes)
         nodes = [node for node_id in live.nodes if (node := self.nodes.get(node_id))]
-        if any(node.strained for node in nodes):
-            self.touch()  # which of its attempts held what is not known in names
+        if any(node.overcommitted for node in nodes):
+            self.invalidate_ledger()  # the node's book does not know which attempt holds which device
         if self._ledger is not None:
             for holding in live.holdings:
                 self._ledger.release(holding)
@@ -202,42 +202,42 @@ class Cluster:
                     node.book.release(allocation)
         live.holdings = ()
 
-    def reshape(
-        self, live: Live, allocation: tuple[NodeAllocation, ...], target: tuple[NodeAllocation, ...] = ()
+    def set_allocation(
+        self, live: LiveAttempt, allocation: tuple[NodeAllocation, ...], target: tuple[NodeAllocation, ...] = ()
     ) -> None:
-        """Let an attempt hold other cores: with a `target`, those too until its nodes have changed them."""
+        """Set an attempt's cores; with a `target`, it holds those too until its nodes have applied the resize."""
         self.release(live)
         live.allocation, live.target, live.gang = allocation, target, None
         self._resized.add(live.key[0])
-        live.write_down()
+        live.update_messages()
         if self._ledger is not None:
             live.holdings = tuple(self._hold(self._ledger, live))
 
-    def undo(self, live: Live) -> None:
-        """Give back what a start held that was not committed, unless the picture has been read anew since."""
+    def undo(self, live: LiveAttempt) -> None:
+        """Release what an uncommitted start held, unless the state has been reloaded since."""
         if self.attempts.get(live.key[0]) is live:
             self.release(live)
             self.forget(live.key[0])
             if live.before:
                 self.add(live.before)
 
-    def on_node(self, node_id: str) -> list[Live]:
-        """Attempts that are on a node and have not ended."""
+    def on_node(self, node_id: str) -> list[LiveAttempt]:
+        """Return the attempts on a node that have not ended."""
         return [live for live in self._by_node.get(node_id, {}).values() if not live.state.ended]
 
     def leaving(self) -> list[Holding]:
-        """What will be free soon: all that stopping attempts hold, and cores that others give back when asked."""
+        """Return what will be free soon: everything that stopping attempts hold, and lent cores."""
         soon: list[Holding] = []
         for live in self._stopping.values():
             soon += live.holdings
         for job_id in sorted(self._resized.difference(self._stopping)):
-            coming = self.coming_back(self.attempts[job_id])
+            coming = self.returning_cores(self.attempts[job_id])
             soon += [Holding(self.nodes[node_id].number, cores=cores) for node_id, cores in coming.items()]
         return soon
 
-    def coming_back(self, live: Live) -> dict[str, int]:
-        """Cores by node that a running attempt is giving back, or would as soon as it is asked."""
-        if live.turned_back or live.resize_after_seconds:
+    def returning_cores(self, live: LiveAttempt) -> dict[str, int]:
+        """Return the cores by node that a running attempt is releasing, or would release on request."""
+        if live.rolling_back or live.retry_resize_after_seconds:
             return {}
         if live.target:
             after = {part.node_id: part.cores for part in live.target}
@@ -248,31 +248,31 @@ class Cluster:
             return {}
         return {node_id: cores for node_id, cores in back.items() if cores}
 
-    def firm(self, live: Live) -> tuple[Holding, ...]:
-        """What an attempt holds beside the cores that are coming back."""
+    def firm_holdings(self, live: LiveAttempt) -> tuple[Holding, ...]:
+        """Return what an attempt holds without the cores that are about to be released."""
         if live.key[0] not in self._resized:
             return live.holdings
-        coming = {self.nodes[node_id].number: cores for node_id, cores in self.coming_back(live).items()}
-        firm: list[Holding] = []
+        coming = {self.nodes[node_id].number: cores for node_id, cores in self.returning_cores(live).items()}
+        firm_holdings: list[Holding] = []
         for holding in live.holdings:
             less = min(holding.cores, coming.get(holding.node, 0))
             coming[holding.node] = coming.get(holding.node, 0) - less
-            firm.append(replace(holding, cores=holding.cores - less))
-        return tuple(firm)
+            firm_holdings.append(replace(holding, cores=holding.cores - less))
+        return tuple(firm_holdings)
 
-    def can_resize(self, live: Live) -> bool:
-        """Whether an attempt's cores may be changed now: it runs, and the agents of all its nodes are there.
+    def can_resize(self, live: LiveAttempt) -> bool:
+        """Return whether an attempt can be resized now: it runs, and the agents of all its nodes are connected.
 
-        Those of a pre-run, which is over soon, stay as they are.
+        A pre-run is never resized, since it ends soon.
         """
         if live.attempt.pre_run or live.state is not AttemptState.RUNNING or live.target or not live.epoch:
             return False
         nodes = [self.nodes.get(node_id) for node_id in live.nodes]
-        there = all(node and node.connected and not node.strained for node in nodes)
+        there = all(node and node.connected and not node.overcommitted for node in nodes)
         return there and not any(live.ended_on(node_id) for node_id in live.nodes)
 
     def headroom(self, limits: Headroom) -> Headroom:
-        """Count what tenants with limits hold for good: of cores that change, as many as before or after."""
+        """Return the headroom under tenants' limits after their own holdings; a resize counts with its larger side."""
         room = limits.copy()
         for live in self.attempts.values() if room else ():
             spec = live.record.spec
@@ -283,12 +283,12 @@ class Cluster:
         return room
 
     def master_port(self, node_id: str) -> int:
-        """The first port of the range that no live attempt's rank 0 has on a node."""
+        """Return the first port of the range that no live attempt's rank 0 uses on a node."""
         taken = {live.attempt.master_port for live in self.on_node(node_id) if live.nodes[0] == node_id}
         return next((port for port in MASTER_PORTS if port not in taken), MASTER_PORTS[0])
 
-    def stop(self, live: Live, reason: StopReason) -> bool:
-        """Order an attempt to stop; False where it has ended, or stops already."""
+    def stop(self, live: LiveAttempt, reason: StopReason) -> bool:
+        """Move an attempt to stopping; return False if it has ended or is stopping already."""
         if not self.can_stop(live):
             return False
         live.move(AttemptEvent.STOP_ORDERED)
@@ -298,55 +298,55 @@ class Cluster:
         return True
 
     @staticmethod
-    def can_stop(live: Live) -> bool:
-        """Whether an attempt has neither ended nor been told to stop."""
+    def can_stop(live: LiveAttempt) -> bool:
+        """Return whether an attempt has neither ended nor been ordered to stop."""
         return not live.state.ended and live.state is not AttemptState.STOPPING
 
-    def report(self, live: Live, node_id: str, told: node_service_pb2.AttemptReport) -> bool:
-        """Take in what an agent says of its part of an attempt; False where that changes nothing."""
-        state = attempt_reports.state_of(live, node_id, told)
+    def report(self, live: LiveAttempt, node_id: str, report: node_service_pb2.AttemptReport) -> bool:
+        """Apply an agent's report on its part of an attempt; return False if it changes nothing."""
+        state = attempt_reports.state_of(live, node_id, report)
         if live.state.ended or live.ended_on(node_id) or live.parts.get(node_id) is state:
             return False
         live.parts[node_id] = state
         if state is AttemptState.RUNNING:
-            return self._launched(live, told)
+            return self._launched(live, report)
         if not state.ended:
             return False
-        attempt_reports.keep(live, node_id, state, told)
-        return self._part_ended(live, node_id, told)
+        attempt_reports.record_end(live, node_id, state, report)
+        return self._part_ended(live, node_id, report)
 
-    def _launched(self, live: Live, told: node_service_pb2.AttemptReport) -> bool:
+    def _launched(self, live: LiveAttempt, report: node_service_pb2.AttemptReport) -> bool:
         if live.state is not AttemptState.ASSIGNED:
             return False
         if any(live.parts.get(node) is not AttemptState.RUNNING for node in live.nodes):
             return False
         live.move(AttemptEvent.LAUNCHED)
-        self.stirred.update(live.nodes)
-        live.attempt.start_time.CopyFrom(told.time)
+        self.changed_nodes.update(live.nodes)
+        live.attempt.start_time.CopyFrom(report.time)
         return True
 
-    def give_up(self, live: Live, node_id: str, state: AttemptState, why: str, now: float) -> bool:
-        """Take a part of an attempt as ended, though its agent does not say so; the other parts have to stop."""
+    def give_up(self, live: LiveAttempt, node_id: str, state: AttemptState, why: str, now: float) -> bool:
+        """End a part of an attempt without a report from its agent; the other parts have to stop."""
         if live.state.ended or live.ended_on(node_id):
             return False
         live.parts[node_id] = state
         live.attempt.message = live.attempt.message or why
-        told = node_service_pb2.AttemptReport()
-        told.time.FromNanoseconds(int(now * 1e9))
-        return self._part_ended(live, node_id, told)
+        report = node_service_pb2.AttemptReport()
+        report.time.FromNanoseconds(int(now * 1e9))
+        return self._part_ended(live, node_id, report)
 
-    def _part_ended(self, live: Live, node_id: str, told: node_service_pb2.AttemptReport) -> bool:
+    def _part_ended(self, live: LiveAttempt, node_id: str, report: node_service_pb2.AttemptReport) -> bool:
         if live.ended_everywhere:
-            self._ended(live, told)
+            self._ended(live, report)
             return True
         if live.parts[node_id] is not AttemptState.SUCCEEDED:
             return self.stop(live, StopReason.DISCONNECTED if live.disconnected else StopReason.GANG_BROKEN)
         return False
 
-    def _ended(self, live: Live, told: node_service_pb2.AttemptReport) -> None:
-        """End an attempt of which all parts have ended.
+    def _ended(self, live: LiveAttempt, report: node_service_pb2.AttemptReport) -> None:
+        """End an attempt after all its parts have ended.
 
-        A part that was lost, stopped without us or not launched explains why others failed, not the reverse.
+        A part that was lost, disconnected or not launched explains why other parts failed, not the reverse.
         """
         ends = set(live.parts.values())
         if AttemptState.LOST in ends:
@@ -365,8 +365,8 @@ class Cluster:
         if self._stopping.get(live.key[0]) is live:
             del self._stopping[live.key[0]]
         if event in (AttemptEvent.SUCCEEDED, AttemptEvent.STOPPED):
-            live.attempt.exit.CopyFrom(told.exit)
-        live.attempt.end_time.CopyFrom(told.time)
+            live.attempt.exit.CopyFrom(report.exit)
+        live.attempt.end_time.CopyFrom(report.time)
         if live.state is AttemptState.STOPPED and live.attempt.stop_reason in UNEXPLAINED:
             reason = StopReason.DISCONNECTED if live.disconnected else StopReason.GANG_BROKEN
             live.attempt.stop_reason = specs.STOP_REASONS.to_wire(reason)
@@ -374,10 +374,10 @@ class Cluster:
         self.release(live)
         if live.target:
             live.target = ()
-            live.write_down()
+            live.update_messages()
 
-    def victims(self, wanted: Sequence[tuple[str, int]]) -> list[Live]:
-        """Find the attempts that are named and still hold something."""
+    def victims(self, wanted: Sequence[tuple[str, int]]) -> list[LiveAttempt]:
+        """Return the named attempts that are still assigned or running."""
         found = ((self.attempts.get(job_id), number) for job_id, number in wanted)
         active = AttemptState.ASSIGNED, AttemptState.RUNNING
         return [live for live, number in found if live and live.key[1] == number and live.state in active]

@@ -1,4 +1,4 @@
-"""What the queue asks for, in the core's words: a candidate as a gang."""
+"""Decoding and validation of the queue's requests: candidates become gangs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
-SLICE = 200  # candidates looked at between two turns of others; some milliseconds
+SLICE = 200  # candidates checked before yielding to other tasks; a few milliseconds
 
-Informed = Callable[[JobSpec, Estimate], Estimate]
+Enrich = Callable[[JobSpec, Estimate], Estimate]
 
 
 def gang_of(
     candidate: placement_pb2.Candidate,
     allocator: CpuAllocator,
     shapes: Sequence[NodeShape],
-    informed: Informed = lambda _, estimate: estimate,
+    enrich: Enrich = lambda _, estimate: estimate,
 ) -> Gang:
-    """Decide a candidate's cores; `informed` adds to its estimate what is remembered of jobs like it."""
+    """Return a candidate's gang, with its cores chosen; `enrich` adds the rates of its job class to its estimate."""
     spec = spec_of(candidate.spec)
     return cycle.gang_of(
         candidate.job_id,
         spec,
-        informed(spec, estimates.estimate_from_wire(candidate.estimate)),
+        enrich(spec, estimates.estimate_from_wire(candidate.estimate)),
         allocator,
         shapes,
         specs.seconds(candidate.waited),
@@ -45,27 +45,27 @@ def gang_of(
 
 
 def spec_of(message: job_pb2.JobSpec) -> JobSpec:
-    """Read a spec; small ones are remembered, for who waits is asked about again in each cycle."""
+    """Decode a spec; small ones are cached, because a waiting job is sent again in each cycle."""
     return _read(message)[0]
 
 
 async def check_candidates(candidates: Iterable[placement_pb2.Candidate]) -> None:
-    """Refuse gangs of nobody, and of amounts that would give where others take, before anything is held for one.
+    """Reject empty gangs and negative or excessive amounts before anything is held.
 
     Raises:
-        Problem: INVALID_ARGUMENT, naming each field of each candidate that nobody can count with.
+        Problem: INVALID_ARGUMENT, naming each invalid field of each candidate.
     """
     wrong: list[Violation] = []
     for at, candidate in enumerate(candidates):
         if at % SLICE == SLICE - 1:
-            await asyncio.sleep(0)  # others have their turn
+            await asyncio.sleep(0)  # yield to other tasks
         wrong += [Violation(f"candidates[{at}].{one.field}", one.description) for one in _read(candidate.spec)[1]]
     if wrong:
         raise errors.invalid(wrong)
 
 
-def check_once(candidates: Sequence[placement_pb2.Candidate]) -> None:
-    """Refuse a plan that names a job more than once: it would hold two places for one attempt.
+def check_unique(candidates: Sequence[placement_pb2.Candidate]) -> None:
+    """Reject a plan that names a job twice, which would hold two allocations for one attempt.
 
     Raises:
         Problem: INVALID_ARGUMENT, naming each candidate that repeats another.
@@ -74,31 +74,31 @@ def check_once(candidates: Sequence[placement_pb2.Candidate]) -> None:
     wrong: list[Violation] = []
     for at, candidate in enumerate(candidates):
         if candidate.job_id in seen:
-            wrong.append(Violation(f"candidates[{at}].job_id", f"{shown(candidate.job_id)} is named before"))
+            wrong.append(Violation(f"candidates[{at}].job_id", f"{shown(candidate.job_id)} is a duplicate"))
         seen.add(candidate.job_id)
     if wrong:
         raise errors.invalid(wrong)
 
 
 def _read(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
-    """Read a spec, with what is wrong with its amounts."""
+    """Return a decoded spec and the violations of its amounts."""
     return _specs(message)
 
 
-def _weighed(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
+def _decode_checked(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
     if beyond := spec_violations(message):
         return JobSpec(), beyond
     spec = specs.spec_from_wire(message)
     return spec, check_amounts(spec)
 
 
-_specs = SpecCache(_weighed)
+_specs = SpecCache(_decode_checked)
 
 
-def heeding(
+def without_avoided(
     promised: Mapping[str, cycle.Start], candidates: Sequence[placement_pb2.Candidate], cluster: Cluster
 ) -> Mapping[str, cycle.Start]:
-    """Leave out promised places on nodes that their gangs avoid by now: those gangs ask like any other."""
+    """Return the reserved starts without those on nodes that their gangs avoid now; these gangs compete like others."""
     avoided = {one.job_id: set(one.avoided_nodes) for one in candidates if one.avoided_nodes}
     return {
         job_id: start

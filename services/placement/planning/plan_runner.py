@@ -1,4 +1,4 @@
-"""Plans, one at a time: decide, hold, commit, tell."""
+"""Runs the queue's plans one at a time: decide, hold, commit, inform."""
 
 from __future__ import annotations
 
@@ -15,140 +15,150 @@ from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle
-from cotenant.rpc.task_group import Background
-from cotenant.services.placement.attempts.attempt_store import QUEUE_LEADER, Attempts, as_known, led_by
-from cotenant.services.placement.attempts.job_classes import Kinds
+from cotenant.rpc.task_group import BackgroundTasks
+from cotenant.services.placement.attempts.attempt_store import (
+    QUEUE_LEADER,
+    AttemptStore,
+    job_condition,
+    leader_condition,
+)
+from cotenant.services.placement.attempts.job_classes import JobClasses
 from cotenant.services.placement.attempts.resizes import Resizes
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Outdated, TooLarge
-from cotenant.services.placement.cluster.live_records import Live
-from cotenant.services.placement.cluster.request_decoding import check_candidates, check_once
+from cotenant.services.placement.cluster.live_records import LiveAttempt
+from cotenant.services.placement.cluster.request_decoding import check_candidates, check_unique
 from cotenant.services.placement.planning import planner
-from cotenant.services.placement.planning.cluster_view import Moment, StopCosts
-from cotenant.services.placement.planning.tentative_reservations import Promises
+from cotenant.services.placement.planning.cluster_view import LiveClusterView, StopCosts
+from cotenant.services.placement.planning.tentative_reservations import TentativeReservations
 from cotenant.services.placement.registry.canaries import canaries
-from cotenant.services.placement.registry.suspects import Suspects
+from cotenant.services.placement.registry.suspects import SuspectNodes
 from cotenant.store.port import Compare
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
-PLACED = telemetry.counter("cotenant.placement.placed", "{attempt}", "Attempts that were committed.")
-MOVED = telemetry.counter("cotenant.placement.moved", "{attempt}", "Attempts that were told to go on elsewhere.")
-RECLAIMED = telemetry.counter("cotenant.placement.reclaimed", "{attempt}", "Attempts that gave back what was lent.")
-REFUSED = telemetry.counter("cotenant.placement.refused", "{job}", "Jobs that were refused a place, by reason.")
+PLACED = telemetry.counter("cotenant.placement.placed", "{attempt}", "Attempts placed.")
+MOVED = telemetry.counter("cotenant.placement.moved", "{attempt}", "Attempts stopped to migrate to other nodes.")
+RECLAIMED = telemetry.counter(
+    "cotenant.placement.reclaimed", "{attempt}", "Attempts stopped to give back lent resources."
+)
+REFUSED = telemetry.counter("cotenant.placement.refused", "{job}", "Jobs refused, by reason.")
 
-LAPSE_LATE_SECONDS = 0.1  # so that no promise is looked at just before its time is over
-LATE_SECONDS = 0.5  # before a job is asked about again whose attempt was over already
+EXPIRY_MARGIN_SECONDS = 0.1  # so that a reservation is checked after it expired, not just before
+RETRY_PLAN_SECONDS = 0.5  # before a job is planned again whose attempt was already over
 
 
-class Planning:
-    """Answers the queue's plans from the picture of the cluster."""
+class PlanRunner:
+    """Answers the queue's plan requests from the cluster state."""
 
     def __init__(
         self,
         cluster: Cluster,
-        attempts: Attempts,
+        attempts: AttemptStore,
         resizes: Resizes,
-        kinds: Kinds,
+        job_classes: JobClasses,
         policy: PlacementPolicy,
         allocator: CpuAllocator,
         costs: StopCosts,
-        background: Background,
-        check_trust: Callable[[], None],
-        suspects: Suspects,
+        background: BackgroundTasks,
+        check_leadership: Callable[[], None],
+        suspects: SuspectNodes,
     ) -> None:
         self._cluster, self._attempts, self._resizes, self._background = cluster, attempts, resizes, background
-        self._policy, self._allocator, self._kinds, self._costs = policy, allocator, kinds, costs
-        self._promises = Promises()
-        self._check_trust, self._suspects = check_trust, suspects
+        self._policy, self._allocator, self._job_classes, self._costs = policy, allocator, job_classes, costs
+        self._reservations = TentativeReservations()
+        self._check_leadership, self._suspects = check_leadership, suspects
         self._lock = asyncio.Lock()
 
     async def plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
-        """Place what can be placed. Once it is decided it is done, even where the caller has gone meanwhile."""
+        """Place what can be placed. A decision is carried out even if the caller is gone by then."""
         await check_candidates(request.candidates)
-        check_once(request.candidates)
+        check_unique(request.candidates)
         return await self._background.finish(self._plan(request))
 
     async def _plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
         async with self._lock:
-            self._check_trust()
+            self._check_leadership()
             begin = time.time()
             standing: list[placement_pb2.Placed] = []
-            late: list[placement_pb2.Refused] = []
+            already_over: list[placement_pb2.Refused] = []
             if not request.validate_only:
-                standing, late = self._standing(request), self._late(request)
+                standing, already_over = self._already_placed(request), self._already_over(request)
                 self._cluster.limits = Headroom(map(tenant_of, request.tenants))
-            scene = Moment(self._cluster, self._costs, begin)
+            cluster_view = LiveClusterView(self._cluster, self._costs, begin)
             promised = self._promised(request)
-            informed = self._kinds.informed
-            tried = self._canaries(request, scene, promised)
+            enrich = self._job_classes.enrich
+            tried = self._canaries(request, cluster_view, promised)
             outcome = planner.plan(
-                self._cluster, request, self._policy, self._allocator, informed, scene, promised, tried
+                self._cluster, request, self._policy, self._allocator, enrich, cluster_view, promised, tried
             )
             if request.validate_only:
-                return planner.rehearse(self._cluster, outcome)
-            decision = planner.decide(self._cluster, request, outcome, self._promises, time.monotonic())
+                return planner.dry_run(self._cluster, outcome)
+            decision = planner.decide(self._cluster, request, outcome, self._reservations, time.monotonic())
             for live in decision.starts:
                 if live.key[0] in tried:
                     self._suspects.canary(live)
             placed = time.time()
-            under = led_by(request.term)
-            known = {one.job_id: as_known(one.job_id, one.revision, request.term) for one in request.candidates}
+            under = leader_condition(request.term)
+            known = {one.job_id: job_condition(one.job_id, one.revision, request.term) for one in request.candidates}
             started = await self._start_all(decision, under, known, begin, placed)
             if not started and (decision.stops or decision.moves or decision.reclaimed or decision.loans):
                 await self._attempts.confirm(under)
             self._attempts.order_stops(decision.stops, StopReason.PREEMPTED)
-            self._send_away(decision.moves, StopReason.MIGRATED)
-            self._send_away(decision.reclaimed, StopReason.RECLAIMED)
+            self._stop_and_announce(decision.moves, StopReason.MIGRATED)
+            self._stop_and_announce(decision.reclaimed, StopReason.RECLAIMED)
             for loan in decision.loans:
                 self._resizes.begin(loan.live, loan.cores, loan.reason)
             response = planner.answer(self._cluster, decision, self._kept(started))
             response.placed.extend(standing)
-            response.refused.extend(late)
+            response.refused.extend(already_over)
         SECONDS.record(time.time() - begin)
         for refused in response.refused:
             REFUSED.add(code=refused.refusal.code)
         return response
 
     def _canaries(
-        self, request: placement_pb2.PlanPlacementRequest, scene: Moment, promised: Mapping[str, cycle.Start]
+        self,
+        request: placement_pb2.PlanPlacementRequest,
+        cluster_view: LiveClusterView,
+        promised: Mapping[str, cycle.Start],
     ) -> Mapping[str, cycle.Start]:
-        """Choose the jobs that are tried on held nodes; what explains why others wait is as of now."""
+        """Return the canaries to start on held nodes, after refreshing the held nodes that explain refusals."""
         now, cluster = time.monotonic(), self._cluster
-        cluster.ledger.illness = replace(cluster.ledger.illness, held=self._suspects.held(now))
+        cluster.ledger.unhealthy = replace(cluster.ledger.unhealthy, held=self._suspects.held(now))
         due = [] if request.validate_only else self._suspects.due(now)
         if not due:
             return {}
-        informed = self._kinds.informed
-        return canaries(cluster, due, request, self._policy, self._allocator, informed, scene, promised)
+        enrich = self._job_classes.enrich
+        return canaries(cluster, due, request, self._policy, self._allocator, enrich, cluster_view, promised)
 
     def _promised(self, request: placement_pb2.PlanPlacementRequest) -> dict[str, cycle.Start]:
-        """Find the places that are kept for some; those that are kept no longer are there for all."""
+        """Return the reserved starts that are still valid, and drop the others."""
         asking = {candidate.job_id: candidate.number for candidate in request.candidates}
-        kept = self._promises.standing(self._cluster, asking, time.monotonic())
-        if not request.validate_only and self._promises.keep(kept):
-            self._attempts.feed.publish_capacity()
+        kept = self._reservations.valid(self._cluster, asking, time.monotonic())
+        if not request.validate_only and self._reservations.retain(kept):
+            self._attempts.events.publish_capacity()
         return kept
 
-    def _send_away(self, lives: Sequence[Live], reason: StopReason) -> None:
-        """Let attempts stop whose places are promised; others hear of it when they are kept no longer."""
+    def _stop_and_announce(self, lives: Sequence[LiveAttempt], reason: StopReason) -> None:
+        """Stop attempts for which reservations were made, and announce when these expire."""
         if not lives:
             return
         (MOVED if reason is StopReason.MIGRATED else RECLAIMED).add(len(lives))
         self._attempts.order_stops(lives, reason)
-        seconds = max(promise.until_seconds for promise in self._promises) - time.monotonic()
-        self._background.start(self._lapse(seconds))
+        seconds = max(reservation.until_seconds for reservation in self._reservations) - time.monotonic()
+        self._background.start(self._announce_expiry(seconds))
 
-    async def _lapse(self, seconds: float) -> None:
-        await asyncio.sleep(seconds + LAPSE_LATE_SECONDS)
-        if self._promises:
-            self._attempts.feed.publish_capacity()  # the next plan finds that their time is over
+    async def _announce_expiry(self, seconds: float) -> None:
+        await asyncio.sleep(seconds + EXPIRY_MARGIN_SECONDS)
+        if self._reservations:
+            self._attempts.events.publish_capacity()  # the next plan drops the expired reservations
 
-    def _standing(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Placed]:
-        """Candidates that have a live attempt already, from a call whose answer was lost: the answer again.
+    def _already_placed(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Placed]:
+        """Return the attempts of candidates that were placed by an earlier call whose answer was lost.
 
-        Nobody is told more of it than is committed: an end that is not may never be.
+        The answer contains committed state only: an uncommitted end may never be committed.
         """
         standing = []
         for candidate in list(request.candidates):
@@ -158,24 +168,24 @@ class Planning:
                 request.candidates.remove(candidate)
         return [placement_pb2.Placed(attempt=attempt) for attempt in standing]
 
-    def _kept(self, lives: Iterable[Live]) -> list[job_pb2.Attempt]:
-        """Attempts as they were committed last."""
-        return [kept for live in lives if (kept := self._attempts.feed.kept(live.key[0]))]
+    def _kept(self, lives: Iterable[LiveAttempt]) -> list[job_pb2.Attempt]:
+        """Return attempts as last committed."""
+        return [attempt for live in lives if (attempt := self._attempts.events.committed(live.key[0]))]
 
-    def _late(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Refused]:
-        """Candidates that were asked for before it was known that the very attempt is over, and is forgotten even.
+    def _already_over(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Refused]:
+        """Return refusals for candidates whose requested attempt is already over and forgotten.
 
-        Whoever asks hears of it, and may ask again once it knows more.
+        The queue asks again once it knows of that attempt's end.
         """
-        late = []
+        already_over = []
         for candidate in list(request.candidates):
-            last = self._cluster.past.get(candidate.job_id, 0)
+            last = self._cluster.forgotten_attempts.get(candidate.job_id, 0)
             if candidate.number <= last:
-                why = f"attempt {candidate.number} is over already; the next cycle asks for another one"
-                refusal = _ask_again(why, last=last)
-                late.append(placement_pb2.Refused(job_id=candidate.job_id, refusal=refusals.to_wire(refusal)))
+                why = f"attempt {candidate.number} is already over; the next cycle plans a new one"
+                refusal = _plan_again(why, last=last)
+                already_over.append(placement_pb2.Refused(job_id=candidate.job_id, refusal=refusals.to_wire(refusal)))
                 request.candidates.remove(candidate)
-        return late
+        return already_over
 
     async def _start_all(
         self,
@@ -184,10 +194,10 @@ class Planning:
         known: Mapping[str, Sequence[Compare]],
         begin: float,
         placed: float,
-    ) -> list[Live]:
-        """Commit all starts; one that no transaction takes, or of a job that has changed, is refused.
+    ) -> list[LiveAttempt]:
+        """Commit all starts; refuse those that are too large for a transaction or whose job has changed.
 
-        Anything else fails the plan.
+        Any other error fails the plan.
         """
         lined_up = [(live, self._attempts.submit(live, (*under, *known[live.key[0]]))) for live in decision.starts]
         results = await asyncio.gather(
@@ -197,16 +207,16 @@ class Planning:
             if isinstance(result, TooLarge):
                 decision.refusals[live.key[0]] = Refusal(
                     Code.NEVER_FITS,
-                    f"its {len(live.nodes)} nodes are too many to be given in one transaction: {result}",
-                    "ask for more per replica, or for fewer replicas",
+                    f"its {len(live.nodes)} nodes are too many for one transaction: {result}",
+                    "request more per replica, or fewer replicas",
                 )
             elif isinstance(result, Outdated) and result.key != QUEUE_LEADER:
-                decision.refusals[live.key[0]] = _ask_again("it has changed since its place was asked for")
+                decision.refusals[live.key[0]] = _plan_again("the job has changed since the plan was requested")
             elif isinstance(result, BaseException):
                 raise result
         return [live for live, result in zip(decision.starts, results, strict=True) if result is None]
 
-    async def _start(self, live: Live, kept: asyncio.Future[int], begin: float, placed: float) -> None:
+    async def _start(self, live: LiveAttempt, kept: asyncio.Future[int], begin: float, placed: float) -> None:
         await self._attempts.start(live, kept)
         committed, parent, job = time.time(), live.record.trace_parent, live.key[0]
         PLACED.add()
@@ -217,5 +227,5 @@ class Planning:
             telemetry.record("assign", parent, committed, time.time(), job=job, nodes=nodes)
 
 
-def _ask_again(why: str, **numbers: float) -> Refusal:
-    return Refusal(Code.NOT_YET_CONSIDERED, why, numbers=numbers, holds_seconds=LATE_SECONDS)
+def _plan_again(why: str, **numbers: float) -> Refusal:
+    return Refusal(Code.NOT_YET_CONSIDERED, why, numbers=numbers, holds_seconds=RETRY_PLAN_SECONDS)

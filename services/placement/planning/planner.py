@@ -1,4 +1,4 @@
-"""From the queue's candidates to attempts with names: what the core decides, written down."""
+"""Planning: runs the core's scheduling cycle over the queue's candidates and turns its starts into attempts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from cotenant.core.model.refusal import Code, Refusal, plural, policy_failed
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.placement.device_assignment import Task
 from cotenant.core.placement.gang_allocation import hold_all
-from cotenant.core.policy.cluster_view import NOBODY, Scene
+from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle
-from cotenant.core.scheduling.reservations import NO_RESERVING, Reserving
+from cotenant.core.scheduling.reservations import NO_RESERVATIONS, ReservationRules
 from cotenant.services.placement.cluster.cluster_state import Cluster
-from cotenant.services.placement.cluster.live_records import SCHEMA_VERSION, Live
-from cotenant.services.placement.cluster.request_decoding import Informed, gang_of, heeding
+from cotenant.services.placement.cluster.live_records import SCHEMA_VERSION, LiveAttempt
+from cotenant.services.placement.cluster.request_decoding import Enrich, gang_of, without_avoided
 from cotenant.services.placement.planning import spare_cores
 from cotenant.services.placement.planning.cluster_view import STOP_COSTS, since_seconds
-from cotenant.services.placement.planning.tentative_reservations import KEPT_SECONDS, Promises
+from cotenant.services.placement.planning.tentative_reservations import KEPT_SECONDS, TentativeReservations
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
@@ -40,14 +40,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a plan comes to: attempts to commit, attempts to stop, and why others wait."""
+    """The decision of a plan: attempts to commit, attempts to stop, and refusals."""
 
-    starts: tuple[Live, ...]
+    starts: tuple[LiveAttempt, ...]
     sizings: dict[str, str]  # by job
-    stops: tuple[Live, ...]
-    moves: tuple[Live, ...]  # those that stop to go on elsewhere
-    reclaimed: tuple[Live, ...]  # those that give back what was lent to them
-    loans: tuple[spare_cores.Loan, ...]  # cores to be asked back
+    stops: tuple[LiveAttempt, ...]
+    moves: tuple[LiveAttempt, ...]  # stopped to migrate
+    reclaimed: tuple[LiveAttempt, ...]  # stopped to give back lent resources
+    loans: tuple[spare_cores.CoreReclaim, ...]  # lent cores to reclaim
     refusals: dict[str, Refusal]
 
 
@@ -56,41 +56,41 @@ def plan(
     request: placement_pb2.PlanPlacementRequest,
     policy: PlacementPolicy,
     allocator: CpuAllocator,
-    informed: Informed,
-    scene: Scene = NOBODY,
+    enrich: Enrich,
+    cluster_view: ClusterView = EMPTY_CLUSTER,
     promised: Mapping[str, cycle.Start] = MappingProxyType({}),
     canaries: Mapping[str, cycle.Start] = MappingProxyType({}),
 ) -> cycle.Plan:
-    """Run the core's `place` over the candidates; nothing is held afterwards.
+    """Return the plan of the core's `place` for the candidates; nothing is held afterwards.
 
-    `informed` adds to an estimate what is remembered of jobs like the candidate. Candidates to whom a place is
-    `promised` get that one, before all others; nobody else gets it. So do `canaries`, on held nodes. No tenant's limit
-    is passed: the queue counts an open number of cores as one a replica, and here is known how many they are.
+    `enrich` adds the rates of its job class to a candidate's estimate. Candidates with a `promised` start get that
+    start, before all others, and no other candidate gets its place. The same applies to `canaries`, on held nodes.
+    Tenants' limits are checked here with the chosen cores; the queue counts an open number of cores as one per replica.
     """
 
     def broken(gang: Gang, error: Exception) -> Refusal:
         log.error("policy_failed", policy=policy.name, job=gang.job_id, error=f"{type(error).__name__}: {error}")
         return policy_failed(policy.name, error)
 
-    ledger = cluster.ledger  # first of all: making it anew says which nodes are open
-    promised = {**heeding(promised, request.candidates, cluster), **canaries}
+    ledger = cluster.ledger  # first, because rebuilding it updates which nodes are open
+    promised = {**without_avoided(promised, request.candidates, cluster), **canaries}
     shapes = cluster.open_shapes()
     gangs = [
-        gang_of(candidate, allocator, shapes, informed)
+        gang_of(candidate, allocator, shapes, enrich)
         for candidate in request.candidates
         if candidate.job_id not in promised
     ]
-    asking = len(request.candidates)
+    candidates_count = len(request.candidates)
     due_before = [0, *accumulate(candidate.job_id in promised for candidate in request.candidates)]
     ahead = {
-        victim.job_id: victim.ahead - due_before[max(0, min(victim.ahead, asking))]
+        victim.job_id: victim.ahead - due_before[max(0, min(victim.ahead, candidates_count))]
         if victim.HasField("ahead")
         else None
         for victim in request.victims
     }
-    told = {victim.job_id: victim for victim in request.victims}
+    requested = {victim.job_id: victim for victim in request.victims}
     victims = cluster.victims([(victim.job_id, victim.number) for victim in request.victims])
-    with ledger.undone():
+    with ledger.rolled_back():
         due = [
             replace(promised[job_id], needs_room=not hold_all(ledger, promised[job_id].holdings))
             for job_id in (candidate.job_id for candidate in request.candidates)
@@ -105,51 +105,55 @@ def plan(
             ledger,
             policy,
             np.random.default_rng(request.seed),
-            victims=[victim_of(cluster, live, told[live.key[0]], ahead[live.key[0]]) for live in victims],
+            victims=[victim_of(cluster, live, requested[live.key[0]], ahead[live.key[0]]) for live in victims],
             leaving=cluster.leaving(),
             promised=[one for job_id, start in promised.items() if job_id not in now for one in start.holdings],
             strict=request.strict,
             headroom=headroom,
-            scene=scene,
+            cluster_view=cluster_view,
             reserving=reserving_of(request),
             on_broken=broken,
         )
     return replace(outcome, starts=(*due, *outcome.starts))
 
 
-def victim_of(cluster: Cluster, live: Live, told: placement_pb2.Victim, ahead: int | None) -> cycle.Victim:
-    """Say what a running attempt would give back, and what its stop would cost where that matters."""
+def victim_of(cluster: Cluster, live: LiveAttempt, victim: placement_pb2.Victim, ahead: int | None) -> cycle.Victim:
+    """Return a running attempt as a victim: what its stop would free, and what it would cost if that matters."""
     return cycle.Victim(
         live.key[0],
-        cluster.firm(live),
+        cluster.firm_holdings(live),
         ahead,
         live.record.spec.tenant,
-        standing=told.standing if told.HasField("standing") else None,
-        stop_cost_seconds=STOP_COSTS.of(time.time() - since_seconds(live)) if told.HasField("standing") else 0.0,
+        standing=victim.standing if victim.HasField("standing") else None,
+        stop_cost_seconds=STOP_COSTS.of(time.time() - since_seconds(live)) if victim.HasField("standing") else 0.0,
     )
 
 
-def reserving_of(request: placement_pb2.PlanPlacementRequest | placement_pb2.ForecastStartsRequest) -> Reserving:
-    """Read who is to get a reservation."""
+def reserving_of(request: placement_pb2.PlanPlacementRequest | placement_pb2.ForecastStartsRequest) -> ReservationRules:
+    """Return the reservation settings of a request."""
     if not request.HasField("reserve_after"):
-        return NO_RESERVING
-    return Reserving(specs.seconds(request.reserve_after), max(1, request.reservations))
+        return NO_RESERVATIONS
+    return ReservationRules(specs.seconds(request.reserve_after), max(1, request.reservations))
 
 
 def decide(
-    cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcome: cycle.Plan, promises: Promises, now: float
+    cluster: Cluster,
+    request: placement_pb2.PlanPlacementRequest,
+    outcome: cycle.Plan,
+    reservations: TentativeReservations,
+    now: float,
 ) -> Decision:
-    """Give names to what can start now, and hold them; what needs room waits for the stops.
+    """Assign devices to the starts that are possible now and hold them; starts that need room wait for the stops.
 
-    Who moves, and those for whose sake that is, are promised their places; `now` is on the monotonic clock.
+    Migrating jobs, and the jobs that they make room for, get reservations; `now` is on the monotonic clock.
     """
     candidates = {candidate.job_id: candidate for candidate in request.candidates}
-    starts: list[Live] = []
+    starts: list[LiveAttempt] = []
     refusals = dict(outcome.refusals)
     ready = [start for start in outcome.starts if not start.needs_room]
     try:
         for start in ready:
-            starts.append(assign(cluster, start, candidates[start.gang.job_id]))  # noqa: PERF401  # a failure needs those before it
+            starts.append(assign(cluster, start, candidates[start.gang.job_id]))  # noqa: PERF401  # a failure undoes the earlier ones
     except BaseException:
         for live in starts:
             cluster.undo(live)
@@ -158,20 +162,22 @@ def decide(
     moves = tuple(cluster.attempts[move.gang.job_id] for move in outcome.moves)
     reclaimed = tuple(cluster.attempts[job_id] for job_id in outcome.reclaimed)
     for start in ready:
-        promises.drop(start.gang.job_id)
-    told = {start.gang.job_id for start in outcome.starts}
-    older = (kept for promise in promises if (kept := promise.start_in(cluster)))
-    waiting = [*(kept for kept in older if kept.gang.job_id not in told), *_waiting(outcome)]
-    loans, cluster.claimed = spare_cores.ask_back(cluster, waiting, (*stops, *moves, *reclaimed))
-    _promise(cluster, request, outcome, promises, now)
+        reservations.drop(start.gang.job_id)
+    with_required_replicas = {start.gang.job_id for start in outcome.starts}
+    older = (kept for reservation in reservations if (kept := reservation.start_in(cluster)))
+    waiting = [*(kept for kept in older if kept.gang.job_id not in with_required_replicas), *_waiting(outcome)]
+    loans, cluster.claimed = spare_cores.reclaim_lent_cores(cluster, waiting, (*stops, *moves, *reclaimed))
+    _reserve(cluster, request, outcome, reservations, now)
     for start in outcome.starts:
         if start.needs_room:
-            refusals[start.gang.job_id] = making_room(len(stops), len(loans), len(start.moves), len(start.reclaims))
+            refusals[start.gang.job_id] = making_room_refusal(
+                len(stops), len(loans), len(start.moves), len(start.reclaims)
+            )
     sizings = {start.gang.job_id: start.gang.sizing for start in ready}
     return Decision(tuple(starts), sizings, stops, moves, reclaimed, loans, refusals)
 
 
-def _going(outcome: cycle.Plan) -> list[str]:
+def _stopped_job_ids(outcome: cycle.Plan) -> list[str]:
     return [*outcome.stops, *outcome.reclaimed, *(move.gang.job_id for move in outcome.moves)]
 
 
@@ -179,52 +185,50 @@ def _waiting(outcome: cycle.Plan) -> list[cycle.Start]:
     return [start for start in (*outcome.starts, *outcome.moves) if start.needs_room]
 
 
-def _promise(
+def _reserve(
     cluster: Cluster,
     request: placement_pb2.PlanPlacementRequest,
     outcome: cycle.Plan,
-    promises: Promises,
+    reservations: TentativeReservations,
     now: float,
 ) -> None:
-    """Keep the places of those who move, and of those for whom they do, until all have stopped who are there."""
+    """Reserve the places of migrating jobs, and of the jobs that they make room for, until the stops are done."""
     if not (outcome.moves or outcome.reclaimed):
         return
     numbers = {candidate.job_id: candidate.number for candidate in request.candidates}
     numbers |= {move.gang.job_id: cluster.attempts[move.gang.job_id].key[1] + 1 for move in outcome.moves}
     for_whom = [start for start in outcome.starts if (start.moves or start.reclaims) and start.needs_room]
     leaving = {live.key for live in cluster.attempts.values() if live.state is AttemptState.STOPPING}
-    leaving |= {cluster.attempts[job_id].key for job_id in _going(outcome)}
+    leaving |= {cluster.attempts[job_id].key for job_id in _stopped_job_ids(outcome)}
     graces = [specs.seconds(cluster.attempts[job_id].record.spec.grace) for job_id, _ in leaving]
     for start in (*for_whom, *outcome.moves):
-        promises.make(cluster, start, numbers[start.gang.job_id], now + max(graces) + KEPT_SECONDS)
-        _tell(cluster, start, outcome)
+        reservations.make(cluster, start, numbers[start.gang.job_id], now + max(graces) + KEPT_SECONDS)
+        _set_move_detail(cluster, start, outcome)
     for start in for_whom:
         for job_id in start.reclaims:
-            cluster.attempts[
-                job_id
-            ].attempt.stop_detail = f"ran on what is reserved for others; {start.gang.job_id} came"
+            cluster.attempts[job_id].attempt.stop_detail = f"ran on reserved resources, which {start.gang.job_id} needs"
 
 
-def _tell(cluster: Cluster, start: cycle.Start, outcome: cycle.Plan) -> None:
-    """Write into the attempt of one who moves where to, and for whose sake."""
+def _set_move_detail(cluster: Cluster, start: cycle.Start, outcome: cycle.Plan) -> None:
+    """Set a migrating attempt's stop detail: where the job goes, and for which job."""
     live = cluster.attempts.get(start.gang.job_id)
     if start.moves or live is None:
         return
     nodes = ", ".join(dict.fromkeys(cluster.node_at(share.node).id for share in start.offer))
     by = next((one.gang.job_id for one in outcome.starts if start.gang.job_id in one.moves), "another job")
-    live.attempt.stop_detail = f"goes on at {nodes}, so that {by} can start"
+    live.attempt.stop_detail = f"continues on {nodes}, so that {by} can start"
 
 
-def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlacementResponse:
-    """Write down what would be decided: with names, but nothing is held afterwards, and nobody is told."""
+def dry_run(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlacementResponse:
+    """Return what would be decided, with device names; nothing stays held, and no agent is informed."""
     response = placement_pb2.PlanPlacementResponse()
     refusals = dict(outcome.refusals)
     named: list[tuple[cycle.Start, list[NodeAllocation]]] = []
-    leaving = [cluster.attempts[job_id] for job_id in _going(outcome)]
-    loans, _ = spare_cores.ask_back(cluster, _waiting(outcome), leaving)
+    leaving = [cluster.attempts[job_id] for job_id in _stopped_job_ids(outcome)]
+    loans, _ = spare_cores.reclaim_lent_cores(cluster, _waiting(outcome), leaving)
     for start in outcome.starts:
         if start.needs_room:
-            refusals[start.gang.job_id] = making_room(
+            refusals[start.gang.job_id] = making_room_refusal(
                 len(outcome.stops), len(loans), len(start.moves), len(start.reclaims)
             )
             continue
@@ -243,24 +247,24 @@ def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlaceme
     return response
 
 
-def making_room(stops: int, loans: int = 0, moves: int = 0, reclaims: int = 0) -> Refusal:
-    """Its place is known, but whoever is there has to leave first, or give cores back that were lent to it."""
+def making_room_refusal(stops: int, loans: int = 0, moves: int = 0, reclaims: int = 0) -> Refusal:
+    """Return the refusal of a job whose place is chosen but has to be freed first."""
     if moves:
-        told, remedy = f"{plural(moves, 'job')} to move elsewhere", "they stop there, within their grace"
+        awaited, remedy = f"{plural(moves, 'job')} to move elsewhere", "they stop there, within their grace"
     elif reclaims:
-        told = f"{plural(reclaims, 'job')} to give back what is reserved for it"
+        awaited = f"{plural(reclaims, 'job')} to give back what is reserved for it"
         remedy = "they stop, within their grace"
     elif stops:
-        told, remedy = f"{plural(stops, 'job')} with a lower rank now to stop", "they stop, within their grace"
+        awaited, remedy = f"{plural(stops, 'job')} with a lower rank now to stop", "they stop, within their grace"
     elif loans:
-        told, remedy = f"{plural(loans, 'job')} to give back cores that were lent", "they give them back, at once"
+        awaited, remedy = f"{plural(loans, 'job')} to give back lent cores", "they give them back, at once"
     else:
-        told, remedy = "jobs that are stopping already, or giving cores back", "they have done so, within their grace"
-    return Refusal(Code.MAKING_ROOM, f"its place is chosen; it waits for {told}", remedy)
+        awaited, remedy = "jobs that are already stopping or giving cores back", "they finish, within their grace"
+    return Refusal(Code.MAKING_ROOM, f"its place is chosen; it waits for {awaited}", remedy)
 
 
-def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candidate) -> Live:
-    """Choose cores and GPUs by name for a start, hold them, and write the attempt down."""
+def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candidate) -> LiveAttempt:
+    """Assign cores and GPUs to a start, hold them, and return the new attempt."""
     allocation = tuple(name_tasks(cluster, start))
     for holding in start.holdings:
         cluster.ledger.hold(holding)
@@ -272,7 +276,7 @@ def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candid
         estimate=candidate.estimate,
     )
     for role, part in zip(record.spec.roles, start.gang.parts, strict=True):
-        role.replicas = part.replicas  # placement may have decided on more, where they are left open
+        role.replicas = part.replicas  # placement may have chosen more, if the number is open
     attempt = record.attempt
     attempt.job_id, attempt.number, attempt.pre_run = candidate.job_id, candidate.number, candidate.pre_run
     attempt.state = specs.ATTEMPT_STATES.to_wire(AttemptState.ASSIGNED)
@@ -282,13 +286,13 @@ def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candid
     head = allocation[0].node_id
     attempt.master_port = cluster.master_port(head)
     attempt.master_address = cluster.nodes[head].inventory.address or head
-    live = Live(record, allocation, holdings=start.holdings)
+    live = LiveAttempt(record, allocation, holdings=start.holdings)
     cluster.add(live)
     return live
 
 
 def name_tasks(cluster: Cluster, start: cycle.Start) -> list[NodeAllocation]:
-    """Number the replicas over the gang, part by part, and give each its cores and GPUs on its node."""
+    """Return a start's allocation by node: its replicas ranked over the gang, with cores and GPUs assigned."""
     by_node: dict[int, list[Task]] = {}
     shares: dict[int, list[tuple[int, int]]] = {}
     ranks = ranks_of(start.gang)
@@ -304,7 +308,7 @@ def name_tasks(cluster: Cluster, start: cycle.Start) -> list[NodeAllocation]:
 
 
 def ranks_of(gang: Gang) -> list[list[int]]:
-    """Ranks of each part's replicas: 0… over the whole gang, in the parts' order."""
+    """Return the ranks of each part's replicas: from 0 over the whole gang, in the order of the parts."""
     ranks: list[list[int]] = []
     first = 0
     for part in gang.parts:
@@ -316,7 +320,7 @@ def ranks_of(gang: Gang) -> list[list[int]]:
 def answer(
     cluster: Cluster, decision: Decision, started: Sequence[job_pb2.Attempt]
 ) -> placement_pb2.PlanPlacementResponse:
-    """Write a decision down for the queue, with those starts that were committed."""
+    """Return the response to the queue for a decision, with the starts that were committed."""
     response = placement_pb2.PlanPlacementResponse()
     for attempt in started:
         response.placed.add(attempt=attempt, sizing=decision.sizings[attempt.job_id])
@@ -333,17 +337,17 @@ def _refuse(response: placement_pb2.PlanPlacementResponse, refusals: Mapping[str
 
 
 def capacity(cluster: Cluster) -> placement_pb2.Capacity:
-    """Sum up what is free on nodes that take work, and with it what is held anywhere.
+    """Return what is free on open nodes, and the total of that and everything held on any node.
 
-    The total counts nodes that are held for their launches: a queue that saw no capacity would ask for no plan, and no
-    job would ever be tried there.
+    The total includes nodes that are held for failed launches: a queue that saw no capacity would request no plan, and
+    no canary would ever start there.
     """
     ledger = cluster.ledger
     free = may_take = free_anywhere = ledger.sums(ledger.open)
     if not ledger.open.all():
         free_anywhere = ledger.sums(np.ones_like(ledger.open))
         taking = ledger.open.copy()
-        taking[[node.number for node in cluster.nodes.values() if node.hold and node.open_but_held]] = True
+        taking[[node.number for node in cluster.nodes.values() if node.hold and node.open_without_hold]] = True
         may_take = ledger.sums(taking)
     have = (int(ledger.total_gpus.sum()) * WHOLE_GPU_MILLI, ledger.total_cores.sum(), ledger.total_memory.sum())
     sums = zip(may_take, have, free_anywhere, strict=True)

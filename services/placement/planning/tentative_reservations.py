@@ -1,11 +1,11 @@
-"""Places that are kept for a gang and for the jobs that move for its sake, until those who are there have stopped.
+"""Tentative reservations for a gang and for the jobs that migrate to make room for it, until the stops are done.
 
-Theory of operation. A plan that moves jobs cannot be carried out at once: the movers have to stop first. Until then
-their new places, and the place that they leave, are promised by job and attempt: later plans count them as taken, and a
-job that has a promise and asks for a place is given that one, as soon as it is free. A promise is a memory and no
-record: it ends when it is kept, when its place is gone, when its job has become something else, and in any case at a
-fixed time, so that nothing stays reserved for a job that never asks. Whoever loses a promise, as all do when placement
-is started anew, asks like any other.
+Theory of operation. A plan that migrates jobs cannot be carried out at once: the jobs have to stop first. Until then
+their new places, and the place that they leave, are reserved by job and attempt: later plans count them as taken, and a
+job with a reservation gets its reserved place as soon as it is free. A reservation is kept in memory only. It ends when
+it is used, when its place is gone, when its job has another attempt, and in any case at a fixed time, so that nothing
+stays reserved for a job that never asks. A job that loses its reservation, as all do when placement restarts, competes
+like any other.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cotenant.core.placement.gang_allocation import hold_all
 from cotenant.core.scheduling.cycle import Start
 from cotenant.services.placement.cluster.cluster_state import Cluster
 
-KEPT_SECONDS = 15.0  # after the longest grace of those who stop
+KEPT_SECONDS = 15.0  # after the longest grace of the stopping jobs
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """The places that a job's next attempt will have; `nodes` are the ids of those of its holdings, in their order."""
+class TentativeReservation:
+    """The start reserved for a job's next attempt; `nodes` are the node ids of its holdings, in order."""
 
     start: Start
     number: int
@@ -31,7 +31,7 @@ class Promise:
     until_seconds: float  # on the monotonic clock
 
     def start_in(self, cluster: Cluster) -> Start | None:
-        """Write the places with the nodes' numbers of now; None where a node takes no work, or the job lives on."""
+        """Return the start with the nodes' present numbers; None if a node is closed or the job has not stopped."""
         live = cluster.attempts.get(self.start.gang.job_id)
         if live and (live.key[1] >= self.number or live.state not in (AttemptState.STOPPING, AttemptState.STOPPED)):
             return None
@@ -44,49 +44,49 @@ class Promise:
         return replace(self.start, offer=offer, holdings=holdings, needs_room=True)
 
 
-class Promises:
-    """All promises, by job."""
+class TentativeReservations:
+    """All tentative reservations, by job."""
 
     def __init__(self) -> None:
-        self._by_job: dict[str, Promise] = {}
+        self._by_job: dict[str, TentativeReservation] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_job)
 
-    def __iter__(self) -> Iterator[Promise]:
+    def __iter__(self) -> Iterator[TentativeReservation]:
         return iter(self._by_job.values())
 
     def make(self, cluster: Cluster, start: Start, number: int, until_seconds: float) -> None:
-        """Promise a job's next attempt its places."""
+        """Reserve a start for a job's next attempt."""
         nodes = tuple(cluster.node_at(holding.node).id for holding in start.holdings)
-        self._by_job[start.gang.job_id] = Promise(start, number, nodes, until_seconds)
+        self._by_job[start.gang.job_id] = TentativeReservation(start, number, nodes, until_seconds)
 
     def drop(self, job_id: str) -> None:
-        """Keep the place no longer."""
+        """Drop a job's reservation."""
         self._by_job.pop(job_id, None)
 
-    def standing(self, cluster: Cluster, asking: Mapping[str, int], now: float) -> dict[str, Start]:
-        """Give the places that are still kept, by job; of those who are `asking`, for the attempts that they ask for.
+    def valid(self, cluster: Cluster, requested: Mapping[str, int], now: float) -> dict[str, Start]:
+        """Return the reserved starts that are still valid, by job; `requested` has candidates' attempt numbers by job.
 
-        A place that others were given as the nodes changed is kept no longer, nor is one whose time is over.
+        A reservation is invalid if its time is over or its place was taken after nodes changed.
         """
         if not self._by_job:
             return {}
         kept: dict[str, Start] = {}
         ledger = cluster.ledger
-        with ledger.undone():
+        with ledger.rolled_back():
             for holding in cluster.leaving():
                 ledger.release(holding)
-            for job_id, promise in self._by_job.items():
-                if promise.until_seconds <= now or asking.get(job_id, promise.number) != promise.number:
+            for job_id, reservation in self._by_job.items():
+                if reservation.until_seconds <= now or requested.get(job_id, reservation.number) != reservation.number:
                     continue
-                start = promise.start_in(cluster)
+                start = reservation.start_in(cluster)
                 if start and hold_all(ledger, start.holdings):
                     kept[job_id] = start
         return kept
 
-    def keep(self, job_ids: Mapping[str, Start]) -> bool:
-        """Forget all others; True where there were any."""
+    def retain(self, job_ids: Mapping[str, Start]) -> bool:
+        """Drop all other reservations; return True if there were any."""
         before = len(self._by_job)
-        self._by_job = {job_id: promise for job_id, promise in self._by_job.items() if job_id in job_ids}
+        self._by_job = {job_id: reservation for job_id, reservation in self._by_job.items() if job_id in job_ids}
         return len(self._by_job) < before

@@ -1,4 +1,4 @@
-"""Agents come, report and go: what follows for nodes and attempts."""
+"""Registry of agents: connects and disconnects them, applies their reports, and expires silent nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cotenant.codec.errors import Problem
 from cotenant.core.failures.launch_health import HoldRules
 from cotenant.core.model.lifecycle import AttemptState, StopReason
 from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.identity import check_node
 from cotenant.services.placement.agents import agent_sessions
-from cotenant.services.placement.attempts.attempt_store import Attempts
-from cotenant.services.placement.attempts.attempt_tracking import Following
-from cotenant.services.placement.attempts.cpu_hotplug import Fitting
+from cotenant.services.placement.attempts.attempt_store import AttemptStore
+from cotenant.services.placement.attempts.attempt_tracking import AttemptTracker
+from cotenant.services.placement.attempts.cpu_hotplug import CpuHotplug
 from cotenant.services.placement.attempts.resizes import Resizes
 from cotenant.services.placement.cluster import attempt_reports
 from cotenant.services.placement.cluster.cluster_state import Cluster
@@ -30,13 +30,13 @@ from cotenant.services.placement.cluster.live_records import (
     SCHEMA_VERSION,
     Node,
     NodeState,
-    may_run_on_seconds,
+    may_outlive_contact_seconds,
 )
-from cotenant.services.placement.registry.liveness import Attention
-from cotenant.services.placement.registry.node_claims import Claims
+from cotenant.services.placement.registry.liveness import LivenessClock
+from cotenant.services.placement.registry.node_claims import NodeClaims
 from cotenant.services.placement.registry.node_description import describe
-from cotenant.services.placement.registry.node_removal import Forgetting
-from cotenant.services.placement.registry.suspects import Suspects
+from cotenant.services.placement.registry.node_removal import NodeRemoval
+from cotenant.services.placement.registry.suspects import SuspectNodes
 from cotenant.store.identity_check import Trust
 from cotenant.store.port import StoreUnavailable
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -45,48 +45,53 @@ from cotenant.v1 import records_pb2, resources_pb2
 log = structlog.get_logger()
 
 
-class Registry:
-    """The living side of placement: sessions, reports, drains and losses."""
+class AgentRegistry:
+    """Handles agents' sessions and reports, drains, and lost nodes."""
 
     def __init__(
         self,
         cluster: Cluster,
         committer: Committer,
         sessions: agent_sessions.Sessions,
-        attempts: Attempts,
+        attempts: AttemptStore,
         resizes: Resizes,
-        following: Following,
-        fitting: Fitting,
-        attention: Attention,
-        leads_for_sure: Callable[[], bool],
-        background: Background,
+        tracker: AttemptTracker,
+        cpu_hotplug: CpuHotplug,
+        liveness_clock: LivenessClock,
+        certainly_leads: Callable[[], bool],
+        background: BackgroundTasks,
         *,
         holding: HoldRules,
         heartbeat_seconds: float,
         lost_after_seconds: float,
-        on_gone: Callable[[str], None],
+        on_disconnect: Callable[[str], None],
         trust: Trust | None = None,
     ) -> None:
-        """`trust` is what is known of the store, where it is one that may go back in time."""
+        """`trust` judges the store's identity, for stores that may be restored to an older state."""
         self.cluster, self.committer, self.sessions, self.attempts = cluster, committer, sessions, attempts
-        self.resizes, self.following, self.fitting, self.attention = resizes, following, fitting, attention
+        self.resizes, self.tracker, self.cpu_hotplug, self.liveness_clock = (
+            resizes,
+            tracker,
+            cpu_hotplug,
+            liveness_clock,
+        )
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
         self.term, self._trust = 0, trust
-        self._on_gone, self._leads_for_sure = on_gone, leads_for_sure
-        self._locks: dict[str, asyncio.Lock] = {}  # by node: its record is changed by one at a time
-        self.claims = Claims(cluster)
-        self.suspects = Suspects(cluster, committer, attempts.feed, background, self._lock, holding)
-        self.forgetting = Forgetting(cluster, committer, attempts, self._lock, self._give_up)
+        self._on_gone, self._leads_for_sure = on_disconnect, certainly_leads
+        self._locks: dict[str, asyncio.Lock] = {}  # by node: serializes changes of its record
+        self.claims = NodeClaims(cluster)
+        self.suspects = SuspectNodes(cluster, committer, attempts.events, background, self._lock, holding)
+        self.node_removal = NodeRemoval(cluster, committer, attempts, self._lock, self._give_up)
 
     # Streams -------------------------------------------------------------------------------------------------
 
     async def connect(
         self, requests: AsyncIterator[node_pb2.ConnectRequest]
     ) -> AsyncIterator[node_pb2.ConnectResponse]:
-        """Serve one agent's stream from its hello to its end."""
+        """Serve one agent's stream, from its hello to its end."""
         first = await anext(aiter(requests), None)
         if first is None or not first.hello.node_id:
-            raise errors.failed_precondition("HELLO_FIRST", "an agent's stream begins with its hello")
+            raise errors.failed_precondition("HELLO_FIRST", "the first message of an agent's stream must be its hello")
         check_node(first.hello.node_id)
         agent_sessions.check_message(first)
         session = await self._admit(first.hello)
@@ -96,48 +101,48 @@ class Registry:
                 yield message
         finally:
             reader.cancel()
-            self._gone(session)
+            self._disconnected(session)
 
     async def _admit(self, hello: node_pb2.Hello) -> agent_sessions.Session:
         self._check_incarnation(hello)
         await self._check_store(hello)
         node = await self._register(hello.node_id, hello.inventory)
-        self._check_incarnation(hello)  # another agent may have come while the record was written
+        self._check_incarnation(hello)  # another agent may have connected while the record was written
         session = agent_sessions.Session(hello.node_id, hello.incarnation, self._mark)
         session.put(self._welcome())
         self._reconcile(node, session, hello)
         self.sessions.open(session)
         node.connected, node.lost = True, False
-        self._hear(node)
+        self._record_contact(node)
         self.claims.connected(node)
-        self.cluster.reopen(node)
-        self.attempts.feed.publish_capacity()
+        self.cluster.refresh_open(node)
+        self.attempts.events.publish_capacity()
         if node.record.node.state == NodeState.NODE_STATE_DRAINING:
             self.attempts.order_stops(self.cluster.on_node(node.id), StopReason.DRAINED)
-        self.fitting.fit(node.id)
+        self.cpu_hotplug.fit(node.id)
         log.info("node_connected", node=node.id, gpus=len(node.inventory.gpus), cores=len(node.inventory.cores))
         return session
 
     def _check_incarnation(self, hello: node_pb2.Hello) -> None:
-        """Refuse an agent that takes the name of a node whose agent is alive."""
+        """Refuse an agent with the id of a node whose agent is alive."""
         old, node = self.sessions.get(hello.node_id), self.cluster.nodes.get(hello.node_id)
-        speaks = node is not None and self._silent_seconds(node) < 2 * self.heartbeat_seconds
-        if old and speaks and old.incarnation != hello.incarnation:
+        alive = node is not None and self._silent_seconds(node) < 2 * self.heartbeat_seconds
+        if old and alive and old.incarnation != hello.incarnation:
             raise self.claims.refuse(hello)
 
     async def _check_store(self, hello: node_pb2.Hello) -> None:
-        """Refuse an agent while the store is not what it was, or is not the agent's: it would stop what runs.
+        """Refuse agents while the store is older than known or not the agent's, which would stop running jobs.
 
         Raises:
-            Problem: FAILED_PRECONDITION, with what is wrong.
+            Problem: FAILED_PRECONDITION, with the verdict on the store.
         """
         if self._trust is None:
             return
         verdict, mark = self._trust.verdict, mark_from_wire(hello.store)
         if mark and verdict is None:
-            verdict = await self._trust.testify(hello.node_id, mark)
+            verdict = await self._trust.add_witness(hello.node_id, mark)
         if verdict:
-            raise errors.failed_precondition(verdict.wrong.value, f"{verdict.text}; what runs on the node, runs on")
+            raise errors.failed_precondition(verdict.mismatch.value, f"{verdict.text}; jobs on the node keep running")
 
     def _mark(self) -> node_pb2.StoreMark | None:
         mark = self._trust.mark() if self._trust else None
@@ -156,44 +161,44 @@ class Registry:
     def _lock(self, node_id: str) -> asyncio.Lock:
         return self._locks.setdefault(node_id, asyncio.Lock())
 
-    async def _register(self, node_id: str, made_of: resources_pb2.Inventory) -> Node:
-        """Keep what a node is made of, where that is new."""
-        inventory = specs.inventory_from_wire(made_of)
+    async def _register(self, node_id: str, reported: resources_pb2.Inventory) -> Node:
+        """Return a node with the reported inventory, which is stored if it has changed."""
+        inventory = specs.inventory_from_wire(reported)
         async with self._lock(node_id):
             node = self.cluster.nodes.get(node_id)
             if node and node.inventory == inventory and not node.given_up:
-                self.attempts.order_healing(node, node.inventory)
+                self.attempts.order_health_stops(node, node.inventory)
                 return node
             record = records_pb2.StoredNode(schema_version=SCHEMA_VERSION)
             if node:
                 record.CopyFrom(node.record)
-                record.ClearField("given_up")  # here it is
+                record.ClearField("given_up")  # it is back
                 record.ClearField("powered_off")
                 log.info("node_changed", node=node.id)
             else:
                 record.node.id = node_id
                 record.node.state = NodeState.NODE_STATE_READY
                 record.node.create_time.GetCurrentTime()
-                record.request_ids.extend(self.forgetting.requests_left(node_id))
-            record.node.inventory.CopyFrom(made_of)
+                record.request_ids.extend(self.node_removal.past_request_ids(node_id))
+            record.node.inventory.CopyFrom(reported)
             await self.committer.commit([Write(NODES + node_id, record.SerializeToString())])
             fresh = self.cluster.put_node(node_id, inventory, record)
-        self.attempts.order_healing(fresh, node.inventory if node else None)
+        self.attempts.order_health_stops(fresh, node.inventory if node else None)
         return fresh
 
     def _reconcile(self, node: Node, session: agent_sessions.Session, hello: node_pb2.Hello) -> None:
-        """Compare what the agent knows with what we believe; tell it what to start, to stop and to forget."""
-        told = {(report.job_id, report.number) for report in hello.attempts}
+        """Reconcile the agent's attempts with placement's: queue the starts, stops and acknowledgments it needs."""
+        reported = {(report.job_id, report.number) for report in hello.attempts}
         node.superseded.clear()
         for report in hello.attempts:
             self._take_report(node, session, report)
         for live in self.cluster.on_node(node.id):
             if not live.epoch or live.ended_on(node.id):
-                continue  # what is being committed is told of when that is done
-            if live.key in told:
+                continue  # an attempt whose start is being committed is assigned after the commit
+            if live.key in reported:
                 if live.state is AttemptState.STOPPING:
                     session.put(agent_sessions.stop_order(live))
-                self.resizes.remind(live, node.id, session)
+                self.resizes.resend(live, node.id, session)
             elif live.state is AttemptState.STOPPING:
                 end = attempt_reports.end_of_unknown(live, node.id)
                 self.attempts.give_up(live, node.id, end, f"{node.id} does not have it")
@@ -201,28 +206,28 @@ class Registry:
                 session.put(agent_sessions.assignment(live, live.nodes.index(node.id)))
             else:
                 self.attempts.give_up(
-                    live, node.id, AttemptState.LOST, f"{node.id} has forgotten it, as after a reboot"
+                    live, node.id, AttemptState.LOST, f"{node.id} no longer has it, as after a reboot"
                 )
 
-    def _hear(self, node: Node) -> None:
-        """Note that a node's agent was heard just now."""
-        node.seen_seconds, node.heard_seconds = time.monotonic(), self.attention.look()
+    def _record_contact(self, node: Node) -> None:
+        """Record that a node's agent sent a message now."""
+        node.seen_seconds, node.heard_seconds = time.monotonic(), self.liveness_clock.tick()
 
     def _silent_seconds(self, node: Node) -> float:
-        """For how long a node's agent was silent, of the time that was attended to."""
-        return self.attention.look() - node.heard_seconds
+        """Return how long a node's agent has been silent, by the liveness clock."""
+        return self.liveness_clock.tick() - node.heard_seconds
 
-    def _gone(self, session: agent_sessions.Session) -> None:
-        """Take in that a stream has ended. Its agent was last seen when it last spoke, not now."""
+    def _disconnected(self, session: agent_sessions.Session) -> None:
+        """Handle the end of a stream. The agent was last seen at its last message, not now."""
         self._on_gone(session.node_id)
         if not self.sessions.close(session):
-            return  # another stream has taken its place
+            return  # another stream has replaced it
         if node := self.cluster.nodes.get(session.node_id):
             node.connected = False
-            self.claims.gone(node)
-            self.cluster.reopen(node)
-            self.attempts.feed.publish_capacity()
-            log.warning("node_away", node=session.node_id)
+            self.claims.disconnected(node)
+            self.cluster.refresh_open(node)
+            self.attempts.events.publish_capacity()
+            log.warning("node_disconnected", node=session.node_id)
 
     async def _read(
         self,
@@ -231,64 +236,64 @@ class Registry:
         requests: AsyncIterator[node_pb2.ConnectRequest],
     ) -> None:
         try:
-            if await self._understood(session, first):  # what came along with the hello
+            if await self._handle(session, first):  # the first message may carry more than the hello
                 async for request in requests:
-                    if not await self._understood(session, request):
+                    if not await self._handle(session, request):
                         return
-        except Exception as error:  # gRPC has many ways to say that a stream is broken
+        except Exception as error:  # gRPC raises various errors for a broken stream
             log.info("agent_stream_broken", node=session.node_id, error=f"{type(error).__name__}: {error}")
         finally:
             session.close()
 
-    async def _understood(self, session: agent_sessions.Session, request: node_pb2.ConnectRequest) -> bool:
+    async def _handle(self, session: agent_sessions.Session, request: node_pb2.ConnectRequest) -> bool:
         try:
             agent_sessions.check_message(request)
-            await self._take(session, request)
+            await self._apply(session, request)
         except Problem as error:
             log.warning("agent_refused", node=session.node_id, error=error.message)
             return False
-        except (Fenced, Halted, StoreUnavailable) as error:  # ours, and over with this stream: the agent comes anew
-            log.info("agent_not_heard", node=session.node_id, error=str(error))
+        except (Fenced, Halted, StoreUnavailable) as error:  # placement's own error: the agent reconnects
+            log.info("agent_message_not_committed", node=session.node_id, error=str(error))
             return False
-        except Exception:  # a stranger's words; the stream ends, and the agent comes back with its hello
-            log.exception("agent_not_understood", node=session.node_id)
+        except Exception:  # unexpected input: the stream ends, and the agent reconnects
+            log.exception("agent_message_failed", node=session.node_id)
             return False
         return True
 
-    async def _take(self, session: agent_sessions.Session, request: node_pb2.ConnectRequest) -> None:
+    async def _apply(self, session: agent_sessions.Session, request: node_pb2.ConnectRequest) -> None:
         node = self.cluster.nodes[session.node_id]
-        self._hear(node)
+        self._record_contact(node)
         if request.HasField("hello") or request.HasField("certificate"):
             node.certificate = request.certificate if request.HasField("certificate") else None
         if request.HasField("condition"):
             node.condition.take(request.condition)
-        if request.beat and self._leads_for_sure():  # else another one may lead, and take this node as silent
-            session.put(agent_sessions.heard(request.beat))
-        if request.HasField("inventory"):  # first: what an end gives back may not be well
+        if request.beat and self._leads_for_sure():  # otherwise another leader may count this node as silent
+            session.put(agent_sessions.heartbeat_ack(request.beat))
+        if request.HasField("inventory"):  # first, because an ended attempt may free unhealthy GPUs
             node = await self._register(node.id, request.inventory)
             self.claims.connected(node)
-            self.cluster.reopen(node)
-            self.attempts.feed.publish_capacity()
-            self.fitting.fit(node.id)
+            self.cluster.refresh_open(node)
+            self.attempts.events.publish_capacity()
+            self.cpu_hotplug.fit(node.id)
         for report in request.reports:
             self._take_report(node, session, report)
         for progress in request.progress:
             if not self._runs_on(node, progress.job_id):
                 continue
-            self.attempts.feed.publish_progress(progress.job_id, progress.progress)
-            self.following.take_progress(progress)
+            self.attempts.events.publish_progress(progress.job_id, progress.progress)
+            self.tracker.take_progress(progress)
         for profiled in request.profiled:
             if not self._runs_on(node, profiled.job_id):
                 continue
-            self.attempts.feed.publish_profiled(profiled)
-            self.following.take_profiled(profiled)
+            self.attempts.events.publish_profiled(profiled)
+            self.tracker.take_profiled(profiled)
         for resized in request.resized:
             self.resizes.take_report(node.id, resized)
 
     # Reports -------------------------------------------------------------------------------------------------
 
     def _runs_on(self, node: Node, job_id: str) -> bool:
-        """Whether a node may tell of a job: of what it was not given it knows nothing."""
+        """Return whether a node may report on a job: only on jobs that were assigned to it."""
         live = self.cluster.attempts.get(job_id)
         return live is not None and node.id in live.nodes
 
@@ -296,36 +301,36 @@ class Registry:
         live = self.cluster.attempts.get(report.job_id)
         key = (report.job_id, report.number)
         if live is None or live.key != key or node.id not in live.nodes:
-            self._take_stray(node, session, report, known_end=True)
+            self._take_unexpected(node, session, report, known_end=True)
         elif live.state.ended:
-            self._take_stray(node, session, report, known_end=live.end_kept)
+            self._take_unexpected(node, session, report, known_end=live.end_committed)
         else:
             before = live.parts.get(node.id)
-            self.suspects.sign(live, node, report)
+            self.suspects.mark_suspected(live, node, report)
             self.attempts.take_report(live, node.id, report)
-            self.suspects.follow(live, node, before)
+            self.suspects.record_outcome(live, node, before)
             self.resizes.settle(live)
 
-    def _take_stray(
+    def _take_unexpected(
         self, node: Node, session: agent_sessions.Session, report: node_pb2.AttemptReport, *, known_end: bool
     ) -> None:
-        """An attempt that should not be there any more: it is stopped, and until it is gone it holds its node."""
+        """Stop an attempt that should not be on the node; the node takes no new work until it is gone."""
         key = (report.job_id, report.number)
         if not specs.ATTEMPT_STATES.from_wire(report.state).ended:
             node.superseded.add(key)
             session.put(agent_sessions.supersede(report))
         else:
             node.superseded.discard(key)
-            if known_end:  # else it is acknowledged once its end has been committed
+            if known_end:  # otherwise it is acknowledged after its end is committed
                 session.put(agent_sessions.ack(*key))
-        if self.cluster.reopen(node):
-            self.attempts.feed.publish_capacity()
+        if self.cluster.refresh_open(node):
+            self.attempts.events.publish_capacity()
 
     # Drains and losses ---------------------------------------------------------------------------------------
 
-    def give_up_silent_nodes(self) -> None:
-        """Take nodes whose agents are silent as away, and away for too long as lost, their attempts with them."""
-        self.fitting.try_again()
+    def expire_silent_nodes(self) -> None:
+        """Disconnect nodes with silent agents, and mark nodes lost after a longer silence, with their attempts."""
+        self.cpu_hotplug.retry()
         for node in list(self.cluster.nodes.values()):
             silent = self._silent_seconds(node)
             if (
@@ -333,63 +338,63 @@ class Registry:
                 and silent > HEARTBEATS_MISSED_MAX * self.heartbeat_seconds
                 and (session := self.sessions.get(node.id))
             ):
-                self._gone(session)
+                self._disconnected(session)
             if node.connected:
                 continue
             if node.given_up:
-                self.forgetting.let_go(node)
+                self.node_removal.mark_lost(node)
             elif silent > self.lost_after_seconds:
                 if not node.lost:
                     node.lost = True
-                    self.attempts.feed.publish_capacity()
+                    self.attempts.events.publish_capacity()
                 self._give_up(node, f"{node.id} has been away for {silent:.0f} s", self.lost_after_seconds)
 
-    def let_go(self) -> None:
-        """End all agents' streams, so that they look for whoever leads; they are away until they come again."""
+    def disconnect_all(self) -> None:
+        """Close all agents' streams, so that the agents look for the leader; nodes are away until they reconnect."""
         for node in list(self.cluster.nodes.values()):
             if session := self.sessions.get(node.id):
-                self._gone(session)
+                self._disconnected(session)
 
     def _give_up(self, node: Node, why: str, after_seconds: float) -> None:
-        """Take attempts of a node as lost; who stops by itself must have before it is started elsewhere."""
+        """Give up a node's attempts; one that stops when disconnected is given up only after it must have stopped."""
         silent = self._silent_seconds(node)
         for live in self.cluster.on_node(node.id):
-            if silent > may_run_on_seconds(live, after_seconds, self.heartbeat_seconds):
+            if silent > may_outlive_contact_seconds(live, after_seconds, self.heartbeat_seconds):
                 self.attempts.give_up(live, node.id, AttemptState.LOST, why)
 
     async def mark(
         self, node_id: str, state: NodeState.ValueType, reason: str, owner: str, request_id: str = ""
     ) -> Node:
-        """Cordon, drain or uncordon a node, durably; a request that was obeyed before changes nothing."""
+        """Cordon, drain or uncordon a node durably; a repeated request id changes nothing."""
         async with self._lock(node_id):
             node = self.cluster.nodes.get(node_id)
             if node is None:
-                raise errors.not_found("node", node_id, near=self.cluster.nodes)  # it was forgotten meanwhile
+                raise errors.not_found("node", node_id, near=self.cluster.nodes)  # it was removed in between
             if request_id and request_id in node.record.request_ids:
                 return node
             if state == NodeState.NODE_STATE_READY == node.record.node.state:
-                self.suspects.release(node_id)  # there is no cordon to take back: it is the hold that is meant
+                self.suspects.release(node_id)  # there is no cordon, so the request means the hold
             record = records_pb2.StoredNode()
             record.CopyFrom(node.record)
             record.request_ids[:] = [*record.request_ids, *([request_id] if request_id else [])][-REQUEST_IDS_MAX:]
             record.node.state, record.node.state_reason, record.node.state_owner = state, reason, owner
-            kept = self.committer.submit([Write(NODES + node_id, record.SerializeToString())])
-            node.record = record  # at once: whatever is decided now is committed after this
-            self.cluster.reopen(node)
-            await kept
-        self.attempts.feed.publish_capacity()
+            committed = self.committer.submit([Write(NODES + node_id, record.SerializeToString())])
+            node.record = record  # at once, because later decisions are committed after this
+            self.cluster.refresh_open(node)
+            await committed
+        self.attempts.events.publish_capacity()
         if state == NodeState.NODE_STATE_DRAINING:
             self.attempts.order_stops(self.cluster.on_node(node_id), StopReason.DRAINED)
         return node
 
     def release_gpu(self, node: Node, gpu_uuid: str) -> None:
-        """Have a node's agent end what holds a GPU back from work, and look at it anew."""
+        """Order a node's agent to clear a GPU's health hold and check the GPU again."""
         if not self.sessions.send(node.id, agent_sessions.release(gpu_uuid)):
             raise errors.failed_precondition(
-                "NODE_AWAY", f"the agent of {node.id} is away, and it is the agent that releases a GPU"
+                "NODE_AWAY", f"the agent of {node.id} is disconnected; only the agent can release a GPU"
             )
         log.info("gpu_released", node=node.id, gpu=gpu_uuid)
 
     def describe(self, node: Node) -> node_pb2.Node:
-        """Return a node as callers see it."""
+        """Return a node message for callers."""
         return describe(node, self.cluster, self.claims, self._silent_seconds(node), self.heartbeat_seconds)

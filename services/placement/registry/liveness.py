@@ -1,11 +1,11 @@
-"""How long others were silent, by a clock that goes only while this process could have heard them.
+"""Liveness clock: measures agents' silence, and runs only while this process could have received their messages.
 
-Theory of operation. Whoever takes silence for a loss must have listened. A process that was stopped, whose machine was
-halted or has far more to do than it can, or which has lost its store and turns everybody away, hears nobody, though all
-may speak: what they say waits in sockets. So silence is not measured by the time that has passed, but by the time that
-was attended to: it is looked at every `look_seconds`, and what lies between two looks counts for no more than
-`LOOKS_COUNTED_MAX` of them. This clock never runs ahead of the real one: a node is waited for longer, never shorter,
-and whoever stops by itself after a time of silence has stopped before it is started elsewhere.
+Theory of operation. Silence indicates a loss only if this process was listening. A process that was stopped, whose
+machine was halted or is overloaded, or that has lost its store and accepts no agents, receives nothing although all
+agents may be sending: their messages wait in sockets. So silence is not measured by elapsed time but by attended time:
+the clock ticks every `tick_seconds`, and the time between two ticks counts as at most `TICKS_COUNTED_MAX` intervals.
+This clock never runs ahead of real time: a node is waited for longer, never shorter, and an attempt that stops after a
+time of disconnection has stopped before it is started elsewhere.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ import structlog
 
 log = structlog.get_logger()
 
-LOOKS_WITHIN_BEAT = 4
-LOOK_SECONDS_MIN = 0.1
-LOOKS_COUNTED_MAX = 2
-TOLD_LOOKS = 12  # three heartbeats: for so long nobody may be silent
+TICKS_PER_HEARTBEAT = 4
+TICK_SECONDS_MIN = 0.1
+TICKS_COUNTED_MAX = 2
+TICKS_REPORTED = 12  # three heartbeats: a longer gap is logged
 
 
-class Attention:
-    """The clock of one process. `beat_seconds` is how often those are to speak who are listened to."""
+class LivenessClock:
+    """The clock of one process. `beat_seconds` is the heartbeat interval of the agents."""
 
     def __init__(self, beat_seconds: float) -> None:
-        self.look_seconds = max(LOOK_SECONDS_MIN, beat_seconds / LOOKS_WITHIN_BEAT)
-        self._attended = 0.0
-        self._looked = time.monotonic()
-        self._turned = False
+        self.tick_seconds = max(TICK_SECONDS_MIN, beat_seconds / TICKS_PER_HEARTBEAT)
+        self._attended_seconds = 0.0
+        self._ticked = time.monotonic()
+        self._paused = False
 
-    def look(self) -> float:
-        """Return the seconds that were attended to so far. To be called every `look_seconds`, and whenever wanted."""
+    def tick(self) -> float:
+        """Return the attended seconds so far; call this every `tick_seconds`, and whenever the time is needed."""
         now = time.monotonic()
-        gap, self._looked = now - self._looked, now
-        if not self._turned:
-            self._attended += min(gap, LOOKS_COUNTED_MAX * self.look_seconds)
-            if gap >= TOLD_LOOKS * self.look_seconds:
-                log.warning("was_absent", seconds=round(gap, 3))
-        return self._attended
+        gap, self._ticked = now - self._ticked, now
+        if not self._paused:
+            self._attended_seconds += min(gap, TICKS_COUNTED_MAX * self.tick_seconds)
+            if gap >= TICKS_REPORTED * self.tick_seconds:
+                log.warning("process_stalled", seconds=round(gap, 3))
+        return self._attended_seconds
 
-    def turn_away(self) -> None:
-        """Listen to nobody who comes: until `turn_back` no time is counted."""
-        self.look()
-        self._turned = True
+    def pause(self) -> None:
+        """Count no time until `resume`, because no agents are accepted."""
+        self.tick()
+        self._paused = True
 
-    def turn_back(self) -> None:
-        """Listen again."""
-        self.look()
-        self._turned = False
+    def resume(self) -> None:
+        """Count time again."""
+        self.tick()
+        self._paused = False

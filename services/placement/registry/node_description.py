@@ -1,4 +1,4 @@
-"""A node as callers of the API see it: its record, what it holds, and what its agent and placement know of it."""
+"""Node messages for callers of the API: the record, usage, attempts, health and conditions of a node."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Collection
 
 from cotenant.codec import specs
 from cotenant.security.identity import caller
-from cotenant.security.redaction import without_others
+from cotenant.security.redaction import redact_others
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.live_records import Node, used
-from cotenant.services.placement.registry.node_claims import Claims
+from cotenant.services.placement.registry.node_claims import NodeClaims
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 
 def describe(
-    node: Node, cluster: Cluster, claims: Claims, silence_seconds: float, heartbeat_seconds: float
+    node: Node, cluster: Cluster, claims: NodeClaims, silence_seconds: float, heartbeat_seconds: float
 ) -> node_pb2.Node:
-    """Return a node as the present caller may see it."""
+    """Return a node message with what the present caller may see."""
     message = node_pb2.Node()
     message.CopyFrom(node.record.node)
     lives = cluster.on_node(node.id)
@@ -42,14 +42,14 @@ def describe(
 
 
 def _hide_others(message: node_pb2.Node, cluster: Cluster, tenants: Collection[str]) -> None:
-    """Remove from what is said of a node's health the names of jobs of other tenants."""
+    """Remove the names of other tenants' jobs from a node's health reasons."""
 
     def name_of(job_id: str) -> str | None:
         live = cluster.attempts.get(job_id)
         return None if live is None or live.record.spec.tenant in tenants else live.record.spec.name
 
-    message.state_reason = without_others(message.state_reason, name_of)
+    message.state_reason = redact_others(message.state_reason, name_of)
     for gpu in message.inventory.gpus:
-        gpu.unhealthy_reason = without_others(gpu.unhealthy_reason, name_of)
+        gpu.unhealthy_reason = redact_others(gpu.unhealthy_reason, name_of)
     for problem in message.inventory.problems:
-        problem.reason = without_others(problem.reason, name_of)
+        problem.reason = redact_others(problem.reason, name_of)

@@ -1,7 +1,7 @@
-"""Nodes that an operator gives up: what they had is started elsewhere, and whoever comes by their name is a new one.
+"""Removal of nodes that an operator gives up: their attempts start elsewhere, and their ids may be used by new nodes.
 
-That a node was given up is kept before anything follows from it, so that the next placement goes on with it; and so is
-the request, beyond the node: one that comes late, when a new node has the name, is known, and takes nothing from it.
+The decision is stored before it takes effect, so that the next leader continues with it. The request id is stored even
+beyond the node: a late retry, when a new node already has the id, is recognized and does not touch the new node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import structlog
 
 from cotenant.codec import errors
 from cotenant.core.model.lifecycle import AttemptState
-from cotenant.services.placement.attempts.attempt_store import Attempts
+from cotenant.services.placement.attempts.attempt_store import AttemptStore
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Committer, Write
 from cotenant.services.placement.cluster.live_records import FORGOTTEN, NODES, REQUEST_IDS_MAX, SCHEMA_VERSION, Node
@@ -21,36 +21,36 @@ from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 
-FORGOTTEN_MAX = 1_000  # nodes of which the requests are remembered, the last ones
+FORGOTTEN_MAX = 1_000  # removed nodes whose request ids are kept; the oldest are dropped
 
 
-class Forgetting:
-    """Gives nodes up, and removes those on which nothing is left. `give_up` ends what must have stopped by itself."""
+class NodeRemoval:
+    """Gives up nodes and removes them once they are empty. `give_up` ends attempts that must have stopped by then."""
 
     def __init__(
         self,
         cluster: Cluster,
         committer: Committer,
-        attempts: Attempts,
+        attempts: AttemptStore,
         lock: Callable[[str], asyncio.Lock],
         give_up: Callable[[Node, str, float], None],
     ) -> None:
         self._cluster, self._committer, self._attempts = cluster, committer, attempts
         self._lock, self._give_up = lock, give_up
 
-    def was_asked(self, node_id: str, request_id: str) -> bool:
-        """Whether a node that is no more was given up by this request."""
+    def was_removed_by(self, node_id: str, request_id: str) -> bool:
+        """Return whether a removed node was given up by this request."""
         left = self._cluster.forgotten.get(node_id)
         return bool(left and request_id in left.request_ids and node_id not in self._cluster.nodes)
 
     async def forget(self, node_id: str, reason: str, request_id: str, *, powered_off: bool) -> Node:
-        """Give up a node that will not come back, and what it has; a repeat does nothing to who has come since.
+        """Give up a lost node and its attempts; a repeated request does not affect a new node with this id.
 
-        Attempts that must not run twice are kept until they must have stopped by themselves, unless the node is
-        `powered_off`. It is forgotten as soon as none is left.
+        Attempts that must not run twice are kept until they must have stopped, unless the node is `powered_off`. The
+        node is removed as soon as it has no attempts.
 
         Raises:
-            Problem: there is no such node, or its agent is there.
+            Problem: there is no such node, or its agent is connected.
         """
         async with self._lock(node_id):
             node = self._cluster.nodes.get(node_id)
@@ -61,13 +61,13 @@ class Forgetting:
                     raise errors.failed_precondition(
                         "NODE_CONNECTED", f"the agent of {node.id} is connected: drain {node.id}"
                     )
-                await self._keep(node, reason, request_id, powered_off)
+                await self._save(node, reason, request_id, powered_off)
             if node.given_up:
-                self.let_go(node)
-        self._attempts.feed.publish_capacity()
+                self.mark_lost(node)
+        self._attempts.events.publish_capacity()
         return node
 
-    async def _keep(self, node: Node, reason: str, request_id: str, powered_off: bool) -> None:
+    async def _save(self, node: Node, reason: str, request_id: str, powered_off: bool) -> None:
         record = records_pb2.StoredNode()
         record.CopyFrom(node.record)
         record.request_ids[:] = [*record.request_ids, *([request_id] if request_id else [])][-REQUEST_IDS_MAX:]
@@ -77,8 +77,8 @@ class Forgetting:
         node.record = record
         log.warning("node_given_up", node=node.id, reason=reason, powered_off=powered_off)
 
-    def let_go(self, node: Node) -> None:
-        """Take what a node had that was given up as lost."""
+    def mark_lost(self, node: Node) -> None:
+        """Mark a given-up node and its attempts as lost."""
         node.lost = True
         if node.record.powered_off:
             for live in self._cluster.on_node(node.id):
@@ -86,12 +86,12 @@ class Forgetting:
         self._give_up(node, node.given_up, 0.0)
 
     async def remove(self) -> None:
-        """Remove the nodes that were given up and that nothing is known to be on any more."""
+        """Remove the nodes that were given up and are empty."""
         for node in [node for node in self._cluster.nodes.values() if node.given_up and not node.connected]:
             await self.remove_if_empty(node)
 
     async def remove_if_empty(self, node: Node) -> None:
-        """Remove a node, if nothing is on it; of what was asked of it the requests are left."""
+        """Remove a node if it is empty, keeping its request ids."""
         async with self._lock(node.id):
             if node.connected or self._cluster.nodes.get(node.id) is not node or self._cluster.on_node(node.id):
                 return
@@ -110,10 +110,10 @@ class Forgetting:
             self._cluster.forgotten[node.id] = left
             for one in oldest:
                 self._cluster.forgotten.pop(one, None)
-        self._attempts.feed.publish_capacity()
-        log.info("node_forgotten", node=node.id)
+        self._attempts.events.publish_capacity()
+        log.info("node_removed", node=node.id)
 
-    def requests_left(self, node_id: str) -> list[str]:
-        """What was asked of a node that had this name before."""
+    def past_request_ids(self, node_id: str) -> list[str]:
+        """Return the request ids of a removed node with this id."""
         left = self._cluster.forgotten.get(node_id)
         return list(left.request_ids) if left else []

@@ -1,7 +1,7 @@
-"""Nodes that are held because launches, or all that is launched, fail there: `core.launch_health` decides, this acts.
+"""Holds on suspect nodes, where launches or all launched jobs fail: `core.failures.launch_health` decides, this acts.
 
-A hold is kept in the node's record, so that the next leader knows it; how many launches failed before it is learnt
-anew. It never touches an operator's cordon or drain.
+A hold is stored in the node's record, so that the next leader knows it; the number of failed launches before a hold is
+not stored. Holds never change an operator's cordon or drain.
 """
 
 from __future__ import annotations
@@ -26,67 +26,67 @@ from cotenant.core.failures.launch_health import (
 )
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause
 from cotenant.core.model.node import HealthAction, HealthProblem, HeldNode
-from cotenant.rpc.task_group import Background
-from cotenant.services.placement.attempts.attempt_events import Feed
+from cotenant.rpc.task_group import BackgroundTasks
+from cotenant.services.placement.attempts.attempt_events import AttemptEvents
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Committer, Fenced, Halted, Write
-from cotenant.services.placement.cluster.live_records import NODES, Live, Node
+from cotenant.services.placement.cluster.live_records import NODES, LiveAttempt, Node
 from cotenant.store.port import StoreUnavailable
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 1.0
-SUSPECTED = "the node is suspected: "  # rules of failures know it by that
+TICK_SECONDS = 1.0
+SUSPECTED = "the node is suspected: "  # failure rules match this prefix
 REMEDIES = {
-    Suspicion.CANNOT_LAUNCH: "mend it; one job at a time is tried there and the first that is launched ends this, or "
-    "`cotenant uncordon` does at once",
-    Suspicion.FAILS_JOBS: "look at the jobs' output and at the node; one job at a time is tried there and the first "
-    "that does well ends this, or `cotenant uncordon` does at once",
+    Suspicion.CANNOT_LAUNCH: "repair the node; one job at a time is tried there, and the first successful launch ends "
+    "the hold, or run `cotenant uncordon`",
+    Suspicion.FAILS_JOBS: "check the jobs' output and the node; one job at a time is tried there, and the first that "
+    "runs well ends the hold, or run `cotenant uncordon`",
 }
 FAILED_LAUNCHES = telemetry.counter(
     "cotenant.placement.launch_failures", "{launch}", "Launches that failed before the program was executed, by cause."
 )
-HELD = telemetry.gauge("cotenant.placement.nodes_held", "{node}", "Nodes that are held for their launches, by reason.")
-CANARIES = telemetry.counter("cotenant.placement.canaries", "{attempt}", "Jobs that were tried on held nodes.")
+HELD = telemetry.gauge("cotenant.placement.nodes_held", "{node}", "Nodes held for failed launches, by reason.")
+CANARIES = telemetry.counter("cotenant.placement.canaries", "{attempt}", "Jobs started as canaries on held nodes.")
 
 Key = tuple[str, int]
 
 
-class Suspects:
-    """Follows how attempts begin and end on nodes, and holds the nodes that launch nothing or break everything."""
+class SuspectNodes:
+    """Tracks how attempts start and end on nodes, and holds nodes where launches or jobs keep failing."""
 
     def __init__(
         self,
         cluster: Cluster,
         committer: Committer,
-        feed: Feed,
-        background: Background,
+        events: AttemptEvents,
+        background: BackgroundTasks,
         lock: Callable[[str], asyncio.Lock],
         rules: HoldRules,
     ) -> None:
         self.rules = rules
-        self._cluster, self._committer, self._feed = cluster, committer, feed
+        self._cluster, self._committer, self._events = cluster, committer, events
         self._background, self._lock = background, lock
         self._known: dict[str, NodeLaunches] = {}
         self._outcomes = Outcomes(rules.window_seconds)
-        self._started: dict[tuple[Key, str], float] = {}  # parts that were launched, and when
-        self._young: deque[tuple[float, Key, str]] = deque()  # the same, until they have run for long enough
-        self._announced: set[str] = set()  # held nodes of which the queue knows that a canary is due
+        self._started: dict[tuple[Key, str], float] = {}  # launch time of running parts
+        self._young: deque[tuple[float, Key, str]] = deque()  # launched parts that might still fail quickly
+        self._announced: set[str] = set()  # held nodes whose due canary was announced to the queue
 
     async def run(self) -> None:
-        """Look, for ever, which attempts have outlived a quick failure and which held nodes are due for a canary."""
+        """Tick periodically, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self.look(time.monotonic())
+            await asyncio.sleep(TICK_SECONDS)
+            self.tick(time.monotonic())
 
-    def look(self, now: float) -> None:
-        """Apply what follows from the passage of time."""
+    def tick(self, now: float) -> None:
+        """Record attempts that ran past a quick failure, and announce held nodes that are due for a canary."""
         while self._young and now - self._young[0][0] >= self.rules.quick_seconds:
             _, key, node_id = self._young.popleft()
             if (key, node_id) in self._started and (live := self._live(key)):
-                self._well(live, node_id, now)
+                self._record_success(live, node_id, now)
         for part in [part for part in self._started if self._live(part[0]) is None]:
             del self._started[part]
         self._outcomes.forget(now)
@@ -95,11 +95,11 @@ class Suspects:
                 self._put(node_id, launch_health.canary_gone(known, known.hold.canary))
         due = {node.id for node in self.due(now)}
         if due - self._announced:
-            self._feed.publish_capacity()
+            self._events.publish_capacity()
         self._announced = due
-        self._tell()
+        self._update_gauge()
 
-    def _live(self, key: Key) -> Live | None:
+    def _live(self, key: Key) -> LiveAttempt | None:
         live = self._cluster.attempts.get(key[0])
         return live if live and live.key == key and not live.state.ended else None
 
@@ -107,23 +107,23 @@ class Suspects:
         job_id, _, number = name.rpartition("/")
         return self._live((job_id, int(number))) is not None
 
-    def _tell(self) -> None:
+    def _update_gauge(self) -> None:
         for suspicion in Suspicion:
             held = sum(known.hold.suspicion is suspicion for known in self._known.values() if known.hold)
             HELD.set(held, reason=suspicion.value)
 
-    # What is reported ----------------------------------------------------------------------------------------
+    # Reports -------------------------------------------------------------------------------------------------
 
-    def sign(self, live: Live, node: Node, report: node_pb2.AttemptReport) -> None:
-        """Add to the report of a failure that the node was suspected, so that the job is not blamed for it."""
+    def mark_suspected(self, live: LiveAttempt, node: Node, report: node_pb2.AttemptReport) -> None:
+        """Add to a canary's failure report that the node was suspected, so that the job is not held responsible."""
         hold = self._known.get(node.id, NodeLaunches()).hold
         if hold is None or hold.suspicion is not Suspicion.FAILS_JOBS or hold.canary != _name(live):
             return
         if specs.ATTEMPT_STATES.names.get(report.state) == AttemptState.FAILED.value:
             report.signs.insert(0, f"{SUSPECTED}{hold.reason}")
 
-    def follow(self, live: Live, node: Node, before: AttemptState | None) -> None:
-        """Record the outcome that a report gave an attempt's part on a node."""
+    def record_outcome(self, live: LiveAttempt, node: Node, before: AttemptState | None) -> None:
+        """Record the reported outcome of an attempt's part on a node."""
         part, now = live.parts.get(node.id), time.monotonic()
         if part is None or part is before:
             return
@@ -137,29 +137,29 @@ class Suspects:
         elif part.ended:
             began = self._started.pop((live.key, node.id), now)
             if part is AttemptState.SUCCEEDED or now - began >= self.rules.quick_seconds:
-                self._well(live, node.id, now)
+                self._record_success(live, node.id, now)
             elif part is AttemptState.FAILED and not live.attempt.stop_reason and not live.attempt.exit.out_of_memory:
                 self._put(node.id, self._failed(launch_health.launched(known), live, node.id, now))
             else:
                 self._put(node.id, launch_health.canary_gone(known, _name(live)))
 
-    def _refused(self, known: NodeLaunches, live: Live, now: float) -> NodeLaunches:
-        told = live.attempt.launch_failure
-        cause = specs.LAUNCH_CAUSES.from_wire(told.cause)
+    def _refused(self, known: NodeLaunches, live: LiveAttempt, now: float) -> NodeLaunches:
+        failure = live.attempt.launch_failure
+        cause = specs.LAUNCH_CAUSES.from_wire(failure.cause)
         FAILED_LAUNCHES.add(cause=cause.value)
-        if cause is LaunchCause.DEVICE and self._ill_gpu(live, told.node_id):
-            return launch_health.canary_gone(known, _name(live))  # that GPU is held already, and the others are well
-        reason = told.reason.replace(live.key[0], "JOB")  # others may read it
+        if cause is LaunchCause.DEVICE and self._has_unhealthy_gpu(live, failure.node_id):
+            return launch_health.canary_gone(known, _name(live))  # the GPU is held already, and the others are healthy
+        reason = failure.reason.replace(live.key[0], "JOB")  # other tenants may read it
         subject = launch_health.subject_of(_name(live), live.record.submitter, cause)
         return launch_health.launch_failed(known, LaunchFailure(now, subject, cause, reason), _name(live), self.rules)
 
-    def _ill_gpu(self, live: Live, node_id: str) -> bool:
+    def _has_unhealthy_gpu(self, live: LiveAttempt, node_id: str) -> bool:
         node = self._cluster.nodes.get(node_id)
-        ill = {gpu.uuid for gpu in node.inventory.gpus if gpu.unhealthy_reason} if node else set()
+        unhealthy = {gpu.uuid for gpu in node.inventory.gpus if gpu.unhealthy_reason} if node else set()
         tasks = (task for part in live.held if part.node_id == node_id for task in part.tasks)
-        return any(share.uuid in ill for task in tasks for share in task.gpus)
+        return any(share.uuid in unhealthy for task in tasks for share in task.gpus)
 
-    def _failed(self, known: NodeLaunches, live: Live, node_id: str, now: float) -> NodeLaunches:
+    def _failed(self, known: NodeLaunches, live: LiveAttempt, node_id: str, now: float) -> NodeLaunches:
         spec = live.record.spec
         job = spec.array_task.array_id if spec.HasField("array_task") else live.key[0]
         program = f"{spec.tenant} {' '.join(spec.command)}"
@@ -184,7 +184,7 @@ class Suspects:
                 found.add(live.record.spec.tenant)
         return found
 
-    def _well(self, live: Live, node_id: str, now: float) -> None:
+    def _record_success(self, live: LiveAttempt, node_id: str, now: float) -> None:
         self._outcomes.well(live.record.spec.tenant, node_id, now)
         if known := self._known.get(node_id):
             self._put(node_id, launch_health.did_well(known))
@@ -192,14 +192,16 @@ class Suspects:
     # Canaries ------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> list[Node]:
-        """Return the held nodes that may get a canary now, by id."""
+        """Return the held nodes that may get a canary now, ordered by id."""
         nodes = [self._cluster.nodes.get(node_id) for node_id in sorted(self._known)]
         return [
-            node for node in nodes if node and node.open_but_held and launch_health.may_try(self._known[node.id], now)
+            node
+            for node in nodes
+            if node and node.open_without_hold and launch_health.may_try(self._known[node.id], now)
         ]
 
-    def canary(self, live: Live) -> None:
-        """Note that an attempt is to start on a held node."""
+    def canary(self, live: LiveAttempt) -> None:
+        """Record that an attempt starts on a held node."""
         for node_id in live.nodes:
             known = self._known.get(node_id)
             if known and known.hold:
@@ -208,20 +210,20 @@ class Suspects:
                 self._put(node_id, launch_health.canary_started(known, _name(live)))
 
     def held(self, now: float) -> tuple[HeldNode, ...]:
-        """Return the held nodes that would take work otherwise, for those who explain why jobs wait."""
+        """Return the held nodes that would otherwise take work, to explain refusals."""
         return tuple(self._held(now))
 
     def _held(self, now: float) -> Iterator[HeldNode]:
         for node_id, known in sorted(self._known.items()):
             node = self._cluster.nodes.get(node_id)
-            if known.hold and node and node.open_but_held:
+            if known.hold and node and node.open_without_hold:
                 wait = max(0.0, known.hold.next_canary - now)
                 yield HeldNode(node_id, known.hold.reason, wait, canary=known.hold.canary)
 
     # Holds ---------------------------------------------------------------------------------------------------
 
     def release(self, node_id: str) -> bool:
-        """End the hold of a node at an operator's word; False where it is not held."""
+        """End a node's hold on an operator's request; return False if it is not held."""
         known = self._known.get(node_id)
         if known is None or known.hold is None:
             return False
@@ -229,7 +231,7 @@ class Suspects:
         return True
 
     def restore(self) -> None:
-        """Restore the holds from the records, after they were read again."""
+        """Restore the holds from reloaded records."""
         now, before = time.monotonic(), self._known
         self._known = {}
         for node_id, node in self._cluster.nodes.items():
@@ -245,7 +247,7 @@ class Suspects:
                     Suspicion(suspicion), kept.reason, kept.failed_canaries, now, self.rules
                 )
             node.hold = _problem(kept)
-        self._cluster.touch()
+        self._cluster.invalidate_ledger()
 
     def _put(self, node_id: str, known: NodeLaunches) -> None:
         self._announced.discard(node_id)
@@ -255,8 +257,8 @@ class Suspects:
         else:
             self._known[node_id] = known
         after = known.hold
-        told = [(one.suspicion, one.reason, one.failed_canaries) if one else None for one in (before, after)]
-        if told[0] != told[1] and (node := self._cluster.nodes.get(node_id)):
+        shown = [(one.suspicion, one.reason, one.failed_canaries) if one else None for one in (before, after)]
+        if shown[0] != shown[1] and (node := self._cluster.nodes.get(node_id)):
             self._changed(node, known)
 
     def _changed(self, node: Node, known: NodeLaunches) -> None:
@@ -273,12 +275,12 @@ class Suspects:
             log.warning("node_held", node=node.id, reason=hold.reason)
         elif not hold:
             log.info("node_released", node=node.id)
-        self._cluster.touch()
-        self._feed.publish_capacity()
-        self._background.start(self._keep(node.id, kept if hold else None))
+        self._cluster.invalidate_ledger()
+        self._events.publish_capacity()
+        self._background.start(self._save(node.id, kept if hold else None))
 
-    async def _keep(self, node_id: str, kept: records_pb2.StoredLaunchHold | None) -> None:
-        """Write a hold into the node's record; where that fails, all state is read and learned again."""
+    async def _save(self, node_id: str, kept: records_pb2.StoredLaunchHold | None) -> None:
+        """Write a hold into the node's record; if that fails, all state is reloaded."""
         async with self._lock(node_id):
             node = self._cluster.nodes.get(node_id)
             if node is None or node.hold != (_problem(kept) if kept else None):
@@ -293,7 +295,7 @@ class Suspects:
                 node.record = record
                 await written
             except (Fenced, Halted, StoreUnavailable) as error:
-                log.info("hold_not_kept", node=node_id, error=str(error))
+                log.info("hold_not_saved", node=node_id, error=str(error))
 
 
 def _problem(kept: records_pb2.StoredLaunchHold) -> HealthProblem:
@@ -302,5 +304,5 @@ def _problem(kept: records_pb2.StoredLaunchHold) -> HealthProblem:
     return HealthProblem(suspicion.value, HealthAction.HOLD, f"unhealthy: {kept.reason}", since=since, remedy=remedy)
 
 
-def _name(live: Live) -> str:
+def _name(live: LiveAttempt) -> str:
     return f"{live.key[0]}/{live.key[1]}"

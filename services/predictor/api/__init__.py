@@ -1,1 +1,1 @@
-"""The predictor's servicer, and its messages."""
+"""The predictor's servicer and the encoding of its messages."""

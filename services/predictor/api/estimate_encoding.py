@@ -1,8 +1,8 @@
-"""Estimates as messages: thousands of judgements a call, so their bytes are made together, by numpy.
+"""Encoding of estimates: a call has thousands of candidate predictions, so numpy builds their bytes together.
 
-A message of eight judgements costs 15 µs field by field, and 2 µs where its bytes are there to be read. All judgements
-of a call are laid out as rows of one array, each field at its place: the wire format lets an integer be written with
-more bytes than it needs, so that every row has the same length. What is read back is a message like any other.
+A message with eight predictions costs 15 µs field by field, and 2 µs when it is parsed from prepared bytes. All
+predictions of a call are laid out as rows of one array, each field at a fixed offset: the wire format allows an integer
+to use more bytes than it needs, so that every row has the same length. The result is an ordinary message.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from cotenant.v1 import predictor_service_pb2 as pb
 
 DURATION_SECONDS_MAX = 315_576_000_000.0  # what google.protobuf.Duration can hold
 NANOS = 1_000_000_000
-UNJUDGED = CandidateEstimate()
+NO_PREDICTION = CandidateEstimate()
 
-# A row: the tag and length of one of Estimate.candidates, which are made per row, then its fields.
-RATE, CONFIDENCE, REMAINING, SECONDS, REST_NANOS = 0, 9, 18, 20, 27  # where each field's tag is
+# A row holds the fields of one of Estimate.candidates; its tag and length are added per row.
+RATE, CONFIDENCE, REMAINING, SECONDS, REST_NANOS = 0, 9, 18, 20, 27  # offsets of the fields' tags
 SECONDS_BYTES, NANOS_BYTES = 6, 5  # of integers, at 7 bits each
 ROW_BYTES = REST_NANOS + 1 + NANOS_BYTES
-NO_REMAINING = REMAINING  # bytes of a row that tells no remaining time
+NO_REMAINING = REMAINING  # length of a row without a remaining time
 CANDIDATES_TAG, ALLOCATION_TAG = b"\x42", b"\xaa\x01"  # fields 8 of Estimate and 21 of CandidateEstimate
 SHORT = 128  # lengths below it take one byte
 
 
-class Writer:
-    """Writes what is told of jobs into messages; queries of one call mostly share their allocations."""
+class EstimateWriter:
+    """Writes estimates into messages; caches the allocations, which queries of one call mostly share."""
 
     def __init__(self) -> None:
         self._last: tuple[object, list[bytes]] = ((), [])
@@ -39,7 +39,7 @@ class Writer:
     def write(
         self, estimates: Sequence[Estimate], queries: Sequence[pb.EstimateQuery], messages: Sequence[pb.Estimate]
     ) -> None:
-        """Fill in the message of each estimate, with one judgement for each allocation that was asked about."""
+        """Fill in the message of each estimate, with one prediction per requested allocation."""
         plain = [judged for estimate in estimates for judged in estimate.candidates]
         rows = _rows(plain) if plain else b""
         at = 0
@@ -58,7 +58,7 @@ class Writer:
     def _joined(
         self, judged: Sequence[CandidateEstimate], asked: Sequence[pb.CandidateAllocation], rows: bytes, at: int
     ) -> bytes:
-        """Put the bytes of a job's judgements together; those that tell a rate tell of which allocation it is."""
+        """Return the bytes of a job's predictions; predictions with a rate include their allocation."""
         allocations = self._written(asked)
         pieces: list[bytes] = []
         for place, one in enumerate(judged):
@@ -81,11 +81,11 @@ def _length(size: int) -> bytes:
     return bytes([size]) if size < SHORT else bytes([size % SHORT + SHORT, size // SHORT])
 
 
-LENGTHS = [CANDIDATES_TAG + _length(size) for size in range(512)]  # an allocation's GPU type has 256 letters at most
+LENGTHS = [CANDIDATES_TAG + _length(size) for size in range(512)]  # an allocation's GPU type has at most 256 characters
 
 
 def _rows(judged: Sequence[CandidateEstimate]) -> bytes:
-    """Lay judgements out, one row each; where remaining time is not known the end of its row means nothing."""
+    """Return predictions laid out in rows; without a remaining time, the end of a row is unused."""
     rows = np.zeros((len(judged), ROW_BYTES), dtype=np.uint8)
     rows[:, RATE] = 1 << 3 | 1  # field 1, eight bytes
     rows[:, RATE + 1 : CONFIDENCE] = _doubles([one.rate_per_second or 0.0 for one in judged])
@@ -93,7 +93,7 @@ def _rows(judged: Sequence[CandidateEstimate]) -> bytes:
     rows[:, CONFIDENCE + 1 : REMAINING] = _doubles([one.confidence for one in judged])
     rest = np.minimum([one.remaining_seconds or 0.0 for one in judged], DURATION_SECONDS_MAX)
     whole = np.floor(rest)
-    rows[:, REMAINING] = 2 << 3 | 2  # field 2, a message of a certain length
+    rows[:, REMAINING] = 2 << 3 | 2  # field 2, length-delimited
     rows[:, REMAINING + 1] = ROW_BYTES - SECONDS
     rows[:, SECONDS] = 1 << 3
     rows[:, SECONDS + 1 : REST_NANOS] = _integers(whole.astype(np.int64), SECONDS_BYTES)
@@ -107,14 +107,14 @@ def _doubles(figures: Sequence[float]) -> npt.NDArray[np.uint8]:
 
 
 def _integers(figures: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
-    """Write integers at seven bits a byte, the lowest first; all but the last byte say that another follows."""
+    """Return integers as varints of a fixed length: seven bits per byte, lowest first, continuation bits set."""
     septets = (figures[:, None] >> (7 * np.arange(size))) & 0x7F
     septets[:, :-1] |= 0x80
     return septets.astype(np.uint8)
 
 
 def _write_job(estimate: Estimate, message: pb.Estimate) -> None:
-    """Write what is told of the job as a whole; zeros need not be written."""
+    """Write the fields of the job as a whole; zeros are left out."""
     message.source = estimate.source
     if estimate.predictable:
         message.predictable = True
@@ -134,15 +134,15 @@ def _write_job(estimate: Estimate, message: pb.Estimate) -> None:
 def _write_slowly(
     judged: Sequence[CandidateEstimate], asked: Sequence[pb.CandidateAllocation], message: pb.Estimate
 ) -> None:
-    """Write judgements field by field: those of services, which tell latencies."""
+    """Write predictions field by field: those of services, which have latencies."""
     for place, one in enumerate(judged):
-        told = message.candidates.add(confidence=one.confidence, rate_per_second=one.rate_per_second or 0.0)
+        written = message.candidates.add(confidence=one.confidence, rate_per_second=one.rate_per_second or 0.0)
         if one.remaining_seconds is not None:
-            _set(told.remaining, one.remaining_seconds)
+            _set(written.remaining, one.remaining_seconds)
         if one.latency:
-            objectives.write_latency(one.latency, told.latency)
+            objectives.write_latency(one.latency, written.latency)
         if asked and (one.latency or one.rate_per_second is not None):
-            told.allocation.CopyFrom(asked[place])
+            written.allocation.CopyFrom(asked[place])
 
 
 def _set(duration: Duration, seconds: float) -> None:

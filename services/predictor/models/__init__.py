@@ -1,1 +1,1 @@
-"""What predictors learn: observations, training, and the model store."""
+"""Learning of predictors: observations, training and the model store."""

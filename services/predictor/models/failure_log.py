@@ -1,4 +1,4 @@
-"""What went wrong with predictors, told from time to time: one that fails at all it is asked would fill the log."""
+"""Aggregated log of predictors' failures: a predictor that fails on every query would flood the log."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from cotenant.core.policy.protocols import Predictor
 log = structlog.get_logger()
 
 
-class Failures:
-    """Counts how often each predictor failed, and remembers how it did last."""
+class FailureLog:
+    """Counts each predictor's failures and remembers the last error."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._last_errors: dict[str, str] = {}
 
     def add(self, predictor: Predictor, error: str) -> None:
-        """Note that a predictor failed."""
+        """Count a predictor's failure."""
         self._counts[predictor.name] += 1
         self._last_errors[predictor.name] = error
 
-    def tell(self) -> None:
-        """Log what went wrong since the last time, one line for each predictor, however often it did."""
+    def flush(self) -> None:
+        """Log the failures since the last call, one line per predictor."""
         for name, count in self._counts.items():
             log.error("predictor_failed", predictor=name, count=count, last_error=self._last_errors[name])
         self._counts.clear()

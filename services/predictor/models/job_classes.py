@@ -1,4 +1,4 @@
-"""Which kinds of jobs were seen and when last: all that something may be known of, also where no rate was told."""
+"""Job classes that have been observed, with the time of the last observation, even if no rate was reported."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cotenant.core.prediction import record_validation as kept
-from cotenant.core.prediction.job_class_memory import Key, Remembered
-from cotenant.services.predictor.codec import Kind
+from cotenant.core.prediction.job_class_memory import JobClassMemory, Key
+from cotenant.services.predictor.codec import JobClass
 
 KINDS_MAX = 10_000
-FRESH_SECONDS = 60.0  # a sighting so soon after the last is not worth a record
+FRESH_SECONDS = 60.0  # an observation this soon after the last is not saved
 
 
 @dataclass(slots=True)
 class Sighting:
-    """A kind of job as it was seen last; its name counts where it has no model."""
+    """The last observation of a job class; its name matters if it has no model."""
 
     model: str = ""
     name: str = ""
     seconds: float = -math.inf  # unix time
 
 
-class Kinds:
-    """Remembers kinds of jobs by user, model (else name), GPUs and replicas; dumped and restored as predictors are.
+class JobClasses:
+    """Job classes by user, model (else name), GPUs and replicas; dumped and restored like predictors.
 
-    >>> kinds = Kinds()
-    >>> kinds.saw(("ann", "bert", "nightly", 1000, 1), 100.0)
+    >>> kinds = JobClasses()
+    >>> kinds.record(("ann", "bert", "nightly", 1000, 1), 100.0)
     >>> kinds.find(user="ann"), kinds.find(model="vgg")
     (['ann/bert/1000/1'], [])
     """
 
     def __init__(self, kinds_max: int = KINDS_MAX) -> None:
-        self._seen: Remembered[Sighting] = Remembered(kinds_max, Sighting, _write, _read)
+        self._seen: JobClassMemory[Sighting] = JobClassMemory(kinds_max, Sighting, _write, _read)
 
-    def saw(self, kind: Kind, seconds: float) -> None:
-        """Note that a job of a kind was seen at a time."""
+    def record(self, kind: JobClass, seconds: float) -> None:
+        """Record that a job of a class was observed at a time."""
         user, model, name, gpu_milli, replicas = kind
         key = user, model or name, str(gpu_milli), str(replicas)
         known = self._seen.get(key)
@@ -46,27 +46,27 @@ class Kinds:
             sighting.model, sighting.name, sighting.seconds = model, name, seconds
 
     def find(self, user: str = "", model: str = "") -> Sequence[str]:
-        """Ids of kinds, sorted; of one user, or one model or name, where these are told."""
+        """Return the sorted ids of classes, optionally of one user, or of one model or name."""
         return sorted(key_text for key_text, key in self._texts() if user in ("", key[0]) and model in ("", key[1]))
 
-    def of(self, ids: Sequence[str]) -> Iterator[tuple[Kind, float]]:
-        """The kinds with these ids, and when each was seen last."""
+    def of(self, ids: Sequence[str]) -> Iterator[tuple[JobClass, float]]:
+        """Yield the classes with these ids, and when each was last observed."""
         keys = dict(self._texts())
         for one in ids:
             key = keys[one]
             sighting = self._seen.get(key)
-            assert sighting is not None  # its key is there
+            assert sighting is not None
             yield (key[0], sighting.model, sighting.name, int(key[2]), int(key[3])), sighting.seconds
 
     def _texts(self) -> Iterator[tuple[str, Key]]:
         return (("/".join(key), key) for key in self._seen.kinds())
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records that changed since the last dump; an empty one was dropped."""
         return self._seen.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
+        """Restore dumped records; return the keys of unreadable ones."""
         return self._seen.restore(records)
 
 
@@ -76,10 +76,10 @@ def _write(key: Key, sighting: Sighting) -> bytes:
 
 
 def _read(content: bytes) -> tuple[Key, Sighting]:
-    """Read a kind back.
+    """Decode a record.
 
     Raises:
-        ValueError: it is none; also TypeError and KeyError.
+        ValueError, TypeError, KeyError: the record is invalid.
     """
     record = json.loads(content)
     seconds = kept.between(record["seconds"], 0, kept.UNIX_SECONDS_MAX)

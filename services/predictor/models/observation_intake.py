@@ -1,4 +1,4 @@
-"""Which observations are taken: each is judged on its own, and what is wrong with one is said in a sentence."""
+"""Validation of observations: each is accepted or rejected on its own, with the reason."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cotenant.v1 import predictor_service_pb2 as pb
 
 ATTEMPTS_REMEMBERED = 100_000
 
-Subject = tuple[str, int, str]  # job, attempt, and what of it
+Subject = tuple[str, int, str]  # job, attempt, topic
 
 
-class Intake:
-    """Judges observations. It remembers when each attempt was seen last, so that nothing is counted twice.
+class ObservationIntake:
+    """Validates observations. It remembers the last observation of each attempt, so that none is counted twice.
 
-    A clock that goes backwards would make a rate of nothing; a repeat has the same time as what it repeats.
+    A clock that goes backwards would produce wrong rates; a duplicate has the same time as the original.
     """
 
     def __init__(self, attempts_remembered: int = ATTEMPTS_REMEMBERED) -> None:
@@ -26,17 +26,17 @@ class Intake:
         self._last_seen: OrderedDict[Subject, float] = OrderedDict()
 
     def take(self, message: pb.Observation) -> Observation:
-        """Read an observation that is sound and newer than what was seen of its attempt before.
+        """Decode an observation that is valid and newer than the last one of its attempt.
 
         Raises:
-            ValueError: it is not; the text says why.
+            ValueError: it is invalid or not newer; the text has the reason.
         """
         if not message.job_id or len(message.job_id) > NAME_LENGTH_MAX:
             raise ValueError(f"job_id must have 1 to {NAME_LENGTH_MAX} characters, not {len(message.job_id)}")
         if message.number < 1:
             raise ValueError(f"number is {message.number}; the first attempt is 1")
         if not message.HasField("time"):
-            raise ValueError("it does not tell its time")
+            raise ValueError("it has no time")
         observation = observation_of(message)
         self._advance((message.job_id, message.number, _about(message)), seconds_of(message.time))
         return observation
@@ -44,7 +44,7 @@ class Intake:
     def _advance(self, subject: Subject, seconds: float) -> None:
         before = self._last_seen.get(subject)
         if before is not None and seconds <= before:
-            what = "a repeat" if seconds == before else f"{before - seconds:g} s before what was seen last"
+            what = "a duplicate" if seconds == before else f"{before - seconds:g} s before the last observation"
             raise ValueError(f"its time is {seconds:.3f}, {what}")
         self._last_seen[subject] = seconds
         self._last_seen.move_to_end(subject)
@@ -53,14 +53,14 @@ class Intake:
 
 
 def _about(message: pb.Observation) -> str:
-    """Say what an observation is about; of each of these time goes on by itself."""
+    """Return the topic of an observation; times increase within each topic."""
     if message.HasField("run_time"):
         return "its end"
     return "a profile's end" if message.profile_done else "a profile" if message.profiled else "its windows"
 
 
 def rejection(index: int, message: pb.Observation, error: ValueError) -> str:
-    """Say which observation was not taken and why.
+    """Return which observation was rejected and why.
 
     >>> rejection(3, pb.Observation(job_id="j1", number=2), ValueError("its rate is nan"))
     "observation 3 (job 'j1', attempt 2): its rate is nan"

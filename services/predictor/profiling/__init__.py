@@ -1,1 +1,1 @@
-"""Which jobs are profiled, and what was measured."""
+"""Profiling: which jobs are profiled, and the measured rates."""

@@ -1,8 +1,8 @@
-"""Which jobs should be profiled now: at most one of a kind at a time, none in vain, and none again soon after that.
+"""Profile planning: selects jobs to profile, at most one per job class at a time, with backoff after failures.
 
-A job is worth it whose kind is new, or whose kind's rates no longer hold. It is asked for in the answer to what was
-observed of it; whoever hears that plans and begins the profile, tells what is measured, and at last that it is over.
-Where nothing comes of that, the kind is left alone for a time that doubles with each failure.
+A job is profiled if its class is new or the rates of its class are stale. The request is part of the answer to an
+observation of the job; the queue then plans and starts the profile, and reports the measured rates and the end. If that
+yields nothing, the class is not profiled for a time that doubles with each failure.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from cotenant.core.model.estimate import TRAINING, Observation
 from cotenant.core.model.job import JobKind
 from cotenant.core.prediction import experiment_design
 from cotenant.core.prediction.core_curve import Point
-from cotenant.services.predictor.codec import Kind, kind_of
-from cotenant.services.predictor.profiling.profile_store import Measured, key_of
+from cotenant.services.predictor.codec import JobClass, job_class_of
+from cotenant.services.predictor.profiling.profile_store import ProfileStore, key_of
 from cotenant.v1 import job_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
-STEPS_MIN, STEPS_MAX = 10, 50  # at each count; Xiao et al. take some tens [P]
+STEPS_MIN, STEPS_MAX = 10, 50  # per core count; Xiao et al. use some tens [P]
 KINDS_MAX = 10_000
 FAILURES_MAX = 30
-BEGIN_SECONDS = 60.0  # after which a profile that was asked for should have begun, and one that has ended been told
+BEGIN_SECONDS = 60.0  # in which a requested profile should start, and an ended one be reported
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRules:
-    """What profiles may cost [R].
+    """Limits on the cost of profiles [R].
 
-    seconds: of one job, in all; 0: none is ever asked for.
-    share: of a job's run time, where that can be told.
-    back_off_seconds: how long a kind is left alone after a profile of which nothing came; doubled each time.
+    seconds: total time per job; 0 disables profiling.
+    share: fraction of a job's run time, if that is known.
+    back_off_seconds: how long a class is not profiled after a fruitless profile; doubled each time.
     """
 
     seconds: float = 300.0
@@ -46,8 +46,8 @@ RULES = ProfileRules()
 
 
 @dataclass(slots=True)
-class _Lease:
-    """A profile that was asked for: nobody else is, before its end is told or its time is over."""
+class _ProfileLease:
+    """A requested profile: no other job of its class is profiled before it ends or expires."""
 
     job_id: str
     until: float
@@ -55,19 +55,19 @@ class _Lease:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What is remembered of a kind on a GPU type."""
+class _ClassState:
+    """The profiling state of a job class on a GPU type."""
 
-    lease: _Lease | None = None
+    lease: _ProfileLease | None = None
     failures: int = 0
     not_before: float = -math.inf
-    spent_seconds: float = 0.0  # for the present profile, over all plans that it took
-    enough_for: set[int] = field(default_factory=set)  # the most cores for which nothing needs to be measured
+    spent_seconds: float = 0.0  # on the present profile, over all its plans
+    enough_for: set[int] = field(default_factory=set)  # maximum core counts that need no more measurements
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What to measure: core counts, steps at each, why, and what that may take."""
+class ProfileOrder:
+    """A planned profile: core counts, steps at each, the reason, and the time budget."""
 
     cores: tuple[int, ...]
     steps: int
@@ -75,93 +75,93 @@ class Order:
     budget_seconds: float
 
 
-class Profiler:
-    """Remembers which profiles are under way and what came of the last ones. Times are on any one clock."""
+class ProfilePlanner:
+    """Tracks the running profiles and the outcomes of the last ones. All times are on one clock, of any kind."""
 
-    def __init__(self, measured: Measured, rules: ProfileRules = RULES, kinds_max: int = KINDS_MAX) -> None:
-        self._measured, self._rules, self._kinds_max = measured, rules, kinds_max
-        self._told: OrderedDict[tuple[str, str], _Told] = OrderedDict()
+    def __init__(self, profile_store: ProfileStore, rules: ProfileRules = RULES, kinds_max: int = KINDS_MAX) -> None:
+        self._profile_store, self._rules, self._kinds_max = profile_store, rules, kinds_max
+        self._states: OrderedDict[tuple[str, str], _ClassState] = OrderedDict()
 
-    def wanted(self, message: pb.Observation, observation: Observation, now: float) -> bool:
-        """Say whether the job of an observation should be profiled now; the observation has been learnt from.
+    def should_profile(self, message: pb.Observation, observation: Observation, now: float) -> bool:
+        """Return whether the job of an observation should be profiled now; call it after recording the observation.
 
-        That is asked of one job of a kind, and not again before its profile has ended.
+        Only one job per class is requested, and no other before its profile has ended.
         """
-        kind, held = kind_of(message.spec), observation.allocation
-        told = self._of(kind, held.gpu_type)
-        lease = told.lease if told.lease and told.lease.job_id == observation.job_id else None
+        kind, held = job_class_of(message.spec), observation.allocation
+        state = self._of(kind, held.gpu_type)
+        lease = state.lease if state.lease and state.lease.job_id == observation.job_id else None
         if message.profiled and not message.profile_done:
             if lease:
                 lease.windows += 1
                 lease.until = max(lease.until, now + BEGIN_SECONDS)
-                told.spent_seconds += observation.window_seconds
+                state.spent_seconds += observation.window_seconds
             return False
         over = lease is not None and (message.profile_done or observation.run_seconds is not None)
-        if told.lease and now < told.lease.until and not over:
+        if state.lease and now < state.lease.until and not over:
             return False
-        self._end(told, now)
-        if now < told.not_before or not self._may(message, observation):
+        self._end(state, now)
+        if now < state.not_before or not self._eligible(message, observation):
             return False
-        if not self._needs(told, kind, held.gpu_type, held.cores):
+        if not self._needs_points(state, kind, held.gpu_type, held.cores):
             return False
-        if not self._pays(message.spec, kind, held.gpu_type):
-            if told.spent_seconds:
-                self._back_off(told, now)
+        if not self._worthwhile(message.spec, kind, held.gpu_type):
+            if state.spent_seconds:
+                self._back_off(state, now)
             return False
-        told.lease = _Lease(observation.job_id, now + BEGIN_SECONDS)
+        state.lease = _ProfileLease(observation.job_id, now + BEGIN_SECONDS)
         return True
 
-    def void(self, kind: Kind, gpu_type: str) -> None:
-        """What was measured of a kind does not hold any more."""
+    def invalidate(self, kind: JobClass, gpu_type: str) -> None:
+        """Discard the knowledge that a class needs no more measurements, because its rates are stale."""
         self._of(kind, gpu_type).enough_for.clear()
 
-    def plan(self, spec: job_pb2.JobSpec, gpu_type: str, cores_max: int, now: float) -> Order:
-        """Say what to measure of a job that holds so many cores per replica.
+    def plan(self, spec: job_pb2.JobSpec, gpu_type: str, cores_max: int, now: float) -> ProfileOrder:
+        """Return what to measure of a job that holds so many cores per replica.
 
         Raises:
-            ValueError: the spec cannot be taken; the text says why.
+            ValueError: the spec is invalid; the text has the reason.
         """
-        kind = kind_of(spec)
-        points = self._measured.at(kind, gpu_type)
+        kind = job_class_of(spec)
+        points = self._profile_store.at(kind, gpu_type)
         planned = experiment_design.plan(points, cores_max)
         budget = self._budget_seconds(spec, points)
-        told = self._told.get((key_of(kind), gpu_type))
-        if told and told.lease:
-            budget = max(0.0, budget - told.spent_seconds)
-            told.lease.until = now + budget + BEGIN_SECONDS
+        state = self._states.get((key_of(kind), gpu_type))
+        if state and state.lease:
+            budget = max(0.0, budget - state.spent_seconds)
+            state.lease.until = now + budget + BEGIN_SECONDS
         steps = STEPS_MAX
         if points and planned.cores:
             fastest = points[-1]
-            slowest = fastest.rate * min(planned.cores) / max(cores_max, fastest.cores)  # hardly slower than that
+            slowest = fastest.rate * min(planned.cores) / max(cores_max, fastest.cores)  # a lower bound in practice
             steps = max(STEPS_MIN, min(STEPS_MAX, int(budget * slowest / len(planned.cores))))
-        stale = self._measured.stale(kind, gpu_type)
+        stale = self._profile_store.stale(kind, gpu_type)
         reason = f"its profile is stale: {stale}; {planned.reason}" if stale else planned.reason
-        return Order(planned.cores, steps, reason, budget)
+        return ProfileOrder(planned.cores, steps, reason, budget)
 
-    def _of(self, kind: Kind, gpu_type: str) -> _Told:
+    def _of(self, kind: JobClass, gpu_type: str) -> _ClassState:
         key = key_of(kind), gpu_type
-        told = self._told.setdefault(key, _Told())
-        self._told.move_to_end(key)
-        if len(self._told) > self._kinds_max:
-            self._told.popitem(last=False)
-        return told
+        state = self._states.setdefault(key, _ClassState())
+        self._states.move_to_end(key)
+        if len(self._states) > self._kinds_max:
+            self._states.popitem(last=False)
+        return state
 
-    def _end(self, told: _Told, now: float) -> None:
-        """Take the present profile as ended, if there is one; where nothing came of it, wait before the next."""
-        lease, told.lease = told.lease, None
+    def _end(self, state: _ClassState, now: float) -> None:
+        """End the present profile, if there is one; back off if it measured nothing."""
+        lease, state.lease = state.lease, None
         if lease and lease.windows:
-            told.failures = 0
+            state.failures = 0
         elif lease:
-            self._back_off(told, now)
+            self._back_off(state, now)
 
-    def _back_off(self, told: _Told, now: float) -> None:
-        pause = self._rules.back_off_seconds * 2**told.failures
-        told.not_before = now + min(pause, self._rules.back_off_seconds_max)
-        told.failures = min(told.failures + 1, FAILURES_MAX)
-        told.spent_seconds = 0.0
+    def _back_off(self, state: _ClassState, now: float) -> None:
+        pause = self._rules.back_off_seconds * 2**state.failures
+        state.not_before = now + min(pause, self._rules.back_off_seconds_max)
+        state.failures = min(state.failures + 1, FAILURES_MAX)
+        state.spent_seconds = 0.0
 
-    def _may(self, message: pb.Observation, observation: Observation) -> bool:
-        """Whether a job may be profiled at all: its cores are ours to choose, and a node can take some from it."""
+    def _eligible(self, message: pb.Observation, observation: Observation) -> bool:
+        """Return whether a job may be profiled at all: its cores are open, and a node can take some away."""
         spec, held = message.spec, observation.allocation
         return (
             self._rules.seconds > 0
@@ -177,28 +177,28 @@ class Profiler:
             and held.cores > 1
         )
 
-    def _needs(self, told: _Told, kind: Kind, gpu_type: str, cores_max: int) -> bool:
-        if cores_max in told.enough_for:
+    def _needs_points(self, state: _ClassState, kind: JobClass, gpu_type: str, cores_max: int) -> bool:
+        if cores_max in state.enough_for:
             return False
-        points = self._measured.at(kind, gpu_type)
+        points = self._profile_store.at(kind, gpu_type)
         if (
             len(points) < experiment_design.POINTS_MIN or experiment_design.plan(points, cores_max).cores
-        ):  # to plan takes milliseconds
+        ):  # planning takes milliseconds
             return True
-        told.spent_seconds = 0.0
-        told.enough_for.add(cores_max)
-        self._measured.renewed(kind, gpu_type)
+        state.spent_seconds = 0.0
+        state.enough_for.add(cores_max)
+        self._profile_store.mark_fresh(kind, gpu_type)
         return False
 
-    def _pays(self, spec: job_pb2.JobSpec, kind: Kind, gpu_type: str) -> bool:
-        """Whether the job runs for long enough that some steps at one count can be paid for."""
-        points = self._measured.at(kind, gpu_type)
+    def _worthwhile(self, spec: job_pb2.JobSpec, kind: JobClass, gpu_type: str) -> bool:
+        """Return whether the job's time budget allows at least some steps at one core count."""
+        points = self._profile_store.at(kind, gpu_type)
         rate = points[-1].rate if points else 0.0
         left = self._budget_seconds(spec, points) - self._of(kind, gpu_type).spent_seconds
         return left * rate >= 2 * STEPS_MIN
 
     def _budget_seconds(self, spec: job_pb2.JobSpec, points: Sequence[Point]) -> float:
-        """What the profile of such a job may take: a share of its run time, where its steps or its user tell that."""
+        """Return the time budget of a job's profile: a share of its run time, if its steps or its user give that."""
         expected = math.inf
         if spec.steps_total and points:
             expected = spec.steps_total / max(point.rate for point in points)

@@ -1,4 +1,4 @@
-"""What was measured of each kind of job: the latest rates by cores, from which the next measurements are planned."""
+"""Measured rates of each job class by cores, from which profiles are planned."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cotenant.core.model.estimate import TRAINING, Observation
 from cotenant.core.prediction import record_validation as kept
 from cotenant.core.prediction.core_curve import Point
 from cotenant.core.prediction.drift import BOUNDS, Bounds, Profile, Seen
-from cotenant.services.predictor.codec import Kind
+from cotenant.services.predictor.codec import JobClass
 
 KINDS_MAX = 10_000
-SETTINGS_MAX = 16  # of one kind
-UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)  # whatever a bad record brings
+SETTINGS_MAX = 16  # per class
+UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)  # raised by decoding a bad record
 
 
 class Setting(NamedTuple):
-    """What rates depend on beside the kind of job and its cores."""
+    """What rates depend on besides the job class and its cores."""
 
     gpu_type: str
     phase: str = TRAINING
@@ -29,8 +29,8 @@ class Setting(NamedTuple):
 BySetting = dict[Setting, Profile[Observation]]
 
 
-class Measured:
-    """Remembers the rates of each kind of job by setting and cores; the kind unused for longest is forgotten.
+class ProfileStore:
+    """The rates of each job class by setting and cores; the least recently used class is dropped.
 
     It is dumped and restored like a predictor.
     """
@@ -38,14 +38,14 @@ class Measured:
     def __init__(self, kinds_max: int = KINDS_MAX, bounds: Bounds = BOUNDS) -> None:
         self._kinds_max, self._bounds = kinds_max, bounds
         self._profiles: OrderedDict[str, BySetting] = OrderedDict()
-        self._stale: set[str] = set()  # kinds of which something is
+        self._stale: set[str] = set()  # classes with a stale setting
         self._changed: set[str] = set()
 
-    def saw(self, kind: Kind, observation: Observation, *, profiled: bool = False) -> Seen[Observation]:
-        """Remember the rate of a window, and say what is to be learnt from it; a window without cores is only learnt.
+    def record(self, kind: JobClass, observation: Observation, *, profiled: bool = False) -> Seen[Observation]:
+        """Record the rate of a window; return what predictors learn from it. A window without cores is only learned.
 
         Raises:
-            ValueError: a figure that cannot be; nothing is kept of it.
+            ValueError: a value is invalid; nothing is recorded.
         """
         held, rate = observation.allocation, observation.rate_per_second
         if held.cores < 1 or not rate:
@@ -58,50 +58,50 @@ class Measured:
         self._changed.add(key)
         if profiled:
             return profile.measure(held.cores, rate, observation)
-        seen = profile.see(held.cores, rate, observation, self._bounds)
+        seen = profile.add_window(held.cores, rate, observation, self._bounds)
         if profile.stale:
             self._stale.add(key)
         return seen
 
-    def at(self, kind: Kind, gpu_type: str) -> Sequence[Point]:
-        """What was measured of a kind of job in training on one node with a GPU type, or on the type seen most."""
+    def at(self, kind: JobClass, gpu_type: str) -> Sequence[Point]:
+        """Return a class's training rates on one node with a GPU type, or with the type that has most rates."""
         profile = self._profile(kind, gpu_type, TRAINING)
         return profile.windows.points() if profile else []
 
-    def settings(self, kind: Kind) -> Mapping[Setting, Profile[Observation]]:
-        """All that was measured of a kind of job."""
+    def settings(self, kind: JobClass) -> Mapping[Setting, Profile[Observation]]:
+        """Return all measured rates of a job class."""
         return self._profiles.get(key_of(kind), {})
 
-    def stale(self, kind: Kind, gpu_type: str, phase: str = TRAINING) -> str:
-        """Why the rates of a kind no longer hold; empty where they do, or are not known."""
+    def stale(self, kind: JobClass, gpu_type: str, phase: str = TRAINING) -> str:
+        """Return why the rates of a class are stale; "" if they are not, or are unknown."""
         if not self._stale or key_of(kind) not in self._stale:
             return ""
         profile = self._profile(kind, gpu_type, phase)
         return profile.stale if profile else ""
 
-    def renewed(self, kind: Kind, gpu_type: str) -> None:
-        """Trust a kind's rates again: enough was measured anew."""
+    def mark_fresh(self, kind: JobClass, gpu_type: str) -> None:
+        """Mark a class's rates as fresh after enough new measurements."""
         profile = self._profile(kind, gpu_type, TRAINING)
         if profile and profile.stale:
             profile.stale = ""
             self._note(key_of(kind))
             self._changed.add(key_of(kind))
 
-    def _profile(self, kind: Kind, gpu_type: str, phase: str) -> Profile[Observation] | None:
+    def _profile(self, kind: JobClass, gpu_type: str, phase: str) -> Profile[Observation] | None:
         known = self._profiles.get(key_of(kind), {})
         fitting = [one for one in known if one.phase == phase and one.nodes == 1 and gpu_type in ("", one.gpu_type)]
         return known[max(sorted(fitting), key=lambda one: len(known[one].windows))] if fitting else None
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records that changed since the last dump; an empty one was dropped."""
         changed, self._changed = self._changed, set()
         return {key: _write(self._profiles[key]) if key in self._profiles else b"" for key in sorted(changed)}
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
+        """Restore dumped records; return the keys of unreadable ones."""
         unread = []
         for key, content in records.items():
-            if not content and key in self._profiles:  # another replica forgot it
+            if not content and key in self._profiles:  # another replica dropped it
                 del self._profiles[key]
                 self._stale.discard(key)
                 continue
@@ -130,8 +130,8 @@ class Measured:
         return seen
 
 
-def key_of(kind: Kind) -> str:
-    """Name what is remembered of jobs of a kind."""
+def key_of(kind: JobClass) -> str:
+    """Return the record key of a job class."""
     user, model, name, gpu_milli, replicas = kind
     return f"{user}/{model or name}/{gpu_milli}/{replicas}"
 
@@ -158,7 +158,7 @@ def _read(content: bytes) -> BySetting:
     match json.loads(content):
         case {"profiles": [*profiles]}:
             return dict(_profile(one) for one in profiles)
-    raise ValueError("this is no record of measured rates")
+    raise ValueError("not a record of measured rates")
 
 
 def _profile(record: Any) -> tuple[Setting, Profile[Observation]]:
@@ -172,4 +172,4 @@ def _profile(record: Any) -> tuple[Setting, Profile[Observation]]:
                     references[kept.cores(cores, 1)] = kept.rate(mean), kept.whole(count, 1, kept.STEPS_MAX)
             setting = Setting(kept.text(gpu_type), kept.text(phase), kept.nodes(nodes))
             return setting, Profile(rates, references, kept.text(stale))
-    raise ValueError("this is no profile")
+    raise ValueError("not a profile")

@@ -1,1 +1,1 @@
-"""The public job API: the servicer, what callers may see, explanations and what-if questions."""
+"""The public job API: servicers, job filters and pages, reads on followers, what-if questions."""

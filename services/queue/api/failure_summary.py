@@ -1,4 +1,4 @@
-"""Failures summed up over all jobs that are kept, as Philly's table does (Jeon et al., ATC 2019, table 7 [P])."""
+"""Summarizes failures over all stored jobs, as Philly's table does (Jeon et al., ATC 2019, table 7 [P])."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cotenant.codec import specs
 from cotenant.core.failures.classifier import UNCLASSIFIED
-from cotenant.services.queue.jobs.failure_classifier import broke
+from cotenant.services.queue.jobs.failure_classifier import is_failure
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -29,10 +29,10 @@ class _Count:
     newest: job_pb2.Attempt = field(default_factory=job_pb2.Attempt)
 
 
-class Summary:
-    """Counts failed attempts by class and blame, and by what is asked for.
+class FailureSummary:
+    """Counts failed attempts by class and responsibility, and by the group that the request names.
 
-    Of each job only the last few attempts are known, and of jobs only those that are kept.
+    Only stored jobs are counted, and only the last few attempts of each.
     """
 
     def __init__(self, request: pb.SummarizeFailuresRequest) -> None:
@@ -41,7 +41,7 @@ class Summary:
         self._counts: dict[tuple[str, str, int], _Count] = {}
         self._ended = 0
 
-    def add(self, jobs: Iterable[job_pb2.Job]) -> Summary:
+    def add(self, jobs: Iterable[job_pb2.Job]) -> FailureSummary:
         """Count some jobs."""
         request = self._request
         for job in jobs:
@@ -49,7 +49,7 @@ class Summary:
                 continue
             for attempt in _ended(job, self._since):
                 self._ended += 1
-                if not broke(attempt):
+                if not is_failure(attempt):
                     continue
                 failure = attempt.failure
                 key = _group(job, attempt, request.by), getattr(failure, "class") or UNCLASSIFIED, failure.blame
@@ -57,10 +57,10 @@ class Summary:
         return self
 
     @property
-    def told(self) -> pb.SummarizeFailuresResponse:
-        """What was counted, the most frequent first."""
+    def response(self) -> pb.SummarizeFailuresResponse:
+        """The counts, most frequent first."""
         order = sorted(self._counts.items(), key=lambda one: (-len(one[1].runtimes), one[0]))
-        counts = [_told(key[0], key[1], count) for key, count in order]
+        counts = [_to_wire(key[0], key[1], count) for key, count in order]
         return pb.SummarizeFailuresResponse(counts=counts, attempts=self._ended)
 
 
@@ -96,8 +96,8 @@ def _add(count: _Count, attempt: job_pb2.Attempt) -> None:
         count.newest = attempt
 
 
-def _told(group: str, failure_class: str, count: _Count) -> pb.FailureCount:
-    told = pb.FailureCount(
+def _to_wire(group: str, failure_class: str, count: _Count) -> pb.FailureCount:
+    response = pb.FailureCount(
         group=group,
         failure=count.newest.failure,
         attempts=len(count.runtimes),
@@ -108,12 +108,12 @@ def _told(group: str, failure_class: str, count: _Count) -> pb.FailureCount:
         newest_job_id=count.newest.job_id,
         newest_time=count.newest.end_time,
     )
-    setattr(told.failure, "class", failure_class)
-    return told
+    setattr(response.failure, "class", failure_class)
+    return response
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """Take a percentile by linear interpolation.
+    """Return a percentile by linear interpolation.
 
     >>> percentile([4.0, 1.0, 2.0], 0.5), percentile([0.0, 10.0], 0.9)
     (2.0, 9.0)

@@ -1,9 +1,9 @@
-"""What a queue that follows answers itself: what has ended changes no more, so its record says all there is of it.
+"""Reads that a follower of the queue serves itself: ended jobs, whose stored records are final.
 
-Jobs that live are asked of the leader, which alone knows why they wait and how far they have come; so are all jobs by
-a caller who may see only those of some tenants. Records are read as they come, a few at a time; while some are still to
-be read, or the store cannot be followed, the leader is asked too. A queue that begins to lead takes the records over,
-and need not read them again.
+Calls about live jobs go to the leader: only the leader knows why a job waits and how far it has come. So do calls of
+principals that are restricted to some tenants. Records are read as they arrive, a few at a time. While some are still
+unread, or the store cannot be watched, the follower forwards every call. When it becomes leader it hands its records
+over, so that they need not be read again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from google.protobuf.message import DecodeError
 
 from cotenant.codec import specs
 from cotenant.leadership.replica import REVISION
-from cotenant.leadership.store_cache import Mirror
+from cotenant.leadership.store_cache import StoreCache
 from cotenant.rpc.paging import page_of
 from cotenant.security.identity import caller
-from cotenant.services.queue.api.failure_summary import Summary
-from cotenant.services.queue.api.job_filter import Filter
+from cotenant.services.queue.api.failure_summary import FailureSummary
+from cotenant.services.queue.api.job_filter import JobFilter
 from cotenant.services.queue.jobs.job_store import ARRAYS, JOBS
-from cotenant.services.queue.jobs.queue_state import State, kept_message
-from cotenant.services.queue.jobs.transitions import Record, loaded
+from cotenant.services.queue.jobs.queue_state import State, stored_message
+from cotenant.services.queue.jobs.transitions import Record, load_record
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.store import schema
 from cotenant.v1 import job_pb2
@@ -34,35 +34,35 @@ READ_AT_ONCE = 50  # records, about 2 ms
 
 
 class QueueReader:
-    """The jobs of a mirror of the store."""
+    """Reads ended jobs from a follower's store cache."""
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
-        self._nothing = State()  # which a view that sees everything need not look at
-        self._mirror: Mirror | None = None
+        self._nothing = State()  # a view that sees all tenants does not look at it
+        self._cache: StoreCache | None = None
         self._pending: dict[str, None] = {}
         self._wake = asyncio.Event()
-        self._ended: list[str] | None = None  # sorted; None where it is to be made anew
+        self._ended: list[str] | None = None  # sorted; None after a change
         self._answers = {
             "/cotenant.v1.JobService/GetJob": self._get,
             "/cotenant.v1.JobService/ListJobs": self._list,
             "/cotenant.v1.JobService/SummarizeFailures": self._summarize,
         }
 
-    serves = False  # without a leader only what has ended can be told
+    serves = False  # without a leader only ended jobs can be read
 
-    # What there is -------------------------------------------------------------------------------------------
+    # Records -------------------------------------------------------------------------------------------------
 
-    def take(self, mirror: Mirror, keys: Iterable[str]) -> None:
-        """Hear of keys that have changed."""
-        self._mirror = mirror
+    def take(self, cache: StoreCache, keys: Iterable[str]) -> None:
+        """Note which keys have changed."""
+        self._cache = cache
         for key in keys:
             if key.startswith(JOBS):
                 self._pending[key] = None
         self._wake.set()
 
     async def run(self) -> None:
-        """Read what is to be read, until cancelled."""
+        """Read changed records until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -73,37 +73,37 @@ class QueueReader:
                 await asyncio.sleep(0)
 
     def _read(self, key: str) -> None:
-        assert self._mirror
-        job_id, entry = key.removeprefix(JOBS), self._mirror.entries.get(key)
+        assert self._cache
+        job_id, entry = key.removeprefix(JOBS), self._cache.entries.get(key)
         before = self.records.pop(job_id, None)
         if entry is not None:
-            with suppress(schema.NewerSchema, schema.BadRecord):  # whoever leads says so
-                self.records[job_id] = loaded(entry)
+            with suppress(schema.NewerSchema, schema.BadRecord):  # the leader reports it
+                self.records[job_id] = load_record(entry)
         after = self.records.get(job_id)
         if (before is not None and before.phase.ended) or (after is not None and after.phase.ended):
             self._ended = None
 
-    # What is asked -------------------------------------------------------------------------------------------
+    # Calls ---------------------------------------------------------------------------------------------------
 
     async def answer(self, path: str, request: bytes, context: Any) -> bytes | None:
-        """Answer a call, or None where the leader is to be asked. The trailers tell which revision was seen."""
+        """Return the answer to a call; None if the leader must answer. A trailer carries the revision that was read."""
         answers = self._answers.get(path)
-        if answers is None or self._pending or self._mirror is None or not self._mirror.following:
+        if answers is None or self._pending or self._cache is None or not self._cache.following:
             return None
         if caller().tenants is not None:
-            return None  # to whom a tenant belongs is for the leader to say
+            return None  # only the leader knows which tenants belong to which
         try:
             answer = answers(request)
         except DecodeError:
-            return None  # the leader says so
+            return None  # the leader rejects it
         if answer is None:
             return None
-        context.set_trailing_metadata(((REVISION, str(self._mirror.revision)),))
+        context.set_trailing_metadata(((REVISION, str(self._cache.revision)),))
         return bytes(answer.SerializeToString())
 
     def _get(self, request: bytes) -> Any:
         record = self.records.get(pb.GetJobRequest.FromString(request).id)
-        return pb.GetJobResponse(job=kept_message(record)) if record and self._seen(record) else None
+        return pb.GetJobResponse(job=stored_message(record)) if record and self._seen(record) else None
 
     def _list(self, request: bytes) -> Any:
         asked = pb.ListJobsRequest.FromString(request)
@@ -111,10 +111,10 @@ class QueueReader:
         known = job_pb2.JobPhase.values()
         if asked.fold_arrays or not phases or not all(one in known and _ends(one) for one in phases):
             return None
-        chosen = Filter(asked.filter, View(self._nothing))
-        ids = [job_id for job_id in self._ended_ids() if chosen.takes(self.records[job_id])]
+        chosen = JobFilter(asked.filter, View(self._nothing))
+        ids = [job_id for job_id in self._ended_ids() if chosen.matches(self.records[job_id])]
         page, token = page_of(ids, asked.page_size, asked.page_token, descending=True, scope=chosen.digest)
-        jobs = [kept_message(self.records[job_id]) for job_id in page]
+        jobs = [stored_message(self.records[job_id]) for job_id in page]
         return pb.ListJobsResponse(jobs=jobs, next_page_token=token, total_size=len(ids))
 
     def _ended_ids(self) -> Sequence[str]:
@@ -123,14 +123,14 @@ class QueueReader:
         return self._ended
 
     def _seen(self, record: Record) -> bool:
-        """Whether a job has ended and is somebody's: jobs of an array are, once the array itself is written."""
+        """Return whether a job has ended and is committed: tasks of an array are, once the array itself is written."""
         task = record.spec.array_task
-        assert self._mirror
-        return record.phase.ended and (task is None or ARRAYS + task.array_id in self._mirror.entries)
+        assert self._cache
+        return record.phase.ended and (task is None or ARRAYS + task.array_id in self._cache.entries)
 
     def _summarize(self, request: bytes) -> Any:
         jobs = (record.job for record in self.records.values())
-        return Summary(pb.SummarizeFailuresRequest.FromString(request)).add(jobs).told
+        return FailureSummary(pb.SummarizeFailuresRequest.FromString(request)).add(jobs).response
 
 
 def _ends(phase: job_pb2.JobPhase.ValueType) -> bool:

@@ -1,4 +1,4 @@
-"""Which jobs a caller means."""
+"""Job filters: which jobs a call selects."""
 
 from __future__ import annotations
 
@@ -14,68 +14,70 @@ from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_service_pb2 as pb
 
-SLICE = 2_000  # jobs looked at between two turns of others; some milliseconds
+SLICE = 2_000  # jobs checked before other calls get a turn; some milliseconds
 
-Holds = Callable[[Record], bool]
+Condition = Callable[[Record], bool]
 
 
-class Filter:
-    """Conditions that must all hold, of jobs that the caller may see."""
+class JobFilter:
+    """Conditions that must all hold for jobs that the caller may see."""
 
     def __init__(self, message: pb.JobFilter, view: View) -> None:
         self._message, self._view = message, view
         self._ids = frozenset(message.ids)
         self._conditions = list(_conditions(message, view))
-        self.everything = not self._conditions
+        self.matches_all = not self._conditions
         raw = message.SerializeToString(deterministic=True) + view.key.encode()
-        self.digest = "" if self.everything else hashlib.blake2b(raw, digest_size=8).hexdigest()
+        self.digest = "" if self.matches_all else hashlib.blake2b(raw, digest_size=8).hexdigest()
 
-    async def found(self, state: State) -> Sequence[str]:
-        """Return the ids of the jobs that are meant, sorted; other calls have their turn meanwhile."""
+    async def matching_ids(self, state: State) -> Sequence[str]:
+        """Return the ids of the matching jobs, sorted. Yields to other calls while it looks."""
         parts, by = self._narrowest(state)
-        found = parts[0] if len(parts) == 1 and isinstance(parts[0], list) else sorted(chain.from_iterable(parts))
+        matching_ids = (
+            parts[0] if len(parts) == 1 and isinstance(parts[0], list) else sorted(chain.from_iterable(parts))
+        )
         records = state.records
-        for of, holds in self._conditions:  # one after the other over all jobs, which may be very many
+        for of, holds in self._conditions:  # condition by condition over all jobs: there may be very many
             if of == by:
                 continue
             kept: list[str] = []
-            before, found = list(found), kept
+            before, matching_ids = list(matching_ids), kept
             for start in range(0, len(before), SLICE):
                 if start:
                     await asyncio.sleep(0)
                 for job_id in before[start : start + SLICE]:
-                    record = records.get(job_id)  # None where it was forgotten meanwhile
+                    record = records.get(job_id)  # None: deleted in between
                     if record is not None and holds(record):
                         kept.append(job_id)
-        return found
+        return matching_ids
 
     def _narrowest(self, state: State) -> tuple[Sequence[Collection[str]], str]:
-        """The fewest jobs in which all that are meant are listed, and what then need not be asked of each."""
-        message, listing = self._message, state.listing
+        """Return the smallest listed set that contains all matching jobs, and the condition it already satisfies."""
+        message, job_index = self._message, state.job_index
         if self._ids:
             return [self._ids & state.records.keys()], "ids"
         if message.array_id:
-            array = state.gates.arrays.get(message.array_id)
+            array = state.dependency_gate.arrays.get(message.array_id)
             return [array.ids if array else ()], "array"
-        ways: list[tuple[Sequence[Collection[str]], str]] = []  # the first of those that are alike is taken
-        if message.tenant or not self._view.everything:
-            ways.append((listing.of_tenants(self._meant), "tenant"))
+        ways: list[tuple[Sequence[Collection[str]], str]] = []  # of equally small sets the first is used
+        if message.tenant or not self._view.sees_all:
+            ways.append((job_index.of_tenants(self._tenant_matches), "tenant"))
         if message.phases:
-            ways.append((listing.of_phases(_phases(message)), "phase"))
-        ways.append(([listing.all], ""))
+            ways.append((job_index.of_phases(_phases(message)), "phase"))
+        ways.append(([job_index.all], ""))
         return min(ways, key=lambda way: sum(map(len, way[0])))
 
-    def _meant(self, tenant: str) -> bool:
+    def _tenant_matches(self, tenant: str) -> bool:
         return self._message.tenant in ("", tenant) and self._view.sees_tenant(tenant)
 
-    def takes(self, record: Record) -> bool:
-        """Whether a job is meant."""
+    def matches(self, record: Record) -> bool:
+        """Return whether a job matches."""
         return all(holds(record) for _, holds in self._conditions)
 
 
-def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Holds]]:
-    """Give the conditions that there are with what each is of, the cheap ones first."""
-    if not view.everything:
+def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Condition]]:
+    """Yield the conditions with the field that each tests, cheap ones first."""
+    if not view.sees_all:
         yield "tenant", view.sees
     if wanted.tenant:
         tenant = wanted.tenant
@@ -112,13 +114,13 @@ def _phases(wanted: pb.JobFilter) -> tuple[Phase, ...]:
 
 
 def folded(ids: Sequence[str], state: State) -> Sequence[str]:
-    """Keep one job of each array, and all that are of none."""
+    """Return the ids with only one job of each array."""
     seen: set[str] = set()
     kept = []
     for job_id in ids:
         record = state.records.get(job_id)
         if record is None:
-            continue  # it was forgotten meanwhile
+            continue  # deleted in between
         task = record.spec.array_task
         if task is None or task.array_id not in seen:
             kept.append(job_id)

@@ -1,29 +1,29 @@
-"""Pages of jobs, gathered in slices between which other calls have their turn, and bounded in bytes."""
+"""Pages of jobs, gathered in slices so that other calls get their turns, and bounded in bytes."""
 
 from __future__ import annotations
 
 import asyncio
 
 from cotenant.rpc.paging import page_of
-from cotenant.services.queue.api.job_filter import Filter, folded
+from cotenant.services.queue.api.job_filter import JobFilter, folded
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-SLICE = 50  # jobs written between two turns of others; some milliseconds
-PAGE_BYTES_MAX = 2 * 2**20  # a page ends early; clients take answers of 4 MiB
+SLICE = 50  # jobs encoded before other calls get a turn; some milliseconds
+PAGE_BYTES_MAX = 2 * 2**20  # a page ends early; clients accept messages of 4 MiB
 
 
 async def list_jobs(state: State, request: pb.ListJobsRequest) -> pb.ListJobsResponse:
     """Return a page of the jobs that the caller may see, newest first.
 
     Raises:
-        Problem: INVALID_ARGUMENT for a page that cannot be.
+        Problem: INVALID_ARGUMENT for an invalid page size or token.
     """
     view = View(state)
-    chosen = Filter(request.filter, view)
-    ids = state.ids if chosen.everything else await chosen.found(state)
+    chosen = JobFilter(request.filter, view)
+    ids = state.ids if chosen.matches_all else await chosen.matching_ids(state)
     if request.fold_arrays:
         ids = folded(ids, state)
     scope, size, total = chosen.digest, request.page_size, len(ids)
@@ -35,7 +35,7 @@ async def list_jobs(state: State, request: pb.ListJobsRequest) -> pb.ListJobsRes
             await asyncio.sleep(0)
         record = state.records.get(job_id)
         if record is None:
-            continue  # it was forgotten meanwhile
+            continue  # deleted in between
         jobs.append(view.message(record, phases=request.fold_arrays))
         room_bytes -= jobs[-1].ByteSize()
         if room_bytes < 0 and number + 1 < len(page):

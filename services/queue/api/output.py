@@ -1,4 +1,4 @@
-"""A job's output, passed on from its nodes through placement."""
+"""A job's output, relayed from its nodes through placement."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
-class Output:
-    """Reads output, of one attempt or of one after the other."""
+class JobOutput:
+    """Relays the output of one attempt, or of all attempts in sequence."""
 
     def __init__(self, state: State, placement: placement_service_pb2_grpc.PlacementServiceAsyncStub) -> None:
         self._state, self._placement = state, placement
 
     async def read(self, record: Record, request: pb.ReadLogsRequest) -> AsyncIterator[pb.ReadLogsResponse]:
-        """Pass a job's output on; with `follow` through all of its attempts."""
+        """Yield a job's output; with `follow` through all of its attempts."""
         first = request.attempt or record.attempt_number
         while attempt := await self._attempt(record, request, first):
             async for piece in self._pieces(record, attempt, request):
@@ -31,9 +31,9 @@ class Output:
             first = attempt.number + 1
 
     async def _attempt(self, record: Record, request: pb.ReadLogsRequest, first: int) -> job_pb2.Attempt | None:
-        """Find the attempt that is meant, or the first from a number on; wait for it to run if the caller follows."""
+        """Return the requested attempt, or the first from a number on; with `follow`, wait until it runs."""
         watcher = self._state.watch(record.id)
-        watcher.tell(record.id)
+        watcher.notify(record.id)
         try:
             async for _ in watcher.changes():
                 job = self._state.records[record.id].job if record.id in self._state.records else record.job

@@ -1,4 +1,4 @@
-"""Tenants and queues."""
+"""The servicer of the tenant API: tenants and queues."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cotenant.codec import errors
 from cotenant.codec.tenants import tenant_of
 from cotenant.core.model.job import QUEUE_DEFAULT, TENANT_DEFAULT
 from cotenant.core.model.lifecycle import Phase
-from cotenant.core.model.tenancy import check_family
+from cotenant.core.model.tenancy import check_hierarchy
 from cotenant.core.model.validation import Violation, shown
 from cotenant.core.policy.options import written
 from cotenant.core.scheduling.admission import Rules
 from cotenant.rpc.paging import page_of
-from cotenant.services.queue.jobs.job_store import TENANTS, Keeper
+from cotenant.services.queue.jobs.job_store import TENANTS, JobStore
 from cotenant.services.queue.jobs.store_admission import StoreAdmission
-from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Use, held_by
+from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, ResourceUsage, held_by
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.store import schema
 from cotenant.store.port import Compare, Conflict, Delete, Put
@@ -31,19 +31,19 @@ AMOUNTS = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores", "
 CHANGEABLE = (*AMOUNTS, "parent")
 
 
-class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
-    """Keeps tenants. A tenant that nobody made has no guarantee and no limit."""
+class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
+    """Creates, reads and changes tenants. A tenant that was never created has no quota and no limit."""
 
     def __init__(
-        self, keeper: Keeper, admission: StoreAdmission, policy: str, options: Mapping[str, str], rules: Rules
+        self, job_store: JobStore, admission: StoreAdmission, policy: str, options: Mapping[str, str], rules: Rules
     ) -> None:
-        self._keeper, self._admission = keeper, admission
+        self._job_store, self._admission = job_store, admission
         self._policy, self._options, self._rules = policy, options, rules
 
     async def CreateTenant(self, request: pb.CreateTenantRequest, context: Any) -> pb.CreateTenantResponse:
-        """Make a tenant; a repeat of the same call returns it as it is."""
+        """Create a tenant; a repeat with the same settings returns the tenant as it is."""
         _check(request.tenant)
-        known = self._keeper.state.tenants.get(request.tenant.id)
+        known = self._job_store.state.tenants.get(request.tenant.id)
         if known:
             if _settings(known[0]) == _settings(request.tenant):
                 return pb.CreateTenantResponse(tenant=self._message(request.tenant.id))
@@ -55,16 +55,16 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         return pb.CreateTenantResponse(tenant=self._message(request.tenant.id))
 
     async def GetTenant(self, request: pb.GetTenantRequest, context: Any) -> pb.GetTenantResponse:
-        """Tell of one tenant."""
-        view, tenants = View(self._keeper.state), self._keeper.state.tenants
+        """Return one tenant."""
+        view, tenants = View(self._job_store.state), self._job_store.state.tenants
         if not view.sees_tenant(request.id):
             raise errors.not_found("tenant", request.id, near=[one for one in tenants if view.sees_tenant(one)])
         self._revision(request.id)
         return pb.GetTenantResponse(tenant=self._message(request.id))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
-        """Tell of tenants: those that were made, and those of which jobs are kept."""
-        state, view = self._keeper.state, View(self._keeper.state)
+        """Return tenants: those that were created, and those that have stored jobs."""
+        state, view = self._job_store.state, View(self._job_store.state)
         all_of_them = {TENANT_DEFAULT, *state.tenants, *state.footprint.by_tenant()}
         known = sorted(one for one in all_of_them if view.sees_tenant(one))
         ids, token = page_of(known, request.page_size, request.page_token)
@@ -80,7 +80,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
                 [Violation("update_mask", f"{path!r} cannot be changed; {', '.join(CHANGEABLE)} can") for path in wrong]
             )
         tenant = pb.Tenant()
-        tenant.CopyFrom(self._keeper.state.tenants[request.tenant.id][0])
+        tenant.CopyFrom(self._job_store.state.tenants[request.tenant.id][0])
         for path in paths:
             tenant.ClearField(path)  # type: ignore[arg-type]  # one of CHANGEABLE
             if _is_set(request.tenant, path):
@@ -92,28 +92,28 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         return pb.UpdateTenantResponse(tenant=tenant if request.validate_only else self._message(tenant.id))
 
     async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
-        """Remove a tenant that has no live job."""
+        """Delete a tenant that has no unfinished jobs."""
         revision = self._revision(request.id)
         self._check_etag(request.id, request.etag, revision)
-        state = self._keeper.state
-        if live := state.room.live[request.id]:
-            raise errors.failed_precondition("TENANT_IN_USE", f"tenant {request.id} has {live} live jobs")
+        state = self._job_store.state
+        if live := state.tenant_quota.live[request.id]:
+            raise errors.failed_precondition("TENANT_IN_USE", f"tenant {request.id} has {live} unfinished jobs")
         if children := sorted(one for one, (tenant, _) in state.tenants.items() if tenant.parent == request.id):
             raise errors.failed_precondition(
-                "TENANT_IN_USE", f"tenants belong to {request.id}: {', '.join(children[:3])}; give them another parent"
+                "TENANT_IN_USE", f"tenant {request.id} is the parent of {', '.join(children[:3])}; move them first"
             )
         key = TENANTS + request.id
-        if isinstance(await self._keeper.store.transact([Compare(key, revision)], [Delete(key)]), Conflict):
+        if isinstance(await self._job_store.store.transact([Compare(key, revision)], [Delete(key)]), Conflict):
             await self._reread(request.id)
             if request.id in state.tenants:
                 raise errors.conflict("tenant", request.id)
         state.tenants.pop(request.id, None)
-        state.reweigh(request.id)
+        state.update_tenant(request.id)
         return pb.DeleteTenantResponse()
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Any) -> pb.ListQueuesResponse:
-        """Tell of the queues; there is one so far."""
-        listing = self._keeper.state.listing
+        """Return the queues; there is one so far."""
+        job_index = self._job_store.state.job_index
         holding = [phase for phase in Phase if phase.holds_resources]
         return pb.ListQueuesResponse(
             queues=[
@@ -122,8 +122,8 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
                     policy=self._policy,
                     options=self._options,
                     rules={name: written(value) for name, value in asdict(self._rules).items()},
-                    waiting=sum(map(len, listing.of_phases([Phase.QUEUED]))),
-                    running=sum(map(len, listing.of_phases(holding))),
+                    waiting=sum(map(len, job_index.of_phases([Phase.QUEUED]))),
+                    running=sum(map(len, job_index.of_phases(holding))),
                 )
             ]
         )
@@ -133,44 +133,44 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         stored = records_pb2.StoredTenant(schema_version=SCHEMA_VERSION, tenant=tenant)
         for derived in ("etag", "used_gpu_milli", "used_cores", "used_bytes", "allowed_bytes"):
             stored.tenant.ClearField(derived)
-        result = await self._keeper.store.transact([Compare(key, revision)], [Put(key, stored.SerializeToString())])
+        result = await self._job_store.store.transact([Compare(key, revision)], [Put(key, stored.SerializeToString())])
         if isinstance(result, Conflict):
             await self._reread(tenant.id)
-            known = self._keeper.state.tenants.get(tenant.id)
+            known = self._job_store.state.tenants.get(tenant.id)
             if known is None or _settings(known[0]) != _settings(tenant):
                 raise errors.conflict("tenant", tenant.id)
         else:
             await fail_points.reach("tenant.kept")
-            self._keeper.state.tenants[tenant.id] = (stored.tenant, result.revision)
-        self._keeper.state.reweigh(tenant.id)
-        self._keeper.state.wake()
+            self._job_store.state.tenants[tenant.id] = (stored.tenant, result.revision)
+        self._job_store.state.update_tenant(tenant.id)
+        self._job_store.state.wake()
 
     async def _reread(self, tenant_id: str) -> None:
-        """Learn what the store holds: a commit whose answer was lost may have changed it."""
-        entry = await self._keeper.store.get(TENANTS + tenant_id)
+        """Read a tenant from the store again: a commit with an unknown outcome may have changed it."""
+        entry = await self._job_store.store.get(TENANTS + tenant_id)
         if entry is None:
-            self._keeper.state.tenants.pop(tenant_id, None)
+            self._job_store.state.tenants.pop(tenant_id, None)
         else:
             stored = schema.read(records_pb2.StoredTenant, entry)
-            self._keeper.state.tenants[tenant_id] = (stored.tenant, entry.mod_revision)
+            self._job_store.state.tenants[tenant_id] = (stored.tenant, entry.mod_revision)
 
     def _revision(self, tenant_id: str) -> int:
-        tenants = self._keeper.state.tenants
+        tenants = self._job_store.state.tenants
         if tenant_id not in tenants:
             raise errors.not_found("tenant", tenant_id, near=tenants)
         return tenants[tenant_id][1]
 
     def _family(self, tenant_id: str) -> frozenset[str]:
-        """Name a tenant and all that belong to it."""
+        """Return a tenant and all its descendants."""
         return self._admission.family(tenant_id)
 
     def _check_family(self, changed: pb.Tenant) -> None:
-        """Refuse what the tenant would make wrong, be it with itself or with those it belongs to."""
-        tenants = {one: tenant for one, (tenant, _) in self._keeper.state.tenants.items()} | {changed.id: changed}
-        before = list(check_family(tenant_of(tenant) for tenant, _ in self._keeper.state.tenants.values()))
+        """Reject a change that makes the tenant invalid, by itself or together with its ancestors and descendants."""
+        tenants = {one: tenant for one, (tenant, _) in self._job_store.state.tenants.items()} | {changed.id: changed}
+        before = list(check_hierarchy(tenant_of(tenant) for tenant, _ in self._job_store.state.tenants.values()))
         found = [
             Violation(f"tenant.{bad.field}", bad.description if of == changed.id else f"of {of} {bad.description}")
-            for of, bad in check_family(tenant_of(tenant) for tenant in tenants.values())
+            for of, bad in check_hierarchy(tenant_of(tenant) for tenant in tenants.values())
             if (of, bad) not in before
         ]
         if found:
@@ -182,12 +182,12 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             raise errors.conflict("tenant", tenant_id)
 
     def _message(self, tenant_id: str) -> pb.Tenant:
-        state = self._keeper.state
+        state = self._job_store.state
         kept, revision = state.tenants.get(tenant_id, (pb.Tenant(id=tenant_id), 0))
         tenant = pb.Tenant()
         tenant.CopyFrom(kept)
         tenant.etag = str(revision) if revision else ""
-        use = Use()
+        use = ResourceUsage()
         family = self._family(tenant_id)
         for record in state.held.values():
             if record.spec.tenant in family:
@@ -201,7 +201,7 @@ def _check(tenant: pb.Tenant) -> None:
     found = []
     if not _ID.fullmatch(tenant.id):
         found.append(
-            Violation("tenant.id", f"must be lower-case letters, digits and dashes, at most 63, not {shown(tenant.id)}")
+            Violation("tenant.id", f"must be at most 63 lower-case letters, digits and dashes, not {shown(tenant.id)}")
         )
     found += [
         Violation(f"tenant.{name}", f"must not be negative, not {getattr(tenant, name):g}")
@@ -211,7 +211,7 @@ def _check(tenant: pb.Tenant) -> None:
     for unit in ("gpu_milli", "cores"):
         quota, limit = f"quota_{unit}", f"limit_{unit}"
         if tenant.HasField(quota) and tenant.HasField(limit) and getattr(tenant, quota) > getattr(tenant, limit):  # type: ignore[arg-type]  # fields of the message
-            found.append(Violation(f"tenant.{quota}", "is more than the limit"))
+            found.append(Violation(f"tenant.{quota}", "exceeds the limit"))
     if found:
         raise errors.invalid(found)
 

@@ -1,4 +1,4 @@
-"""What would become of jobs that were not submitted: one cycle with them, and the future; nothing remains of it."""
+"""What-if: one scheduling cycle and a start forecast with jobs that are not submitted. Leaves no trace."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from cotenant.services.queue.scheduling.backlog import in_order
 from cotenant.services.queue.scheduling.candidates import candidate_of
 from cotenant.services.queue.scheduling.ranking import Ranking
 from cotenant.services.queue.scheduling.scheduler import Scheduler, new_request
-from cotenant.services.queue.scheduling.tenant_usage import asked_by, headroom_of, limited
+from cotenant.services.queue.scheduling.tenant_usage import headroom_of, limited_tenants, requested_by
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
-AHEAD_MAX = 1_000  # jobs before them that placement is asked about too
+AHEAD_MAX = 1_000  # jobs ahead of the hypothetical ones that placement plans too
 
 
 async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) -> pb.SimulateJobResponse:
-    """Order jobs among those that wait, ask placement about them and those before them, and when each would start."""
+    """Rank hypothetical jobs among waiting jobs, plan them and the jobs ahead of them, and forecast their starts."""
     for record in asked:
-        await scheduler.estimating.ask(record)
+        await scheduler.job_estimates.request_estimate(record)
     ranking = _rank_with(state, scheduler, asked)
     answers = {
         record.id: pb.SimulateJobResponse(position=(ranking.waiting.place(record.id) or 0) + 1) for record in asked
     }
     ready: list[Record] = []
     for record in asked:
-        if unmet := state.gates.unmet(record.spec):
-            answers[record.id].refusal.CopyFrom(_told(unmet))
+        if awaited_jobs := state.dependency_gate.awaited_jobs(record.spec):
+            answers[record.id].refusal.CopyFrom(_to_wire(awaited_jobs))
         else:
             ready.append(record)
     plan = _plan(state, scheduler, ranking, ready, answers)
     if plan.candidates:
-        _read(answers, await scheduler.placement.PlanPlacement(plan))
-    await _foretell(state, scheduler, ranking, ready, answers)
+        _apply_plan(answers, await scheduler.placement.PlanPlacement(plan))
+    await _add_forecasts(state, scheduler, ranking, ready, answers)
     first, *more = (answers[record.id] for record in asked)
     first.more.extend(more)
     return first
 
 
 def _rank_with(state: State, scheduler: Scheduler, asked: Sequence[Record]) -> Ranking:
-    """Order the table with a few more rows. Nothing is awaited meanwhile, so nobody sees them."""
+    """Rank the job table with a few extra rows. There is no await in between, so nothing else sees them."""
     added: list[Record] = []
     try:
         for record in asked:
@@ -71,14 +71,14 @@ def _plan(
     asked: Sequence[Record],
     answers: dict[str, pb.SimulateJobResponse],
 ) -> placement_pb2.PlanPlacementRequest:
-    """Write down what a cycle would ask placement; who would not be asked about is answered here."""
+    """Return the plan request that a cycle would send; refuse here the jobs that a cycle would not send."""
     now, config = time.time(), scheduler.config
     plan = new_request(config)
     plan.validate_only = True
-    plan.tenants.extend(limited(state))
+    plan.tenants.extend(limited_tenants(state))
     before = 0
-    ahead_of: list[int] = []  # by place among the starts, candidates before it
-    for one in _up_to_the_last(state, ranking, asked, answers):
+    ahead_of: list[int] = []  # by place in the starts: number of candidates before it
+    for one in _starts_up_to_last(state, ranking, asked, answers):
         ahead_of.append(before)
         if one is not None:
             plan.candidates.append(candidate_of(one, now, brief=True))
@@ -90,13 +90,13 @@ def _plan(
     for record in asked:
         position = answers[record.id].position - 1
         if ranking.starts.place(record.id) is None and not answers[record.id].HasField("refusal"):
-            answers[record.id].refusal.CopyFrom(_told(_left_out(state, ranking, record, position)))
+            answers[record.id].refusal.CopyFrom(_to_wire(_refusal_by_order(state, ranking, record, position)))
     return plan
 
 
-def _left_out(state: State, ranking: Ranking, record: Record, position: int) -> Refusal:
-    """Say why the order does not let a job start."""
-    asked = asked_by(record)
+def _refusal_by_order(state: State, ranking: Ranking, record: Record, position: int) -> Refusal:
+    """Return why the order does not start a job."""
+    asked = requested_by(record)
     over = headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores)
     if over:
         return over
@@ -104,11 +104,13 @@ def _left_out(state: State, ranking: Ranking, record: Record, position: int) -> 
     return before.refusal(position, ranking.ids) if before else outranked(position + 1, position)
 
 
-def _up_to_the_last(
+def _starts_up_to_last(
     state: State, ranking: Ranking, asked: Sequence[Record], answers: dict[str, pb.SimulateJobResponse]
 ) -> Iterator[Record | None]:
-    """Give the jobs that should start, up to the last that is asked about; None for one that placement is not."""
-    room = headroom_of(state)
+    """Yield the jobs that should start, up to the last hypothetical one; None for a job that placement is not asked
+    about.
+    """
+    headroom = headroom_of(state)
     mine = {record.id: record for record in asked}
     places = [place for job_id in mine if (place := ranking.starts.place(job_id)) is not None]
     last = max(places, default=-1)
@@ -121,85 +123,85 @@ def _up_to_the_last(
         if one is None or not waits:
             yield None
             continue
-        wanted = asked_by(one)
-        over = room.refuse(one.spec.tenant, wanted.gpu_milli, wanted.cores)
+        wanted = requested_by(one)
+        over = headroom.refuse(one.spec.tenant, wanted.gpu_milli, wanted.cores)
         if over and job_id in mine:
-            answers[job_id].refusal.CopyFrom(_told(over))
+            answers[job_id].refusal.CopyFrom(_to_wire(over))
         if not over:
-            room.take(one.spec.tenant, wanted.gpu_milli, wanted.cores)
+            headroom.take(one.spec.tenant, wanted.gpu_milli, wanted.cores)
         yield None if over else one
 
 
-def _read(answers: dict[str, pb.SimulateJobResponse], response: placement_pb2.PlanPlacementResponse) -> None:
+def _apply_plan(answers: dict[str, pb.SimulateJobResponse], response: placement_pb2.PlanPlacementResponse) -> None:
     for placed in response.placed:
         if answer := answers.get(placed.attempt.job_id):
             answer.starts_now = True
             answer.allocations.extend(placed.attempt.allocations)
     for refused in response.refused:
         if answer := answers.get(refused.job_id):
-            answer.refusal.CopyFrom(_told(refusals.from_wire(refused.refusal)))
+            answer.refusal.CopyFrom(_to_wire(refusals.from_wire(refused.refusal)))
     for answer in answers.values():
         answer.preempted_job_ids.extend(victim.job_id for victim in response.preempted)
 
 
-async def _foretell(
+async def _add_forecasts(
     state: State,
     scheduler: Scheduler,
     ranking: Ranking,
     asked: Sequence[Record],
     answers: dict[str, pb.SimulateJobResponse],
 ) -> None:
-    """Add when each would start and finish, and who would start later because of all of them together."""
+    """Add when each job would start and finish, and which other jobs all of them together would delay."""
     mine = {record.id: record for record in asked}
     fair = scheduler.config.rules.fair_share is FairShare.TENANTS
     coming = in_order(state, ranking.waiting, WAITING_MAX, fair=fair, more=mine)
     with_them = list(islice(coming, WAITING_MAX + len(mine)))
-    question = start_forecast.Question(with_them, list(mine), stoppable=ranking.stoppable)
-    told = await start_forecast.foretell(state, scheduler.config, scheduler.placement, question)
+    question = start_forecast.ForecastQuery(with_them, list(mine), stoppable=ranking.stoppable)
+    forecasts = await start_forecast.forecast_starts(state, scheduler.config, scheduler.placement, question)
     for job_id, answer in answers.items():
-        if job_id not in told:
+        if job_id not in forecasts:
             continue
-        answer.forecast.CopyFrom(told[job_id])
-        answer.ending.extend(start_forecast.ahead(state, one) for one in told[job_id].ending_job_ids)
+        answer.forecast.CopyFrom(forecasts[job_id])
+        answer.ending.extend(start_forecast.ahead(state, one) for one in forecasts[job_id].ending_job_ids)
         answer.outlook = _outlook(answer, state, mine[job_id])
     without = [one for one in with_them if one.id not in mine]
     if not without:
         return
-    after = await _medians(state, scheduler, with_them, ranking)
+    after = await _forecast_medians(state, scheduler, with_them, ranking)
     delayed = start_forecast.delayed(
-        state, await _medians(state, scheduler, without, scheduler.rank(time.time())), after
+        state, await _forecast_medians(state, scheduler, without, scheduler.rank(time.time())), after
     )
     for answer in answers.values():
         answer.delayed.extend(delayed[: start_forecast.NAMED_MAX])
         answer.delayed_count = len(delayed)
 
 
-async def _medians(
+async def _forecast_medians(
     state: State, scheduler: Scheduler, waiting: Sequence[Record], ranking: Ranking
 ) -> start_forecast.Forecasts:
-    """Foretell all starts by the medians of the run times alone."""
-    question = start_forecast.Question(waiting, draws=0, stoppable=ranking.stoppable)
-    return await start_forecast.foretell(state, scheduler.config, scheduler.placement, question)
+    """Forecast all starts from median run times alone."""
+    question = start_forecast.ForecastQuery(waiting, draws=0, stoppable=ranking.stoppable)
+    return await start_forecast.forecast_starts(state, scheduler.config, scheduler.placement, question)
 
 
 def _outlook(answer: pb.SimulateJobResponse, state: State, record: Record) -> str:
-    """Say when a job starts and ends; a pre-run that passes soon is no part of what is foretold."""
+    """Return when a job starts and ends. A pre-run that passes quickly is not part of the forecast."""
     pre_run = in_words(record.spec.pre_run_seconds) if record.spec.pre_run_seconds is not None else ""
     if answer.refusal.code == Code.NEVER_FITS:
         return "never starts on this cluster"
     if answer.refusal.code == Code.MAKING_ROOM:
-        starts = "starts as soon as room was made for it"
+        starts = "starts as soon as its resources are freed"
     elif answer.starts_now:
         starts = f"starts now with {pre_run}" if pre_run else "starts now"
         pre_run = ""
     else:
         starts = start_forecast.in_words(answer.forecast, state)
     if pre_run:
-        starts += f"; before it comes {pre_run}"
+        starts += f"; preceded by {pre_run}"
     if not answer.forecast.HasField("finish"):
         return starts
-    return f"{starts}; has finished in about {about(specs.seconds(answer.forecast.finish))}"
+    return f"{starts}; finishes in about {about(specs.seconds(answer.forecast.finish))}"
 
 
-def _told(refusal: Refusal) -> job_pb2.Refusal:
-    return refusals.to_people(refusal)
+def _to_wire(refusal: Refusal) -> job_pb2.Refusal:
+    return refusals.to_text(refusal)

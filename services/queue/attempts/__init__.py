@@ -1,1 +1,1 @@
-"""What becomes of attempts: watching placement, failures, retries, migration and pre-runs."""
+"""Attempts: watching placement, failures, retries, migration and pre-runs."""

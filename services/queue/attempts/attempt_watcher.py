@@ -1,4 +1,4 @@
-"""Follows placement: what becomes of attempts becomes of jobs."""
+"""Watches placement's attempts and applies their states to jobs."""
 
 from __future__ import annotations
 
@@ -14,68 +14,70 @@ from cotenant import fail_points, telemetry
 from cotenant.codec import errors, specs
 from cotenant.core.model.job_table import Capacity
 from cotenant.core.model.lifecycle import AttemptState, Phase, StopReason
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.queue.attempts.pre_runs import PreRuns
-from cotenant.services.queue.estimates.observation_sink import Observations
-from cotenant.services.queue.estimates.profiling import Profiles
-from cotenant.services.queue.jobs.desired_state import hold_back
-from cotenant.services.queue.jobs.failure_classifier import Failing
-from cotenant.services.queue.jobs.job_store import Keeper
+from cotenant.services.queue.estimates.observation_sink import ObservationSink
+from cotenant.services.queue.estimates.profiling import Profiling
+from cotenant.services.queue.jobs.desired_state import cancel_or_suspend
+from cotenant.services.queue.jobs.failure_classifier import FailureClassifier
+from cotenant.services.queue.jobs.job_store import JobStore
 from cotenant.services.queue.jobs.queue_state import State
-from cotenant.services.queue.jobs.transitions import Record, take_attempt
+from cotenant.services.queue.jobs.transitions import Record, apply_attempt
 from cotenant.v1 import job_pb2, placement_service_pb2_grpc
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 log = structlog.get_logger()
 
 RETRY_SECONDS = 0.3
-AWAY_TOLD_SECONDS = 10.0  # between two lines that say that placement is away still
+AWAY_LOG_SECONDS = 10.0  # between two log lines while placement is unavailable
 FORGET_SECONDS = 0.05
 FORGET_MAX = 1_000
-TAKEN_AT_ONCE = 100  # attempts, between two looks at whether others need the queue
+TAKEN_AT_ONCE = 100  # attempts applied before other calls get a turn
 
-ENDED = telemetry.counter("cotenant.queue.attempts_ended", "{attempt}", "Ends of attempts, by what became of jobs.")
+ENDED = telemetry.counter(
+    "cotenant.queue.attempts_ended", "{attempt}", "Ended attempts, by state and by the job's phase."
+)
 
 
-class Follower:
-    """Keeps jobs in step with placement's attempts."""
+class AttemptWatcher:
+    """Keeps jobs in sync with placement's attempts."""
 
     def __init__(
         self,
         state: State,
-        keeper: Keeper,
+        job_store: JobStore,
         placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
-        observations: Observations,
-        profiles: Profiles,
-        failing: Failing,
+        observations: ObservationSink,
+        profiles: Profiling,
+        failure_classifier: FailureClassifier,
         term: int = 0,
     ) -> None:
-        self.state, self.keeper, self.placement = state, keeper, placement
-        self.observations, self.profiles, self.failing = observations, profiles, failing
-        self.synced = asyncio.Event()  # set while placement can be heard
-        self.connections = 0  # so many times placement could be heard anew
-        self.ending: Counter[str] = Counter()  # jobs whose attempt has ended, which is being committed
+        self.state, self.job_store, self.placement = state, job_store, placement
+        self.observations, self.profiles, self.failure_classifier = observations, profiles, failure_classifier
+        self.synced = asyncio.Event()  # set while the watch is connected
+        self.connections = 0  # how often the watch was connected
+        self.ending: Counter[str] = Counter()  # jobs whose attempt has ended and is being committed
         self._term, self._revision = term, 0
         self._forget: dict[tuple[str, int], None] = {}
         self._forgetting = asyncio.Event()
         self._capacity_changed = asyncio.Event()
-        self.capacity_changes = 0  # of which placement has told
-        self._background = Background()
-        self.pre_runs = PreRuns(keeper, self.order_stop, self._background)
+        self.capacity_changes = 0  # as reported by placement
+        self._background = BackgroundTasks()
+        self.pre_runs = PreRuns(job_store, self.order_stop, self._background)
 
     async def run(self) -> None:
-        """Follow for ever, through placement's restarts."""
-        told_time = -math.inf
+        """Watch forever, through restarts of placement."""
+        logged_time = -math.inf
         while True:
             try:
                 watch = self.placement.WatchAttempts(placement_pb2.WatchAttemptsRequest(after_revision=self._revision))
                 async for event in watch:
-                    await self._take(event)
+                    await self._handle_event(event)
             except grpc.aio.AioRpcError as error:
-                if self.synced.is_set() or time.monotonic() - told_time >= AWAY_TOLD_SECONDS:
-                    log.warning("placement_away", error=errors.from_error(error).message)
-                    told_time = time.monotonic()
-            except Exception:  # something in it was not understood: a whole picture makes up for what was missed
+                if self.synced.is_set() or time.monotonic() - logged_time >= AWAY_LOG_SECONDS:
+                    log.warning("placement_disconnected", error=errors.from_error(error).message)
+                    logged_time = time.monotonic()
+            except Exception:  # an event was not understood: a snapshot makes up for it
                 self._revision = 0
                 raise
             finally:
@@ -83,23 +85,23 @@ class Follower:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def close(self) -> None:
-        """Stop whatever was begun."""
+        """Stop all background work."""
         await self._background.close()
 
-    async def _take(self, event: placement_pb2.WatchAttemptsResponse) -> None:
+    async def _handle_event(self, event: placement_pb2.WatchAttemptsResponse) -> None:
         self.capacity_changes += event.capacity_changed
         if event.capacity_changed and event.snapshot:
             await self._refresh_capacity()
         elif event.capacity_changed:
             self._capacity_changed.set()
         for place, attempt in enumerate(event.attempts, 1):
-            self.take_attempt(attempt)
-            if not place % TAKEN_AT_ONCE:  # a whole picture may be of ten thousand
+            self.apply_attempt(attempt)
+            if not place % TAKEN_AT_ONCE:  # a snapshot may have ten thousand
                 await asyncio.sleep(0)
         if event.snapshot:
-            self._take_absent({attempt.job_id for attempt in event.attempts}, event.revision)
-        for told in event.progress:
-            self._take_progress(told)
+            self._handle_missing({attempt.job_id for attempt in event.attempts}, event.revision)
+        for job_progress in event.progress:
+            self._handle_progress(job_progress)
         for report in event.profiled:
             self.profiles.take(report)
         self._revision = max(self._revision, event.revision)
@@ -108,43 +110,43 @@ class Follower:
             self.connections += 1
             self.state.wake()
 
-    def _take_absent(self, present: set[str], revision: int) -> None:
-        """What holds something in our eyes but is unknown to placement has been lost.
+    def _handle_missing(self, present: set[str], revision: int) -> None:
+        """Mark attempts as lost that a snapshot of placement does not contain.
 
-        An attempt that was committed at the picture's revision or later is only too young to be in it.
+        An attempt that was committed at the snapshot's revision or later is too new to be in it.
         """
         for record in list(self.state.records.values()):
             if record.phase.ended or record.id in present:
                 continue
-            if record.wish and not record.attempt_number:  # what it was to be stopped for had been over all along
+            if record.wish and not record.attempt_number:  # the attempt it was to be stopped for had already ended
                 self._background.start(self._hold_back(record))
             elif (record.phase.holds_resources or record.wish) and record.job.attempt.epoch < revision:
                 lost = job_pb2.Attempt()
                 lost.CopyFrom(record.job.attempt)
                 lost.state = specs.ATTEMPT_STATES.to_wire(AttemptState.LOST)
-                lost.message = "placement does not know this attempt any more"
+                lost.message = "placement no longer knows this attempt"
                 lost.end_time.FromNanoseconds(time.time_ns())
-                self._end_soon(record, lost)
+                self._begin_end(record, lost)
 
     async def _hold_back(self, record: Record) -> None:
-        """Let a job be what is wished of it, if placement's record still says that it holds nothing."""
-        await self.keeper.insist(
+        """Cancel or suspend a job as wished, if placement's record still says that it is idle."""
+        await self.job_store.change_with_retry(
             record,
-            lambda stored: bool(stored.wish) and hold_back(stored, stored.wish),
+            lambda stored: bool(stored.wish) and cancel_or_suspend(stored, stored.wish),
             instead=lambda stored: False,
         )
 
-    def take_attempt(self, attempt: job_pb2.Attempt) -> None:
-        """Let a job follow its attempt."""
+    def apply_attempt(self, attempt: job_pb2.Attempt) -> None:
+        """Apply an attempt event to its job."""
         record = self.state.records.get(attempt.job_id)
         ended = specs.ATTEMPT_STATES.from_wire(attempt.state).ended
         if record is None:
             log.warning("attempt_of_unknown_job", job=attempt.job_id)
             if ended:
-                self._forget_soon(attempt)
+                self._schedule_forget(attempt)
             return
         if ended:
-            self._end_soon(record, attempt)
+            self._begin_end(record, attempt)
         elif not record.lock.locked():
             self._follow(record, attempt)
         else:
@@ -155,49 +157,51 @@ class Follower:
             self._follow(record, attempt)
 
     def _follow(self, record: Record, attempt: job_pb2.Attempt) -> None:
-        """Take in that an attempt was assigned, runs or stops. None of this is kept: placement keeps it."""
-        if take_attempt(record.stored, attempt):
+        """Apply that an attempt was assigned, runs or stops. Not committed here: placement stores it."""
+        if apply_attempt(record.stored, attempt):
             self.state.sync(record)
         if record.phase is Phase.SUSPENDED or record.phase.ended:
             reason = StopReason.SUSPENDED if record.phase is Phase.SUSPENDED else StopReason.CANCELLED
             self._background.start(self.stop(record, attempt.number, reason))
         elif record.stored.wish and record.phase is not Phase.STOPPING:
-            self._background.start(self.stop(record, attempt.number, wished(record)))
+            self._background.start(self.stop(record, attempt.number, wished_stop_reason(record)))
         self.pre_runs.follow(record)
 
-    def _end_soon(self, record: Record, attempt: job_pb2.Attempt) -> None:
+    def _begin_end(self, record: Record, attempt: job_pb2.Attempt) -> None:
         self.ending[record.id] += 1
         self._background.start(self._end(record, attempt))
 
     async def _end(self, record: Record, attempt: job_pb2.Attempt) -> None:
-        """Take in that an attempt has ended, durably; then let placement forget it. It is not placed meanwhile."""
-        attempt = self.failing.classified(attempt)
-        retrying = self.failing.retrying
+        """Commit the end of an attempt, then let placement forget it. The job is not placed in between."""
+        attempt = self.failure_classifier.classify_attempt(attempt)
+        retrying = self.failure_classifier.retrying
         try:
-            news = await self.keeper.insist(record, lambda stored: take_attempt(stored, attempt, retrying))
+            news = await self.job_store.change_with_retry(
+                record, lambda stored: apply_attempt(stored, attempt, retrying)
+            )
         finally:
             self.ending[record.id] -= 1
             if not self.ending[record.id]:
                 del self.ending[record.id]
             self.state.wake()
         if news:
-            self.failing.note(attempt)
+            self.failure_classifier.count_failure(attempt)
             log.info("attempt_ended", job=record.id, attempt=attempt.number, phase=record.phase.value)
             ENDED.add(state=specs.ATTEMPT_STATES.names[attempt.state], phase=record.phase.value)
             self.observations.ended(record, attempt)
             self.pre_runs.drop(record.id)
         await fail_points.reach("queue.end_kept")
-        self._forget_soon(attempt)
+        self._schedule_forget(attempt)
 
-    def _forget_soon(self, attempt: job_pb2.Attempt) -> None:
+    def _schedule_forget(self, attempt: job_pb2.Attempt) -> None:
         self._forget[attempt.job_id, attempt.number] = None
         self._forgetting.set()
 
     async def forget(self) -> None:
-        """Let placement forget what has ended, for ever; what it cannot be told now it is told later."""
+        """Acknowledge ended attempts to placement forever, so that it forgets them; failed calls are retried."""
         while True:
             await self._forgetting.wait()
-            await asyncio.sleep(FORGET_SECONDS)  # many ends make one call
+            await asyncio.sleep(FORGET_SECONDS)  # batches many ends into one call
             self._forgetting.clear()
             gone = list(self._forget)[:FORGET_MAX]
             request = placement_pb2.ForgetAttemptsRequest(
@@ -216,17 +220,17 @@ class Follower:
                 self._forgetting.set()
 
     async def stop(self, record: Record, number: int, reason: StopReason) -> None:
-        """Ask placement to stop a job's attempt; the answer comes as any news of attempts."""
+        """Ask placement to stop a job's attempt; the result arrives as an attempt event."""
         try:
             await self.order_stop(record, number, reason)
         except grpc.aio.AioRpcError as error:
             log.info("stop_delayed", job=record.id, error=errors.from_error(error).message)
 
     async def order_stop(self, record: Record, number: int, reason: StopReason, detail: str = "") -> None:
-        """Have a job's attempt stopped; one that is over is passed over.
+        """Order the stop of a job's attempt; placement ignores an ended one.
 
         Raises:
-            AioRpcError: placement is away.
+            AioRpcError: placement is unavailable.
         """
         request = placement_pb2.StopAttemptsRequest(
             attempts=[placement_pb2.Victim(job_id=record.id, number=number)],
@@ -236,19 +240,19 @@ class Follower:
         )
         await self.placement.StopAttempts(request)
 
-    def _take_progress(self, told: placement_pb2.JobProgress) -> None:
-        record = self.state.records.get(told.job_id)
+    def _handle_progress(self, job_progress: placement_pb2.JobProgress) -> None:
+        record = self.state.records.get(job_progress.job_id)
         if record is None or record.phase.ended:
             return
         if record.job.attempt.pre_run:
-            self.pre_runs.progressed(record, told.progress)
-            return  # nor does it say how far the job has come
-        record.job.progress.CopyFrom(told.progress)
+            self.pre_runs.progressed(record, job_progress.progress)
+            return  # it is not progress of the job itself
+        record.job.progress.CopyFrom(job_progress.progress)
         self.observations.progressed(record)
         self.profiles.progressed(record)
 
     async def follow_capacity(self) -> None:
-        """Learn what the cluster has whenever that changes, for ever; many changes make one call."""
+        """Refresh the cluster's capacity after changes, forever; many changes make one call."""
         while True:
             await self._capacity_changed.wait()
             self._capacity_changed.clear()
@@ -258,7 +262,7 @@ class Follower:
         try:
             response = await self.placement.GetCapacity(placement_pb2.GetCapacityRequest())
         except grpc.aio.AioRpcError as error:
-            log.info("capacity_unknown", error=errors.from_error(error).message)
+            log.info("capacity_read_failed", error=errors.from_error(error).message)
             self._capacity_changed.set()
             await asyncio.sleep(RETRY_SECONDS)
             return
@@ -269,7 +273,7 @@ class Follower:
         self.state.wake()
 
 
-def wished(record: Record) -> StopReason:
-    """Why a job that has a wish is to be stopped."""
+def wished_stop_reason(record: Record) -> StopReason:
+    """Return the stop reason for a job's wish."""
     cancelled = record.stored.wish == job_pb2.JOB_PHASE_CANCELLED
     return StopReason.CANCELLED if cancelled else StopReason.SUSPENDED

@@ -1,1 +1,1 @@
-"""Predictions of jobs: asking for estimates, refreshing them, and sending observations."""
+"""Estimates of jobs: requests, refreshes, profiling, and observations sent to the predictor."""

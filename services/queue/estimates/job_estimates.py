@@ -1,4 +1,4 @@
-"""Asks the predictor about jobs, each once while it waits; without an answer they are unpredictable."""
+"""Requests estimates of waiting jobs, once per wait; without an answer a job is unpredictable."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from cotenant.v1 import predictor_service_pb2_grpc
 
 log = structlog.get_logger()
 
-ESTIMATES_MAX = 250  # questions in one call, each of which the predictor answers in one piece
-TAKEN_MAX = 5_000  # jobs that they may be about
+ESTIMATES_MAX = 250  # queries per call, which the predictor answers without a pause
+TAKEN_MAX = 5_000  # jobs that these queries stand for
 DEADLINE_SECONDS = 2.0
 KEPT_MAX = 1_024
 
 
-class Estimating:
-    """Asks about jobs of the table before they are ordered."""
+class JobEstimates:
+    """Requests estimates of jobs before they are ordered."""
 
     def __init__(self, state: State, predictor: predictor_service_pb2_grpc.PredictorServiceAsyncStub) -> None:
         self._state, self._predictor = state, predictor
         self._away = False
 
-    async def ask_unknown(self) -> None:
-        """Ask in one call about jobs of which nothing was asked yet; those that are left are asked about next time.
+    async def request_missing(self) -> None:
+        """Request missing estimates in one call; the rest follow next time.
 
-        Jobs of one array that have never run differ in nothing that is asked: one of them speaks for all.
+        Jobs of one array that have never run have equal queries: one query stands for all of them.
         """
         asked, slices = dict[str, list[Record]](), Slices()
         request = predictor_pb2.EstimateRequest()
@@ -53,30 +53,30 @@ class Estimating:
             response = await self._predictor.Estimate(request, timeout=DEADLINE_SECONDS)
         except grpc.aio.AioRpcError as error:
             if not self._away:
-                log.warning("predictor_away", error=errors.from_error(error).message)
+                log.warning("predictor_unavailable", error=errors.from_error(error).message)
             self._away = True
             self._state.unestimated.update(dict.fromkeys(record.id for alike in asked.values() for record in alike))
             return
         self._away = False
         for alike, estimate in zip(asked.values(), response.estimates, strict=True):
-            known = _one_of(estimate.SerializeToString())
+            known = _interned(estimate.SerializeToString())
             for record in alike:
-                record.expect(known)
+                record.set_estimate(known)
                 self._state.estimate(record)
                 await slices.step()
 
-    async def ask(self, record: Record) -> None:
-        """Ask about one job that is not in the table."""
+    async def request_estimate(self, record: Record) -> None:
+        """Request the estimate of one job that is not in the table."""
         request = predictor_pb2.EstimateRequest(queries=[query_of(record, self._state.shapes)])
         try:
             response = await self._predictor.Estimate(request, timeout=DEADLINE_SECONDS)
         except grpc.aio.AioRpcError as error:
-            log.info("predictor_away", error=errors.from_error(error).message)
+            log.info("predictor_unavailable", error=errors.from_error(error).message)
             return
-        record.expect(response.estimates[0])
+        record.set_estimate(response.estimates[0])
 
 
 @lru_cache(KEPT_MAX)
-def _one_of(packed: bytes) -> predictor_pb2.Estimate:
-    """Give one message for equal estimates: many are, those of one array's jobs and of all of whom nothing is known."""
+def _interned(packed: bytes) -> predictor_pb2.Estimate:
+    """Return one message for equal estimates: many jobs of an array, or with nothing known, have equal ones."""
     return predictor_pb2.Estimate.FromString(packed)

@@ -1,4 +1,4 @@
-"""Tells the predictor what was seen: rates as they come, run times at the end."""
+"""Sends observations to the predictor: rates as they arrive, run times at the end."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RETRY_SECONDS = 2.0
 WINDOW_SECONDS = 10.0
 
 
-class Observations:
-    """Collects what was seen and sends it in batches.
+class ObservationSink:
+    """Collects observations and sends them in batches.
 
-    What no predictor takes is kept until one does, the oldest of it where there is no room for all. Losing some is no
-    harm: they only make estimates better.
+    Observations are kept while the predictor is unavailable; beyond a limit new ones are dropped. A loss does no harm:
+    observations only improve estimates.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Observations:
     ) -> None:
         self._predictor, self._window_seconds = predictor, window_seconds
         self.windows = RateWindows(window_seconds, settle_seconds=window_seconds / 2)
-        self.on_profile_wanted: Callable[[Iterable[str]], None] = lambda job_ids: None  # set by whoever profiles
-        self.on_seen: Callable[[Record, float], None] = lambda record, now: None  # set by whoever asks again
+        self.on_profile_wanted: Callable[[Iterable[str]], None] = lambda job_ids: None  # set by `Profiling`
+        self.on_observed: Callable[[Record, float], None] = lambda record, now: None  # set by `EstimateRefresh`
         self._waiting: list[predictor_pb2.Observation] = []
         self._last: dict[str, float] = {}
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Send for ever."""
+        """Send forever."""
         away = False
         while True:
             await self._wake.wait()
@@ -60,7 +60,7 @@ class Observations:
                 why = errors.from_error(error).message
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     if not away:
-                        log.warning("observations_wait", count=len(self._waiting), error=why)
+                        log.warning("observations_delayed", count=len(self._waiting), error=why)
                     away = True
                     self._wake.set()
                     continue
@@ -75,28 +75,28 @@ class Observations:
                 self._wake.set()
 
     def progressed(self, record: Record) -> None:
-        """A job told how far it is: a window of its rate may have ended; of its losses and batches some are enough."""
+        """Observe a job's progress: each ended rate window, and a sample of its losses and batches."""
         now, progress = time.time(), record.job.progress
         window = self._window(record)
-        told = progress.HasField("loss") or progress.batch_size > 0
-        if window is None and not (told and now - self._last.get(record.id, 0.0) >= self._window_seconds):
+        sampled = progress.HasField("loss") or progress.batch_size > 0
+        if window is None and not (sampled and now - self._last.get(record.id, 0.0) >= self._window_seconds):
             return
         self._last[record.id] = now
-        seen = observation_of(record, record.job.attempt)
-        seen.phase = progress.phase
+        observation = observation_of(record, record.job.attempt)
+        observation.phase = progress.phase
         if window or progress.HasField("loss"):
-            seen.step = progress.step
+            observation.step = progress.step
         if window:
-            seen.rate_per_second = window.rate_per_second
-            seen.window.CopyFrom(specs.duration(window.seconds))
+            observation.rate_per_second = window.rate_per_second
+            observation.window.CopyFrom(specs.duration(window.seconds))
         if progress.HasField("loss"):
-            seen.loss = progress.loss
+            observation.loss = progress.loss
         if progress.batch_size > 0:
-            seen.batch_size = progress.batch_size
-            seen.batch_time.CopyFrom(progress.batch_time)
-        seen.time.CopyFrom(progress.update_time)
-        self._add(seen)
-        self.on_seen(record, now)
+            observation.batch_size = progress.batch_size
+            observation.batch_time.CopyFrom(progress.batch_time)
+        observation.time.CopyFrom(progress.update_time)
+        self._add(observation)
+        self.on_observed(record, now)
 
     def _window(self, record: Record) -> Window | None:
         progress, attempt = record.job.progress, record.job.attempt
@@ -110,41 +110,41 @@ class Observations:
         return None if changing else window
 
     def ended(self, record: Record, attempt: job_pb2.Attempt) -> None:
-        """A job ended: its run time tells about the next one like it."""
+        """Observe the end of a job: its run time predicts similar jobs."""
         self._last.pop(record.id, None)
         self.windows.drop(record.id)
         if not record.phase.ended or not attempt.HasField("start_time") or attempt.pre_run:
             return
-        seen = observation_of(record, attempt)
+        observation = observation_of(record, attempt)
         ran = specs.seconds(record.job.run_time) - sum(map(_ran_before, record.job.past_attempts))
-        seen.run_time.CopyFrom(specs.duration(max(0.0, ran)))
-        seen.succeeded = record.job.phase == job_pb2.JOB_PHASE_SUCCEEDED
-        seen.time.CopyFrom(attempt.end_time)
-        self._add(seen)
+        observation.run_time.CopyFrom(specs.duration(max(0.0, ran)))
+        observation.succeeded = record.job.phase == job_pb2.JOB_PHASE_SUCCEEDED
+        observation.time.CopyFrom(attempt.end_time)
+        self._add(observation)
 
-    def _add(self, seen: predictor_pb2.Observation) -> None:
+    def _add(self, observation: predictor_pb2.Observation) -> None:
         if len(self._waiting) < WAITING_MAX:
-            self._waiting.append(seen)
+            self._waiting.append(observation)
             self._wake.set()
 
 
 def observation_of(record: Record, attempt: job_pb2.Attempt) -> predictor_pb2.Observation:
-    """Begin to tell of a job: who it is, and what an attempt of it holds."""
-    seen = predictor_pb2.Observation(
+    """Return a new observation of a job, with the allocation of an attempt."""
+    observation = predictor_pb2.Observation(
         job_id=record.id,
         number=attempt.number,
         spec=record.job.spec,
         submitter=record.job.submitter,
         submit_time=record.job.create_time,
     )
-    seen.allocation.CopyFrom(allocation_of(attempt))
-    return seen
+    observation.allocation.CopyFrom(allocation_of(attempt))
+    return observation
 
 
 def query_of(record: Record, shapes: Sequence[NodeShape]) -> predictor_pb2.EstimateQuery:
-    """Ask about a job under the allocations that nodes of these shapes make worth asking about.
+    """Return the query for a job, with candidate allocations that are worth considering on these node shapes.
 
-    The GPUs that it runs on count where it runs.
+    A running job is estimated for its present GPU type.
     """
     job = record.job
     useful = record.estimate.cores_useful or None if record.estimate else None
@@ -152,7 +152,8 @@ def query_of(record: Record, shapes: Sequence[NodeShape]) -> predictor_pb2.Estim
         job_id=record.id,
         spec=job.spec,
         candidates=[
-            objectives.candidate_to_wire(one) for one in candidate_allocations.standard(record.spec, shapes, useful)
+            objectives.candidate_to_wire(one)
+            for one in candidate_allocations.standard_candidates(record.spec, shapes, useful)
         ],
         attained_gpu_seconds=job.attained_gpu_seconds,
         progress=job.progress,
@@ -163,9 +164,9 @@ def query_of(record: Record, shapes: Sequence[NodeShape]) -> predictor_pb2.Estim
 
 
 def allocation_of(attempt: job_pb2.Attempt) -> predictor_pb2.CandidateAllocation:
-    """What each replica holds: of several roles, those that hold most GPUs.
+    """Return what each replica holds; with several roles, the role with the most GPUs.
 
-    GPUs of different types over its nodes are none of which anything is known.
+    Mixed GPU types across nodes count as an unknown type.
     """
     tasks = [task for part in attempt.allocations for task in part.tasks]
     gpu_milli = max((_gpu_milli(task) for task in tasks), default=0)
@@ -179,7 +180,7 @@ def allocation_of(attempt: job_pb2.Attempt) -> predictor_pb2.CandidateAllocation
 
 
 def _ran_before(attempt: job_pb2.Attempt) -> float:
-    """How long a pre-run ran, in seconds; 0 for other attempts."""
+    """Return the run time of a pre-run in seconds; 0 for other attempts."""
     if not attempt.pre_run or not attempt.HasField("start_time"):
         return 0.0
     return max(0.0, specs.seconds(attempt.end_time) - specs.seconds(attempt.start_time))

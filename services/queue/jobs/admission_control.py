@@ -1,4 +1,4 @@
-"""Which jobs are taken in: all that is wrong with one is named at once."""
+"""Validates jobs at submission; names all violations at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cotenant.core.model.limits import ARRAY_BYTES_MAX, SPEC_BYTES_MAX
 from cotenant.core.model.validation import Violation, shown
 from cotenant.core.placement import unschedulable
 from cotenant.core.spelling import did_you_mean
-from cotenant.services.queue.jobs.archived_jobs import NOTHING, Before
+from cotenant.services.queue.jobs.archived_jobs import NOTHING, ArchivedDependencies
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_pb2
@@ -18,38 +18,42 @@ from cotenant.v1 import job_pb2
 NEAR_MAX = 3  # unknown dependencies for which similar ids are looked up: each takes some milliseconds
 
 
-def accept(state: State, message: job_pb2.JobSpec, before: Before = NOTHING) -> JobSpec:
-    """Read a job that the caller submits, or asks about; `before` is what of its dependencies is not known any more.
+def accept(state: State, message: job_pb2.JobSpec, before: ArchivedDependencies = NOTHING) -> JobSpec:
+    """Return the spec of a job that the caller submits or asks about; `before` holds its archived dependencies.
 
     Raises:
         Problem: INVALID_ARGUMENT naming each bad field, PERMISSION_DENIED for a tenant that is not the caller's, or
-            FAILED_PRECONDITION where no node that is known could ever take it.
+            FAILED_PRECONDITION if no known node could ever run the job.
     """
     view = View(state)
     message = view.tenant_of(message)
     if message.ByteSize() > SPEC_BYTES_MAX:
-        raise errors.invalid([Violation("spec", f"has {message.ByteSize()} bytes; {SPEC_BYTES_MAX} are taken at most")])
+        raise errors.invalid(
+            [Violation("spec", f"has {message.ByteSize()} bytes; at most {SPEC_BYTES_MAX} are allowed")]
+        )
     spec = specs.accept_spec(message, now=time.time())
     if spec.queue != QUEUE_DEFAULT:
         near = did_you_mean(spec.queue, [QUEUE_DEFAULT])
-        raise errors.invalid([Violation("spec.queue", f"there is no queue {spec.queue!r}{near}")])
-    if wrong := _out_of_place(view, spec, message, before):
+        raise errors.invalid([Violation("spec.queue", f"unknown queue {spec.queue!r}{near}")])
+    if wrong := _context_violations(view, spec, message, before):
         raise errors.invalid(wrong)
     if refusal := unschedulable.never_fits(spec, state.shapes, elastic=state.elastic):
         raise errors.failed_precondition("NEVER_FITS", refusal.detail, remedy=refusal.remedy)
     return spec
 
 
-def _out_of_place(view: View, spec: JobSpec, message: job_pb2.JobSpec, before: Before) -> list[Violation]:
-    """Name what a job cannot wait for, and arrays that are none or too large."""
+def _context_violations(
+    view: View, spec: JobSpec, message: job_pb2.JobSpec, before: ArchivedDependencies
+) -> list[Violation]:
+    """Return unknown dependencies, and array fields that are misplaced or too large."""
     wrong: list[Violation] = []
     for place, one in enumerate(spec.dependencies):
         if not view.knows(one.job_id) and one.job_id not in before.ended and one.job_id not in before.unknowable:
-            near = did_you_mean(one.job_id, view.near()) if len(wrong) < NEAR_MAX else ""
-            what = f"there is no job and no array {shown(one.job_id)}{near}"
+            near = did_you_mean(one.job_id, view.similar_ids()) if len(wrong) < NEAR_MAX else ""
+            what = f"unknown job or array {shown(one.job_id)}{near}"
             wrong.append(Violation(f"spec.dependencies[{place}].id", what))
     if spec.array_task:
-        wrong.append(Violation("spec.array_task", "is set by the queue; spec.array makes an array"))
+        wrong.append(Violation("spec.array_task", "is set by the queue; to submit an array, set spec.array"))
     if spec.array and (size := message.ByteSize() * len(spec.array.indices)) > ARRAY_BYTES_MAX:
-        wrong.append(Violation("spec.array", f"has {size} bytes in all; {ARRAY_BYTES_MAX} are taken at most"))
+        wrong.append(Violation("spec.array", f"has {size} bytes in total; at most {ARRAY_BYTES_MAX} are allowed"))
     return wrong

@@ -1,4 +1,4 @@
-"""Ended jobs that the mesh keeps no longer: in an SQLite file, for people, accounting, and jobs that come after."""
+"""The archive: an SQLite file of ended jobs that were deleted from the store, for people, accounting, dependencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2
 
 FILE = "archive.sqlite"
-WAIT_SECONDS_MAX = 10.0  # for whoever else writes into the file
+WAIT_SECONDS_MAX = 10.0  # for another writer of the file
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, tenant TEXT NOT NULL, submitter TEXT NOT NULL, kind TEXT NOT NULL,
@@ -34,9 +34,9 @@ NAME = "INSERT INTO archive SELECT ? WHERE NOT EXISTS (SELECT 1 FROM archive)"
 TASKS = """
 SELECT min(id), min(tenant), phase, count(*) FROM jobs WHERE id > ? AND id < ? GROUP BY phase
 """
-SEPARATOR, BEHIND = "_", "`"  # between the ids of an array and its jobs' indices, and the next letter
-AT_ONCE_MAX = 500  # ids in one question
-BROKEN = (sqlite3.Error, DecodeError, ValueError, TypeError, LookupError)  # what a damaged file leads to
+SEPARATOR, AFTER_SEPARATOR = "_", "`"  # between an array's id and a task's index; and the character after it
+AT_ONCE_MAX = 500  # ids per query
+DAMAGED = (sqlite3.Error, DecodeError, ValueError, TypeError, LookupError)  # what reading a damaged file can raise
 
 T = TypeVar("T")
 INSERT = """
@@ -47,26 +47,26 @@ INSERT OR REPLACE INTO jobs (
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A job of the archive, or all jobs of an array: whose they are, and how many ended how."""
+class ArchiveEntry:
+    """An archived job, or all archived jobs of an array: its tenant, and the count of jobs by phase."""
 
     id: str
     tenant: str
     phases: Mapping[Phase, int]
-    first: str  # the job itself, or one of the array's
+    first: str  # id of the job, or of one task of the array
     job: job_pb2.Job | None = None  # None for an array
 
     @property
     def failed(self) -> int:
-        """How many did not succeed."""
+        """Number of jobs that did not succeed."""
         return sum(self.phases.values()) - self.phases.get(Phase.SUCCEEDED, 0)
 
 
 class Archive:
-    """Writes jobs down before they are forgotten. A job that is written twice is there once.
+    """Writes ended jobs to an SQLite file before they are deleted. A job that is written twice is there once.
 
-    The columns are for queries by hand; `job` is the whole job as `cotenant.v1.Job`, without its environment. The file
-    has an id of its own, by which it is known wherever it is.
+    The columns are for queries by hand; `job` is the whole `cotenant.v1.Job` without its environment. The file has an
+    id of its own, by which it is recognized at any path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,77 +83,78 @@ class Archive:
         def write(connection: sqlite3.Connection) -> None:
             connection.executemany(INSERT, rows)
 
-        await self._with("write", write, make=True)
+        await self._query("write", write, make=True)
 
     async def id(self) -> str:
-        """Tell the id of the file, which has one from now on.
+        """Return the id of the file; creates file and id if needed.
 
         Raises:
-            OSError: there is none, or it cannot be written.
+            OSError: the file is missing and cannot be created, or cannot be read.
         """
-        found: Sequence[str] = await self._with(
+        found: Sequence[str] = await self._query(
             "read", lambda connection: connection.execute("SELECT id FROM archive").fetchone(), make=True
         )
         return found[0]
 
-    async def find(self, ids: Sequence[str]) -> Mapping[str, Ended]:
-        """Find jobs and arrays by their ids, each by one look into an index; those that are not there are left out.
+    async def find(self, ids: Sequence[str]) -> Mapping[str, ArchiveEntry]:
+        """Return jobs and arrays by id, each by one index lookup; missing ids are left out.
 
         Raises:
             OSError: the file cannot be read.
         """
         if not ids or not self.path.exists():
             return {}
-        return await self._with("read", lambda connection: {one.id: one for one in _found(connection, ids)})
+        return await self._query("read", lambda connection: {one.id: one for one in _found(connection, ids)})
 
-    async def _with(self, what: str, ask: Callable[[sqlite3.Connection], T], *, make: bool = False) -> T:
-        """Ask the file, in a thread; `make` makes what is not there yet.
+    async def _query(self, what: str, query: Callable[[sqlite3.Connection], T], *, make: bool = False) -> T:
+        """Query the file in a thread; `make` creates a missing file.
 
         Raises:
             OSError: it is damaged, or cannot be opened.
         """
         try:
-            return await asyncio.to_thread(self._asked, ask, make)
-        except BROKEN as error:  # also where a damaged schema is quoted
+            return await asyncio.to_thread(self._run_query, query, make)
+        except DAMAGED as error:  # also decoding errors: a damaged schema is quoted in them
             raise OSError(f"cannot {what} {self.path}: {error}") from error
 
-    def _asked(self, ask: Callable[[sqlite3.Connection], T], make: bool) -> T:
+    def _run_query(self, query: Callable[[sqlite3.Connection], T], make: bool) -> T:
         if not make:
             with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-                return ask(connection)
+                return query(connection)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS_MAX)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
             with connection:
                 connection.execute(NAME, (secrets.token_hex(8),))
-                result = ask(connection)
+                result = query(connection)
         self.path.chmod(0o600)
         return result
 
 
-def _found(connection: sqlite3.Connection, ids: Sequence[str]) -> Iterable[Ended]:
+def _found(connection: sqlite3.Connection, ids: Sequence[str]) -> Iterable[ArchiveEntry]:
     rest = dict.fromkeys(ids)
     for start in range(0, len(ids), AT_ONCE_MAX):
         some = ids[start : start + AT_ONCE_MAX]
         marks = ", ".join("?" * len(some))
-        for (message,) in connection.execute(f"SELECT job FROM jobs WHERE id IN ({marks})", some):  # marks
+        # only question marks
+        for (message,) in connection.execute(f"SELECT job FROM jobs WHERE id IN ({marks})", some):
             job = job_pb2.Job.FromString(message)
             rest.pop(job.id, None)
-            yield Ended(job.id, job.spec.tenant, {specs.PHASES.from_wire(job.phase): 1}, job.id, job)
+            yield ArchiveEntry(job.id, job.spec.tenant, {specs.PHASES.from_wire(job.phase): 1}, job.id, job)
     for thing_id in rest:
-        rows = connection.execute(TASKS, (thing_id + SEPARATOR, thing_id + BEHIND)).fetchall()
+        rows = connection.execute(TASKS, (thing_id + SEPARATOR, thing_id + AFTER_SEPARATOR)).fetchall()
         if rows:
             phases = Counter({Phase(phase): count for _, _, phase, count in rows})
             first, tenant, *_ = min(rows)
-            yield Ended(thing_id, tenant, phases, first)
+            yield ArchiveEntry(thing_id, tenant, phases, first)
 
 
 def _row(job: job_pb2.Job) -> tuple[object, ...]:
     kept = job_pb2.Job()
     kept.CopyFrom(job)
     kept.spec.ClearField("submit_directory")
-    kept.spec.environment.clear()  # may hold what is nobody's business for years
+    kept.spec.environment.clear()  # may hold secrets, and the archive is kept for years
     return (
         job.id,
         job.spec.name,

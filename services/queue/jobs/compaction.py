@@ -1,4 +1,4 @@
-"""Puts jobs to rest to which nothing happens, so that very many take little memory."""
+"""Compacts idle job records, so that very many jobs take little memory."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import asyncio
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.jobs.queue_state import State
 
-REST_SECONDS = 5.0
+SWEEP_SECONDS = 5.0
 
 
-class Resting:
-    """Looks at all jobs every few seconds."""
+class Compaction:
+    """Compacts all idle records every few seconds."""
 
     def __init__(self, state: State) -> None:
         self._state = state
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Sweep forever."""
         while True:
-            await asyncio.sleep(REST_SECONDS)
+            await asyncio.sleep(SWEEP_SECONDS)
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Look at all jobs; others have their turns meanwhile."""
+        """Compact all idle records; yields to other tasks in between."""
         slices = Slices()
         for record in list(self._state.records.values()):
-            record.rest()
+            record.compact()
             if slices.due():
                 await asyncio.sleep(0)

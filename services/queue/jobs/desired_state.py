@@ -1,4 +1,4 @@
-"""What owners want of their jobs: that they end, wait or go on. Each is a change to a job's record; no IO."""
+"""Changes that owners ask for: cancel, suspend, resume. Each changes a job's record; no IO."""
 
 from __future__ import annotations
 
@@ -6,71 +6,72 @@ from cotenant.codec import errors, specs
 from cotenant.core.model.lifecycle import JobEvent, Phase
 from cotenant.core.model.validation import Violation
 from cotenant.services.queue.jobs.dependency_gate import Array
-from cotenant.services.queue.jobs.transitions import Record, move, note
+from cotenant.services.queue.jobs.transitions import Record, add_event, apply_event
 from cotenant.v1 import job_pb2, records_pb2
 
 
-def check_alive(record: Record) -> None:
-    """Refuse what makes no sense of a job that has ended.
+def check_not_ended(record: Record) -> None:
+    """Reject a change to a job that has ended.
 
     Raises:
-        Problem: FAILED_PRECONDITION, where it has.
+        Problem: FAILED_PRECONDITION if it has.
     """
     if record.phase.ended:
-        raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
+        raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has already ended: {record.phase.value}")
 
 
-def check_array_alive(array: Array, etag: str) -> None:
-    """Refuse what makes no sense of an array.
+def check_array_not_ended(array: Array, etag: str) -> None:
+    """Reject a change to an array that has ended, and an etag.
 
     Raises:
-        Problem: FAILED_PRECONDITION where all of its jobs have ended; INVALID_ARGUMENT for an etag, which it has not.
+        Problem: FAILED_PRECONDITION if all its jobs have ended; INVALID_ARGUMENT for an etag, which arrays do not
+            have.
     """
     if etag:
-        raise errors.invalid([Violation("etag", "is of a job; an array has none")])
-    if not array.standing[0]:
-        raise errors.failed_precondition("JOB_ENDED", f"all {array.count} jobs of array {array.id} have ended already")
+        raise errors.invalid([Violation("etag", "is for jobs; an array has no etag")])
+    if not array.end_counts[0]:
+        raise errors.failed_precondition("JOB_ENDED", f"all {array.count} jobs of array {array.id} have already ended")
 
 
-def hold_back(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
-    """Cancel or suspend a job: at once where it holds nothing, else by a wish that its attempt's end fulfils.
+def cancel_or_suspend(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
+    """Cancel or suspend a job: at once if it holds nothing, else by a wish that takes effect when its attempt ends.
 
-    One that is to be cancelled already stays so, whatever else is wanted.
+    A wish to cancel is never replaced.
     """
     phase = specs.PHASES.from_wire(stored.job.phase)
     cancel = job_pb2.JOB_PHASE_CANCELLED in (wish, stored.wish)
     if phase.ended or (phase is Phase.SUSPENDED and not cancel):
         return False
     if phase.holds_resources:
-        return want(stored, wish)
-    move(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
-    stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED  # which is fulfilled, where it was wanted before this queue began
-    note(stored, "cancelled" if cancel else "suspended")
+        return set_wish(stored, wish)
+    apply_event(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
+    stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED  # fulfilled, if it was set before this queue started
+    add_event(stored, "cancelled" if cancel else "suspended")
     return True
 
 
-def want(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
-    """Keep what is to become of a job as soon as its attempt is over."""
+def set_wish(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
+    """Store the phase that a job is to enter when its attempt ends."""
     if stored.wish in (wish, job_pb2.JOB_PHASE_CANCELLED):
         return False
     stored.wish = wish
-    note(stored, "cancel wanted" if wish == job_pb2.JOB_PHASE_CANCELLED else "suspend wanted")
+    add_event(stored, "cancel requested" if wish == job_pb2.JOB_PHASE_CANCELLED else "suspend requested")
     return True
 
 
 def resume(stored: records_pb2.StoredJob) -> bool:
-    """Let a suspended job queue again.
+    """Requeue a suspended job.
 
     Raises:
-        Problem: UNAVAILABLE while it is still being stopped.
+        Problem: UNAVAILABLE while its attempt is being stopped.
     """
     if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
         return False
     if specs.PHASES.from_wire(stored.job.phase) is not Phase.SUSPENDED:
         if stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
-            raise errors.unavailable("the job is still being stopped; it can be resumed once it is suspended", 1.0)
+            raise errors.unavailable("the job is still stopping; resume it once it is suspended", 1.0)
         return False
-    move(stored, JobEvent.RESUMED)
+    apply_event(stored, JobEvent.RESUMED)
     stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
-    note(stored, "resumed")
+    add_event(stored, "resumed")
     return True

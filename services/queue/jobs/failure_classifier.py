@@ -1,4 +1,4 @@
-"""What kind of failure ended an attempt: read once, when its end comes, and kept with the attempt."""
+"""Classifies the failure of an attempt: once, when it ends; the class is stored with the attempt."""
 
 from __future__ import annotations
 
@@ -13,32 +13,36 @@ import structlog
 
 import cotenant.core.failures
 from cotenant import telemetry
-from cotenant.core.failures.classifier import UNCLASSIFIED, End, Failure, classify
+from cotenant.core.failures.classifier import UNCLASSIFIED, AttemptEnd, Failure, classify
 from cotenant.core.failures.retry import RetryRules
-from cotenant.core.failures.rules import BadRules, Blame, Rule, merged, parse_rules
+from cotenant.core.failures.rules import BadRules, Responsibility, Rule, merged, parse_rules
 from cotenant.core.model.health import HOLDING
 from cotenant.core.model.health_rules import RULES, xid_rule
 from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 
-SUSPECT_JOBS, SUSPECT_SECONDS = 3, 3600.0  # so many jobs for whose failure one node was at fault, within that time
+SUSPECT_JOBS, SUSPECT_SECONDS = 3, 3600.0  # a node is suspected after failing this many jobs within this time
 SUSPECTS_MAX = 10_000
-FOR_HEALTH = "stopped for its node's health: "  # rules know it by that
+UNHEALTHY_PREFIX = "stopped for its node's health: "  # rules match this prefix
 
-FAILED = telemetry.counter("cotenant.queue.failures", "{attempt}", "Attempts that failed, by class and blame.")
+FAILED = telemetry.counter("cotenant.queue.failures", "{attempt}", "Failed attempts, by class and responsibility.")
 
 BLAMES = {
-    Blame.UNKNOWN: job_pb2.FAILURE_BLAME_UNSPECIFIED,
-    Blame.USER: job_pb2.FAILURE_BLAME_USER,
-    Blame.INFRASTRUCTURE: job_pb2.FAILURE_BLAME_INFRASTRUCTURE,
+    Responsibility.UNKNOWN: job_pb2.FAILURE_BLAME_UNSPECIFIED,
+    Responsibility.USER: job_pb2.FAILURE_BLAME_USER,
+    Responsibility.INFRASTRUCTURE: job_pb2.FAILURE_BLAME_INFRASTRUCTURE,
 }
-_BLAMES = {number: blame for blame, number in BLAMES.items()}
-_WHOSE = {Blame.UNKNOWN: "", Blame.USER: ", the job's own", Blame.INFRASTRUCTURE: ", the machines'"}
+_BLAME_OF_WIRE = {number: blame for blame, number in BLAMES.items()}
+_OWNER = {
+    Responsibility.UNKNOWN: "",
+    Responsibility.USER: " (user)",
+    Responsibility.INFRASTRUCTURE: " (infrastructure)",
+}
 
 
 def read_rules(own: str = "") -> tuple[Rule, ...]:
-    """Read the rules that are shipped, and before them those of a file of the operator's.
+    """Return the operator's rules from a file, if any, followed by the shipped rules.
 
     Raises:
         BadRules: naming the file, the line and the field.
@@ -55,39 +59,39 @@ def read_rules(own: str = "") -> tuple[Rule, ...]:
 
 @cache
 def _shipped() -> tuple[Rule, ...]:
-    """Read the shipped rules, once: a queue is made anew whenever this process begins to lead."""
+    """Return the shipped rules. Cached: a new queue is made for every term as leader."""
     shipped = Path(cotenant.core.failures.__file__).with_name("rules.toml")
     return parse_rules(shipped.read_text(encoding="utf-8"), shipped.name)
 
 
-class Failing:
-    """Classifies failures, and notices nodes that are at fault again and again."""
+class FailureClassifier:
+    """Classifies failures, and reports nodes that repeatedly fail jobs."""
 
     def __init__(self, rules: Sequence[Rule], retrying: RetryRules) -> None:
         self.rules, self.retrying = tuple(rules), retrying
-        self._faults: dict[str, deque[tuple[float, str]]] = {}  # by node: when, and of which job
+        self._faults: dict[str, deque[tuple[float, str]]] = {}  # by node: time and job of each fault
 
-    def classified(self, attempt: job_pb2.Attempt) -> job_pb2.Attempt:
-        """Give an attempt that has ended as it is to be kept: with its failure, without what that was read from."""
+    def classify_attempt(self, attempt: job_pb2.Attempt) -> job_pb2.Attempt:
+        """Return an ended attempt as it is stored: with its failure, without the output tail and the health signs."""
         kept = job_pb2.Attempt()
         kept.CopyFrom(attempt)
         kept.ClearField("output_tail")
         kept.ClearField("signs")
-        if broke(attempt):
+        if is_failure(attempt):
             unwell = attempt.stop_reason == job_pb2.STOP_REASON_UNHEALTHY and attempt.stop_detail
-            end = End(
+            end = AttemptEnd(
                 attempt.exit.code,
                 attempt.exit.signal,
                 attempt.exit.out_of_memory,
-                f"{FOR_HEALTH}{attempt.stop_detail}" if unwell else attempt.message,
+                f"{UNHEALTHY_PREFIX}{attempt.stop_detail}" if unwell else attempt.message,
                 attempt.output_tail,
                 attempt.signs,
             )
-            kept.failure.CopyFrom(to_wire(spare_node(classify(end, self.rules), attempt.signs)))
+            kept.failure.CopyFrom(to_wire(clear_node_fault(classify(end, self.rules), attempt.signs)))
         return kept
 
-    def note(self, attempt: job_pb2.Attempt) -> None:
-        """Count a failure that was taken in."""
+    def count_failure(self, attempt: job_pb2.Attempt) -> None:
+        """Count a stored failure."""
         if not attempt.HasField("failure"):
             return
         failure = from_wire(attempt.failure)
@@ -103,15 +107,17 @@ class Failing:
             faults.popleft()
         jobs = {one for _, one in faults}
         if len(jobs) >= SUSPECT_JOBS:
-            log.warning("node_fails_jobs", node=node_id, jobs=len(jobs), failure=failure.failure_class)
+            log.warning("node_suspected", node=node_id, jobs=len(jobs), failure=failure.failure_class)
 
 
-def spare_node(failure: Failure, signs: Iterable[str]) -> Failure:
-    """Return a failure without blame for its node where one GPU is to blame and is held: its other GPUs are well.
+def clear_node_fault(failure: Failure, signs: Iterable[str]) -> Failure:
+    """Return a failure without node fault if it comes from one GPU that is held: the node's other GPUs are healthy.
 
-    >>> ecc = Failure("gpu_ecc_error", Blame.INFRASTRUCTURE, "cuda-ecc", "uncorrectable ECC error", True, True)
-    >>> spare_node(ecc, ["xid 48 on GPU-6f1c"]).node_at_fault, spare_node(ecc, ["xid 13 on GPU-6f1c"]).node_at_fault
-    (False, True)
+    >>> ecc = Failure("gpu_ecc_error", Responsibility.INFRASTRUCTURE, "cuda-ecc", "uncorrectable ECC error", True, True)
+    >>> clear_node_fault(ecc, ["xid 48 on GPU-6f1c"]).node_at_fault
+    False
+    >>> clear_node_fault(ecc, ["xid 13 on GPU-6f1c"]).node_at_fault
+    True
     """
     if failure.node_at_fault and any(_holds_gpu(sign) for sign in signs):
         return replace(failure, node_at_fault=False)
@@ -119,7 +125,7 @@ def spare_node(failure: Failure, signs: Iterable[str]) -> Failure:
 
 
 def _holds_gpu(sign: str) -> bool:
-    """Whether a sign of a node's health tells of a GPU that gets no work for it: see `core.health.Finding.sign`."""
+    """Return whether a health sign leads to a GPU being held: see `core.model.health.Finding.sign`."""
     what, _, uuid = sign.partition(" on ")
     number = what.removeprefix("xid ")
     if what.startswith("xid ") and number.isdecimal() and len(number) < 5:
@@ -128,8 +134,8 @@ def _holds_gpu(sign: str) -> bool:
     return bool(uuid) and rule is not None and rule.action in HOLDING
 
 
-def broke(attempt: job_pb2.Attempt) -> bool:
-    """Whether an attempt failed: by itself, or stopped though nobody wanted that."""
+def is_failure(attempt: job_pb2.Attempt) -> bool:
+    """Return whether an attempt failed: by itself, or stopped although no stop was requested."""
     if attempt.state == job_pb2.ATTEMPT_STATE_FAILED:
         return True
     return attempt.state == job_pb2.ATTEMPT_STATE_STOPPED and attempt.stop_reason in (
@@ -140,7 +146,7 @@ def broke(attempt: job_pb2.Attempt) -> bool:
 
 
 def failure(attempt: job_pb2.Attempt) -> str:
-    """Say in one sentence how an attempt failed."""
+    """Describe in one sentence how an attempt failed."""
     end = attempt.exit
     where = f" (rank {end.rank} on {end.node_id})" if end.node_id else ""
     if end.out_of_memory:
@@ -153,7 +159,7 @@ def failure(attempt: job_pb2.Attempt) -> str:
 
 
 def to_wire(failure: Failure) -> job_pb2.Failure:
-    """Write a failure as a message."""
+    """Encode a failure."""
     message = job_pb2.Failure(
         blame=BLAMES[failure.blame],
         rule=failure.rule,
@@ -166,10 +172,10 @@ def to_wire(failure: Failure) -> job_pb2.Failure:
 
 
 def from_wire(message: job_pb2.Failure) -> Failure:
-    """Read a failure from a message; one that is not set is unclassified."""
+    """Decode a failure; an unset one is unclassified."""
     return Failure(
         getattr(message, "class") or UNCLASSIFIED,
-        _BLAMES.get(message.blame, Blame.UNKNOWN),
+        _BLAME_OF_WIRE.get(message.blame, Responsibility.UNKNOWN),
         message.rule,
         message.evidence,
         message.transient,
@@ -178,11 +184,11 @@ def from_wire(message: job_pb2.Failure) -> Failure:
 
 
 def in_words(failure: Failure) -> str:
-    """Tell a failure in a few words; "" where nothing is known of it.
+    """Describe a failure in a few words; "" if nothing is known of it.
 
-    >>> in_words(Failure("import_error", Blame.USER, "import", "ImportError: x"))
-    "import error, the job's own: ImportError: x"
+    >>> in_words(Failure("import_error", Responsibility.USER, "import", "ImportError: x"))
+    'import error (user): ImportError: x'
     """
     if not failure.rule:
         return ""
-    return f"{failure.failure_class.replace('_', ' ')}{_WHOSE[failure.blame]}: {failure.evidence}"
+    return f"{failure.failure_class.replace('_', ' ')}{_OWNER[failure.blame]}: {failure.evidence}"

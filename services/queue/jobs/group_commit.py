@@ -1,14 +1,15 @@
-"""A store that commits small transactions together.
+"""Group commit: a store that commits small transactions together.
 
-Theory of operation. A transaction costs an etcd cluster, and whoever calls it, about the same whether it writes one key
-or fifty: a consensus, a flush of three disks, a call. So while one is under way those that come wait, and go into the
-next one together, as group commit does in databases (DeWitt et al. 1984, "Implementation techniques for main memory
-database systems", section 5.2). The first of a quiet time waits for nobody; while many come, groups keep a pace.
+Theory of operation. A transaction costs an etcd cluster and its client about the same whether it writes one key or
+fifty: a consensus round, an fsync on three disks, a call. So transactions that arrive while a commit is in flight
+wait, and go into the next one together, as group commit does in databases (DeWitt et al. 1984, "Implementation
+techniques for main memory database systems", section 5.2). After a quiet time the first transaction is committed at
+once; under load, groups are paced.
 
-Together is only what could as well have been committed one after the other with the same answers: no key that one of
-them writes is written or compared by another one, and all that are compared twice are compared to the same revision.
-All get the same revision. If a comparison of one fails, nothing of the group is done, and each is tried alone, in turn:
-so one that conflicts costs the others time, and nothing else.
+A group holds only transactions that could as well have been committed one after the other with the same answers: no
+key that one writes is written or compared by another, and a key that is compared twice is compared to the same
+revision. All get the same revision. If any comparison fails, nothing of the group is done, and each transaction is
+tried alone, in order. So a conflicting transaction costs the others time, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cotenant.leadership.fenced_store import Through
-from cotenant.store.group_commit_pacing import Pace
+from cotenant.leadership.fenced_store import DelegatingStore
+from cotenant.store.group_commit_pacing import CommitPacing
 from cotenant.store.port import Committed, Compare, Conflict, Entry, LeaseLost, Listing, Operation, Put, Store
 
-OPERATIONS_MAX = 92  # and as many comparisons: etcd takes 128 of each, and a fence and parts of large specs are added
-BYTES_MAX = 256 * 1024  # etcd takes 1.5 MiB in a request
+OPERATIONS_MAX = 92  # and as many comparisons: etcd accepts 128 of each, and a fence and parts of large specs are added
+BYTES_MAX = 256 * 1024  # etcd accepts 1.5 MiB per request
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Transaction:
     compares: Sequence[Compare]
     operations: Sequence[Operation]
     answer: asyncio.Future[Committed | Conflict]
 
 
 class _Group:
-    """Transactions that go together. Any one is taken as the first."""
+    """Transactions that are committed together. Any transaction may be the first."""
 
     def __init__(self) -> None:
-        self.members: list[_Waiting] = []
+        self.members: list[_Transaction] = []
         self.compares: dict[str, Compare] = {}
         self.operations: list[Operation] = []
         self.written: set[str] = set()
-        self.decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._bytes = 0
 
-    def take(self, one: _Waiting) -> bool:
-        """Let one join, if it may."""
+    def add_transaction(self, one: _Transaction) -> bool:
+        """Add a transaction if it may join."""
         size = sum(len(each.value) for each in one.operations if isinstance(each, Put))
-        if self.members and not (self._has_room(one, size) and self._is_apart(one)):
+        if self.members and not (self._has_room(one, size) and self._is_independent(one)):
             return False
         self.members.append(one)
         self.compares.update((each.key, each) for each in one.compares)
@@ -56,14 +57,14 @@ class _Group:
         self._bytes += size
         return True
 
-    def _has_room(self, one: _Waiting, size: int) -> bool:
+    def _has_room(self, one: _Transaction, size: int) -> bool:
         return (
             len(self.operations) + len(one.operations) <= OPERATIONS_MAX
             and len(self.compares) + len(one.compares) <= OPERATIONS_MAX
             and self._bytes + size <= BYTES_MAX
         )
 
-    def _is_apart(self, one: _Waiting) -> bool:
+    def _is_independent(self, one: _Transaction) -> bool:
         written = {each.key for each in one.operations}
         return (
             written.isdisjoint(self.written)
@@ -72,47 +73,47 @@ class _Group:
         )
 
 
-class GroupedStore(Through):
-    """A store over another one, whose transactions go in groups while there are many."""
+class GroupedStore(DelegatingStore):
+    """A store whose transactions are committed in groups under load."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Transaction] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._under_way: _Group | None = None
-        self._pace = Pace()
+        self._pace = CommitPacing()
 
     async def get(self, key: str) -> Entry | None:
-        """Read one key, with what is being written to it now."""
-        await self._decided(key)
+        """Read one key, after writes to it that are in flight."""
+        await self._wait_until_settled(key)
         return await super().get(key)
 
     async def list(self, prefix: str) -> Listing:
-        """Read all keys under a prefix, with what is being written to them now."""
-        await self._decided(prefix)
+        """Read all keys under a prefix, after writes to them that are in flight."""
+        await self._wait_until_settled(prefix)
         return await super().list(prefix)
 
-    async def _decided(self, prefix: str) -> None:
-        """Wait until it is decided what becomes of writes under way.
+    async def _wait_until_settled(self, prefix: str) -> None:
+        """Wait for the outcome of writes in flight.
 
-        Their callers may have been cancelled, and be looking for what came of them.
+        Their callers may have been cancelled, and be reading back what became of them.
         """
         if (group := self._under_way) and any(key.startswith(prefix) for key in group.written):
-            await asyncio.wait([group.decided])
+            await asyncio.wait([group.settled])
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold, else nothing; with others, where some wait.
+        """Apply all operations if all comparisons hold, else none; together with other waiting transactions.
 
-        A caller that is cancelled before its turn is left out.
+        A caller that is cancelled before its commit starts is left out.
         """
-        one = _Waiting(compares, operations, asyncio.get_running_loop().create_future())
+        one = _Transaction(compares, operations, asyncio.get_running_loop().create_future())
         self._waiting.append(one)
         if self._worker is None:
             self._worker = asyncio.create_task(self._run(), name="store-groups")
         return await one.answer
 
     async def _run(self) -> None:
-        """Commit group after group until nobody waits."""
+        """Commit groups until no transaction waits."""
         try:
             while self._waiting:
                 await self._pace.wait()
@@ -122,20 +123,20 @@ class GroupedStore(Through):
                     await self._commit(group)
                 finally:
                     self._under_way = None
-                    group.decided.set_result(None)
+                    group.settled.set_result(None)
                     for one in group.members:
-                        one.answer.cancel()  # of one that was not answered, since this is cut off
+                        one.answer.cancel()  # unanswered: this task was cancelled
         finally:
             self._worker = None
-            for one in self._waiting:  # the same
+            for one in self._waiting:  # likewise
                 one.answer.cancel()
             self._waiting.clear()
 
     def _next(self) -> _Group:
-        """Gather those who come first, as long as they may go together; who has gone away is left out."""
+        """Return a group of the oldest transactions that may go together, without those of cancelled callers."""
         group = _Group()
         while self._waiting:
-            if not self._waiting[0].answer.done() and not group.take(self._waiting[0]):
+            if not self._waiting[0].answer.done() and not group.add_transaction(self._waiting[0]):
                 break
             self._waiting.popleft()
         return group
@@ -149,32 +150,32 @@ class GroupedStore(Through):
         try:
             result = await self._store.transact([*group.compares.values()], group.operations)
         except (ValueError, TypeError, LeaseLost):
-            pass  # that is one of them, and nothing was done
-        except Exception as error:  # whatever it is, those who wait have to know
+            pass  # caused by one of them; nothing was committed
+        except Exception as error:  # every waiting caller gets the error
             for one in group.members:
                 _fail(one, error)
             return
         if isinstance(result, Committed):
             for one in group.members:
-                _tell(one, result)
+                _resolve(one, result)
             return
         for one in group.members:
             await self._commit_alone(one)
 
-    async def _commit_alone(self, one: _Waiting) -> None:
+    async def _commit_alone(self, one: _Transaction) -> None:
         if one.answer.done():
             return
         try:
-            _tell(one, await self._store.transact(one.compares, one.operations))
-        except Exception as error:  # the same
+            _resolve(one, await self._store.transact(one.compares, one.operations))
+        except Exception as error:  # likewise
             _fail(one, error)
 
 
-def _tell(one: _Waiting, result: Committed | Conflict) -> None:
+def _resolve(one: _Transaction, result: Committed | Conflict) -> None:
     if not one.answer.done():
         one.answer.set_result(result)
 
 
-def _fail(one: _Waiting, error: Exception) -> None:
+def _fail(one: _Transaction, error: Exception) -> None:
     if not one.answer.done():
         one.answer.set_exception(error)

@@ -1,8 +1,8 @@
-"""Whole arrays, durably: taken in, changed and forgotten in transactions of bounded size.
+"""Creates, changes and deletes whole arrays, in transactions of bounded size.
 
-A store takes only so much in one transaction. So the jobs of an array are written first, some at a time, and last the
-array itself: without it they are nobody's. Nobody sees them before, and where the array was never written they are
-deleted, by this process or by the next one.
+A store accepts only so much in one transaction. So the jobs of an array are written first, some at a time, and the
+array itself last: without it they are uncommitted. Nothing reads them before that, and if the array is never written
+they are deleted, by this process or by the next.
 """
 
 from __future__ import annotations
@@ -21,44 +21,52 @@ from cotenant.core.model.job_array import ArrayTask
 from cotenant.rpc import gc_tuning
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.jobs.dependency_gate import Array
-from cotenant.services.queue.jobs.job_store import ARRAYS, ATTEMPTS, JOBS, Change, Keeper, Request, idle_by
+from cotenant.services.queue.jobs.job_store import (
+    ARRAYS,
+    ATTEMPTS,
+    JOBS,
+    Change,
+    IdempotencyKey,
+    JobStore,
+    idle_condition,
+)
 from cotenant.services.queue.jobs.queue_state import clone
-from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Record, loaded, new_record, turn
+from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Record, load_record, new_record, submission_order
 from cotenant.store.port import Compare, Conflict, Delete, Entry, Operation, Put, StoreUnavailable
 from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 
-CHUNK_MAX = 100  # etcd takes 128 operations in a transaction unless told otherwise
+CHUNK_MAX = 100  # etcd accepts 128 operations per transaction by default
 CHUNK_BYTES_MAX = 768 * 1024  # and 1.5 MiB
-SET_APART = 1_000  # jobs, between two times at which they are kept from the garbage collector
+SET_APART = 1_000  # jobs between two calls of `gc_tuning.set_apart`
 SEPARATOR = "_"  # between the array's id and the index
 
 
-class Arrays:
-    """The keeper's hand for arrays."""
+class JobArrays:
+    """Stores arrays; the part of `JobStore` for arrays."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self.keeper, self.state, self.store = keeper, keeper.state, keeper.store
+    def __init__(self, job_store: JobStore) -> None:
+        self.job_store, self.state, self.store = job_store, job_store.state, job_store.store
         self._adding = asyncio.Lock()
-        keeper.settle_array = self.settle
+        job_store.settle_array = self.settle
 
     async def create(
-        self, spec: JobSpec, submitter: str, trace_parent: str, request: Request, hopeless: str = ""
+        self, spec: JobSpec, submitter: str, trace_parent: str, request: IdempotencyKey, unsatisfiable_reason: str = ""
     ) -> Record:
-        """Take an array in, all of it or nothing; returns its first job, or that of a call with this request id.
+        """Create an array, all or nothing; returns its first job, or that of an earlier call with this request id.
 
-        One that is hopeless is cancelled at once.
+        With an `unsatisfiable_reason` all of its jobs are cancelled at once.
         """
-        array_id = self.keeper.new_id()
+        array_id = self.job_store.new_id()
         records: list[Record] = []
         slices = Slices(most=CHUNK_MAX)
-        for record in _tasks(array_id, spec, submitter, trace_parent, hopeless):
-            record.rest()
+        for record in _tasks(array_id, spec, submitter, trace_parent, unsatisfiable_reason):
+            record.compact()
             records.append(record)
             if not len(records) % SET_APART:
-                gc_tuning.set_apart()
-            await slices.step()  # whoever else calls need not wait for all of them
+                gc_tuning.freeze_young()
+            await slices.step()  # other calls get a turn
         if request.id:
             records[0].stored.request_ids.append(request.id)
         stored = records_pb2.StoredArray(schema_version=SCHEMA_VERSION, id=array_id, count=len(records))
@@ -68,7 +76,7 @@ class Arrays:
                 puts = [Put(JOBS + record.id, record.packed) for record in chunk]
                 result = await self.store.transact(compares, puts)
                 if isinstance(result, Conflict):
-                    raise errors.unavailable("two arrays were given one id; the call may be repeated")
+                    raise errors.unavailable("array id collision; retry the call")
                 for record in chunk:
                     record.revision = result.revision
                 await slices.step()  # a store in this process may answer without a turn of the loop
@@ -81,59 +89,59 @@ class Arrays:
                 operations.append(request.put(records[0].id))
             if isinstance(await self.store.transact(compares, operations), Conflict):
                 await self._discard(array_id)
-                if found := await self.keeper.repeated(request):
+                if found := await self.job_store.find_result(request):
                     return found
                 if request.unused != unused:
-                    return await self.create(spec, submitter, trace_parent, request, hopeless)
-                raise errors.unavailable("the array could not be taken in; the call may be repeated")
+                    return await self.create(spec, submitter, trace_parent, request, unsatisfiable_reason)
+                raise errors.unavailable("the array could not be created; retry the call")
             await fail_points.reach("array.kept")
-        except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same
-            self.keeper.doubt(array_id, self.settle)
+        except (StoreUnavailable, asyncio.CancelledError):  # it may have been committed nevertheless
+            self.job_store.mark_unknown(array_id, self.settle)
             raise
         return await self._add(records)
 
     async def _add(self, records: Sequence[Record]) -> Record:
-        """Let everybody see them, at once; they get their turns some at a time, so that others have theirs.
+        """Add all jobs to the state at once, and schedule them slice by slice, so that other calls get their turns.
 
-        That is done to its end also where the caller goes away meanwhile.
+        This completes even if the caller is cancelled.
         """
-        adding, gone = asyncio.ensure_future(self._take_in(records)), False
-        while not adding.done():
+        add_in_slices, gone = asyncio.ensure_future(self._take_in(records)), False
+        while not add_in_slices.done():
             try:
-                await asyncio.shield(adding)
+                await asyncio.shield(add_in_slices)
             except asyncio.CancelledError:
                 gone = True
-        adding.result()
+        add_in_slices.result()
         if gone:
             raise asyncio.CancelledError
         return self.state.records[records[0].id]
 
     async def _take_in(self, records: Sequence[Record]) -> None:
-        async with self._adding:  # a repeat of the call may find the array in the store, and take it in too
+        async with self._adding:  # a repeat of the call may find the array in the store, and add it too
             if fresh := [record for record in records if record.id not in self.state.records]:
-                for _ in self.state.adding(fresh):
+                for _ in self.state.add_in_slices(fresh):
                     await asyncio.sleep(0)
-                gc_tuning.set_apart()  # the last slice has been short
+                gc_tuning.freeze_young()  # the last slice was short
 
     async def settle(self, array_id: str) -> None:
-        """Learn whether an array was committed; if so, take its jobs in, else leave nothing of them."""
+        """Read whether an array was committed: add its jobs if so, delete them otherwise."""
         if await self.store.get(ARRAYS + array_id) is None:
             await self._discard(array_id)
             return
         found = await self.store.list(JOBS + array_id + SEPARATOR)
         jobs, slices = [], Slices()
         for entry in found.entries:
-            jobs.append(loaded(entry))
+            jobs.append(load_record(entry))
             await slices.step()
-        await self._add(sorted(jobs, key=turn))
+        await self._add(sorted(jobs, key=submission_order))
 
     async def _discard(self, array_id: str) -> None:
-        """Delete jobs whose array was never written; with the first ones goes what it would have to find."""
+        """Delete jobs whose array was never written; the first delete also makes a late commit of the array fail."""
         found = await self.store.list(JOBS + array_id + SEPARATOR)
         await self.discard(found.entries)
 
     async def discard(self, entries: Sequence[Entry]) -> None:
-        """Delete jobs of arrays that are not there."""
+        """Delete jobs whose array is missing."""
         for start in range(0, len(entries), CHUNK_MAX):
             chunk = entries[start : start + CHUNK_MAX]
             arrays = {array_of(entry.key.removeprefix(JOBS)) for entry in chunk}
@@ -142,13 +150,15 @@ class Arrays:
         if entries:
             log.info("unfinished_arrays_removed", jobs=len(entries))
 
-    async def change(self, array: Array, change: Change, request: Request, *, instead: Change | None = None) -> Record:
-        """Change all jobs of an array that have not ended; the request is done once all are. Returns the first job.
+    async def change(
+        self, array: Array, change: Change, request: IdempotencyKey, *, instead: Change | None = None
+    ) -> Record:
+        """Change all unfinished jobs of an array; the request is recorded once all are changed. Returns the first job.
 
-        For `instead` see `Keeper.change`.
+        For `instead` see `JobStore.change`.
         """
         first = self.state.records[array.first]
-        if await self.keeper.repeated(request):
+        if await self.job_store.find_result(request):
             return first
         attempts = await self.store.list(ATTEMPTS + array.id + SEPARATOR) if instead else None
         kept = {entry.key: entry for entry in attempts.entries} if attempts else {}
@@ -156,16 +166,16 @@ class Arrays:
         for chunk in _chunks(living, CHUNK_MAX // 2):
             if not await self._change(chunk, change, instead, kept):
                 for record in chunk:
-                    await self.keeper.change(record, change, instead=instead)
+                    await self.job_store.change(record, change, instead=instead)
             await fail_points.reach("array.changed")
         if request.id:
-            await self.keeper.change(first, lambda stored: None, request=request)
+            await self.job_store.change(first, lambda stored: None, request=request)
         return first
 
     async def _change(
         self, records: Sequence[Record], change: Change, instead: Change | None, attempts: Mapping[str, Entry]
     ) -> bool:
-        """Change some jobs in one transaction; False where some had been changed elsewhere."""
+        """Change some jobs in one transaction; False if any was changed elsewhere."""
         async with AsyncExitStack() as locks:
             for record in sorted(records, key=lambda record: record.id):
                 await locks.enter_async_context(record.lock)
@@ -173,7 +183,7 @@ class Arrays:
             for record in records:
                 stored, idle, mean = clone(record.stored), None, change
                 if instead and not (record.phase.ended or record.phase.holds_resources):
-                    idle = idle_by(record, attempts.get(ATTEMPTS + record.id))
+                    idle = idle_condition(record, attempts.get(ATTEMPTS + record.id))
                     mean = change if idle else instead
                 if mean(stored) is not False:
                     changed.append((record, stored))
@@ -186,7 +196,7 @@ class Arrays:
                 )
             except (StoreUnavailable, asyncio.CancelledError):
                 for record, _ in changed:
-                    self.keeper.doubt(record.id, self.keeper.reread)
+                    self.job_store.mark_unknown(record.id, self.job_store.reread)
                 raise
             if isinstance(result, Conflict):
                 return False
@@ -197,19 +207,21 @@ class Arrays:
         return True
 
     async def purge(self, array: Array) -> None:
-        """Forget an array of which every job has ended: first itself, so that the rest is nobody's."""
+        """Delete an array whose jobs have all ended: the array first, so that its jobs are uncommitted without it."""
         records = [self.state.records[job_id] for job_id in array.ids]
         await self.store.transact([], [Delete(ARRAYS + array.id)])
         for start in range(0, len(records), CHUNK_MAX):
-            await self.keeper.purge([record.id for record in records[start : start + CHUNK_MAX]])
+            await self.job_store.purge([record.id for record in records[start : start + CHUNK_MAX]])
 
 
-def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str, hopeless: str) -> Iterator[Record]:
-    """Make the records of all jobs of an array, by index."""
+def _tasks(
+    array_id: str, spec: JobSpec, submitter: str, trace_parent: str, unsatisfiable_reason: str
+) -> Iterator[Record]:
+    """Yield the records of all jobs of an array, by index."""
     assert spec.array
     indices, running_max = spec.array.indices, spec.array.running_max
     spec = replace(spec, array=None)
-    first = new_record("", spec, submitter, trace_parent, hopeless)
+    first = new_record("", spec, submitter, trace_parent, unsatisfiable_reason)
     for index in indices:
         task = ArrayTask(array_id, index, len(indices), running_max)
         stored = clone(first.stored)
@@ -219,11 +231,11 @@ def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str, hope
 
 
 def _chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
-    """Part records into transactions that every store takes."""
+    """Split records into transactions that every store accepts."""
     chunk: list[Record] = []
     size = 0
     for record in records:
-        own = len(record.packed) + 256  # and its key, and what compares it
+        own = len(record.packed) + 256  # its key, and the comparison
         size += own
         if chunk and (len(chunk) == most or size > CHUNK_BYTES_MAX):
             yield chunk
@@ -234,7 +246,7 @@ def _chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
 
 
 def array_of(job_id: str) -> str:
-    """The id of the array that a job's id tells of; "" where the job is of none.
+    """Return the array id in a job's id; "" for a job without an array.
 
     >>> array_of("01h3v9qkabcd_17")
     '01h3v9qkabcd'

@@ -1,4 +1,4 @@
-"""Job ids: short, sortable by the time at which they were made, never guessable into a collision."""
+"""Job ids: short, sortable by creation time, and random enough to avoid collisions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _TIME_DIGITS, _RANDOM_DIGITS = 8, 4
 _ID = re.compile(rf"[{_DIGITS}]{{{_TIME_DIGITS + _RANDOM_DIGITS}}}(_\d+)?")
 
 
-class Ids:
-    """Makes ids that rise, even where the clock stands still or goes back."""
+class JobIdGenerator:
+    """Generates ids that increase, even if the clock stops or goes back."""
 
     def __init__(self) -> None:
         self._last = 0
 
     def new(self) -> str:
-        """Make an id of 12 characters: milliseconds, then 20 bits of chance."""
+        """Return an id of 12 characters: milliseconds, then 20 random bits."""
         self._last = max(self._last + 1, time.time_ns() // 1_000_000 - _EPOCH_MS)
         return _digits(self._last, _TIME_DIGITS) + _digits(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)
 
 
 def _digits(number: int, length: int) -> str:
-    """Write a number in base 32.
+    """Encode a number in base 32.
 
     >>> _digits(33, 3)
     '011'
@@ -34,9 +34,9 @@ def _digits(number: int, length: int) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Tell whether a text may be the id of a job or an array.
+    """Return whether a text has the form of a job or array id.
 
-    When it was made tells nothing: the clock of the process that made it may have been wrong by days.
+    The time in it proves nothing: the clock of the process that made it may have been off by days.
 
     >>> is_id("00000001abcd"), is_id("00000001abcd_17"), is_id("nothing"), is_id("00000001abco")
     (True, True, False, False)

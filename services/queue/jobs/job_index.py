@@ -1,4 +1,4 @@
-"""The order in which jobs are listed: all of them, those of a tenant, those in a phase."""
+"""Indexes of job ids: all jobs, by tenant, by phase."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.services.queue.jobs.job_record import Record
 
 
-class Listing:
-    """Ids of jobs, found in a time that grows with how many are meant and not with how many there are."""
+class JobIndex:
+    """Ids of jobs; lookups cost time proportional to the result, not to the number of jobs."""
 
     def __init__(self) -> None:
-        self.all: list[str] = []  # sorted; ids rise with time
-        self._tenants: dict[str, list[str]] = {}  # each sorted; a job stays with its tenant
+        self.all: list[str] = []  # sorted; ids increase with time
+        self._tenants: dict[str, list[str]] = {}  # each sorted; a job never changes its tenant
         self._phases: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
 
     def add(self, record: Record) -> None:
-        """Take in a job."""
+        """Add a job."""
         insort(self.all, record.id)
         insort(self._tenants.setdefault(record.spec.tenant, []), record.id)
-        self.place(record)
+        self.set_phase(record)
 
     def add_all(self, records: Sequence[Record]) -> None:
-        """Take in many jobs at once."""
+        """Add many jobs at once."""
         touched = {id(self.all): self.all}
         for record in records:
             of_tenant = self._tenants.setdefault(record.spec.tenant, [])
             touched[id(of_tenant)] = of_tenant
             self.all.append(record.id)
             of_tenant.append(record.id)
-            self.place(record)
+            self.set_phase(record)
         for ids in touched.values():
             ids.sort()
 
-    def place(self, record: Record) -> None:
-        """Note which phase a job is in by now."""
+    def set_phase(self, record: Record) -> None:
+        """Index a job under its present phase."""
         phase = record.phase
-        if record.listed is phase:
+        if record.indexed_phase is phase:
             return
-        if record.listed is not None:
-            del self._phases[record.listed][record.id]
+        if record.indexed_phase is not None:
+            del self._phases[record.indexed_phase][record.id]
         self._phases[phase][record.id] = None
-        record.listed = phase
+        record.indexed_phase = phase
 
     def remove(self, record: Record) -> None:
-        """Forget a job."""
+        """Remove a job."""
         tenant = record.spec.tenant
         for ids in (self.all, self._tenants[tenant]):
             del ids[bisect_left(ids, record.id)]
         if not self._tenants[tenant]:
             del self._tenants[tenant]
-        if record.listed is not None:
-            del self._phases[record.listed][record.id]
-            record.listed = None
+        if record.indexed_phase is not None:
+            del self._phases[record.indexed_phase][record.id]
+            record.indexed_phase = None
 
-    def of_tenants(self, meant: Callable[[str], bool]) -> Sequence[Collection[str]]:
-        """Ids of the jobs of each tenant that is meant, each sorted."""
-        return [ids for tenant, ids in self._tenants.items() if meant(tenant)]
+    def of_tenants(self, selected: Callable[[str], bool]) -> Sequence[Collection[str]]:
+        """Return the job ids of each matching tenant, each list sorted."""
+        return [ids for tenant, ids in self._tenants.items() if selected(tenant)]
 
     def of_phases(self, phases: Iterable[Phase]) -> Sequence[Collection[str]]:
-        """Ids of the jobs in each of some phases, in no order."""
+        """Return the job ids in each of some phases, unordered."""
         return [self._phases[phase] for phase in frozenset(phases)]

@@ -1,9 +1,9 @@
-"""A job as the queue holds it in memory: as a message while things happen to it, as bytes while it rests.
+"""A job in the queue's memory: as a message while it changes, as bytes while it is idle.
 
-A message of protocol buffers takes ten times the memory of its bytes, and is made of them in a few microseconds. Most
-of very many jobs wait or have ended, and nothing happens to them for long: those rest. What cycles and counts ask of
-all jobs is kept beside the bytes. What has ended changes no more in place, so its message is made anew whenever it is
-asked for; any other job's stays once it has been asked for, until the job is put to rest again.
+A protobuf message takes ten times the memory of its bytes, and is parsed from them in a few microseconds. Of very many
+jobs, most wait or have ended, and do not change for a long time: their records are compacted. What cycles and counts
+need of every job is kept beside the bytes. The record of an ended job never changes, so its message is parsed at each
+use; the message of any other job stays, once parsed, until the record is compacted again.
 """
 
 from __future__ import annotations
@@ -19,69 +19,71 @@ from cotenant.services.queue.jobs import replica_count
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
 
 
-class ShapeKey:
-    """Stands for a shape: jobs that are refused for the same reasons. Gone when the last job of the shape is."""
+class EquivalenceKey:
+    """Identifies an equivalence class: jobs that get the same refusals. Freed with the last job of the class."""
 
     __slots__ = ("__weakref__",)
 
 
-class _Rest(NamedTuple):
-    """What is known of a job that rests."""
+class _CompactRecord(NamedTuple):
+    """The fields that are kept of a compacted record."""
 
     packed: bytes
     phase: Phase
-    since: float  # when it ended, or else when it last began to wait
+    since: float  # when the job ended, or else when its present wait began
     not_before: float
     avoids: bool
     attempt_number: int
 
 
 class Record:
-    """A job: its record as kept, the spec in the core's words, and the revision of the last commit."""
+    """A job: its stored record, its decoded spec, and the revision of its last commit."""
 
     __slots__ = (
+        "_compact",
         "_lock",
         "_packed",
-        "_rest",
         "_stored",
-        "aged_to",
+        "counted_as",
+        "end_reported",
         "ends_within_seconds",
+        "equivalence_key",
         "estimate",
         "estimated_after",
         "fragmented_seconds",
+        "fragmented_until",
         "id",
-        "listed",
+        "indexed_phase",
         "ran_before_estimate_seconds",
-        "renew_after",
-        "renewed_under",
+        "refresh_after",
+        "refreshed_under",
         "revision",
         "sequence",
-        "shape",
         "spec",
-        "told_ended",
-        "waits_as",
     )
 
     def __init__(self, stored: records_pb2.StoredJob, spec: JobSpec, revision: int = 0) -> None:
         self._stored: records_pb2.StoredJob | None = stored
-        self._rest: _Rest | None = None
-        self._packed = b""  # what the message was made of, which the store holds too
+        self._compact: _CompactRecord | None = None
+        self._packed = b""  # the bytes that the message was parsed from, shared with the store
         self._lock: asyncio.Lock | None = None
-        self.id: str = stored.job.id  # one string, wherever the job is named
+        self.id: str = stored.job.id  # one string object for all uses of the id
         self.spec, self.revision = spec, revision
-        self.listed: Phase | None = None  # the phase under which it is listed
-        self.sequence = 0  # the order in which jobs were taken in
-        self.shape = ShapeKey()  # one object for all jobs of one shape
+        self.indexed_phase: Phase | None = None  # the phase under which it is indexed
+        self.sequence = 0  # order of admission
+        self.equivalence_key = EquivalenceKey()  # one object for all jobs of an equivalence class
         self.estimate: predictor_service_pb2.Estimate | None = None
-        self.ends_within_seconds: float | None = None  # if it starts now, by that estimate; None until somebody asks
-        self.ran_before_estimate_seconds = 0.0  # of which that estimate tells the rest
-        self.estimated_after: int | None = None  # the last attempt before it was estimated while it waited
-        self.renewed_under = (0, 0)  # the attempt and its epoch when it was last estimated while it ran
-        self.renew_after = 0.0  # when it may be so again, in unix seconds
-        self.waits_as: ShapeKey | None = None  # its shape, while the cycle may start it
-        self.told_ended = False  # whoever learns from ends has been told
-        self.fragmented_seconds = 0.0  # of its present wait, those in which its places were in fragments, by cycles
-        self.aged_to = 0.0  # up to when these were counted
+        self.ends_within_seconds: float | None = None  # if it starts now, by that estimate; None until computed
+        self.ran_before_estimate_seconds = 0.0  # the estimate's remaining time counts from here
+        self.estimated_after: int | None = None  # the last attempt before it was estimated while waiting
+        self.refreshed_under = (0, 0)  # attempt and epoch when it was last estimated while running
+        self.refresh_after = 0.0  # earliest time of the next refresh, in unix seconds
+        self.counted_as: EquivalenceKey | None = None  # its key, while the cycle may start it
+        self.end_reported = False  # the policy has learned of its end
+        self.fragmented_seconds = (
+            0.0  # time of its present wait in which free resources were fragmented, cycle by cycle
+        )
+        self.fragmented_until = 0.0  # until when that was counted
 
     def __repr__(self) -> str:
         return f"Record({self.id!r}, {self.phase.value}, revision={self.revision})"
@@ -90,36 +92,36 @@ class Record:
 
     @property
     def stored(self) -> records_pb2.StoredJob:
-        """The record as kept. That of a job that has ended is not to be changed in place: it may be a copy."""
+        """The stored record. Do not change that of an ended job in place: it may be a copy."""
         if self._stored is not None:
             return self._stored
-        assert self._rest
-        stored = records_pb2.StoredJob.FromString(self._rest.packed)
-        if not self._rest.phase.ended:
-            self._stored, self._packed, self._rest = stored, self._rest.packed, None
+        assert self._compact
+        stored = records_pb2.StoredJob.FromString(self._compact.packed)
+        if not self._compact.phase.ended:
+            self._stored, self._packed, self._compact = stored, self._compact.packed, None
         return stored
 
     @stored.setter
     def stored(self, stored: records_pb2.StoredJob) -> None:
-        self._stored, self._packed, self._rest = stored, b"", None
+        self._stored, self._packed, self._compact = stored, b"", None
 
     @property
     def packed(self) -> bytes:
-        """The record as it is written down."""
-        return self._rest.packed if self._rest else self.stored.SerializeToString()
+        """The record as serialized."""
+        return self._compact.packed if self._compact else self.stored.SerializeToString()
 
-    def rest(self, like: bytes = b"") -> None:
-        """Keep bytes instead of the message, where nothing is under way; the same object where they are `like` some."""
+    def compact(self, like: bytes = b"") -> None:
+        """Replace the message by bytes if nothing is in progress; reuse the object `like` if it is equal."""
         stored = self._stored
         if stored is None:
             return
         phase = self.phase
-        if phase.holds_resources or stored.wish or self.moving:
+        if phase.holds_resources or stored.wish or self.migrating:
             return
         packed = stored.SerializeToString()
         known = next((one for one in (like, self._packed) if one == packed), packed)
         self._packed = b""
-        self._rest = _Rest(
+        self._compact = _CompactRecord(
             known,
             phase,
             specs.seconds(stored.job.end_time) if phase.ended else self.waiting_since,
@@ -131,89 +133,89 @@ class Record:
 
     @property
     def job(self) -> job_pb2.Job:
-        """The job's message."""
+        """The job message."""
         return self.stored.job
 
     @property
     def lock(self) -> asyncio.Lock:
-        """Held by whoever changes the job."""
+        """Held while the job is changed."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         return self._lock
 
-    # What it says --------------------------------------------------------------------------------------------
+    # Fields --------------------------------------------------------------------------------------------------
 
     @property
     def phase(self) -> Phase:
-        """Where the job stands."""
+        """The job's phase."""
         if self._stored is None:
-            assert self._rest
-            return self._rest.phase
+            assert self._compact
+            return self._compact.phase
         return specs.PHASES.from_wire(self._stored.job.phase)
 
     @property
     def wish(self) -> job_pb2.JobPhase.ValueType:
-        """What is to become of the job once it holds nothing any more."""
-        return job_pb2.JOB_PHASE_UNSPECIFIED if self._rest else self.stored.wish
+        """The phase that the job is to enter once it holds nothing."""
+        return job_pb2.JOB_PHASE_UNSPECIFIED if self._compact else self.stored.wish
 
     @property
     def not_before_seconds(self) -> float:
-        """When it may be tried again, in unix seconds; 0 where that is no matter of time."""
-        return self._rest.not_before if self._rest else specs.seconds(self.stored.not_before_time) or 0.0
+        """When it may be tried again, in unix seconds; 0 if there is no back-off."""
+        return self._compact.not_before if self._compact else specs.seconds(self.stored.not_before_time) or 0.0
 
     @property
     def avoids(self) -> bool:
-        """Whether it keeps away from nodes, or did."""
-        return self._rest.avoids if self._rest else bool(self.stored.job.avoided_nodes)
+        """Whether the record lists avoided nodes, expired or not."""
+        return self._compact.avoids if self._compact else bool(self.stored.job.avoided_nodes)
 
     @property
     def ended_seconds(self) -> float:
-        """When it ended, in unix seconds; 0 of one that has not."""
-        if self._rest:
-            return self._rest.since if self._rest.phase.ended else 0.0
+        """When it ended, in unix seconds; 0 if it has not."""
+        if self._compact:
+            return self._compact.since if self._compact.phase.ended else 0.0
         return specs.seconds(self.stored.job.end_time)
 
     @property
     def waiting_since(self) -> float:
-        """When it last began to wait, in unix seconds: when its last attempt ended, or else at its submission."""
-        if self._rest and not self._rest.phase.ended:
-            return self._rest.since
+        """When its present wait began, in unix seconds: the end of its last attempt, or else its submission."""
+        if self._compact and not self._compact.phase.ended:
+            return self._compact.since
         job = self.stored.job
         return specs.seconds(job.attempt.end_time if job.attempt.HasField("end_time") else job.create_time)
 
     @property
     def attempt_number(self) -> int:
         """The number of the last attempt; 0 before the first."""
-        return self._rest.attempt_number if self._rest else self.stored.job.attempt.number
+        return self._compact.attempt_number if self._compact else self.stored.job.attempt.number
 
     @property
-    def pre_runs(self) -> bool:
-        """Whether what it holds, or else waits for, is its pre-run."""
+    def in_pre_run(self) -> bool:
+        """Whether its present or next attempt is its pre-run."""
         if self.spec.pre_run_seconds is None:
             return False
         return self.stored.job.attempt.pre_run if self.phase.holds_resources else not self.stored.pre_run_passed
 
     @property
-    def asks(self) -> JobSpec:
-        """What it holds, or else waits for: all that its user wants, or one replica of it for its pre-run."""
-        if self.pre_runs:
+    def requested_spec(self) -> JobSpec:
+        """The spec of its present or next attempt: the whole gang, or one replica for its pre-run."""
+        if self.in_pre_run:
             return pre_run_of(self.spec)
-        return replica_count.decided(self) if self.spec.open else self.spec
+        return replica_count.with_required_replicas(self) if self.spec.open else self.spec
 
     @property
-    def moving(self) -> bool:
-        """Whether it waits only because it was moved, and its new place is kept for it for a while."""
-        if self._rest or self.phase is not Phase.QUEUED:
+    def migrating(self) -> bool:
+        """Whether it waits only because it was migrated, so that placement reserves its new place for a while."""
+        if self._compact or self.phase is not Phase.QUEUED:
             return False
         attempt = self.stored.job.attempt
         return attempt.state == job_pb2.ATTEMPT_STATE_STOPPED and attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED
 
-    # What is learnt of it ------------------------------------------------------------------------------------
+    # Estimates and waits -------------------------------------------------------------------------------------
 
-    def expect(self, estimate: predictor_service_pb2.Estimate, now: float = 0.0) -> None:
-        """Keep what the predictor says, and from when on: the rest that it tells shrinks while the job runs.
+    def set_estimate(self, estimate: predictor_service_pb2.Estimate, now: float = 0.0) -> None:
+        """Set the estimate, and the run time from which on its remaining time counts.
 
-        `now` is when it was told, of a job that runs.
+        `now` is the time of the estimate, for a running job.
         """
         self.estimate, self.ends_within_seconds = estimate, None
         self.ran_before_estimate_seconds = specs.seconds(self.job.run_time) if self.attempt_number else 0.0
@@ -223,13 +225,13 @@ class Record:
             self.ran_before_estimate_seconds += max(0.0, now - specs.seconds(self.job.attempt.start_time))
 
     def age(self, now: float, *, fragmented: bool, since: float = 0.0) -> None:
-        """Count the time since it was last counted, or since it began to wait: its places may have been in fragments.
+        """Count the time since the last count, or since the wait began, as fragmented or not.
 
-        They have been `since` some time: a job that was passed over before is counted for no longer. After a restart of
-        the queue this begins anew.
+        The free resources have been fragmented `since` a time: a job that earlier cycles passed over counts no longer
+        than that. A restart of the queue resets the count.
         """
-        if self.aged_to < self.waiting_since:
-            self.fragmented_seconds, self.aged_to = 0.0, self.waiting_since
+        if self.fragmented_until < self.waiting_since:
+            self.fragmented_seconds, self.fragmented_until = 0.0, self.waiting_since
         if fragmented:
-            self.fragmented_seconds += max(0.0, now - max(self.aged_to, since))
-        self.aged_to = max(self.aged_to, now)
+            self.fragmented_seconds += max(0.0, now - max(self.fragmented_until, since))
+        self.fragmented_until = max(self.fragmented_until, now)

@@ -1,4 +1,4 @@
-"""Changes jobs durably: each change is one transaction that compares the revision of what it changes."""
+"""Changes jobs durably: each change is one transaction that compares the revision of the changed record."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cotenant.codec import errors
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.validation import Violation
 from cotenant.security.identity import caller
-from cotenant.services.queue.jobs.job_ids import Ids
+from cotenant.services.queue.jobs.job_ids import JobIdGenerator
 from cotenant.services.queue.jobs.queue_state import LOADED_AT_ONCE, State, clone
 from cotenant.services.queue.jobs.transitions import (
     SCHEMA_VERSION,
     STATES,
     Record,
-    loaded,
+    apply_attempt,
+    load_record,
     new_record,
-    take_attempt,
-    turn,
+    submission_order,
 )
 from cotenant.store import schema
 from cotenant.store.port import Committed, Compare, Conflict, Delete, Entry, Operation, Put, Store, StoreUnavailable
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 JOBS, REQUESTS, TENANTS = "queue/jobs/", "queue/requests/", "queue/tenants/"
 ARRAYS = "queue/arrays/"
-ATTEMPTS = "placement/attempts/"  # both services keep what they know in one store
+ATTEMPTS = "placement/attempts/"  # placement and queue share one store
 REQUEST_IDS_MAX = 64
 SETTLE_SECONDS = 0.3
 REQUEST_ID_LENGTH_MAX = 128
@@ -45,22 +45,24 @@ Change = Callable[[records_pb2.StoredJob], bool | None]
 Settle = Callable[[str], Awaitable[None]]
 
 
-class Keeper:
-    """The queue's writing side."""
+class JobStore:
+    """The write side of the queue."""
 
     def __init__(self, store: Store, state: State) -> None:
         self.store, self.state = store, state
-        self.on_reread: Callable[[Record], None] = lambda record: None  # set by whoever acts on what was found
-        self.settle_array: Settle = self.reread  # set by whoever keeps arrays
-        self.orphans: list[Entry] = []  # jobs whose array is not there, found at the start
-        self._ids = Ids()
-        self._doubtful: dict[str, Settle] = {}  # of which a write may have been committed without our knowing
-        self._doubted = asyncio.Event()
+        self.on_reread: Callable[[Record], None] = lambda record: None  # set by the servicer
+        self.settle_array: Settle = self.reread  # set by `JobArrays`
+        self.orphans: list[Entry] = []  # jobs without an array, found by `load`
+        self._ids = JobIdGenerator()
+        self._unknown_outcomes: dict[
+            str, Settle
+        ] = {}  # writes that may have been committed although their calls failed
+        self._outcome_unknown = asyncio.Event()
 
     async def load(self, known: Mapping[str, Record] = MappingProxyType({})) -> None:
-        """Read every job and tenant, once, before anything is served; of `known` jobs only what has changed since.
+        """Read every job and tenant, once, before anything is served; of `known` jobs, only those that have changed.
 
-        There may be very many, and meanwhile the lease of whoever leads has to be kept alive.
+        There may be very many; the leader's lease has to be renewed in between.
 
         Raises:
             StoreUnavailable: they cannot be read.
@@ -72,7 +74,7 @@ class Keeper:
             tenant = schema.read(records_pb2.StoredTenant, entry).tenant
             with schema.reading(entry):
                 if entry.key != TENANTS + tenant.id:
-                    raise ValueError(f"it says that it is {tenant.id!r}")
+                    raise ValueError(f"its id is {tenant.id!r}")
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
         arrays = {entry.key.removeprefix(ARRAYS) for entry in (await self.store.list(ARRAYS)).entries}
         found = []
@@ -82,38 +84,38 @@ class Keeper:
                 await asyncio.sleep(0)
             record = known.get(entry.key.removeprefix(JOBS))
             if record is None or record.revision != entry.mod_revision:
-                record = loaded(entry)
+                record = load_record(entry)
             if record.spec.array_task and record.spec.array_task.array_id not in arrays:
                 self.orphans.append(entry)
             else:
                 found.append(record)
-        for _ in self.state.loading(sorted(found, key=turn)):
+        for _ in self.state.load_in_slices(sorted(found, key=submission_order)):
             await asyncio.sleep(0)
         log.info("queue_loaded", jobs=len(found), arrays=len(arrays), tenants=len(tenants.entries))
 
-    # What may have been written ------------------------------------------------------------------------------
+    # Unknown outcomes ----------------------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Read doubtful jobs again, as soon as the store is there."""
+        """Resolve unknown outcomes, as soon as the store is available."""
         while True:
-            await self._doubted.wait()
-            self._doubted.clear()
+            await self._outcome_unknown.wait()
+            self._outcome_unknown.clear()
             try:
-                for thing_id, settle in list(self._doubtful.items()):
+                for thing_id, settle in list(self._unknown_outcomes.items()):
                     await settle(thing_id)
-                    self._doubtful.pop(thing_id, None)
+                    self._unknown_outcomes.pop(thing_id, None)
             except StoreUnavailable as error:
-                log.info("store_away", error=str(error), doubtful=len(self._doubtful))
-                self._doubted.set()
+                log.info("store_unavailable", error=str(error), doubtful=len(self._unknown_outcomes))
+                self._outcome_unknown.set()
                 await asyncio.sleep(SETTLE_SECONDS)
 
-    def doubt(self, thing_id: str, settle: Settle) -> None:
-        """Look again, once the store is there, at what may have been written."""
-        self._doubtful[thing_id] = settle
-        self._doubted.set()
+    def mark_unknown(self, thing_id: str, settle: Settle) -> None:
+        """Resolve the outcome of a write later, once the store is available."""
+        self._unknown_outcomes[thing_id] = settle
+        self._outcome_unknown.set()
 
     def new_id(self) -> str:
-        """Make an id that no job and no array has."""
+        """Return an id that no job and no array has."""
         return self._ids.new()
 
     async def _transact(
@@ -124,12 +126,12 @@ class Keeper:
             result = await self.store.transact(compares, operations)
             await fail_points.reach("queue.committed")
             return result
-        except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same
-            self.doubt(job_id, self.reread)
+        except (StoreUnavailable, asyncio.CancelledError):  # it may have been committed nevertheless
+            self.mark_unknown(job_id, self.reread)
             raise
 
     async def reread(self, job_id: str) -> None:
-        """Learn what the store holds of a job."""
+        """Read a job from the store again."""
         record = self.state.records.get(job_id)
         if record:
             async with record.lock:
@@ -137,25 +139,25 @@ class Keeper:
             self.state.sync(record)
             self.on_reread(record)
         elif entry := await self.store.get(JOBS + job_id):
-            found = loaded(entry)
+            found = load_record(entry)
             if found.spec.array_task:
                 await self.settle_array(found.spec.array_task.array_id)
             else:
                 self._add(found)
 
     async def _reread(self, record: Record) -> None:
-        """Take a job as the store has it, if that is newer; what is known of its live attempt stays known."""
+        """Replace a record by the stored one if that is newer; the state of a live attempt is kept."""
         entry = await self.store.get(JOBS + record.id)
         if entry is None or entry.mod_revision <= record.revision:
             return
         live = record.job.attempt
-        fresh = loaded(entry)
+        fresh = load_record(entry)
         if live.number and not STATES.from_wire(live.state).ended:
-            take_attempt(fresh.stored, live)
+            apply_attempt(fresh.stored, live)
         record.stored, record.spec, record.revision = fresh.stored, fresh.spec, fresh.revision
 
     def _add(self, record: Record) -> Record:
-        """Take a job in that was committed, unless someone else has done so meanwhile."""
+        """Add a committed job, unless it was added concurrently."""
         if known := self.state.records.get(record.id):
             return known
         self.state.add(record)
@@ -164,10 +166,12 @@ class Keeper:
     # Changes -------------------------------------------------------------------------------------------------
 
     async def create(
-        self, spec: JobSpec, submitter: str, trace_parent: str, request: Request, hopeless: str = ""
+        self, spec: JobSpec, submitter: str, trace_parent: str, request: IdempotencyKey, unsatisfiable_reason: str = ""
     ) -> Record:
-        """Take a job in, cancelled already where it is hopeless; or return the one that a call with this id made."""
-        record = new_record(self.new_id(), spec, submitter, trace_parent, hopeless)
+        """Create a job, cancelled at once if it has an `unsatisfiable_reason`; or return the job that this request id
+        created.
+        """
+        record = new_record(self.new_id(), spec, submitter, trace_parent, unsatisfiable_reason)
         record.stored.request_ids[:] = [request.id] if request.id else []
         puts = [Put(JOBS + record.id, record.packed)]
         if request.id:
@@ -177,41 +181,41 @@ class Keeper:
             result = await self._transact(record.id, [Compare(JOBS + record.id, 0), *unused], puts)
             if not isinstance(result, Conflict):
                 break
-            if found := await self.repeated(request):
+            if found := await self.find_result(request):
                 return found
             if request.unused == unused:
-                raise errors.unavailable("two jobs were given one id; the call may be repeated")
+                raise errors.unavailable("job id collision; retry the call")
         record.revision = result.revision
         return self._add(record)
 
-    async def repeated(self, request: Request) -> Record | None:
-        """Find what a call with this request id did before."""
+    async def find_result(self, request: IdempotencyKey) -> Record | None:
+        """Return the job that an earlier call with this request id created or changed."""
         if not request.id:
             return None
-        entry = await self.store.get(REQUESTS + request.id) or await self._kept_before(request)
+        entry = await self.store.get(REQUESTS + request.id) or await self._find_legacy_request(request)
         if entry is None:
             return None
         stored = schema.read(records_pb2.StoredRequest, entry)
         if stored.method != request.method or stored.fingerprint != request.fingerprint:
             raise errors.failed_precondition(
-                "REQUEST_ID_REUSED", f"request id {request.told!r} was used for another call before", id=stored.id
+                "REQUEST_ID_REUSED", f"request id {request.given_id!r} was already used for another call", id=stored.id
             )
         known = self.state.records.get(stored.id)
         if known is None or known.revision < entry.mod_revision:
-            await self.reread(stored.id)  # committed by a call that never heard so
+            await self.reread(stored.id)  # committed by a call that never got the answer
         if record := self.state.records.get(stored.id):
             return record
         raise errors.not_found("job", stored.id)
 
-    async def _kept_before(self, request: Request) -> Entry | None:
-        """Find a caller's request as versions kept it that gave all callers' ids one name space."""
-        entry = await self.store.get(REQUESTS + request.older) if request.older else None
+    async def _find_legacy_request(self, request: IdempotencyKey) -> Entry | None:
+        """Find a request stored by a version in which all callers shared one id space."""
+        entry = await self.store.get(REQUESTS + request.legacy_id) if request.legacy_id else None
         if entry is None:
             return None
         made = self.state.records.get(schema.read(records_pb2.StoredRequest, entry).id)
-        if made is not None and made.job.submitter == request.whose:
+        if made is not None and made.job.submitter == request.owner:
             return entry
-        request.older = ""  # it is somebody else's, and nothing of it is this caller's business
+        request.legacy_id = ""  # of another caller, and none of this caller's business
         return None
 
     async def change(
@@ -219,24 +223,24 @@ class Keeper:
         record: Record,
         change: Change,
         *,
-        request: Request | None = None,
+        request: IdempotencyKey | None = None,
         etag: str = "",
         instead: Change | None = None,
     ) -> bool:
-        """Change a job durably; `change` returns False to leave it. Raises what the store raises, changed nothing then.
+        """Change a job durably; `change` returns False to leave it unchanged. If the store raises, nothing is changed.
 
-        What ends a job that holds nothing, or holds it back, names what is to be done `instead` where placement has an
-        attempt of it that this queue has not heard of, or not of its end; see `idle_by`.
+        Pass `instead` with a change that ends or suspends an idle job: it is applied if placement has an attempt of
+        the job, or its end, that this queue does not know of; see `idle_condition`.
 
         Raises:
-            Problem: ABORTED where the etag is not the job's any more.
+            Problem: ABORTED if the etag is stale.
         """
         async with record.lock:
             if etag and etag != str(record.revision):
                 raise errors.conflict("job", record.id)
             compares = [Compare(JOBS + record.id, record.revision)]
             if instead and not (record.phase.ended or record.phase.holds_resources):
-                idle = idle_by(record, await self.store.get(ATTEMPTS + record.id))
+                idle = idle_condition(record, await self.store.get(ATTEMPTS + record.id))
                 compares += [idle] if idle else []
                 change = change if idle else instead
             stored = clone(record.stored)
@@ -255,13 +259,15 @@ class Keeper:
                 record.stored, record.revision = stored, result.revision
         self.state.sync(record)
         if isinstance(result, Conflict):
-            if request and await self.repeated(request):
+            if request and await self.find_result(request):
                 return False
-            raise errors.unavailable("the job was changed elsewhere; the call may be repeated", 0.1, "CONFLICT")
+            raise errors.unavailable("the job was changed concurrently; retry the call", 0.1, "CONFLICT")
         return True
 
-    async def insist(self, record: Record, change: Change, *, instead: Change | None = None) -> bool:
-        """Change a job durably however long the store is away: for what has happened and cannot be refused."""
+    async def change_with_retry(self, record: Record, change: Change, *, instead: Change | None = None) -> bool:
+        """Change a job durably, retrying while the store is unavailable: for events that have happened and cannot be
+        refused.
+        """
         wait = 0.1
         while True:
             try:
@@ -272,7 +278,7 @@ class Keeper:
                 wait = min(5.0, wait * 2)
 
     async def purge(self, job_ids: Sequence[str]) -> None:
-        """Forget some ended jobs, at most a hundred, and the request ids that made them."""
+        """Delete ended jobs, at most a hundred, and the request ids that created them."""
         requests = [one for job_id in job_ids for one in self.state.records[job_id].stored.request_ids]
         for start in range(0, len(requests), REQUEST_IDS_MAX):
             some = requests[start : start + REQUEST_IDS_MAX]
@@ -283,12 +289,13 @@ class Keeper:
             self.state.remove(job_id)
 
 
-def idle_by(record: Record, entry: Entry | None) -> Compare | None:
-    """What has to hold so that a job holds nothing, by the record that placement has of its attempt; None where it may.
+def idle_condition(record: Record, entry: Entry | None) -> Compare | None:
+    """Return the comparison under which a job is idle, from placement's record of its attempt; None if it may not be
+    idle.
 
-    A queue that has just begun to lead does not know what runs, and one that asked for a start may have lost the
-    answer. Where a job's end is committed under this comparison no attempt of it is alive, and none begins: a start
-    compares the job's record.
+    A new leader does not know what runs, and a queue that requested a start may have lost the answer. If a job's end
+    is committed under this comparison, no attempt of it is alive, and none can start: a start compares the job's
+    record.
     """
     if entry is None:
         return Compare(ATTEMPTS + record.id, 0)
@@ -298,34 +305,32 @@ def idle_by(record: Record, entry: Entry | None) -> Compare | None:
 
 
 def _trimmed(stored: records_pb2.StoredJob) -> list[Operation]:
-    """Forget the oldest request ids of a job that was changed very often."""
+    """Drop the oldest request ids of a job that was changed very often."""
     many = stored.request_ids[:-REQUEST_IDS_MAX]
     del stored.request_ids[: len(many)]
     return [Delete(REQUESTS + request_id) for request_id in many]
 
 
-class Request:
-    """A mutating call that may be repeated (AIP-155).
+class IdempotencyKey:
+    """The request id of a mutating call, by which a repeat is recognized (AIP-155).
 
-    Whoever is of some tenants has ids of its own: what others have called theirs is neither told to it nor in its way.
-    `told` is the id as the caller said it, and `id` the one under which the call is kept.
+    Callers that are restricted to some tenants have their own id space: they neither see nor collide with others' ids.
+    `given_id` is the id as sent, `id` the one under which the call is stored.
     """
 
-    def __init__(self, method: str, request_id: str, message: bytes, whose: str = "") -> None:
-        self.method, self.told, self.whose = method, request_id, whose
-        self.id = f"{whose}/{request_id}" if whose and request_id else request_id
-        self.older = (
-            request_id if whose and method == CREATE else ""
-        )  # where versions before kept what may not be twice
+    def __init__(self, method: str, request_id: str, message: bytes, owner: str = "") -> None:
+        self.method, self.given_id, self.owner = method, request_id, owner
+        self.id = f"{owner}/{request_id}" if owner and request_id else request_id
+        self.legacy_id = request_id if owner and method == CREATE else ""  # where older versions stored creates
         self.fingerprint = hashlib.blake2b(message, digest_size=16).digest()
 
     @property
     def unused(self) -> list[Compare]:
-        """What holds as long as no such call was served."""
-        return [Compare(REQUESTS + one, 0) for one in (self.id, self.older) if one]
+        """Comparisons that hold if no call with this id was served."""
+        return [Compare(REQUESTS + one, 0) for one in (self.id, self.legacy_id) if one]
 
     def put(self, thing_id: str) -> Put:
-        """What is written with the change, so that a repeat is known."""
+        """Return the write that records the call together with its change."""
         stored = records_pb2.StoredRequest(
             schema_version=SCHEMA_VERSION, method=self.method, fingerprint=self.fingerprint, id=thing_id
         )
@@ -333,15 +338,15 @@ class Request:
         return Put(REQUESTS + self.id, stored.SerializeToString())
 
 
-def request_of(method: str, request_id: str, message: Message) -> Request:
-    """Read a call's request id.
+def idempotency_key_of(method: str, request_id: str, message: Message) -> IdempotencyKey:
+    """Return the idempotency key of a call.
 
     Raises:
-        Problem: INVALID_ARGUMENT, where it can be none.
+        Problem: INVALID_ARGUMENT for an invalid request id.
     """
     if len(request_id) > REQUEST_ID_LENGTH_MAX or not request_id.isprintable() or "/" in request_id:
         raise errors.invalid(
-            [Violation("request_id", f"must be printable, without slashes and at most {REQUEST_ID_LENGTH_MAX} long")]
+            [Violation("request_id", f"must be printable, without slashes, at most {REQUEST_ID_LENGTH_MAX} long")]
         )
-    whose = caller().name if caller().tenants is not None else ""
-    return Request(method, request_id, message.SerializeToString(deterministic=True), whose)
+    owner = caller().name if caller().tenants is not None else ""
+    return IdempotencyKey(method, request_id, message.SerializeToString(deterministic=True), owner)

@@ -1,14 +1,14 @@
-"""What an attempt that was not launched means for its job: it is tried elsewhere, and it costs the job nothing. No IO.
+"""Launch failures: the job is tried on other nodes, at no cost to the job. No IO.
 
-A node that cannot launch is not the job's fault, so nothing is counted against its retries and there is no back-off;
-the job only avoids that node for a while. How often such a node is tried at all is for placement to say.
+A node that cannot launch is not the job's fault, so nothing counts against its retries and there is no back-off; the
+job only avoids that node for a while. Placement decides how often such a node is tried at all.
 
 The job's own working directory is the one exception. It may be missing on one node only, such as one that lacks a
-shared mount, so each node that could hold the job is tried once. Once such a node is tried again, none is left:
-then the attempt has failed like any other that nobody can blame on the machines.
+shared mount, so each node that could hold the job is tried once. When such a node comes up a second time, none is
+left: then the attempt has failed like any other for which the infrastructure is not responsible.
 
-A submitter whom a node does not know says nothing of that node, which is not held for one user's sake. So a job that
-comes back to a node that it avoids waits before the next try: there is no other node, and it would ask for ever.
+A submitter that is unknown to a node proves nothing about the node, which is not held because of one user. So a job
+that comes back to a node it avoids waits before the next try: there is no other node, and it would retry forever.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from cotenant.codec import specs
 from cotenant.services.queue.jobs import node_avoidance
 from cotenant.v1 import job_pb2
 
-AVOID_SECONDS = 30.0  # a node that goes on to refuse is held soon, and a mended one is to be used again
-UNKNOWN_SECONDS, UNKNOWN_SECONDS_MAX = 30.0, 600.0  # doubles with each launch failure of the job
+AVOID_SECONDS = 30.0  # a node that keeps failing is held soon, and a repaired one should be used again
+UNKNOWN_USER_SECONDS, UNKNOWN_USER_SECONDS_MAX = 30.0, 600.0  # doubles with each launch failure of the job
 DIRECTORY_AVOID_SECONDS = 3600.0
-DIRECTORY_NODES_MAX = 8  # so many nodes without the working directory are as good as all
-NOT_LAUNCHED = "not launched on "  # how the reason of such a job begins, until it runs
+DIRECTORY_NODES_MAX = 8  # this many nodes without the working directory count as all
+NOT_LAUNCHED = "not launched on "  # prefix of the phase reason until the job runs
 _DIRECTORY = "its working directory: "
 
 
-def goes_elsewhere(job: job_pb2.Job, now: float) -> bool:
-    """Return whether another node may launch the job's attempt; False where it asks for what no node has."""
+def can_launch_elsewhere(job: job_pb2.Job, now: float) -> bool:
+    """Return whether another node may launch the job's attempt; False if it needs what no node has."""
     failure = job.attempt.launch_failure
     if failure.cause != job_pb2.LAUNCH_CAUSE_WORKING_DIRECTORY:
         return True
-    without = [one.node_id for one in node_avoidance.live(job, now) if one.reason.startswith(_DIRECTORY)]
+    without = [one.node_id for one in node_avoidance.active(job, now) if one.reason.startswith(_DIRECTORY)]
     return failure.node_id not in without and len(without) < DIRECTORY_NODES_MAX - 1
 
 
 def wait_seconds(job: job_pb2.Job, now: float) -> float:
     """Return how long the job waits before its next try; 0 unless all nodes refuse its submitter."""
     failure = job.attempt.launch_failure
-    avoided = {one.node_id for one in node_avoidance.live(job, now)}
+    avoided = {one.node_id for one in node_avoidance.active(job, now)}
     if failure.cause != job_pb2.LAUNCH_CAUSE_USER or failure.node_id not in avoided:
         return 0.0
-    return min(UNKNOWN_SECONDS_MAX, UNKNOWN_SECONDS * 2.0 ** min(job.launch_failures - 1, 30))
+    return min(UNKNOWN_USER_SECONDS_MAX, UNKNOWN_USER_SECONDS * 2.0 ** min(job.launch_failures - 1, 30))
 
 
-def take(job: job_pb2.Job, now: float) -> str:
-    """Let the job avoid the node for a while; returns the line for its story."""
+def avoid_node(job: job_pb2.Job, now: float) -> str:
+    """Make the job avoid the node for a while; returns the detail for its event log."""
     failure = job.attempt.launch_failure
     reason = failure.reason or f"{specs.LAUNCH_CAUSES.names.get(failure.cause, 'unknown')} failed"
     job.launch_failures += 1

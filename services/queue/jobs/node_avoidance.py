@@ -1,4 +1,4 @@
-"""The nodes that a job keeps away from for a while, in its record. No IO."""
+"""Node avoidance: nodes that a job keeps away from for a while, in its record. No IO."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cotenant.codec import specs
 from cotenant.v1 import job_pb2
 
 AVOID_SECONDS = 3600.0
-AVOIDED_MAX = 32  # the newest
+AVOIDED_MAX = 32  # only the newest are kept
 
 
 def avoid(job: job_pb2.Job, node_ids: Iterable[str], seconds: float, reason: str, now: float) -> None:
-    """Keep a job away from nodes for so long; one that it avoids already is the newest of them again."""
+    """Make a job avoid nodes for some seconds; an already avoided node becomes the newest entry."""
     named = dict.fromkeys(node_ids)
     if seconds <= 0 or not named:
         return
-    kept = [one for one in live(job, now) if one.node_id not in named]
+    kept = [one for one in active(job, now) if one.node_id not in named]
     for node_id in named:
         one = job_pb2.AvoidedNode(node_id=node_id, reason=reason)
         one.until.FromNanoseconds(int((now + seconds) * 1e9))
@@ -26,17 +26,17 @@ def avoid(job: job_pb2.Job, node_ids: Iterable[str], seconds: float, reason: str
     job.avoided_nodes.extend(kept[-AVOIDED_MAX:])
 
 
-def live(job: job_pb2.Job, now: float) -> list[job_pb2.AvoidedNode]:
-    """Those that it still avoids, the longest avoided first."""
+def active(job: job_pb2.Job, now: float) -> list[job_pb2.AvoidedNode]:
+    """Return the nodes that it still avoids, oldest first."""
     avoided = job.avoided_nodes
     return [one for one in avoided if specs.seconds(one.until) > now] if avoided else []
 
 
 def expires_seconds(job: job_pb2.Job, now: float) -> float:
-    """After how long it avoids one node less; infinity where it avoids none."""
-    return min((specs.seconds(one.until) - now for one in live(job, now)), default=math.inf)
+    """Return the seconds until the first avoidance expires; infinity if there is none."""
+    return min((specs.seconds(one.until) - now for one in active(job, now)), default=math.inf)
 
 
 def nodes_of(attempt: job_pb2.Attempt) -> list[str]:
-    """The nodes that an attempt is on, or was."""
+    """Return the nodes of an attempt, past or present."""
     return [part.node_id for part in attempt.allocations]

@@ -1,4 +1,4 @@
-"""How many replicas a service has, or waits for, that leaves their number open."""
+"""The number of replicas of a service that leaves it open."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from cotenant.services.queue.jobs.transitions import Record
 
 
-def decided(record: Record) -> JobSpec:
-    """Give it as many replicas as its attempt has; while it waits, as many as are expected to keep its promise."""
+def with_required_replicas(record: Record) -> JobSpec:
+    """Return the spec with the replicas of its attempt; while it waits, with those expected to meet its objective."""
     if record.phase.holds_resources and (tasks := sum(len(part.tasks) for part in record.job.attempt.allocations)):
         return record.spec.with_replicas(tasks)
-    return replica_sizing.decided(record.spec, estimate_from_wire(record.estimate)) if record.estimate else record.spec
+    return (
+        replica_sizing.with_required_replicas(record.spec, estimate_from_wire(record.estimate))
+        if record.estimate
+        else record.spec
+    )

@@ -1,6 +1,6 @@
-"""Forgets ended jobs once they are too many or too old, but none that others wait for, and arrays only as a whole.
+"""Deletes ended jobs once they are too many or too old, but none that others depend on, and arrays only as a whole.
 
-What is forgotten is written into the archive first, where there is one; where that fails nothing is forgotten.
+Jobs are written to the archive first, if there is one; if that fails, nothing is deleted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import ExitStack
 import structlog
 
 from cotenant import fail_points
-from cotenant.services.queue.jobs.archived_jobs import Past
-from cotenant.services.queue.jobs.job_arrays import Arrays
+from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
+from cotenant.services.queue.jobs.job_arrays import JobArrays
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.store_footprint import kept_bytes
 from cotenant.services.queue.jobs.transitions import Record
@@ -23,28 +23,28 @@ from cotenant.store.port import StoreUnavailable
 
 log = structlog.get_logger()
 
-FIRST_SWEEP_SECONDS = 3.0  # after a queue has begun to lead: leaders may change more often than they sweep
+FIRST_SWEEP_SECONDS = 3.0  # after a queue starts to lead: leaders may change more often than they sweep
 SWEEP_SECONDS = 30.0
-RECENT_SECONDS = 600.0  # for so long an ended job is not forgotten to make room
-AT_ONCE_MAX = 50  # between two looks at whether others need the queue
+RECENT_SECONDS = 600.0  # an ended job younger than this is not deleted to free space
+AT_ONCE_MAX = 50  # jobs per batch; other tasks run in between
 
 
-class Forgetting:
-    """Sweeps now and then."""
+class Retention:
+    """Sweeps periodically."""
 
     def __init__(
         self,
         state: State,
-        arrays: Arrays,
-        past: Past,
+        arrays: JobArrays,
+        past: ArchivedJobs,
         kept_max: int,
         kept_seconds: float = math.inf,
     ) -> None:
-        self._state, self._arrays, self._past = state, arrays, past
+        self._state, self._arrays, self._archived_jobs = state, arrays, past
         self._kept_max, self._kept_seconds = kept_max, kept_seconds
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep forever."""
         await asyncio.sleep(FIRST_SWEEP_SECONDS)
         while True:
             try:
@@ -54,10 +54,10 @@ class Forgetting:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def sweep(self, now: float) -> None:
-        """Forget jobs, those first that ended first, until no more are kept than should be or may go.
+        """Delete jobs, the earliest ended first, until no more are left than may be kept.
 
         Raises:
-            StoreUnavailable: the store is away.
+            StoreUnavailable: the store is unavailable.
             OSError: the archive cannot be written.
         """
         state, old = self._state, now - self._kept_seconds
@@ -66,7 +66,7 @@ class Forgetting:
         some: list[Record] = []
         for job_id in _by_end(ended) if over > 0 or any(one.ended_seconds <= old for one in ended) else ():
             record = state.records.get(job_id)
-            if record is None or state.gates.wanted(record):
+            if record is None or state.dependency_gate.has_dependents(record):
                 continue
             if gone + len(some) >= over and record.ended_seconds > old:
                 break
@@ -79,13 +79,13 @@ class Forgetting:
                 gone += await self._forget_array(record.spec.array_task.array_id)
         await self._forget(some)
 
-    async def make_room(self, tenants: Set[str] | None, size: int, now: float) -> int:
-        """Forget ended jobs of some tenants, or of all, until they took so many bytes; return how many bytes they took.
+    async def free_space(self, tenants: Set[str] | None, size: int, now: float) -> int:
+        """Delete ended jobs of some tenants, or of all, until `size` bytes are freed; return how many were freed.
 
-        Those that ended a moment ago stay: somebody may still be about to look at them.
+        Jobs that ended recently stay: their users may be about to look at them.
 
         Raises:
-            StoreUnavailable: the store is away.
+            StoreUnavailable: the store is unavailable.
             OSError: the archive cannot be written.
         """
         state, before = self._state, sum(self._state.footprint.by_tenant().values())
@@ -100,7 +100,7 @@ class Forgetting:
             if freed + sum(map(kept_bytes, some)) >= size:
                 break
             record = state.records.get(job_id)
-            if record is None or state.gates.wanted(record):
+            if record is None or state.dependency_gate.has_dependents(record):
                 continue
             if record.spec.array_task is not None:
                 await self._forget_array(record.spec.array_task.array_id)
@@ -112,35 +112,35 @@ class Forgetting:
             freed = before - sum(state.footprint.by_tenant().values())
         await self._forget(some)
         freed = before - sum(state.footprint.by_tenant().values())
-        log.info("room_made", tenants=sorted(tenants or ()), wanted_bytes=size, freed_bytes=freed)
+        log.info("space_freed", tenants=sorted(tenants or ()), wanted_bytes=size, freed_bytes=freed)
         return freed
 
     async def _forget_array(self, array_id: str) -> int:
-        """Forget an array of which every job has ended; return how many jobs it had."""
-        array = self._state.gates.arrays[array_id]
-        if not array or array.standing[0]:
+        """Delete an array whose jobs have all ended; return how many jobs it had."""
+        array = self._state.dependency_gate.arrays[array_id]
+        if not array or array.end_counts[0]:
             return 0
         records = [self._state.records[one] for one in array.ids]
         await self._keep(records)
-        with self._state.gates.leaving(array.id):
+        with self._state.dependency_gate.removing(array.id):
             await self._arrays.purge(array)
         return len(records)
 
     async def _forget(self, records: Sequence[Record]) -> int:
-        """Forget jobs that belong to no array; those that somebody began to wait for meanwhile stay."""
+        """Delete jobs without an array, except those that got dependents in between."""
         await self._keep(records)
-        gates = self._state.gates
-        gone = [one.id for one in records if one.id in self._state.records and not gates.wanted(one)]
-        with ExitStack() as leaving:
+        dependency_gate = self._state.dependency_gate
+        gone = [one.id for one in records if one.id in self._state.records and not dependency_gate.has_dependents(one)]
+        with ExitStack() as removing:
             for job_id in gone:
-                leaving.enter_context(gates.leaving(job_id))
+                removing.enter_context(dependency_gate.removing(job_id))
             if gone:
-                await self._arrays.keeper.purge(gone)
+                await self._arrays.job_store.purge(gone)
         return len(gone)
 
     async def _keep(self, records: Sequence[Record]) -> None:
-        if self._past.keeps and records:
-            await self._past.keep([record.job for record in records])
+        if self._archived_jobs.enabled and records:
+            await self._archived_jobs.keep([record.job for record in records])
             await fail_points.reach("upkeep.archived")
 
 

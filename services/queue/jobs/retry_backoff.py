@@ -1,7 +1,7 @@
-"""How long jobs that failed wait until they may be tried again, whatever is done to the wall clock meanwhile.
+"""Back-off of failed jobs, robust against changes of the wall clock.
 
-What is kept is a time of day, by the clock of whoever led then. Whoever learns of it lets as much time pass as is left,
-on a clock that nobody sets, and never more than was to pass when it was kept.
+The stored end of a back-off is a time of day, by the clock of the leader that set it. A process that reads it waits
+for the seconds that are left, on the monotonic clock, and never longer than the back-off was when it was stored.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from cotenant.v1 import records_pb2
 REQUEUED = "requeued"
 
 
-class BackOffs:
-    """The waits of all jobs."""
+class RetryBackoff:
+    """The back-offs of all jobs."""
 
     def __init__(self) -> None:
-        self._until: dict[str, tuple[float, float]] = {}  # by job: as it is kept, and when that is for us
+        self._until: dict[str, tuple[float, float]] = {}  # by job: as stored, and on our monotonic clock
 
     def left_seconds(self, record: Record) -> float:
-        """How long a job has to wait yet; 0 where it may be tried now."""
+        """Return the seconds left of a job's back-off; 0 if it may be tried now."""
         kept = record.not_before_seconds
         if not kept:
             return 0.0
         known, until = self._until.get(record.id, (0.0, 0.0))
         if known != kept:
             left = kept - time.time()
-            until = time.monotonic() + (min(left, whole_seconds(record.stored)) if left > 0 else left)
+            until = time.monotonic() + (min(left, backoff_seconds(record.stored)) if left > 0 else left)
             self._until[record.id] = kept, until
         return max(0.0, until - time.monotonic())
 
     def forget(self, job_id: str) -> None:
-        """Forget a job."""
+        """Remove a job."""
         self._until.pop(job_id, None)
 
 
-def whole_seconds(stored: records_pb2.StoredJob) -> float:
-    """How long a job was to wait when it failed: both times are by one clock."""
+def backoff_seconds(stored: records_pb2.StoredJob) -> float:
+    """Return the length of a job's back-off when it failed: both times are from one clock."""
     for event in reversed(stored.events):
         if event.what == REQUEUED:
             return max(0.0, specs.seconds(stored.not_before_time) - specs.seconds(event.time))

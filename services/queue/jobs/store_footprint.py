@@ -7,28 +7,27 @@ from collections.abc import Iterable
 
 from cotenant.services.queue.jobs.job_record import Record
 
-KEYS_BYTES = 512  # of one job: its key, its request ids, its record in placement, and what a store adds to them
+KEYS_BYTES = 512  # of one job: its key, its request ids, its record in placement, and the store's overhead
 
 
 def kept_bytes(record: Record) -> int:
-    """Return what the store keeps of a job. Large parts of a spec count for each job that has them."""
+    """Return how many bytes the store keeps for a job. Shared parts of large specs count for each job."""
     return len(record.packed) + KEYS_BYTES
 
 
-class Footprint:
-    """Bytes by tenant: those of jobs that are there, and of those that are being taken in.
+class StoreFootprint:
+    """Bytes by tenant: of stored jobs, and of jobs that are being created.
 
-    Each job is counted by what was last committed of it, and is forgotten with it, so that the sums are always those of
-    the jobs that are known.
+    Each job counts with the size of its last commit until it is deleted, so the sums always match the known jobs.
     """
 
     def __init__(self) -> None:
         self._kept: Counter[str] = Counter()
-        self._coming: Counter[str] = Counter()
+        self._reserved: Counter[str] = Counter()
         self._counted: dict[str, tuple[int, int]] = {}  # by job: the revision at which it was counted, and its bytes
 
     def count(self, record: Record) -> None:
-        """Count a job as it is now."""
+        """Count a job at its present size."""
         revision, before = self._counted.get(record.id, (-1, 0))
         if revision != record.revision:
             size = kept_bytes(record)
@@ -36,7 +35,7 @@ class Footprint:
             self._kept[record.spec.tenant] += size - before
 
     def forget(self, record: Record) -> int:
-        """Count a job no more; return what it took."""
+        """Remove a job; return its size."""
         _, size = self._counted.pop(record.id, (0, 0))
         self._kept[record.spec.tenant] -= size
         if not self._kept[record.spec.tenant]:
@@ -44,19 +43,19 @@ class Footprint:
         return size
 
     def of(self, tenants: Iterable[str]) -> int:
-        """Return what some tenants' jobs take, with those that are being taken in."""
-        return sum(self._kept[one] + self._coming[one] for one in tenants)
+        """Return the bytes of some tenants' jobs, including those being created."""
+        return sum(self._kept[one] + self._reserved[one] for one in tenants)
 
     def by_tenant(self) -> dict[str, int]:
-        """Return what each tenant's jobs take."""
+        """Return the bytes of each tenant's jobs."""
         return dict(self._kept)
 
-    def expect(self, tenant: str, size: int) -> None:
-        """Count jobs that are being taken in."""
-        self._coming[tenant] += size
+    def reserve(self, tenant: str, size: int) -> None:
+        """Count jobs that are being created."""
+        self._reserved[tenant] += size
 
-    def expect_no_more(self, tenant: str, size: int) -> None:
-        """They were taken in, or were not."""
-        self._coming[tenant] -= size
-        if not self._coming[tenant]:
-            del self._coming[tenant]
+    def release(self, tenant: str, size: int) -> None:
+        """Undo `reserve`: the jobs were created, or were not."""
+        self._reserved[tenant] -= size
+        if not self._reserved[tenant]:
+            del self._reserved[tenant]

@@ -1,4 +1,4 @@
-"""How many jobs each tenant has that have not ended, so that none has more than are allowed."""
+"""Limits the number of unfinished jobs of each tenant."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from cotenant.codec import errors
 from cotenant.core.model.job import JobSpec
 
 
-class Room:
-    """Counts jobs by tenant: those that live, and those that are being taken in.
+class TenantQuota:
+    """Counts jobs by tenant: unfinished ones, and those that are being created.
 
-    Without the latter, calls at once, each of which finds that there is room, would be let in together.
+    Without the latter, concurrent calls that each find room would all be admitted.
 
-    >>> room = Room()
-    >>> room.expect(JobSpec(tenant="a"))
-    >>> room.check(JobSpec(tenant="a"), 1)
+    >>> quota = TenantQuota()
+    >>> quota.reserve(JobSpec(tenant="a"))
+    >>> quota.check(JobSpec(tenant="a"), 1)
     Traceback (most recent call last):
-    cotenant.codec.errors.Problem: tenant a has 1 jobs that have not ended; 1 are taken at most
+    cotenant.codec.errors.Problem: tenant a has 1 unfinished jobs; the limit is 1
     """
 
     def __init__(self) -> None:
         self.live: Counter[str] = Counter()
-        self._coming: Counter[str] = Counter()
+        self._reserved: Counter[str] = Counter()
 
     def check(self, spec: JobSpec, jobs_max: int) -> None:
-        """Refuse jobs beyond what a tenant may have; 0 means any number.
+        """Reject jobs beyond a tenant's limit; 0 means unlimited.
 
         Raises:
             Problem: RESOURCE_EXHAUSTED.
         """
-        has = self.live[spec.tenant] + self._coming[spec.tenant]
+        has = self.live[spec.tenant] + self._reserved[spec.tenant]
         if jobs_max and has + _count(spec) > jobs_max:
-            told = f"tenant {spec.tenant} has {has} jobs that have not ended; {jobs_max} are taken at most"
-            raise errors.exhausted("TENANT_JOBS", told, limit=str(jobs_max))
+            message = f"tenant {spec.tenant} has {has} unfinished jobs; the limit is {jobs_max}"
+            raise errors.exhausted("TENANT_JOBS", message, limit=str(jobs_max))
 
-    def expect(self, spec: JobSpec) -> None:
-        """Count a job, or an array of them, that is being taken in."""
-        self._coming[spec.tenant] += _count(spec)
+    def reserve(self, spec: JobSpec) -> None:
+        """Count a job or array that is being created."""
+        self._reserved[spec.tenant] += _count(spec)
 
-    def expect_no_more(self, spec: JobSpec) -> None:
-        """It was taken in, or was not."""
-        self._coming[spec.tenant] -= _count(spec)
-        if not self._coming[spec.tenant]:
-            del self._coming[spec.tenant]
+    def release(self, spec: JobSpec) -> None:
+        """Undo `reserve`: it was created, or was not."""
+        self._reserved[spec.tenant] -= _count(spec)
+        if not self._reserved[spec.tenant]:
+            del self._reserved[spec.tenant]
 
 
 def _count(spec: JobSpec) -> int:

@@ -1,4 +1,4 @@
-"""What events make of a job's record. No IO: whoever calls commits the result."""
+"""Transitions of a job's record. No IO: the caller commits the result."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cotenant.core.model.lifecycle import AttemptState, JobEvent, Phase, next_ph
 from cotenant.core.model.refusal import plural
 from cotenant.core.model.validation import check_amounts
 from cotenant.services.queue.jobs import launch_failures, node_avoidance
-from cotenant.services.queue.jobs.failure_classifier import broke, failure, from_wire, in_words
+from cotenant.services.queue.jobs.failure_classifier import failure, from_wire, in_words, is_failure
+from cotenant.services.queue.jobs.job_record import EquivalenceKey as EquivalenceKey
 from cotenant.services.queue.jobs.job_record import Record as Record
-from cotenant.services.queue.jobs.job_record import ShapeKey as ShapeKey
 from cotenant.store import schema
 from cotenant.store.port import Entry
 from cotenant.v1 import job_pb2, records_pb2
@@ -23,38 +23,38 @@ from cotenant.v1 import job_pb2, records_pb2
 SCHEMA_VERSION = 1
 EVENTS_MAX = 40
 PAST_ATTEMPTS_MAX = 8
-PAST_BYTES_MAX = 256 * 1024  # of past attempts: large gangs are large records
-RETRYING = RetryRules()
+PAST_BYTES_MAX = 256 * 1024  # of past attempts: large gangs have large records
+RETRY_RULES_DEFAULT = RetryRules()
 
 PHASES, STATES = specs.PHASES, specs.ATTEMPT_STATES
 
-MOVED = (job_pb2.STOP_REASON_MIGRATED, job_pb2.STOP_REASON_CONTENTION)  # it goes on elsewhere, for others' sake
-_AGE = {AttemptState.ASSIGNED: 0, AttemptState.RUNNING: 1, AttemptState.STOPPING: 2}  # news that is older is stale
+MOVED = (job_pb2.STOP_REASON_MIGRATED, job_pb2.STOP_REASON_CONTENTION)  # stopped for other jobs' sake, to run elsewhere
+_AGE = {AttemptState.ASSIGNED: 0, AttemptState.RUNNING: 1, AttemptState.STOPPING: 2}  # older states are stale
 _AGE_ENDED = 3
 
 
 @dataclass(slots=True)
-class Use:
+class ResourceUsage:
     """GPUs in thousandths and cores."""
 
     gpu_milli: int = 0
     cores: int = 0
 
-    def add(self, other: Use) -> None:
-        """Count more."""
+    def add(self, other: ResourceUsage) -> None:
+        """Add another usage."""
         self.gpu_milli += other.gpu_milli
         self.cores += other.cores
 
 
-def held_by(record: Record) -> Use:
-    """What a job's attempt holds for good. Cores that are lent to it count for nobody: they come back when asked."""
+def held_by(record: Record) -> ResourceUsage:
+    """Return what a job's attempt holds for good. Lent cores do not count: they return on demand."""
     tasks = (task for part in record.job.attempt.allocations for task in part.tasks)
     cores = sum(min(len(task.core_ids), task.own_cores or len(task.core_ids)) for task in tasks)
-    return Use(record.asks.gpu_milli, cores)
+    return ResourceUsage(record.requested_spec.gpu_milli, cores)
 
 
-def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str, hopeless: str = "") -> Record:
-    """Make the record of a job that has just been taken in; `hopeless` says why it is cancelled at once, if it is."""
+def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str, unsatisfiable_reason: str = "") -> Record:
+    """Return the record of a new job. With an `unsatisfiable_reason` the job is cancelled at once."""
     stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION)
     job = stored.job
     job.id = job_id
@@ -62,59 +62,59 @@ def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str, ho
     job.phase = PHASES.to_wire(Phase.QUEUED)
     job.create_time.FromNanoseconds(time.time_ns())
     job.trace_parent, job.submitter = trace_parent, submitter
-    note(stored, "queued", f"submitted by {submitter}")
-    if hopeless:
-        cancel(stored, hopeless)
+    add_event(stored, "queued", f"submitted by {submitter}")
+    if unsatisfiable_reason:
+        cancel(stored, unsatisfiable_reason)
     return Record(stored, spec)
 
 
 def cancel(stored: records_pb2.StoredJob, why: str) -> bool:
-    """End a job that waits for what can never be; False where it does not wait."""
+    """Cancel a job whose dependencies cannot be met; False if it does not wait."""
     phase = PHASES.from_wire(stored.job.phase)
     if phase.ended or phase.holds_resources:
         return False
-    move(stored, JobEvent.CANCELLED)
+    apply_event(stored, JobEvent.CANCELLED)
     stored.job.phase_reason = why
-    note(stored, "cancelled", why)
+    add_event(stored, "cancelled", why)
     return True
 
 
-def loaded(entry: Entry) -> Record:
-    """Make a record of what was kept; it rests. Whether the job still holds something is for placement to say.
+def load_record(entry: Entry) -> Record:
+    """Return a compacted record from a store entry. Placement reports later whether the job still holds resources.
 
     Raises:
         NewerSchema: a newer version wrote it.
-        BadRecord: it is none.
+        BadRecord: it is invalid.
     """
     stored = schema.read(records_pb2.StoredJob, entry)
     with schema.reading(entry):
         if not entry.key.endswith(f"/{stored.job.id}"):
-            raise ValueError(f"it says that it is {stored.job.id!r}")
+            raise ValueError(f"its id is {stored.job.id!r}")
         record = Record(stored, specs.spec_from_wire(stored.job.spec), entry.mod_revision)
         if record.phase.holds_resources:
             stored.job.phase = PHASES.to_wire(Phase.QUEUED)
-        if wrong := check_amounts(record.asks):  # no plan that names it would be taken
+        if wrong := check_amounts(record.requested_spec):  # no plan with such a job would be accepted
             raise ValueError("; ".join(f"{one.field} {one.description}" for one in wrong))
-        record.rest(like=entry.value)
+        record.compact(like=entry.value)
     return record
 
 
-def turn(record: Record) -> tuple[str, int]:
-    """Jobs by the order in which they were taken in, those of an array by index."""
+def submission_order(record: Record) -> tuple[str, int]:
+    """Sort key by submission; jobs of an array by index."""
     task = record.spec.array_task
     return (task.array_id, task.index) if task else (record.id, 0)
 
 
-def note(stored: records_pb2.StoredJob, what: str, detail: str = "", at: float | None = None) -> None:
-    """Add a line to the job's story; the oldest lines go first, but never the first of all."""
+def add_event(stored: records_pb2.StoredJob, what: str, detail: str = "", at: float | None = None) -> None:
+    """Append an event to the job's event log; beyond the limit the oldest are dropped, but never the first."""
     event = stored.events.add(what=what, detail=detail)
     event.time.FromNanoseconds(time.time_ns() if at is None else int(at * 1e9))
     if len(stored.events) > EVENTS_MAX:
         del stored.events[1]
 
 
-def move(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
-    """Take the job where the table says."""
+def apply_event(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
+    """Move the job to the phase that the lifecycle table gives for an event."""
     job = stored.job
     story = ", ".join(one.what for one in stored.events)
     phase = next_phase(job.id, PHASES.from_wire(job.phase), event, story)
@@ -124,52 +124,54 @@ def move(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
     return phase
 
 
-def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt, retrying: RetryRules = RETRYING) -> bool:
-    """Let the job follow its attempt; False where it says nothing new. Repeats and stale news change nothing."""
+def apply_attempt(
+    stored: records_pb2.StoredJob, attempt: job_pb2.Attempt, retrying: RetryRules = RETRY_RULES_DEFAULT
+) -> bool:
+    """Apply the state of an attempt to its job; False if nothing is new. Repeats and stale states change nothing."""
     job = stored.job
     phase, state = PHASES.from_wire(job.phase), STATES.from_wire(attempt.state)
     if phase.ended or attempt.number < job.attempt.number:
         return False
-    if attempt.number == job.attempt.number and not _news(phase, STATES.from_wire(job.attempt.state), state):
-        return _resized(stored, attempt)
+    if attempt.number == job.attempt.number and not _is_newer(phase, STATES.from_wire(job.attempt.state), state):
+        return _apply_resize(stored, attempt)
     later = attempt.number > job.attempt.number
     if not state.ended and (phase is Phase.SUSPENDED or (later and phase.holds_resources)):
-        return False  # it is being stopped; or it is of a queue that has replaced this one
+        return False  # it is being stopped, or belongs to a queue that this one replaced
     if later:
         _archive(job)
     job.attempt.CopyFrom(attempt)
     if phase is Phase.SUSPENDED:
-        _credit(job)  # and its number is kept, so that no other attempt ever has it
+        _credit(job)  # its number is kept, so that no other attempt ever gets it
         if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
-            move(stored, JobEvent.CANCELLED)
-            note(stored, "cancelled")
+            apply_event(stored, JobEvent.CANCELLED)
+            add_event(stored, "cancelled")
         return True
     if phase is Phase.QUEUED:
         _assigned(stored)
     if state is AttemptState.RUNNING:
         _started(stored)
     elif state is AttemptState.STOPPING:
-        move(stored, JobEvent.STOP_ORDERED)
-        note(stored, "stopping", _reason(attempt))
+        apply_event(stored, JobEvent.STOP_ORDERED)
+        add_event(stored, "stopping", _reason(attempt))
     elif state.ended:
         _ended(stored, state, retrying)
     return True
 
 
-def _news(phase: Phase, known: AttemptState, told: AttemptState) -> bool:
-    """Whether what is told of an attempt is more than is known of it.
+def _is_newer(phase: Phase, known: AttemptState, reported: AttemptState) -> bool:
+    """Return whether the reported state of an attempt is newer than the known one.
 
-    A job that waits although its attempt has not ended was read from the store: placement says how far that has come.
+    A queued job with an unfinished attempt was read from the store: placement knows the attempt's state.
     """
     if known.ended or phase is Phase.QUEUED:
         return not known.ended
-    return _AGE.get(told, _AGE_ENDED) > _AGE[known]
+    return _AGE.get(reported, _AGE_ENDED) > _AGE[known]
 
 
-def _resized(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
-    """Take in that an attempt's cores change, or have changed; False where it says nothing new.
+def _apply_resize(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
+    """Apply a change of an attempt's cores; False if nothing is new.
 
-    A resize begins with an epoch of its own and ends under the same, with the time of the change.
+    A resize starts with a new epoch and ends under the same epoch, with the time of the change.
     """
     known = stored.job.attempt
     if attempt.state != known.state or attempt.epoch < known.epoch or attempt == known:
@@ -178,9 +180,9 @@ def _resized(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
     if attempt.resize_time != known.resize_time:
         why = f": {attempt.sizing}" if attempt.sizing else ""
         changed = f"from {plural(before, 'core')} to {after}{why}"
-        note(stored, "resized", changed, specs.seconds(attempt.resize_time))
+        add_event(stored, "resized", changed, specs.seconds(attempt.resize_time))
     elif _resizing(known) and _resizing(attempt):
-        note(stored, "not resized", attempt.sizing)
+        add_event(stored, "not resized", attempt.sizing)
     known.CopyFrom(attempt)
     return True
 
@@ -194,7 +196,7 @@ def _cores(attempt: job_pb2.Attempt) -> int:
 
 
 def _archive(job: job_pb2.Job) -> None:
-    """Put the last attempt to the past ones, of which only the newest are kept; one that was not launched is none."""
+    """Append the last attempt to the past attempts, which are bounded; attempts that never launched are not kept."""
     if job.attempt.number and job.attempt.state != job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
         job.past_attempts.append(job.attempt)
     past = job.past_attempts
@@ -204,18 +206,18 @@ def _archive(job: job_pb2.Job) -> None:
 
 def _assigned(stored: records_pb2.StoredJob) -> None:
     attempt = stored.job.attempt
-    move(stored, JobEvent.ASSIGNED)
+    apply_event(stored, JobEvent.ASSIGNED)
     nodes, at = node_avoidance.nodes_of(attempt), specs.seconds(attempt.assign_time)
-    back = [one.node_id for one in node_avoidance.live(stored.job, at) if one.node_id in nodes]
-    told = f"; nothing else could hold it, so it no longer keeps away from {', '.join(back)}" if back else ""
+    back = [one.node_id for one in node_avoidance.active(stored.job, at) if one.node_id in nodes]
+    returned = f"; no other node could hold it, so it no longer avoids {', '.join(back)}" if back else ""
     what = f"attempt {attempt.number}" + (", the pre-run," if attempt.pre_run else "")
-    note(stored, "assigned", f"{what} on {', '.join(nodes)}{told}", at)
+    add_event(stored, "assigned", f"{what} on {', '.join(nodes)}{returned}", at)
 
 
 def _started(stored: records_pb2.StoredJob) -> None:
     job = stored.job
-    if move(stored, JobEvent.STARTED) is Phase.RUNNING:
-        note(stored, "running", f"attempt {job.attempt.number}", specs.seconds(job.attempt.start_time))
+    if apply_event(stored, JobEvent.STARTED) is Phase.RUNNING:
+        add_event(stored, "running", f"attempt {job.attempt.number}", specs.seconds(job.attempt.start_time))
     if job.phase_reason.startswith(launch_failures.NOT_LAUNCHED):
         job.phase_reason = ""
     if not job.HasField("start_time"):
@@ -225,24 +227,24 @@ def _started(stored: records_pb2.StoredJob) -> None:
 def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRules) -> None:
     job = stored.job
     _credit(job)
-    probed = job.attempt.pre_run and state is AttemptState.SUCCEEDED  # of the job itself that says nothing
+    probed = job.attempt.pre_run and state is AttemptState.SUCCEEDED  # the job itself has not succeeded by that
     if probed and not stored.pre_run_passed:
-        pass_pre_run(stored, "it ended by itself with status 0")
+        pass_pre_run(stored, "it exited with status 0")
     if state is AttemptState.SUCCEEDED and not probed:
-        move(stored, JobEvent.SUCCEEDED)
-        note(stored, "succeeded")
+        apply_event(stored, JobEvent.SUCCEEDED)
+        add_event(stored, "succeeded")
     elif stored.wish == job_pb2.JOB_PHASE_CANCELLED:
         _stopping(stored)
-        move(stored, JobEvent.CANCELLED)
-        note(stored, "cancelled")
+        apply_event(stored, JobEvent.CANCELLED)
+        add_event(stored, "cancelled")
     elif stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
         _stopping(stored)
-        move(stored, JobEvent.SUSPENDED)
+        apply_event(stored, JobEvent.SUSPENDED)
         stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
-        note(stored, "suspended")
-    elif state is AttemptState.NOT_LAUNCHED and launch_failures.goes_elsewhere(job, time.time()):
+        add_event(stored, "suspended")
+    elif state is AttemptState.NOT_LAUNCHED and launch_failures.can_launch_elsewhere(job, time.time()):
         _not_launched(stored)
-    elif broke(job.attempt) or state is AttemptState.NOT_LAUNCHED:
+    elif is_failure(job.attempt) or state is AttemptState.NOT_LAUNCHED:
         _failed(stored, retrying)
     else:
         _requeued(stored, state)
@@ -251,60 +253,60 @@ def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRu
 def _not_launched(stored: records_pb2.StoredJob) -> None:
     now = time.time()
     wait_seconds = launch_failures.wait_seconds(stored.job, now)
-    move(stored, JobEvent.REQUEUED)
-    note(stored, "not launched", launch_failures.take(stored.job, now))
+    apply_event(stored, JobEvent.REQUEUED)
+    add_event(stored, "not launched", launch_failures.avoid_node(stored.job, now))
     if wait_seconds:
         stored.not_before_time.FromNanoseconds(int((now + wait_seconds) * 1e9))
-        note(stored, "requeued", f"no other node knows its submitter; the next try is in {wait_seconds:.3g} s")
+        add_event(stored, "requeued", f"no other node knows its submitter; next try in {wait_seconds:.3g} s")
 
 
 def _stopping(stored: records_pb2.StoredJob) -> None:
     if PHASES.from_wire(stored.job.phase) is not Phase.STOPPING:
-        move(stored, JobEvent.STOP_ORDERED)
+        apply_event(stored, JobEvent.STOP_ORDERED)
 
 
 def _failed(stored: records_pb2.StoredJob, retrying: RetryRules) -> None:
     job, attempt = stored.job, stored.job.attempt
-    told = from_wire(attempt.failure)
-    why = "; ".join(filter(None, ("in its pre-run" * attempt.pre_run, failure(attempt), in_words(told))))
+    known = from_wire(attempt.failure)
+    why = "; ".join(filter(None, ("in its pre-run" * attempt.pre_run, failure(attempt), in_words(known))))
     tries = Tries(job.failures, job.spec.retries_max, stored.infrastructure_failures)
-    retry = decide(told, tries, retrying, _draw(job))
+    retry = decide(known, tries, retrying, _draw(job))
     job.failures += retry.counts
     stored.infrastructure_failures += not retry.counts
     if not retry.again:
-        move(stored, JobEvent.FAILED)
+        apply_event(stored, JobEvent.FAILED)
         job.phase_reason = why
-        note(stored, "failed", why)
+        add_event(stored, "failed", why)
         return
     if retry.avoid_node_seconds and attempt.exit.node_id:
-        reason = f"attempt {attempt.number} failed there: {in_words(told)}"
+        reason = f"attempt {attempt.number} failed there: {in_words(known)}"
         node_avoidance.avoid(job, [attempt.exit.node_id], retry.avoid_node_seconds, reason, time.time())
-    move(stored, JobEvent.REQUEUED)
+    apply_event(stored, JobEvent.REQUEUED)
     stored.not_before_time.FromNanoseconds(int((time.time() + retry.wait_seconds) * 1e9))
-    job.phase_reason = f"{why}; tried again, {retry.left} tries left" + (
-        "" if retry.counts else " for the machines' sake"
+    job.phase_reason = f"{why}; will be retried, {retry.left} tries left" + (
+        "" if retry.counts else " for infrastructure failures"
     )
-    note(stored, "requeued", f"{why}; the next attempt starts in {retry.wait_seconds:.3g} s at the earliest")
+    add_event(stored, "requeued", f"{why}; the next attempt starts in {retry.wait_seconds:.3g} s at the earliest")
 
 
 def _draw(job: job_pb2.Job) -> float:
-    """A number from 0 to 1 that is always the same for an attempt, so that jobs which fail together spread out."""
+    """Return a number from 0 to 1, constant per attempt, so that jobs that fail together spread out."""
     digest = hashlib.blake2b(f"{job.id}/{job.attempt.number}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) / 2**32
 
 
 def pass_pre_run(stored: records_pb2.StoredJob, why: str) -> None:
-    """Keep that a job's pre-run has shown that it runs."""
+    """Record that a job has passed its pre-run."""
     stored.pre_run_passed = True
-    note(stored, "pre-run passed", why)
+    add_event(stored, "pre-run passed", why)
 
 
 def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     job = stored.job
-    move(stored, JobEvent.REQUEUED)
+    apply_event(stored, JobEvent.REQUEUED)
     if job.attempt.pre_run and stored.pre_run_passed:
-        job.phase_reason = "its pre-run has passed; the whole gang comes next"
-        note(stored, "requeued", job.phase_reason)
+        job.phase_reason = "its pre-run passed; the whole gang is next"
+        add_event(stored, "requeued", job.phase_reason)
         return
     reason = job.attempt.message if state is AttemptState.LOST else _reason(job.attempt)
     moved = state is AttemptState.STOPPED and job.attempt.stop_reason in MOVED
@@ -314,19 +316,19 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     job.phase_reason = reason
     if state is AttemptState.STOPPED and job.attempt.stop_reason == job_pb2.STOP_REASON_UNHEALTHY:
         _avoid_unhealthy(job)
-    note(stored, "migrated" if moved else "requeued", (job.attempt.stop_detail if moved else "") or reason)
+    add_event(stored, "migrated" if moved else "requeued", (job.attempt.stop_detail if moved else "") or reason)
 
 
 def _avoid_unhealthy(job: job_pb2.Job) -> None:
-    """Keep away from the node that was not well; of several nobody knows here which one that was, unless it is said."""
+    """Avoid the unhealthy node; of several nodes only if the attempt names it."""
     where = [job.attempt.exit.node_id] if job.attempt.exit.node_id else node_avoidance.nodes_of(job.attempt)
     if len(where) == 1:
-        reason = job.attempt.stop_detail or "it was not well"
-        node_avoidance.avoid(job, where, RETRYING.avoid_seconds, reason, time.time())
+        reason = job.attempt.stop_detail or "it was unhealthy"
+        node_avoidance.avoid(job, where, RETRY_RULES_DEFAULT.avoid_seconds, reason, time.time())
 
 
 def _credit(job: job_pb2.Job) -> None:
-    """Add what the attempt ran to what the job has attained."""
+    """Add the attempt's run time and resources to the job's attained service."""
     attempt = job.attempt
     if not attempt.HasField("start_time"):
         return

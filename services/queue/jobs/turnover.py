@@ -1,4 +1,4 @@
-"""How long a job's place is occupied beside the job's own run time: its start, the news of its end, the next cycle."""
+"""Turnover: how long a place is occupied beyond a job's run time: start, report of its end, next cycle."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from cotenant.codec import specs
 from cotenant.services.queue.jobs.job_record import Record
 
 KEPT_MAX = 64  # attempts
-LATE_SECONDS_MAX = 60.0  # news of an end that is older says nothing of the cluster: this process was away
+LATE_SECONDS_MAX = 60.0  # an older report says nothing about the cluster: this process was away
 
 
 class Turnover:
-    """Measures the attempts that ended last."""
+    """Measures the latest attempts that ended."""
 
     def __init__(self) -> None:
-        self.cycle_seconds = 0.0  # of the last scheduling cycle, with the pause after it
+        self.cycle_seconds = 0.0  # of the last scheduling cycle, including the pause after it
         self._beside: deque[float] = deque(maxlen=KEPT_MAX)
 
-    def note(self, record: Record) -> None:
-        """Take in the end of an attempt that was heard of just now."""
+    def measure(self, record: Record) -> None:
+        """Measure an attempt whose end was reported just now."""
         attempt = record.job.attempt
         if not (attempt.HasField("start_time") and attempt.HasField("end_time") and attempt.HasField("assign_time")):
             return
@@ -36,5 +36,5 @@ class Turnover:
 
     @property
     def seconds(self) -> float:
-        """The median of what was measured, with a cycle; 0 before anything was."""
+        """The median of the measurements plus a cycle; 0 without measurements."""
         return statistics.median(self._beside) + self.cycle_seconds if self._beside else 0.0

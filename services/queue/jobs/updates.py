@@ -1,4 +1,4 @@
-"""What may be changed of a job that has been submitted."""
+"""Updates of the mutable fields of a submitted job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cotenant.codec import errors, specs
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.validation import Violation, shown
 from cotenant.core.spelling import did_you_mean
-from cotenant.services.queue.jobs.transitions import Record, note
+from cotenant.services.queue.jobs.transitions import Record, add_event
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -18,10 +18,10 @@ CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "not_preemptible"
 
 
 def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
-    """Say what the job's spec would become.
+    """Return the job's spec after an update.
 
     Raises:
-        Problem: INVALID_ARGUMENT naming each field that cannot be changed, or not to that.
+        Problem: INVALID_ARGUMENT naming each field that is immutable or has an invalid value.
     """
     wrong = [path for path in request.update_mask.paths if path.removeprefix("spec.") not in CHANGEABLE]
     if wrong or not request.update_mask.paths:
@@ -39,17 +39,18 @@ def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
     message.CopyFrom(record.job.spec)
     _copy(message, request)
     new_deadline = any(path.removeprefix("spec.") == "deadline" for path in request.update_mask.paths)
-    return specs.accept_spec(message, now=time.time() if new_deadline else -math.inf)  # the old one may have passed
+    # an unchanged deadline may have passed
+    return specs.accept_spec(message, now=time.time() if new_deadline else -math.inf)
 
 
 def apply_update(stored: records_pb2.StoredJob, request: pb.UpdateJobRequest) -> None:
-    """Change a job's record as the mask says."""
+    """Apply an update to a job's record."""
     _copy(stored.job.spec, request)
-    note(stored, "updated", ", ".join(path.removeprefix("spec.") for path in request.update_mask.paths))
+    add_event(stored, "updated", ", ".join(path.removeprefix("spec.") for path in request.update_mask.paths))
 
 
-def changes_promise(request: pb.UpdateJobRequest) -> bool:
-    """Tell whether what is estimated of the job hangs on what changes."""
+def changes_objectives(request: pb.UpdateJobRequest) -> bool:
+    """Return whether an update affects the job's estimate."""
     return any(path.removeprefix("spec.") in QOS for path in request.update_mask.paths)
 
 

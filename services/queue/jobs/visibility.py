@@ -1,7 +1,7 @@
-"""What a caller may see and change of jobs and tenants: all of it, or its own tenants' part.
+"""Which jobs and tenants a caller may see and change: all, or its own tenants and their descendants.
 
-To whom a tenant belongs, those that belong to it do too. A job of another tenant is not there: its id is not found, it
-is in no list, and where a reason names it, the words "another tenant's job" stand in its place.
+A job of another tenant does not exist for the caller: its id is not found, it is in no list, and where a reason names
+it, "another tenant's job" replaces the name.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from google.protobuf.message import Message
 
 from cotenant.codec import errors
 from cotenant.core.model.job import TENANT_DEFAULT
-from cotenant.security.identity import Identity, caller, denied, meant_tenant, scope
+from cotenant.security.identity import Identity, caller, denied, resolve_tenant, scope
 from cotenant.security.permissions import Scope
-from cotenant.security.redaction import without_others
+from cotenant.security.redaction import redact_others
 from cotenant.services.queue.jobs.dependency_gate import Array
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-OWN_FIELDS = frozenset({"spec", "allocations", "candidates"})  # they name nothing of others
+OWN_FIELDS = frozenset({"spec", "allocations", "candidates"})  # they name nothing of other tenants
 PARENTS_MAX = 16
 NEAR_MAX = 1_000
 
 
 class View:
-    """One call's view. What it has found out of tenants it keeps, so that a long list costs little."""
+    """The view of one call. Caches which tenants are visible, so that a long list is cheap."""
 
     def __init__(self, state: State) -> None:
         self._state, self._identity, self._scope = state, caller(), scope()
         self._tenants: dict[str, bool] = {}
         self._found_at = state.tenants_changed
-        self.everything = self._identity.tenants is None
+        self.sees_all = self._identity.tenants is None
 
     @property
     def key(self) -> str:
-        """What tells this view's lists from those of callers of other tenants."""
+        """Distinguishes this view's page tokens from those of other tenants' callers."""
         tenants = self._identity.tenants
         return "" if tenants is None else ",".join(sorted(tenants))
 
     def sees_tenant(self, tenant: str) -> bool:
-        """Whether a tenant is one of the caller's, or belongs to one."""
-        if self.everything:
+        """Return whether a tenant is one of the caller's, or a descendant."""
+        if self.sees_all:
             return True
         if self._found_at != self._state.tenants_changed:  # a watch may last for long
             self._found_at = self._state.tenants_changed
             self._tenants.clear()
         if (known := self._tenants.get(tenant)) is None:
-            known = self._tenants[tenant] = self._of_ours(tenant)
+            known = self._tenants[tenant] = self._is_own_tenant(tenant)
         return known
 
-    def _of_ours(self, tenant: str) -> bool:
+    def _is_own_tenant(self, tenant: str) -> bool:
         for _ in range(PARENTS_MAX):
             if tenant in (self._identity.tenants or ()):
                 return True
@@ -63,76 +63,78 @@ class View:
         return False
 
     def sees(self, record: Record) -> bool:
-        """Whether a job is of one of the caller's tenants."""
-        return self.everything or self.sees_tenant(record.spec.tenant)
+        """Return whether a job belongs to a visible tenant."""
+        return self.sees_all or self.sees_tenant(record.spec.tenant)
 
     def knows(self, thing_id: str) -> bool:
-        """Whether there is such a job or array, for this caller."""
-        if not self._state.gates.known(thing_id):
-            return False  # also what is being forgotten at this moment
+        """Return whether a job or array with that id is visible."""
+        if not self._state.dependency_gate.known(thing_id):
+            return False  # or is being deleted
         record = self._record(thing_id)
-        return self.everything or (record is not None and self.sees(record))
+        return self.sees_all or (record is not None and self.sees(record))
 
-    def near(self) -> list[str]:
-        """The newest ids of jobs, and those of arrays, that the caller may be reminded of."""
-        newest = [*self._state.ids[-NEAR_MAX:], *self._state.gates.arrays]
-        return newest if self.everything else [one for one in newest if not self._hidden(one)]
+    def similar_ids(self) -> list[str]:
+        """Return the newest visible job ids and the visible array ids, for suggestions."""
+        newest = [*self._state.ids[-NEAR_MAX:], *self._state.dependency_gate.arrays]
+        return newest if self.sees_all else [one for one in newest if not self._hidden(one)]
 
     def _record(self, thing_id: str) -> Record | None:
-        """A job, or the first of an array."""
-        array = self._state.gates.arrays.get(thing_id)
+        """Return a job, or the first of an array."""
+        array = self._state.dependency_gate.arrays.get(thing_id)
         return self._state.records.get(array.first if array else thing_id)
 
-    # What may be done ----------------------------------------------------------------------------------------
+    # Access --------------------------------------------------------------------------------------------------
 
     def job(self, job_id: str) -> Record:
-        """Return a job that the caller may see, and, where the call changes it, change.
+        """Return a job that the caller may see (and change, if the call changes it).
 
         Raises:
-            Problem: NOT_FOUND, FAILED_PRECONDITION for an array, PERMISSION_DENIED where it is somebody else's.
+            Problem: NOT_FOUND, FAILED_PRECONDITION for an array, PERMISSION_DENIED for another submitter's job.
         """
         record = self._record(job_id)
         if record is None or not self.sees(record):
-            raise errors.not_found("job", job_id, near=self.near())
-        if array := self._state.gates.arrays.get(job_id):
+            raise errors.not_found("job", job_id, near=self.similar_ids())
+        if array := self._state.dependency_gate.arrays.get(job_id):
             raise errors.failed_precondition(
                 "IS_ARRAY", f"{job_id} is an array of {array.count} jobs; name one of them, such as {array.first}"
             )
-        return self.owned(record)
+        return self.authorize(record)
 
-    def owned(self, record: Record) -> Record:
-        """Return a job, unless the call changes it and it is not the caller's to change.
+    def authorize(self, record: Record) -> Record:
+        """Return a job that the caller may change, if the call changes it.
 
         Raises:
             Problem: PERMISSION_DENIED.
         """
-        self._check_owner(record)
+        self._require_owner(record)
         return record
 
     def array(self, array_id: str) -> Array | None:
-        """Return an array that the caller may change; None where there is none that it may see.
+        """Return an array that the caller may change; None if there is no visible one.
 
         Raises:
-            Problem: PERMISSION_DENIED where it is somebody else's.
+            Problem: PERMISSION_DENIED for another submitter's array.
         """
-        array = self._state.gates.arrays.get(array_id)
+        array = self._state.dependency_gate.arrays.get(array_id)
         if array is None or not self.sees(record := self._state.records[array.first]):
             return None
-        self._check_owner(record)
+        self._require_owner(record)
         return array
 
-    def _check_owner(self, record: Record) -> None:
+    def _require_owner(self, record: Record) -> None:
         owner = record.job.submitter
         if self._scope is Scope.OWN_JOBS and owner != self._identity.name:
-            raise denied("NOT_YOUR_JOB", f"job {record.id} is {owner}'s; a tenant-admin of its tenant may change it")
+            raise denied(
+                "NOT_YOUR_JOB", f"job {record.id} belongs to {owner}; a tenant-admin of its tenant may change it"
+            )
 
     def tenant_of(self, message: job_pb2.JobSpec) -> job_pb2.JobSpec:
-        """Return the spec of a job to be submitted, with the caller's tenant where it names none and that is plain.
+        """Return the spec of a new job, with the caller's tenant if it names none and there is only one.
 
         Raises:
             Problem: PERMISSION_DENIED for a tenant that is not the caller's.
         """
-        tenant = meant_tenant(message.tenant)
+        tenant = resolve_tenant(message.tenant)
         self.check_tenant(tenant)
         if not message.tenant and tenant != TENANT_DEFAULT:
             spec = job_pb2.JobSpec()
@@ -142,25 +144,25 @@ class View:
         return message
 
     def check_tenant(self, tenant: str) -> None:
-        """Refuse a tenant that is not the caller's.
+        """Reject a tenant that is not the caller's.
 
         Raises:
             Problem: PERMISSION_DENIED.
         """
         if not self.sees_tenant(tenant):
-            raise not_yours(self._identity, tenant)
+            raise tenant_denied(self._identity, tenant)
 
-    # What is told --------------------------------------------------------------------------------------------
+    # Redaction -----------------------------------------------------------------------------------------------
 
     def message(self, record: Record, *, phases: bool = False) -> job_pb2.Job:
-        """A job as this caller sees it."""
+        """Return a job as this caller sees it."""
         message = self._state.message(record, phases=phases)
         self.redact(message)
         return message
 
     def redact(self, message: Message) -> None:
-        """Take out of a message whatever names other tenants' jobs."""
-        if not self.everything:
+        """Remove names of other tenants' jobs from a message."""
+        if not self.sees_all:
             self._redact(message)
 
     def _redact(self, message: Message) -> None:
@@ -173,15 +175,15 @@ class View:
             if field.type == FieldDescriptor.TYPE_MESSAGE:
                 self._redact_inner(field, value)
             elif field.type == FieldDescriptor.TYPE_STRING and field.is_repeated:
-                kept = [self._words(one) for one in value if not self._hidden(one)]
+                kept = [self._redact_text(one) for one in value if not self._hidden(one)]
                 del value[:]
                 value.extend(kept)
             elif field.type == FieldDescriptor.TYPE_STRING:
-                setattr(message, field.name, self._words(value))
+                setattr(message, field.name, self._redact_text(value))
 
     def _redact_inner(self, field: FieldDescriptor, value: Any) -> None:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            return  # numbers by name
+            return  # maps hold numbers by name
         many: Iterable[Message] = value if field.is_repeated else (value,)
         for one in many:
             self._redact(one)
@@ -190,15 +192,15 @@ class View:
         record = self._record(thing_id)
         return record is not None and not self.sees(record)
 
-    def _words(self, text: str) -> str:
-        return without_others(text, self._name_of_hidden)
+    def _redact_text(self, text: str) -> str:
+        return redact_others(text, self._name_of_hidden)
 
     def _name_of_hidden(self, thing_id: str) -> str | None:
         record = self._record(thing_id)
         return None if record is None or self.sees(record) else record.spec.name
 
 
-def not_yours(identity: Identity, tenant: str) -> errors.Problem:
-    """The tenant is none of the caller's."""
+def tenant_denied(identity: Identity, tenant: str) -> errors.Problem:
+    """Return the error for a tenant that is not the caller's."""
     yours = ", ".join(sorted(identity.tenants or ())) or "none"
-    return denied("NOT_YOUR_TENANT", f"tenant {tenant!r} is not one of {identity.name}'s, which are: {yours}")
+    return denied("NOT_YOUR_TENANT", f"{identity.name} may not use tenant {tenant!r}; allowed tenants: {yours}")

@@ -1,4 +1,4 @@
-"""Who wants to hear of changed jobs."""
+"""Watchers of changed jobs."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import AsyncIterator
 
 
 class Watcher:
-    """Someone who wants to hear of changes: the ids of changed jobs, each at most once until it is heard of."""
+    """A queue of changed job ids; each id is in it at most once."""
 
     def __init__(self, only: str = "") -> None:
-        self.only = only  # this job; empty means all
+        self.only = only  # the watched job; empty: all
         self.changed: dict[str, None] = {}
         self.wake = asyncio.Event()
 
-    def tell(self, job_id: str) -> None:
-        """Note a change."""
+    def notify(self, job_id: str) -> None:
+        """Add a changed job."""
         self.changed[job_id] = None
         self.wake.set()
 
     async def changes(self) -> AsyncIterator[str]:
-        """Yield ids of changed jobs as they come; a job that changes twice before it is heard of comes once."""
+        """Yield ids of changed jobs; a job that changes twice before it is read comes once."""
         while True:
             while self.changed:
                 job_id = next(iter(self.changed))

@@ -1,1 +1,1 @@
-"""The scheduling cycle, live: ordering, reasons, start forecasts and autoscaling."""
+"""The live scheduling cycle: ordering, candidates, explanations, start forecasts and metrics."""

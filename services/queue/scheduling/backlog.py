@@ -1,8 +1,9 @@
-"""The jobs ahead of a waiting one, in order, and how long the cluster takes for them.
+"""The jobs ahead of a waiting job, in order, and how long the cluster takes for them.
 
-Forecasts play the future of the first jobs in the order through. The order has no row for a task that waits for the
-limit of its array, but such tasks come before others all the same: they are put where they will take their turns. For
-a job with very many ahead the future is not played through: its start is estimated by the work ahead of it.
+Forecasts play the schedule forward for the first jobs in the order. The order has no rows for tasks held back by the
+limit of their array, but such tasks come before other jobs all the same: they are inserted where their turns will
+come. For a job with very many jobs ahead, the schedule is not played forward: its start is estimated from the work
+ahead of it.
 """
 
 from __future__ import annotations
@@ -14,29 +15,31 @@ from itertools import chain
 from types import MappingProxyType
 
 from cotenant.core.model.lifecycle import Phase
-from cotenant.core.prediction.remaining_time import Rest
+from cotenant.core.prediction.remaining_time import RemainingTime
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.jobs.dependency_gate import Array
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 
-NOBODY: Mapping[str, Record] = MappingProxyType({})
+NO_RECORDS: Mapping[str, Record] = MappingProxyType({})
 
 
 def in_order(
-    state: State, ranked: Iterable[str], held_back_max: int, *, fair: bool, more: Mapping[str, Record] = NOBODY
+    state: State, ranked: Iterable[str], held_back_max: int, *, fair: bool, more: Mapping[str, Record] = NO_RECORDS
 ) -> Iterator[Record]:
-    """Yield the jobs that wait, in the order of a cycle, with the tasks that wait for the limits of their arrays.
+    """Yield waiting jobs in the order of a cycle, including tasks held back by the limits of their arrays.
 
-    Of each array at most `held_back_max` of those come. They take their turns before jobs that came later; where
-    tenants share fairly, before those of their own tenant. `more` are jobs of the order that the queue does not know.
+    At most `held_back_max` such tasks come from each array. They precede jobs that were submitted later; with fair
+    sharing between tenants, only those of their own tenant. `more` are jobs of the order that are not in the state.
     """
 
     def known(job_id: str) -> Record | None:
         record = more.get(job_id) or state.records.get(job_id)
         return record if record and record.phase is Phase.QUEUED else None
 
-    coming = {array.id: array for array in state.gates.arrays.values() if array.slots and array.slots.held_back(1)}
+    coming = {
+        array.id: array for array in state.dependency_gate.arrays.values() if array.slots and array.slots.held_back(1)
+    }
     if not coming:
         yield from (record for job_id in ranked if (record := known(job_id)))
         return
@@ -57,11 +60,11 @@ def in_order(
 
 
 def _before(state: State, array: Array, record: Record, *, fair: bool) -> bool:
-    """Whether the tasks of an array take their turns before a job: it came later, and is not of another tenant."""
+    """Return whether an array's tasks precede a job: it came later, and is not of another tenant under fair sharing."""
     first = state.records.get(next(iter(array.ids)))
     if first is None or (fair and first.spec.tenant != record.spec.tenant):
         return False
-    return not record.sequence or first.sequence < record.sequence  # 0: one that was not submitted
+    return not record.sequence or first.sequence < record.sequence  # 0: not submitted
 
 
 def _held_back(state: State, array: Array, most: int) -> Iterator[Record]:
@@ -72,7 +75,7 @@ def _held_back(state: State, array: Array, most: int) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The jobs ahead of one, and for how long they occupy the whole cluster: the median, 10th and 90th percentile."""
+    """The jobs ahead of a job, and how long they occupy the whole cluster: the median, 10th and 90th percentile."""
 
     jobs: int
     seconds: float
@@ -81,15 +84,15 @@ class Backlog:
 
 
 class _Work:
-    """Sums up by resource how much of it jobs occupy for how long."""
+    """Sums resources multiplied by time, by resource."""
 
     def __init__(self, state: State) -> None:
         capacity = state.capacity
         self._totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
         self._sums = [[0.0, 0.0, 0.0] for _ in self._totals]
 
-    def add(self, record: Record, rest: Rest, count: int) -> None:
-        spec = record.asks
+    def add(self, record: Record, rest: RemainingTime, count: int) -> None:
+        spec = record.requested_spec
         cores = sum(role.replicas * (role.request.cores or 1) for role in spec.roles)
         memory_bytes = sum(role.replicas * role.request.memory_bytes for role in spec.roles)
         for sums, amount in zip(self._sums, (spec.gpu_milli, cores, memory_bytes), strict=True):
@@ -97,16 +100,18 @@ class _Work:
                 sums[place] += count * amount * seconds
 
     def seconds(self) -> tuple[float, float, float]:
-        """For how long the scarcest resource is occupied."""
+        """Return for how long the scarcest resource is occupied."""
         shares = [[one / total for one in sums] for sums, total in zip(self._sums, self._totals, strict=True) if total]
         middle, low, high = (max((share[place] for share in shares), default=0.0) for place in range(3))
         return middle, low, high
 
 
-async def backlog(state: State, record: Record, *, fair: bool, rest_of: Callable[[Record], Rest]) -> Backlog | None:
-    """Return the backlog ahead of a job; None where the job is not in the order, or nothing is known of the cluster.
+async def backlog(
+    state: State, record: Record, *, fair: bool, remaining_time_of: Callable[[Record], RemainingTime]
+) -> Backlog | None:
+    """Return the backlog ahead of a job; None if the job is not in the order, or the capacity is unknown.
 
-    Jobs are counted by class: those that ask for the same and of which the same is expected, by `rest_of`.
+    Jobs are counted by class: equal requests and equal estimates; `remaining_time_of` returns the remaining time.
     """
     slices, work, ahead = Slices(), _Work(state), 0
     classes: Counter[tuple[object, ...]] = Counter()
@@ -115,7 +120,7 @@ async def backlog(state: State, record: Record, *, fair: bool, rest_of: Callable
         if other is record:
             break
         kind: tuple[object, ...] = (
-            other.shape,
+            other.equivalence_key,
             id(other.estimate),
             other.spec.expected_seconds,
             other.attempt_number > 0,
@@ -127,8 +132,8 @@ async def backlog(state: State, record: Record, *, fair: bool, rest_of: Callable
     else:
         return None
     for kind, count in classes.items():
-        work.add(example[kind], rest_of(example[kind]), count)
+        work.add(example[kind], remaining_time_of(example[kind]), count)
     for runs in list(state.held.values()):
-        work.add(runs, rest_of(runs), 1)
-    told = work.seconds()
-    return Backlog(ahead, *told) if told[0] else None
+        work.add(runs, remaining_time_of(runs), 1)
+    seconds = work.seconds()
+    return Backlog(ahead, *seconds) if seconds[0] else None

@@ -1,4 +1,4 @@
-"""Waiting jobs as placement is asked about them."""
+"""Waiting jobs as candidates in plan requests."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
-# Only an attempt needs these.
-ATTEMPT_FIELDS = ("command", "environment", "working_directory", "submit_directory", "labels")
-SMALL_BYTES = 4096  # a spec that is copied whole quicker than by fields
+ATTEMPT_FIELDS = (  # needed by attempts only
+    "command",
+    "environment",
+    "working_directory",
+    "submit_directory",
+    "labels",
+)
+SMALL_BYTES = 4096  # smaller specs are faster to copy whole than by fields
 
 
 def candidate_of(record: Record, now: float, *, whole: bool = False, brief: bool = False) -> placement_pb2.Candidate:
-    """A waiting job as placement is asked about it: its pre-run, while that comes first, unless the `whole` is meant.
+    """Return the candidate for a waiting job: its pre-run while that is due, unless the `whole` gang is requested.
 
-    A `brief` one has no command and no environment, which nothing but an attempt needs.
+    A `brief` candidate has no command and no environment, which only an attempt needs.
 
-    Of a pre-run nothing is estimated: what is known of the job is of all its GPUs together.
+    A pre-run has no estimate: the estimate is for the whole gang.
     """
-    pre_run = record.pre_runs and not whole
-    asked = record.asks if pre_run or (record.spec.open and not record.pre_runs) else None
+    pre_run = record.in_pre_run and not whole
+    asked = record.requested_spec if pre_run or (record.spec.open and not record.in_pre_run) else None
     candidate = placement_pb2.Candidate(
         job_id=record.id,
         number=record.attempt_number + 1,
@@ -35,14 +40,14 @@ def candidate_of(record: Record, now: float, *, whole: bool = False, brief: bool
         _abridge(candidate.spec)
     if record.estimate and not pre_run:
         candidate.estimate.CopyFrom(record.estimate)
-    candidate.avoided_nodes.extend(one.node_id for one in node_avoidance.live(record.job, now))
+    candidate.avoided_nodes.extend(one.node_id for one in node_avoidance.active(record.job, now))
     candidate.fragmented.CopyFrom(specs.duration(record.fragmented_seconds))
     candidate.waited.CopyFrom(specs.duration(max(0.0, now - record.waiting_since)))
     return candidate
 
 
 def _spec(spec: job_pb2.JobSpec, brief: bool) -> job_pb2.JobSpec:
-    """Return a spec, or a copy of it without what only an attempt needs."""
+    """Return a spec, or a copy without the fields that only an attempt needs."""
     if not brief:
         return spec
     copy = job_pb2.JobSpec()

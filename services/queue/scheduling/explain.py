@@ -1,4 +1,4 @@
-"""Why a job stands where it stands, in words."""
+"""Explains in words why a job is in its present state."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 _WAITS: Mapping[Wait, str] = MappingProxyType(
     {
         Wait.FAIR_SHARE: "its fair share",
-        Wait.FRAGMENTATION: "a place that is not in fragments",
+        Wait.FRAGMENTATION: "unfragmented resources",
         Wait.CAPACITY: "capacity",
-        Wait.DEPENDENCY: "something outside the cluster",
+        Wait.DEPENDENCY: "an external condition",
     }
 )
 
 
 def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
-    """Gather all that is known of a job's standing."""
-    (queued,) = state.listing.of_phases([Phase.QUEUED])
+    """Return all that is known of a job's state."""
+    (queued,) = state.job_index.of_phases([Phase.QUEUED])
     position = waiting = 0
-    for job_id in state.ranked:  # without those that have started since
+    for job_id in state.ranked:  # except jobs that have started since
         if job_id in queued:
             waiting += 1
             if job_id == record.id:
@@ -52,7 +52,7 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
 
 
 def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
-    """What the predictor said, less what the job has run since."""
+    """Return the estimate, less what the job has run since."""
     if record.estimate is None:
         return None
     estimate = predictor_pb2.Estimate()
@@ -66,7 +66,7 @@ def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
 
 
 def ran_seconds(record: Record, now: float) -> float:
-    """How long a job has run, over all attempts, the running one included."""
+    """Return how long a job has run over all attempts, including a running one."""
     attempt = record.job.attempt
     runs = attempt.HasField("start_time") and not attempt.HasField("end_time")
     return specs.seconds(record.job.run_time) + (max(0.0, now - specs.seconds(attempt.start_time)) if runs else 0)
@@ -80,22 +80,20 @@ def _summary(state: State, record: Record, position: int, waiting: int) -> str:
         if refusal.code in (Code.DEPENDENCY, Code.ARRAY_LIMIT):
             return f"waits for other jobs: {refusal}; {refusal.remedy}"
         place = f"number {position} of {waiting} waiting" if position else "not ordered yet"
-        first = (
-            f"it asks for {in_words(record.spec.pre_run_seconds or 0.0)}, before its gang" if record.pre_runs else ""
-        )
+        first = f"before its gang it needs {in_words(record.spec.pre_run_seconds or 0.0)}" if record.in_pre_run else ""
         waits = f"waits ({place}) for {_WAITS[refusal.wait]}: {refusal}"
         return "; ".join(filter(None, (waits, refusal.remedy, first)))
     if phase in (Phase.STARTING, Phase.RUNNING):
-        told = [f"{phase.value} on {nodes}, attempt {job.attempt.number}", job.attempt.sizing]
-        if record.pre_runs:
-            told.insert(1, f"{in_words(record.spec.pre_run_seconds or 0.0)}, before its gang is assembled")
+        parts = [f"{phase.value} on {nodes}, attempt {job.attempt.number}", job.attempt.sizing]
+        if record.in_pre_run:
+            parts.insert(1, f"{in_words(record.spec.pre_run_seconds or 0.0)}, before its gang is assembled")
         elif phase is Phase.RUNNING and job.progress.throttle:
-            told.insert(1, f"held back by its node: {job.progress.throttle}")
-        return "; ".join(filter(None, told))
+            parts.insert(1, f"throttled by its node: {job.progress.throttle}")
+        return "; ".join(filter(None, parts))
     if phase is Phase.STOPPING:
         why = specs.STOP_REASONS.names.get(job.attempt.stop_reason, "").replace("_", " ")
         detail = f": it {job.attempt.stop_detail}" if job.attempt.stop_detail else ""
         return f"is stopping on {nodes}" + (f" because it was {why}{detail}" if why else "")
     if phase is Phase.SUSPENDED:
-        return "is held back by its owner; `cotenant resume` lets it queue again"
+        return "is suspended by its owner; `cotenant resume` requeues it"
     return phase.value + (f": {job.phase_reason}" if job.phase_reason else "")

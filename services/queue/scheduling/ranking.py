@@ -1,4 +1,6 @@
-"""What one scheduling cycle's order says, in columns: at very many jobs, a list of names costs more than the order."""
+"""The result of ordering and admission in one cycle, as columns: with very many jobs, lists of ids cost more than the
+order.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ NAMED_AT_ONCE = 1_024
 
 
 class JobIds(Sequence[str]):
-    """Ids of jobs by their rows in a table, named only when they are asked for."""
+    """Job ids by table rows, looked up only on access."""
 
     def __init__(self, ids: Sequence[str], rows: Ints) -> None:
         self._ids, self._rows = ids, rows
@@ -44,7 +46,7 @@ class JobIds(Sequence[str]):
         return self._ids[int(self._rows[at])]
 
     def place(self, job_id: str) -> int | None:
-        """The place of a job; None where it is not there."""
+        """Return the position of a job; None if it is missing."""
         try:
             row = self._ids.index(job_id)
         except ValueError:
@@ -54,15 +56,15 @@ class JobIds(Sequence[str]):
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
-    """Jobs by the sequence numbers in which they were taken in."""
+class SequenceSet:
+    """A set of job sequence numbers."""
 
     least: int = 0
     marks: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
     @classmethod
-    def of(cls, sequence: Ints) -> Sequences:
-        """Make a set of those that have some sequence numbers."""
+    def of(cls, sequence: Ints) -> SequenceSet:
+        """Return the set of some sequence numbers."""
         if not len(sequence):
             return cls()
         least = int(sequence.min())
@@ -78,25 +80,25 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What the order says."""
+    """The result of one cycle's order and admission."""
 
     waiting: JobIds
     starts: JobIds
-    victims: list[tuple[str, int, int | None]]  # each with how many of the starts come before it, and its standing
+    victims: list[tuple[str, int, int | None]]  # each with the number of starts before it, and its standing
     outranked: JobIds
     over_limit: JobIds
-    beyond: Sequences  # waiting jobs beyond their tenant's share
-    shares: Mapping[str, Standing]  # of tenants that hold their fair share
+    beyond: SequenceSet  # waiting jobs beyond their tenant's share
+    shares: Mapping[str, Standing]  # of tenants at their fair share
     given_up: JobIds
     ids: list[str]  # by row
     order: Order
     valid_seconds: float
-    outrankers: Outrankers | None = None  # of those that the order leaves out, where it is enforced
-    stoppable: tuple[tuple[str, int], ...] = ()  # who may be stopped for others, with how many that wait come before it
+    outrankers: Outrankers | None = None  # of jobs that the order leaves out, if it is enforced
+    stoppable: tuple[tuple[str, int], ...] = ()  # preemptible jobs, each with the number of waiting jobs before it
 
 
 def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking:
-    """Order the jobs of the table, and say who should run and who may have to make room."""
+    """Order the jobs of the table, and choose which should run and which may be preempted."""
     table = state.table
     jobs, ids = table.jobs(now), list(table.ids)
     order = policy.order(jobs, now)
@@ -116,7 +118,7 @@ def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking
         outranked=JobIds(ids, choice.outranked),
         outrankers=choice.outrankers,
         over_limit=JobIds(ids, choice.over_limit),
-        beyond=Sequences() if beyond is None else Sequences.of(jobs.sequence[beyond & waits]),
+        beyond=SequenceSet() if beyond is None else SequenceSet.of(jobs.sequence[beyond & waits]),
         shares=choice.sharing.standings(jobs.running, state.tenant_ids) if choice.sharing else {},
         given_up=JobIds(
             ids, np.zeros(0, dtype=np.int64) if order.given_up is None else np.flatnonzero(order.given_up & waits)
@@ -125,6 +127,7 @@ def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking
         order=order,
         stoppable=tuple((ids[row], before) for row, before in stoppable(jobs, choice, rules, policy, now)),
         valid_seconds=min(
-            rules.starves_in(jobs, now), rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds
+            rules.next_reservation_seconds(jobs, now),
+            rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds,
         ),
     )

@@ -1,4 +1,4 @@
-"""When waiting jobs will probably start: what placement foretells of the jobs in the queue's order."""
+"""Start forecasts of waiting jobs: placement plays the schedule forward in the queue's order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cotenant.codec import errors, estimates, specs
 from cotenant.core.forecast.start_forecast import DRAWS, WAITING_MAX
 from cotenant.core.model.estimate import UNKNOWN
 from cotenant.core.model.lifecycle import Phase
-from cotenant.core.model.refusal import about, plural, range_in_words
+from cotenant.core.model.refusal import about, format_duration_range, plural
 from cotenant.core.placement.unschedulable import request_in_words
-from cotenant.core.prediction.remaining_time import RUN_SECONDS_UNKNOWN, Rest, rest_of
+from cotenant.core.prediction.remaining_time import RUN_SECONDS_UNKNOWN, RemainingTime, remaining_time_of
 from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.security import metering
 from cotenant.services.queue.jobs.queue_state import State
@@ -32,20 +32,20 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 log = structlog.get_logger()
 
-BUDGET_SECONDS = 1.0  # for playing the future through
+BUDGET_SECONDS = 1.0  # for playing the schedule forward
 NAMED_MAX = 5
-SLICE = 64  # jobs that are written down at a time
-LATER_SECONDS_MIN = 1.0  # a start that is later by less is not
+SLICE = 64  # jobs encoded at a time
+LATER_SECONDS_MIN = 1.0  # smaller delays are not reported
 
 Forecasts = Mapping[str, job_pb2.StartForecast]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Waiting jobs in order, and those of them to be told of (None: all).
+class ForecastQuery:
+    """Waiting jobs in order, and the ids to forecast (None: all).
 
-    `stoppable` are those that may be stopped for others, each with how many waiting jobs come before it; None: as the
-    last cycle found.
+    `stoppable` are jobs that may be preempted, each with the number of waiting jobs before it; None: those of the last
+    cycle.
     """
 
     waiting: Sequence[Record]
@@ -54,13 +54,13 @@ class Question:
     stoppable: Sequence[tuple[str, int]] | None = None
 
 
-async def foretell(
+async def forecast_starts(
     state: State,
     config: SchedulerConfig,
     placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
-    question: Question,
+    question: ForecastQuery,
 ) -> Forecasts:
-    """Ask placement; nothing is told of jobs behind the first `WAITING_MAX`, nor of any while placement is away."""
+    """Return placement's forecasts: none for jobs behind the first `WAITING_MAX`, none if placement is unavailable."""
     request = await _request(state, config, question)
     if question.wanted is not None and not request.wanted_job_ids:
         return {}
@@ -68,12 +68,14 @@ async def foretell(
         response = await placement.ForecastStarts(request)
         metering.charge(specs.seconds(response.processing))
     except grpc.aio.AioRpcError as error:
-        log.info("no_forecast", error=errors.from_error(error).message)
+        log.info("forecast_failed", error=errors.from_error(error).message)
         return {}
     return {one.job_id: one for one in response.forecasts}
 
 
-async def _request(state: State, config: SchedulerConfig, question: Question) -> placement_pb2.ForecastStartsRequest:
+async def _request(
+    state: State, config: SchedulerConfig, question: ForecastQuery
+) -> placement_pb2.ForecastStartsRequest:
     now = time.time()
     waiting = question.waiting[:WAITING_MAX]
     names = {record.id for record in waiting}
@@ -94,28 +96,30 @@ async def _request(state: State, config: SchedulerConfig, question: Question) ->
     usual = _usual_seconds([*state.held.values(), *waiting], now)
     for number, record in enumerate(waiting):
         if number % SLICE == SLICE - 1:
-            await asyncio.sleep(0)  # others have their turn
+            await asyncio.sleep(0)  # other calls get a turn
         request.candidates.append(candidate_of(record, now, whole=True, brief=True))
-        _write(request.runs.add(job_id=record.id), _occupied(state, record, now, usual))
+        _set_quantiles(request.runs.add(job_id=record.id), _occupied(state, record, now, usual))
     for record in list(state.held.values()):
-        _write(request.runs.add(job_id=record.id, number=record.attempt_number), _occupied(state, record, now, usual))
+        _set_quantiles(
+            request.runs.add(job_id=record.id, number=record.attempt_number), _occupied(state, record, now, usual)
+        )
     return request
 
 
-def _occupied(state: State, record: Record, now: float, usual_seconds: float) -> Rest:
-    """How long a job's places are occupied yet: by its run, and by what starts it and ends it."""
+def _occupied(state: State, record: Record, now: float, usual_seconds: float) -> RemainingTime:
+    """Return for how long a job's place stays occupied: by its run, and by the turnover around it."""
     rest, beside = _rest(record, now, usual_seconds), state.turnover.seconds
-    return Rest(rest.seconds + beside, rest.p10_seconds + beside, rest.p90_seconds + beside)
+    return RemainingTime(rest.seconds + beside, rest.p10_seconds + beside, rest.p90_seconds + beside)
 
 
-def _rest(record: Record, now: float, usual_seconds: float) -> Rest:
-    if record.pre_runs and record.phase.holds_resources:
+def _rest(record: Record, now: float, usual_seconds: float) -> RemainingTime:
+    if record.in_pre_run and record.phase.holds_resources:
         since = specs.seconds(record.job.attempt.start_time)
         left = min(record.spec.pre_run_seconds or 0.0, max(0.0, since + (record.spec.pre_run_seconds or 0.0) - now))
-        return Rest(left, 0.0, left)
-    told = estimate_now(record, now)
-    return rest_of(
-        estimates.estimate_from_wire(told) if told else UNKNOWN,
+        return RemainingTime(left, 0.0, left)
+    estimate = estimate_now(record, now)
+    return remaining_time_of(
+        estimates.estimate_from_wire(estimate) if estimate else UNKNOWN,
         ran_seconds(record, now),
         expected_seconds=record.spec.expected_seconds,
         usual_seconds=usual_seconds,
@@ -123,33 +127,33 @@ def _rest(record: Record, now: float, usual_seconds: float) -> Rest:
 
 
 def _usual_seconds(records: Iterable[Record], now: float) -> float:
-    """The median of how long jobs run in all of which that is known."""
+    """Return the median run time of jobs with a known one."""
     totals = []
     for record in records:
-        told = record.estimate
-        if told and told.predictable:
-            totals.append(record.ran_before_estimate_seconds + specs.seconds(told.remaining))
+        estimate = record.estimate
+        if estimate and estimate.predictable:
+            totals.append(record.ran_before_estimate_seconds + specs.seconds(estimate.remaining))
         elif record.spec.expected_seconds is not None:
             totals.append(record.spec.expected_seconds)
     return sorted(totals)[len(totals) // 2] if totals else RUN_SECONDS_UNKNOWN
 
 
-def _write(left: placement_pb2.RunLeft, rest: Rest) -> None:
+def _set_quantiles(left: placement_pb2.RunLeft, rest: RemainingTime) -> None:
     for field, seconds in ((left.median, rest.seconds), (left.p10, rest.p10_seconds), (left.p90, rest.p90_seconds)):
         field.CopyFrom(specs.duration(min(seconds, specs.DURATION_SECONDS_MAX)))
 
 
-async def explained(
+async def add_forecast(
     state: State,
     config: SchedulerConfig,
     placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
     record: Record,
     answer: pb.ExplainJobResponse,
 ) -> None:
-    """Add to an explanation when the job will probably start, and whom it waits for."""
+    """Add to an explanation when the job will probably start, and which jobs it waits for."""
     if not answer.position:
-        if record.phase is Phase.QUEUED and state.gates.open(record) and not state.backing_off(record):
-            answer.outlook = "is not known before the next scheduling cycle has ordered it"
+        if record.phase is Phase.QUEUED and state.dependency_gate.open(record) and not state.backing_off(record):
+            answer.outlook = "is unknown until the next scheduling cycle"
         return
     fair = config.rules.fair_share is FairShare.TENANTS
     waiting = list(islice(in_order(state, state.ranked, WAITING_MAX, fair=fair), WAITING_MAX))
@@ -159,24 +163,22 @@ async def explained(
     )
     answer.ahead_count = answer.position - 1 if place is None else place
     if place is None:
-        await _estimate_by_work(state, record, answer, fair=fair)
+        await _forecast_by_backlog(state, record, answer, fair=fair)
         return
-    told = (await foretell(state, config, placement, Question(waiting, [record.id]))).get(record.id)
-    if told:
-        answer.forecast.CopyFrom(told)
-        answer.outlook = in_words(told, state) + (", its pre-run before" if record.pre_runs else "")
-        answer.ending.extend(ahead(state, job_id) for job_id in told.ending_job_ids)
+    forecast = (await forecast_starts(state, config, placement, ForecastQuery(waiting, [record.id]))).get(record.id)
+    if forecast:
+        answer.forecast.CopyFrom(forecast)
+        answer.outlook = in_words(forecast, state) + ("; its pre-run starts earlier" if record.in_pre_run else "")
+        answer.ending.extend(ahead(state, job_id) for job_id in forecast.ending_job_ids)
 
 
-async def _estimate_by_work(state: State, record: Record, answer: pb.ExplainJobResponse, *, fair: bool) -> None:
-    """Estimate the start of a job that has so many ahead that their future is not played through."""
+async def _forecast_by_backlog(state: State, record: Record, answer: pb.ExplainJobResponse, *, fair: bool) -> None:
+    """Forecast the start from the backlog, for a job with too many jobs ahead to play the schedule forward."""
     now = time.time()
     usual = _usual_seconds(list(state.held.values()), now)
-    found = await backlog(state, record, fair=fair, rest_of=lambda one: _occupied(state, one, now, usual))
+    found = await backlog(state, record, fair=fair, remaining_time_of=lambda one: _occupied(state, one, now, usual))
     if found is None:
-        answer.outlook = (
-            f"is not known: it is behind the first {WAITING_MAX} that wait, of which alone starts are foretold"
-        )
+        answer.outlook = f"is unknown: starts are forecast only for the first {WAITING_MAX} waiting jobs"
         return
     answer.ahead_count = found.jobs
     for field, seconds in (
@@ -186,69 +188,69 @@ async def _estimate_by_work(state: State, record: Record, answer: pb.ExplainJobR
     ):
         field.CopyFrom(specs.duration(min(seconds, specs.DURATION_SECONDS_MAX)))
     answer.forecast.job_id = record.id
-    shown = range_in_words(found.p10_seconds, found.p90_seconds)
-    told_range = "" if found.p10_seconds == found.p90_seconds else f" ({shown})"
+    shown = format_duration_range(found.p10_seconds, found.p90_seconds)
+    spread = "" if found.p10_seconds == found.p90_seconds else f" ({shown})"
     answer.outlook = (
-        f"starts in about {about(found.seconds)}{told_range}, by the work of the {found.jobs:,} jobs ahead of it and "
-        "what the cluster holds"
+        f"starts in about {about(found.seconds)}{spread}, estimated from the {found.jobs:,} jobs ahead of it and "
+        "the running jobs"
     )
 
 
-# In words ------------------------------------------------------------------------------------------------------
+# Text ----------------------------------------------------------------------------------------------------------
 
 
-def ahead(state: State, job_id: str, later_seconds: float | None = None) -> pb.JobAhead:
-    """Name a job that others wait for, and what it needs."""
+def ahead(state: State, job_id: str, next_look_seconds: float | None = None) -> pb.JobAhead:
+    """Describe a job that others wait for, and what it requests."""
     message = pb.JobAhead(job_id=job_id)
     if record := state.records.get(job_id):
         message.name, message.needs = record.spec.name, needs_in_words(record)
         message.running = record.phase.holds_resources
-    if later_seconds is not None:
-        message.later.CopyFrom(specs.duration(later_seconds))
+    if next_look_seconds is not None:
+        message.later.CopyFrom(specs.duration(next_look_seconds))
     return message
 
 
 def needs_in_words(record: Record) -> str:
-    """Write what a job needs, as in "2 replicas of 4 GPUs and 16 cores"."""
+    """Describe what a job requests, as in "2 replicas of 4 GPUs and 16 cores"."""
     return " with ".join(
         (f"{plural(role.replicas, 'replica')} of " if role.replicas > 1 else "") + request_in_words(role.request)
-        for role in record.asks.roles
+        for role in record.requested_spec.roles
     )
 
 
-def in_words(told: job_pb2.StartForecast, state: State) -> str:
-    """Say when a job will start and what that waits for, in one sentence."""
-    if not told.HasField("start"):
-        reached = specs.seconds(told.reached)
-        return f"does not start within {about(reached)}, as far as was looked" if reached else "nobody can say when"
-    start = specs.seconds(told.start)
+def in_words(forecast: job_pb2.StartForecast, state: State) -> str:
+    """Describe in one sentence when a job will start and what it waits for."""
+    if not forecast.HasField("start"):
+        reached = specs.seconds(forecast.reached)
+        return f"does not start within the {about(reached)} of the forecast" if reached else "start time unknown"
+    start = specs.seconds(forecast.start)
     if not start:
         return "starts in the next cycle"
-    low = specs.seconds(told.start_p10)
-    high = specs.seconds(told.start_p90) if told.HasField("start_p90") else None
-    told_range = "" if low == start == high else f" ({range_in_words(low, high)})"
+    low = specs.seconds(forecast.start_p10)
+    high = specs.seconds(forecast.start_p90) if forecast.HasField("start_p90") else None
+    spread = "" if low == start == high else f" ({format_duration_range(low, high)})"
     when = f"about {about(start)}" if start >= 1 else "less than 1 s"
-    return f"starts in {when}{told_range}" + _why(told, state)
+    return f"starts in {when}{spread}" + _why(forecast, state)
 
 
-def _why(told: job_pb2.StartForecast, state: State) -> str:
-    if not told.ending_count:
-        return ", once its places may be farther apart"
-    first = ahead(state, told.ending_job_ids[0])
+def _why(forecast: job_pb2.StartForecast, state: State) -> str:
+    if not forecast.ending_count:
+        return ", once its replicas may be farther apart"
+    first = ahead(state, forecast.ending_job_ids[0])
     name = f"{first.job_id} ({first.name})" if first.name else first.job_id
     close = "," if not first.running else ""
-    begun = ", which waits too" if close else ""
-    if others := told.ending_count - 1:
+    begun = ", itself waiting" if close else ""
+    if others := forecast.ending_count - 1:
         return f", once {name}{begun}{close} and {plural(others, 'other job')} have ended"
     return f", once {name}{begun}{close} has ended"
 
 
 def delayed(state: State, before: Forecasts, after: Forecasts) -> list[pb.JobAhead]:
-    """Name the jobs that start later than they would have, the most delayed first."""
+    """Return the jobs that start later than before, the most delayed first."""
     later = [
-        (specs.seconds(after[job_id].start) - specs.seconds(told.start), job_id)
-        for job_id, told in before.items()
-        if told.HasField("start") and job_id in after and after[job_id].HasField("start")
+        (specs.seconds(after[job_id].start) - specs.seconds(forecast.start), job_id)
+        for job_id, forecast in before.items()
+        if forecast.HasField("start") and job_id in after and after[job_id].HasField("start")
     ]
     return [
         ahead(state, job_id, seconds)

@@ -1,4 +1,4 @@
-"""For what jobs wait, and for how long, as metrics: by kind of wait and by tenant."""
+"""Metrics of waiting jobs and waiting time, by wait category and tenant."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from cotenant.services.queue.jobs.transitions import Record
 
 TELL_SECONDS = 5.0
 
-JOBS = telemetry.gauge("cotenant.queue.jobs", "{job}", "Jobs that have not ended, by phase and kind.")
-WAITING = telemetry.gauge("cotenant.queue.waiting", "{job}", "Jobs that wait, by kind of wait and tenant.")
-WAITED = telemetry.counter("cotenant.queue.waited", "s", "Time that jobs waited, by kind of wait and tenant.")
+JOBS = telemetry.gauge("cotenant.queue.jobs", "{job}", "Unfinished jobs, by phase and kind.")
+WAITING = telemetry.gauge("cotenant.queue.waiting", "{job}", "Waiting jobs, by wait category and tenant.")
+WAITED = telemetry.counter("cotenant.queue.waited", "s", "Waiting time of jobs, by wait category and tenant.")
 
 
-class Waits:
-    """Counts those who wait, every few seconds; a job that is held back waits too."""
+class WaitMetrics:
+    """Counts waiting jobs periodically; suspended jobs count too."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._told: Counter[tuple[str, str]] = Counter()
+        self._reported: Counter[tuple[str, str]] = Counter()
         self._phases: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> None:
-        """Count for ever; others go on meanwhile, for there may be very many.
+        """Count forever; yields to other tasks, for there may be very many jobs.
 
-        At the end none are left: what a process told last is told on, and another one counts from now on.
+        At the end all gauges are set to zero: otherwise their last values would stay exported, beside those of the
+        next leader.
         """
         try:
             while True:
                 await asyncio.sleep(TELL_SECONDS)
                 await self._count()
         finally:
-            self._tell_waits(Counter(), 0.0)
-            self._tell_phases(Counter())
+            self._report_waits(Counter(), 0.0)
+            self._report_phases(Counter())
 
     async def _count(self) -> None:
         waits: Counter[tuple[str, str]] = Counter()
@@ -53,29 +54,29 @@ class Waits:
                     waits[wait.value, record.spec.tenant] += 1
             if slices.due():
                 await asyncio.sleep(0)
-        self._tell_waits(waits, TELL_SECONDS)
-        self._tell_phases(phases)
+        self._report_waits(waits, TELL_SECONDS)
+        self._report_phases(phases)
 
-    def tell(self, seconds: float) -> Counter[tuple[str, str]]:
-        """Tell who waits now; they have done so for that long since they were last counted."""
-        return self._tell_waits(self._count_waits(self._state.records.values()), seconds)
+    def report(self, seconds: float) -> Counter[tuple[str, str]]:
+        """Export the waiting jobs; they have waited for `seconds` since the last count."""
+        return self._report_waits(self._count_waits(self._state.records.values()), seconds)
 
-    def tell_phases(self) -> Counter[tuple[str, str]]:
-        """Tell how many jobs there are that have not ended."""
-        return self._tell_phases(_count_phases(self._state.records.values()))
+    def report_phases(self) -> Counter[tuple[str, str]]:
+        """Export the number of unfinished jobs by phase."""
+        return self._report_phases(_count_phases(self._state.records.values()))
 
     def _count_waits(self, records: Iterable[Record]) -> Counter[tuple[str, str]]:
         return Counter((wait.value, record.spec.tenant) for record in records if (wait := wait_of(self._state, record)))
 
-    def _tell_waits(self, counts: Counter[tuple[str, str]], seconds: float) -> Counter[tuple[str, str]]:
-        for kind, tenant in sorted(counts.keys() | self._told.keys()):
+    def _report_waits(self, counts: Counter[tuple[str, str]], seconds: float) -> Counter[tuple[str, str]]:
+        for kind, tenant in sorted(counts.keys() | self._reported.keys()):
             WAITING.set(counts[kind, tenant], wait=kind, tenant=tenant)
             if counts[kind, tenant]:
                 WAITED.add(counts[kind, tenant] * seconds, wait=kind, tenant=tenant)
-        self._told = counts
+        self._reported = counts
         return counts
 
-    def _tell_phases(self, counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
+    def _report_phases(self, counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
         for phase, kind in sorted(counts.keys() | self._phases.keys()):
             JOBS.set(counts[phase, kind], phase=phase, kind=kind)
         self._phases = counts
@@ -87,7 +88,7 @@ def _count_phases(records: Iterable[Record]) -> Counter[tuple[str, str]]:
 
 
 def wait_of(state: State, record: Record) -> Wait | None:
-    """Name the kind of a job's wait; None where it does not wait."""
+    """Return the category of a job's wait; None if it does not wait."""
     phase = record.phase
     if phase is Phase.SUSPENDED:
         return Wait.DEPENDENCY

@@ -1,4 +1,4 @@
-"""What processes and agents tell of how well they do their work, as `--json` prints it."""
+"""The condition of processes and agents (loop lag, store latency, clock offset) as `--json` prints it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ View = dict[str, Any]
 
 
 def agent_view(node: Node, now: float) -> View:
-    """Return when a node's agent was heard, how often it is expected to speak, and how it is."""
+    """Return when a node's agent was last heard, its heartbeat interval and its condition."""
     return {
         "seen_seconds": max(0.0, now - seconds(node.seen_time)) if node.HasField("seen_time") else None,
         "silence_seconds": _seconds(node.silence) if node.HasField("silence") else None,
@@ -26,7 +26,7 @@ def agent_view(node: Node, now: float) -> View:
 
 
 def process_view(process: Process, asked: float, answered: float) -> View:
-    """Return how a process is that was asked and has answered at these times, by this machine's wall clock."""
+    """Return the condition of a process; it was asked and answered at these times of the local wall clock."""
     latency = process.store_latency
     clock = seconds(process.wall_time) - (asked + answered) / 2 if process.HasField("wall_time") else None
     return {
@@ -44,7 +44,7 @@ def process_view(process: Process, asked: float, answered: float) -> View:
 
 
 def lag_view(lag: LoopLag) -> View:
-    """Return by how much an event loop is behind."""
+    """Return the lag of an event loop."""
     return {
         "longest_seconds": _seconds(lag.longest),
         "median_seconds": _seconds(lag.median),
@@ -57,4 +57,4 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-NOTHING_TOLD = process_view(Process(), 0.0, 0.0)
+EMPTY_PROCESS_VIEW = process_view(Process(), 0.0, 0.0)

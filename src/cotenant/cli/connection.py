@@ -1,4 +1,4 @@
-"""The line between a command and the mesh: find it, call it, and put what it refuses into a user's words."""
+"""The connection between a command and the mesh: find it, call it, translate its errors for users."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.codec.errors import Problem, from_error
-from cotenant.rpc.access import Access, NoAccess, at_home, find
+from cotenant.rpc.access import Access, AccessError, expand_home, find
 from cotenant.rpc.channel import connect, replicas_of
 from cotenant.rpc.endpoints import SERVICES
 from cotenant.security.grpc_tls import BadTls, TlsFiles, load
@@ -28,7 +28,7 @@ from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceStub
 from cotenant.v1.replica_service_pb2_grpc import ReplicaServiceStub
 from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
-if TYPE_CHECKING:  # these names are the type checker's alone
+if TYPE_CHECKING:
     from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
     from cotenant.v1.job_service_pb2_grpc import JobServiceAsyncStub
     from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # these names are the type checker's alone
 T = TypeVar("T")
 Code = grpc.StatusCode
 
-TOLD_BEFORE = timedelta(days=7)  # so long before its end every command tells of the caller's own certificate
+CERTIFICATE_NOTICE = timedelta(days=7)  # every command warns this long before the caller's certificate expires
 _AWAY = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
 _BAD_INPUT = frozenset(
     {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.OUT_OF_RANGE, Code.ALREADY_EXISTS, Code.UNAUTHENTICATED}
@@ -72,35 +72,38 @@ class Mesh:
 
     @property
     def predictor(self) -> PredictorServiceAsyncStub:
-        """The predictor's estimates."""
+        """The predictor's API for estimates and profiles."""
         return cast("PredictorServiceAsyncStub", PredictorServiceStub(self._channel("predictor")))
 
-    async def of_each_contention(self, ask: Callable[[ContentionServiceAsyncStub], Awaitable[Sequence[T]]]) -> list[T]:
-        """Ask all replicas of contention, each of which knows of its own nodes; tells of those that are away.
+    async def call_contention_replicas(
+        self, call: Callable[[ContentionServiceAsyncStub], Awaitable[Sequence[T]]]
+    ) -> list[T]:
+        """Call every replica of contention, as each knows only its own nodes; print a note if some are unreachable.
 
         Raises:
-            AioRpcError: one refused, or all are away.
+            AioRpcError: a replica refused the call, or none is reachable.
         """
-        told_by: list[T] = []
+        answers: list[T] = []
         failed: grpc.aio.AioRpcError | None = None
         answered = False
         for address, called in replicas_of(self._address("contention")):
             stub = cast("ContentionServiceAsyncStub", ContentionServiceStub(self._connected(address, called)))
             try:
-                told_by += await ask(stub)
+                answers += await call(stub)
                 answered = True
             except grpc.aio.AioRpcError as error:
-                if not away(error.code()):
+                if not is_unreachable(error.code()):
                     raise
                 failed = error
         if failed and not answered:
             raise failed
         if failed:
-            note(f"a replica of contention is away, so its nodes are missing: {told(from_error(failed)).message}")
-        return told_by
+            reason = command_error(from_error(failed)).message
+            note(f"a replica of the contention service is unreachable, so its nodes are missing: {reason}")
+        return answers
 
     def replicas(self) -> list[tuple[str, str, ReplicaServiceAsyncStub]]:
-        """Every service at each of its addresses, with who tells of the process there."""
+        """Return service, address and replica stub for every address of every service."""
         return [
             (service, address, cast("ReplicaServiceAsyncStub", ReplicaServiceStub(self._connected(address, called))))
             for service in SERVICES
@@ -108,7 +111,7 @@ class Mesh:
         ]
 
     def policies(self) -> dict[str, PolicyServiceAsyncStub]:
-        """Each service's list of policies, by the first service at each address."""
+        """Return policy stubs by service, one for each distinct address."""
         firsts: dict[str, str] = {}
         for service, address in asdict(self._access.endpoints).items():
             if address:
@@ -120,21 +123,21 @@ class Mesh:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """The certificates that it is reached with."""
+        """The TLS files that the connections use."""
         return self._access.tls
 
     async def find_again(self) -> None:
-        """Look where the mesh is now: one that was started again may have another port."""
+        """Look up the mesh's address again: a restarted mesh may have another port."""
         try:
             access = self._find()
-        except NoAccess:
-            return  # it has not been started again yet
+        except AccessError:
+            return  # not restarted yet
         if access != self._access:
             await self.close()
             self._access = access
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close all channels."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
@@ -142,7 +145,7 @@ class Mesh:
     def _address(self, service: str) -> str:
         address: str = getattr(self._access.endpoints, service)
         if not address:
-            raise NoAccess(f"it is not known where {service} is; name it in --endpoint {service}=HOST:PORT")
+            raise AccessError(f"the address of the {service} service is unknown; pass --endpoint {service}=HOST:PORT")
         return address
 
     def _channel(self, service: str) -> grpc.aio.Channel:
@@ -155,22 +158,22 @@ class Mesh:
 
 
 def access_of(flags: Flags) -> Access:
-    """Find out where the mesh is.
+    """Return the address and credentials of the mesh.
 
     Raises:
-        NoAccess: nothing tells.
+        NoAccess: no option, variable or file names the mesh.
     """
-    state_dir = at_home(flags.state_dir, "--state-dir") if flags.state_dir else None
+    state_dir = expand_home(flags.state_dir, "--state-dir") if flags.state_dir else None
     tls = flags.tls_ca, flags.tls_cert, flags.tls_key
     return find(state_dir, os.environ, endpoint=flags.endpoint, token=flags.token, tls=tls)
 
 
 @asynccontextmanager
-async def opened(flags: Flags) -> AsyncIterator[Mesh]:
-    """Find the mesh, and hang up at the end.
+async def open_mesh(flags: Flags) -> AsyncIterator[Mesh]:
+    """Yield a connection to the mesh and close it at the end.
 
     Raises:
-        NoAccess: it is not known where the mesh is.
+        NoAccess: no option, variable or file names the mesh.
     """
     mesh = Mesh(lambda: access_of(flags))
     try:
@@ -179,55 +182,55 @@ async def opened(flags: Flags) -> AsyncIterator[Mesh]:
         await mesh.close()
 
 
-def reach(flags: Flags, work: Callable[[Mesh], Awaitable[T]]) -> T:
-    """Do something with the mesh.
+def with_mesh(flags: Flags, work: Callable[[Mesh], Awaitable[T]]) -> T:
+    """Run `work` with a connection to the mesh and return its result.
 
     Raises:
-        CommandError: the mesh cannot be reached, or refused.
+        CommandError: the mesh is unreachable or refused a call.
     """
 
     async def session() -> T:
-        async with opened(flags) as mesh:
+        async with open_mesh(flags) as mesh:
             done = await work(mesh)
             if mesh.tls:
-                _tell_of_end(mesh.tls)
+                _warn_of_expiry(mesh.tls)
             return done
 
     try:
         return asyncio.run(session())
-    except NoAccess as error:
+    except AccessError as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
     except BadTls as error:
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
     except grpc.aio.AioRpcError as error:
-        raise told(from_error(error)) from error
+        raise command_error(from_error(error)) from error
 
 
-def _tell_of_end(tls: TlsFiles) -> None:
-    """Say that the caller's own certificate runs out, in its last week."""
+def _warn_of_expiry(tls: TlsFiles) -> None:
+    """Print a note if the caller's certificate expires within a week."""
     now, validity = datetime.now(UTC), load(tls).validity
-    if validity and validity.is_due(now) and validity.ends - now < TOLD_BEFORE:
-        note(f"your certificate {tls.cert} {validity.in_words(now)}; ask who issued it for a new one")
+    if validity and validity.is_due(now) and validity.ends - now < CERTIFICATE_NOTICE:
+        note(f"your certificate {tls.cert} {validity.in_words(now)}; ask its issuer for a new one")
 
 
-def told(problem: Problem) -> CommandError:
-    """Put what a service answered into a user's words, with the exit code that fits."""
+def command_error(problem: Problem) -> CommandError:
+    """Return a service's error as a CommandError with the matching exit code."""
     plain = problem.reason in (problem.code.name, "") or problem.reason.endswith("_NOT_FOUND")
     message = problem.message if plain else f"{problem.reason}: {problem.message}"
     details = [f"{violation.field}: {violation.description}".lstrip(": ") for violation in problem.violations]
     if details:
-        message = "this cannot be taken as it is"
+        message = "invalid request"
     return CommandError(message, hint=_hint(problem), details=details, code=exit_code(problem.code))
 
 
-def away(code: grpc.StatusCode) -> bool:
-    """Tell whether a status means that nobody answered."""
+def is_unreachable(code: grpc.StatusCode) -> bool:
+    """Return whether a status means that the service did not answer."""
     return code in _AWAY
 
 
 def exit_code(code: grpc.StatusCode) -> ExitCode:
-    """Sort a status into the exit codes that scripts tell apart."""
-    if away(code):
+    """Return the exit code for a gRPC status."""
+    if is_unreachable(code):
         return ExitCode.UNREACHABLE
     return ExitCode.USAGE if code in _BAD_INPUT else ExitCode.FAILED
 
@@ -235,10 +238,10 @@ def exit_code(code: grpc.StatusCode) -> ExitCode:
 def _hint(problem: Problem) -> str:
     if remedy := problem.metadata.get("remedy"):
         return remedy
-    if away(problem.code) and problem.reason == problem.code.name:
-        return "is the mesh up? `cotenant up` starts one here; --endpoint or COTENANT_ENDPOINT names another"
+    if is_unreachable(problem.code) and problem.reason == problem.code.name:
+        return "check that the mesh is running: start one with `cotenant up`, or set --endpoint or COTENANT_ENDPOINT"
     if problem.retry_after_seconds is not None:
         return f"try again in {problem.retry_after_seconds:g} s"
     if problem.code is Code.ABORTED:
-        return "it changed meanwhile; try again"
+        return "it was changed concurrently; try again"
     return ""

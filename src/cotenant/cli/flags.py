@@ -1,4 +1,4 @@
-"""What to reach, as the options that every command takes say it."""
+"""Global options: how to reach the mesh. Every command accepts them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GLOBAL_OPTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The global options; "" where one was not given."""
+    """The global options; "" if not given."""
 
     state_dir: str = ""
     endpoint: str = ""
@@ -31,13 +31,13 @@ class Flags:
 
     @classmethod
     def of(cls, context: typer.Context) -> Flags:
-        """Read them from a command's context, also while a shell completes."""
+        """Return the global options of a command's context; works during shell completion, too."""
         given = context.find_root().params
         return cls(**{name: given.get(name) or "" for name in GLOBAL_OPTIONS.values()})
 
 
 def hoist(arguments: list[str], into: MutableMapping[str, Any], own: Collection[str]) -> list[str]:
-    """Take global options out of a command's arguments, up to a `--`, unless the command has one of that name.
+    """Move global options from a command's arguments, up to `--`, into `into`, unless the command has its own.
 
     So `cotenant jobs --endpoint X` means `cotenant --endpoint X jobs`.
 

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are run, so that `cotenant --help` starts at once."""
+"""Commands that are imported only when they run, so that `cotenant --help` is fast."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cotenant.cli.flags import hoist
-from cotenant.cli.outcome import usage
+from cotenant.cli.outcome import usage_error
 from cotenant.core.spelling import nearest
 
-CALLED_ELSEWHERE: Mapping[str, Sequence[str]] = MappingProxyType(  # by kubectl, Slurm and others
+FOREIGN_COMMANDS: Mapping[str, Sequence[str]] = MappingProxyType(  # names from kubectl, Slurm and others
     {
         "cluster-info": ("status",),
         "info": ("status",),
@@ -47,7 +47,7 @@ CALLED_ELSEWHERE: Mapping[str, Sequence[str]] = MappingProxyType(  # by kubectl,
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command that can be imported: `module` has a `register(app)` that adds it to a typer app."""
+    """A command to be imported: `register(app)` in `module` adds it to a typer app."""
 
     name: str
     module: str
@@ -55,19 +55,19 @@ class Entry:
     panel: str
 
 
-class ReaderGone(Exception):
-    """Whoever read the output, such as `head`, has seen enough."""
+class OutputClosed(Exception):
+    """The reader of the output, such as `head`, has closed it."""
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command in the list of all, and becomes the true one when it is called."""
+    """A placeholder in the list of commands that loads the real command when called."""
 
     def __init__(self, entry: Entry) -> None:
         super().__init__(entry.name, short_help=entry.summary)
         self.entry = entry
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Hand over to the true command."""
+        """Load the real command and delegate to it."""
         command = load(self.entry)
         if parent is not None:
             own = {option for parameter in command.params for option in parameter.opts}
@@ -79,16 +79,16 @@ class LazyGroup(TyperGroup):
     """A group whose commands are imported one at a time."""
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Add commands, in the order in which help shows them."""
+        """Add commands in the order of the help."""
         for entry in entries:
             self.add_command(LazyCommand(entry))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; typer would call it a failure where whoever reads the output has seen enough."""
+        """Run a command; a closed pipe is not a failure, as it would be for typer."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise ReaderGone from error
+            raise OutputClosed from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands in panels."""
@@ -101,23 +101,23 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; name the nearest ones where there is none."""
+        """Return the command; for an unknown name, suggest similar commands."""
         name = args[0]
         if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        near = CALLED_ELSEWHERE.get(name) or nearest(name, self.commands)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`cotenant --help` lists all commands"
-        raise usage(f"there is no command {name!r}", hint=hint)
+        near = FOREIGN_COMMANDS.get(name) or nearest(name, self.commands)
+        hint = f"did you mean {' or '.join(near)}?" if near else "list all commands with `cotenant --help`"
+        raise usage_error(f"unknown command {name!r}", hint=hint)
 
 
 def load(entry: Entry) -> Any:
-    """Import a command and build it."""
+    """Import a command and return it."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.callback()(_together)  # else an app with one command would be that command
+    app.callback()(_group_callback)  # otherwise an app with one command is that command
     import_module(entry.module).register(app)
     commands: MutableMapping[str, Any] = typer.main.get_group(app).commands
     return commands[entry.name]
 
 
-def _together() -> None:
-    """Holds commands together."""
+def _group_callback() -> None:
+    """Group the commands."""

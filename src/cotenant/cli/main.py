@@ -1,4 +1,4 @@
-"""The entry point: which commands there are, the options of all of them, and how every one ends."""
+"""The entry point of `cotenant`: its commands, the global options and the exit codes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from cotenant.cli.lazy import Entry, LazyGroup, ReaderGone
-from cotenant.cli.outcome import CommandError, ExitCode, is_text, show_error, surprise, usage
+from cotenant.cli.lazy import Entry, LazyGroup, OutputClosed
+from cotenant.cli.outcome import CommandError, ExitCode, is_text, show_error, unexpected_error, usage_error
 
 JOBS, NODES, MESH, RESEARCH = "Jobs", "Nodes", "The mesh", "Research"
 _ENTRIES = (
-    ("submit", "jobs.submit", "Submit jobs from a file, or one from options.", JOBS),
+    ("submit", "jobs.submit", "Submit jobs from files or options.", JOBS),
     ("jobs", "jobs.list_jobs", "List jobs.", JOBS),
     ("show", "jobs.show", "Show everything about a job.", JOBS),
     ("logs", "jobs.logs", "Print a job's output.", JOBS),
@@ -24,44 +24,49 @@ _ENTRIES = (
     ("resume", "jobs.change", "Resume suspended jobs.", JOBS),
     ("move", "jobs.change", "Migrate a running job to other nodes.", JOBS),
     ("update", "jobs.change", "Change a job that has not finished.", JOBS),
-    ("explain", "jobs.explain", "Explain a job's state, and what would change it.", JOBS),
+    ("explain", "jobs.explain", "Explain a job's state and what would change it.", JOBS),
     ("failures", "jobs.failures", "Summarize job failures by class and by who is responsible.", JOBS),
     ("history", "jobs.history", "List archived jobs.", JOBS),
-    ("predict", "research.predict", "Predict how fast and how long jobs run, with confidence.", JOBS),
+    ("predict", "research.predict", "Predict rates and run times of jobs, with confidence.", JOBS),
     ("whatif", "jobs.whatif", "Simulate a job without submitting it.", JOBS),
-    ("nodes", "nodes.nodes", "List nodes, their resources, and what is free.", NODES),
+    ("nodes", "nodes.nodes", "List nodes and their resources, or show one node.", NODES),
     ("drain", "nodes.nodes", "Drain a node: no new work; running jobs are requeued.", NODES),
     ("cordon", "nodes.nodes", "Cordon a node: no new work.", NODES),
     ("uncordon", "nodes.nodes", "Undo a cordon or a drain.", NODES),
     ("release", "nodes.nodes", "Return an unhealthy GPU to service.", NODES),
     ("forget", "nodes.nodes", "Remove a node that is permanently lost.", NODES),
-    ("snapshot", "research.snapshot", "Save the cluster and its jobs, to simulate from there.", NODES),
-    ("tenants", "mesh.tenants", "List tenants with their guarantees and limits, and change them.", NODES),
-    ("incidents", "nodes.incidents", "List contention incidents: who slowed whom, and the response.", NODES),
-    ("top", "nodes.top", "Watch nodes and jobs with their core usage.", NODES),
+    ("snapshot", "research.snapshot", "Save the cluster and its jobs for simulations.", NODES),
+    ("tenants", "mesh.tenants", "List and change tenants: quotas, limits, weights.", NODES),
+    ("incidents", "nodes.incidents", "List contention incidents: victim, suspect, actions, outcome.", NODES),
+    ("top", "nodes.top", "Watch the core and GPU usage of nodes and jobs.", NODES),
     ("up", "mesh.up", "Run the whole mesh on this machine.", MESH),
-    ("demo", "mesh.demo", "Run the whole mesh with a real mixed workload, and report on it.", MESH),
+    ("demo", "mesh.demo", "Run the whole mesh with a real mixed workload and write a report.", MESH),
     ("serve", "mesh.serve", "Run one service of the mesh.", MESH),
     ("backup", "mesh.backup", "Back up the store.", MESH),
     ("restore", "mesh.backup", "Restore a backup into an empty store.", MESH),
-    ("migrate", "mesh.backup", "Copy the state to another store, with the mesh stopped.", MESH),
-    ("store", "mesh.store", "Check the store, and accept one that went back in time.", MESH),
+    ("migrate", "mesh.backup", "Copy the state to another store while the mesh is stopped.", MESH),
+    ("store", "mesh.store", "Check the store, or accept one that lost recent writes.", MESH),
     ("tokens", "mesh.tokens", "List, create and revoke tokens for people, agents and services.", MESH),
     ("certs", "mesh.certs", "Issue and renew certificates for a lab.", MESH),
-    ("audit", "mesh.audit", "Show the audit log: who did what, to what, from where.", MESH),
-    ("status", "mesh.status", "Show the health of the whole mesh, problems, and remedies.", MESH),
+    ("audit", "mesh.audit", "Show the audit log: caller, method, target, result.", MESH),
+    ("status", "mesh.status", "Show the health of the mesh, its problems and their remedies.", MESH),
     ("health", "mesh.health", "Check that each service is serving.", MESH),
-    ("policies", "mesh.policies", "List installed policies, and which of them work.", MESH),
-    ("replicas", "mesh.replicas", "List the processes of each service, and their leaders.", MESH),
+    ("policies", "mesh.policies", "List installed policies and whether they load.", MESH),
+    ("replicas", "mesh.replicas", "List the processes of each service and their leaders.", MESH),
     ("simulate", "research.simulate", "Replay a trace on a simulated cluster.", RESEARCH),
-    ("trace", "research.trace", "Summarize a trace, or convert it to Cotenant's format.", RESEARCH),
+    ("trace", "research.trace", "Summarize a trace or convert it to Cotenant's format.", RESEARCH),
     ("compare", "research.compare", "Compare policies on the same trace and cluster.", RESEARCH),
-    ("reproduce", "research.reproduce", "Reproduce the results of five papers, ours beside theirs.", RESEARCH),
-    ("replay", "research.replay", "Show a recorded simulation, or verify it.", RESEARCH),
+    (
+        "reproduce",
+        "research.reproduce",
+        "Reproduce results of five papers beside the published ones.",
+        RESEARCH,
+    ),
+    ("replay", "research.replay", "Show a recorded simulation, or verify that it repeats.", RESEARCH),
 )
 ENTRIES = tuple(Entry(name, f"cotenant.cli.{module}", summary, panel) for name, module, summary, panel in _ENTRIES)
 
-USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]  # typer's versions differ in where it is to be found
+USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]  # its module depends on typer's version
 
 app = typer.Typer(name="cotenant", cls=LazyGroup, invoke_without_command=True, rich_markup_mode=None)
 
@@ -107,38 +112,38 @@ def cotenant(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, and end the process with its exit code."""
+    """Run the command line and exit the process with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
+            stream.reconfigure(errors="replace")  # a terminal may lack some characters
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code; whatever goes wrong becomes one error on stderr."""
+    """Run the command line and return its exit code; every failure becomes one error on stderr."""
     try:
         _check_texts(arguments)
         code = _group().main(list(arguments), prog_name="cotenant", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else ExitCode.DONE
     except CommandError as error:
-        return _ended(error)
+        return _show_and_exit(error)
     except USAGE_ERROR as error:
-        return _ended(_misused(error))
+        return _show_and_exit(_usage_error(error))
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except (ReaderGone, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit has somewhere to go
+    except (OutputClosed, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit still writes
         return ExitCode.DONE
     except Exception as error:
-        return _ended(surprise(error))
+        return _show_and_exit(unexpected_error(error))
 
 
 def _check_texts(arguments: Sequence[str]) -> None:
-    """Refuse bytes that are no text: neither a message nor a terminal can carry them."""
+    """Reject arguments that are not UTF-8: neither a message nor a terminal can carry them."""
     for index, argument in enumerate(arguments, 1):
         if not is_text(argument):
-            raise usage(f"argument {index} is no UTF-8 text: {argument!a}")
+            raise usage_error(f"argument {index} is not UTF-8 text: {argument!a}")
 
 
 def _group() -> LazyGroup:
@@ -148,14 +153,14 @@ def _group() -> LazyGroup:
     return group
 
 
-def _ended(error: CommandError) -> ExitCode:
+def _show_and_exit(error: CommandError) -> ExitCode:
     show_error(error)
     return error.code
 
 
-def _misused(error: Exception) -> CommandError:
-    """Put typer's words for bad usage into ours."""
-    told = str(error.format_message() if hasattr(error, "format_message") else error).rstrip(".")
+def _usage_error(error: Exception) -> CommandError:
+    """Return typer's usage error as a CommandError."""
+    message = str(error.format_message() if hasattr(error, "format_message") else error).rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "cotenant"
-    return usage(told[:1].lower() + told[1:], hint=f"`{path} --help` tells more")
+    return usage_error(message[:1].lower() + message[1:], hint=f"see `{path} --help`")

@@ -1,4 +1,4 @@
-"""Which job or node a user means: an exact id, or the beginning or the end of one that is unique."""
+"""Lookup of jobs and nodes by an exact id, or by a unique prefix or suffix of an id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from cotenant.cli.connection import Mesh
-from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
 from cotenant.core.model.lifecycle import Phase
@@ -24,7 +24,7 @@ CANDIDATES_SHOWN_MAX = 10
 
 
 async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None, *, fold_arrays: bool = False) -> AsyncIterator[Job]:
-    """Yield all matching jobs, newest first, page after page; with `fold_arrays` only one of each array."""
+    """Yield all matching jobs, newest first, page by page; with `fold_arrays` one job per array."""
     token = ""
     while True:
         request = ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token, fold_arrays=fold_arrays)
@@ -37,7 +37,7 @@ async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None, *, fold_arrays: 
 
 
 async def all_nodes(mesh: Mesh) -> AsyncIterator[Node]:
-    """Yield all nodes by id, page after page."""
+    """Yield all nodes by id, page by page."""
     token = ""
     while True:
         page = await mesh.nodes.ListNodes(ListNodesRequest(page_size=PAGE_SIZE, page_token=token))
@@ -49,62 +49,62 @@ async def all_nodes(mesh: Mesh) -> AsyncIterator[Node]:
 
 
 async def find_job(mesh: Mesh, text: str) -> Job:
-    """Find the job that is meant; only a text that is no id costs a look at all jobs.
+    """Return the job with this id, prefix or suffix; jobs are listed only if the text is not a full id.
 
     Raises:
-        CommandError: no job is meant, or more than one.
+        CommandError: no job matches, or more than one.
     """
-    found = await find_thing(mesh, text)
+    found = await find_job_or_array(mesh, text)
     if found.id == found.spec.array_task.array_id:
         first, count = f"{found.id}_{found.spec.array_task.index}", found.spec.array_task.count
-        raise usage(f"{found.id} is an array of {count} jobs", hint=f"name one of them, such as {first}")
+        raise usage_error(f"{found.id} is an array of {count} jobs", hint=f"name one of its jobs, such as {first}")
     return found
 
 
-async def find_thing(mesh: Mesh, text: str) -> Job:
-    """Find the job or the array that is meant; an array as one of its jobs that has the array's id.
+async def find_job_or_array(mesh: Mesh, text: str) -> Job:
+    """Return the matching job or array; an array is represented by one of its jobs with the array's id.
 
     Raises:
-        CommandError: nothing is meant, or more than one.
+        CommandError: nothing matches, or more than one.
     """
     try:
         exact: GetJobResponse = await mesh.jobs.GetJob(GetJobRequest(id=text))
         return exact.job
     except grpc.aio.AioRpcError as error:
-        told = from_error(error)
-        is_array = told.reason == "IS_ARRAY"
+        problem = from_error(error)
+        is_array = problem.reason == "IS_ARRAY"
         if not is_array and error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
             raise
     known = [job async for job in all_jobs(mesh, JobFilter(array_id=text) if is_array else None, fold_arrays=True)]
     for job in known:
         job.id = job.spec.array_task.array_id or job.id
-    if is_array and (first := told.metadata.get("first")):  # of the archive, in which no list looks
+    if is_array and (first := problem.metadata.get("first")):  # archived: lists do not include it
         exact = await mesh.jobs.GetJob(GetJobRequest(id=first))
         exact.job.id = exact.job.spec.array_task.array_id
         return exact.job
-    if is_array and not known:  # forgotten in between
-        raise usage(told.message)
+    if is_array and not known:  # deleted in between
+        raise usage_error(problem.message)
     if is_array:
         return known[0]
     head, separator, index = text.rpartition("_")
     if separator and index.isdecimal():
-        array = choose(head, [job for job in known if job.spec.HasField("array_task")], "array", _told_job)
+        array = match_id(head, [job for job in known if job.spec.HasField("array_task")], "array", _job_line)
         exact = await mesh.jobs.GetJob(GetJobRequest(id=f"{array.id}_{int(index)}"))
         return exact.job
-    return choose(text, known, "job", _told_job)
+    return match_id(text, known, "job", _job_line)
 
 
-async def find_things(mesh: Mesh, texts: Sequence[str]) -> list[Job]:
-    """Find all jobs and arrays that are meant, each one once, before anything is done to any."""
-    found = [await find_thing(mesh, text) for text in texts]
+async def find_jobs_and_arrays(mesh: Mesh, texts: Sequence[str]) -> list[Job]:
+    """Return all matching jobs and arrays without duplicates, before any of them is changed."""
+    found = [await find_job_or_array(mesh, text) for text in texts]
     return list({job.id: job for job in found}.values())
 
 
 async def find_node(mesh: Mesh, text: str) -> Node:
-    """Find the node that is meant.
+    """Return the node with this id, prefix or suffix.
 
     Raises:
-        CommandError: no node is meant, or more than one.
+        CommandError: no node matches, or more than one.
     """
     try:
         exact: GetNodeResponse = await mesh.nodes.GetNode(GetNodeRequest(id=text))
@@ -112,14 +112,14 @@ async def find_node(mesh: Mesh, text: str) -> Node:
     except grpc.aio.AioRpcError as error:
         if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
             raise
-    return choose(text, [node async for node in all_nodes(mesh)], "node", lambda node: node.id)
+    return match_id(text, [node async for node in all_nodes(mesh)], "node", lambda node: node.id)
 
 
-def choose(text: str, known: Iterable[T], kind: str, show: Callable[[T], str]) -> T:
-    """Take the one whose id begins or ends with the text.
+def match_id(text: str, known: Iterable[T], kind: str, show: Callable[[T], str]) -> T:
+    """Return the item whose id starts or ends with the text.
 
     Raises:
-        CommandError: there is none, or more than one.
+        CommandError: no id matches, or more than one.
     """
     everything = list(known)
     matching = [one for one in everything if text and (one.id.startswith(text) or one.id.endswith(text))]
@@ -129,23 +129,23 @@ def choose(text: str, known: Iterable[T], kind: str, show: Callable[[T], str]) -
         raise _ambiguous(text, kind, [show(one) for one in matching])
     near = nearest(text, (one.id for one in everything))
     lists = "nodes" if kind == "node" else "jobs"
-    hint = f"did you mean {' or '.join(near)}?" if near else f"`cotenant {lists}` lists them"
-    raise usage(f"there is no {kind} {text!r}", hint=hint)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"list them with `cotenant {lists}`"
+    raise usage_error(f"{kind} {text!r} not found", hint=hint)
 
 
 def _ambiguous(text: str, kind: str, lines: Sequence[str]) -> CommandError:
     shown = list(lines[:CANDIDATES_SHOWN_MAX])
     if len(lines) > CANDIDATES_SHOWN_MAX:
         shown.append(f"and {len(lines) - CANDIDATES_SHOWN_MAX} more")
-    return usage(f"{text!r} may be any of {len(lines)} {kind}s", details=shown, hint="give more of the id")
+    return usage_error(f"{text!r} matches {len(lines)} {kind}s", details=shown, hint="type more of the id")
 
 
-def _told_job(job: Job) -> str:
+def _job_line(job: Job) -> str:
     return f"{job.id}  {phase_of(job)}  {job.spec.name}".rstrip()
 
 
 def phase_of(job: Job) -> Phase | str:
-    """Name the phase in the domain's words; a newer server's phase keeps its number."""
+    """Return the phase of a job; a phase that only a newer server knows keeps its number."""
     try:
         return PHASES.from_wire(job.phase)
     except KeyError:

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and what a shell completes them with."""
+"""Options and arguments shared by commands, with their shell completion."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ COMPLETION_SECONDS_MAX = 2.0
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Offer ids of jobs, with their phases and names, where the mesh can be reached."""
+    """Return ids of jobs with their phases and names, if the mesh is reachable."""
     from cotenant.cli.completion import job_ids
 
     return job_ids(Flags.of(context), incomplete, COMPLETION_SECONDS_MAX)
 
 
 def complete_node(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Offer ids of nodes, with their states, where the mesh can be reached."""
+    """Return ids of nodes with their states, if the mesh is reachable."""
     from cotenant.cli.completion import node_ids
 
     return node_ids(Flags.of(context), incomplete, COMPLETION_SECONDS_MAX)
@@ -29,7 +29,7 @@ JobId = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="The job's id, or the beginning or end of it.",
+        help="Job id, or a unique prefix or suffix of it.",
         autocompletion=complete_job,
         show_default=False,
     ),
@@ -38,7 +38,7 @@ JobIds = Annotated[
     list[str],
     typer.Argument(
         metavar="ID",
-        help="Ids of jobs, or beginnings or ends of them.",
+        help="Job ids, or unique prefixes or suffixes of them.",
         autocompletion=complete_job,
         show_default=False,
     ),
@@ -47,7 +47,7 @@ NodeId = Annotated[
     str,
     typer.Argument(
         metavar="NODE",
-        help="The node's id, or the beginning or end of it.",
+        help="Node id, or a unique prefix or suffix of it.",
         autocompletion=complete_node,
         show_default=False,
     ),

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and the one error that a user is shown."""
+"""Exit codes, and the one error that a failed command prints."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ DEBUG_VARIABLE = "COTENANT_DEBUG"
 
 
 class ExitCode(IntEnum):
-    """What a script can tell from a command's end."""
+    """Exit codes of commands."""
 
     DONE = 0
     FAILED = 1
     USAGE = 2
     UNREACHABLE = 3
-    INTERRUPTED = 130  # as shells have it for Ctrl-C
+    INTERRUPTED = 130  # the shell convention for Ctrl-C
 
 
 class CommandError(Exception):
-    """Ends the command: what is wrong, each detail on a line of its own, and what can be done about it."""
+    """A failed command: the message, details on a line each, and a hint what to do."""
 
     def __init__(
         self,
@@ -40,22 +40,22 @@ class CommandError(Exception):
         self.code = code
 
 
-def usage(message: str, *, hint: str = "", details: Sequence[str] = ()) -> CommandError:
-    """Bad usage or input."""
+def usage_error(message: str, *, hint: str = "", details: Sequence[str] = ()) -> CommandError:
+    """Return an error for bad usage or input."""
     return CommandError(message, hint=hint, details=details, code=ExitCode.USAGE)
 
 
-def harmless(text: str) -> str:
-    r"""Make a text from elsewhere safe for a terminal, on one line.
+def sanitize(text: str) -> str:
+    r"""Return a text made safe for a terminal, on one line.
 
-    >>> harmless("a\x1b[31mb\nc")
+    >>> sanitize("a\x1b[31mb\nc")
     'a?[31mb c'
     """
     return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
 
 
 def is_text(text: str) -> bool:
-    r"""Whether a text can be written in UTF-8, which a file's or an argument's odd bytes cannot.
+    r"""Return whether a text can be encoded in UTF-8; undecodable bytes of files and arguments cannot.
 
     >>> is_text("ü"), is_text("\udcff")
     (True, False)
@@ -66,30 +66,30 @@ def is_text(text: str) -> bool:
 def show_error(error: CommandError, stream: TextIO | None = None) -> None:
     """Print an error on stderr."""
     out = stream or sys.stderr
-    print(f"{_coloured('error:', '31', out)} {harmless(error.message)}", file=out)
+    print(f"{_colored('error:', '31', out)} {sanitize(error.message)}", file=out)
     for detail in error.details:
-        print(f"  {harmless(detail)}", file=out)
+        print(f"  {sanitize(detail)}", file=out)
     if error.hint:
-        print(f"{_coloured('hint:', '36', out)} {harmless(error.hint)}", file=out)
+        print(f"{_colored('hint:', '36', out)} {sanitize(error.hint)}", file=out)
 
 
 def note(text: str) -> None:
-    """Tell something beside the result: on stderr, so that stdout stays the result's own."""
-    print(harmless(text), file=sys.stderr, flush=True)
+    """Print a message on stderr; stdout is reserved for the result."""
+    print(sanitize(text), file=sys.stderr, flush=True)
 
 
-def surprise(error: Exception, env: Mapping[str, str] = os.environ) -> CommandError:
-    """Put what nobody expected into words; a traceback is shown only to who asks for it."""
+def unexpected_error(error: Exception, env: Mapping[str, str] = os.environ) -> CommandError:
+    """Return an internal error as a CommandError; print its traceback only if COTENANT_DEBUG is set."""
     if env.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
-    told = str(error) or "no more is known"
+    message = str(error) or "no message"
     return CommandError(
-        f"something went wrong inside: {type(error).__name__}: {told}",
-        hint=f"{DEBUG_VARIABLE}=1 shows where; please report it",
+        f"internal error: {type(error).__name__}: {message}",
+        hint=f"set {DEBUG_VARIABLE}=1 for a traceback, and please report it",
     )
 
 
-def _coloured(word: str, colour: str, stream: TextIO) -> str:
+def _colored(word: str, color: str, stream: TextIO) -> str:
     if not stream.isatty() or os.environ.get("NO_COLOR"):
         return word
-    return f"\x1b[1;{colour}m{word}\x1b[0m"
+    return f"\x1b[1;{color}m{word}\x1b[0m"

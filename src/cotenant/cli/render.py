@@ -1,6 +1,6 @@
-"""Tables: within 80 columns and in colour on a terminal, plain and unshortened anywhere else.
+"""Tables and cards: within the terminal's width and in color on a terminal, plain and untruncated elsewhere.
 
-What was written by others (names, reasons) is never taken as markup, and cannot move a terminal's cursor.
+Texts from elsewhere (names, reasons) are never interpreted as markup and cannot move a terminal's cursor.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from unicodedata import combining, east_asian_width
 
-from cotenant.cli.outcome import harmless
+from cotenant.cli.outcome import sanitize
 
-if TYPE_CHECKING:  # rich is slow to import, and a pipe needs none of it
+if TYPE_CHECKING:  # rich is slow to import, and pipes do not need it
     from rich.console import Console
     from rich.text import Text
 
@@ -59,7 +59,7 @@ STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: `elastic` is shortened where room is scarce, `styled` takes its colour from its words."""
+    """A column: `elastic` columns are truncated when space is scarce, `styled` ones are colored by their value."""
 
     title: str
     right: bool = False
@@ -71,8 +71,8 @@ Row = Sequence[str]
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Row], nothing: str = "") -> None:
-    """Print rows under their titles; `nothing` stands on stderr where there are none."""
-    cleaned = [[harmless(cell) for cell in row] for row in rows]
+    """Print rows under their titles; without rows, print `nothing` on stderr."""
+    cleaned = [[sanitize(cell) for cell in row] for row in rows]
     if not cleaned and nothing:
         print(nothing, file=sys.stderr)
     elif sys.stdout.isatty():
@@ -83,7 +83,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Row], nothing: str = "
 
 
 def plain_lines(columns: Sequence[Column], rows: Sequence[Row], width_max: int | None = None) -> list[str]:
-    """Align a table with spaces; where it may not be wider than so, shorten what is elastic.
+    """Return a table aligned with spaces; with `width_max`, elastic columns are truncated to fit.
 
     >>> plain_lines([Column("ID"), Column("GPUS", right=True)], [["a1", "8"]])
     ['ID  GPUS', 'a1     8']
@@ -92,7 +92,7 @@ def plain_lines(columns: Sequence[Column], rows: Sequence[Row], width_max: int |
 
 
 def styled(columns: Sequence[Column], rows: Sequence[Row], width_max: int) -> Text:
-    """Make a table with colours."""
+    """Return a table with colors."""
     from rich.text import Text
 
     made = Text(no_wrap=True, overflow="crop")
@@ -106,7 +106,7 @@ def styled(columns: Sequence[Column], rows: Sequence[Row], width_max: int) -> Te
 
 
 def _cells(columns: Sequence[Column], rows: Sequence[Row], width_max: int | None) -> list[list[str]]:
-    """Pad each cell to its column's width, the gap to the next one included."""
+    """Return cells padded to their column's width, including the gap to the next column."""
     lines = [[column.title for column in columns], *rows]
     widths = [max(_width(line[index]) for line in lines) for index in range(len(columns))]
     if width_max is not None:
@@ -122,7 +122,7 @@ def _cells(columns: Sequence[Column], rows: Sequence[Row], width_max: int | None
 
 
 def _shrunk(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
-    """Take width from the widest elastic column, again and again, until all fit or nothing is left to take."""
+    """Return widths reduced, always at the widest elastic column, until all columns fit or none can shrink."""
     left = list(widths)
     elastic = [index for index, column in enumerate(columns) if column.elastic]
     while sum(left) > room and elastic:
@@ -148,7 +148,7 @@ def _padded(cell: str, width: int, right: bool) -> str:
 
 
 def _width(text: str) -> int:
-    """Tell how many columns of a terminal a text takes.
+    """Return how many terminal columns a text takes.
 
     >>> _width("abc"), _width("漢字")
     (3, 4)
@@ -159,7 +159,7 @@ def _width(text: str) -> int:
 
 
 def console() -> Console:
-    """Open a console on stdout, not wider than reads well."""
+    """Return a console on stdout, limited to a readable width."""
     from rich.console import Console
 
     made = Console(highlight=False, markup=False, emoji=False)
@@ -169,17 +169,17 @@ def console() -> Console:
 
 
 def print_card(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, one a line; pairs without a value are left out."""
-    kept = [(name, harmless(value)) for name, value in pairs if value]
+    """Print name and value pairs, one per line; pairs without a value are omitted."""
+    kept = [(name, sanitize(value)) for name, value in pairs if value]
     width = max((len(name) for name, _ in kept), default=0)
     for name, value in kept:
         print(f"{name.ljust(width)}  {value}")
 
 
-def joined(words: Sequence[str], count_max: int, noun: str) -> str:
-    """Name a few, count many.
+def join_or_count(words: Sequence[str], count_max: int, noun: str) -> str:
+    """Return a few words joined by commas, or the count of many.
 
-    >>> joined(["n1", "n2"], 2, "nodes"), joined(["n1", "n2", "n3"], 2, "nodes")
+    >>> join_or_count(["n1", "n2"], 2, "nodes"), join_or_count(["n1", "n2", "n3"], 2, "nodes")
     ('n1,n2', '3 nodes')
     """
     return ",".join(words) if len(words) <= count_max else f"{len(words)} {noun}"

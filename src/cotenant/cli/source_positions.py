@@ -1,7 +1,7 @@
-"""Texts, lists and maps that remember where they were written, so that every mistake can be pointed at.
+"""YAML nodes with source positions, so that every mistake can be reported with its line and column.
 
-YAML is composed but not constructed: a scalar stays the text that stands in the file, and the field that takes it
-decides what it means. So `name: 010` and `env: {DEBUG: yes}` are taken as they look.
+YAML is composed but not constructed: a scalar keeps the text from the file, and the field that reads it decides what
+it means. So `name: 010` and `env: {DEBUG: yes}` mean what they look like.
 """
 
 from __future__ import annotations
@@ -15,111 +15,111 @@ import yaml
 NULL_TAG = "tag:yaml.org,2002:null"
 
 
-class Place(NamedTuple):
-    """Where something was written: in a file, or in an option, which has no lines."""
+class SourcePosition(NamedTuple):
+    """A position in a file, or an option, which has no lines."""
 
     source: str
     line: int = 0
     column: int = 0
 
     def __str__(self) -> str:
-        """The place as compilers write it, for editors to jump to."""
+        """Return the position as compilers write it, so that editors can jump to it."""
         return ":".join(str(part) for part in self if part)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A scalar; `null` where nothing was written."""
+class ScalarNode:
+    """A scalar; `null` if the value is empty."""
 
-    place: Place
+    place: SourcePosition
     text: str
     null: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
+class ListNode:
     """A list."""
 
-    place: Place
+    place: SourcePosition
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """A map; a key may stand more than once, which its reader reports. Keys that are no texts have an empty one."""
+class MapNode:
+    """A map. Duplicate keys are kept for the reader to report; keys that are not scalars become empty."""
 
-    place: Place
-    entries: tuple[tuple[Text, Node], ...]
+    place: SourcePosition
+    entries: tuple[tuple[ScalarNode, Node], ...]
 
 
-Node = Text | Items | Fields
+Node = ScalarNode | ListNode | MapNode
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """Something wrong with a document as a whole, which therefore has no content to look at."""
+class DocumentError:
+    """An error that makes a whole document unreadable."""
 
-    place: Place
+    place: SourcePosition
     message: str
 
 
-def compose(text: str, source: str) -> Iterator[Node | Fault]:
-    """Yield each document of a YAML text that is not empty, and last a fault where one ends the reading.
+def compose(text: str, source: str) -> Iterator[Node | DocumentError]:
+    """Yield each document of a YAML text that is not empty, and last the error that ended reading, if any.
 
-    >>> [fault] = compose("gpus: [1", "job.yaml")
-    >>> str(fault.place)
+    >>> [error] = compose("gpus: [1", "job.yaml")
+    >>> str(error.place)
     'job.yaml:1:9'
     """
     try:
         for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
             node = _located(document, source, {})
-            if not (isinstance(node, Text) and node.null):
+            if not (isinstance(node, ScalarNode) and node.null):
                 yield node
     except yaml.MarkedYAMLError as error:
-        yield Fault(_place(source, error.problem_mark or error.context_mark), _told(error))
+        yield DocumentError(_place(source, error.problem_mark or error.context_mark), _yaml_message(error))
     except yaml.reader.ReaderError as error:
-        yield Fault(
-            _at_index(text, source, int(error.position)), f"is a character that YAML does not allow: {_shown(error)}"
+        yield DocumentError(
+            _at_index(text, source, int(error.position)), f"character not allowed in YAML: {_shown(error)}"
         )
     except RecursionError:
-        yield Fault(Place(source), "is nested too deeply")
+        yield DocumentError(SourcePosition(source), "nested too deeply")
 
 
-def overlay(base: Node, above: Fields) -> Node:
-    """Put fields over a document: maps are joined key by key, anything else is replaced."""
-    if not isinstance(base, Fields):
+def overlay(base: Node, overrides: MapNode) -> Node:
+    """Return the document with fields overridden: maps are merged key by key, other values are replaced."""
+    if not isinstance(base, MapNode):
         return base
     entries = list(base.entries)
-    for key, value in above.entries:
+    for key, value in overrides.entries:
         at = next((index for index, (known, _) in enumerate(entries) if known.text == key.text), None)
         if at is None:
             entries.append((key, value))
             continue
         old = entries[at][1]
-        entries[at] = (key, overlay(old, value) if isinstance(value, Fields) else value)
+        entries[at] = (key, overlay(old, value) if isinstance(value, MapNode) else value)
     return replace(base, entries=tuple(entries))
 
 
 def kind_of(node: Node) -> str:
-    """Name what was written, for errors."""
+    """Return the kind of a node, for error messages."""
     match node:
-        case Text(null=True):
+        case ScalarNode(null=True):
             return "nothing"
-        case Text():
-            return "a text"
-        case Items():
+        case ScalarNode():
+            return "a string"
+        case ListNode():
             return "a list"
-        case Fields():
+        case MapNode():
             return "a map"
 
 
 def _located(node: yaml.Node, source: str, done: dict[int, Node | None]) -> Node:
-    """Turn a composed node into ours. Aliases share nodes, so each is turned once; one inside itself is refused."""
+    """Convert a composed YAML node. Aliases share nodes, so each is converted once; recursive aliases are rejected."""
     if id(node) in done:
         known = done[id(node)]
         if known is None:
             raise yaml.MarkedYAMLError(
-                problem="an alias stands inside what it stands for", problem_mark=node.start_mark
+                problem="an alias refers to a node that contains it", problem_mark=node.start_mark
             )
         return known
     done[id(node)] = None
@@ -127,30 +127,32 @@ def _located(node: yaml.Node, source: str, done: dict[int, Node | None]) -> Node
     ours: Node
     match node:
         case yaml.MappingNode():
-            ours = Fields(place, tuple((_key(key, source), _located(value, source, done)) for key, value in node.value))
+            ours = MapNode(
+                place, tuple((_key(key, source), _located(value, source, done)) for key, value in node.value)
+            )
         case yaml.SequenceNode():
-            ours = Items(place, tuple(_located(item, source, done) for item in node.value))
+            ours = ListNode(place, tuple(_located(item, source, done) for item in node.value))
         case _:
-            ours = Text(place, str(node.value), null=node.tag == NULL_TAG)
+            ours = ScalarNode(place, str(node.value), null=node.tag == NULL_TAG)
     done[id(node)] = ours
     return ours
 
 
-def _key(node: yaml.Node, source: str) -> Text:
-    return Text(_place(source, node.start_mark), node.value if isinstance(node, yaml.ScalarNode) else "")
+def _key(node: yaml.Node, source: str) -> ScalarNode:
+    return ScalarNode(_place(source, node.start_mark), node.value if isinstance(node, yaml.ScalarNode) else "")
 
 
-def _place(source: str, mark: yaml.Mark | None) -> Place:
-    return Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
+def _place(source: str, mark: yaml.Mark | None) -> SourcePosition:
+    return SourcePosition(source, mark.line + 1, mark.column + 1) if mark else SourcePosition(source)
 
 
-def _at_index(text: str, source: str, index: int) -> Place:
+def _at_index(text: str, source: str, index: int) -> SourcePosition:
     before = text[:index]
-    return Place(source, before.count("\n") + 1, index - before.rfind("\n"))
+    return SourcePosition(source, before.count("\n") + 1, index - before.rfind("\n"))
 
 
-def _told(error: yaml.MarkedYAMLError) -> str:
-    return f"is no YAML: {', '.join(part for part in (error.problem, error.context) if part)}"
+def _yaml_message(error: yaml.MarkedYAMLError) -> str:
+    return f"invalid YAML: {', '.join(part for part in (error.problem, error.context) if part)}"
 
 
 def _shown(error: yaml.reader.ReaderError) -> str:

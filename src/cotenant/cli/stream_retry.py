@@ -1,4 +1,4 @@
-"""How a stream that was cut is taken up again: for as long as a restart may take, and wherever the mesh is then."""
+"""Retries of interrupted streams, for as long as a restart may take, at the mesh's current address."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import grpc.aio
 from cotenant.cli.connection import Mesh
 from cotenant.cli.outcome import note
 
-PAUSES_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0, *[5.0] * 11)  # a minute: enough for a restart, or for another leader
+RETRY_DELAYS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0, *[5.0] * 11)  # a minute: enough for a restart or an election
 CUT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
-class Patience:
-    """Waits ever longer between attempts, and gives up in the end."""
+class StreamRetry:
+    """Backs off between attempts and gives up in the end."""
 
     def __init__(self, mesh: Mesh, words: str) -> None:
         self._mesh = mesh
         self._words = words
         self._failed = 0
 
-    def renew(self) -> None:
-        """The line works; the next cut is a new one."""
+    def reset(self) -> None:
+        """Reset the backoff: the stream works again."""
         self._failed = 0
 
     async def wait(self, error: grpc.aio.AioRpcError) -> None:
-        """Return when it is time for another attempt.
+        """Wait until the next attempt is due.
 
         Raises:
-            AioRpcError: the given one, which no attempt will mend, or none has.
+            AioRpcError: the given error, which is not retryable or has outlasted all attempts.
         """
-        if error.code() not in CUT or self._failed >= len(PAUSES_SECONDS):
+        if error.code() not in CUT or self._failed >= len(RETRY_DELAYS_SECONDS):
             raise error
         if not self._failed:
-            note(f"{self._words}; trying again")
-        await asyncio.sleep(PAUSES_SECONDS[self._failed])
+            note(f"{self._words}; retrying")
+        await asyncio.sleep(RETRY_DELAYS_SECONDS[self._failed])
         self._failed += 1
         await self._mesh.find_again()

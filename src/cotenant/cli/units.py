@@ -1,6 +1,6 @@
-"""Quantities as people write them, and back: `2h30m`, `4GiB`, `0.5` GPUs, `auto` cores.
+"""Parsing and formatting of quantities: `2h30m`, `4GiB`, `0.5` GPUs, `auto` cores.
 
-Every reader raises `ValueError` with what was expected; every writer gives a text that its reader takes.
+Every parser raises `ValueError` naming what it expects; every formatter returns text that its parser accepts.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _DURATION = re.compile(rf"(?:{_PART})+")
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
 _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][-+]?[0-9]{1,3})?")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
-_TEXT_LENGTH_MAX = 100  # of a quantity; longer is a mistake, and not worth a long look
+_TEXT_LENGTH_MAX = 100  # of a quantity; bounds the cost of matching
 
 
 def parse_seconds(text: str) -> float:
-    """Read a length of time; a number without a unit is in seconds.
+    """Return a duration in seconds; a number without a unit is in seconds.
 
     >>> parse_seconds("2h30m"), parse_seconds("90"), parse_seconds("250ms")
     (9000.0, 90.0, 0.25)
     """
-    told = text.strip()
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", told):
-        told += "s"
-    if len(told) > _TEXT_LENGTH_MAX or not _DURATION.fullmatch(told):
-        raise ValueError(f"must be a length of time, such as 30s, 10m or 2h30m, not {shown(text)}")
-    seconds = float(sum(Decimal(count) * SECONDS_OF[unit] for count, unit in re.findall(_PART, told)))
+    stripped = text.strip()
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", stripped):
+        stripped += "s"
+    if len(stripped) > _TEXT_LENGTH_MAX or not _DURATION.fullmatch(stripped):
+        raise ValueError(f"must be a duration such as 30s, 10m or 2h30m, not {shown(text)}")
+    seconds = float(sum(Decimal(count) * SECONDS_OF[unit] for count, unit in re.findall(_PART, stripped)))
     if seconds > DURATION_SECONDS_MAX:
         raise ValueError(f"must be at most 100 years, not {shown(text)}")
     return seconds
 
 
 def write_seconds(seconds: float) -> str:
-    """Write a length of time exactly, to a millisecond.
+    """Return a duration as text, exact to a millisecond.
 
     >>> write_seconds(9000), write_seconds(90.25), write_seconds(0)
     ('2h30m', '1m30s250ms', '0s')
@@ -63,7 +63,7 @@ def write_seconds(seconds: float) -> str:
 
 
 def short_seconds(seconds: float) -> str:
-    """Write a length of time for a table: two units at most, never wider than six characters below 100 days.
+    """Return a duration for a table: at most two units, at most six characters below 100 days.
 
     >>> [short_seconds(seconds) for seconds in (0.25, 45.2, 192, 7500, 273_600)]
     ['0.2s', '45s', '3m12s', '2h05m', '3d4h']
@@ -81,20 +81,20 @@ def short_seconds(seconds: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size with its unit; only 0 needs none.
+    """Return a size in bytes; every size but 0 needs a unit.
 
     >>> parse_bytes("4GiB"), parse_bytes("1.5 GB"), parse_bytes("512Mi"), parse_bytes("0")
     (4294967296, 1500000000, 536870912, 0)
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"must be a size, such as 512MiB or 4GiB, not {shown(text)}")
+        raise ValueError(f"must be a size such as 512MiB or 4GiB, not {shown(text)}")
     count, unit = Decimal(match[1]), match[2]
     if not unit and count:
         raise ValueError(f"needs a unit: {text.strip()}MiB or {text.strip()}GiB?")
     factor = _bytes_of(unit)
     if factor is None:
-        raise ValueError(f"has no unit that is known, such as MiB or GiB: {shown(text)}")
+        raise ValueError(f"has an unknown unit; use for example MiB or GiB: {shown(text)}")
     size = count * factor
     if size != int(size) or size > INTEGER_MAX:
         raise ValueError(f"must be a whole number of bytes below 8 EiB, not {shown(text)}")
@@ -102,14 +102,14 @@ def parse_bytes(text: str) -> int:
 
 
 def _bytes_of(unit: str) -> int | None:
-    """Look up a unit; `Gi` is GiB and `G` is GB, in any case."""
+    """Return the bytes in a unit; `Gi` is GiB and `G` is GB, in upper or lower case."""
     known = {name.lower(): factor for name, factor in BYTES_OF.items()}
     lower = unit.lower()
     return 1 if not unit else known.get(lower, known.get(f"{lower}b"))
 
 
 def write_bytes(size: int) -> str:
-    """Write a size exactly, in the largest unit that divides it.
+    """Return a size as exact text, in the largest unit that divides it.
 
     >>> write_bytes(4 * 2**30), write_bytes(1536 * 2**20), write_bytes(1000), write_bytes(0)
     ('4GiB', '1536MiB', '1000B', '0')
@@ -122,7 +122,7 @@ def write_bytes(size: int) -> str:
 
 
 def short_bytes(size: float) -> str:
-    """Write a size for a table.
+    """Return a size for a table.
 
     >>> [short_bytes(size) for size in (0, 1536 * 2**20, 503 * 2**30)]
     ['0', '1.5GiB', '503GiB']
@@ -135,22 +135,22 @@ def short_bytes(size: float) -> str:
 
 
 def parse_gpu_milli(text: str) -> int:
-    """Read GPUs as thousandths.
+    """Return GPUs in thousandths.
 
     >>> parse_gpu_milli("8"), parse_gpu_milli("0.5")
     (8000, 500)
     """
-    told = text.strip()
-    if not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", told):
-        raise ValueError(f"must be a number of GPUs, such as 1, 8 or 0.5, not {shown(text)}")
-    milli = Decimal(told) * WHOLE_GPU_MILLI
+    stripped = text.strip()
+    if not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", stripped):
+        raise ValueError(f"must be a number of GPUs such as 1, 8 or 0.5, not {shown(text)}")
+    milli = Decimal(stripped) * WHOLE_GPU_MILLI
     if milli != int(milli):
-        raise ValueError(f"can be given to a thousandth of a GPU, not {shown(text)}")
+        raise ValueError(f"must be a multiple of 0.001 GPUs, not {shown(text)}")
     return int(milli)
 
 
 def write_gpus(milli: int) -> str:
-    """Write thousandths as GPUs.
+    """Return thousandths of GPUs as text.
 
     >>> write_gpus(8000), write_gpus(500)
     ('8', '0.5')
@@ -159,7 +159,7 @@ def write_gpus(milli: int) -> str:
 
 
 def parse_cores(text: str) -> int | None:
-    """Read a number of cores, or `auto` as None.
+    """Return a number of cores; None for `auto`.
 
     >>> parse_cores("6"), parse_cores("auto")
     (6, None)
@@ -169,11 +169,11 @@ def parse_cores(text: str) -> int | None:
     try:
         return parse_integer(text)
     except ValueError:
-        raise ValueError(f"must be a whole number of cores, or auto, not {shown(text)}") from None
+        raise ValueError(f"must be a whole number of cores or auto, not {shown(text)}") from None
 
 
 def write_cores(cores: int | None) -> str:
-    """Write a number of cores.
+    """Return a number of cores as text.
 
     >>> write_cores(None), write_cores(6)
     ('auto', '6')
@@ -182,7 +182,7 @@ def write_cores(cores: int | None) -> str:
 
 
 def parse_replicas(text: str) -> int | None:
-    """Read a number of replicas, or `auto` as None.
+    """Return a number of replicas; None for `auto`.
 
     >>> parse_replicas("3"), parse_replicas("auto")
     (3, None)
@@ -192,23 +192,23 @@ def parse_replicas(text: str) -> int | None:
     try:
         return parse_integer(text)
     except ValueError:
-        raise ValueError(f"must be a whole number, or auto, not {shown(text)}") from None
+        raise ValueError(f"must be a whole number or auto, not {shown(text)}") from None
 
 
 def parse_integer(text: str) -> int:
-    """Read a whole number.
+    """Return a whole number.
 
     >>> parse_integer("-12")
     -12
     """
-    told = text.strip()
-    if not _INTEGER.fullmatch(told) or abs(int(told)) > INTEGER_MAX:
+    stripped = text.strip()
+    if not _INTEGER.fullmatch(stripped) or abs(int(stripped)) > INTEGER_MAX:
         raise ValueError(f"must be a whole number, not {shown(text)}")
-    return int(told)
+    return int(stripped)
 
 
 def parse_number(text: str) -> float:
-    """Read a number.
+    """Return a number.
 
     >>> parse_number("99.9")
     99.9
@@ -218,10 +218,10 @@ def parse_number(text: str) -> float:
     return float(text)
 
 
-def parse_truth(text: str) -> bool:
-    """Read yes or no.
+def parse_bool(text: str) -> bool:
+    """Return whether the text is true, yes or on.
 
-    >>> parse_truth("no")
+    >>> parse_bool("no")
     False
     """
     known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -232,7 +232,7 @@ def parse_truth(text: str) -> bool:
 
 
 def parse_deadline(text: str, now: float) -> float:
-    """Read a deadline as unix time: a length of time from now, or a time as in ISO 8601, local unless it says.
+    """Return a deadline as unix time: a duration from now, or an ISO 8601 time, local without an offset.
 
     >>> parse_deadline("2h", now=100.0), parse_deadline("2030-01-01T00:00:00Z", now=100.0)
     (7300.0, 1893456000.0)
@@ -240,8 +240,8 @@ def parse_deadline(text: str, now: float) -> float:
     try:
         return now + parse_seconds(text)
     except ValueError:
-        pass  # not a length of time, so a time
+        pass  # not a duration
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise ValueError(f"must be a time, such as 2h or 2030-01-31T18:00, not {shown(text)}") from None
+        raise ValueError(f"must be a time such as 2h or 2030-01-31T18:00, not {shown(text)}") from None

@@ -1,7 +1,7 @@
 """Jobs and nodes as `--json` prints them: plain maps with stable keys. Tables and cards are made from the same maps.
 
-A time is a text as in ISO 8601, in UTC. A length of time is in seconds, memory in bytes, GPUs are counted in GPUs.
-What is not known is null.
+Times are ISO 8601 texts in UTC, durations are in seconds, memory is in bytes, GPUs are in whole GPUs or fractions.
+Unknown values are null.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def print_json(value: object) -> None:
 
 
 def print_json_line(value: object) -> None:
-    """Print one JSON value on one line, for streams of them."""
+    """Print one JSON value on one line, for streams of values."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def job_view(job: Job, now: float) -> View:
-    """Tell all that is known of a job."""
+    """Return everything known about a job."""
     spec = job.spec
     live = job.HasField("attempt") and state_of(job.attempt) in LIVE
     return {
@@ -73,7 +73,7 @@ def job_view(job: Job, now: float) -> View:
         "labels": dict(sorted(spec.labels.items())),
         "replicas": sum(role.replicas for role in spec.roles),
         "gpus": gpus(sum(role.replicas * role.resources.gpu_milli for role in spec.roles)),
-        "cores": held_cores(job.attempt) if live else wanted_cores(spec),
+        "cores": allocated_cores(job.attempt) if live else requested_cores(spec),
         "memory_bytes": sum(role.replicas * role.resources.memory_bytes for role in spec.roles),
         "nodes": sorted(one.node_id for one in job.attempt.allocations) if live else [],
         "create_time": time_of(job, "create_time"),
@@ -103,13 +103,13 @@ def job_view(job: Job, now: float) -> View:
 
 
 def dependency_view(dependency: Dependency) -> View:
-    """Tell of a job that comes first."""
+    """Return a dependency of a job."""
     strictly = dependency.condition != DependencyCondition.DEPENDENCY_CONDITION_AFTER
     return {"id": dependency.id, "condition": "after_ok" if strictly else "after"}
 
 
 def array_view(spec: JobSpec) -> View:
-    """Tell which job of an array one is."""
+    """Return which job of an array a job is."""
     task = spec.array_task
     return {
         "id": task.array_id,
@@ -120,7 +120,7 @@ def array_view(spec: JobSpec) -> View:
 
 
 def attempt_view(attempt: Attempt) -> View:
-    """Tell of one run of a job."""
+    """Return one attempt of a job."""
     return {
         "number": attempt.number,
         "state": str(state_of(attempt)),
@@ -144,7 +144,7 @@ BLAMES = {
 
 
 def failure_view(failure: Failure) -> View:
-    """Tell what kind of failure it was."""
+    """Return the classification of a failure."""
     return {
         "class": getattr(failure, "class"),
         "blame": BLAMES.get(failure.blame, "unknown"),
@@ -156,7 +156,7 @@ def failure_view(failure: Failure) -> View:
 
 
 def exit_view(status: ExitStatus) -> View:
-    """Tell how a process ended."""
+    """Return how a process ended."""
     return {
         "code": status.code,
         "signal": status.signal,
@@ -167,7 +167,7 @@ def exit_view(status: ExitStatus) -> View:
 
 
 def allocation_view(allocation: NodeAllocation) -> View:
-    """Tell what is held on one node."""
+    """Return the allocation on one node."""
     return {
         "node": allocation.node_id,
         "tasks": [
@@ -187,7 +187,7 @@ def allocation_view(allocation: NodeAllocation) -> View:
 
 
 def reason_view(refusal: Refusal) -> View:
-    """Tell why a job waits."""
+    """Return why a job waits."""
     read = refusal_of(refusal)
     return {
         "code": refusal.code,
@@ -202,7 +202,7 @@ def reason_view(refusal: Refusal) -> View:
 
 
 def wait_of(job: Job) -> str | None:
-    """Name the kind of a job's wait; None where it does not wait."""
+    """Return what kind of thing a job waits for; None if it does not wait."""
     if phase_of(job) == Phase.SUSPENDED:
         return Wait.DEPENDENCY.value
     read = refusal_of(job.refusal) if job.HasField("refusal") else None
@@ -210,7 +210,7 @@ def wait_of(job: Job) -> str | None:
 
 
 def refusal_of(message: Refusal) -> Reason | None:
-    """Read a refusal; None where its code is a newer server's."""
+    """Return a decoded refusal; None if only a newer server knows its code."""
     try:
         return refusals.from_wire(message)
     except ValueError:
@@ -218,7 +218,7 @@ def refusal_of(message: Refusal) -> Reason | None:
 
 
 def node_view(node: Node, now: float) -> View:
-    """Tell all that is known of a node."""
+    """Return everything known about a node."""
     inventory = node.inventory
     return {
         "id": node.id,
@@ -248,19 +248,23 @@ def node_view(node: Node, now: float) -> View:
 
 
 def certificate_view(message: Certificate) -> View | None:
-    """Tell how long a certificate is valid; null where none is shown, or nothing was told of it."""
+    """Return the validity of a certificate; None if there is none or it was not reported."""
     begins, ends = time_of(message, "begin_time"), time_of(message, "expire_time")
     return {"begin_time": begins, "expire_time": ends} if begins and ends else None
 
 
 def validity_of(view: View) -> Validity | None:
-    """Read how long the certificate is valid that a process or a node's agent shows."""
-    told = view["certificate"]
-    return Validity(*map(datetime.fromisoformat, (told["begin_time"], told["expire_time"]))) if told else None
+    """Return the validity of the certificate of a process or a node's agent."""
+    certificate = view["certificate"]
+    return (
+        Validity(*map(datetime.fromisoformat, (certificate["begin_time"], certificate["expire_time"])))
+        if certificate
+        else None
+    )
 
 
 def problem_view(problem: HealthProblem) -> View:
-    """Tell what is not well; a newer server's action keeps its number."""
+    """Return a health problem; an action that only a newer server knows keeps its number."""
     known = problem.action in HEALTH_ACTIONS.names
     return {
         "check": problem.check,
@@ -272,26 +276,26 @@ def problem_view(problem: HealthProblem) -> View:
     }
 
 
-def wanted_cores(spec: JobSpec) -> int | None:
-    """Sum the cores that a job asks for; None where any are for the allocator to decide."""
+def requested_cores(spec: JobSpec) -> int | None:
+    """Return the cores that a job requests; None if any are left to the allocator."""
     if not all(role.resources.HasField("cores") for role in spec.roles):
         return None
     return sum(role.replicas * role.resources.cores for role in spec.roles)
 
 
-def held_cores(attempt: Attempt) -> int:
-    """Sum the cores that an attempt holds."""
+def allocated_cores(attempt: Attempt) -> int:
+    """Return the cores that an attempt holds."""
     return sum(len(task.core_ids) for one in attempt.allocations for task in one.tasks)
 
 
 def wait_seconds(job: Job, now: float) -> float:
-    """Tell how long a job has waited for its first run."""
+    """Return how long a job waited for its first start."""
     until = next((getattr(job, name) for name in ("start_time", "end_time") if job.HasField(name)), None)
     return max(0.0, (now if until is None else seconds(until)) - seconds(job.create_time))
 
 
 def run_seconds(job: Job, now: float) -> float:
-    """Tell how long a job has run, over all attempts."""
+    """Return how long a job has run over all attempts."""
     ran = job.run_time.ToNanoseconds() / 1e9
     running = job.HasField("attempt") and state_of(job.attempt) in (AttemptState.RUNNING, AttemptState.STOPPING)
     if running and job.attempt.HasField("start_time"):
@@ -300,7 +304,7 @@ def run_seconds(job: Job, now: float) -> float:
 
 
 def state_of(attempt: Attempt) -> AttemptState | str:
-    """Name an attempt's state in the domain's words; a newer server's state keeps its number."""
+    """Return an attempt's state; a state that only a newer server knows keeps its number."""
     try:
         return ATTEMPT_STATES.from_wire(attempt.state)
     except KeyError:
@@ -308,12 +312,12 @@ def state_of(attempt: Attempt) -> AttemptState | str:
 
 
 def locality_of(spec: JobSpec) -> str:
-    """Name a locality wish; "" where there is none."""
+    """Return the requested locality; "" if there is none."""
     return LOCALITIES.names.get(spec.locality, f"locality {spec.locality}") if spec.locality else ""
 
 
 def node_state(node: Node) -> str:
-    """Name a node's state; a newer server's state keeps its number.
+    """Return a node's state; a state that only a newer server knows keeps its number.
 
     >>> node_state(Node(state=NodeState.NODE_STATE_READY)), node_state(Node(state=99))
     ('ready', 'state 99')
@@ -324,7 +328,7 @@ def node_state(node: Node) -> str:
 
 
 def gpus(milli: int) -> float:
-    """Turn thousandths into GPUs, whole ones without a fraction.
+    """Return thousandths as GPUs, whole GPUs as an integer.
 
     >>> gpus(2000), gpus(500)
     (2, 0.5)
@@ -333,20 +337,20 @@ def gpus(milli: int) -> float:
 
 
 def time_of(message: Any, field: str) -> str | None:
-    """Write a message's timestamp as text, where it is set and there is a date for it."""
+    """Return a message's timestamp as text; None if it is not set or outside the calendar."""
     unix_seconds = seconds(getattr(message, field)) if message.HasField(field) else math.nan
-    return written(unix_seconds) if has_date(unix_seconds) else None
+    return format_time(unix_seconds) if has_date(unix_seconds) else None
 
 
 def has_date(unix_seconds: float) -> bool:
-    """Whether a time has a date; what another machine's clock told may be millions of years away."""
+    """Return whether a time has a date; a wrong clock may be millions of years off."""
     return DATES_BEGIN <= unix_seconds < DATES_END
 
 
-def written(unix_seconds: float) -> str:
-    """Write a time; one that has no date by its seconds.
+def format_time(unix_seconds: float) -> str:
+    """Return a time as text; a time without a date as seconds.
 
-    >>> written(0.25), written(1e15)
+    >>> format_time(0.25), format_time(1e15)
     ('1970-01-01T00:00:00.250Z', '1e+15 s')
     """
     if not has_date(unix_seconds):
@@ -357,36 +361,36 @@ def written(unix_seconds: float) -> str:
 def _progress(job: Job) -> Mapping[str, Any] | None:
     if not job.HasField("progress"):
         return None
-    told = job.progress
+    progress = job.progress
     return {
-        "step": told.step,
+        "step": progress.step,
         "steps": job.spec.steps_total or None,
-        "rate_per_second": told.rate_per_second,
-        "loss": told.loss if told.HasField("loss") else None,
-        "update_time": time_of(told, "update_time"),
-        "throttle": told.throttle or None,
+        "rate_per_second": progress.rate_per_second,
+        "loss": progress.loss if progress.HasField("loss") else None,
+        "update_time": time_of(progress, "update_time"),
+        "throttle": progress.throttle or None,
     }
 
 
 def throttle_of(view: View) -> str:
-    """How a job that runs is held back, from its view; "" where it is not."""
+    """Return how a running job is throttled, from its view; "" if it is not."""
     runs = view["phase"] in (Phase.RUNNING, Phase.STARTING)
     return (view["progress"] or {}).get("throttle") or "" if runs else ""
 
 
 def forecast_view(message: StartForecast) -> View:
-    """When a job will probably start: times from now on, null where that is not within what was looked at."""
-    there = {field.name: value for field, value in message.ListFields()}
+    """Return a start forecast: times from now, null if beyond the forecast horizon."""
+    present = {field.name: value for field, value in message.ListFields()}
 
-    def told(field: str) -> float | None:
-        return seconds(there[field]) if field in there else None
+    def field_seconds(field: str) -> float | None:
+        return seconds(present[field]) if field in present else None
 
     return {
-        "start_seconds": told("start"),
-        "start_p10_seconds": told("start_p10"),
-        "start_p90_seconds": told("start_p90"),
-        "finish_seconds": told("finish"),
-        "reached_seconds": told("reached"),
+        "start_seconds": field_seconds("start"),
+        "start_p10_seconds": field_seconds("start_p10"),
+        "start_p90_seconds": field_seconds("start_p90"),
+        "finish_seconds": field_seconds("finish"),
+        "reached_seconds": field_seconds("reached"),
         "ending_job_ids": list(message.ending_job_ids),
         "ending_count": message.ending_count,
         "draws": message.draws,
@@ -394,6 +398,6 @@ def forecast_view(message: StartForecast) -> View:
 
 
 def ahead_view(message: JobAhead) -> View:
-    """A job that another one waits for, or that would wait for longer because of it."""
+    """Return a job that another job waits for, or that another job would delay."""
     view: View = {"id": message.job_id, "name": message.name, "needs": message.needs, "running": message.running}
     return view | ({"later_seconds": seconds(message.later)} if message.HasField("later") else {})

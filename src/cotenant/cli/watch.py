@@ -1,4 +1,4 @@
-"""Following what changes: a stream that survives a restart of the queue, and a table that shows it."""
+"""Watching jobs: a stream of changes that survives a restart of the queue, and a live table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 import grpc.aio
 
 from cotenant.cli.connection import Mesh
-from cotenant.cli.outcome import harmless
+from cotenant.cli.outcome import sanitize
 from cotenant.cli.render import Column, console, plain_lines, styled
-from cotenant.cli.stream_retry import Patience
+from cotenant.cli.stream_retry import StreamRetry
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import JobFilter, WatchJobsRequest
 
@@ -19,24 +19,24 @@ REFRESH_SECONDS = 1.0
 
 
 async def changes(mesh: Mesh, wanted: JobFilter, *, until_ended: bool = False) -> AsyncIterator[Job]:
-    """Yield each matching job as it is, then each change, also beyond a restart of the queue.
+    """Yield each matching job, then each change; reconnects after a restart of the queue.
 
-    After a cut all jobs come once more, as they are then.
+    After a reconnect all jobs are yielded again.
 
     Raises:
-        AioRpcError: the queue stayed away, or refused.
+        AioRpcError: the queue stayed unreachable or refused the call.
     """
-    patience = Patience(mesh, "the queue is away, while jobs run on")
+    retry = StreamRetry(mesh, "lost the connection to the queue; jobs keep running")
     while True:
         try:
             async for response in mesh.jobs.WatchJobs(WatchJobsRequest(filter=wanted, until_ended=until_ended)):
                 if response.synced:
-                    patience.renew()
+                    retry.reset()
                 if response.HasField("job"):
                     yield response.job
             return
         except grpc.aio.AioRpcError as error:
-            await patience.wait(error)
+            await retry.wait(error)
 
 
 async def live_table(
@@ -44,11 +44,11 @@ async def live_table(
     columns: Sequence[Column],
     rows: Callable[[Iterable[Job]], list[list[str]]],
 ) -> None:
-    """Show jobs as they change: a table in place on a terminal, else one line for each change."""
+    """Show jobs as they change: a table updated in place on a terminal, otherwise one line per change."""
     if not sys.stdout.isatty():
         async for job in jobs:
             for row in rows([job]):
-                print(plain_lines(columns, [[harmless(cell) for cell in row]])[1], flush=True)
+                print(plain_lines(columns, [[sanitize(cell) for cell in row]])[1], flush=True)
         return
     from rich.live import Live
 
@@ -56,12 +56,12 @@ async def live_table(
     out = console()
     with Live(console=out, auto_refresh=False) as live:
         async for _ in _ticks(jobs, known):
-            cleaned = [[harmless(cell) for cell in row] for row in rows(known.values())]
+            cleaned = [[sanitize(cell) for cell in row] for row in rows(known.values())]
             live.update(styled(columns, cleaned, out.width), refresh=True)
 
 
 async def _ticks(jobs: AsyncIterator[Job], known: dict[str, Job]) -> AsyncIterator[None]:
-    """Keep `known` up to date, and yield after each change and each second, so that durations go on."""
+    """Keep `known` up to date; yield after each change and each second, so that durations advance."""
     pending = asyncio.ensure_future(anext(jobs, None))
     try:
         while True:

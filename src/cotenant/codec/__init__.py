@@ -1,1 +1,1 @@
-"""Between the wire's messages and the domain's values."""
+"""Encoding and decoding between protobuf messages and the domain model."""

@@ -1,4 +1,4 @@
-"""What comes before a job, and which of an array it is, between the wire and the core's words."""
+"""Encodes and decodes a job's dependencies, array and array task."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _WORDS = {number: word for word, number in _CONDITIONS.items()}
 
 
 def dependencies_from_wire(message: job_pb2.JobSpec) -> tuple[Dependency, ...]:
-    """Read what a job waits for; a condition that is not said is success."""
+    """Decode a job's dependencies; an unset condition means success."""
     return tuple(Dependency(one.id, _WORDS.get(one.condition, Condition.AFTER_OK)) for one in message.dependencies)
 
 
 def violations(message: job_pb2.JobSpec) -> list[Violation]:
-    """Name conditions that nobody knows."""
+    """Return violations for unknown conditions."""
     return [
-        Violation(f"spec.dependencies[{place}].condition", f"{one.condition} is not known")
+        Violation(f"spec.dependencies[{place}].condition", f"{one.condition} is unknown")
         for place, one in enumerate(message.dependencies)
         if one.condition and one.condition not in _WORDS
     ]
 
 
 def array_from_wire(message: job_pb2.JobSpec) -> ArraySpec | None:
-    """Read which array is wanted."""
+    """Decode the array of a spec."""
     if not message.HasField("array"):
         return None
     ranges = tuple(IndexRange(part.first, part.last, part.step or 1) for part in message.array.ranges)
@@ -38,15 +38,15 @@ def array_from_wire(message: job_pb2.JobSpec) -> ArraySpec | None:
 
 
 def task_from_wire(message: job_pb2.JobSpec) -> ArrayTask | None:
-    """Read which job of an array it is."""
+    """Decode the array task of a spec."""
     if not message.HasField("array_task"):
         return None
     task = message.array_task
     return ArrayTask(task.array_id, task.index, task.count, task.running_max)
 
 
-def write_sequence(spec: JobSpec, message: job_pb2.JobSpec) -> None:
-    """Write all of this into a spec's message."""
+def write_dependencies(spec: JobSpec, message: job_pb2.JobSpec) -> None:
+    """Encode dependencies, array and array task into a spec's message."""
     for dependency in spec.dependencies:
         message.dependencies.add(id=dependency.job_id, condition=_CONDITIONS[dependency.condition])
     if spec.array:
@@ -58,5 +58,5 @@ def write_sequence(spec: JobSpec, message: job_pb2.JobSpec) -> None:
 
 
 def task_to_wire(task: ArrayTask) -> job_pb2.ArrayTask:
-    """Write which job of an array it is."""
+    """Encode an array task."""
     return job_pb2.ArrayTask(array_id=task.array_id, index=task.index, count=task.count, running_max=task.running_max)

@@ -1,7 +1,7 @@
-"""Errors as callers meet them: one exception in our words, one google.rpc.Status on the wire.
+"""Errors of the API: one exception type, encoded as google.rpc.Status.
 
-A servicer raises a `Problem`; the server sends it as a rich status; a client reads it back with `from_error`. The
-reason is stable and in UPPER_SNAKE_CASE, so that programs decide by it and the message stays free to be improved.
+A servicer raises a `Problem`; the server sends it as a rich status; a client decodes it with `from_error`. The reason
+is stable and in UPPER_SNAKE_CASE, so that programs decide by it and the message may be improved at any time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from cotenant.codec.handshake import handshake_word
+from cotenant.codec.handshake import handshake_failure
 from cotenant.core.model.limits import VIOLATIONS_MAX
 from cotenant.core.model.validation import Violation, shown
 from cotenant.core.spelling import nearest
@@ -37,15 +37,15 @@ __all__ = [
 
 DOMAIN = "cotenant"
 DETAILS_KEY = "grpc-status-details-bin"  # fixed by gRPC
-MESSAGE_BYTES_MAX = 768  # clients refuse trailers beyond 8 KiB in all, and a message travels there in percent code
-STATUS_BYTES_MAX = 3584  # and the status, which holds the message once more, in base 64
+MESSAGE_BYTES_MAX = 768  # clients reject trailers above 8 KiB, which hold the message percent-encoded
+STATUS_BYTES_MAX = 3584  # and the status, with the message again, in base64
 RETRY_AFTER_SECONDS_DEFAULT = 1.0
-NO_LEADER = "NO_LEADER"  # nobody leads the service now; nothing was done
-NOT_LEADER = "NOT_LEADER"  # whoever was asked does not lead any more; nothing was done
+NO_LEADER = "NO_LEADER"  # the service has no leader now; nothing was done
+NOT_LEADER = "NOT_LEADER"  # the called replica no longer leads; nothing was done
 
 
 class Problem(Exception):
-    """Something that the caller should know, with what it can do about it."""
+    """An error that the caller should know about, with what it can do."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Problem(Exception):
 
 
 def invalid(violations: Sequence[Violation]) -> Problem:
-    """Bad input; the message names every bad field, of very many the first.
+    """Return the problem of invalid input; the message names every bad field, or the first of very many.
 
     >>> invalid([Violation("spec.name", "is longer than 253 characters")]).message
     'spec.name: is longer than 253 characters'
@@ -82,7 +82,7 @@ def invalid(violations: Sequence[Violation]) -> Problem:
 
 
 def not_found(kind: str, id: str, near: Iterable[str] = ()) -> Problem:
-    """There is no such thing; `near` are ids that exist, of which the most similar ones are named.
+    """Return the problem of a missing object; the most similar of the existing IDs in `near` are suggested.
 
     >>> not_found("job", "resnet-1", near=["resnet-7", "bert"]).message
     "there is no job 'resnet-1'; did you mean 'resnet-7'?"
@@ -98,17 +98,17 @@ def not_found(kind: str, id: str, near: Iterable[str] = ()) -> Problem:
 
 
 def already_exists(kind: str, id: str) -> Problem:
-    """There is such a thing already."""
+    """Return the problem that an object already exists."""
     return Problem(
         grpc.StatusCode.ALREADY_EXISTS,
         f"{kind.upper().replace(' ', '_')}_EXISTS",
-        f"there is a {kind} {shown(id)} already",
+        f"there already is a {kind} {shown(id)}",
         metadata={"kind": kind, "id": id},
     )
 
 
 def conflict(kind: str, id: str, message: str = "") -> Problem:
-    """The thing has changed since the caller read it."""
+    """Return the problem that an object has changed since the caller read it."""
     return Problem(
         grpc.StatusCode.ABORTED,
         "ETAG_MISMATCH",
@@ -122,17 +122,17 @@ def unavailable(
     retry_after_seconds: float = RETRY_AFTER_SECONDS_DEFAULT,
     reason: str = "UNAVAILABLE",
 ) -> Problem:
-    """Not now; the same call may succeed soon."""
+    """Return a temporary problem; the same call may succeed soon."""
     return Problem(grpc.StatusCode.UNAVAILABLE, reason, message, retry_after_seconds=retry_after_seconds)
 
 
 def failed_precondition(reason: str, message: str, **metadata: str) -> Problem:
-    """The system is not in a state for this, and the same call will fail until that has changed."""
+    """Return the problem that the system's state forbids a call until that state changes."""
     return Problem(grpc.StatusCode.FAILED_PRECONDITION, reason, message, metadata=metadata)
 
 
 def exhausted(reason: str, message: str, retry_after_seconds: float | None = None, **metadata: str) -> Problem:
-    """A limit is reached: a quota, a queue's length, a message's size."""
+    """Return the problem that a limit is reached: a quota, a queue's length, a message's size."""
     return Problem(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         reason,
@@ -143,22 +143,22 @@ def exhausted(reason: str, message: str, retry_after_seconds: float | None = Non
 
 
 def unauthenticated(reason: str, message: str) -> Problem:
-    """The caller has not shown who it is."""
+    """Return the problem that the caller is not authenticated."""
     return Problem(grpc.StatusCode.UNAUTHENTICATED, reason, message)
 
 
 def internal(incident: str) -> Problem:
-    """Our fault; the server's log tells what happened under this id, the caller is told no more."""
+    """Return the problem of a server error; the server's log has the details under this ID, the caller gets no more."""
     return Problem(
         grpc.StatusCode.INTERNAL,
         "INTERNAL",
-        f"something went wrong inside; the server's log tells what, under {incident}",
+        f"internal error; see incident {incident} in the server's log",
         metadata={"incident": incident},
     )
 
 
 def to_status(problem: Problem) -> Any:
-    """Write a problem as google.rpc.Status, small enough for the trailers in which it travels."""
+    """Encode a problem as google.rpc.Status, small enough for the trailers."""
     status = status_pb2.Status(code=problem.code.value[0], message=_clipped(problem.message))
     status.details.add().Pack(
         error_details_pb2.ErrorInfo(reason=problem.reason, domain=DOMAIN, metadata=_fitting(problem.metadata))
@@ -174,8 +174,8 @@ def to_status(problem: Problem) -> Any:
 
 
 def from_error(error: Exception) -> Problem:
-    """Read what a failed call tells: a rich status where there is one, else a plain one in our words."""
-    call = cast("Any", error)  # every error of a call is a grpc.Call too, which promises these three
+    """Return the problem of a failed call: its rich status if there is one, else its plain status."""
+    call = cast("Any", error)  # every error of a call is also a grpc.Call
     code: grpc.StatusCode = call.code()
     for key, value in call.trailing_metadata() or ():
         if key == DETAILS_KEY and (problem := _from_rich(code, value)):
@@ -184,11 +184,11 @@ def from_error(error: Exception) -> Problem:
 
 
 def _bad_request(violations: Sequence[Violation], room_bytes: int) -> Any:
-    """List as many violations as there is room for, and say how many are left out."""
+    """Return as many violations as fit, and the number of the others."""
     bad = error_details_pb2.BadRequest()
     for index, violation in enumerate(violations):
         bad.field_violations.add(field=violation.field, description=_clipped(violation.description))
-        if bad.ByteSize() > room_bytes - 150:  # leaves room for the line below
+        if bad.ByteSize() > room_bytes - 150:  # leave room for the line below
             del bad.field_violations[-1]
             bad.field_violations.add(field="", description=f"and {len(violations) - index} more")
             break
@@ -196,7 +196,7 @@ def _bad_request(violations: Sequence[Violation], room_bytes: int) -> Any:
 
 
 def _fitting(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Keep the first entries, each clipped, as far as there is room."""
+    """Return the first entries that fit, each clipped."""
     kept, room_bytes = {}, MESSAGE_BYTES_MAX
     for key, value in metadata.items():
         short = _clipped(value, MESSAGE_BYTES_MAX // 4)
@@ -208,7 +208,7 @@ def _fitting(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def _clipped(text: str, bytes_max: int = MESSAGE_BYTES_MAX) -> str:
-    """Cut a text so that it stays valid UTF-8, and show that it was cut."""
+    """Cut a text so that it stays valid UTF-8, and mark the cut."""
     encoded = text.encode()
     if len(encoded) <= bytes_max:
         return text
@@ -216,7 +216,7 @@ def _clipped(text: str, bytes_max: int = MESSAGE_BYTES_MAX) -> str:
 
 
 def _from_rich(code: grpc.StatusCode, encoded: bytes) -> Problem | None:
-    """Read a rich status; None where it is damaged or tells of another code than the call ended with."""
+    """Decode a rich status; return None if it is damaged or its code differs from the call's."""
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     told_retry = False
     try:
@@ -239,29 +239,29 @@ def _from_rich(code: grpc.StatusCode, encoded: bytes) -> Problem | None:
     )
 
 
-PLAIN = {
+PLAIN_MESSAGES = {
     grpc.StatusCode.UNAVAILABLE: "the service cannot be reached",
     grpc.StatusCode.DEADLINE_EXCEEDED: "no answer within the call's deadline",
-    grpc.StatusCode.UNAUTHENTICATED: "the service does not know the caller",
+    grpc.StatusCode.UNAUTHENTICATED: "the caller is not authenticated",
     grpc.StatusCode.PERMISSION_DENIED: "the caller may not do this",
-    grpc.StatusCode.UNIMPLEMENTED: "the service at this address does not know this call",
+    grpc.StatusCode.UNIMPLEMENTED: "the service at this address does not implement this call",
     grpc.StatusCode.CANCELLED: "the call was cancelled",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "a limit was reached",
 }
 
 
-_ENDED_AT_ONCE = re.compile(r"(failed to connect|connections to all).*: Socket closed$")
+_CLOSED_AT_ONCE = re.compile(r"(failed to connect|connections to all).*: Socket closed$")
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 
 
 def _from_plain(code: grpc.StatusCode, details: str) -> Problem:
     if size := _TOO_LARGE.search(details):
         return exhausted("MESSAGE_TOO_LARGE", f"a message has {size[1]} bytes; at most {size[2]} bytes are taken")
-    if code is grpc.StatusCode.UNAVAILABLE and (handshake := handshake_word(details)):
+    if code is grpc.StatusCode.UNAVAILABLE and (handshake := handshake_failure(details)):
         return Problem(code, *handshake)
-    if code is grpc.StatusCode.UNAVAILABLE and _ENDED_AT_ONCE.search(details):
-        message = "the server ends each connection at once: it may ask for TLS or a certificate, or be full"
+    if code is grpc.StatusCode.UNAVAILABLE and _CLOSED_AT_ONCE.search(details):
+        message = "the server closes each connection at once: it may require TLS or a certificate, or be full"
         return Problem(code, code.name, message)
-    words = PLAIN.get(code)
+    words = PLAIN_MESSAGES.get(code)
     message = f"{words}: {details}" if words and details else words or details or code.name
     return Problem(code, code.name, message)

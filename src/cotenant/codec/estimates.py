@@ -1,4 +1,4 @@
-"""What is known of a job, between the wire and the core's words."""
+"""Encodes and decodes estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.v1 import predictor_service_pb2
 
 
 def estimate_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
-    """Read what is known of a job."""
+    """Decode an estimate."""
     return Estimate(
         predictable=message.predictable,
         confidence=message.confidence,
@@ -36,7 +36,7 @@ def estimate_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
 
 
 def estimate_to_wire(job_id: str, estimate: Estimate) -> predictor_service_pb2.Estimate:
-    """Write down what is known of a job."""
+    """Encode a job's estimate."""
     message = predictor_service_pb2.Estimate(
         job_id=job_id,
         predictable=estimate.predictable,
@@ -69,8 +69,8 @@ def _duration_or_none(value: float | None) -> Duration | None:
     return None if value is None else specs.duration(value)
 
 
-def about_cores(estimate: predictor_service_pb2.Estimate) -> tuple[object, ...]:
-    """What of an estimate cores may follow from, in rough figures: remaining times change all the time, and a little
+def core_relevant_parts(estimate: predictor_service_pb2.Estimate) -> tuple[object, ...]:
+    """Return the parts of an estimate that affect cores, rounded: remaining times change all the time, and a little
     noise is not worth a commit."""
     rates = [float(f"{candidate.rate_per_second:.2g}") for candidate in estimate.candidates]
     return estimate.predictable, estimate.cores_useful, round(estimate.cores_useful_confidence, 1), rates

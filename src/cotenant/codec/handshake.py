@@ -1,34 +1,34 @@
-"""Why a TLS handshake failed, read from gRPC's details."""
+"""Explains why a TLS handshake failed, from gRPC's error details."""
 
 from __future__ import annotations
 
 FAILED_HANDSHAKES = (
-    ("certificate has expired", "CERTIFICATE_EXPIRED", "the server's certificate has expired; it must be issued anew"),
+    ("certificate has expired", "CERTIFICATE_EXPIRED", "the server's certificate has expired; it must be renewed"),
     (
         "certificate is not yet valid",
         "CERTIFICATE_NOT_YET_VALID",
-        "the server's certificate is not valid yet; is this machine's clock right, and the server's?",
+        "the server's certificate is not valid yet; check this machine's clock and the server's",
     ),
     (
         "unable to get local issuer",
         "CERTIFICATE_OF_ANOTHER_CA",
-        "the server's certificate was issued by an authority that is not among those of --tls-ca",
+        "the server's certificate was issued by an authority that is not in --tls-ca",
     ),
-    ("self signed", "CERTIFICATE_OF_ANOTHER_CA", "the server's certificate was issued by nobody that --tls-ca names"),
-    ("self-signed", "CERTIFICATE_OF_ANOTHER_CA", "the server's certificate was issued by nobody that --tls-ca names"),
+    ("self signed", "CERTIFICATE_OF_ANOTHER_CA", "the server's certificate was not issued by an authority in --tls-ca"),
+    ("self-signed", "CERTIFICATE_OF_ANOTHER_CA", "the server's certificate was not issued by an authority in --tls-ca"),
     (
         "Hostname Verification Check failed",
         "CERTIFICATE_OF_ANOTHER_NAME",
-        "the server's certificate is not for the name or address by which it was called",
+        "the server's certificate is not valid for the name or address that was called",
     ),
-    ("WRONG_VERSION_NUMBER", "NO_TLS_THERE", "the server speaks no TLS"),
+    ("WRONG_VERSION_NUMBER", "NO_TLS_THERE", "the server does not use TLS"),
 )
 
 
-def handshake_word(details: str) -> tuple[str, str] | None:
-    """Read why a handshake failed; None where that is not what the details tell.
+def handshake_failure(details: str) -> tuple[str, str] | None:
+    """Return why a handshake failed; None if the details are about something else.
 
-    >>> handshake_word("… CERTIFICATE_VERIFY_FAILED: certificate has expired: OK")[0]
+    >>> handshake_failure("… CERTIFICATE_VERIFY_FAILED: certificate has expired: OK")[0]
     'CERTIFICATE_EXPIRED'
     """
     for part, reason, message in FAILED_HANDSHAKES:

@@ -1,8 +1,8 @@
-"""Every unary method of the contract, and how a client calls it. A test holds this table to the protos.
+"""All unary methods of the API, and how clients call them. A test compares this table with the protos.
 
-A method is retried on UNAVAILABLE where a repeat does no harm: it only reads, it carries a `request_id` by which the
-server knows the repeat, or it asks for something that may be true already. Streams are not in the table: their
-callers resume them, which a channel cannot do.
+A method is retried on UNAVAILABLE if a repeat is harmless: it only reads, it has a `request_id` by which the server
+recognizes the repeat, or it requests a state that may already hold. Streams are not in the table: their callers resume
+them, which a channel cannot do.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _BY_SERVICE = {
         "ForgetNode": WRITE,
     },
     "PlacementService": {
-        # Not retried: the next cycle plans anew, from what is free then.
+        # Not retried: the next cycle plans again, with the resources free by then.
         "PlanPlacement": Method(has_request_id=True, deadline_seconds=30),
         "StopAttempts": HARMLESS,
         "ForgetAttempts": HARMLESS,

@@ -1,4 +1,4 @@
-"""What a job is to reach, and what is judged and expected of it, between the wire and the core's words."""
+"""Encodes and decodes objectives, latency estimates and candidate allocations."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ALLOCATION = ("cores", "gpu_milli", "nodes", "gpu_type", "workers", "servers", "
 
 
 def goal_from_wire(message: job_pb2.LossGoal) -> LossGoal:
-    """Read when a training is done."""
+    """Decode a training's loss goal."""
     return LossGoal(message.target if message.HasField("target") else None, message.fall_steps, message.fall_min)
 
 
 def goal_to_wire(goal: LossGoal) -> job_pb2.LossGoal:
-    """Write when a training is done."""
+    """Encode a training's loss goal."""
     return job_pb2.LossGoal(target=goal.target, fall_steps=goal.fall_steps, fall_min=goal.fall_min)
 
 
 def latency_from_wire(message: pb.LatencyEstimate) -> Latency:
-    """Read a service's latency."""
+    """Decode a service's latency estimate."""
     return Latency(
         replicas=message.replicas,
         replicas_needed=message.replicas_needed or None,
@@ -42,7 +42,7 @@ def latency_from_wire(message: pb.LatencyEstimate) -> Latency:
 
 
 def write_latency(latency: Latency, message: pb.LatencyEstimate) -> None:
-    """Write a service's latency into its message."""
+    """Encode a service's latency estimate into its message."""
     message.replicas = latency.replicas
     message.replicas_needed = latency.replicas_needed or 0
     message.confidence = latency.confidence
@@ -54,11 +54,11 @@ def write_latency(latency: Latency, message: pb.LatencyEstimate) -> None:
 
 
 def candidate_to_wire(allocation: Candidate) -> pb.CandidateAllocation:
-    """Write an allocation that is to be judged, or was."""
+    """Encode a candidate allocation."""
     return pb.CandidateAllocation(**{name: getattr(allocation, name) for name in ALLOCATION})
 
 
 def candidate_from_wire(message: pb.CandidateAllocation) -> Candidate:
-    """Read an allocation that was judged; one that names no nodes is on one."""
+    """Decode a candidate allocation; without a number of nodes it is on one node."""
     allocation = Candidate(**{name: getattr(message, name) for name in ALLOCATION})
     return allocation if allocation.nodes else replace(allocation, nodes=1)

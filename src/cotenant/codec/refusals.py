@@ -1,4 +1,4 @@
-"""Refusals on the wire: what has no field of its own there goes with the numbers."""
+"""Encodes and decodes refusals; values without a field of their own are sent as numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.v1 import job_pb2
 
-OVER_SHARE = "over_share"  # 1 where it is so
-LOCALITY, RELAXES_TO = "wanted_locality", "relaxes_to"  # as the wire numbers the levels
+OVER_SHARE = "over_share"  # 1 if true
+LOCALITY, RELAXES_TO = "wanted_locality", "relaxes_to"  # as the numbers of the enum
 HELD_SECONDS = "held_seconds"
 
 
 def to_wire(refusal: Refusal) -> job_pb2.Refusal:
-    """Write down why a job waits."""
+    """Encode why a job waits."""
     numbers = _numbers(refusal)
     if refusal.relaxes_to:
         numbers[RELAXES_TO] = float(LOCALITIES.to_wire(refusal.relaxes_to))
@@ -24,9 +24,9 @@ def to_wire(refusal: Refusal) -> job_pb2.Refusal:
     return _message(refusal, refusal.detail, numbers)
 
 
-def to_people(refusal: Refusal) -> job_pb2.Refusal:
-    """Write down why a job waits, for whoever asks: the detail says what time alone will change."""
-    return _message(refusal, refusal.told, _numbers(refusal))
+def to_text(refusal: Refusal) -> job_pb2.Refusal:
+    """Encode why a job waits, for users: the detail includes what time alone will change."""
+    return _message(refusal, refusal.full_detail, _numbers(refusal))
 
 
 def _numbers(refusal: Refusal) -> dict[str, float]:
@@ -46,7 +46,7 @@ def _message(refusal: Refusal, detail: str, numbers: dict[str, float]) -> job_pb
 
 
 def from_wire(message: job_pb2.Refusal) -> Refusal:
-    """Read why a job waits.
+    """Decode why a job waits.
 
     Raises:
         ValueError: the code is from a newer version.

@@ -1,10 +1,10 @@
-"""Holds requests to the limits of `cotenant.core.model.limits`, before and after they are decoded.
+"""Checks requests against the limits of `cotenant.core.model.limits`, before and after decoding.
 
-Before: the bytes of a request, which bound what decoding it costs. Of calls that people make they are few; services and
-agents, who have authenticated by then, may send as much as the server's `message_bytes`.
+Before: the bytes of a request, which limit the cost of decoding it. Users' calls have small limits; services and
+agents, which are authenticated by then, may send as much as the server's `message_bytes`.
 
-After: the items of each repeated field, and the characters of each text, in the request itself and in the messages that
-it holds once. What stands in items (a job's roles, a candidate's spec) is for validation, which knows what it means.
+After: the items of each repeated field, and the characters of each text, in the request itself and in its singular
+messages. The contents of items (a job's roles, a candidate's spec) are left to validation, which knows what they mean.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cotenant.core.model.job_array import RANGES_MAX
 from cotenant.core.model.validation import Violation
 from cotenant.v1 import job_pb2
 
-DEPTH_MAX = 2  # of messages that a request holds once: a filter, a job and its spec
-UNLIMITED = 1 << 62  # held to a limit where it is validated
+DEPTH_MAX = 2  # of singular messages in a request: a filter, a job and its spec
+UNLIMITED = 1 << 62  # limited by validation
 
-# By message and field, or by field alone where it means the same in all messages.
+# By message and field, or by field alone if it means the same in all messages.
 ITEMS: Mapping[str, int] = MappingProxyType(
     {
         "JobFilter.ids": limits.FILTER_IDS_MAX,
@@ -48,7 +48,7 @@ ITEMS: Mapping[str, int] = MappingProxyType(
         "EstimateRequest.queries": limits.QUERIES_MAX,
     }
 )
-VALIDATED = frozenset({"JobSpec", "ProgressRule", "SubmitDirectory"})  # texts of these have limits of their own
+VALIDATED = frozenset({"JobSpec", "ProgressRule", "SubmitDirectory"})  # their texts have limits of their own
 
 BYTES: Mapping[str, int] = MappingProxyType(
     {
@@ -66,7 +66,7 @@ BYTES: Mapping[str, int] = MappingProxyType(
 
 @cache
 def bytes_max(method: str) -> int:
-    """Return how many bytes a request of a method may have; 0: as many as the server takes.
+    """Return how many bytes a request of a method may have; 0: the server's limit.
 
     >>> bytes_max("/cotenant.v1.JobService/GetJob"), bytes_max("/cotenant.v1.AgentService/Connect")
     (65536, 0)
@@ -77,18 +77,18 @@ def bytes_max(method: str) -> int:
 
 
 def check_bytes(method: str, size: int) -> None:
-    """Refuse a request that has too many bytes.
+    """Reject a request that has too many bytes.
 
     Raises:
         Problem: INVALID_ARGUMENT.
     """
     most = bytes_max(method)
     if most and size > most:
-        raise errors.invalid([Violation("request", f"has {size} bytes; {most} are taken at most")])
+        raise errors.invalid([Violation("request", f"has {size} bytes; {most} are allowed at most")])
 
 
 def check(request: Any) -> None:
-    """Refuse a request with too many items in a repeated field, or too long a text.
+    """Reject a request with too many items in a repeated field, or too long a text.
 
     Raises:
         Problem: INVALID_ARGUMENT, naming each such field.
@@ -98,11 +98,11 @@ def check(request: Any) -> None:
 
 
 def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
-    """Return where a spec is larger than that of any job may be, so that nobody reads all of it."""
+    """Return where a spec exceeds the limits of any job, so that it need not be read completely."""
     if (size := spec.ByteSize()) > limits.SPEC_BYTES_MAX:
-        return [Violation("spec", f"has {size} bytes; {limits.SPEC_BYTES_MAX} are taken at most")]
+        return [Violation("spec", f"has {size} bytes; {limits.SPEC_BYTES_MAX} are allowed at most")]
     return [
-        Violation(f"spec.{field}", f"at most {most} are taken, not {count}")
+        Violation(f"spec.{field}", f"at most {most} are allowed, not {count}")
         for field, count, most in (
             ("roles", len(spec.roles), limits.ROLES_MAX),
             ("labels", len(spec.labels), limits.LABELS_MAX),
@@ -120,10 +120,10 @@ def _violations(message: Message, prefix: str, depth: int) -> Iterator[Violation
     repeated, texts, inner = _plan(message.DESCRIPTOR)
     for name, most in repeated:
         if (count := len(getattr(message, name))) > most:
-            yield Violation(f"{prefix}{name}", f"has {count} items; {most} are taken at most")
+            yield Violation(f"{prefix}{name}", f"has {count} items; {most} are allowed at most")
     for name in texts:
         if (length := len(getattr(message, name))) > limits.TEXT_LENGTH_MAX:
-            yield Violation(f"{prefix}{name}", f"has {length} characters; {limits.TEXT_LENGTH_MAX} are taken at most")
+            yield Violation(f"{prefix}{name}", f"has {length} characters; {limits.TEXT_LENGTH_MAX} are allowed at most")
     if depth < DEPTH_MAX:
         for name in inner:
             if message.HasField(name):
@@ -132,7 +132,7 @@ def _violations(message: Message, prefix: str, depth: int) -> Iterator[Violation
 
 @cache
 def _plan(descriptor: Descriptor) -> tuple[Sequence[tuple[str, int]], Sequence[str], Sequence[str]]:
-    """Return a message's repeated fields with their limits, its texts, and the messages that it holds once."""
+    """Return a message's repeated fields with their limits, its texts, and its singular messages."""
     repeated: list[tuple[str, int]] = []
     texts: list[str] = []
     inner: list[str] = []

@@ -1,18 +1,20 @@
-"""Roles of a job between the wire and the core's words."""
+"""Encodes and decodes the roles of a job."""
 
 from __future__ import annotations
 
 from cotenant.core.model.job import OPEN_REPLICAS_MAX_DEFAULT, OpenReplicas, Request, Role
 from cotenant.v1 import job_pb2, resources_pb2
 
-LEAST_DEFAULT = OpenReplicas().least
+MIN_REPLICAS_DEFAULT = OpenReplicas().least
 
 
 def role_from_wire(message: job_pb2.Role) -> Role:
-    """Read a role, with the defaults of what it leaves out."""
+    """Decode a role, with defaults for unset fields."""
     left_open = None
     if message.HasField("open"):
-        left_open = OpenReplicas(message.open.min or LEAST_DEFAULT, message.open.max or OPEN_REPLICAS_MAX_DEFAULT)
+        left_open = OpenReplicas(
+            message.open.min or MIN_REPLICAS_DEFAULT, message.open.max or OPEN_REPLICAS_MAX_DEFAULT
+        )
     return Role(
         message.name or "worker",
         message.replicas or (max(1, left_open.least) if left_open else 0),
@@ -23,7 +25,7 @@ def role_from_wire(message: job_pb2.Role) -> Role:
 
 
 def role_to_wire(role: Role) -> job_pb2.Role:
-    """Write a role, defaults included."""
+    """Encode a role, defaults included."""
     request = role.request
     resources = resources_pb2.ResourceRequest(
         gpu_milli=request.gpu_milli,

@@ -1,4 +1,4 @@
-"""A least-recently-used cache of decoded job specs, bounded by the memory that they take.
+"""A least-recently-used cache of decoded job specs, bounded by the memory that they use.
 
 A bound on the number of specs bounds nothing: 2 KiB on the wire become 300 bytes or 30 KiB of objects, and every job of
 an array has a spec of its own. The size of a decoded spec is estimated from its parts; the estimate is checked against

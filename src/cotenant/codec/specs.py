@@ -1,6 +1,7 @@
-"""Between the wire's messages and the core's words. Every spec that comes from outside comes through here.
+"""Encodes and decodes specs, allocations and inventories. Every spec from outside is decoded here.
 
-`…_from_wire` trusts its message: it is for what this mesh has written itself. `accept_spec` trusts nothing.
+The `…_from_wire` functions trust their message: they are for messages that this mesh has written. `accept_spec` trusts
+nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inv
 from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 
 NANOS = 1_000_000_000
-TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the end of the year 9999, where google.protobuf.Timestamp ends
-DURATION_SECONDS_MAX = 315_576_000_000  # 10,000 years, where google.protobuf.Duration ends
+TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the end of the year 9999, the maximum of google.protobuf.Timestamp
+DURATION_SECONDS_MAX = 315_576_000_000  # 10,000 years, the maximum of google.protobuf.Duration
 
 Word = TypeVar("Word", bound=StrEnum)
 
 
 class EnumMap(Generic[Word]):
-    """A wire enum and the core's words for it; the names are the same but for the wire's prefix."""
+    """Maps between a protobuf enum and an enum of the model; the names are equal except for protobuf's prefix."""
 
     def __init__(self, words: type[Word], wire: Any, prefix: str) -> None:
         self._to = {word: wire.Value(f"{prefix}_{word.name}") for word in words}
@@ -52,15 +53,15 @@ class EnumMap(Generic[Word]):
         self.names: Mapping[int, str] = {number: word.value for number, word in self._from.items()}
 
     def to_wire(self, word: Word) -> Any:
-        """The wire's number for a word."""
+        """Return the protobuf number of a value."""
         return self._to[word]
 
     def __contains__(self, number: object) -> bool:
-        """Whether the wire's number is that of a word."""
+        """Return whether a protobuf number has a value."""
         return number in self._from
 
     def from_wire(self, number: int) -> Word:
-        """The word for the wire's number.
+        """Return the value of a protobuf number.
 
         Raises:
             KeyError: the number is unspecified, or from a newer version.
@@ -78,37 +79,37 @@ HEALTH_ACTIONS = EnumMap(HealthAction, resources_pb2.HealthAction, "HEALTH_ACTIO
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Unix seconds on the wire, to the nanosecond."""
+    """Encode Unix seconds, to the nanosecond."""
     return Timestamp(**_split(seconds))
 
 
 def duration(seconds: float) -> Duration:
-    """Seconds, not negative, on the wire, to the nanosecond."""
+    """Encode non-negative seconds, to the nanosecond."""
     return Duration(**_split(seconds))
 
 
 def _split(seconds: float) -> dict[str, int]:
-    """Cut seconds into whole ones and nanoseconds; only so does a time come back as the very number that it was."""
+    """Split seconds into whole seconds and nanoseconds, so that decoding returns exactly the same number."""
     whole = math.floor(seconds)
     nanos = round((seconds - whole) * NANOS)
     return {"seconds": whole + nanos // NANOS, "nanos": nanos % NANOS}
 
 
 def seconds(message: Timestamp | Duration) -> float:
-    """Unix seconds of a time, or seconds of a duration."""
-    return (message.seconds * NANOS + message.nanos) / NANOS  # whole numbers, so that nothing is rounded twice
+    """Decode a timestamp to Unix seconds, or a duration to seconds."""
+    return (message.seconds * NANOS + message.nanos) / NANOS  # integers first, to round only once
 
 
 def optional_seconds(message: Message, field: str) -> float | None:
-    """Seconds of a duration of a message, None where it has none."""
+    """Decode the duration in a field, None if it is not set."""
     return seconds(getattr(message, field)) if message.HasField(field) else None
 
 
 def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
-    """Take a spec in from outside, all defaults filled in.
+    """Validate and decode a spec from outside, with all defaults.
 
     Raises:
-        Problem: INVALID_ARGUMENT naming every field that cannot be taken.
+        Problem: INVALID_ARGUMENT, naming every invalid field.
     """
     if beyond := spec_violations(message):
         raise errors.invalid(beyond)
@@ -122,14 +123,14 @@ def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
 
 
 def _wire_violations(message: job_pb2.JobSpec) -> list[validation.Violation]:
-    """What the core cannot see any more: enum numbers that nobody knows, times that no clock can show."""
+    """Return violations that decoding would hide: unknown enum numbers, and times out of range."""
     found = dependencies_module.violations(message)
     for field, number, known in (
         ("kind", message.kind, KINDS.names),
         ("locality", message.locality, LOCALITIES.names),
     ):
         if number and number not in known:
-            found.append(validation.Violation(f"spec.{field}", f"{number} is not known; known are {_known(known)}"))
+            found.append(validation.Violation(f"spec.{field}", f"{number} is unknown; the values are {_known(known)}"))
     for field, time, seconds_max in (
         ("deadline", message.deadline, TIMESTAMP_SECONDS_MAX),
         ("grace", message.grace, DURATION_SECONDS_MAX),
@@ -138,7 +139,7 @@ def _wire_violations(message: job_pb2.JobSpec) -> list[validation.Violation]:
         ("pre_run", message.pre_run, DURATION_SECONDS_MAX),
     ):
         if not (0 <= time.seconds <= seconds_max and 0 <= time.nanos < NANOS):
-            wrong = f"{time.seconds} s and {time.nanos} ns are no time that can be written down"
+            wrong = f"{time.seconds} s and {time.nanos} ns are out of range"
             found.append(validation.Violation(f"spec.{field}", wrong))
     return found
 
@@ -148,7 +149,7 @@ def _known(names: Mapping[int, str]) -> str:
 
 
 def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
-    """Decode a spec, with the defaults of what it leaves out.
+    """Decode a spec, with defaults for unset fields.
 
     Small specs are cached: a spec is decoded whenever its job's record has changed, and the specs of waiting jobs in
     each scheduling cycle.
@@ -206,7 +207,7 @@ _specs = SpecCache(_spec_from_wire)
 
 
 def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
-    """Write a spec out, defaults included."""
+    """Encode a spec, defaults included."""
     message = job_pb2.JobSpec(
         name=spec.name,
         kind=KINDS.to_wire(spec.kind),
@@ -236,7 +237,7 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         message.stop_after_disconnected.CopyFrom(duration(spec.stop_after_disconnected_seconds))
     if spec.pre_run_seconds is not None:
         message.pre_run.CopyFrom(duration(spec.pre_run_seconds))
-    dependencies_module.write_sequence(spec, message)
+    dependencies_module.write_dependencies(spec, message)
     if spec.deadline_seconds is not None:
         message.deadline.CopyFrom(timestamp(spec.deadline_seconds))
     if spec.expected_seconds is not None:
@@ -256,7 +257,7 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
 
 
 def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
-    """Read what a node is made of."""
+    """Decode a node's inventory."""
     return Inventory(
         cores=tuple(Core(core.id, tuple(core.cpus), core.numa_node, core.socket) for core in message.cores),
         gpus=tuple(
@@ -289,7 +290,7 @@ def _problem_from_wire(message: resources_pb2.HealthProblem) -> HealthProblem:
         check=message.check,
         action=HEALTH_ACTIONS.from_wire(message.action)
         if message.action in HEALTH_ACTIONS.names
-        else HealthAction.IGNORE,  # a newer agent's, whose meaning nobody here knows
+        else HealthAction.IGNORE,  # from a newer agent; its meaning is unknown here
         reason=message.reason,
         gpu_uuid=message.gpu_uuid,
         since=optional_seconds(message, "since"),
@@ -298,7 +299,7 @@ def _problem_from_wire(message: resources_pb2.HealthProblem) -> HealthProblem:
 
 
 def problem_to_wire(problem: HealthProblem) -> resources_pb2.HealthProblem:
-    """A problem of a node's health on the wire."""
+    """Encode a problem of a node's health."""
     return resources_pb2.HealthProblem(
         check=problem.check,
         action=HEALTH_ACTIONS.to_wire(problem.action),
@@ -310,7 +311,7 @@ def problem_to_wire(problem: HealthProblem) -> resources_pb2.HealthProblem:
 
 
 def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
-    """Write down what a node is made of."""
+    """Encode a node's inventory."""
     return resources_pb2.Inventory(
         cores=[
             resources_pb2.Core(id=core.id, cpus=core.cpus, numa_node=core.numa_node, socket=core.socket)
@@ -342,7 +343,7 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
 
 
 def allocation_from_wire(message: resources_pb2.NodeAllocation) -> NodeAllocation:
-    """Read what an attempt holds on a node."""
+    """Decode an attempt's allocation on a node."""
     return NodeAllocation(
         message.node_id,
         tuple(
@@ -365,7 +366,7 @@ def allocation_from_wire(message: resources_pb2.NodeAllocation) -> NodeAllocatio
 
 
 def allocation_to_wire(allocation: NodeAllocation) -> resources_pb2.NodeAllocation:
-    """Write down what an attempt holds on a node."""
+    """Encode an attempt's allocation on a node."""
     return resources_pb2.NodeAllocation(
         node_id=allocation.node_id,
         tasks=[
@@ -388,7 +389,7 @@ def allocation_to_wire(allocation: NodeAllocation) -> resources_pb2.NodeAllocati
 
 
 def shape_to_wire(shape: NodeShape) -> placement_service_pb2.NodeShape:
-    """Write a node's shape."""
+    """Encode a node's shape."""
     return placement_service_pb2.NodeShape(
         gpus=shape.gpus,
         cores=shape.cores,
@@ -400,7 +401,7 @@ def shape_to_wire(shape: NodeShape) -> placement_service_pb2.NodeShape:
 
 
 def shape_from_wire(message: placement_service_pb2.NodeShape) -> NodeShape:
-    """Read a node's shape."""
+    """Decode a node's shape."""
     return NodeShape(
         gpus=message.gpus,
         cores=message.cores,

@@ -1,4 +1,4 @@
-"""Tenants, between the wire and the core's words."""
+"""Decodes tenants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cotenant.v1 import tenant_service_pb2
 
 
 def tenant_of(message: tenant_service_pb2.Tenant) -> Tenant:
-    """Read a tenant in the core's words."""
+    """Decode a tenant."""
     return Tenant(
         message.id,
         quota_gpu_milli=message.quota_gpu_milli if message.HasField("quota_gpu_milli") else None,

@@ -1,1 +1,1 @@
-"""The domain: words, protocols and decisions. No clock, no network, no chance: time and rng are arguments."""
+"""The domain: models, policy protocols and decisions. No clock, network or randomness: time and rng are arguments."""

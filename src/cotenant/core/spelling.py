@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Iterable
 from itertools import islice
 
-NEAR_LENGTH_MAX, NEAR_MAX = 128, 2_000  # longer and further names are not compared
+NEAR_LENGTH_MAX, NEAR_MAX = 128, 2_000  # longer names, and names beyond this many, are not compared
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the known names that `name` may have been meant to be, the most similar first.
+    """Return the known names most similar to `name`, the most similar first.
 
-    None is similar to a name that is very long: looking for one takes a time that grows with both lengths.
+    Names that are very long have no similar ones: searching takes time that grows with both lengths.
     """
     if len(name) > NEAR_LENGTH_MAX:
         return []
@@ -21,7 +21,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Ask whether a similar name was meant; "" where none is similar.
+    """Return a hint at similar names; "" if there are none.
 
     >>> did_you_mean("fiffo", ["fifo", "las"])
     '; did you mean fifo?'

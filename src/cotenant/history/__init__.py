@@ -1,1 +1,1 @@
-"""What was recorded of a mesh, and a check of what must never have been true: pure but for the reading of records."""
+"""Recorded histories of a mesh, and a checker of its invariants; pure except for reading records."""

@@ -1,8 +1,8 @@
-"""Checks a history, event by event, against what must always be true of a mesh.
+"""Checks a history, event by event, against the invariants of a mesh.
 
-Theory of operation. The store's revisions order all commits, so that each commit is judged against all before it; what
-agents do is judged against the commits and the orders before it. Nothing is inferred from clocks but one thing: whether
-a node was away for so long that its attempts might be given up.
+Theory of operation. The store's revisions order all commits, so each commit is checked against all before it; actions
+of agents are checked against the commits and orders before them. Only one thing is inferred from clocks: whether a node
+was away for so long that its attempts might be given up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cotenant.history.events import (
     Prioritized,
     Rebooted,
     Resized,
-    Thing,
+    Resource,
     Told,
     Watched,
     Welcomed,
@@ -49,12 +49,12 @@ from cotenant.history.reads import Reads
 
 WHOLE = 1000
 ROUNDING_SECONDS = 0.001
-OVER = ENDED | {Phase.SUSPENDED}  # what a job is kept as only while no attempt of it is alive
-Key = tuple[str, int]  # a job's id and an attempt's number
+OVER = ENDED | {Phase.SUSPENDED}  # phases of a job without a live attempt
+Key = tuple[str, int]  # job ID and attempt number
 
 
 class Rule(StrEnum):
-    """What can be broken."""
+    """The invariants."""
 
     OWNERSHIP = "no core and no GPU is owned by two"
     LOST = "nothing acknowledged is lost"
@@ -70,8 +70,8 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """A rule that a history breaks: at which event of it, and what happened."""
+class RuleViolation:
+    """A violated rule: at which event, and what happened."""
 
     rule: Rule
     place: int
@@ -82,43 +82,43 @@ class Broken:
 
 
 class Checker:
-    """Takes in a history; what is broken is in `broken` as soon as it can be known."""
+    """Processes a history; violations are in `broken` as soon as they are known."""
 
     def __init__(self, lost_after_seconds: float = 0.0) -> None:
-        self.broken: list[Broken] = []
-        self.jobs: dict[str, JobPut] = {}  # as last kept, those forgotten too
+        self.broken: list[RuleViolation] = []
+        self.jobs: dict[str, JobPut] = {}  # as last written, deleted ones too
         self.live: dict[str, AttemptPut] = {}
         self.revision = 0
         self._lost_after_seconds = lost_after_seconds
         self._place = 0
         self._numbers: dict[str, int] = {}
-        self._owners: Counter[Thing] = Counter()
+        self._owners: Counter[Resource] = Counter()
         self._requests: dict[str, str] = {}
         self._acknowledged: dict[str, str] = {}
-        self._dropped: dict[str, str] = {}  # jobs that had not ended: of arrays of which not all was kept
-        self._leaders: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by service: since when who
+        self._dropped: dict[str, str] = {}  # deleted before they ended: of arrays that were not stored completely
+        self._leaders: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by service: revisions and leaders
         self._wrote: list[tuple[int, Wrote]] = []
         self._committed: dict[tuple[str, int, int], Holds] = {}  # by attempt and epoch
-        self._parts: dict[Key, set[str]] = defaultdict(set)  # nodes on which an attempt has begun
+        self._parts: dict[Key, set[str]] = defaultdict(set)  # nodes on which an attempt has started
         self._on_node: dict[str, dict[Key, Holds]] = defaultdict(dict)
         self._epochs: dict[tuple[str, str], int] = {}
         self._terms: dict[str, int] = {}
         self._away: dict[str, float] = {}
-        self._given_up: dict[str, float] = {}  # nodes, for an operator's sake: until when
-        self._abandoned: set[Key] = set()  # attempts that were lost with them, and may run on
-        self._forgotten: set[tuple[str, Key]] = set()  # what a reboot of a node ended
+        self._given_up: dict[str, float] = {}  # nodes given up by an operator: until when
+        self._abandoned: set[Key] = set()  # attempts lost with them, which may keep running
+        self._forgotten: set[tuple[str, Key]] = set()  # attempts ended by a reboot of their node
         self._cancelled: set[str] = set()
         self._priorities: dict[str, int] = {}  # as last acknowledged
-        self._closed: set[str] = set()  # nodes that are given no work
+        self._closed: set[str] = set()  # nodes that accept no work
         self._reads = Reads(partial(self._break, Rule.READ))
         self._launches = Launches(partial(self._break, Rule.PLATFORM))
 
     def kept(self) -> list[JobPut]:
-        """Jobs as last kept, but for those of arrays of which not all was kept."""
+        """Return jobs as last written, except for arrays that were not stored completely."""
         return [job for job_id, job in self.jobs.items() if job_id not in self._dropped]
 
     def take(self, event: Event) -> None:
-        """Take in what happened next."""
+        """Process the next event."""
         self._place += 1
         match event:
             case Commit():
@@ -155,10 +155,10 @@ class Checker:
             case Rebooted():
                 self._forgotten |= {(event.node_id, key) for key in self._on_node.pop(event.node_id, {})}
 
-    def finish(self, *, settled: bool = False) -> list[Broken]:
-        """Judge what only the end can show; with `settled`, everything has to be over.
+    def finish(self, *, settled: bool = False) -> list[RuleViolation]:
+        """Check what only the end can show; with `settled`, all work must have ended.
 
-        Every request must have been repeated then until it was answered.
+        In that case every request must have been repeated until it was answered.
         """
         self._place += 1
         for request_id, job_id in self._acknowledged.items():
@@ -183,7 +183,7 @@ class Checker:
         return self.broken
 
     def _break(self, rule: Rule, what: str) -> None:
-        self.broken.append(Broken(rule, self._place, what))
+        self.broken.append(RuleViolation(rule, self._place, what))
 
     # Commits -------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Checker:
         if commit.revision <= self.revision:
             self._break(Rule.LIFE, f"revision {commit.revision} came after {self.revision}")
         self.revision = max(self.revision, commit.revision)
-        touched: set[Thing] = set()
+        touched: set[Resource] = set()
         nodes = {change.node_id: change.takes_work for change in commit.changes if isinstance(change, NodePut)}
         self._closed -= {node_id for node_id, takes_work in nodes.items() if takes_work}
         for change in commit.changes:
@@ -202,7 +202,7 @@ class Checker:
                 what = f"at {commit.revision} {' '.join(thing)} is owned {self._owners[thing]}/{WHOLE}"
                 self._break(Rule.OWNERSHIP, what)
 
-    def _change(self, change: Change, commit: Commit, touched: set[Thing]) -> None:
+    def _change(self, change: Change, commit: Commit, touched: set[Resource]) -> None:
         match change:
             case JobPut():
                 self._put_job(change, commit.revision)
@@ -238,7 +238,7 @@ class Checker:
         self._reads.kept(job.job_id, job.phase, revision)
         self.jobs[job.job_id] = job
 
-    def _put_attempt(self, attempt: AttemptPut, commit: Commit, touched: set[Thing]) -> None:
+    def _put_attempt(self, attempt: AttemptPut, commit: Commit, touched: set[Resource]) -> None:
         name, last = f"at {commit.revision} {attempt.job_id}/{attempt.number}", self._numbers.get(attempt.job_id, 0)
         before = self.live.pop(attempt.job_id, None)
         if before:
@@ -270,7 +270,7 @@ class Checker:
             touched.update(attempt.holds)
 
     def _start(self, attempt: AttemptPut, commit: Commit, name: str) -> None:
-        """Check what has to be so when an attempt is kept for the first time."""
+        """Check the conditions for the first write of an attempt."""
         if attempt.job_id in self._cancelled:
             self._break(Rule.LOST, f"{name} began after somebody was told that the job is cancelled")
         if closed := attempt.nodes & self._closed:
@@ -290,7 +290,7 @@ class Checker:
                     self._break(Rule.TURN, f"{name} began while {other.job_id}, for which it waits, was {other.phase}")
 
     def _check_lost(self, attempt: AttemptPut, commit: Commit, name: str) -> None:
-        """Only what a reboot ended, or a node held that was away for long enough or given up, may be lost."""
+        """Check that a lost attempt was ended by a reboot, or was on a node away for long enough or given up."""
         key = (attempt.job_id, attempt.number)
         if any(commit.at_seconds <= self._given_up.get(node_id, -1.0) for node_id in attempt.nodes):
             self._abandoned.add(key)
@@ -313,7 +313,7 @@ class Checker:
         if leader != wrote.identity:
             who = leader or "nobody"
             what = f"{wrote.identity} wrote records of {wrote.service} at {wrote.revision} while {who} led"
-            self.broken.append(Broken(Rule.TERM, place, what))
+            self.broken.append(RuleViolation(Rule.TERM, place, what))
 
     # Clients and agents --------------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class Checker:
         self._terms[event.node_id] = max(seen, event.term)
 
     def _obey(self, event: Began | Resized) -> None:
-        """Check an order that was obeyed: none older than one that was seen, and none that was never committed."""
+        """Check an obeyed order: it is not older than an order seen before, and it was committed."""
         name = f"{event.job_id}/{event.number} on {event.node_id}"
         seen = self._epochs.get((event.node_id, event.job_id))
         if seen is not None and event.epoch < seen:
@@ -359,7 +359,7 @@ class Checker:
 
     def _use(self, node_id: str, key: Key, holds: Holds) -> None:
         self._on_node[node_id][key] = holds
-        used: Counter[Thing] = Counter()
+        used: Counter[Resource] = Counter()
         for one in self._on_node[node_id].values():
             used.update(one)
         for thing in sorted(holds):
@@ -376,7 +376,7 @@ class Checker:
             self._break(Rule.RESTART, what)
 
 
-def check(events: Iterable[Event], *, lost_after_seconds: float = 0.0, settled: bool = False) -> list[Broken]:
+def check(events: Iterable[Event], *, lost_after_seconds: float = 0.0, settled: bool = False) -> list[RuleViolation]:
     """Check a whole history.
 
     >>> check([Acknowledged("request 1", "a")])[0].what

@@ -1,6 +1,6 @@
-"""What can be recorded at the edges of a mesh: commits of the store, answers to clients, what agents heard and did.
+"""Events recorded at the edges of a mesh: commits of the store, answers to clients, actions of agents.
 
-A history is a sequence of these, in the order in which they happened. What one transaction changed is one `Commit`.
+A history is a sequence of events in the order in which they happened. The changes of one transaction are one `Commit`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 
-Thing = tuple[str, str]  # a node's id, and a core ("core 3") or GPU (its UUID) of it
-Holds = Mapping[Thing, int]  # in thousandths
+Resource = tuple[str, str]  # node ID, and a core ("core 3") or GPU (its UUID) of it
+Holds = Mapping[Resource, int]  # in thousandths
 
 
 @dataclass(frozen=True, slots=True)
 class JobPut:
-    """The queue kept a job. `request_ids` are those under which it was made or changed; `attempt` is 0 before any.
+    """The queue wrote a job. `request_ids` are the requests that created or changed it; `attempt` is 0 at first.
 
-    It waits for jobs or arrays, each with whether that has to succeed; and, after a failure, for a time, which is of
-    the clock of the commits, or 0 where that is not known.
+    It waits for jobs or arrays, each with whether that must succeed; and, after a failure, for a time on the commits'
+    clock, or 0 if that is unknown.
     """
 
     job_id: str
@@ -29,21 +29,21 @@ class JobPut:
     priority: int = 0
     waits_for: tuple[tuple[str, bool], ...] = ()
     not_before_seconds: float = 0.0
-    failures: int = 0  # of its attempts that are counted, whoever is responsible
+    failures: int = 0  # counted failures of its attempts, of any responsibility
 
 
 @dataclass(frozen=True, slots=True)
 class JobGone:
-    """The queue forgot a job."""
+    """The queue deleted a job."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptPut:
-    """Placement kept an attempt: its ranks, out of `size` that belong to it, and what it holds.
+    """Placement wrote an attempt: its ranks, out of `size`, and what it holds.
 
-    `launch_cause` says why it was not launched, where that is so.
+    `launch_cause` says why it was not launched, if it was not.
     """
 
     job_id: str
@@ -59,14 +59,14 @@ class AttemptPut:
 
 @dataclass(frozen=True, slots=True)
 class AttemptGone:
-    """Placement forgot a job's attempt."""
+    """Placement deleted a job's attempt."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodePut:
-    """Placement kept a node, which takes work or, for an operator's or its health's sake, does not."""
+    """Placement wrote a node, which accepts work or, because of an operator or its health, does not."""
 
     node_id: str
     takes_work: bool
@@ -74,7 +74,7 @@ class NodePut:
 
 @dataclass(frozen=True, slots=True)
 class LeaderPut:
-    """A process wrote a service's leadership key: it leads, under the commit's revision as its term."""
+    """A process wrote a service's leader key: it leads, with the commit's revision as its term."""
 
     service: str
     identity: str
@@ -82,7 +82,7 @@ class LeaderPut:
 
 @dataclass(frozen=True, slots=True)
 class LeaderGone:
-    """A service's leadership key went with its lease."""
+    """A service's leader key was deleted with its lease."""
 
     service: str
 
@@ -92,7 +92,7 @@ Change = JobPut | JobGone | AttemptPut | AttemptGone | NodePut | LeaderPut | Lea
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one transaction changed, and when, in seconds of any clock that goes on."""
+    """The changes of one transaction, and when they happened, in seconds of any monotonic clock."""
 
     revision: int
     changes: tuple[Change, ...]
@@ -101,7 +101,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A process was told, or would have been, that it committed a change of its service's records."""
+    """A process committed a change of its service's records, whether or not it received the answer."""
 
     revision: int
     service: str
@@ -110,7 +110,7 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A client was told that its request made a job."""
+    """A client received the answer that its request created a job."""
 
     request_id: str
     job_id: str
@@ -118,14 +118,14 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A client was told that a job is cancelled, or will be."""
+    """A client received the answer that a job is cancelled, or will be."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Prioritized:
-    """The one client that changes a job's priority was told that it is so."""
+    """The only client that changes a job's priority received the answer that it is changed."""
 
     job_id: str
     priority: int
@@ -133,7 +133,7 @@ class Prioritized:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A client was told of all jobs that had ended at a revision; it asked whom it had asked before."""
+    """A client received a list of all jobs ended at a revision; it keeps calling the same replica."""
 
     client: str
     revision: int
@@ -142,7 +142,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A client that watches all jobs was told of one; it begins anew, with another stream, whenever its watch ends."""
+    """A client that watches all jobs received an update; after its watch ends it starts another stream."""
 
     client: str
     stream: int
@@ -152,7 +152,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """An agent took a placement's term."""
+    """An agent accepted a placement leader's term."""
 
     node_id: str
     term: int
@@ -160,7 +160,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An agent read an order for a job, obeyed or not."""
+    """An agent read an order for a job, whether or not it obeyed."""
 
     node_id: str
     job_id: str
@@ -191,7 +191,7 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """An attempt's part ended on a node; `superseded` where placement said that it should not be there."""
+    """An attempt's part ended on a node; `superseded` if placement said that it should not be there."""
 
     node_id: str
     job_id: str
@@ -201,7 +201,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """An agent has no connection any more, from now on."""
+    """An agent has lost its connection."""
 
     node_id: str
     at_seconds: float
@@ -209,7 +209,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """An operator asks that a node be given up, which may be obeyed until then, on the clock of the commits."""
+    """An operator requests that a node be given up, which may be obeyed until then, on the commits' clock."""
 
     node_id: str
     until_seconds: float
@@ -224,7 +224,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class Rebooted:
-    """A node lost all that ran on it."""
+    """A node lost everything that ran on it."""
 
     node_id: str
 

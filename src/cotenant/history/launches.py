@@ -1,4 +1,4 @@
-"""Judges what launches that nodes refused may cost a job: nothing."""
+"""Checks that refused launches cost a job nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cotenant.history.events import AttemptPut, JobPut
 
 
 class Launches:
-    """Knows which attempts were not launched, and how many of each job's failed. `fault` is called with each breach."""
+    """Tracks attempts that were not launched, and failed attempts by job. `fault` is called with each violation."""
 
     def __init__(self, fault: Callable[[str], None]) -> None:
         self._fault = fault
@@ -19,7 +19,7 @@ class Launches:
         self._failures: Counter[str] = Counter()  # by job: attempts that failed by themselves
 
     def put_attempt(self, attempt: AttemptPut) -> None:
-        """Take note of how an attempt ended. A working directory that is nowhere is the job's own failure."""
+        """Record how an attempt ended. A missing working directory is the job's own failure."""
         key = (attempt.job_id, attempt.number)
         own = attempt.launch_cause is LaunchCause.WORKING_DIRECTORY
         if attempt.state is AttemptState.NOT_LAUNCHED and not own:
@@ -29,7 +29,7 @@ class Launches:
             self._failures[attempt.job_id] += 1
 
     def put_job(self, job: JobPut, revision: int) -> None:
-        """Judge a job's record against the attempts that were kept before it."""
+        """Check a job's record against its earlier attempts."""
         if job.phase is Phase.FAILED and (job.job_id, job.attempt) in self._not_launched:
             self._fault(f"at {revision} {job.job_id} failed, and {job.attempt} was not launched")
         if job.failures > self._failures[job.job_id]:

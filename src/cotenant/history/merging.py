@@ -1,11 +1,12 @@
-"""Brings what the store and the edges of processes have recorded into one order.
+"""Merges the recordings of the store and of processes into one order.
 
-Theory of operation. Commits are in the order of their revisions. When one happened is not known, only when it was heard
-of, which was later; so whatever an edge did before that is put before it, unless it cannot have been: what follows an
-order comes after the commit that the order bears as its epoch. Each edge's events stay in their own order.
+Theory of operation. Commits are in the order of their revisions. The time of a commit is unknown, only the later time
+at which it was observed is known; so events of a process before that time are put before it, unless that is impossible:
+an event that follows an order comes after the commit whose revision is the order's epoch. Events of one process stay in
+their own order.
 
-An agent writes down what it is about to start, and may die before it has. What it started is what ran, which jobs
-tell themselves; where an agent writes down a start twice, and only one of them ran, the later one did.
+An agent records what it is about to start, and may die before it has started it. What really ran is reported by the
+jobs themselves; if an agent records a start twice, and only one of them ran, it was the later one.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cotenant.history.events import Began, Commit, Event, Resized, Told, Welcomed
 
-Part = tuple[str, str, int]  # a node's id, a job's and an attempt's number
+Part = tuple[str, str, int]  # node ID, job ID and attempt number
 
 
 def merged(commits: Sequence[Commit], edges: Iterable[tuple[float, Event]]) -> list[Event]:
-    """One order of all events: `edges` with the times at which they happened, on the clock of the commits'.
+    """Return all events in one order: `edges` have their times on the commits' clock.
 
     >>> told, late = Told("n", "a", epoch=2), Commit(2, (), at_seconds=5.0)
     >>> merged([late], [(1.0, Told("n", "b", epoch=1)), (3.0, told)])[1:] == [late, told]
@@ -38,7 +39,7 @@ def merged(commits: Sequence[Commit], edges: Iterable[tuple[float, Event]]) -> l
 
 
 def _epoch_of(event: Event) -> int:
-    """Up to which revision everything was committed before this."""
+    """Return up to which revision everything was committed before this event."""
     match event:
         case Began() | Told() | Resized():
             return event.epoch
@@ -48,7 +49,7 @@ def _epoch_of(event: Event) -> int:
 
 
 def that_ran(edges: Iterable[tuple[float, Event]], ran: Mapping[Part, int]) -> list[tuple[float, Event]]:
-    """The events without the starts that came to nothing: of each part of an attempt as many as ran are left."""
+    """Return the events without starts that did not run: of each attempt's part, as many starts remain as ran."""
     edges = list(edges)
     begun = Counter(part for _, event in edges if (part := _started(event)))
     kept = []

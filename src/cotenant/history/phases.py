@@ -8,7 +8,7 @@ from cotenant.core.model.lifecycle import HOLDING, JOB_NEXT, Phase
 
 
 def reachable() -> Mapping[Phase, frozenset[Phase]]:
-    """Which kept phase may follow which, in one commit: phases in which a job holds something are not kept."""
+    """Return which stored phases may follow each other in one commit; phases that hold resources are not stored."""
     follows: dict[Phase, set[Phase]] = {phase: set() for phase in Phase}
     for (phase, _), after in JOB_NEXT.items():
         follows[phase].add(after)

@@ -1,4 +1,4 @@
-"""Checks what those were told who asked a replica, or watched, against what was kept."""
+"""Checks the answers of replicas and watches against the stored jobs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from cotenant.history.events import Listed, Watched
 
 
 class Reads:
-    """What has ended, and what clients were told; `on_wrong` hears what they should not have been told."""
+    """Tracks ended jobs and what clients saw; `on_wrong` is called with each wrong answer."""
 
     def __init__(self, on_wrong: Callable[[str], None]) -> None:
         self._on_wrong = on_wrong
-        self._ended: dict[str, tuple[int, Phase]] = {}  # at which revision, and how
-        self._listed: dict[str, int] = {}  # by client, up to which revision it has been told
-        self._watched: dict[str, tuple[int, dict[str, Phase]]] = {}  # by client, what its stream told last
+        self._ended: dict[str, tuple[int, Phase]] = {}  # revision and phase of the end
+        self._listed: dict[str, int] = {}  # by client, the last revision it saw
+        self._watched: dict[str, tuple[int, dict[str, Phase]]] = {}  # by client, the latest phases in its stream
 
     def kept(self, job_id: str, phase: Phase, revision: int) -> None:
-        """Take in that a job was kept."""
+        """Record a write of a job."""
         if phase in ENDED:
             self._ended.setdefault(job_id, (revision, phase))
 
     def listed(self, event: Listed) -> None:
-        """Check a list of all that had ended."""
+        """Check a list of all ended jobs."""
         if event.revision < (before := self._listed.get(event.client, 0)):
             self._on_wrong(f"{event.client} was told of {event.revision} after {before}")
         self._listed[event.client] = event.revision
@@ -34,7 +34,7 @@ class Reads:
                 self._on_wrong(f"{event.client} was told that {job_id} is {told} at {event.revision}")
 
     def watched(self, event: Watched) -> None:
-        """Check what a watch tells: of an end it tells once and for all."""
+        """Check an update of a watch: an end is final."""
         stream, told = self._watched.get(event.client, (0, {}))
         if event.stream != stream:
             told = {}
@@ -45,7 +45,7 @@ class Reads:
         told[event.job_id] = event.phase
 
     def finish(self, kept: Mapping[str, Phase]) -> None:
-        """Check that whoever watches has been told of all that is kept when all is quiet."""
+        """Check that every watcher has seen the final state of all jobs once nothing changes."""
         for client, (_, told) in self._watched.items():
             for job_id, phase in kept.items():
                 if told.get(job_id) is not phase:

@@ -1,8 +1,8 @@
-"""Writes down what happens at the edges of a process, where COTENANT_HISTORY names a file; otherwise nothing is done.
+"""Records events of a process in the file named by COTENANT_HISTORY; does nothing without it.
 
-Each event is a line of JSON with the time of a clock that all processes of a machine share and that nobody sets
-(CLOCK_TAI), written at once and whole, so that a process that is killed has told all that it did. Several processes may
-write into one file.
+Each event is a line of JSON with the time of a clock that all processes of a machine share and that is never set
+(CLOCK_TAI), written at once and in one piece, so that a killed process has recorded everything that it did. Several
+processes may write into one file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import fields
 from functools import cache
 from typing import get_args
 
-from cotenant.history.events import Commit, Event, Holds, Thing
+from cotenant.history.events import Commit, Event, Holds, Resource
 
 VARIABLE = "COTENANT_HISTORY"
 KINDS = {kind.__name__: kind for kind in get_args(Event) if kind is not Commit}
 
 
 def clock() -> float:
-    """The time that is written down, in seconds."""
+    """Return the recorded time, in seconds."""
     return time.clock_gettime(time.CLOCK_TAI)
 
 
@@ -33,14 +33,14 @@ def _file(path: str) -> int:
 
 
 def record(event: Event) -> None:
-    """Write down what happened just now; whoever does it is worth more than its history, and goes on without."""
+    """Record an event; errors are ignored, because the process matters more than its history."""
     if path := os.environ.get(VARIABLE):
         with suppress(OSError):
             os.write(_file(path), written(event, clock()).encode())
 
 
 def written(event: Event, at_seconds: float) -> str:
-    """A line that `read` reads."""
+    """Return an event as a line for `read`."""
     told: dict[str, object] = {"at": at_seconds, "kind": type(event).__name__}
     for field in fields(event):
         value = getattr(event, field.name)
@@ -49,7 +49,7 @@ def written(event: Event, at_seconds: float) -> str:
 
 
 def read(lines: Iterable[str]) -> list[tuple[float, Event]]:
-    """Read what was written down, and when.
+    """Return recorded events and their times.
 
     >>> from cotenant.history.events import Began
     >>> began = Began("n", "a", 1, 2, {("n", "core 0"): 1000})
@@ -68,12 +68,12 @@ def read(lines: Iterable[str]) -> list[tuple[float, Event]]:
                 told["holds"] = _holds(told["holds"])
             found.append((at_seconds, kind(**told)))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"{line.strip()!r} is no event: {error}") from None
+            raise ValueError(f"{line.strip()!r} is not an event: {error}") from None
     return found
 
 
 def _holds(told: Iterable[tuple[str, str, int]]) -> Holds:
-    holds: dict[Thing, int] = {}
+    holds: dict[Resource, int] = {}
     for node_id, thing, milli in told:
         holds[node_id, thing] = milli
     return holds

@@ -1,4 +1,4 @@
-"""Reads a store's changes as events: the one place that knows under which keys services keep what."""
+"""Decodes a store's changes as events: the only place that knows the keys of all services."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cotenant.history.events import (
     LeaderGone,
     LeaderPut,
     NodePut,
-    Thing,
+    Resource,
 )
 from cotenant.store.port import Changes
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2, resources_pb2
@@ -29,7 +29,7 @@ CLOSED = (node_service_pb2.NODE_STATE_CORDONED, node_service_pb2.NODE_STATE_DRAI
 
 
 def commit_of(changes: Changes, at_seconds: float = 0.0, *, began_unix_seconds: float | None = None) -> Commit:
-    """Read one transaction; of times in records nothing is said unless it is known when the commits' clock began."""
+    """Decode one transaction; times in records are ignored unless the start of the commits' clock is known."""
     read = (_change(change.key, change.value, changes.revision, began_unix_seconds) for change in changes.changes)
     return Commit(changes.revision, tuple(change for change in read if change), at_seconds)
 
@@ -60,7 +60,7 @@ def _job(stored: records_pb2.StoredJob, began_unix_seconds: float | None) -> Job
     return JobPut(
         job.id,
         phase_of(job.phase),
-        () if job.spec.HasField("array_task") else tuple(stored.request_ids),  # an array's are its jobs' together
+        () if job.spec.HasField("array_task") else tuple(stored.request_ids),  # an array's jobs share theirs
         job.attempt.number,
         job.spec.priority,
         tuple((one.id, one.condition != job_pb2.DEPENDENCY_CONDITION_AFTER) for one in job.spec.dependencies),
@@ -71,7 +71,7 @@ def _job(stored: records_pb2.StoredJob, began_unix_seconds: float | None) -> Job
 
 @cache
 def phase_of(phase: job_pb2.JobPhase.ValueType) -> Phase:
-    """Read a phase."""
+    """Decode a phase."""
     return Phase(job_pb2.JobPhase.Name(phase).removeprefix("JOB_PHASE_").lower())
 
 
@@ -103,8 +103,8 @@ def _cause_of(cause: job_pb2.LaunchCause.ValueType) -> LaunchCause:
 def holds_of(
     allocations: Sequence[resources_pb2.NodeAllocation], resizing: Sequence[resources_pb2.NodeAllocation] = ()
 ) -> Holds:
-    """What allocations hold; while they are resized, the cores of before and after."""
-    holds: defaultdict[Thing, int] = defaultdict(int)
+    """Return what allocations hold; during a resize, the cores of before and after."""
+    holds: defaultdict[Resource, int] = defaultdict(int)
     for part in allocations:
         node_id = part.node_id
         for task in part.tasks:

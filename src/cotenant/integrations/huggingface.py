@@ -1,7 +1,7 @@
 """Hugging Face: `Trainer(…, callbacks=[ProgressCallback()])`.
 
-A step is an optimiser's step (`state.global_step`), as `max_steps` counts them. The loss is what the trainer logs,
-every `logging_steps`, which spares the device a further wait.
+A step is an optimizer step (`state.global_step`), as counted by `max_steps`. The loss is what the trainer logs, every
+`logging_steps`, which spares the device another wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ else:
 
 
 class ProgressCallback(TrainerCallback):
-    """Tells steps and losses of training, and batches of evaluation."""
+    """Reports steps and losses of training, and batches of evaluation."""
 
     def __init__(self, reporter: Reporter | None = None) -> None:
         super().__init__()
@@ -25,26 +25,26 @@ class ProgressCallback(TrainerCallback):
 
     @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell a step of training."""
+        """Report a training step."""
         self.reporter.step(state.global_step)
 
     @harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Tell the loss that the trainer tells; logs of an evaluation have none under this name."""
+        """Report the logged loss; logs of an evaluation have none under this name."""
         if logs and "loss" in logs:
             self.reporter.step(state.global_step, logs, loss_is_new=True)
 
     @harmless
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell a batch of evaluation."""
+        """Report a batch of evaluation."""
         self.reporter.step(phase=VALIDATION)
 
     @harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell the last batch of an evaluation."""
+        """Report the last batch of an evaluation."""
         self.reporter.flush()
 
     @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell the last step."""
+        """Report the last step."""
         self.reporter.flush()

@@ -1,6 +1,6 @@
-"""Keras: `model.fit(…, callbacks=[ProgressCallback()])`, of Keras 3 with any backend, of `tf.keras` or of `tf_keras`.
+"""Keras: `model.fit(…, callbacks=[ProgressCallback()])`, for Keras 3 with any backend, `tf.keras` or `tf_keras`.
 
-A step is a batch of training, over all epochs. The loss is Keras' own: the mean of the epoch so far.
+A step is a training batch, counted over all epochs. The loss is Keras' own: the mean of the epoch so far.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ NAMES = ("keras", "tf_keras")
 
 
 def _module() -> Any:
-    """The Keras that is in use already, else the first that is installed.
+    """Return the Keras already in use, else the first that is installed.
 
     Raises:
-        ImportError: none is.
+        ImportError: none is installed.
     """
     for name in NAMES:
         if name in sys.modules:
@@ -36,7 +36,7 @@ else:
 
 
 class ProgressCallback(Callback):
-    """Tells steps and losses of training, and batches of validation."""
+    """Reports steps and losses of training, and batches of validation."""
 
     async_safe = True  # Keras 3 need not wait for it after each batch
     _supports_tf_logs = True  # Keras 2 need not fetch each loss for it
@@ -48,27 +48,27 @@ class ProgressCallback(Callback):
 
     @harmless
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count on from the epoch before; where a training was resumed, from the epochs before this process."""
-        steps = (getattr(self, "params", None) or {}).get("steps")  # which Keras sets
+        """Continue counting from the previous epoch; in a resumed training, from the epochs before this process."""
+        steps = (getattr(self, "params", None) or {}).get("steps")  # set by Keras
         self._first = epoch * int(steps) if steps and not self._seen else self._seen
 
     @harmless
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Tell a step; of several in one execution `batch` is the last."""
+        """Report a step; with several steps per execution `batch` is the last."""
         self._seen = self._first + batch + 1
         self.reporter.step(self._seen, logs)
 
     @harmless
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Tell a batch of validation."""
+        """Report a batch of validation."""
         self.reporter.step(phase=VALIDATION)
 
     @harmless
     def on_test_end(self, logs: Any = None) -> None:
-        """Tell the last batch of a validation."""
+        """Report the last batch of a validation."""
         self.reporter.flush()
 
     @harmless
     def on_train_end(self, logs: Any = None) -> None:
-        """Tell the last step."""
+        """Report the last step."""
         self.reporter.flush()

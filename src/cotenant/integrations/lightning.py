@@ -1,7 +1,7 @@
-"""PyTorch Lightning: `Trainer(callbacks=[ProgressCallback()])`, of `lightning` or of `pytorch_lightning`.
+"""PyTorch Lightning: `Trainer(callbacks=[ProgressCallback()])`, for `lightning` or `pytorch_lightning`.
 
-A step is an optimiser's step (`trainer.global_step`), as `max_steps` counts them; the batches of the sanity check
-before a training are not told.
+A step is an optimizer step (`trainer.global_step`), as counted by `max_steps`; the batches of the sanity check before a
+training are not reported.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ NAMES = ("lightning.pytorch", "pytorch_lightning")  # two packages with the same
 
 
 def _module() -> Any:
-    """The package that is in use already, else the first that is installed.
+    """Return the package already in use, else the first that is installed.
 
     Raises:
-        ImportError: neither is.
+        ImportError: neither is installed.
     """
     for name in NAMES:
         if name in sys.modules:
@@ -37,7 +37,7 @@ else:
 
 
 class ProgressCallback(Callback):
-    """Tells steps and losses of training, and batches of validation."""
+    """Reports steps and losses of training, and batches of validation."""
 
     def __init__(self, reporter: Reporter | None = None) -> None:
         super().__init__()
@@ -45,23 +45,23 @@ class ProgressCallback(Callback):
 
     @harmless
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Tell a step of training; `outputs` is what `training_step` returned."""
+        """Report a training step; `outputs` is what `training_step` returned."""
         self.reporter.step(trainer.global_step, outputs)
 
     @harmless
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Tell a batch of validation."""
+        """Report a batch of validation."""
         if not trainer.sanity_checking:
             self.reporter.step(phase=VALIDATION)
 
     @harmless
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell the last batch of a validation."""
+        """Report the last batch of a validation."""
         self.reporter.flush()
 
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell the last step."""
+        """Report the last step."""
         self.reporter.flush()

@@ -1,1 +1,1 @@
-"""Several processes of one service: election, fencing, forwarding to the leader, store caches."""
+"""Replicas of a service: leader election, fencing, forwarding to the leader, store caches."""

@@ -1,4 +1,4 @@
-"""The store as a leader is given it: fenced by its term, and warm from what it saw while it followed."""
+"""The leader's view of the store: fenced by its term, and warm from the cache it filled as a follower."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from cotenant.history.events import Wrote
 from cotenant.history.recording import record
-from cotenant.leadership.leadership_term import Tenure
-from cotenant.leadership.store_cache import Mirror
+from cotenant.leadership.leadership_term import LeadershipTerm
+from cotenant.leadership.store_cache import StoreCache
 from cotenant.store.capacity import Capacity, capacity_of
 from cotenant.store.port import (
     Changes,
@@ -23,18 +23,18 @@ from cotenant.store.port import (
     Store,
 )
 
-WARM_SECONDS_MAX = 1.0  # what the mirror has not heard of by then is read instead
+WARM_SECONDS_MAX = 1.0  # if the cache has not caught up by then, the store is read
 
 
-class Through:
-    """A store that passes everything on to another one, but for what a subclass does otherwise."""
+class DelegatingStore:
+    """A store that delegates to another store; subclasses override single methods."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     @property
     def inner(self) -> Store:
-        """The store to which everything is passed on."""
+        """The store to which calls are delegated."""
         return self._store
 
     async def get(self, key: str) -> Entry | None:
@@ -46,7 +46,7 @@ class Through:
         return await self._store.list(prefix)
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold, else nothing."""
+        """Apply all operations if all comparisons hold, else none."""
         return await self._store.transact(compares, operations)
 
     def watch(self, prefix: str, *, after_revision: int) -> AsyncIterator[Changes | Relisted]:
@@ -54,67 +54,67 @@ class Through:
         return self._store.watch(prefix, after_revision=after_revision)
 
     async def grant(self, ttl_seconds: float) -> Lease:
-        """Make a lease."""
+        """Grant a lease."""
         return await self._store.grant(ttl_seconds)
 
     async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
-        """Start the lease's time anew."""
+        """Restart the lease's time to live."""
         await self._store.keep_alive(lease, for_seconds=for_seconds)
 
     async def revoke(self, lease: Lease) -> None:
-        """End the lease."""
+        """Revoke the lease."""
         await self._store.revoke(lease)
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to and including a revision."""
+        """Compact the history up to and including a revision."""
         await self._store.compact(revision)
 
     async def capacity(self) -> Capacity | None:
-        """Return how full the store is; None where it has no limit."""
+        """Return how full the store is; None if it has no limit."""
         return await capacity_of(self._store)
 
     async def close(self) -> None:
-        """Leave the store open: it is the process's, not the leader's."""
+        """Leave the store open: it belongs to the process, not to the leader."""
 
 
-class FencedStore(Through):
-    """A store for one tenure: every transaction compares the tenure's fence as well."""
+class FencedStore(DelegatingStore):
+    """A store for one leadership term: every transaction also compares the term's fence."""
 
-    def __init__(self, store: Store, tenure: Tenure) -> None:
+    def __init__(self, store: Store, leadership_term: LeadershipTerm) -> None:
         super().__init__(store)
-        self._tenure = tenure
+        self._leadership_term = leadership_term
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold and the tenure lasts, else nothing.
+        """Apply all operations if all comparisons hold and the term is current, else none.
 
         Raises:
-            NotLeader: it is over; nothing was done.
+            NotLeader: the term is over; nothing was applied.
         """
-        fence = self._tenure.fence
+        fence = self._leadership_term.fence
         result = await self._store.transact([fence, *compares], operations)
         if isinstance(result, Conflict):
             entry = await self._store.get(fence.key)
             if entry is None or entry.mod_revision != fence.mod_revision:
-                self._tenure.lose(f"the key {fence.key} has changed since term {fence.mod_revision}")
+                self._leadership_term.lose(f"the key {fence.key} has changed since term {fence.mod_revision}")
                 raise NotLeader(f"another process leads now; term {fence.mod_revision} is over")
         else:
-            record(Wrote(result.revision, fence.key.partition("/")[0], self._tenure.identity))
+            record(Wrote(result.revision, fence.key.partition("/")[0], self._leadership_term.identity))
         return result
 
 
-class WarmStore(Through):
-    """A store whose keys have been followed: they are listed from memory as long as the mirror is kept.
+class WarmStore(DelegatingStore):
+    """A store whose keys were followed: they are listed from memory as long as the cache is kept.
 
-    Whoever leads is the only one who writes them. So what the mirror holds once it has come to the leader's term is
-    what the store holds, but for what the leader itself has written since, of which it need not be told.
+    Only the leader writes these keys. So once the cache has reached the leader's term it holds what the store holds,
+    except for the leader's own later writes, which the leader knows.
     """
 
-    def __init__(self, store: Store, mirror: Mirror, term: int) -> None:
+    def __init__(self, store: Store, cache: StoreCache, term: int) -> None:
         super().__init__(store)
-        self._mirror, self._term = mirror, term
+        self._cache, self._term = cache, term
 
     async def list(self, prefix: str) -> Listing:
-        """Read all keys under a prefix, without asking for what is known."""
-        if prefix.startswith(self._mirror.prefix) and await self._mirror.reaches(self._term, WARM_SECONDS_MAX):
-            return self._mirror.listing(prefix)
+        """Return all keys under a prefix, from the cache if possible."""
+        if prefix.startswith(self._cache.prefix) and await self._cache.reaches(self._term, WARM_SECONDS_MAX):
+            return self._cache.listing(prefix)
         return await self._store.list(prefix)

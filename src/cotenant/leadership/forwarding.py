@@ -1,4 +1,4 @@
-"""Passing calls on to the leader as they came: bytes, metadata, deadline; and its answer or status back as it came."""
+"""Forwards calls to the leader unchanged (bytes, metadata, deadline) and relays its answer or status unchanged."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from cotenant.codec import errors
 from cotenant.codec.methods import METHODS, Method
 from cotenant.leadership.election import Election
 from cotenant.leadership.leadership_term import Leader
-from cotenant.rpc.channel import generation, passage
-from cotenant.rpc.task_cancellation import end
+from cotenant.rpc.channel import certificate_generation, forwarding_channel
+from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security import audit
 from cotenant.security.audit import CALL, FORWARDED
-from cotenant.security.identity import ANYONE, CALLER, caller, speaking_for
+from cotenant.security.identity import ANYONE, CALLER, caller, on_behalf_header
 
-PATIENCE_SECONDS = 5.0  # a call waits so long for a leader: longer than it takes to elect one
-PAUSE_SECONDS = 0.05  # before a call is repeated
-LEFT_SECONDS = 1.0  # to end what is under way, for a leader that was replaced: one that is halted never does
-OWN = ("user-agent", "te", "content-type", FORWARDED, CALL)  # metadata that belongs to a connection
+PATIENCE_SECONDS = 5.0  # how long a call waits for a leader: longer than an election
+PAUSE_SECONDS = 0.05  # before a retry
+ABANDON_SECONDS = 1.0  # grace for calls to a replaced leader; a halted leader never ends them itself
+HOP_METADATA = ("user-agent", "te", "content-type", FORWARDED, CALL)  # metadata of one hop, not forwarded
 
 
 class Forwarder:
-    """Passes calls on to whoever leads.
+    """Forwards calls to the leader.
 
-    A call is repeated where nothing was done (the leader said that it leads no more) or where a repeat does no harm,
-    until a leader answers it or its time is over. Once another one leads nothing is waited for any more from the one
-    before, which may be halted with all its connections open: no refusal would ever come, and no end of a stream.
+    A call is retried if nothing was done (the leader answered that it no longer leads) or if a retry is harmless, until
+    a leader answers or the deadline passes. When the leader changes, calls to the previous leader are abandoned: it may
+    be halted with all its connections open, and would never send an answer or end a stream.
     """
 
     def __init__(self, election: Election, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._election, self._patience_seconds = election, patience_seconds
-        self._dialled = "", 0
+        self._connected_to = "", 0
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._under_way: dict[Any, str] = {}  # by call: the address of whoever is to answer it
+        self._in_flight: dict[Any, str] = {}  # by call: the address that answers it
 
     def follow(self, leader: Leader | None) -> None:
-        """Let go, soon, of what was passed on to somebody in whose place another one leads."""
+        """Abandon, after a short grace, the calls that were forwarded to a replaced leader."""
         if leader is None:
-            return  # it may be elected anew
-        for call in [call for call, address in self._under_way.items() if address != leader.address]:
-            del self._under_way[call]
-            asyncio.get_running_loop().call_later(LEFT_SECONDS, call.cancel)
+            return  # it may be elected again
+        for call in [call for call, address in self._in_flight.items() if address != leader.address]:
+            del self._in_flight[call]
+            asyncio.get_running_loop().call_later(ABANDON_SECONDS, call.cancel)
 
     def deadline_of(self, context: Any) -> float:
-        """Until when a call may wait for a leader, in the loop's time."""
+        """Return until when a call may wait for a leader, in event-loop time."""
         left, wait_seconds = context.time_remaining(), self._patience_seconds
         if left is not None and left < wait_seconds:
             wait_seconds = left
         return asyncio.get_running_loop().time() + wait_seconds
 
     async def leader(self, context: Any, deadline: float) -> Leader:
-        """Wait until it is known who leads.
+        """Return the leader; wait for one until the deadline.
 
         Raises:
-            Problem: UNAVAILABLE, NO_LEADER, where nobody does in time.
-            StoreRegressed, StoreReplaced: nobody does, for the store is not the one that was written.
+            Problem: UNAVAILABLE, NO_LEADER: no leader was found in time.
+            StoreRegressed, StoreReplaced: no leader can be elected because the store is not the one that was written.
         """
         if is_forwarded(context):
-            raise errors.unavailable("whoever was asked does not lead", PAUSE_SECONDS, errors.NOT_LEADER)
+            raise errors.unavailable("this replica is not the leader", PAUSE_SECONDS, errors.NOT_LEADER)
         if self._election.leader is not None:
             return self._election.leader
         self._election.check_store()
@@ -73,18 +73,18 @@ class Forwarder:
                     await self._election.changed()
         except TimeoutError:
             raise errors.unavailable(
-                f"no replica leads this service, or none can be seen ({self._election.key}); nothing was done",
+                f"this service has no reachable leader ({self._election.key}); nothing was done",
                 reason=errors.NO_LEADER,
             ) from None
         return leader
 
     async def answer(self, leader: Leader, path: str, request: Any, context: Any, deadline: float) -> bytes | None:
-        """Pass a call on that is answered once; None where it is to be tried again."""
+        """Forward a call with a single response; return None if the caller should retry."""
         streams = not isinstance(request, bytes)
         channel = self._to(leader)
         make: Any = channel.stream_unary if streams else channel.unary_unary
-        call = make(path)(request, metadata=_passed(context, leader), timeout=context.time_remaining())
-        self._under_way[call] = leader.address
+        call = make(path)(request, metadata=_forwarded_metadata(context, leader), timeout=context.time_remaining())
+        self._in_flight[call] = leader.address
         try:
             response: bytes = await call
         except asyncio.CancelledError:
@@ -94,24 +94,24 @@ class Forwarder:
                 raise _replaced() from None
             return None
         except grpc.aio.AioRpcError as error:
-            if not streams and _again(error, METHODS.get(path, Method())):
+            if not streams and _may_retry(error, METHODS.get(path, Method())):
                 await self._pause(deadline)
                 return None
-            await _pass_on(context, error)
+            await _relay_status(context, error)
         finally:
-            self._under_way.pop(call, None)
+            self._in_flight.pop(call, None)
             call.cancel()
         context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
         return response
 
     async def stream(self, leader: Leader, path: str, request: Any, context: Any) -> AsyncIterator[bytes]:
-        """Pass a call on that is answered by a stream."""
+        """Forward a call with a response stream."""
         channel = self._to(leader)
         make: Any = channel.unary_stream if isinstance(request, bytes) else channel.stream_stream
-        call = make(path)(request, metadata=_passed(context, leader), timeout=context.time_remaining())
-        self._under_way[call] = leader.address
+        call = make(path)(request, metadata=_forwarded_metadata(context, leader), timeout=context.time_remaining())
+        self._in_flight[call] = leader.address
         try:
-            await audit.begun()
+            await audit.log_stream()
             async for response in call:
                 yield response
         except asyncio.CancelledError:
@@ -119,25 +119,28 @@ class Forwarder:
                 raise
             raise _replaced() from None
         except grpc.aio.AioRpcError as error:
-            await _pass_on(context, error)
+            await _relay_status(context, error)
         finally:
-            self._under_way.pop(call, None)
+            self._in_flight.pop(call, None)
             call.cancel()
 
     async def _pause(self, deadline: float) -> None:
-        """Wait until another leader may be known."""
+        """Pause before a retry; another leader may be known afterwards."""
         if asyncio.get_running_loop().time() + PAUSE_SECONDS >= deadline:
             raise errors.unavailable("the replica that leads this service does not answer", reason=errors.NO_LEADER)
         await asyncio.sleep(PAUSE_SECONDS)
 
     def _to(self, leader: Leader) -> grpc.aio.Channel:
-        if self._channel is None or (leader.address, generation()) != self._dialled:
+        if self._channel is None or (leader.address, certificate_generation()) != self._connected_to:
             self._drop()
-            self._dialled, self._channel = (leader.address, generation()), passage(leader.address)
+            self._connected_to, self._channel = (
+                (leader.address, certificate_generation()),
+                forwarding_channel(leader.address),
+            )
         return self._channel
 
     def _drop(self) -> None:
-        """Let go of the channel to a leader of before; what is under way on it ends by itself, or with its leader."""
+        """Release the channel to a previous leader; its calls end by themselves, or with that leader."""
         if self._channel:
             task = asyncio.get_running_loop().create_task(self._channel.close(self._patience_seconds))
             self._closing.add(task)
@@ -145,34 +148,34 @@ class Forwarder:
             self._channel = None
 
     async def close(self) -> None:
-        """Let go of all channels."""
+        """Close all channels."""
         if self._channel:
             await self._channel.close()
             self._channel = None
-        await end(*self._closing)
+        await cancel_and_wait(*self._closing)
 
 
 def is_forwarded(context: Any) -> bool:
-    """Whether another replica has passed a call on, to whoever it believes to lead."""
+    """Return whether another replica forwarded this call to the process it took for the leader."""
     return any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
 
 
-def _passed(context: Any, leader: Leader) -> tuple[tuple[str, Any], ...]:
-    """Give a call's metadata to the call that takes its place.
+def _forwarded_metadata(context: Any, leader: Leader) -> tuple[tuple[str, Any], ...]:
+    """Return the metadata for the forwarded call.
 
-    Whoever is known by a token is known by it to the leader too. A certificate cannot be passed on: the leader is told
-    whose it was. By what the audit log knows the call here, it does there.
+    A bearer token identifies the caller to the leader as well. A certificate cannot be forwarded, so the leader is sent
+    the identity of its holder. The audit log of the leader uses the same call ID as the one here.
     """
     told = context.invocation_metadata() or ()
-    kept = [(key, value) for key, value in told if key not in OWN and not key.startswith("grpc-")]
+    kept = [(key, value) for key, value in told if key not in HOP_METADATA and not key.startswith("grpc-")]
     if caller() != ANYONE and all(key != "authorization" for key, _ in kept):
         kept = [(key, value) for key, value in kept if key != CALLER]
-        kept.append(speaking_for(caller()))
-    return (*kept, (FORWARDED, "1"), (CALL, audit.passed_on(leader.address)))
+        kept.append(on_behalf_header(caller()))
+    return (*kept, (FORWARDED, "1"), (CALL, audit.record_forwarding(leader.address)))
 
 
-def _again(error: grpc.aio.AioRpcError, method: Method) -> bool:
-    """Tell whether a call that failed may be made again, with whoever leads next."""
+def _may_retry(error: grpc.aio.AioRpcError, method: Method) -> bool:
+    """Return whether a failed call may be retried with the next leader."""
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return False
     reason = errors.from_error(error).reason
@@ -180,7 +183,7 @@ def _again(error: grpc.aio.AioRpcError, method: Method) -> bool:
 
 
 def _is_ended() -> bool:
-    """Whether it is the caller who does not wait any more."""
+    """Return whether the caller itself has cancelled the call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -189,8 +192,8 @@ def _replaced() -> errors.Problem:
     return errors.unavailable("the replica that led this service was replaced", PAUSE_SECONDS, errors.NO_LEADER)
 
 
-async def _pass_on(context: Any, error: grpc.aio.AioRpcError) -> NoReturn:
-    """End a call as the one in its place has ended."""
+async def _relay_status(context: Any, error: grpc.aio.AioRpcError) -> NoReturn:
+    """End a call with the status of the forwarded call."""
     trailers = cast("Any", tuple(error.trailing_metadata() or ()))
     if error.code() is grpc.StatusCode.UNAVAILABLE and errors.from_error(error).reason == error.code().name:
         raise errors.unavailable("the replica that leads this service does not answer", 0.5, errors.NO_LEADER)

@@ -1,10 +1,10 @@
-"""A time in office: the leadership key, and the revision at which it was last written by whoever leads.
+"""A leadership term: the leader key and the revision of its last write, used as a fencing token.
 
-Theory of operation. A service's leader is whoever wrote its leadership key last. The revision of that write is the
-leader's term: it rises with every change of leaders, for a store's revisions do. Whatever a leader writes compares the
-key's revision with its term, so that a leader that was replaced, however long it slept, writes nothing any more. A
-leader that must be sure that nothing of its own is still under way writes the key once more: what it sent under the
-old term is refused from then on.
+Theory of operation. The leader of a service is the process that last wrote its leader key. The revision of that write
+is the leader's term: store revisions only rise, so it rises with every change of leader. Every write by a leader
+compares the key's revision with its term, so a replaced leader can write nothing, no matter how long it was paused. A
+leader that must be sure that none of its own earlier writes is still in flight writes the key again: everything that it
+sent under the old term is then rejected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cotenant.store.port import Compare, Conflict, Entry, Lease, LeaseLost, NotL
 from cotenant.v1 import records_pb2
 
 SCHEMA_VERSION = 1
-_PREDECESSOR = re.compile(rb"[0-9a-f]{16}")  # what versions without elections wrote: a name, under no lease
+_PREDECESSOR = re.compile(rb"[0-9a-f]{16}")  # written by versions without elections: a name, no lease
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads: the address at which it serves, and its term."""
+    """The leader of a service: the address at which it serves, and its term."""
 
     address: str
     identity: str
@@ -36,7 +36,7 @@ class Leader:
 
 
 def leader_of(entry: Entry) -> Leader | None:
-    """Read a leadership key; None where it is the mark of a version that knew no elections, or no mark at all."""
+    """Decode a leader key; return None for the mark of a version without elections, or for no valid mark."""
     if _PREDECESSOR.fullmatch(entry.value):
         return None
     try:
@@ -47,89 +47,89 @@ def leader_of(entry: Entry) -> Leader | None:
 
 
 def new_identity() -> str:
-    """Make a name that no other process has."""
+    """Return a name that no other process has."""
     return secrets.token_hex(8)
 
 
-class Tenure(Protocol):
-    """What a leader knows of its office."""
+class LeadershipTerm(Protocol):
+    """A leader's own view of its term."""
 
     @property
     def identity(self) -> str:
-        """The name of this office's holder, which no other has."""
+        """The unique name of the process that holds the term."""
 
     @property
     def fence(self) -> Compare:
-        """What every transaction compares, so that it is refused once another leads."""
+        """The comparison in every transaction, which fails once another process leads."""
 
     @property
-    def sure_until_seconds(self) -> float:
-        """Until when, on the monotonic clock, nobody else can have been elected, as far as has been heard."""
+    def valid_until_seconds(self) -> float:
+        """Until when, on the monotonic clock, no other process can have been elected, as far as is known."""
 
     async def renew(self) -> int:
-        """Begin a new term, and return it: whatever was sent under the old one is refused from now on.
+        """Begin a new term and return it: everything sent under the old term is rejected from now on.
 
         Raises:
             NotLeader: another process leads.
-            StoreUnavailable: it is not known whether a new term has begun; the next call finds out.
+            StoreUnavailable: it is unknown whether a new term began; the next call finds out.
         """
 
     def lose(self, why: str) -> None:
-        """Note that another process was found to lead."""
+        """Record that another process leads."""
 
 
-class Held:
-    """An office taken: the newest to write the key leads, and keeps it until another writes."""
+class HeldTerm:
+    """A term that this process holds: the last writer of the key leads until another process writes it."""
 
     def __init__(self, store: Store, key: str, address: str = "", *, lease: Lease | None = None, term: int = 0) -> None:
         self.key, self.term = key, term
         self.identity = new_identity()
-        self.lost = ""  # why, once it is
+        self.lost = ""  # the reason, once it is lost
         self.over = asyncio.Event()
         self.lease = lease
-        self.sure_until_seconds = 0.0 if lease else math.inf
+        self.valid_until_seconds = 0.0 if lease else math.inf
         self._store = store
         self._value = records_pb2.StoredLeader(
             schema_version=SCHEMA_VERSION, address=address, identity=self.identity
         ).SerializeToString()
 
-    def lasts(self, since_seconds: float) -> None:
-        """Note that its lease's time began anew, at that time on the monotonic clock or later."""
+    def extend(self, since_seconds: float) -> None:
+        """Record that the lease was renewed at `since_seconds` on the monotonic clock, or later."""
         if self.lease:
-            self.sure_until_seconds = since_seconds + self.lease.ttl_seconds
+            self.valid_until_seconds = since_seconds + self.lease.ttl_seconds
 
     @property
     def fence(self) -> Compare:
-        """What every transaction compares."""
+        """The comparison in every transaction."""
         return Compare(self.key, self.term)
 
     async def take(self, compares: Sequence[Compare]) -> bool:
-        """Write the key where the comparisons hold; False where they do not."""
+        """Write the key if the comparisons hold; return whether they did."""
         try:
             result = await self._store.transact(
                 compares, [Put(self.key, self._value, self.lease.id if self.lease else 0)]
             )
         except LeaseLost as error:
-            raise NotLeader(f"the lease of {self.key} ran out") from error
+            raise NotLeader(f"the lease of {self.key} expired") from error
         if isinstance(result, Conflict):
             return False
         self.term = result.revision
         return True
 
     async def renew(self) -> int:
-        """Begin a new term; the first one is begun whoever led before, unless it was won in an election."""
+        """Begin a new term. The first one ignores the previous leader, unless it was won in an election."""
         while not self.lost:
             if await self.take([self.fence] if self.term else []):
                 return self.term
             entry = await self._store.get(self.key)
             leader = leader_of(entry) if entry else None
             if leader is None or leader.identity != self.identity:
-                self.lose(f"the key {self.key} was taken after term {self.term}")
+                self.lose(f"the key {self.key} was taken by another process after term {self.term}")
             else:
-                self.term = leader.term  # our own, of which we never heard
+                self.term = leader.term  # our own write, whose answer was lost
         raise NotLeader(f"another process leads now: {self.lost}")
 
     def lose(self, why: str) -> None:
-        """Note that another process was found to lead."""
+        """Record that another process leads."""
         self.lost = self.lost or why
         self.over.set()

@@ -1,4 +1,4 @@
-"""Tells what a process is: its release and its certificate, its part among the replicas, the store as it sees it."""
+"""Describes this process: its release and certificate, its role among the replicas, and its view of the store."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.identity_check import REMEDY, Trust
 from cotenant.store.member_status import HasMembers
 from cotenant.store.port import Store, StoreUnavailable
-from cotenant.store.recovery_commands import WayBack, way_back
-from cotenant.telemetry.recent_durations import Recent
+from cotenant.store.recovery_commands import Recovery, recovery_of
+from cotenant.telemetry.recent_durations import RecentDurations
 from cotenant.v1 import replica_service_pb2 as pb
 from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
 from cotenant.v1.condition_pb2 import StoreLatency
 
 SERVICE = "cotenant.v1.ReplicaService"
-WITNESSES_MAX = 1000  # of each kind in an answer
+WITNESSES_MAX = 1000  # of each kind in a response
 
 
 class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
-    """Describes the process that is asked, never another one."""
+    """Describes the process that receives the call, never another one."""
 
     def __init__(self, server: Server, store: Store | None, describe: Sequence[Callable[[], pb.Replica]]) -> None:
         self._server, self._store, self._describe = server, store, describe
@@ -31,7 +31,7 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
         self._process.start_time.GetCurrentTime()
 
     async def ListReplicas(self, request: pb.ListReplicasRequest, context: Any) -> pb.ListReplicasResponse:
-        """Tell of this process, its services and the members of its store."""
+        """Return this process, its services and the members of its store."""
         answer = pb.ListReplicasResponse(process=self._process, replicas=[describe() for describe in self._describe])
         answer.process.loop_lag.CopyFrom(self._server.loop_lag())
         if isinstance(self._store, GuardedStore):
@@ -41,7 +41,7 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
         for problem in self._server.problems():
             answer.process.problems.add(reason=problem.reason, remedy=problem.remedy)
         if isinstance(self._store, HasMembers):
-            for one in await self._store.standing():
+            for one in await self._store.member_statuses():
                 answer.store_members.add(
                     endpoint=one.endpoint,
                     leads=one.leads,
@@ -57,14 +57,14 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
         return answer
 
     async def _capacity(self) -> pb.StoreCapacity | None:
-        """Return how full the store is; None where it has no limit or does not answer, of which its members tell."""
+        """Return how full the store is; None if it has no limit or does not answer (its member statuses say so)."""
         try:
             capacity = await capacity_of(self._store)
         except StoreUnavailable:
             return None
         if capacity is None:
             return None
-        helps = way_back(capacity) or WayBack("", "")
+        helps = recovery_of(capacity) or Recovery("", "")
         return pb.StoreCapacity(
             size_bytes=capacity.size_bytes,
             in_use_bytes=capacity.in_use_bytes,
@@ -76,8 +76,8 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
         )
 
 
-def latency_to_wire(recent: Recent) -> StoreLatency:
-    """Return how long a store took to answer, for the wire."""
+def latency_to_wire(recent: RecentDurations) -> StoreLatency:
+    """Encode how long the store took to answer."""
     latency = StoreLatency(calls=recent.count)
     latency.median.FromMicroseconds(round(recent.median_seconds * 1e6))
     latency.longest.FromMicroseconds(round(recent.longest_seconds * 1e6))
@@ -85,18 +85,18 @@ def latency_to_wire(recent: Recent) -> StoreLatency:
 
 
 def trust_to_wire(trust: Trust) -> pb.StoreTrust:
-    """Return what is known of a store, for the wire."""
+    """Encode what is known of a store's identity."""
     assert trust.remembered
     told = pb.StoreTrust(store_id=trust.remembered.id, generation=trust.remembered.generation, revision=trust.revision)
     if verdict := trust.verdict:
-        told.reason, told.problem, told.remedy = verdict.wrong.value, verdict.text, REMEDY
+        told.reason, told.problem, told.remedy = verdict.mismatch.value, verdict.text, REMEDY
     for node, memory in sorted(trust.witnesses.marks.items())[:WITNESSES_MAX]:
         told.witnesses.add(name=node, store_id=memory.id, generation=memory.generation, revision=memory.revision)
-    for node, store_id in sorted(trust.witnesses.strangers.items())[:WITNESSES_MAX]:
+    for node, store_id in sorted(trust.witnesses.unknown_stores.items())[:WITNESSES_MAX]:
         told.witnesses.add(name=node, store_id=store_id)
     return told
 
 
-def serve_description(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:
+def serve_replica_service(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:
     """Add the service to a server that has not started yet."""
     server.add(pb_grpc.add_ReplicaServiceServicer_to_server, ReplicaServicer(server, store, describe), SERVICE)

@@ -1,7 +1,8 @@
-"""Who answers which call where a service has several replicas. A test holds this table to the protos, and a page to it.
+"""Which replica answers which call of a replicated service. Tests compare this table with the protos and the docs.
 
-A call of the leader's needs what is in no record: reasons, positions, progress, streams, or the right to write. What
-has ended changes no more, so any replica that follows the records tells of it. What every replica has, each tells.
+Only the leader has what no record holds: reasons, positions, progress, streams, and the right to write. Records of
+ended jobs no longer change, so any replica that follows the records can return them. Every replica answers for what it
+holds itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cotenant.codec.methods import PACKAGE
 
 
 class Route(Enum):
-    """Who answers."""
+    """Which replica answers."""
 
     LEADER = "the leader, whichever replica is asked"
     ENDED = "any replica, of what has ended; else the leader"
@@ -26,7 +27,7 @@ _BY_SERVICE = {
     "JobService": {
         "CreateJob": Route.LEADER,
         "GetJob": Route.ENDED,
-        "ListJobs": Route.ENDED,  # where the filter asks for phases that end a job, and nothing is folded
+        "ListJobs": Route.ENDED,  # if the filter selects final phases only, and nothing is folded
         "WatchJobs": Route.LEADER,
         "CancelJob": Route.LEADER,
         "SuspendJob": Route.LEADER,
@@ -40,7 +41,7 @@ _BY_SERVICE = {
     },
     "TenantService": {
         "CreateTenant": Route.LEADER,
-        "GetTenant": Route.LEADER,  # what it uses at this moment is in no record
+        "GetTenant": Route.LEADER,  # current usage is in no record
         "ListTenants": Route.LEADER,
         "UpdateTenant": Route.LEADER,
         "DeleteTenant": Route.LEADER,
@@ -57,7 +58,7 @@ _BY_SERVICE = {
         "ReadAttemptLogs": Route.LEADER,
     },
     "NodeService": {
-        "GetNode": Route.LEADER,  # whether its agent is there is known to whoever holds its stream
+        "GetNode": Route.LEADER,  # only the holder of the agent's stream knows whether it is connected
         "ListNodes": Route.LEADER,
         "DrainNode": Route.LEADER,
         "CordonNode": Route.LEADER,

@@ -1,4 +1,4 @@
-"""What a store holds under a prefix, kept up to date in memory by a watch."""
+"""An in-memory copy of the keys under a prefix, kept up to date by a watch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ log = structlog.get_logger()
 RETRY_SECONDS = 0.3
 
 
-class Mirror:
-    """The entries under a prefix as they were at `revision`; 0 until they have been read for the first time."""
+class StoreCache:
+    """The entries under a prefix as of `revision`, which is 0 until the first read."""
 
     def __init__(
         self, store: Store, prefix: str, on_change: Callable[[Iterable[str]], None] = lambda keys: None
@@ -24,17 +24,17 @@ class Mirror:
         self.entries: dict[str, Entry] = {}
         self.following = False
         self._store, self._on_change = store, on_change
-        self._advanced = asyncio.Event()  # set and cleared at once, to wake all who wait at that moment
+        self._advanced = asyncio.Event()  # set and cleared at once, to wake all current waiters
 
     async def run(self) -> None:
-        """Read what there is, then follow it, until cancelled or the store is closed."""
+        """List the prefix, then watch it, until cancelled or the store is closed."""
         self.following = True
         try:
             while not self.revision:
                 try:
                     self._replace(await self._store.list(self.prefix))
                 except StoreUnavailable as error:
-                    log.info("store_away", prefix=self.prefix, error=str(error))
+                    log.info("store_unavailable", prefix=self.prefix, error=str(error))
                     await asyncio.sleep(RETRY_SECONDS)
             async for news in self._store.watch(self.prefix, after_revision=self.revision):
                 if isinstance(news, Relisted):
@@ -46,7 +46,7 @@ class Mirror:
             self._wake()
 
     async def reaches(self, revision: int, within_seconds: float) -> bool:
-        """Wait until a revision has been taken in; False where that takes too long, or it is not followed."""
+        """Wait until the cache has reached a revision; return False on timeout or if it is not running."""
         try:
             async with asyncio.timeout(within_seconds):
                 while self.following and self.revision < revision:
@@ -56,16 +56,16 @@ class Mirror:
         return self.following
 
     async def changes(self) -> None:
-        """Wait until something is taken in, or nothing will be any more."""
+        """Wait until the cache advances or stops."""
         await self._advanced.wait()
 
     def listing(self, prefix: str) -> Listing:
-        """Tell what is under a prefix, as `Store.list` would have at the mirror's revision."""
+        """Return what is under a prefix, as `Store.list` would have at the cache's revision."""
         found = (entry for key, entry in self.entries.items() if key.startswith(prefix))
         return Listing(tuple(sorted(found, key=lambda entry: entry.key)), self.revision)
 
     def forget(self) -> None:
-        """Let go of all entries, once nobody follows them any more."""
+        """Drop all entries, once they are no longer used."""
         self.entries, self.revision = {}, 0
 
     def _replace(self, listing: Listing) -> None:

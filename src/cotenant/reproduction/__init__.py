@@ -1,1 +1,1 @@
-"""What five papers report, measured again: a command for each, our figures beside the published ones."""
+"""Reproduction of five papers: a command for each, with our figures beside the published ones."""

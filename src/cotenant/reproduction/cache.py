@@ -1,9 +1,9 @@
-"""Figures of cases, kept in a directory from one run to the next.
+"""A cache of cases' figures in a directory.
 
-A full run takes a while, and whoever stops one should not have to begin again. Each paper has a file of lines there,
-one for each case that was done. What a case gives depends on its work, on the code that does it, on what is bundled
-with that, on the libraries beneath and on the data: a line is taken only where the digest of all these is the same.
-Lines of other code stay where they are, for whoever goes back to it.
+A full run takes a while, and a stopped run should not have to start over. Each paper has a file there, with one line
+for each finished case. A case's figures depend on its work, on the code, on what is bundled with it, on the libraries
+and on the data: a line is used only if the digest of all these matches. Lines of other code versions are kept, in case
+that code is used again.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ import cotenant
 from cotenant.reproduction.model import BUNDLED, Case, Data, Figures
 from cotenant.simulator.recording.event_file import versions
 
-ROOMS = ("core", "policies", "simulator", "reproduction")  # of the package: what figures depend on
-ENDINGS = (".py", ".csv", ".json", ".toml")  # of what is code there, or bundled
-LIBRARIES = ("lightgbm", "scikit-learn", "scipy")  # beside those that recordings name
+PACKAGES = ("core", "policies", "simulator", "reproduction")  # of the package: what figures depend on
+ENDINGS = (".py", ".csv", ".json", ".toml")  # of code and bundled data
+LIBRARIES = ("lightgbm", "scikit-learn", "scipy")  # in addition to those in recordings
 
 
 class BadDirectory(Exception):
-    """A directory in which nothing can be kept, and why, in one sentence."""
+    """A directory in which nothing can be cached; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What came of a case, and what it cost."""
+class CaseResult:
+    """The figures of a case, and its cost."""
 
     figures: Figures
     processor_seconds: float
 
 
-class Kept:
-    """What was kept of a paper's cases. Without a directory nothing was, and nothing is."""
+class ResultCache:
+    """The cached cases of a paper. Without a directory nothing is cached."""
 
     def __init__(self, directory: Path | None = None, paper: str = "", data: Data = BUNDLED) -> None:
-        """Read what is there.
+        """Read the cache.
 
         Raises:
-            BadDirectory: it cannot be made, read or written.
+            BadDirectory: it cannot be created, read or written.
         """
         self._path = directory / f"{paper}.jsonl" if directory else None
-        self._found: dict[str, Ran] = {}
+        self._found: dict[str, CaseResult] = {}
         if self._path is None:
             return
         self._under = _digest_of_code() + _digest_of(data)
@@ -57,20 +57,20 @@ class Kept:
             with self._path.open("a+", encoding="utf-8", errors="replace") as file:
                 file.seek(0)
                 lines = file.readlines()
-                file.write("\n" * (bool(lines) and not lines[-1].endswith("\n")))  # of a run that was killed
+                file.write("\n" * (bool(lines) and not lines[-1].endswith("\n")))  # after a line of a killed run
         except OSError as error:
-            raise BadDirectory(f"figures cannot be kept in {directory}: {error.strerror or error}") from error
+            raise BadDirectory(f"figures cannot be cached in {directory}: {error.strerror or error}") from error
         self._found = dict(_read(lines))
 
-    def of(self, case: Case) -> Ran | None:
-        """Give what is known of a case; of one that would not be the same another time, nothing."""
+    def of(self, case: Case) -> CaseResult | None:
+        """Return the cached result of a case; None if there is none, or if the case is not repeatable."""
         return self._found.get(self._key(case)) if self._path and case.repeatable else None
 
-    def keep(self, case: Case, ran: Ran) -> None:
-        """Write a case down.
+    def keep(self, case: Case, ran: CaseResult) -> None:
+        """Add a case.
 
         Raises:
-            BadDirectory: there is no room, or no right, to.
+            BadDirectory: no space, or no permission.
         """
         if self._path is None or not case.repeatable:
             return
@@ -91,24 +91,24 @@ class Kept:
         return hashlib.sha256(f"{self._under}{case!r}".encode()).hexdigest()
 
 
-def _read(lines: Sequence[str]) -> Iterator[tuple[str, Ran]]:
-    """Read lines; one that is torn, as the last may be, is none."""
+def _read(lines: Sequence[str]) -> Iterator[tuple[str, CaseResult]]:
+    """Yield the cached results; truncated lines are skipped."""
     for line in lines:
         try:
-            told = json.loads(line)
-            series = {name: tuple(map(float, those)) for name, those in told["series"].items()}
-            values = {name: float(value) for name, value in told["values"].items()}
-            yield str(told["key"]), Ran(Figures(values, series), float(told["processor_seconds"]))
+            stat = json.loads(line)
+            series = {name: tuple(map(float, those)) for name, those in stat["series"].items()}
+            values = {name: float(value) for name, value in stat["values"].items()}
+            yield str(stat["key"]), CaseResult(Figures(values, series), float(stat["processor_seconds"]))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue
 
 
 def _digest_of_code() -> str:
-    """Sum up the code that simulates, what is bundled with it, and the libraries that figures depend on."""
+    """Return a digest of the code, what is bundled with it, and the libraries that figures depend on."""
     beneath = versions() | {name: _version(name) for name in LIBRARIES}
     digest = hashlib.sha256(json.dumps(beneath, sort_keys=True).encode())
     package = Path(cotenant.__file__).parent
-    for room in ROOMS:
+    for room in PACKAGES:
         for path in sorted(_files(package / room)):
             digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -126,10 +126,10 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _digest_of(data: Data) -> str:
-    """Sum up which files the data has, how long each is and when it was written."""
+    """Return a digest of the data's files, their sizes and modification times."""
     digest = hashlib.sha256()
     if data.directory:
         for path in sorted(data.directory.glob("*/*")):
-            told = path.stat()
-            digest.update(f"{path.relative_to(data.directory)}\0{told.st_size}\0{told.st_mtime_ns}\0".encode())
+            stat = path.stat()
+            digest.update(f"{path.relative_to(data.directory)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     return digest.hexdigest()

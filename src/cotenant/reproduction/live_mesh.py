@@ -1,4 +1,4 @@
-"""A real mesh of its own in a child process, and jobs that are run on it until all have ended."""
+"""A real mesh of its own in a child process, and jobs that run on it to their end."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ T = TypeVar("T")
 
 
 class LiveFailed(Exception):
-    """The mesh could not be used, and why, in one sentence."""
+    """The mesh failed; the message is one sentence."""
 
 
 class LiveStopped(Exception):
-    """Somebody wants no more of it."""
+    """Stopped by the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A job that has ended: when it was submitted, got its resources, and was over; seconds since 1970."""
+    """An ended job: when it was submitted, assigned its resources, and ended; unix seconds."""
 
     submitted_seconds: float
     assigned_seconds: float
@@ -56,21 +56,21 @@ class Live:
         self._state_dir, self._log, self._process = state_dir, log, process
 
     def wait_until_up(self) -> None:
-        """Wait until its node takes jobs.
+        """Wait until its node accepts jobs.
 
         Raises:
-            LiveFailed: it ended, or took too long.
+            LiveFailed: the mesh ended, or took too long.
         """
         self._until(self._ready, time.monotonic() + START_SECONDS_MAX, "the mesh did not come up")
 
     def run(
         self, jobs: Sequence[tuple[float, JobSpec]], *, seconds_max: float, stopped: Stopped = lambda: False
     ) -> list[Ran]:
-        """Submit jobs, each so many seconds after the first, and wait for the end of all; none runs on in any case.
+        """Submit jobs, each at its offset from the first, and wait until all have ended; none is left running.
 
         Raises:
             LiveFailed: a job did not succeed, or they took too long.
-            LiveStopped: it was stopped.
+            LiveStopped: stopped.
         """
         begin, ids = time.monotonic(), []
         with self._channel() as channel:
@@ -89,7 +89,7 @@ class Live:
         return [_ran(ended[job_id]) for job_id in ids]
 
     def _done(self, stub: JobServiceStub, ids: Sequence[str], stopped: Stopped) -> dict[str, Job]:
-        """Give the jobs once all have succeeded; none before."""
+        """Return the jobs once all have succeeded; empty before."""
         if stopped():
             raise LiveStopped
         jobs = self._jobs(stub, ids)
@@ -99,7 +99,7 @@ class Live:
         return jobs if all(_phase(job) in ENDED for job in jobs.values()) else {}
 
     def _end(self, stub: JobServiceStub, ids: Sequence[str]) -> None:
-        """Cancel what has not ended, and wait for its end, so that no process outlives its mesh."""
+        """Cancel unfinished jobs and wait for their end, so that no process outlives its mesh."""
         with suppress(grpc.RpcError, LiveFailed):
             left = [job_id for job_id, job in self._jobs(stub, ids).items() if _phase(job) not in ENDED]
             for job_id in left:
@@ -128,7 +128,7 @@ class Live:
                     return found
             if self._process.poll() is not None:
                 said = self._log.read_text(errors="replace").strip().splitlines()
-                raise LiveFailed(f"the mesh ended: {said[-1] if said else 'without a word'}")
+                raise LiveFailed(f"the mesh ended: {said[-1] if said else 'without output'}")
             if time.monotonic() > deadline:
                 raise LiveFailed(otherwise)
             time.sleep(POLL_SECONDS)
@@ -143,7 +143,7 @@ class Live:
 
 @contextmanager
 def mesh(directory: Path, cpus: Sequence[int], flags: Sequence[str]) -> Iterator[Live]:
-    """Run `cotenant up` on some CPUs with a state of its own in a directory, and end it in the end.
+    """Run `cotenant up` on some CPUs with its own state in a directory, and stop it in the end.
 
     Raises:
         LiveFailed: it does not come up.
@@ -161,7 +161,7 @@ def mesh(directory: Path, cpus: Sequence[int], flags: Sequence[str]) -> Iterator
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                start_new_session=True,  # Ctrl-C is ours to hear: first its jobs end, then the mesh
+                start_new_session=True,  # we handle Ctrl-C: first its jobs end, then the mesh
             )
     finally:
         os.sched_setaffinity(0, allowed)

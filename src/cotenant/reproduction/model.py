@@ -1,9 +1,9 @@
-"""The words of a reproduction: what a paper claims, what is run for it, and what came of it.
+"""The model of a reproduction: what a paper claims, what is run for it, and the results.
 
 Theory of operation. A paper is a list of claims and of cases. A case is one run of one arm on one workload with one
 seed; it is work that another process can do, and gives figures by name. When the cases are done, or as many of them as
 there was time for, the paper draws its conclusions: each claim measured on each workload, with a verdict that follows
-from the figures by one rule, and tables and charts for those who would rather look.
+from the figures by one rule, and tables and charts.
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ from typing import Protocol
 from cotenant.simulator.comparison.summary import Spread
 
 Stopped = Callable[[], bool]
-REACHED_SHARE = 0.02  # of the published figure: within it, and within the spread, two figures are the same
+REACHED_SHARE = 0.02  # of the published figure: within it, and within the spread, two figures are equal
 
 
 class BadData(Exception):
-    """A directory of data that cannot be used, and why, in one sentence."""
+    """An unusable data directory; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Where public traces lie; None: only what is bundled is used."""
+    """The directory of public traces; None: only bundled data is used."""
 
     directory: Path | None = None
 
     def check(self) -> None:
-        """Look whether it is there.
+        """Check that the directory exists.
 
         Raises:
-            BadData: it is no directory.
+            BadData: it is not a directory.
         """
         if self.directory is not None and not self.directory.is_dir():
-            raise BadData(f"{self.directory} is no directory; docs/reproduction.md tells what it has to hold")
+            raise BadData(f"{self.directory} is not a directory; docs/reproduction.md lists its expected contents")
 
     def file(self, name: str) -> Path | None:
-        """Find a file of the data by its path in the directory; None where only what is bundled is to be used.
+        """Return a file of the data by its path in the directory; None if only bundled data is used.
 
         Raises:
-            BadData: there is a directory and the file is not in it.
+            BadData: the file is not in the directory.
         """
         if self.directory is None:
             return None
         path = self.directory / name
         if not path.is_file():
-            raise BadData(f"{self.directory} has no {name}; docs/reproduction.md tells what the directory has to hold")
+            raise BadData(
+                f"{self.directory} has no {name}; docs/reproduction.md lists the expected contents of the directory"
+            )
         return path
 
 
@@ -60,19 +62,19 @@ BUNDLED = Data()
 
 
 def table(path: Path, *columns: str) -> Iterator[dict[str, str]]:
-    """Read a table with a heading line, row by row.
+    """Yield the rows of a table with a header line.
 
     Raises:
-        BadData: it cannot be read, has not these columns, or no rows.
+        BadData: it cannot be read, lacks a column, or has no rows.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = csv.DictReader(file)
             if missing := [name for name in columns if name not in (rows.fieldnames or ())]:
-                raise BadData(f"{path} is no trace as it is expected: it has no column {' and no '.join(missing)}")
+                raise BadData(f"{path} is not the expected trace: it has no column {' and no '.join(missing)}")
             first = next(rows, None)
             if first is None:
-                raise BadData(f"{path} is no trace as it is expected: it has no rows")
+                raise BadData(f"{path} is not the expected trace: it has no rows")
             yield first
             yield from rows
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -81,16 +83,16 @@ def table(path: Path, *columns: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what a number that is none raises into a word on the file that it is in."""
+    """Turn errors of invalid numbers into an error that names the file."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise BadData(f"{path} is no trace as it is expected: {error}") from error
+        raise BadData(f"{path} is not the expected trace: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user wants: a minute's version or the whole, with which seeds, on which data."""
+    """The user's choices: a one-minute or the full version, the seeds, and the data."""
 
     quick: bool
     seeds: tuple[int, ...]
@@ -99,22 +101,22 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What came of one case: figures by name, and series of them for charts, in the order of what they are over."""
+    """The figures of one case by name, and series of them for charts, in order."""
 
     values: Mapping[str, float]
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class Work(Protocol):
-    """Work that another process can be given: it can be pickled. What it is is in its `repr`, to be known again."""
+    """Work for another process: it can be pickled. Its `repr` identifies it in the cache."""
 
     def run(self, stopped: Stopped) -> Figures | None:
-        """Do it; None where it was stopped. What is raised ends the reproduction with the case's name."""
+        """Do it; None if stopped. An exception ends the reproduction with the case's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run of one arm on one workload with one seed. `repeatable` False: another time its figures are others."""
+    """One run of one arm on one workload with one seed. `repeatable` False: its figures differ each time."""
 
     workload: str
     arm: str
@@ -124,16 +126,16 @@ class Case:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from the paper's other cases."""
+        """The key of the case within its paper."""
         return self.workload, self.arm, self.seed
 
     def __str__(self) -> str:
-        """Its name, for people."""
+        """Return its name for users."""
         return f"{self.arm} on {self.workload}, seed {self.seed}"
 
 
 class Better(StrEnum):
-    """Which way is better."""
+    """Which direction is better."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -141,10 +143,10 @@ class Better(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A headline figure of a paper, and whether more of it is better. `source`: where it stands, and how sure it is.
+    """A headline figure of a paper, and its better direction. `source`: where it is stated, and how reliably.
 
-    `most`: the paper reports the best of several settings, so ours is the best too. `figure` False: it says only which
-    way something goes, `published` is 0, and there is nothing to exceed.
+    `most`: the paper reports the best of several settings, so ours is the best too. `figure` False: the paper states
+    only a direction, `published` is 0, and it cannot be exceeded.
     """
 
     name: str
@@ -158,16 +160,16 @@ class Claim:
 
 
 class Verdict(StrEnum):
-    """How ours stands to the published figure."""
+    """How our figure compares with the published one."""
 
     EXCEEDED = "exceeded"
     REACHED = "reached"
     MISSED = "missed"
-    OPEN = "open"  # it was not measured: there was no time, or no data
+    OPEN = "open"  # not measured, for lack of time or data
 
 
 def verdict_of(claim: Claim, ours: Spread) -> Verdict:
-    """Judge a figure: the same as the published one within 2 % of it or one standard deviation, else better or worse.
+    """Return the verdict on a figure: equal within 2 % or one standard deviation, else better or worse.
 
     >>> claim = Claim("a", "", 20.0, "%", Better.HIGHER, "")
     >>> [verdict_of(claim, Spread((one,))).value for one in (25.0, 19.8, 15.0)]
@@ -184,9 +186,9 @@ def verdict_of(claim: Claim, ours: Spread) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A claim measured on one workload: ours over the seeds, and why it is as it is where that is not plain.
+    """A claim measured on one workload: our figure over the seeds, with an explanation if needed.
 
-    `learned` False: the predictions were perfect, so that the figure is a bound for what can be had.
+    `learned` False: the predictions were perfect, so the figure is a bound.
     """
 
     claim: Claim
@@ -199,7 +201,7 @@ class Measured:
 
     @property
     def verdict(self) -> Verdict:
-        """How ours stands to the published figure."""
+        """How our figure compares with the published one."""
         return verdict_of(self.claim, self.ours) if self.ours else Verdict.OPEN
 
 
@@ -208,7 +210,7 @@ Cell = str | float
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: numbers are written by their column's format, such as ".1f" or "+.1%"; texts as they stand."""
+    """A table: numbers are formatted by their column's format, such as ".1f" or "+.1%"; strings as they are."""
 
     name: str
     title: str
@@ -221,14 +223,14 @@ class Table:
 class Shape(StrEnum):
     """How a chart is drawn."""
 
-    BARS = "bars"  # a group of bars for each x, a bar for each line
+    BARS = "bars"  # a group of bars for each x, one bar for each line
     LINES = "lines"  # over numbers
-    STEPS = "steps"  # the share that is no larger: `x` of each line are its values, sorted
+    STEPS = "steps"  # cumulative shares: `x` of each line holds its sorted values
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One arm's figures in a chart; `low` and `high` are the ends of its spread, or nothing."""
+    """One arm's figures in a chart; `low` and `high` are the ends of its spread, or empty."""
 
     label: str
     y: tuple[float, ...]
@@ -239,7 +241,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: `name` for its file, `caption` says which way is better. `marks` are published figures, to compare."""
+    """A chart: `name` is for its file, `caption` gives the better direction. `marks` are published figures."""
 
     name: str
     title: str
@@ -255,7 +257,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a paper's cases show."""
+    """The results of a paper's cases."""
 
     measured: tuple[Measured, ...]
     tables: tuple[Table, ...] = ()
@@ -263,46 +265,46 @@ class Findings:
 
 
 class Done:
-    """The figures of the cases that were done."""
+    """The figures of the finished cases."""
 
     def __init__(self, figures: Mapping[tuple[str, str, int], Figures]) -> None:
         self._figures = figures
 
     def seeds(self, workload: str, *arms: str) -> list[int]:
-        """List the seeds with which all of some arms were run on a workload."""
+        """Return the seeds with which all the given arms were run on a workload."""
         having = [{seed for load, arm, seed in self._figures if (load, arm) == (workload, one)} for one in arms]
         return sorted(set.intersection(*having)) if having else []
 
     def of(self, workload: str, arm: str) -> dict[int, Figures]:
-        """Give an arm's figures on a workload by seed."""
+        """Return an arm's figures on a workload by seed."""
         return {seed: self._figures[workload, arm, seed] for seed in self.seeds(workload, arm)}
 
     def spread(self, workload: str, arm: str, name: str) -> Spread | None:
-        """Give a figure of an arm over the seeds; None where no case was done."""
+        """Return a figure of an arm over the seeds; None if no case has finished."""
         return spread_of(figures.values[name] for figures in self.of(workload, arm).values())
 
     def mean(self, workload: str, arm: str, name: str) -> float:
-        """Give the mean of a figure over the seeds; nan where no case was done."""
+        """Return the mean of a figure over the seeds; nan if no case has finished."""
         spread = self.spread(workload, arm, name)
         return spread.mean if spread else math.nan
 
     def versus(
         self, workload: str, arm: str, base: str, name: str, how: Callable[[float, float], float]
     ) -> Spread | None:
-        """Set a figure of an arm against another arm's, seed by seed: `how` is given both, this arm's first."""
+        """Compare a figure of an arm with another arm's, seed by seed: `how` gets both, this arm's first."""
         mine, theirs = self.of(workload, arm), self.of(workload, base)
         both = self.seeds(workload, arm, base)
         return spread_of(how(mine[seed].values[name], theirs[seed].values[name]) for seed in both)
 
 
 def spread_of(values: Iterable[float]) -> Spread | None:
-    """Make a spread of the figures that are numbers; None where none is."""
+    """Return a spread of the finite figures; None if there are none."""
     finite = tuple(value for value in values if math.isfinite(value))
     return Spread(finite) if finite else None
 
 
 def line_of(label: str, spreads: Sequence[Spread | None], missing: float = 0.0) -> Line:
-    """Make a chart's line of means and of the ends of their spreads; `missing` where nothing was measured."""
+    """Return a chart's line of means and the ends of their spreads; `missing` for missing measurements."""
     return Line(
         label,
         tuple(spread.mean if spread else missing for spread in spreads),
@@ -312,7 +314,7 @@ def line_of(label: str, spreads: Sequence[Spread | None], missing: float = 0.0) 
 
 
 def gain_percent(ours: float, theirs: float) -> float:
-    """Say how much more ours is, in percent; nan where theirs is 0.
+    """Return how much larger ours is, in percent; nan if theirs is 0.
 
     >>> gain_percent(150.0, 100.0)
     50.0
@@ -321,7 +323,7 @@ def gain_percent(ours: float, theirs: float) -> float:
 
 
 class Paper(Protocol):
-    """A paper that can be reproduced. `unsaid`: what it does not say, and what stands in its place here."""
+    """A reproducible paper. `unsaid`: what it leaves open, and our choices."""
 
     name: str
     title: str
@@ -331,11 +333,11 @@ class Paper(Protocol):
     unsaid: Sequence[str]
 
     def cases(self, asked: Asked) -> Sequence[Case]:
-        """Say what is to be run, the most telling cases first: of a run that is cut short those are done.
+        """Return the cases, the most informative first, since a stopped run has only those.
 
         Raises:
-            BadData: the data that was given cannot be used.
+            BadData: the given data is unusable.
         """
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Conclude from the cases that were done, be it none."""
+        """Return conclusions from the finished cases, if any."""

@@ -1,9 +1,9 @@
-"""A mix of jobs like that of Alibaba's cluster openb (Weng et al., ATC 2023): its nodes, its jobs with GPUs, CPU jobs.
+"""A job mix like that of Alibaba's cluster openb (Weng et al., ATC 2023): its nodes, its GPU jobs, and CPU jobs.
 
 Jobs with GPUs are drawn from its pods that ran for a minute to a day, each with the GPUs and the cores that its user
-asked for, and come at uniform times over some hours to an empty cluster. Their memory is left out: it was asked for
-models other than those whose profiles tell how fast the jobs run, some of which crawl in little memory. CPU jobs are
-those of the overlay `cpu-jobs`.
+requested, and arrive at uniform times over some hours in an empty cluster. Their memory is left out: it was requested
+for models other than those whose profiles give the jobs' speed, some of which are very slow with little memory. CPU
+jobs are those of the overlay `cpu-jobs`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PODS, NODES = "openb/openb_pod_list_default.csv", "openb/openb_node_list_all_nod
 SECONDS_MIN, SECONDS_MAX = 60.0, 86_400.0
 TENANTS = 8
 TIMES = ("creation_time", "scheduled_time", "deletion_time")
-EVERY = 50  # so many nodes stand for one
+EVERY = 50  # one node represents this many
 
 
 @cache
 def cluster(data: Data) -> simulator.Cluster:
-    """Take every fiftieth node of each kind, sorted by what they are."""
+    """Return every fiftieth node, sorted by shape."""
     whole = data.file(NODES)
     found = simulator.parse_cluster(str(whole or SAMPLES / "openb_nodes.csv"))
     shapes = tuple(sorted(found.shapes, key=repr)[:: EVERY if whole else 1])
@@ -38,7 +38,7 @@ def cluster(data: Data) -> simulator.Cluster:
 
 @cache
 def pods(data: Data) -> tuple[tuple[Role, float], ...]:
-    """Read the pods with GPUs: what each asks for, and the seconds that it ran."""
+    """Return the pods with GPUs: the role of each, and its run time in seconds."""
     whole = data.file(PODS)
     path = whole or SAMPLES / "openb_gpu_pods.csv"
     with reading(path):
@@ -54,7 +54,7 @@ def _seconds(row: dict[str, str]) -> float:
     if "duration_seconds" in row:
         return float(row["duration_seconds"])
     if not row["deletion_time"]:
-        return 0.0  # it ran on when the trace ended
+        return 0.0  # it was still running when the trace ended
     return float(row["deletion_time"]) - float(row["scheduled_time"] or row["creation_time"])
 
 
@@ -67,9 +67,9 @@ def _role(row: dict[str, str]) -> Role:
 def mix(
     data: Data, place: simulator.Cluster, *, load: float, hours: float, seed: int, open_cores: bool
 ) -> simulator.Trace:
-    """Draw jobs with GPUs that ask for `load` times the cluster's GPU time; `open_cores` leaves theirs to an allocator.
+    """Draw GPU jobs that request `load` times the cluster's GPU time; `open_cores` leaves theirs to an allocator.
 
-    They are of several tenants, between whom DRF shares.
+    They belong to several tenants, among which DRF divides the cluster.
     """
     seconds_max = 3600.0 * hours
     drawn = sorted(_drawn(data, place, load * place.gpus * seconds_max, seconds_max, seed), key=lambda job: job[0])

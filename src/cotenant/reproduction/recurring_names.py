@@ -1,10 +1,10 @@
-"""Names for the jobs of traces that tell none, so that predictors can learn from jobs that recur.
+"""Names for the jobs of traces without names, so that predictors can learn from recurring jobs.
 
-Public traces leave out who submitted what, and with that nearly all that predictors learn from. Of AITurbo's own jobs
-71 % are submitted again, and of these 95.7 % are predictable [C, counted in its published dataset]. So a job is new
-with the rest of that probability, under a name that never comes again. Else its name is that of a band of run times,
-which is what having been run before tells, and in 4.3 % of these that of a wrong one. Bands are a factor of two wide,
-so that jobs of a name are about a fifth away from their middle [R]. What a name means a predictor has to find out.
+Public traces leave out who submitted what, and with that nearly everything that predictors learn from. Of AITurbo's own
+jobs 71 % are submitted again, and of these 95.7 % are predictable [C, counted in its published dataset]. So with the
+remaining probability a job is new, under a name that never recurs. Otherwise its name is that of a band of run times,
+which is the information that earlier runs give, and in 4.3 % of these that of a wrong band. Bands are a factor of two
+wide, so jobs of a name are about a fifth away from their middle [R]. A predictor has to learn what a name means.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from cotenant import simulator
 
 RESUBMITTED = 0.71
-PREDICTABLE = 0.957  # of those
+PREDICTABLE = 0.957  # of the resubmitted jobs
 BAND = 2.0  # from the shortest to the longest job of a name
 
 
 def named(trace: simulator.Trace, seed: int, resubmitted: float = RESUBMITTED) -> simulator.Trace:
-    """Give each job a name; the same seed gives the same names.
+    """Return the trace with a name for each job; the same seed gives the same names.
 
     >>> trace = named(simulator.load("sample"), seed=0)
     >>> len({job.name for job in trace.jobs if job.name.startswith("again")}) < 30

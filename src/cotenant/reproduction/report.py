@@ -1,4 +1,4 @@
-"""What was found, as plain values, as Markdown and as a page."""
+"""Findings as plain values, as Markdown and as a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLAIM_COLUMNS = ("claim", "workload", "ours", "against", "published", "here", "s
 
 
 def claim_rows(measured: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    """Write each measured claim in a row of `CLAIM_COLUMNS`."""
+    """Yield each measured claim as a row of `CLAIM_COLUMNS`."""
     for one in measured:
         claim, sign = one.claim, "up to " if one.claim.most else ""
         yield (
@@ -33,7 +33,7 @@ def claim_rows(measured: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
 
 
 def _figure(value: float, unit: str) -> str:
-    """Write a figure with its unit.
+    """Return a figure with its unit.
 
     >>> _figure(20.83, "%"), _figure(3.0, "×"), _figure(-1049.6, "s"), _figure(-75.4, "s")
     ('+20.8 %', '3.00×', '-1,050 s', '-75.4 s')
@@ -53,16 +53,16 @@ def _ends(spread: Spread, unit: str) -> str:
 
 
 def ran(found: Reproduced) -> str:
-    """Say what was run for some findings, what it cost, and whether it was cut short, in a sentence."""
+    """Return a sentence on what was run, its cost, and whether it was cut short."""
     what, seeds = "quick" if found.asked.quick else "full", ", ".join(map(str, found.asked.seeds))
-    before = f", {found.kept} of them kept from before" if found.kept else ""
-    spent = f"{found.wall_seconds:.0f} s, {found.processor_seconds:,.0f} s of processor{' in all' * bool(found.kept)}"
+    before = f", {found.kept} of them from the cache" if found.kept else ""
+    spent = f"{found.wall_seconds:.0f} s, {found.processor_seconds:,.0f} s of CPU time{' in total' * bool(found.kept)}"
     cut = "" if found.complete else f"; cut short: {found.done} of {found.of} runs were done, and only they count"
     return f"The {what} version: {found.done} runs with seeds {seeds}{before}; {spent}{cut}."
 
 
 def written(cell: Cell, form: str) -> str:
-    """Write a cell of a table; a number that is none is a dash.
+    """Return a cell of a table as text; NaN is a dash.
 
     >>> written(0.5, ".0%"), written("a", ".0%"), written(float("nan"), ".1f")
     ('50%', 'a', '-')
@@ -73,12 +73,12 @@ def written(cell: Cell, form: str) -> str:
 
 
 def table_rows(table: Table) -> list[list[str]]:
-    """Write a table's cells by its formats."""
+    """Return a table's cells formatted by column."""
     return [[written(cell, form) for cell, form in zip(row, table.formats, strict=True)] for row in table.rows]
 
 
 def as_json(found: Reproduced) -> dict[str, Any]:
-    """Give it as plain values."""
+    """Return it as plain values."""
     paper = found.paper
     return {
         "paper": paper.name,
@@ -128,9 +128,9 @@ def _measured_json(one: Measured) -> dict[str, Any]:
 
 
 def markdown(found: Reproduced) -> str:
-    """Write the findings as Markdown, as docs/reproduction.md has them."""
+    """Return the findings as Markdown, as in docs/reproduction.md."""
     lines = [*_markdown_table(CLAIM_COLUMNS, list(claim_rows(found.findings.measured)))]
-    told: dict[tuple[str, str], list[str]] = {}  # the workloads of which the same is said of a claim
+    told: dict[tuple[str, str], list[str]] = {}  # the workloads with the same remark on a claim
     for one in found.findings.measured:
         if one.why:
             told.setdefault((one.claim.text, one.why), []).append(one.workload)
@@ -148,7 +148,7 @@ def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> It
 
 
 def page(found: Reproduced, plots: Sequence[tuple[Any, str]]) -> str:
-    """Write the page of a report: one HTML file that needs nothing else."""
+    """Return the page of a report: one self-contained HTML file."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 

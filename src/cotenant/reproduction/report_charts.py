@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from cotenant.reproduction.model import Chart, Line, Shape
 from cotenant.simulator.report.plots import WIDTH, Plot
-from cotenant.simulator.report.style import INK, MUTED, colour, dashes
+from cotenant.simulator.report.style import INK, MUTED, color, dashes
 
 HEIGHT = 4.2  # inches
 GROUP_WIDTH = 0.8  # of the distance between two groups of bars
@@ -18,7 +18,7 @@ MARKERS = "osD^vPX"
 
 
 def draw(chart: Chart) -> Plot:
-    """Draw a chart; to be called within the look of our reports."""
+    """Return the plot of a chart; call it within the style context of our reports."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.subplots()
     {Shape.BARS: _bars, Shape.LINES: _lines, Shape.STEPS: _steps}[chart.shape](axes, chart)
@@ -41,7 +41,7 @@ def _bars(axes: Axes, chart: Chart) -> None:
     places = np.arange(len(chart.x))
     for number, line in enumerate(chart.lines):
         at = places + (number - (len(chart.lines) - 1) / 2) * width
-        axes.bar(at, line.y, width=width * 0.92, color=colour(number), label=line.label)
+        axes.bar(at, line.y, width=width * 0.92, color=color(number), label=line.label)
         if line.low:
             axes.vlines(at, line.low, line.high, color=INK, linewidth=1.3)
     axes.set_xticks(places, [str(x) for x in chart.x])
@@ -54,14 +54,14 @@ def _lines(axes: Axes, chart: Chart) -> None:
         axes.plot(
             x,
             line.y,
-            color=colour(number),
+            color=color(number),
             linestyle=dashes(number),
             marker=MARKERS[number % 7],
             markersize=4,
             label=line.label,
         )
         if line.low:
-            axes.fill_between(x, line.low, line.high, color=colour(number), alpha=0.15, linewidth=0)
+            axes.fill_between(x, line.low, line.high, color=color(number), alpha=0.15, linewidth=0)
     if chart.log_x:
         axes.set_xscale("log")
 
@@ -69,7 +69,7 @@ def _lines(axes: Axes, chart: Chart) -> None:
 def _steps(axes: Axes, chart: Chart) -> None:
     for number, line in enumerate(chart.lines):
         x, y = _cumulative(line)
-        axes.plot(x, y, color=colour(number), linestyle=dashes(number), label=line.label)
+        axes.plot(x, y, color=color(number), linestyle=dashes(number), label=line.label)
     if chart.log_x:
         axes.set_xscale("log")
     axes.set_ylim(0, 101)

@@ -1,4 +1,4 @@
-"""Runs a paper's cases in so many processes, and keeps what was done where it is cut short."""
+"""Runs a paper's cases in several processes, and keeps finished cases if it is stopped."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 
 import psutil
 
-from cotenant.reproduction.cache import Kept, Ran
+from cotenant.reproduction.cache import CaseResult, ResultCache
 from cotenant.reproduction.model import Asked, BadData, Case, Done, Findings, Paper, Stopped
-from cotenant.simulator.process_pool import Broken, workers
+from cotenant.simulator.process_pool import WorkerDied, workers
 from cotenant.simulator.traces import BadTrace
 
-PROCESS_BYTES = 500 << 20  # what one needs for the largest of the cases, measured
+PROCESS_BYTES = 500 << 20  # measured need of the largest case
 Progress = Callable[[int, int], None]
 
 
 class CaseFailed(Exception):
-    """A case could not be run, and why, in one sentence."""
+    """A case could not be run; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """A paper with what was found; `complete` False: somebody stopped it, and the findings are of what was done.
+    """A paper with its findings; `complete` False: stopped early, and the findings cover the finished cases.
 
-    `kept`: how many cases were done in earlier runs. `processor_seconds` are those of all cases, these too.
+    `kept`: number of cases from earlier runs. `processor_seconds` are those of all cases, including these.
     """
 
     paper: Paper
@@ -42,20 +42,20 @@ class Reproduced:
 
     @property
     def complete(self) -> bool:
-        """Whether all cases were done."""
+        """Whether all cases have finished."""
         return self.done == self.of
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a case could not be run; `of_data`: for the data, which all cases share."""
+    """Why a case could not be run; `of_data`: because of the data, which all cases share."""
 
     why: str
     of_data: bool = False
 
 
 def processes_for(wanted: int, available_bytes: int | None = None) -> tuple[int, str]:
-    """Say how many processes there is memory for, and if those are fewer than wanted, that in a sentence.
+    """Return how many processes the memory allows, with a sentence if those are fewer than wanted.
 
     >>> processes_for(4, available_bytes=1_100 << 20)
     (2, '4 processes would need 2.0 GiB of memory and 1.1 GiB is available; 2 are used')
@@ -81,16 +81,16 @@ def reproduce(
     stopped: Stopped = lambda: False,
     progress: Progress = lambda done, of: None,
 ) -> Reproduced:
-    """Run a paper's cases, and conclude. `keep`: a directory where figures are kept from one run to the next.
+    """Run a paper's cases and return its findings. `keep`: a directory that caches figures between runs.
 
     Raises:
-        BadData: the data that was given cannot be used.
-        BadDirectory: figures cannot be kept there.
-        CaseFailed: a case could not be run; no other is waited for.
+        BadData: the given data is unusable.
+        BadDirectory: figures cannot be cached there.
+        CaseFailed: a case could not be run; other cases are not awaited.
     """
     begin = time.monotonic()
     asked.data.check()
-    cases, kept = paper.cases(asked), Kept(keep, paper.name, asked.data)
+    cases, kept = paper.cases(asked), ResultCache(keep, paper.name, asked.data)
     ran = {case.key: before for case in cases if (before := kept.of(case))}
     known = len(ran)
     progress(known, len(cases))
@@ -105,23 +105,23 @@ def reproduce(
     return Reproduced(paper, asked, findings, len(ran), len(cases), passed, processor_seconds, known)
 
 
-def _run(cases: Sequence[Case], processes: int, stopped: Stopped) -> Generator[tuple[Case, Ran], None, None]:
+def _run(cases: Sequence[Case], processes: int, stopped: Stopped) -> Generator[tuple[Case, CaseResult], None, None]:
     with workers(_done, min(processes, max(1, len(cases))), stopped) as answers:
         for case, answer in answers(deque(cases)):
             if isinstance(answer, _Failure) and answer.of_data:
                 raise BadData(answer.why)
-            if isinstance(answer, Broken | _Failure):
+            if isinstance(answer, WorkerDied | _Failure):
                 raise CaseFailed(f"{case}: {answer.why}")
             if answer is not None:
                 yield case, answer
 
 
-def _done(case: Case, stopped: Stopped) -> Ran | _Failure | None:
+def _done(case: Case, stopped: Stopped) -> CaseResult | _Failure | None:
     begin = time.process_time()
     try:
         figures = case.work.run(stopped)
     except (BadData, BadTrace) as error:
         return _Failure(str(error), of_data=True)
-    except Exception as error:  # a policy's, or a trace's: the case that it was is told where all are
+    except Exception as error:  # a policy's or a trace's: the caller adds the case
         return _Failure(f"{type(error).__name__}: {error}")
-    return Ran(figures, time.process_time() - begin) if figures else None
+    return CaseResult(figures, time.process_time() - begin) if figures else None

@@ -1,4 +1,4 @@
-"""What the papers' tables and cases have in common."""
+"""Functions shared by the papers' tables and cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from cotenant.reproduction.model import Case, Cell, Done, Table, Work
 
 MEANS = "Means over the seeds."
-Columns = Mapping[str, tuple[str, str]]  # by figure: the column's title, and how its numbers are written
+Columns = Mapping[str, tuple[str, str]]  # by figure: the column's title, and its number format
 
 
 class Named(Protocol):
@@ -16,7 +16,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Its name for users."""
 
 
 Load = TypeVar("Load", bound=Named)
@@ -26,7 +26,7 @@ Way = TypeVar("Way", bound=Named)
 def each(
     workloads: Sequence[Load], seeds: Sequence[int], arms: Sequence[Way], work: Callable[[Load, Way, int], Work]
 ) -> Iterator[Case]:
-    """Run each arm on each workload, seed by seed, so that of what is cut short the arms can be compared."""
+    """Yield each arm on each workload, seed by seed, so that arms stay comparable if the run is stopped."""
     for workload in workloads:
         for seed in seeds:
             for arm in arms:
@@ -34,21 +34,21 @@ def each(
 
 
 def means(done: Done, workload: str, arm: str, columns: Columns) -> tuple[float, ...]:
-    """Give the means of an arm's figures on a workload."""
+    """Return the means of an arm's figures on a workload."""
     return tuple(done.mean(workload, arm, figure) for figure in columns)
 
 
 def by_arm(
     done: Done, workload: str, arms: Sequence[str], columns: Columns, *, title: str, name: str = "arms"
 ) -> Table:
-    """Make a table of the figures of each arm on a workload."""
+    """Return a table of the figures of each arm on a workload."""
     titles, formats = zip(*columns.values(), strict=True)
     rows: tuple[tuple[Cell, ...], ...] = tuple((arm, *means(done, workload, arm, columns)) for arm in arms)
     return Table(f"{name}-{slug(workload)}", title, ("arm", *titles), ("", *formats), rows, MEANS)
 
 
 def slug(name: str) -> str:
-    """Make a name for a file.
+    """Return a name for a file.
 
     >>> slug("Philly 2869ce, 40 GPUs")
     'philly-2869ce-40-gpus'

@@ -1,8 +1,8 @@
-"""A job of a live twin, run as any user's job is: fixed work in each step, on as many threads as it has CPUs.
+"""A job of a live twin, run like any user's job: fixed work per step, on as many threads as it has CPUs.
 
-A step of a `steep` job hashes so many blocks, divided among the CPUs that the kernel lets it have, so that it is as
-fast as these; a step of a `level` job waits as if for an accelerator, and hashes one block. At its end it writes
-down what it has done on how many CPUs, for the simulation of the same jobs.
+A step of a `steep` job hashes a number of blocks, divided among its CPUs, so its speed is proportional to them; a step
+of a `level` job waits as if for an accelerator, and hashes one block. At its end it writes its step times by number of
+CPUs, for the simulation of the same jobs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BLOCK = bytes(1 << 19)  # hashing it lets other threads run
 
 
 def hashed(blocks: int) -> None:
-    """Do so much work on one CPU."""
+    """Hash some blocks on one CPU."""
     for _ in range(blocks):
         hashlib.sha256(BLOCK).digest()
 
 
 def main(kind: str, steps: int, blocks: int, pause_seconds: float, told: Path) -> None:
-    """Do the steps, tell each, and write down the time that they took by CPUs."""
+    """Run the steps, report each, and write the step times by number of CPUs."""
     took: dict[int, list[float]] = {}
     begin = last = time.time()
     with ThreadPoolExecutor(max(os.cpu_count() or 1, 1)) as threads:

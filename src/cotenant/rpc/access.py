@@ -1,9 +1,9 @@
-"""How a client finds the services and the token, and how `cotenant up` lets itself be found.
+"""How a client finds the services and its token, and how `cotenant up` publishes where it serves.
 
-What to reach is looked for at four levels, the nearest first: flags, the environment, the configuration file
+Connection settings come from four levels, in this order: flags, the environment, the configuration file
 (`~/.config/cotenant/config.toml`), the default state directory (`~/.local/state/cotenant`). The first level that
-names an endpoint or a state directory decides; at one level an endpoint wins. The token is looked for in the same
-order. A state directory holds `endpoint.json` and `token`, and can be entered by its owner alone.
+names an endpoint or a state directory decides; within one level an endpoint wins. The token is looked up in the same
+order. A state directory holds `endpoint.json` and `token`, and only its owner can enter it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from cotenant.security.tls_files import TlsFiles
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 ENDPOINT_FILE = "endpoint.json"
 TOKEN_BYTES = 32
-Tls = tuple[str, str, str]  # the files of authorities, certificate and key; "" where one is not given
+Tls = tuple[str, str, str]  # files of CA certificates, certificate and key; "" if not given
 NO_TLS: Tls = ("", "", "")
 
 
-class NoAccess(Exception):
-    """It is not known where the services are, or how to be let in; the message says what to do."""
+class AccessError(Exception):
+    """The services' addresses or the credentials are missing or unusable; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the services are, the token that they ask for, and the certificates of a connection; None: no TLS."""
+    """The services' addresses, the token, and the TLS files of a connection; None: no TLS."""
 
     endpoints: Endpoints
     token: str = ""
@@ -44,7 +44,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What one source says; "" where it says nothing."""
+    """The settings of one source; "" where it sets nothing."""
 
     source: str
     endpoint: str = ""
@@ -62,10 +62,10 @@ def find(
     tls: Tls = NO_TLS,
     config: Path | None = None,
 ) -> Access:
-    """Find out what to reach. `state_dir`, `endpoint`, `token` and `tls` are what flags say.
+    """Return the connection settings. `state_dir`, `endpoint`, `token` and `tls` are the values of flags.
 
     Raises:
-        NoAccess: nothing was found, or what was found cannot be read.
+        AccessError: no settings were found, or they cannot be read.
     """
     flags = _Level("the command line", endpoint, token, state_dir, tls)
     levels = [
@@ -78,12 +78,12 @@ def find(
     endpoints = _endpoints(deciding)
     found = _token(levels, deciding, endpoints)
     if not found.isascii() or any(not letter.isprintable() for letter in found):
-        raise NoAccess("the token has characters that cannot be sent; copy it again from the server's state directory")
+        raise AccessError("the token contains invalid characters; copy it again from the server's state directory")
     return Access(endpoints, found, _tls(levels))
 
 
 def default_state_dir(env: Mapping[str, str]) -> Path:
-    """Return `$XDG_STATE_HOME/cotenant`, or `~/.local/state/cotenant`, for root as for everybody."""
+    """Return `$XDG_STATE_HOME/cotenant`, or `~/.local/state/cotenant`, for root too."""
     return Path(env.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "cotenant"
 
 
@@ -96,16 +96,16 @@ def _home() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        raise NoAccess("HOME names no directory; set it, or XDG_STATE_HOME and XDG_CONFIG_HOME") from None
+        raise AccessError("HOME is not set; set it, or XDG_STATE_HOME and XDG_CONFIG_HOME") from None
 
 
 def ensure_token(state_dir: Path) -> str:
-    """Return the state directory's token; make the directory, and the token, where there is none.
+    """Return the state directory's token; create the directory and the token if they are missing.
 
-    Two processes that make it at once get the same one.
+    Two processes that create it at the same time get the same token.
 
     Raises:
-        NoAccess: the directory or the file cannot be made, or is not ours alone.
+        AccessError: the directory or the file cannot be created, or is not private.
     """
     ensure_private(state_dir)
     path = state_dir / TOKEN_FILE
@@ -114,15 +114,15 @@ def ensure_token(state_dir: Path) -> str:
             _create(path, secrets.token_urlsafe(TOKEN_BYTES))
         path.chmod(0o600)
     except OSError as error:
-        raise NoAccess(f"cannot keep the token in {path}: {error.strerror}") from None
+        raise AccessError(f"cannot keep the token in {path}: {error.strerror}") from None
     return read_token(state_dir)
 
 
 def read_token(state_dir: Path) -> str:
-    """Return the state directory's token, "" where there is none.
+    """Return the state directory's token, "" if there is none.
 
     Raises:
-        NoAccess: the file is there but not for us, or empty.
+        AccessError: the file is empty or cannot be read.
     """
     path = state_dir / TOKEN_FILE
     try:
@@ -130,16 +130,16 @@ def read_token(state_dir: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except UnicodeDecodeError:
-        raise NoAccess(f"{path} holds no token; remove it and start the server again") from None
+        raise AccessError(f"{path} is not a token file; remove it and start the server again") from None
     except OSError as error:
-        raise NoAccess(f"cannot read the token in {path}: {error.strerror}") from None
+        raise AccessError(f"cannot read the token in {path}: {error.strerror}") from None
     if not token:
-        raise NoAccess(f"{path} is empty; remove it and start the server again")
+        raise AccessError(f"{path} is empty; remove it and start the server again")
     return token
 
 
 def publish(state_dir: Path, endpoints: Endpoints) -> None:
-    """Write where the services are, for those who look into the state directory."""
+    """Write the services' addresses into the state directory, where clients find them."""
     ensure_private(state_dir)
     replace_file(state_dir / ENDPOINT_FILE, json.dumps(asdict(endpoints), indent=2) + "\n")
 
@@ -161,47 +161,47 @@ def _environment(env: Mapping[str, str]) -> _Level:
 
 
 def _configuration(path: Path) -> _Level:
-    """Read `endpoint`, `token` and `state_dir` of a configuration file, which may hold more than these."""
+    """Return the settings of a configuration file, which may hold other keys too."""
     try:
         with path.open("rb") as file:
             said = tomllib.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return _Level(str(path))
     except OSError as error:
-        raise NoAccess(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number without end, or nested too deeply
-        raise NoAccess(f"{path} is no TOML: {error}") from None
+        raise AccessError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an endless number, or nested too deeply
+        raise AccessError(f"{path} is not valid TOML: {error}") from None
     for key in ("endpoint", "token", "state_dir"):
         if not isinstance(said.get(key, ""), str):
-            raise NoAccess(f"{path}: {key} must be a text, not {said[key]!r}")
+            raise AccessError(f"{path}: {key} must be a string, not {said[key]!r}")
     section = said.get("tls", {})
     if not isinstance(section, dict) or not all(isinstance(section.get(key, ""), str) for key in ("ca", "cert", "key")):
-        raise NoAccess(f"{path}: [tls] takes the texts ca, cert and key")
+        raise AccessError(f"{path}: [tls] takes the strings ca, cert and key")
     tls = section.get("ca", ""), section.get("cert", ""), section.get("key", "")
     directory = said.get("state_dir")
-    kept_in = at_home(directory, str(path)) if directory else None
+    kept_in = expand_home(directory, str(path)) if directory else None
     return _Level(str(path), said.get("endpoint", ""), said.get("token", ""), kept_in, tls)
 
 
-def at_home(path: str, source: str) -> Path:
-    """Read a path that may begin with somebody's home.
+def expand_home(path: str, source: str) -> Path:
+    """Return a path with a leading `~` or `~user` expanded.
 
     Raises:
-        NoAccess: nobody here is called so; `source` names the path.
+        AccessError: there is no such user; `source` says where the path comes from.
     """
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise NoAccess(f"{source} names {path!r}, and nobody here is called so") from None
+        raise AccessError(f"{source} names {path!r}, but this machine has no such user") from None
 
 
 def _tls(levels: list[_Level]) -> TlsFiles | None:
-    """Take the certificates of the first level that names any."""
+    """Return the TLS files of the first level that names any."""
     for level in levels:
         if any(level.tls):
-            ca, cert, key = (at_home(path, level.source) if path else None for path in level.tls)
+            ca, cert, key = (expand_home(path, level.source) if path else None for path in level.tls)
             if ca is None:
-                raise NoAccess(f"{level.source} names a certificate, but no authorities to believe: --tls-ca does")
+                raise AccessError(f"{level.source} names a certificate but no CA certificates; pass --tls-ca")
             return TlsFiles(ca, cert, key)
     return None
 
@@ -211,7 +211,7 @@ def _endpoints(level: _Level) -> Endpoints:
         try:
             return Endpoints.parse(level.endpoint)
         except ValueError as error:
-            raise NoAccess(f"the endpoint in {level.source} cannot be read: {error}") from None
+            raise AccessError(f"invalid endpoint in {level.source}: {error}") from None
     assert level.state_dir is not None
     return _published(level.state_dir)
 
@@ -226,20 +226,20 @@ def _published(state_dir: Path) -> Endpoints:
                 host_and_port(address)
         return Endpoints(**written)
     except (FileNotFoundError, NotADirectoryError):
-        raise NoAccess(
-            f"nothing runs from {state_dir} ({ENDPOINT_FILE} is not there); "
-            "start it with `cotenant up`, or name a server in COTENANT_ENDPOINT"
+        raise AccessError(
+            f"no services are running from {state_dir} ({ENDPOINT_FILE} is missing); "
+            "start them with `cotenant up`, or name a server in COTENANT_ENDPOINT"
         ) from None
     except OSError as error:
-        raise NoAccess(f"cannot read {path}: {error.strerror}") from None
+        raise AccessError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise NoAccess(f"{path} is damaged; start `cotenant up` again to write it anew") from None
+        raise AccessError(f"{path} is damaged; start `cotenant up` again to rewrite it") from None
 
 
 def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> str:
-    """Take the first token that a level names or keeps.
+    """Return the first token that a level names or stores.
 
-    The default directory's token belongs to this machine's own services and is shown to no others.
+    The default directory's token belongs to this machine's own services and is never sent to others.
     """
     for level in levels:
         if level.token.strip():
@@ -256,7 +256,7 @@ def _all_local(endpoints: Endpoints) -> bool:
 
 
 def is_local(host: str) -> bool:
-    """Tell whether an address is this machine's own, by which nobody else reaches it."""
+    """Return whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -264,23 +264,23 @@ def is_local(host: str) -> bool:
 
 
 def ensure_private(directory: Path) -> None:
-    """Make a directory that its owner alone can enter. One that is there is left as it is, if not all may write it.
+    """Create a directory that only its owner can enter. An existing one is kept unless everybody may write it.
 
     Raises:
-        NoAccess: it cannot be made, or everybody may write into it.
+        AccessError: the directory cannot be created, or is writable by everybody.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         writable_by_all = directory.stat().st_mode & stat.S_IWOTH
     except OSError as error:
-        raise NoAccess(f"cannot keep state in {directory}: {error.strerror}") from None
+        raise AccessError(f"cannot keep state in {directory}: {error.strerror}") from None
     if writable_by_all:
-        raise NoAccess(f"everybody may write into {directory}; choose a state directory of your own")
+        raise AccessError(f"{directory} is writable by everybody; choose a private state directory")
 
 
 def _create(path: Path, text: str) -> None:
-    """Write a file that is either whole or not there; leave one that another process made meanwhile."""
-    temporary = _written_aside(path, text)
+    """Create a file atomically; keep one that another process created in the meantime."""
+    temporary = _write_temporary(path, text)
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -290,12 +290,12 @@ def _create(path: Path, text: str) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file, for its owner alone, in the place of one that may be there; a link is replaced, not followed."""
-    _written_aside(path, text).replace(path)
+    """Write a file with mode 0600, replacing an existing one; a link is replaced, not followed."""
+    _write_temporary(path, text).replace(path)
 
 
-def _written_aside(path: Path, text: str) -> Path:
-    """Write a file, for its owner alone, beside `path` and on disk."""
+def _write_temporary(path: Path, text: str) -> Path:
+    """Write a temporary file with mode 0600 beside `path`, synced to disk."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with mode 0600
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -1,7 +1,7 @@
-"""Channels to the services: retries, deadlines, keepalive and the token, so that callers need not think of them.
+"""Channels to the services: retries, deadlines, keepalive and the token are handled for the caller.
 
-The defaults are added by a channel that wraps grpc's own and passes each call on. Interceptors could do it too, but
-in grpc.aio every interceptor makes a task per call, which costs more than the rest of this package together.
+A wrapper around grpc's own channel adds the defaults. Interceptors could do it too, but in grpc.aio every interceptor
+creates a task per call, which costs more than the rest of this package together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,69 +24,75 @@ import grpc.aio
 from cotenant import telemetry
 from cotenant.codec.methods import METHODS, Method
 from cotenant.name_resolution import NAMES
-from cotenant.rpc.decode_guard import LegibleAnswer, LegibleStream, reading
+from cotenant.rpc.decode_guard import CheckedStreamCall, CheckedUnaryCall, guarded_deserializer
 from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
-from cotenant.security.grpc_tls import TlsFiles, Watched, channel_credentials
+from cotenant.security.grpc_tls import TlsFiles, WatchedTlsFiles, channel_credentials
 
 __all__ = ["Channel", "Endpoints", "connect", "service_config"]
 
 MIB = 2**20
 ANSWER_BYTES_MAX = 64 * MIB
 ATTEMPTS_MAX = 4
-LOOK_SECONDS = 5.0  # between two looks at what the names of a list stand for; gRPC's own for a single name
-PING_SECONDS, PONG_SECONDS = 7.0, 5.0  # a halted server's connections stay open; of a busy one gRPC answers pings
-OLD_MAX = 4  # connections with certificates of before; what is still under way on an older one is cut off
+LOOK_SECONDS = 5.0  # between DNS lookups of the names in a list, and gRPC's for a single name
+PING_SECONDS, PONG_SECONDS = 7.0, 5.0  # detects a halted server, whose connections stay open
+OLD_MAX = 4  # connections with earlier certificates; calls on older ones are cut off
 
 
 def connect(
-    endpoint: str, token: str = "", *, health_service: str | None = None, tls: TlsFiles | None = None, called: str = ""
+    endpoint: str,
+    token: str = "",
+    *,
+    health_service: str | None = None,
+    tls: TlsFiles | None = None,
+    called: str = "",
+    resolved: ResolvedEndpoint | None = None,
 ) -> Channel:
-    """Open a channel. Nothing is sent before the first call, so that the server may start later.
+    """Open a channel. Nothing is sent before the first call, so the server may start later.
 
-    Calls take turns over the addresses of `a:1|b:1`, and over all that a name has. With `health_service`, and among
-    several addresses, they go only to those whose health says that this service, or the server as a whole, is serving.
-    Without `tls` the channel is as `secure` has said for all of the process. `called` is the name that the server's
-    certificate has to be for, where that is not the endpoint's.
+    Calls take turns over the addresses of `a:1|b:1`, and over all addresses of a name. With `health_service`, and with
+    several addresses, they go only to servers that report this service, or the server as a whole, as serving.
+    Without `tls` the channel uses the certificates set by `secure` for the process. `called` is the name that the
+    server's certificate must have, if it is not the endpoint's. `resolved` is the endpoint if `resolve` resolved it.
 
     Raises:
         BadTls: the certificates cannot be used.
     """
     if not endpoint:
-        raise ValueError("an endpoint is needed: host:port")
+        raise ValueError("missing endpoint: give host:port")
     if health_service is None and len(addresses_of(endpoint)) > 1:
         health_service = ""
     if not (token.isascii() and (token.isprintable() or not token)):
-        raise ValueError("the token has characters that cannot be sent")
-    named = Named(endpoint)
+        raise ValueError("the token contains invalid characters")
+    named = resolved or ResolvedEndpoint(endpoint)
     options, interceptors = _options(health_service), telemetry.client_interceptors()
-    if len(addresses_of(endpoint)) > 1:  # gRPC takes one name for all of a list, and each has a certificate of its own
+    if len(addresses_of(endpoint)) > 1:  # gRPC checks one name for a list; each server has its own certificate
         options.append(("grpc.ssl_target_name_override", MESH_NAME))
     elif called:
         options.append(("grpc.ssl_target_name_override", called))
-    watched = Watched(tls) if tls is not None else _of_process
+    watched = WatchedTlsFiles(tls) if tls is not None else _of_process
     return Channel(lambda: dial(named.target, options, interceptors, watched), token, watched, named)
 
 
-_of_process: Watched | None = None
+_of_process: WatchedTlsFiles | None = None
 
 
 def secure(tls: TlsFiles | None) -> None:
-    """Say with which certificates this process calls others from now on: it is one and the same to all of them.
+    """Set the certificates with which this process calls other processes from now on.
 
     Raises:
-        BadTls: they cannot be used.
+        BadTls: the certificates cannot be used.
     """
     global _of_process
-    _of_process = Watched(tls) if tls is not None else None
+    _of_process = WatchedTlsFiles(tls) if tls is not None else None
 
 
-def shown() -> Watched | None:
-    """What this process shows to those that it calls, as `secure` has said; None without TLS."""
+def shown() -> WatchedTlsFiles | None:
+    """Return the certificates that this process shows to servers, as set by `secure`; None without TLS."""
     return _of_process
 
 
-def dial(target: str, options: Any, interceptors: Any = (), watched: Watched | None = None) -> Any:
-    """Open one of grpc's own channels, by default as `secure` has said."""
+def dial(target: str, options: Any, interceptors: Any = (), watched: WatchedTlsFiles | None = None) -> Any:
+    """Open one of grpc's own channels, by default with the certificates set by `secure`."""
     watched = watched or _of_process
     if watched is None:
         return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
@@ -94,9 +101,9 @@ def dial(target: str, options: Any, interceptors: Any = (), watched: Watched | N
 
 
 def target_of(endpoint: str) -> str:
-    """Put addresses into gRPC's words, which take a list of numbers but only one name.
+    """Return the gRPC target for addresses. A target may list several IP addresses but only one name.
 
-    Names in a list are looked up here; `Named` does so again and again, as gRPC does for a single name.
+    Names in a list are resolved here; `ResolvedEndpoint` does so repeatedly, as gRPC does for a single name.
 
     >>> target_of("queue.mesh:7070"), target_of("10.0.0.1:7070|10.0.0.2:7070")
     ('queue.mesh:7070', 'ipv4:10.0.0.1:7070,10.0.0.2:7070')
@@ -104,7 +111,7 @@ def target_of(endpoint: str) -> str:
     'ipv6:[::1]:1,[::1]:2'
 
     Raises:
-        ValueError: no family of addresses has one for each of them.
+        UnresolvedNames: neither IPv4 nor IPv6 has an address for each name.
     """
     addresses = addresses_of(endpoint)
     if len(addresses) == 1:
@@ -113,13 +120,13 @@ def target_of(endpoint: str) -> str:
         found = [_numbers(address, family) for address in addresses]
         if all(found):
             return f"{scheme}:{','.join(dict.fromkeys(number for numbers in found for number in numbers))}"
-    raise ValueError(
-        f"{endpoint!r}: not all of these names can be found; a name is looked up when a list is first used"
+    raise UnresolvedNames(
+        f"{endpoint!r}: cannot resolve all names; each name of a list must resolve when it is first used"
     )
 
 
 def replicas_of(endpoint: str) -> list[tuple[str, str]]:
-    """Name each replica's own address, and the name that its certificate is for where that is another.
+    """Return each replica's own address, and the name that its certificate is for if that is another.
 
     A name with several addresses, as Kubernetes gives to all replicas of a service, stands for all of them.
 
@@ -136,7 +143,7 @@ def replicas_of(endpoint: str) -> list[tuple[str, str]]:
 
 
 async def look_up(endpoint: str) -> list[tuple[str, str]]:
-    """Do as `replicas_of` beside the loop: a name server may take long, and who stops waiting leaves it to a thread."""
+    """Do as `replicas_of` in a thread: a name server may be slow, and a cancelled caller leaves the lookup behind."""
     if all(_is_number(host_and_port(address)[0]) for address in addresses_of(endpoint)):
         return replicas_of(endpoint)
     loop = asyncio.get_running_loop()
@@ -149,9 +156,9 @@ async def look_up(endpoint: str) -> list[tuple[str, str]]:
     def look() -> None:
         try:
             replicas = replicas_of(endpoint)
-        except UnicodeError:  # no name server is asked for such a name
+        except UnicodeError:  # not a valid host name
             replicas = [(address, "") for address in addresses_of(endpoint)]
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(tell, replicas)
 
     try:
@@ -161,13 +168,22 @@ async def look_up(endpoint: str) -> list[tuple[str, str]]:
     return await found
 
 
-class Named:
-    """What an endpoint stands for now. Names in a list are looked up again beside the calls, never while one waits."""
+class UnresolvedNames(ValueError):
+    """A name of an endpoint cannot be resolved, now at least."""
 
-    def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Look all names up; raises what `target_of` does."""
+
+class ResolvedEndpoint:
+    """The gRPC target of an endpoint. Names in a list are resolved again in the background, without delaying calls."""
+
+    def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic, *, last_known: str = "") -> None:
+        """Resolve all names, or start with the last known target; raises what `target_of` raises."""
         self._endpoint, self._clock = endpoint, clock
-        self.target = target_of(endpoint)
+        try:
+            self.target = target_of(endpoint)
+        except UnresolvedNames:
+            if not last_known:
+                raise
+            self.target = last_known
         addresses = addresses_of(endpoint)
         NAMES.watch(self, (host_and_port(address)[0] for address in addresses))
         self.changes = len(addresses) > 1 and not all(_is_number(host_and_port(one)[0]) for one in addresses)
@@ -175,7 +191,7 @@ class Named:
         self._looking: threading.Thread | None = None
 
     def look(self) -> str:
-        """Return what is known, and have it looked up again where that was some time ago."""
+        """Return the known target, and start to resolve it again if it is old."""
         if self.changes and self._clock() - self._looked > LOOK_SECONDS and self._looking is None:
             self._looked = self._clock()
             self._looking = threading.Thread(target=self._look, name="names", daemon=True)
@@ -189,9 +205,22 @@ class Named:
         try:
             self.target = target_of(self._endpoint)
         except ValueError:
-            pass  # the name server is away, or one of the names is gone: what was known goes on
+            pass  # the name server is unavailable, or a name is gone: keep the known target
         finally:
             self._looking = None
+
+
+async def resolve(endpoint: str, last_known: str = "") -> ResolvedEndpoint:
+    """Resolve an endpoint in a thread, because a name server may be slow.
+
+    Raises:
+        UnresolvedNames: a name cannot be resolved, and no target is known from before.
+    """
+    resolved = partial(ResolvedEndpoint, endpoint, last_known=last_known)
+    try:
+        return await asyncio.to_thread(resolved)
+    except RuntimeError:  # no thread can be started
+        return resolved()
 
 
 def _is_number(host: str) -> bool:
@@ -212,26 +241,29 @@ def _numbers(address: str, family: socket.AddressFamily) -> list[str]:
     return [f"[{number}]:{port}" if family is socket.AF_INET6 else f"{number}:{port}" for number in bare]
 
 
-def passage(endpoint: str) -> grpc.aio.Channel:
-    """Open a channel for calls that are passed on as they came: nothing is added to them, and none is repeated."""
+def forwarding_channel(endpoint: str) -> grpc.aio.Channel:
+    """Open a channel for forwarded calls: nothing is added to them, and they are not retried."""
     channel: grpc.aio.Channel = dial(endpoint, [*_options(None), ("grpc.enable_retries", 0)])
     return channel
 
 
-def generation() -> int:
-    """How often this process's certificates have changed: a channel that was dialled before shows old ones."""
+def certificate_generation() -> int:
+    """Return how often this process's certificates have changed; channels of an earlier generation show old ones."""
     return _of_process.look() if _of_process is not None else 0
 
 
 class Channel(grpc.aio.Channel):
-    """grpc's channel with a default deadline, the token and a `request_id` on each call that needs one.
+    """grpc's channel with a default deadline, the token, and a `request_id` for calls that need one.
 
-    Where certificates or the addresses of names have changed, calls go over a new connection; those under way keep the
-    old one.
+    When certificates or resolved addresses change, new calls use a new connection; calls in progress keep the old one.
     """
 
     def __init__(
-        self, dial: Callable[[], Any], token: str, watched: Watched | None = None, named: Named | None = None
+        self,
+        dial: Callable[[], Any],
+        token: str,
+        watched: WatchedTlsFiles | None = None,
+        named: ResolvedEndpoint | None = None,
     ) -> None:
         self._dial, self._watched, self._named = dial, watched, named
         self._generation = self._look()
@@ -240,7 +272,7 @@ class Channel(grpc.aio.Channel):
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     def _look(self) -> tuple[int, str]:
-        """Tell by what a new connection would differ from one of before."""
+        """Return the versions of certificates and addresses that a new connection would use."""
         return self._watched.look() if self._watched else 0, self._named.look() if self._named else ""
 
     @property
@@ -251,9 +283,9 @@ class Channel(grpc.aio.Channel):
             self._current = self._dial()
         return self._current
 
-    def _made(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Make a stub, and make it anew where the connection is another one."""
-        kwargs["response_deserializer"] = reading(kwargs.get("response_deserializer"))
+    def _stub(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
+        """Return a stub that is created again when the connection changes."""
+        kwargs["response_deserializer"] = guarded_deserializer(kwargs.get("response_deserializer"))
         if self._watched is None and (self._named is None or not self._named.changes):
             stub: Callable[..., Any] = getattr(self._current, kind)(method, *args, **kwargs)
             return stub
@@ -268,39 +300,39 @@ class Channel(grpc.aio.Channel):
         return call
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Make a unary call's stub; calls of the contract get a deadline where the caller sets none."""
-        call = self._made("unary_unary", method, args, kwargs)
+        """Return the stub of a unary call; calls of the API get a default deadline."""
+        call = self._stub("unary_unary", method, args, kwargs)
         return _unary(call, method, self._metadata)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Make the stub of a call that answers with a stream."""
-        return _streaming(self._made("unary_stream", method, args, kwargs), method, self._metadata)
+        """Return the stub of a call with a response stream."""
+        return _streaming(self._stub("unary_stream", method, args, kwargs), method, self._metadata)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Make the stub of a call that asks with a stream."""
-        return _streaming(self._made("stream_unary", method, args, kwargs), method, self._metadata, LegibleAnswer)
+        """Return the stub of a call with a request stream."""
+        return _streaming(self._stub("stream_unary", method, args, kwargs), method, self._metadata, CheckedUnaryCall)
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Make the stub of a call that streams both ways."""
-        return _streaming(self._made("stream_stream", method, args, kwargs), method, self._metadata)
+        """Return the stub of a bidirectional stream."""
+        return _streaming(self._stub("stream_stream", method, args, kwargs), method, self._metadata)
 
     async def close(self, grace: float | None = None) -> None:
-        """Let calls under way finish within the grace, then cut them off."""
+        """Let calls in progress finish within the grace, then cancel them."""
         if self._named:
             NAMES.drop(self._named)
         for inner in (*self._old, self._current):
             await inner.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> Any:
-        """Tell the state of the connection."""
+        """Return the state of the connection."""
         return self._inner.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: Any) -> None:
-        """Return once the connection's state is another one."""
+        """Return once the connection's state has changed."""
         await self._inner.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Return once the connection stands."""
+        """Return once the connection is ready."""
         await self._inner.channel_ready()
 
     async def __aenter__(self) -> Channel:
@@ -315,15 +347,18 @@ def _unary(call: Any, path: str, extra: tuple[tuple[str, str], ...]) -> Callable
 
     def make(request: Any, *, timeout: float | None = None, metadata: Any = None, **kwargs: Any) -> Any:
         if method.has_request_id and not request.request_id:
-            request = _identified(request)
+            request = _with_request_id(request)
         seconds = method.deadline_seconds if timeout is None else timeout
-        return LegibleAnswer(call(request, timeout=seconds, metadata=_joined(metadata, extra), **kwargs), path)
+        return CheckedUnaryCall(call(request, timeout=seconds, metadata=_joined(metadata, extra), **kwargs), path)
 
     return make
 
 
 def _streaming(
-    call: Any, path: str, extra: tuple[tuple[str, str], ...], kind: type[LegibleAnswer | LegibleStream] = LegibleStream
+    call: Any,
+    path: str,
+    extra: tuple[tuple[str, str], ...],
+    kind: type[CheckedUnaryCall | CheckedStreamCall] = CheckedStreamCall,
 ) -> Callable[..., Any]:
     def make(*args: Any, metadata: Any = None, **kwargs: Any) -> Any:
         return kind(call(*args, metadata=_joined(metadata, extra), **kwargs), path)
@@ -331,8 +366,8 @@ def _streaming(
     return make
 
 
-def _identified(request: Any) -> Any:
-    """Give a copy a `request_id`: without one, a retry inside the channel could do the same thing twice."""
+def _with_request_id(request: Any) -> Any:
+    """Return a copy with a `request_id`: without one, a retry inside the channel could repeat the operation."""
     copy = type(request)()
     copy.CopyFrom(request)
     copy.request_id = uuid.uuid4().hex
@@ -344,7 +379,7 @@ def _joined(metadata: Any, extra: tuple[tuple[str, str], ...]) -> Any:
 
 
 def service_config(health_service: str | None = None) -> Mapping[str, Any]:
-    """Return gRPC's service config: which methods are retried, and how calls spread over addresses."""
+    """Return gRPC's service config: which methods are retried, and how calls are balanced."""
     retried = [path.removeprefix("/").split("/") for path, method in METHODS.items() if method.retried]
     config: dict[str, Any] = {
         "loadBalancingConfig": [{"round_robin": {}}],
@@ -370,16 +405,16 @@ def service_config(health_service: str | None = None) -> Mapping[str, Any]:
 def _options(health_service: str | None) -> list[tuple[str, Any]]:
     return [
         ("grpc.service_config", json.dumps(service_config(health_service))),
-        ("grpc.dns_min_time_between_resolutions_ms", round(LOOK_SECONDS * 1000)),  # where connections fail
-        ("grpc.use_local_subchannel_pool", 1),  # else a channel to where nobody listened yet makes others wait with it
-        ("grpc.enable_http_proxy", 0),  # services are near; a proxy of the environment's is for the web
+        ("grpc.dns_min_time_between_resolutions_ms", round(LOOK_SECONDS * 1000)),  # after failed connections
+        ("grpc.use_local_subchannel_pool", 1),  # else a channel that cannot connect yet makes others wait with it
+        ("grpc.enable_http_proxy", 0),  # services are local; the environment's proxy is for the web
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
         ("grpc.keepalive_time_ms", round(PING_SECONDS * 1000)),
         ("grpc.keepalive_timeout_ms", round(PONG_SECONDS * 1000)),
-        ("grpc.http2.ping_timeout_ms", round(PONG_SECONDS * 1000)),  # which counts, in gRPC of today: a minute else
+        ("grpc.http2.ping_timeout_ms", round(PONG_SECONDS * 1000)),  # current gRPC uses this one; default 1 min
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),  # no limit: an agent's streams may be silent for long
+        ("grpc.http2.max_pings_without_data", 0),  # no limit: an agent's streams may be idle for long
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1_000),  # also how long one attempt to connect may take
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # also the time-out of one connection attempt
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]

@@ -1,27 +1,28 @@
 """Limits connections whose peer has not authenticated, and keeps a reserve of file descriptors.
 
-Theory of operation. gRPC accepts connections in its core, before any code of ours runs, and keeps each for as long as
-the peer likes: a connection that finished the HTTP/2 handshake and never calls costs a descriptor for ever, without a
-token. gRPC's handshake time-out closes those that never get so far. For the others a *warden* looks at the process's
-own sockets. What it compares:
+Theory of operation. gRPC accepts connections in its core, before any code of ours runs, and keeps each one for as long
+as the peer likes: a connection that finished the HTTP/2 handshake and never makes a call costs a descriptor forever,
+without a token. gRPC's handshake time-out closes connections that never get that far. For the others a *warden* looks
+at the process's own sockets. It compares two sources:
 
-- the guard reports the peer (`ipv4:host:port`) of each call that has authenticated;
+- the interceptor reports the peer (`ipv4:host:port`) of each authenticated call;
 - the kernel lists the sockets of this process that were accepted on the server's port, with their peers.
 
-A connection whose peer the guard has not reported is closed when it has been silent for too long, or when its address
-holds too many of them; the oldest first, so that a newcomer always has time to authenticate. An authenticated one is
-never touched, and counts for nothing: clients of one address do not shut each other out.
+A connection whose peer was not reported is closed when it has been idle for too long, or when its address has too many
+of them; the oldest first, so that a new connection always has time to authenticate. An authenticated connection is
+never closed and does not count: clients behind one address do not shut each other out.
 
 A reserve of descriptors stays free for files that the process itself opens: gRPC closes connections beyond
-`connections_max` as soon as it has accepted them. Before that is reached descriptors are *scarce*, and unauthenticated
-connections are closed while they are young, many at a time, so that there is nearly always room for a newcomer.
+`connections_max` as soon as it has accepted them. Before that point is reached, descriptors are *scarce*, and
+unauthenticated connections are closed while they are young, many at a time, so that there is nearly always room for a
+new one.
 
-It closes by `shutdown` on a duplicate: gRPC sees the end of the stream and closes its own descriptor. The duplicate
-replaces a descriptor that is held for this purpose, so that it works when no other is left, and it is compared with
-what was seen, so that a number that was reused meanwhile is left alone.
+The warden closes a connection by `shutdown` on a duplicate: gRPC sees the end of the stream and closes its own
+descriptor. The duplicate replaces a descriptor that is held for this purpose, so that this works when no other is left,
+and its inode is compared with the scanned one, so that a descriptor number that was reused is left alone.
 
-Cost: a look that finds as many open descriptors as before, and no connection that may have to be closed, is one `stat`.
-Otherwise it takes a microsecond per descriptor, at most once a second, and at most a hundredth of the time.
+Cost: a look that finds the same number of open descriptors, and no connection that may have to be closed, is one
+`stat`. Otherwise it takes a microsecond per descriptor, at most once a second, and at most a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ LOOK_SECONDS, SCARCE_LOOK_SECONDS = 0.25, 0.02
 SCARCE_SHARE_MAX = 0.1  # of the time, while descriptors are scarce
 SCAN_SECONDS_MIN, SCAN_SECONDS_MAX = 1.0, 5.0
 SCAN_SHARE_MAX = 0.01  # of the time
-GROWTH = 32  # more descriptors than at the last scan: the next is not put off
-EXAMINED_MAX = 2_000  # new descriptors in one scan; the next one takes the others
+GROWTH = 32  # this many more descriptors than at the last scan force a scan
+EXAMINED_MAX = 2_000  # new descriptors per scan; the next scan takes the rest
 REPORT_SECONDS = 10.0  # between two log lines
 RECENT_SECONDS = 60.0
 CONNECTIONS_MIN, CONNECTIONS_MAX = 16, 2**31 - 1
-IPV6_PREFIX_BYTES = 8  # whoever has one IPv6 address has a /64 of them
+IPV6_PREFIX_BYTES = 8  # a host with one IPv6 address usually has a whole /64
 
 UNAUTHENTICATED = telemetry.gauge(
     "cotenant.connections.unauthenticated", "{connection}", "Open connections that have not authenticated."
@@ -60,7 +61,7 @@ UNAUTHENTICATED = telemetry.gauge(
 CLOSED = telemetry.counter(
     "cotenant.connections.closed",
     "{connection}",
-    "Connections that were closed because they did not authenticate, by reason.",
+    "Connections closed because they did not authenticate, by reason.",
 )
 USED = telemetry.gauge("cotenant.descriptors.used", "{descriptor}", "Open file descriptors of the process.")
 LIMIT = telemetry.gauge("cotenant.descriptors.limit", "{descriptor}", "File descriptors that the process may open.")
@@ -68,14 +69,13 @@ LIMIT = telemetry.gauge("cotenant.descriptors.limit", "{descriptor}", "File desc
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRules:
-    """What connections that have not authenticated may take.
+    """Limits for connections that have not authenticated.
 
-    `silent_seconds` is for how long one may make no call at all, not even a health check. `per_address` and `in_all`
-    bound their number; those younger than `young_seconds` are spared. While descriptors are scarce, each has
-    `scarce_seconds` to authenticate. Health watches
-    without a token are bounded by `watches_per_address` and `watches_in_all`, and last `watch_seconds`; on an
-    authenticated connection there may be `watches_per_connection`. gRPC closes what has not finished its handshake
-    within `handshake_seconds`.
+    `silent_seconds` is how long a connection may make no call at all, not even a health check. `per_address` and
+    `in_all` limit their number; connections younger than `young_seconds` are spared. While descriptors are scarce, each
+    has `scarce_seconds` to authenticate. Health watches without a token are limited by `watches_per_address` and
+    `watches_in_all`, and last `watch_seconds`; an authenticated connection may have `watches_per_connection`. gRPC
+    closes connections that have not finished their handshake within `handshake_seconds`.
     """
 
     silent_seconds: float = 10.0
@@ -94,8 +94,8 @@ RULES = ConnectionRules()
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Something wrong with a process, and what helps."""
+class ProcessProblem:
+    """A problem of a process, and its remedy."""
 
     reason: str
     remedy: str
@@ -103,7 +103,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Connection:
-    """A connection that was accepted. `active` is when it was first seen or last made an open call."""
+    """An accepted connection. `active` is when it was first seen or last made an unauthenticated call."""
 
     descriptor: int
     inode: int
@@ -115,7 +115,7 @@ class Connection:
 
 
 class Connections:
-    """The connections of one server. With `mutual_tls` a finished handshake is authentication."""
+    """The connections of one server. With `mutual_tls` a finished handshake counts as authentication."""
 
     def __init__(
         self,
@@ -130,37 +130,37 @@ class Connections:
         self._authenticated: set[str] = set()
         self._asked: dict[str, float] = {}
         self.on_authenticated: Callable[[str], None] = lambda peer: None  # set by the health service
-        self.watches: Callable[[str], bool] = lambda peer: False  # whether a peer has a health watch; set likewise
+        self.watches: Callable[[str], bool] = lambda peer: False  # whether a peer has a health watch; also set by it
         self._sockets: dict[int, tuple[int, Connection | None]] = {}  # inode and connection, by descriptor
         self._used = 0
         self._unexamined = self._waiting = False
         self._scanned, self._scan_seconds = -SCAN_SECONDS_MAX, SCAN_SECONDS_MIN
         self._scarce = False
-        self._recent: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, why and from where one was closed
+        self._recent: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, why, from where one was closed
         self._unreported: Counter[tuple[str, str]] = Counter()
         self._reported = -REPORT_SECONDS
         self._null = self._spare = -1
 
-    # What the guard and the health service report ----------------------------------------------------------------
+    # Reports of the interceptor and the health service -----------------------------------------------------------
 
     def authenticated(self, peer: str) -> None:
-        """Note that a call of this peer has authenticated. `peer` is as gRPC's `context.peer()` says it."""
+        """Record that a call of this peer has authenticated. `peer` is the value of gRPC's `context.peer()`."""
         if peer not in self._authenticated:
             self._authenticated.add(peer)
             self.on_authenticated(peer)
 
     def is_authenticated(self, peer: str) -> bool:
-        """Whether a call of this peer has authenticated."""
+        """Return whether a call of this peer has authenticated."""
         return peer in self._authenticated
 
     def asked(self, peer: str) -> None:
-        """Note an open call, such as a health check: the peer is not silent."""
+        """Record an unauthenticated call, such as a health check: the peer is not idle."""
         self._asked[peer] = self._clock()
 
-    # Looking -----------------------------------------------------------------------------------------------------
+    # Scanning ----------------------------------------------------------------------------------------------------
 
     async def run(self, port: int) -> None:
-        """Look after the connections that are accepted on a port until cancelled."""
+        """Watch the connections that are accepted on a port, until cancelled."""
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._spare = os.dup(self._null)
         try:
@@ -168,18 +168,18 @@ class Connections:
                 await asyncio.sleep(SCARCE_LOOK_SECONDS if self._scarce else LOOK_SECONDS)
                 try:
                     self.look(port)
-                except Exception:  # the next look may see more
-                    log.exception("connections_not_looked_at")
+                except Exception:  # try again at the next look
+                    log.exception("connection_scan_failed")
         finally:
             os.close(self._spare)
             os.close(self._null)
 
     def look(self, port: int) -> None:
-        """Scan if there may be something new, and close what is too much."""
+        """Scan if something may have changed, and close connections beyond the limits."""
         now, usage = self._clock(), self._usage()
         USED.set(usage.used)
         LIMIT.set(usage.limit)
-        self._judge(usage)
+        self._report_scarcity(usage)
         since = now - self._scanned
         grown = usage.used >= self._used + GROWTH or self._unexamined
         changed = (self._waiting or usage.used != self._used) and since >= self._scan_seconds
@@ -191,7 +191,7 @@ class Connections:
         self._waiting = bool(waiting)
         UNAUTHENTICATED.set(len(waiting))
         shortage = 4 * usage.reserve - usage.free if self._scarce else 0
-        for connection, why in surplus(waiting, self.rules, now, shortage):
+        for connection, why in connections_to_close(waiting, self.rules, now, shortage):
             if self._close(connection):
                 CLOSED.add(reason=why)
                 address = address_of(connection.peer)
@@ -199,18 +199,18 @@ class Connections:
                 self._unreported[why, address] += 1
         self._report(now)
 
-    def _judge(self, usage: file_descriptors.Usage) -> None:
+    def _report_scarcity(self, usage: file_descriptors.Usage) -> None:
         if usage.scarce and not self._scarce:
             log.warning("descriptors_scarce", used=usage.used, limit=usage.limit)
             self._scarce = True
         elif self._scarce and usage.ample:
-            log.info("descriptors_ample", used=usage.used, limit=usage.limit)
+            log.info("descriptors_recovered", used=usage.used, limit=usage.limit)
             self._scarce = False
 
     def _scan(self, port: int, now: float, used: int) -> None:
-        """Bring the table of sockets up to date, and forget peers that are gone."""
+        """Update the table of sockets, and drop peers that are gone."""
         began = time.perf_counter()
-        before, asked = set(self._authenticated), dict(self._asked)  # others may come while sockets are looked at
+        before, asked = set(self._authenticated), dict(self._asked)  # more may arrive during the scan
         sockets: dict[int, tuple[int, Connection | None]] = {}
         examined = 0
         for descriptor, inode in open_sockets(used):
@@ -238,14 +238,14 @@ class Connections:
             if connection is None or connection.closed or connection.peer in self._authenticated:
                 continue
             if self._mutual_tls and now - connection.since > self.rules.handshake_seconds:
-                continue  # gRPC would have closed it had it not shown a certificate
+                continue  # it has shown a certificate, or gRPC would have closed it
             connection.active = max(connection.since, self._asked.get(connection.peer, 0.0))
             connection.watches = self.watches(connection.peer)
             found.append(connection)
         return found
 
     def _close(self, connection: Connection) -> bool:
-        """Shut a connection down; False where it is gone already."""
+        """Shut a connection down; return False if it is already gone."""
         connection.closed = True
         try:
             os.dup2(connection.descriptor, self._spare, inheritable=False)
@@ -269,45 +269,45 @@ class Connections:
             self._unreported.clear()
             self._reported = now
 
-    # What is wrong -----------------------------------------------------------------------------------------------
+    # Problems ----------------------------------------------------------------------------------------------------
 
-    def problems(self) -> list[Problem]:
-        """Return what is wrong: descriptors that are scarce, and a flood of connections."""
+    def problems(self) -> list[ProcessProblem]:
+        """Return the current problems: scarce descriptors, and a flood of connections."""
         found, now = [], self._clock()
         if self._scarce:
             found.append(
-                Problem(
-                    f"it is almost out of file descriptors: {self._usage()}",
-                    "raise its hard limit (LimitNOFILE= of its unit, or `ulimit -Hn`) and restart it, or end "
+                ProcessProblem(
+                    f"the process is almost out of file descriptors: {self._usage()}",
+                    "raise its hard limit (LimitNOFILE= of its unit, or `ulimit -Hn`) and restart it, or stop "
                     "clients that keep many connections",
                 )
             )
-        flood = Counter(where for when, why, where in self._recent if why != SILENT and now - when < RECENT_SECONDS)
+        flood = Counter(where for when, why, where in self._recent if why != IDLE and now - when < RECENT_SECONDS)
         if flood:
             most, _ = flood.most_common(1)[0]
             found.append(
-                Problem(
-                    f"{flood.total()} connections that did not authenticate were closed within the last minute, "
+                ProcessProblem(
+                    f"{flood.total()} unauthenticated connections were closed in the last minute, "
                     f"most of them from {most}",
-                    f"find out what connects from {most}; clients with a token or certificate are served meanwhile",
+                    f"find out what connects from {most}; clients with a token or certificate are still served",
                 )
             )
         return found
 
 
-SILENT, TOO_MANY, SCARCE = "silent", "too_many", "descriptors_scarce"
+IDLE, TOO_MANY, SCARCE = "silent", "too_many", "descriptors_scarce"
 
 
-def surplus(
+def connections_to_close(
     unauthenticated: Sequence[Connection], rules: ConnectionRules, now: float, shortage: int = 0
 ) -> list[tuple[Connection, str]]:
-    """Return the connections to close, and why: silent ones, then the oldest beyond a limit.
+    """Return the connections to close, and why: idle ones, then the oldest beyond a limit.
 
-    `shortage` descriptors are missing: to free them, young connections are closed too. One with a health watch is never
-    silent, and goes after those without.
+    `shortage` is how many descriptors are missing: to free them, young connections are closed too. A connection with a
+    health watch is never idle, and is closed after those without one.
     """
     order = sorted(unauthenticated, key=lambda one: (one.watches, one.since, one.inode))
-    closing = {one.descriptor: SILENT for one in order if not one.watches and now - one.active > rules.silent_seconds}
+    closing = {one.descriptor: IDLE for one in order if not one.watches and now - one.active > rules.silent_seconds}
     left = [one for one in order if one.descriptor not in closing]
     by_address = Counter(address_of(one.peer) for one in left)
     in_all = len(left)
@@ -336,7 +336,7 @@ def connections_max(usage: file_descriptors.Usage) -> int:
 def open_sockets(used: int) -> Iterator[tuple[int, int]]:
     """Yield descriptor and inode of each socket of this process. Opens no descriptor: there may be none left.
 
-    The kernel gives out the lowest free number, so that `used` open ones are found after little more than `used` tries.
+    The kernel assigns the lowest free number, so `used` open descriptors are found after few more than `used` tries.
     """
     found, descriptor, most = 0, 0, file_descriptors.usage().limit
     while found < used and descriptor < most:
@@ -352,7 +352,7 @@ def open_sockets(used: int) -> Iterator[tuple[int, int]]:
 
 
 def accepted_peer(descriptor: int, port: int) -> str:
-    """Return the peer of a socket that was accepted on a port, in gRPC's words; "" for any other socket."""
+    """Return the peer of a socket that was accepted on a port, in gRPC's format; "" for any other socket."""
     try:
         held = socket.socket(fileno=descriptor)
     except OSError:
@@ -368,7 +368,7 @@ def accepted_peer(descriptor: int, port: int) -> str:
 
 
 def peer_name(host: str, port: int) -> str:
-    """Write a peer as gRPC's `context.peer()` does.
+    """Return a peer in the format of gRPC's `context.peer()`.
 
     >>> peer_name("::ffff:10.0.0.1", 5), peer_name("::1", 5)
     ('ipv4:10.0.0.1:5', 'ipv6:%5B::1%5D:5')
@@ -381,7 +381,7 @@ def peer_name(host: str, port: int) -> str:
 
 
 def address_of(peer: str) -> str:
-    """Return the address for which a peer counts: of IPv6 the network of 64 bits.
+    """Return the address that a peer counts for: for IPv6 its /64 network.
 
     >>> address_of("ipv4:10.0.0.1:5"), address_of("ipv6:%5B2001:db8::7%5D:5")
     ('10.0.0.1', '2001:db8::/64')

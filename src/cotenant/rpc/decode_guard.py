@@ -1,8 +1,8 @@
-"""Messages that are none: gRPC logs a traceback, and goes on with None where one was expected.
+"""Rejects undecodable messages; grpc.aio would log a traceback and pass None to the handler.
 
-Without TLS nothing protects what is on its way, and something else may listen where a service was. So whoever reads is
-given a mark instead, by which a server refuses the request (`Guard`), and a client's call fails as one whose connection
-is broken: whether it was done is not known.
+Without TLS nothing protects messages in transit, and another program may listen where a service was. So an undecodable
+message is replaced by a marker: a server refuses the request (`AuthInterceptor`), and a client's call fails like a
+broken connection: its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 
-class Illegible:
-    """Stands for bytes that are no message of the method's type."""
+class Undecodable:
+    """Marks bytes that are not a message of the method's type."""
 
 
-ILLEGIBLE = Illegible()
+UNDECODABLE = Undecodable()
 
 
-def reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Read what can be read, and give the mark for what cannot."""
+def guarded_deserializer(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Return a deserializer that returns the marker for undecodable bytes."""
     if deserialize is None:
         return None
 
@@ -31,13 +31,13 @@ def reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
         try:
             return deserialize(data)
         except (DecodeError, ValueError):
-            return ILLEGIBLE
+            return UNDECODABLE
 
     return read
 
 
-class _LegibleCall:
-    """One of grpc.aio's calls, which fails with UNAVAILABLE where an answer to it is none."""
+class _CheckedCall:
+    """A grpc.aio call that fails with UNAVAILABLE if its response is undecodable."""
 
     __slots__ = ("_call", "_method")
 
@@ -47,29 +47,29 @@ class _LegibleCall:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
 
-    def _legible(self, message: Any) -> Any:
-        if message is not ILLEGIBLE:
+    def _checked(self, message: Any) -> Any:
+        if message is not UNDECODABLE:
             return message
         self._call.cancel()
         raise grpc.aio.AioRpcError(
             grpc.StatusCode.UNAVAILABLE,
             grpc.aio.Metadata(),
             grpc.aio.Metadata(),
-            f"the answer to {self._method} is none: it was damaged on its way, or came from something else",
+            f"cannot decode the response to {self._method}: it was damaged in transit, or another program sent it",
         )
 
 
-class LegibleAnswer(_LegibleCall):
-    """A call with one answer."""
+class CheckedUnaryCall(_CheckedCall):
+    """A call with a single response."""
 
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._legible((yield from self._call.__await__()))
+        return self._checked((yield from self._call.__await__()))
 
 
-class LegibleStream(_LegibleCall):
-    """A call with a stream of answers."""
+class CheckedStreamCall(_CheckedCall):
+    """A call with a response stream."""
 
     __slots__ = ("_messages",)
 
@@ -77,14 +77,14 @@ class LegibleStream(_LegibleCall):
         super().__init__(call, method)
         self._messages: AsyncIterator[Any] | None = None
 
-    def __aiter__(self) -> LegibleStream:
+    def __aiter__(self) -> CheckedStreamCall:
         self._messages = aiter(self._call)
         return self
 
     async def __anext__(self) -> Any:
         assert self._messages
-        return self._legible(await anext(self._messages))
+        return self._checked(await anext(self._messages))
 
     async def read(self) -> Any:
         """Return the next message, or the end of the stream."""
-        return self._legible(await self._call.read())
+        return self._checked(await self._call.read())

@@ -1,9 +1,9 @@
-"""Decodes large messages in slices, so that other calls have their turn.
+"""Decodes large messages in pieces, so that other calls are not delayed.
 
-What decoding costs does not follow from a message's size alone: 4 MiB of empty messages take several hundred
+The cost of decoding does not follow from a message's size alone: 4 MiB of empty messages take several hundred
 milliseconds. The encoding of a message is the encoding of its fields, one after the other, and messages merge by
-concatenation; so a large one is cut between its fields, and the pieces are merged one at a time. A single field that is
-too large to be decoded in one piece is refused, as is a message with too many fields.
+concatenation; so a large message is cut between its fields, and the pieces are merged one at a time. A field that is
+too large to be decoded in one piece is rejected, as is a message with too many fields.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from google.protobuf.message import DecodeError
 from cotenant.codec import errors
 from cotenant.core.model.validation import Violation
 
-PIECE_BYTES = 128 * 1024  # decoded between two turns of others: 12 ms at the worst
-FIELD_BYTES_MAX = 2**20  # of one field: 90 ms at the worst
+PIECE_BYTES = 128 * 1024  # decoded before the loop yields: 12 ms at worst
+FIELD_BYTES_MAX = 2**20  # of one field: 90 ms at worst
 FIELDS_MAX = 200_000  # of the message itself
-FIELDS_AT_ONCE = 20_000  # looked at between two turns of others
+FIELDS_AT_ONCE = 20_000  # scanned before the loop yields
 
 
 async def decode(kind: Any, data: bytes) -> Any:
-    """Return the message of a kind that data encodes.
+    """Decode a message of the given class.
 
     Raises:
-        DecodeError: it encodes none.
-        Problem: INVALID_ARGUMENT where a field is too large, or there are too many.
+        DecodeError: the data cannot be decoded.
+        Problem: INVALID_ARGUMENT: a field is too large, or there are too many fields.
     """
     if len(data) <= PIECE_BYTES:
         return kind.FromString(data)
@@ -43,7 +43,7 @@ async def decode(kind: Any, data: bytes) -> Any:
 
 
 def _ends(data: bytes) -> Iterator[int]:
-    """Yield where pieces end, and the same place again where others should have their turn."""
+    """Yield the ends of pieces; the same position is repeated where the loop should yield."""
     size, at, begin, fields = len(data), 0, 0, 0
     while at < size:
         start = at
@@ -59,14 +59,14 @@ def _ends(data: bytes) -> Iterator[int]:
                 length, at = _varint(data, at)
                 at += length
             case other:
-                raise DecodeError(f"a field of wire type {other}")
+                raise DecodeError(f"unknown wire type {other}")
         if at > size:
-            raise DecodeError("cut off")
+            raise DecodeError("truncated message")
         fields += 1
         if fields > FIELDS_MAX:
             raise errors.invalid([Violation("request", f"has more than {FIELDS_MAX} items")])
         if at - start > FIELD_BYTES_MAX:
-            what = f"field {key >> 3} has {at - start} bytes; {FIELD_BYTES_MAX} are taken at most"
+            what = f"field {key >> 3} has {at - start} bytes; {FIELD_BYTES_MAX} are allowed at most"
             raise errors.invalid([Violation("request", what)])
         if at - begin > PIECE_BYTES:
             if start > begin:
@@ -81,11 +81,11 @@ def _ends(data: bytes) -> Iterator[int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where what follows it begins."""
+    """Return a varint and the position after it."""
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
-            raise DecodeError("cut off")
+            raise DecodeError("truncated message")
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at += 1

@@ -1,4 +1,4 @@
-"""Addresses of services, as people write them."""
+"""Addresses of services, as users write them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 SERVICES = ("queue", "placement", "predictor", "contention")
 PORT_MAX = 65_535
-MESH_NAME = "mesh.cotenant"  # what all services' certificates are for, beside their own names
+MESH_NAME = "mesh.cotenant"  # every service certificate has this name, beside its own
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where each service is; "" where that is not known. One address may serve all, and several may serve one."""
+    """The address of each service, "" if unknown. One address may serve all services, and several may serve one."""
 
     queue: str = ""
     placement: str = ""
@@ -20,12 +20,12 @@ class Endpoints:
 
     @classmethod
     def one(cls, address: str) -> Endpoints:
-        """All services at one address."""
+        """Return endpoints with all services at one address."""
         return cls(address, address, address, address)
 
     @classmethod
     def parse(cls, text: str) -> Endpoints:
-        """Read `host:port`, or `queue=host:port,placement=host:port,…`; replicas stand beside each other: `a:1|b:1`.
+        """Parse `host:port`, or `queue=host:port,placement=host:port,…`; replicas are separated by `|`: `a:1|b:1`.
 
         >>> Endpoints.parse("127.0.0.1:7070").predictor
         '127.0.0.1:7070'
@@ -33,19 +33,19 @@ class Endpoints:
         'a:1|b:1'
 
         Raises:
-            ValueError: a part names no service, or something is no address.
+            ValueError: a part names an unknown service, or an address is invalid.
         """
         if "=" not in text:
             return cls.one(_address(text))
         parts = (part.partition("=") for part in text.split(","))
         named = {name.strip(): _address(address) for name, _, address in parts}
         if unknown := sorted(set(named) - set(SERVICES)):
-            raise ValueError(f"{unknown[0]!r} is no service; {', '.join(SERVICES)} are")
+            raise ValueError(f"unknown service {unknown[0]!r}; the services are {', '.join(SERVICES)}")
         return cls(**named)
 
 
 def addresses_of(endpoint: str) -> tuple[str, ...]:
-    """Split what `Endpoints` says of a service into the addresses of its replicas.
+    """Return the addresses of a service's replicas from its endpoint.
 
     >>> addresses_of("a:1|[::1]:2")
     ('a:1', '[::1]:2')
@@ -54,17 +54,17 @@ def addresses_of(endpoint: str) -> tuple[str, ...]:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split an address; the brackets of an IPv6 host are taken off.
+    """Split an address; the brackets of an IPv6 host are removed.
 
     >>> host_and_port("[::1]:7070")
     ('::1', 7070)
 
     Raises:
-        ValueError: it is no `host:port`.
+        ValueError: the address is not `host:port`.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > PORT_MAX:
-        raise ValueError(f"{address!r} is no address; write host:port, with a port up to {PORT_MAX}")
+        raise ValueError(f"invalid address {address!r}; write host:port, with a port up to {PORT_MAX}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

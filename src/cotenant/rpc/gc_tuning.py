@@ -1,38 +1,38 @@
-"""When a process that serves looks for garbage.
+"""Garbage-collector tuning for servers.
 
-A service makes thousands of objects for each call, and nearly all go without being looked for. To look through all that
-there is took a fourteenth of its time, and held all calls up for a tenth of a second again and again. So what is there
-to stay is set apart, and never looked through. What was set apart is never found to be garbage either: whoever sets
-apart again looks through all of it first.
+A service creates thousands of objects for each call, and nearly all of them are freed by reference counting. Full
+collections took a fourteenth of its time, and delayed all calls by a tenth of a second again and again. So long-lived
+objects are frozen (`gc.freeze`) and never scanned. Frozen objects are never collected either: freezing again scans all
+of them first.
 """
 
 from __future__ import annotations
 
 import gc
 
-THRESHOLDS = (10_000, 20, 10)  # of objects, of looks at the youngest, of looks at the younger
+THRESHOLDS = (10_000, 20, 10)  # objects, young collections, middle collections
 
 
-def settle() -> None:
-    """Look for garbage less often than Python does by itself from now on, and never through what is there now."""
+def tune_gc() -> None:
+    """Collect garbage less often than Python's default from now on, and freeze all present objects."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
 
 
-def settle_again() -> None:
-    """Set apart what has come to stay since, where this process has settled; what stays no longer goes."""
+def refreeze() -> None:
+    """Collect and freeze again, if this process has called `tune_gc`; dead objects among the frozen are freed."""
     if gc.get_freeze_count():
-        settle()
+        tune_gc()
 
 
-def set_apart() -> None:
-    """Set apart what has come to stay since, where this process has settled, without a look through all there is.
+def freeze_young() -> None:
+    """Freeze new long-lived objects without a full collection, if this process has called `tune_gc`.
 
-    For very many objects at once, such as the jobs of a large array: a full collection would hold all calls up for a
-    quarter of a second. Only the youngest are looked through; what died in a cycle among the others stays until the
-    process settles again.
+    For very many objects at once, such as the jobs of a large array: a full collection would delay all calls by a
+    quarter of a second. Only the youngest generation is scanned; dead cycles among the others stay until the next
+    `refreeze`.
     """
     if gc.get_freeze_count():
         gc.collect(0)

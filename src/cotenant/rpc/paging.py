@@ -1,4 +1,4 @@
-"""Pages of lists: a token names the last thing of the page before (AIP-158)."""
+"""Pagination: a page token names the last item of the previous page (AIP-158)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 def page_of(
     ids: Sequence[str], size: int, token: str, *, descending: bool = False, scope: str = ""
 ) -> tuple[Sequence[str], str]:
-    """Cut a page out of sorted ids; returns it and the token for the next, empty on the last.
+    """Return a page of sorted IDs and the token for the next page, empty on the last one.
 
-    `scope` tells what the list is of: a token made for another list is refused.
+    `scope` identifies the list: a token of another list is rejected.
 
     >>> page, token = page_of(["a", "b", "c"], 2, "")
     >>> page, page_of(["a", "b", "c"], 2, token)
     (['a', 'b'], (['c'], ''))
 
     Raises:
-        Problem: INVALID_ARGUMENT for a negative size or a token that is not of this list.
+        Problem: INVALID_ARGUMENT the size is negative, or the token is not of this list.
     """
     if size < 0:
         raise errors.invalid([Violation("page_size", f"must not be negative, not {size}")])
@@ -50,7 +50,7 @@ def _read(token: str, scope: str) -> str:
     try:
         was, _, last = base64.urlsafe_b64decode(token.encode()).decode().partition("\n")
     except (binascii.Error, UnicodeDecodeError):
-        raise errors.invalid([Violation("page_token", "is not a token that this service gave out")]) from None
+        raise errors.invalid([Violation("page_token", "is not a page token of this service")]) from None
     if was != scope:
         raise errors.invalid([Violation("page_token", "belongs to a list with another filter")])
     return last

@@ -1,4 +1,4 @@
-"""Tells which policies are installed, one PolicyService for all services of a server."""
+"""Lists the installed policies: one PolicyService for all services of a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVICE = "cotenant.v1.PolicyService"
 
 
 class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
-    """Lists the policies of those groups that the services here use, and marks the active ones.
+    """Lists the policies of the groups that this server's services use, and marks the active ones.
 
     >>> policies = PolicyServicer()
     >>> policies.use("cotenant.predictors", "history")
@@ -27,23 +27,23 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
 
     def __init__(self, discover: Callable[[], Sequence[Plugin]] = plugins.discover) -> None:
         self._discover = discover
-        self._active: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)  # options given, by name
+        self._active: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)  # configured options, by name
         self._found: Sequence[Plugin] | None = None
         self._finding = asyncio.Lock()
 
     def use(self, group: str, *names: str, options: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> None:
-        """Say that a service here uses a group and, in it, these policies, with options by name.
+        """Declare that a service here uses a group and these policies of it, with options by name.
 
-        Adds to what was said before.
+        Declarations add up.
         """
         if group not in GROUPS:
-            raise ValueError(f"there is no group {group!r}; {', '.join(GROUPS)} are")
+            raise ValueError(f"unknown group {group!r}; the groups are {', '.join(GROUPS)}")
         self._active[group].update({name: options.get(name, {}) for name in names})
 
     async def ListPolicies(
         self, request: policy_service_pb2.ListPoliciesRequest, context: Any
     ) -> policy_service_pb2.ListPoliciesResponse:
-        """List all policies of this server's groups, the broken ones with what is wrong with them."""
+        """List all policies of this server's groups; broken ones with their error."""
         if request.group and request.group not in GROUPS:
             problem = f"{request.group!r} is not one of {', '.join(GROUPS)}{did_you_mean(request.group, GROUPS)}"
             raise invalid([Violation("group", problem)])
@@ -55,7 +55,7 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
         return policy_service_pb2.ListPoliciesResponse(policies=shown)
 
     async def _plugins(self) -> Sequence[Plugin]:
-        """Find all policies, once: it imports them, which can take seconds and runs beside the calls meanwhile."""
+        """Discover all policies once. This imports them, which can take seconds, so it runs in a thread."""
         async with self._finding:
             if self._found is None:
                 self._found = await asyncio.to_thread(self._discover)
@@ -63,7 +63,7 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
 
 
 def policy_of(plugin: Plugin, given: Mapping[str, str] | None = None) -> policy_service_pb2.Policy:
-    """Tell of a policy; one that options, or none, were given is active, unless it is broken."""
+    """Encode a policy; it is active if it is healthy and `given` is not None (an empty mapping: no options)."""
     return policy_service_pb2.Policy(
         group=plugin.group,
         name=plugin.name,
@@ -80,7 +80,7 @@ def policy_of(plugin: Plugin, given: Mapping[str, str] | None = None) -> policy_
 
 
 def serve_policies(server: Server) -> PolicyServicer:
-    """Add a PolicyService to a server; each service on it then says what it uses."""
+    """Add a PolicyService to a server; each service on it then declares what it uses."""
     servicer = PolicyServicer()
     server.add(policy_service_pb2_grpc.add_PolicyServiceServicer_to_server, servicer, SERVICE)
     return servicer

@@ -1,7 +1,7 @@
-"""Which of several replicas keeps what belongs to a name (rendezvous hashing: Thaler and Ravishankar, 1998 [P]).
+"""Assigns names to replicas by rendezvous hashing (Thaler and Ravishankar, 1998 [P]).
 
-Each name orders the replicas by a hash of both. It goes to the first that is there: when one goes, only its own names
-move, each to the next in its order, and they are spread over all that are left.
+Each name orders the replicas by a hash of both, and belongs to the first available one. When a replica goes away, only
+its own names move, each to the next replica in its order, so they spread over all remaining replicas.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def ranked(name: str, addresses: Sequence[str]) -> list[str]:
-    """Order replicas by how much a name prefers them; the order in which they are given does not matter.
+    """Return replicas in a name's order of preference; the order of the argument does not matter.
 
     >>> ranked("gpu-7", ["a:1", "b:1", "c:1"]) == ranked("gpu-7", ["c:1", "a:1", "b:1"])
     True

@@ -1,16 +1,16 @@
-"""gRPC's server, made to end cleanly where it ends by itself, so that another one can take its place.
+"""gRPC's server, changed to shut down cleanly when it stops unexpectedly, so that another can replace it.
 
-Theory of operation. From grpcio 1.8x on one loop takes the requests of all methods, and decodes the path of those
-whose method is not registered. A path that is no UTF-8 raises there, and nothing else takes requests any more: whoever
-reaches the port ends the server, known or not, with 200 bytes. On its way out it also drops what is still being asked
-of gRPC's core, into which the core then writes: a crash of the process, where requests come at that moment. What is not
-registered cannot be told apart beforehand from here. So what is being asked is held until the core has answered, the
-loop's end is no error of the shutdown that follows it, and `Server` begins anew on the same port. Calls under way are
-cut off as at a restart, and their callers come again.
+Theory of operation. Since grpcio 1.8x one loop accepts the requests of all methods, and decodes the path of requests
+for unregistered methods. A path that is not UTF-8 raises there, and nothing accepts requests any longer: any peer that
+reaches the port can stop the server with 200 bytes, authenticated or not. While it stops, the server also drops
+requests that are still pending in gRPC's core, into which the core then writes: the process crashes if requests arrive
+at that moment. We cannot filter unregistered methods beforehand. So pending requests are kept until the core has
+answered, the loop's exception is no error of the shutdown that follows, and `Server` starts again on the same port.
+Calls in progress are cut off as at a restart, and their callers retry.
 
-gRPC has no public way to this: interceptors, handlers and `wait_for_termination` come after the loop has ended. What is
-used of it instead is private, and tried with the versions of `TRIED` (tests fail with any other, so that somebody
-looks). Where it is not there gRPC's plain server serves, which is said in the log.
+gRPC has no public API for this: interceptors, handlers and `wait_for_termination` come after the loop has ended. This
+module uses private methods instead, tested with the versions in `TESTED_VERSIONS` (tests fail with any other, so that
+a maintainer checks it). If they are missing, gRPC's plain server is used, and the log says so.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from grpc._cython import cygrpc
 
 log = structlog.get_logger()
 
-TRIED = ("1.85",)  # of grpcio
-USED = ("_make_request_call_future", "_start_shutting_down")
+TESTED_VERSIONS = ("1.85",)  # of grpcio
+PRIVATE_METHODS = ("_make_request_call_future", "_start_shutting_down")
 
 _PLAIN: Any = getattr(cygrpc, "AioServer", object)
 
 
-class _Enduring(_PLAIN):
-    """What a server of gRPC's stands on."""
+class _RestartableServer(_PLAIN):
+    """The core of a gRPC server that shuts down cleanly."""
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
-        """Ask the core for a method's next call. Whoever no longer waits for it leaves it to be answered."""
+        """Request a method's next call from the core. A cancelled waiter leaves the request to be answered."""
         asked = super()._make_request_call_future(method)
-        asked.add_done_callback(_heard)
+        asked.add_done_callback(_retrieve_exception)
         return asyncio.shield(asked)
 
     async def _start_shutting_down(self) -> None:
-        with suppress(Exception):  # what the loop has ended with, of which `wait_for_termination` tells
+        with suppress(Exception):  # the loop's error, which `wait_for_termination` raises too
             await super()._start_shutting_down()
 
 
-def _heard(asked: asyncio.Future[Any]) -> None:
-    """Take note of how a question ended, which is an error where the server has."""
+def _retrieve_exception(asked: asyncio.Future[Any]) -> None:
+    """Retrieve a request's exception, which it has if the server stopped."""
     if not asked.cancelled():
         asked.exception()
 
 
 def server(**options: Any) -> Any:
-    """Make a server as `grpc.aio.server` does."""
-    if missing := [name for name in USED if not hasattr(_PLAIN, name)]:
-        log.warning("server_not_enduring", grpcio=grpc.__version__, missing=missing)
+    """Create a server as `grpc.aio.server` does."""
+    if missing := [name for name in PRIVATE_METHODS if not hasattr(_PLAIN, name)]:
+        log.warning("server_not_restartable", grpcio=grpc.__version__, missing=missing)
         return grpc.aio.server(**options)
-    cygrpc.AioServer = _Enduring
+    cygrpc.AioServer = _RestartableServer
     try:
         return grpc.aio.server(**options)
     finally:

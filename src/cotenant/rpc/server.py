@@ -1,4 +1,4 @@
-"""The one gRPC server of a process: any number of services behind one guard, with health and reflection."""
+"""The single gRPC server of a process: any number of services behind one interceptor, with health and reflection."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cotenant import file_descriptors, name_resolution, telemetry
 from cotenant.codec.methods import METHODS
 from cotenant.name_resolution import NAMES
 from cotenant.rpc import restartable_server
-from cotenant.rpc.auth_interceptor import CALLS_MAX, Guard
-from cotenant.rpc.connections import RULES, ConnectionRules, Connections, Problem, connections_max
+from cotenant.rpc.auth_interceptor import CALLS_MAX, AuthInterceptor
+from cotenant.rpc.connections import RULES, ConnectionRules, Connections, ProcessProblem, connections_max
 from cotenant.rpc.endpoints import host_and_port
-from cotenant.rpc.health_service import Health
-from cotenant.rpc.loop_lag import Stalls
-from cotenant.rpc.task_cancellation import end
-from cotenant.security.certificate_expiry import Expiry
+from cotenant.rpc.health_service import HealthServicer
+from cotenant.rpc.loop_lag import LoopLagMonitor
+from cotenant.rpc.task_cancellation import cancel_and_wait
+from cotenant.security.certificate_expiry import CertificateExpiry
 from cotenant.security.grpc_tls import server_credentials
 from cotenant.security.identity import Anyone, Authenticator, BearerToken
 from cotenant.security.server_security import PLAIN, Security
@@ -34,8 +34,8 @@ MIB = 2**20
 MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
 DEADLINE_SECONDS_DEFAULT = 60.0
 REBIND_SECONDS = 0.05
-IDLE_SECONDS_MAX = 900.0  # a connection without calls is closed in order; its client opens another when it calls
-PINGS_SECONDS_MIN = 5.0  # between two pings of a client that hears nothing; who sends more is cut off
+IDLE_SECONDS_MAX = 900.0  # connections without calls are closed cleanly; clients reconnect at the next call
+PINGS_SECONDS_MIN = 5.0  # between pings of an idle client; clients that ping more often are disconnected
 OVERALL = ""  # the health protocol's name for the server as a whole
 
 AddServicer = Callable[[Any, Any], None]
@@ -43,28 +43,28 @@ AddServicer = Callable[[Any, Any], None]
 SERVERS_ENDED = telemetry.counter(
     "cotenant.loop.servers_ended",
     "{server}",
-    "Servers that ended by themselves and were begun anew: somebody sends bad requests.",
+    "Servers that stopped unexpectedly and were restarted: a client sends malformed requests.",
 )
 
 
 class Host(Protocol):
-    """What serves: a server, or what stands in for one."""
+    """Something that services can be added to: a server, or the handlers of a leadership term."""
 
     def add(self, add_servicer: AddServicer, servicer: Any, service: str) -> None:
-        """Serve a service with the generated `add_…_to_server`."""
+        """Add a service with the generated `add_…_to_server`."""
 
     def set_serving(self, service: str, serving: bool) -> None:
-        """Tell by the health protocol whether a service can do its work."""
+        """Set a service's health in the health protocol."""
 
 
 class CannotListen(Exception):
-    """The address cannot be listened on; the message says why."""
+    """The server cannot listen on its address; the message says why."""
 
 
 class Server:
-    """Serves what was added to it before `start`.
+    """Serves the services that were added before `start`.
 
-    Without a token, an authenticator or a `security` that has one it lets everybody in.
+    Without a token, an authenticator, or a `security` that has one, every caller is admitted.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Server:
         self._tls = security.tls
         mutual = self._tls is not None and self._tls.files.client_certificates
         self._connections = Connections(connections, mutual_tls=mutual)
-        self._guard = Guard(
+        self._auth_interceptor = AuthInterceptor(
             authenticator,
             deadline_seconds_default,
             security.limits,
@@ -98,76 +98,79 @@ class Server:
         self._message_bytes_max = security.message_bytes_max or message_bytes_max
         self._servicers: list[tuple[AddServicer, Any]] = []
         self._serving: dict[str, bool] = {}
-        self._health = Health(self._connections, authenticator, security.limits)
-        self._stalls = Stalls()
-        self._beside: list[asyncio.Task[None]] = []
+        self._health = HealthServicer(self._connections, authenticator, security.limits)
+        self._loop_lag = LoopLagMonitor()
+        self._tasks: list[asyncio.Task[None]] = []
         self._stopped = asyncio.Event()
         self._server: Any = None
         self._port = 0
         self._started = False
 
     def add(self, add_servicer: AddServicer, servicer: Any, service: str) -> None:
-        """Serve `service`, for example "cotenant.v1.JobService", with the generated `add_…_to_server`."""
+        """Add `service`, for example "cotenant.v1.JobService", with the generated `add_…_to_server`."""
         if self._started:
-            raise RuntimeError("services are added before the server starts")
+            raise RuntimeError("add services before the server starts")
         self._servicers.append((add_servicer, servicer))
         self._serving.setdefault(service, True)
 
     @property
     def certificate(self) -> Validity | None:
-        """From when until when the certificate is valid that it shows now; None without TLS."""
+        """The validity of the certificate that the server shows now; None without TLS."""
         return self._tls.material.validity if self._tls else None
 
-    def problems(self) -> list[Problem]:
-        """Return what is wrong with the connections and descriptors of this process, and with names that it uses."""
-        return [*self._connections.problems(), *(Problem(error, name_resolution.REMEDY) for error in NAMES.errors())]
+    def problems(self) -> list[ProcessProblem]:
+        """Return problems with the connections, file descriptors and DNS names of this process."""
+        return [
+            *self._connections.problems(),
+            *(ProcessProblem(error, name_resolution.REMEDY) for error in NAMES.errors()),
+        ]
 
     def loop_lag(self) -> LoopLag:
-        """Return by how much the event loop is behind."""
-        return self._stalls.lag()
+        """Return the lag of the event loop."""
+        return self._loop_lag.lag()
 
     def bind(self) -> int:
-        """Take the port and return it, so that services can be told where they will be; `start` does it otherwise.
+        """Bind the port and return it, so that services can be told their address before `start`.
 
         Raises:
-            CannotListen: the address is in use, or not this machine's.
+            CannotListen: the address is in use, or not of this machine.
         """
         if self._server is None:
-            self._server, self._port = self._bound(self._address)
+            self._server, self._port = self._build_and_bind(self._address)
         return self._port
 
-    def _bound(self, address: str) -> tuple[Any, int]:
+    def _build_and_bind(self, address: str) -> tuple[Any, int]:
         server = restartable_server.server(
-            interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
+            interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._auth_interceptor],
             options=_options(self._message_bytes_max, self._connections.rules.handshake_seconds),
         )
         credentials = server_credentials(self._tls) if self._tls else None
         return server, _bind(server, address, credentials)
 
     async def start(self) -> int:
-        """Begin to serve and return the port.
+        """Start to serve and return the port.
 
         Raises:
-            CannotListen: the address is in use, or not this machine's.
+            CannotListen: the address is in use, or not of this machine.
         """
         self.bind()
         self._started = True
         for service, serving in self._serving.items():
             self._health.set(service, _status(serving))
         self._health.set(OVERALL, _status(all(self._serving.values())))
-        await self._begin(self._server)
-        self._beside = [
-            asyncio.create_task(self._stalls.run(), name="stalls"),
+        await self._start_serving(self._server)
+        self._tasks = [
+            asyncio.create_task(self._loop_lag.run(), name="stalls"),
             asyncio.create_task(NAMES.run(), name="name-checks"),
             asyncio.create_task(self._connections.run(self._port), name="connections"),
-            asyncio.create_task(self._begin_again(), name="server"),
+            asyncio.create_task(self._restart_when_stopped(), name="server"),
         ]
         if self._tls:
-            self._beside.append(asyncio.create_task(Expiry(self._tls).run(), name="expiry"))
+            self._tasks.append(asyncio.create_task(CertificateExpiry(self._tls).run(), name="expiry"))
         return self._port
 
-    async def _begin(self, server: Any) -> None:
-        """Have one of gRPC's servers answer with all that was added."""
+    async def _start_serving(self, server: Any) -> None:
+        """Register all services with a gRPC server and start it."""
         for add_servicer, servicer in self._servicers:
             add_servicer(servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -175,41 +178,41 @@ class Server:
         reflection.enable_server_reflection(names, server)
         await server.start()
 
-    async def _begin_again(self) -> None:
-        """Put a new one in the place of a server of gRPC's that ended by itself, as often as that happens."""
+    async def _restart_when_stopped(self) -> None:
+        """Replace the gRPC server whenever it stops unexpectedly."""
         while True:
             try:
-                await asyncio.shield(self._server.wait_for_termination())  # what it waits for is the server's own
+                await asyncio.shield(self._server.wait_for_termination())  # the awaited future belongs to the server
                 return  # it was stopped
-            except Exception as error:  # whatever it ended with
-                log.error("server_ended_by_itself", port=self._port, error=f"{type(error).__name__}: {error}")
-            self._server = await self._rebound(f"{self._address.rpartition(':')[0]}:{self._port}")
-            await self._begin(self._server)
+            except Exception as error:  # any error may have stopped it
+                log.error("server_stopped_unexpectedly", port=self._port, error=f"{type(error).__name__}: {error}")
+            self._server = await self._rebind(f"{self._address.rpartition(':')[0]}:{self._port}")
+            await self._start_serving(self._server)
             SERVERS_ENDED.add()
 
-    async def _rebound(self, address: str) -> Any:
-        """Take the port anew, as soon as it is free."""
+    async def _rebind(self, address: str) -> Any:
+        """Bind the port again as soon as it is free."""
         while True:
             try:
-                return self._bound(address)[0]
+                return self._build_and_bind(address)[0]
             except CannotListen as error:
-                log.info("port_not_free_yet", why=str(error))
+                log.info("port_still_in_use", why=str(error))
             await asyncio.sleep(REBIND_SECONDS)
 
     def set_serving(self, service: str, serving: bool) -> None:
-        """Tell by the health protocol whether a service can do its work; the server as a whole can if all can."""
+        """Set a service's health; the server as a whole is healthy if all services are."""
         if service not in self._serving:
-            raise KeyError(f"{service} is not served here; {', '.join(self._serving)} are")
+            raise KeyError(f"unknown service {service}; this server has {', '.join(self._serving)}")
         self._serving[service] = serving
         if self._started:
             self._health.set(service, _status(serving))
             self._health.set(OVERALL, _status(all(self._serving.values())))
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Take no new calls, let those under way finish within the grace, then cut them off."""
+        """Accept no new calls, let calls in progress finish within the grace, then cancel them."""
         if not self._started:
             return
-        await end(*self._beside)
+        await cancel_and_wait(*self._tasks)
         self._health.shut_down()
         await self._server.stop(grace_seconds)
         self._stopped.set()
@@ -223,7 +226,7 @@ def _options(message_bytes_max: int, handshake_seconds: float) -> list[tuple[str
     return [
         ("grpc.so_reuseport", 0),  # else a second server on the same port would silently share its calls
         ("grpc.max_receive_message_length", message_bytes_max),
-        ("grpc.max_send_message_length", -1),  # the receiver says what it takes
+        ("grpc.max_send_message_length", -1),  # the receiver sets the limit
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", round(PINGS_SECONDS_MIN * 1000)),
         ("grpc.keepalive_time_ms", 30_000),
@@ -231,24 +234,24 @@ def _options(message_bytes_max: int, handshake_seconds: float) -> list[tuple[str
         ("grpc.server_handshake_timeout_ms", round(handshake_seconds * 1000)),  # of TLS and HTTP/2
         ("grpc.max_allowed_incoming_connections", connections_max(file_descriptors.usage())),
         ("grpc.max_connection_idle_ms", round(IDLE_SECONDS_MAX * 1000)),
-        ("grpc.http2.ping_timeout_ms", 10_000),  # which is the one that counts, in gRPC of today
+        ("grpc.http2.ping_timeout_ms", 10_000),  # the option that current gRPC uses
     ]
 
 
 def _bind(server: Any, address: str, credentials: Any) -> int:
     try:
-        host, port = host_and_port(address)  # gRPC would take port 65,537 for port 1
+        host, port = host_and_port(address)  # gRPC would treat port 65,537 as port 1
         if credentials is not None:
             return int(server.add_secure_port(address, credentials))
         return int(server.add_insecure_port(address))
     except ValueError as error:
         raise CannotListen(f"cannot listen on {address}: {error}") from None
     except RuntimeError as error:
-        raise CannotListen(f"cannot listen on {address}: {_why(host, port) or error}") from None
+        raise CannotListen(f"cannot listen on {address}: {_bind_error(host, port) or error}") from None
 
 
-def _why(host: str, port: int) -> str:
-    """Ask the kernel, since gRPC does not pass on why a port could not be bound."""
+def _bind_error(host: str, port: int) -> str:
+    """Return why a port cannot be bound, from the kernel; gRPC does not report it."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,17 +1,17 @@
-"""Long work in slices: so that no piece of it holds the event loop for long, whatever a single step costs."""
+"""Time slices for long work, so that it never holds the event loop for long."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-SLICE_SECONDS = 0.005  # several works may be under way at once, and each gets a slice before others get their turns
+SLICE_SECONDS = 0.005  # several may run at the same time, and each gets a slice before other work
 
 
 class Slices:
-    """Tells after which steps of some work the event loop is due.
+    """Decides after which steps of some work to yield to the event loop.
 
-    That is after `SLICE_SECONDS`, or after `most` steps where there is such a limit.
+    That is after `SLICE_SECONDS`, or after `most` steps if there is such a limit.
 
     >>> slices = Slices(most=2)
     >>> [slices.due() for _ in range(4)]
@@ -26,7 +26,7 @@ class Slices:
         self._until, self._steps = time.perf_counter() + self._seconds, 0
 
     def due(self) -> bool:
-        """Count a step; True where the event loop is due, and the next slice begins."""
+        """Count a step; return True if it is time to yield, and begin the next slice."""
         self._steps += 1
         if self._steps == self._most or time.perf_counter() >= self._until:
             self._begin()
@@ -34,7 +34,7 @@ class Slices:
         return False
 
     async def step(self) -> None:
-        """Count a step, and let others have their turns where they are due."""
+        """Count a step, and yield to the event loop if it is time."""
         if self.due():
             await asyncio.sleep(0)
             self._begin()

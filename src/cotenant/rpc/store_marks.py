@@ -1,10 +1,10 @@
-"""Marks of a store, to the wire and back."""
+"""Encodes and decodes store marks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.store.witness import REVISION_MAX, Mark, Memory
+from cotenant.store.witness import REVISION_MAX, Mark, RememberedStore
 from cotenant.v1 import node_service_pb2
 
 ID_LENGTH_MAX = 64
@@ -12,7 +12,7 @@ SIGNATURE_BYTES_MAX = 64
 
 
 def mark_to_wire(mark: Mark, supersedes: Sequence[str] = ()) -> node_service_pb2.StoreMark:
-    """Write a mark; `supersedes` names the stores in whose place this one is."""
+    """Encode a mark; `supersedes` names the stores that this one replaces."""
     known = mark.memory
     return node_service_pb2.StoreMark(
         store_id=known.id,
@@ -26,12 +26,12 @@ def mark_to_wire(mark: Mark, supersedes: Sequence[str] = ()) -> node_service_pb2
 
 
 def mark_from_wire(told: node_service_pb2.StoreMark) -> Mark | None:
-    """Read a mark; None where it cannot be one."""
+    """Decode a mark; return None if it is invalid."""
     if not 0 < len(told.store_id) <= ID_LENGTH_MAX or len(told.signature) > SIGNATURE_BYTES_MAX:
         return None
     if not 0 < told.generation <= REVISION_MAX or not 0 <= told.revision <= REVISION_MAX:
         return None
     if len(told.era) > ID_LENGTH_MAX or not 0 <= told.era_revision <= REVISION_MAX:
         return None
-    memory = Memory(told.store_id, told.generation, told.revision, 0, told.era, told.era_revision)
+    memory = RememberedStore(told.store_id, told.generation, told.revision, 0, told.era, told.era_revision)
     return Mark(memory, told.signature)

@@ -1,4 +1,4 @@
-"""Ending tasks for certain, and saying of which that could not be said at once."""
+"""Cancels tasks reliably, and logs tasks that do not stop at once."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import structlog
 
 log = structlog.get_logger()
 
-AGAIN_SECONDS = 2.0  # for what a task still has to do once it is cancelled
-TIMES_MAX = 5
+CANCEL_RETRY_SECONDS = 2.0  # time for a task to clean up before it is cancelled again
+CANCELS_MAX = 5
 
 
-async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and wait for their end.
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait until they end.
 
-    A cancel can be lost: `asyncio.wait_for` takes one that comes together with what it waits for as its own (until
-    Python 3.12), as do streams of gRPC's that end at that moment. So a task that goes on is told of and cancelled
-    again, `TIMES_MAX` times; one that goes on even then is left behind, with an error that says where it stands.
+    A cancellation can be lost: `asyncio.wait_for` swallows one that arrives together with the awaited result (until
+    Python 3.12), as do gRPC streams that end at that moment. So a task that keeps running is logged and cancelled
+    again, up to `CANCELS_MAX` times; one that still runs after that is abandoned, and logged with its location.
     """
     left = {task for task in tasks if not task.done()}
-    for _ in range(TIMES_MAX):
+    for _ in range(CANCELS_MAX):
         if not left:
             break
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=AGAIN_SECONDS)
+        _, left = await asyncio.wait(left, timeout=CANCEL_RETRY_SECONDS)
         for task in left:
-            log.warning("task_goes_on", task=task.get_name(), at=_standing(task))
+            log.warning("task_ignored_cancellation", task=task.get_name(), at=_location(task))
     for task in left:
-        log.error("task_left_behind", task=task.get_name(), at=_standing(task))
+        log.error("task_abandoned", task=task.get_name(), at=_location(task))
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # it was told of where that matters, and is of no concern at the end
+            task.exception()  # mark it as retrieved; errors that matter were logged before
 
 
-def _standing(task: asyncio.Task[Any]) -> str:
-    """Say where a task waits."""
+def _location(task: asyncio.Task[Any]) -> str:
+    """Return where a task waits."""
     stack = task.get_stack(limit=1)
     return f"{stack[-1].f_code.co_qualname}:{stack[-1].f_lineno}" if stack else repr(task.get_coro())

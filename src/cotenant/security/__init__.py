@@ -1,1 +1,1 @@
-"""Who calls and what they may do: identities, tokens, certificates, roles, the audit log."""
+"""Authentication, authorization and audit: identities, tokens, certificates, roles, limits, the audit log."""

@@ -1,15 +1,15 @@
-"""The audit log: who did what, on what, from where, and what was answered. One line of JSON each, only ever appended.
+"""The audit log: who did what, on what, from where, and the answer. One line of JSON each, append-only.
 
-What changes something is always told, and so is every call that was refused for who made it; reads where that is
-wanted. A line holds names and ids, never a spec: commands and environments may hold secrets. The same lines go out as
-OpenTelemetry logs where those are on.
+Calls that change something are always logged, and so are calls that were refused because of their caller; reads are
+optional. A line holds names and IDs, never a spec: commands and environments may contain secrets. The same lines are
+exported as OpenTelemetry logs if those are enabled.
 
-Whether the file is still where it was is looked at once a second at most, for it costs more than the line itself. What
-has been written since the last look went to the file that it was then: where that was moved away, it is there. Where it
-was removed meanwhile, those lines are written once more, to the new one, so that none is lost.
+Whether the file is still in place is checked at most once a second, because the check costs more than the line itself.
+Lines written since the last check went to the file as it was then: if that was moved away, they are in it. If it was
+deleted, those lines are written again to the new file, so that none is lost.
 
-A call that a replica passes on to its leader has a line at both. They have one `call`, which goes along in the
-metadata; that of the replica says to whom it was `forwarded`, and the leader's is the one that counts.
+A call that a replica forwards to its leader has a line at both. Both lines have the same `call`, which is forwarded in
+the metadata; the replica's line names the leader's address in `forwarded`, and the leader's line is authoritative.
 """
 
 from __future__ import annotations
@@ -40,46 +40,46 @@ from cotenant import telemetry
 from cotenant.codec.errors import Problem
 from cotenant.core.model.limits import REQUEST_BYTES_MAX, REQUEST_SPECS_BYTES_MAX
 from cotenant.security.identity import Identity, Metadata
-from cotenant.security.limits import TOO_MANY_AT_ONCE, TOO_MANY_CALLS, TOO_MUCH_PROCESSING
+from cotenant.security.limits import TOO_MANY_CALLS, TOO_MANY_CONCURRENT, TOO_MUCH_PROCESSING
 from cotenant.security.permissions import Rule
 
 log = structlog.get_logger()
 
 AUDIT_FILE = "audit.jsonl"
-FORWARDED = "cotenant-forwarded"  # metadata of a call that was passed on: it is not passed on again
-CALL = "cotenant-call"  # the same: what both of its lines are known by
+FORWARDED = "cotenant-forwarded"  # metadata of a forwarded call: it is not forwarded again
+CALL = "cotenant-call"  # likewise: the ID of both of its lines
 CALL_ID = re.compile("[0-9a-f]{16}")
-FILES = 10  # beside the one that is appended to
+FILES = 10  # beside the current file
 TEXT_LENGTH_MAX = 256
 NOT_ANSWERED = "NOT_ANSWERED"
 LOOK_SECONDS = 1.0
-STRANGERS_PER_SECOND, STRANGERS_AT_ONCE = 10.0, 1_000  # lines
-FIELDS_TOLD = ("id", "job_id", "node_id", "gpu_uuid", "number")
-REFUSED_FOR_WHO = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+UNAUTHENTICATED_PER_SECOND, UNAUTHENTICATED_AT_ONCE = 10.0, 1_000  # lines
+TARGET_FIELDS = ("id", "job_id", "node_id", "gpu_uuid", "number")
+CALLER_REJECTIONS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
-lines_lost = telemetry.counter("cotenant.audit.lost", "{line}", "Lines of the audit log that could not be written.")
+lines_lost = telemetry.counter("cotenant.audit.lost", "{line}", "Audit log lines that could not be written.")
 
 
-class Strangers:
-    """How many lines are written of callers that nobody knows: without a bound they would turn all others out.
+class UnauthenticatedRate:
+    """The rate of lines for unknown callers: without a limit they would rotate all other lines away.
 
     >>> clock = iter([0.0, 0.0, 0.0, 0.1]).__next__
-    >>> strangers = Strangers(per_second=10.0, at_once=1, now=clock)
-    >>> strangers.take(), strangers.take(), strangers.take()
+    >>> unauthenticated_rate = UnauthenticatedRate(per_second=10.0, at_once=1, now=clock)
+    >>> unauthenticated_rate.take(), unauthenticated_rate.take(), unauthenticated_rate.take()
     (0, None, 1)
     """
 
     def __init__(
         self,
-        per_second: float = STRANGERS_PER_SECOND,
-        at_once: int = STRANGERS_AT_ONCE,
+        per_second: float = UNAUTHENTICATED_PER_SECOND,
+        at_once: int = UNAUTHENTICATED_AT_ONCE,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._per_second, self._at_once, self._now = per_second, at_once, now
         self._left, self._since, self._left_out = float(at_once), now(), 0
 
     def take(self) -> int | None:
-        """Tell how many were left out before this line; None where it is left out too."""
+        """Return how many lines were left out before this one; None if this one is left out too."""
         now = self._now()
         self._left = min(float(self._at_once), self._left + (now - self._since) * self._per_second)
         self._since = now
@@ -92,11 +92,11 @@ class Strangers:
 
 
 class Audit:
-    """Appends to one file. Several processes may share it: each line is one write to a file opened with O_APPEND.
+    """Appends to one file. Several processes may share it: each line is a single write to a file opened with O_APPEND.
 
-    A file that has come to `bytes_max` is moved to `….1`, the one before it to `….2` and so on, `files` of them; 0 lets
-    it grow. Where it was moved away, also by somebody else, a new one is begun within `LOOK_SECONDS`. A line that
-    cannot be written is told in the log, and the call goes on. `clock` is monotonic.
+    A file that has reached `bytes_max` is renamed to `….1`, the previous one to `….2` and so on, up to `files`; with 0
+    it grows without limit. If it was renamed, by this process or another, a new file is created within `LOOK_SECONDS`.
+    A line that cannot be written is logged, and the call proceeds. `clock` is monotonic.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ class Audit:
         self._path, self._service, self._reads, self._fsync = path, service, reads, fsync
         self._now, self._clock = now, clock
         self._bytes_max, self._files = bytes_max, max(1, files)
-        self.strangers = Strangers()
+        self.unauthenticated_rate = UnauthenticatedRate()
         self._descriptor = -1
         self._inode = (0, 0)
-        self._size = 0  # as of the last look, and with what was written since; others may have written too
-        self._cut = False  # the last line is not whole
+        self._size = 0  # as of the last check plus own writes; others may write too
+        self._cut = False  # the last line is truncated
         self._looked = -LOOK_SECONDS
-        self._since: list[bytes] = []  # lines since the last look
+        self._since: list[bytes] = []  # lines since the last check
 
-    def entry(self, method: str, rule: Rule, peer: str, metadata: Metadata = ()) -> Entry:
-        """Begin a line; the call that is being served has it from now on."""
-        entry = Entry(self, method, peer, always=rule.changes, reads=self._reads)
+    def entry(self, method: str, rule: Rule, peer: str, metadata: Metadata = ()) -> AuditEntry:
+        """Return a new entry, which becomes the entry of the current call."""
+        entry = AuditEntry(self, method, peer, always=rule.changes, reads=self._reads)
         told = dict(metadata or ())
         if FORWARDED in told and CALL_ID.fullmatch(str(told.get(CALL))):
             entry.call = str(told[CALL])
@@ -132,7 +132,7 @@ class Audit:
         return entry
 
     async def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line, and wait until it is on disk where that is wanted."""
+        """Write a line, and wait until it is on disk if `fsync` is set."""
         told = {"time": datetime.fromtimestamp(self._now(), UTC).isoformat(), "service": self._service, **line}
         telemetry.emit("audit", told)
         try:
@@ -146,10 +146,10 @@ class Audit:
             log.error("audit_line_lost", path=str(self._path), error=error.strerror, **line)
             return
         if self._bytes_max and self._size >= self._bytes_max:
-            self._turn()
+            self._rotate()
 
     def _write(self, descriptor: int, line: bytes) -> None:
-        """Write a line at one stroke; what follows one that was cut off begins a line of its own."""
+        """Write a line in one system call; a line after a truncated one starts on a new line."""
         line = b"\n" * self._cut + line
         written = os.write(descriptor, line)
         self._cut = written < len(line)
@@ -158,27 +158,27 @@ class Audit:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._since.append(line)
 
-    def _turn(self) -> None:
-        """Move the file away, unless another process has done so meanwhile; where that fails it goes on growing."""
-        self._looked = self._clock() - LOOK_SECONDS  # whatever comes of it, the next line looks
+    def _rotate(self) -> None:
+        """Rename the file, unless another process has done so; if that fails it keeps growing."""
+        self._looked = self._clock() - LOOK_SECONDS  # the next line checks the file in any case
         try:
             lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 found = os.stat(self._path)
                 if (found.st_dev, found.st_ino) == self._inode:
-                    for path, older in pairwise(turned(self._path, self._files)):
+                    for path, older in pairwise(rotated(self._path, self._files)):
                         with suppress(FileNotFoundError):
                             os.replace(older, path)
             finally:
                 os.close(lock)
         except FileNotFoundError:
-            pass  # somebody else has moved it
+            pass  # another process has renamed it
         except OSError as error:
-            log.error("audit_log_not_turned", path=str(self._path), error=error.strerror)
+            log.error("audit_log_rotation_failed", path=str(self._path), error=error.strerror)
 
     def _open(self) -> int:
-        """Return the file's descriptor; the file is looked for by name now and then, since it may have been moved."""
+        """Return the file's descriptor; now and then check that the file was not renamed or deleted."""
         now = self._clock()
         if self._descriptor >= 0 and now - self._looked < LOOK_SECONDS:
             return self._descriptor
@@ -186,7 +186,7 @@ class Audit:
             held = os.fstat(self._descriptor)
             self._size = held.st_size
             if held.st_nlink:
-                self._since.clear()  # they are there, perhaps under another name
+                self._since.clear()  # they still exist, perhaps under another name
             if self._is_there():
                 self._looked = now
                 return self._descriptor
@@ -201,7 +201,7 @@ class Audit:
         return self._descriptor
 
     def _is_there(self) -> bool:
-        """Whether the open file is still found by its name."""
+        """Return whether the open file still has its name."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
@@ -215,17 +215,17 @@ class Audit:
             self._descriptor = -1
 
 
-def turned(path: Path, files: int) -> list[Path]:
-    """Name a log's files, the oldest first.
+def rotated(path: Path, files: int) -> list[Path]:
+    """Return the files of a log, the oldest first.
 
-    >>> [str(one) for one in turned(Path("a.jsonl"), 2)]
+    >>> [str(one) for one in rotated(Path("a.jsonl"), 2)]
     ['a.jsonl.2', 'a.jsonl.1', 'a.jsonl']
     """
     return [*(path.with_name(f"{path.name}.{number}") for number in range(files, 0, -1)), path]
 
 
-def passed_on(to: str) -> str:
-    """Note to which address the call that is served is passed on, "" where to none; returns what it is known by."""
+def record_forwarding(to: str) -> str:
+    """Record the address to which the current call is forwarded, "" if it is not; return the call's ID."""
     entry = _serving.get()
     if entry is None:
         return secrets.token_hex(8)
@@ -233,31 +233,31 @@ def passed_on(to: str) -> str:
     return entry.call
 
 
-async def begun() -> None:
-    """Tell of the stream that is being served, now that it is known who serves it."""
+async def log_stream() -> None:
+    """Log the current stream, now that it is known which replica serves it."""
     entry = _serving.get()
     if entry is not None and entry.stream is not None:
         request, entry.stream = entry.stream, None
         await entry.answered(request, None)
 
 
-class Entry:
-    """One call's line, while it is being served."""
+class AuditEntry:
+    """The audit line of a call, while it is being served."""
 
     __slots__ = (
         "_always", "_audit", "_begun", "_method", "_peer", "_reads", "call", "forwarded", "identity", "stream"
-    )  # fmt: skip  # one to a line would be a screen
+    )  # fmt: skip  # one per line would fill a screen
 
     def __init__(self, audit: Audit, method: str, peer: str, *, always: bool, reads: bool) -> None:
         self._audit, self._method, self._peer, self._always, self._reads = audit, method, peer, always, reads
         self._begun = time.monotonic()
         self.identity: Identity | None = None
         self.call = secrets.token_hex(8)
-        self.forwarded = ""  # to which address, if it was
-        self.stream: Any = None  # the request of one of which is still to be told
+        self.forwarded = ""  # the address it was forwarded to
+        self.stream: Any = None  # the request of a stream that is not logged yet
 
     async def answered(self, request: Any, response: Any) -> None:
-        """The call was served."""
+        """Log a call that was served."""
         if not (self._reads or self._always):
             return
         asked = self._read(request, "input_type")
@@ -265,27 +265,27 @@ class Entry:
             await self._append({**target(self._read(response, "output_type")), **target(asked)}, "OK")
 
     async def refused(self, request: Any, problem: Problem) -> None:
-        """The call was not. Who calls too often has no line for each of these calls, nor has who is not known."""
-        told = self._always or self._reads or problem.code in REFUSED_FOR_WHO
-        if not told or problem.reason in (TOO_MANY_CALLS, TOO_MUCH_PROCESSING, TOO_MANY_AT_ONCE):
+        """Log a refused call. Callers over their limits get no line per call, and unknown callers only some."""
+        told = self._always or self._reads or problem.code in CALLER_REJECTIONS
+        if not told or problem.reason in (TOO_MANY_CALLS, TOO_MUCH_PROCESSING, TOO_MANY_CONCURRENT):
             return
-        left_out = self._audit.strangers.take() if self.identity is None else 0
+        left_out = self._audit.unauthenticated_rate.take() if self.identity is None else 0
         if left_out is not None:
             on = target(self._read(request, "input_type"))
             await self._append(on, problem.code.name, problem.reason, **({"left_out": left_out} if left_out else {}))
 
     async def left(self, request: Any) -> None:
-        """The call was not answered: its caller went, or this server. What it was to change may be changed."""
+        """Log a call without an answer: its caller or this server went away. Its changes may have been made."""
         asked = self._read(request, "input_type")
         if self.identity is not None and (self._reads or (self._always and not getattr(asked, "validate_only", False))):
             await self._append(target(asked), grpc.StatusCode.CANCELLED.name, NOT_ANSWERED)
 
     def _read(self, message: Any, kind: str) -> Any:
-        """Read a message that is passed on as it came; what cannot be read tells nothing."""
+        """Decode a message that is still bytes; return None if it cannot be decoded."""
         if not isinstance(message, bytes):
             return message
         if len(message) > (REQUEST_BYTES_MAX if self.identity is None else REQUEST_SPECS_BYTES_MAX):
-            return None  # nobody is to have this process decode what it refuses
+            return None  # do not decode what the server would reject
         try:
             return _class_of(self._method, kind).FromString(message)
         except (KeyError, DecodeError):
@@ -312,12 +312,12 @@ class Entry:
         await self._audit.append(line | more)
 
 
-_serving: ContextVar[Entry | None] = ContextVar("serving", default=None)
+_serving: ContextVar[AuditEntry | None] = ContextVar("serving", default=None)
 
 
 @cache
 def _class_of(method: str, kind: str) -> Any:
-    """Find the class of a method's requests or answers.
+    """Return the class of a method's requests or responses.
 
     Raises:
         KeyError: there is no such method.
@@ -327,7 +327,7 @@ def _class_of(method: str, kind: str) -> Any:
 
 
 def target(message: Any) -> Mapping[str, Any]:
-    """Say by ids and names what a request or an answer is about.
+    """Return the IDs and names that a request or a response is about.
 
     >>> from cotenant.v1.job_service_pb2 import CancelJobRequest
     >>> target(CancelJobRequest(id="0abc"))
@@ -337,7 +337,7 @@ def target(message: Any) -> Mapping[str, Any]:
     if fields is None:
         return {}  # a stream
     told: dict[str, Any] = {
-        name: _short(value) for name in FIELDS_TOLD if name in fields and (value := getattr(message, name))
+        name: _short(value) for name in TARGET_FIELDS if name in fields and (value := getattr(message, name))
     }
     for inner in ("job", "tenant", "node"):
         if inner in fields and fields[inner].message_type is not None and (value := getattr(message, inner).id):

@@ -1,8 +1,8 @@
-"""A small certificate authority for a lab: one directory with its key, and certificates that say who bears them.
+"""A small certificate authority for a lab: one directory with its key, and certificates that name their subjects.
 
-A certificate names its bearer in a URI among its alternative names, as SPIFFE's do: `cotenant://agent/gpu1`,
-`cotenant://service/queue`, `cotenant://user/eve?tenants=a,b`. Certificates of agents and people cannot be shown by a
-server. The first certificate of `ca.pem` is the one that signs; others in it are believed until they are taken out.
+A certificate names its subject in a URI among its alternative names, as SPIFFE does: `cotenant://agent/gpu1`,
+`cotenant://service/queue`, `cotenant://user/eve?tenants=a,b`. Servers cannot use certificates of agents and people. The
+first certificate in `ca.pem` signs; the others in it are trusted until they are removed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,31 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.validity import Validity
 
 CA_CERT, CA_KEY = "ca.pem", "ca.key"
 CA_NAME = "Cotenant lab"
 CA_DAYS, LEAF_DAYS = 3650, 365
-BACKDATED = timedelta(minutes=5)  # clocks of a cluster differ a little
+BACKDATED = timedelta(minutes=5)  # clocks of a cluster differ slightly
 COMMON_NAME_LENGTH_MAX = 64
-ODD = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)  # none of which is a ValueError
+PARSE_ERRORS = (
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)  # not subclasses of ValueError
 
 
 class BadCertificate(Exception):
-    """It cannot be issued, or the authority cannot be used; the message says why."""
+    """A certificate cannot be issued, or the authority cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate that lies in the authority's directory."""
+    """A certificate in the authority's directory."""
 
     path: Path
-    bearer: str
+    subject: str
     names: tuple[str, ...]
     begins: datetime
     ends: datetime
@@ -49,12 +53,12 @@ class Issued:
 
     @property
     def validity(self) -> Validity:
-        """From when until when it is valid."""
+        """The time in which it is valid."""
         return Validity(self.begins, self.ends)
 
     @property
     def key_path(self) -> Path:
-        """Where its key lies."""
+        """The path of its key."""
         return self.path.with_suffix(".key")
 
 
@@ -66,65 +70,63 @@ class Authority:
 
     @property
     def cert_path(self) -> Path:
-        """The certificates that everybody is to believe."""
+        """The file of trusted CA certificates."""
         return self.directory / CA_CERT
 
     def exists(self) -> bool:
-        """Whether the directory holds an authority."""
+        """Return whether the directory holds an authority."""
         return (self.directory / CA_KEY).exists()
 
     def create(self, name: str = CA_NAME, days: int = CA_DAYS) -> None:
-        """Make the directory and the authority.
+        """Create the directory and the authority.
 
         Raises:
-            BadCertificate: there is one already, or it cannot be written.
+            BadCertificate: there already is an authority, or it cannot be written.
         """
         if self.exists():
-            raise BadCertificate(f"{self.directory} holds an authority already; `certs rotate --ca` makes it anew")
+            raise BadCertificate(f"{self.directory} already holds an authority; `certs rotate --ca` renews it")
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise BadCertificate(f"cannot make {self.directory}: {error.strerror}") from None
+            raise BadCertificate(f"cannot create {self.directory}: {error.strerror}") from None
         key, certificate = _new_authority(name, days)
         self._write(CA_KEY, _key_pem(key), 0o600)
         self._write(CA_CERT, _pem(certificate), 0o644)
 
     def renew(self, days: int = CA_DAYS) -> None:
-        """Make a new authority that signs from now on; certificates of the one before are still believed."""
+        """Create a new authority that signs from now on; certificates of the previous one are still trusted."""
         before = self._authorities()
-        names = before[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)  # those from elsewhere may have none
+        names = before[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)  # a foreign authority may have none
         name = str(names[0].value)[:COMMON_NAME_LENGTH_MAX] if names else ""
         key, certificate = _new_authority(name or CA_NAME, days)
-        self._write(CA_CERT, b"".join(map(_pem, (certificate, *before))), 0o644)  # first: all are to believe it
+        self._write(CA_CERT, b"".join(map(_pem, (certificate, *before))), 0o644)  # first, so that everybody trusts it
         self._write(CA_KEY, _key_pem(key), 0o600)
 
     def forget_old(self) -> int:
-        """Believe the authority that signs alone; returns how many others were believed."""
+        """Trust only the authority that signs; return how many others were trusted."""
         authorities = self._authorities()
         self._write(CA_CERT, _pem(authorities[0]), 0o644)
         return len(authorities) - 1
 
-    def issue(self, bearer: Bearer, names: Sequence[str] = (), days: int = LEAF_DAYS) -> Issued:
-        """Issue a certificate with a key of its own. `names` are DNS names and addresses, by which servers are called.
+    def issue(self, subject: Subject, names: Sequence[str] = (), days: int = LEAF_DAYS) -> Issued:
+        """Issue a certificate with its own key. `names` are the DNS names and addresses by which a server is called.
 
         Raises:
-            BadCertificate: there is no authority, or it has run out, or a name is none.
+            BadCertificate: there is no authority, or it has expired, or a name is invalid.
         """
         if days < 1:
-            raise BadCertificate(f"a certificate is valid for 1 day or more, not {days}")
+            raise BadCertificate(f"a certificate must be valid for at least 1 day, not {days}")
         signer, signer_key = self._authorities()[0], self._signing_key(self._authorities()[0])
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
         ends = min(now + timedelta(days=days), signer.not_valid_after_utc)
         if ends <= now:
-            raise BadCertificate(
-                f"the authority expired on {ends:%Y-%m-%d}; `cotenant certs rotate --ca` makes it anew"
-            )
-        uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if bearer.serves else [])]
-        alternatives = [x509.UniformResourceIdentifier(bearer.uri), *map(_general_name, names)]
+            raise BadCertificate(f"the authority expired on {ends:%Y-%m-%d}; `cotenant certs rotate --ca` renews it")
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if subject.serves else [])]
+        alternatives = [x509.UniformResourceIdentifier(subject.uri), *map(_general_name, names)]
         certificate = (
             x509.CertificateBuilder()
-            .subject_name(_name(str(bearer)[:COMMON_NAME_LENGTH_MAX]))
+            .subject_name(_name(str(subject)[:COMMON_NAME_LENGTH_MAX]))
             .issuer_name(signer.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
@@ -136,13 +138,13 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
             .sign(signer_key, hashes.SHA256())
         )
-        stem = bearer.file_stem
+        stem = subject.file_stem
         self._write(f"{stem}.key", _key_pem(key), 0o600)
         self._write(f"{stem}.pem", _pem(certificate), 0o644)
         return read(self.directory / f"{stem}.pem")
 
     def issued(self) -> list[Issued]:
-        """All certificates in the directory, by name; the authority's own first."""
+        """Return all certificates in the directory, by name; the authority's own first."""
         try:
             paths = sorted(self.directory.glob("*.pem"), key=lambda path: (path.name != CA_CERT, path.name))
         except OSError:
@@ -152,14 +154,14 @@ class Authority:
     def _authorities(self) -> list[x509.Certificate]:
         try:
             found = x509.load_pem_x509_certificates(self.cert_path.read_bytes())
-            _ = [(one.subject, one.not_valid_after_utc) for one in found]  # much is read only where it is asked for
+            _ = [(one.subject, one.not_valid_after_utc) for one in found]  # parse these fields now
             return found
         except OSError:
             raise BadCertificate(
-                f"there is no authority in {self.directory}; `cotenant certs init` makes one"
+                f"there is no authority in {self.directory}; `cotenant certs init` creates one"
             ) from None
-        except (ValueError, *ODD):
-            raise BadCertificate(f"{self.cert_path} holds no certificate in PEM, or a damaged one") from None
+        except (ValueError, *PARSE_ERRORS):
+            raise BadCertificate(f"{self.cert_path} has no valid PEM certificate") from None
 
     def _signing_key(self, signer: x509.Certificate) -> ec.EllipticCurvePrivateKey:
         path = self.directory / CA_KEY
@@ -168,17 +170,17 @@ class Authority:
         except OSError as error:
             raise BadCertificate(f"cannot read the authority's key {path}: {error.strerror}") from None
         except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise BadCertificate(f"{path} holds no private key in PEM") from None
+            raise BadCertificate(f"{path} has no valid PEM private key") from None
         try:
             signers = signer.public_key()
-        except (ValueError, UnsupportedAlgorithm):  # damaged within, so that it could still be parsed
-            raise BadCertificate(f"the public key of the first certificate in {self.cert_path} is none") from None
+        except (ValueError, UnsupportedAlgorithm):  # damaged, although it could be parsed
+            raise BadCertificate(f"invalid public key in the first certificate of {self.cert_path}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != signers:
             raise BadCertificate(f"{path} is not the key of the first certificate in {self.cert_path}")
         return key
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
-        """Write a file that is whole or not there, for its owner alone until it is."""
+        """Write a file atomically, readable only by its owner until it is complete."""
         try:
             descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.directory)
             with os.fdopen(descriptor, "wb") as file:
@@ -192,7 +194,7 @@ class Authority:
 
 
 def read(path: Path) -> Issued:
-    """Tell what a file's first certificate says.
+    """Return a file's first certificate.
 
     Raises:
         BadCertificate: it cannot be read.
@@ -210,8 +212,8 @@ def read(path: Path) -> Issued:
         )
     except OSError as error:
         raise BadCertificate(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, *ODD):  # much is read only where it is asked for
-        raise BadCertificate(f"{path} holds no certificate in PEM, or a damaged one") from None
+    except (ValueError, *PARSE_ERRORS):  # some fields are parsed on access
+        raise BadCertificate(f"{path} has no valid PEM certificate") from None
 
 
 def _alternatives(certificate: x509.Certificate) -> tuple[list[str], list[str]]:
@@ -279,5 +281,5 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def names_of(issued: Iterable[str]) -> list[str]:
-    """Drop names that are given twice."""
+    """Return the names without duplicates."""
     return list(dict.fromkeys(issued))

@@ -1,6 +1,6 @@
-"""Puts together who is known by what: the mesh's own token, tokens of a file, a provider's tokens, certificates.
+"""Authenticates callers by all means: the mesh's own token, tokens of a file, a provider's tokens, certificates.
 
-A token decides where a call carries one, else the certificate of its connection.
+A token takes precedence over the certificate of the connection.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cotenant.security.identity import (
     Identity,
     Metadata,
     Peer,
-    bearer,
+    bearer_token,
     token_missing,
     token_wrong,
 )
 from cotenant.security.oidc import Oidc
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.tokens import TokenFile
 
 NAMES_OF_PEERS = ("peer_uri", "x509_subject_alternative_name", "x509_common_name")
@@ -30,7 +30,7 @@ TOKEN_BYTES_MAX = 8192
 
 
 class Credentials:
-    """Knows callers by token or by certificate."""
+    """Authenticates callers by token or certificate."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class Credentials:
         oidc: Oidc | None = None,
         bearers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`bearers` says who bears certificates of other authorities, by a name in them: "gpu1.lab" is "agent/gpu1".
+        """`bearers` maps a name in a certificate of another authority to its subject: "gpu1.lab" to "agent/gpu1".
 
         Raises:
-            ValueError: one of `bearers` is none.
+            ValueError: a value of `bearers` is not a subject.
         """
         self._own = BearerToken(token) if token else None
         self._tokens, self._oidc = tokens, oidc
-        self._bearers = {name: Bearer.parse(text).identity for name, text in bearers.items()}
+        self._bearers = {name: Subject.parse(text).identity for name, text in bearers.items()}
         self._known: dict[str, Identity | None] = {}  # by URI
 
     def authenticate(self, method: str, metadata: Metadata, peer: Peer) -> Identity:
-        """Find out who calls."""
-        token = bearer(metadata)
+        """Return the caller's identity."""
+        token = bearer_token(metadata)
         if token is not None:
             return self._by_token(token)
         if (identity := self._by_certificate(peer())) is not None:
@@ -78,7 +78,7 @@ class Credentials:
                 return identity
         raise errors.unauthenticated(
             "CERTIFICATE_OF_NOBODY",
-            f"the certificate of {shown(names[-1])} does not say who bears it; [bearers] may, in the server's settings",
+            f"the certificate of {shown(names[-1])} names no subject; map it in [bearers] of the server's settings",
         )
 
     def _of_uri(self, name: str) -> Identity | None:
@@ -86,9 +86,9 @@ class Credentials:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
             try:
-                found = Bearer.of_uri(name)
+                found = Subject.of_uri(name)
             except ValueError as error:
-                raise errors.unauthenticated("CERTIFICATE_OF_NOBODY", f"the certificate says: {error}") from None
+                raise errors.unauthenticated("CERTIFICATE_OF_NOBODY", f"invalid certificate subject: {error}") from None
             self._known[name] = found.identity if found else None
         return self._known[name]
 

@@ -1,8 +1,8 @@
 """TLS for both ends of a call, from files that may change while a process runs.
 
-A server asks for its certificate at each handshake, so that one that was renewed is used from the next connection on.
-A channel of gRPC's cannot: `channel.Channel` opens a new one when its files have changed. How files are read, and when
-they are taken, stands in `cotenant.security.tls_files`.
+A server fetches its certificate at each handshake, so a renewed one is used from the next connection on. A gRPC channel
+cannot do that: `channel.Channel` opens a new one when its files have changed. How and when files are read is described
+in `cotenant.security.tls_files`.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 
 import grpc
 
-from cotenant.security.tls_files import BadTls, Material, TlsFiles, Watched, load
+from cotenant.security.tls_files import BadTls, Material, TlsFiles, WatchedTlsFiles, load
 
 __all__ = [
     "BadTls",
     "Material",
     "TlsFiles",
-    "Watched",
+    "WatchedTlsFiles",
     "channel_credentials",
     "load",
     "server_credentials",
 ]
 
 
-def server_credentials(watched: Watched) -> Any:
-    """Make credentials that show at each handshake what the files are then."""
+def server_credentials(watched: WatchedTlsFiles) -> Any:
+    """Return server credentials that use the current files at each handshake."""
     if watched.material.cert is None:
-        raise BadTls("TLS_FILE_MISSING", "a server shows a certificate: --tls-cert and --tls-key")
+        raise BadTls("TLS_FILE_MISSING", "a server needs a certificate: pass --tls-cert and --tls-key")
     taken = watched.generation
 
     def configuration() -> Any:
@@ -46,10 +46,10 @@ def server_credentials(watched: Watched) -> Any:
     return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=_mutual(watched))
 
 
-def _mutual(watched: Watched) -> bool:
+def _mutual(watched: WatchedTlsFiles) -> bool:
     return watched.files.client_certificates
 
 
 def channel_credentials(material: Material) -> Any:
-    """Make a client's credentials."""
+    """Return a client's credentials."""
     return grpc.ssl_channel_credentials(material.ca, material.key, material.cert)

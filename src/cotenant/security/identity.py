@@ -1,4 +1,4 @@
-"""Who calls: what a token or a certificate tells of a caller, and what the servicers ask of it."""
+"""Identities: who makes a call, according to its token or certificate, and what servicers check of it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from cotenant.security.permissions import Role, Rule, Scope
 Metadata = Sequence[tuple[str, str | bytes]]
 Peer = Callable[[], Mapping[str, Iterable[bytes]]]
 SCHEME = "Bearer "
-CALLER = "cotenant-caller"  # whom a service speaks for
+CALLER = "cotenant-caller"  # metadata: on whose behalf a service calls
 CALLER_BYTES_MAX = 4096
-LISTS_MAX = 3  # the whole, its roles and its tenants; a parser is asked for no deeper ones
+LISTS_MAX = 3  # the value, its roles and its tenants; deeper nesting is rejected
 HINT = "the token is in the file `token` of the server's state directory; pass it in COTENANT_TOKEN"
-NAMES_OF_OURS = frozenset({"anyone", "operator"})  # what they submit runs as whoever runs the agent
+RESERVED_NAMES = frozenset({"anyone", "operator"})  # their jobs run as the agent's user
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,126}")
-NAME_ON_THE_WAY = re.compile(r"((agent|service)/)?[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,252}")
+FORWARDED_NAME = re.compile(r"((agent|service)/)?[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,252}")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A caller as the server knows it.
+    """A caller's identity.
 
-    `tenants` are those whose jobs concern it, None standing for all; `node` is the one that an agent speaks for, None
-    for whoever holds the mesh's own token. `via` is the service that passed the call on.
+    `tenants` are the tenants whose jobs the caller may see, None means all; `node` is the node that an agent acts for,
+    None for the holder of the mesh's own token. `via` is the service that forwarded the call.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Identity:
     via: str = field(default="", compare=False)
 
     def scope(self, rule: Rule) -> Scope | None:
-        """On what this caller may call a method; None where it may not call it.
+        """Return the scope in which this caller may call a method; None if it may not.
 
         >>> from cotenant.security.permissions import ROLES
         >>> create = ROLES["/cotenant.v1.JobService/CreateJob"]
@@ -59,17 +59,17 @@ class Identity:
 
 
 ANYONE = Identity("anyone", frozenset(Role), tenants=None, node=None)
-OPERATOR = Identity("operator", frozenset(Role), tenants=None, node=None)  # whoever holds the mesh's own token
+OPERATOR = Identity("operator", frozenset(Role), tenants=None, node=None)  # the holder of the mesh's own token
 
 _identity: ContextVar[Identity] = ContextVar("identity", default=ANYONE)
 _scope: ContextVar[Scope] = ContextVar("scope", default=Scope.ANY)
 
 
 class Authenticator(Protocol):
-    """Tells who calls, from what the call shows."""
+    """Authenticates callers by what their calls carry."""
 
     def authenticate(self, method: str, metadata: Metadata, peer: Peer) -> Identity:
-        """Return the caller's identity; `peer` reads the connection's certificates, where it has any.
+        """Return the caller's identity; `peer` reads the connection's certificates, if it has any.
 
         Raises:
             Problem: UNAUTHENTICATED, or PERMISSION_DENIED for this method.
@@ -77,24 +77,24 @@ class Authenticator(Protocol):
 
 
 class Anyone:
-    """Lets everybody in: for a server on a loopback port of its own process, and for tests."""
+    """Admits everybody: for a server on a loopback port of its own process, and for tests."""
 
     def authenticate(self, method: str, metadata: Metadata, peer: Peer) -> Identity:
-        """Ask nothing."""
+        """Admit every caller."""
         return ANYONE
 
 
 class BearerToken:
-    """Lets in who knows the mesh's own token."""
+    """Admits callers with the mesh's own token."""
 
     def __init__(self, token: str) -> None:
         if not token:
-            raise ValueError("an empty token would let everybody in")
+            raise ValueError("the token must not be empty: every caller would be admitted")
         self._expected = token.encode()
 
     def authenticate(self, method: str, metadata: Metadata, peer: Peer) -> Identity:
-        """Compare the token in constant time, so that the answer's delay tells nothing of it."""
-        token = bearer(metadata)
+        """Compare the token in constant time, so that timing reveals nothing about it."""
+        token = bearer_token(metadata)
         if token is None:
             raise token_missing()
         if not self.knows(token):
@@ -102,12 +102,12 @@ class BearerToken:
         return OPERATOR
 
     def knows(self, token: str) -> bool:
-        """Whether this is the token."""
+        """Return whether this is the token."""
         return hmac.compare_digest(token.encode(errors="replace"), self._expected)
 
 
-def bearer(metadata: Metadata) -> str | None:
-    """Read the token that a call carries; None where it carries none, "" where it carries something else."""
+def bearer_token(metadata: Metadata) -> str | None:
+    """Return the bearer token of a call; None if it carries none, "" if it carries another kind of credential."""
     for key, value in metadata:
         if key == "authorization":
             text = value if isinstance(value, str) else value.decode(errors="replace")
@@ -116,33 +116,33 @@ def bearer(metadata: Metadata) -> str | None:
 
 
 def token_missing() -> Problem:
-    """The call shows nothing by which it could be known."""
-    return errors.unauthenticated("TOKEN_MISSING", f"the call carries no token; {HINT}")
+    """Return the problem of a call without credentials."""
+    return errors.unauthenticated("TOKEN_MISSING", f"the call has no token; {HINT}")
 
 
 def token_wrong() -> Problem:
-    """The call's token is nobody's."""
-    return errors.unauthenticated("TOKEN_WRONG", f"the call's token is not this server's; {HINT}")
+    """Return the problem of a call with an unknown token."""
+    return errors.unauthenticated("TOKEN_WRONG", f"this server does not know the call's token; {HINT}")
 
 
 def check_name(name: str) -> str:
-    """Say what is wrong with a name that somebody is to be known by; "" where nothing is.
+    """Return why a caller's name is invalid; "" if it is valid.
 
     >>> check_name("eve@example.org"), check_name("operator")
-    ('', "'operator' is kept for the mesh's own token")
+    ('', "'operator' is reserved for the mesh's own token")
     """
-    if name in NAMES_OF_OURS:
-        return f"{shown(name)} is kept for the mesh's own token"
+    if name in RESERVED_NAMES:
+        return f"{shown(name)} is reserved for the mesh's own token"
     if not NAME.fullmatch(name):
-        return f"{shown(name)} is no name: letters, digits and _.@+- are, at most 127 of them"
+        return f"{shown(name)} is not a valid name: use letters, digits and _.@+-, at most 127"
     return ""
 
 
-# Whom a service speaks for ----------------------------------------------------------------------------------------
+# Acting on behalf of callers --------------------------------------------------------------------------------------
 
 
-def speaking_for(identity: Identity) -> tuple[str, str]:
-    """Write what a service adds to the metadata of a call that it passes on, so that it is judged as its caller's."""
+def on_behalf_header(identity: Identity) -> tuple[str, str]:
+    """Return the metadata with which a service forwards a call, so that it is authorized as its caller's call."""
     told = {
         "name": identity.name,
         "roles": sorted(identity.roles),
@@ -152,24 +152,24 @@ def speaking_for(identity: Identity) -> tuple[str, str]:
     return CALLER, json.dumps(told, separators=(",", ":"))
 
 
-def spoken_for(identity: Identity, metadata: Metadata) -> Identity:
-    """Return whose call it is: the caller's own, or the one's for whom a service speaks.
+def acting_identity(identity: Identity, metadata: Metadata) -> Identity:
+    """Return whose call it is: the caller's own, or that of the caller on whose behalf a service acts.
 
     Raises:
-        Problem: PERMISSION_DENIED where somebody else than a service speaks for others, and where a service does so
-            in words that cannot be read.
+        Problem: PERMISSION_DENIED: the caller acts on behalf of another and is not a service, or the metadata is
+            invalid.
     """
     told = [value for key, value in metadata if key == CALLER]
     if not told:
         return identity
     if Role.SERVICE not in identity.roles:
-        raise denied("SPEAKS_FOR_OTHERS", f"{identity.name} is no service, and may not speak for others")
+        raise denied("SPEAKS_FOR_OTHERS", f"{identity.name} is not a service and may not act on behalf of others")
     try:
         if len(told) > 1 or len(told[0]) > CALLER_BYTES_MAX or sum(map(str(told[0]).count, "[{")) > LISTS_MAX:
             raise ValueError
         return _read(json.loads(told[0]), identity.name)
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise denied("CALLER_UNREADABLE", f"for whom {identity.name} speaks cannot be read") from None
+        raise denied("CALLER_UNREADABLE", f"invalid caller metadata from {identity.name}") from None
 
 
 def _read(told: Mapping[str, object], via: str) -> Identity:
@@ -178,44 +178,44 @@ def _read(told: Mapping[str, object], via: str) -> Identity:
         raise TypeError
     if not (tenants is None or isinstance(tenants, list)) or not all(isinstance(one, str) for one in tenants or ()):
         raise TypeError
-    if not NAME_ON_THE_WAY.fullmatch(name):
+    if not FORWARDED_NAME.fullmatch(name):
         raise ValueError
     kept = None if tenants is None else frozenset(str(one) for one in tenants)
     return Identity(name, frozenset(Role(role) for role in roles), kept, node, via)
 
 
-# What a servicer asks ---------------------------------------------------------------------------------------------
+# Checks for servicers ---------------------------------------------------------------------------------------------
 
 
 def caller() -> Identity:
-    """Return who made the call that is being served."""
+    """Return the identity that made the current call."""
     return _identity.get()
 
 
 def scope() -> Scope:
-    """Return on what the caller may make the call that is being served."""
+    """Return the scope of the current call."""
     return _scope.get()
 
 
-def enter(identity: Identity, scope: Scope = Scope.ANY) -> None:
-    """Remember who made the call. Each call is served in a context of its own, so that nothing is to be undone."""
+def set_caller(identity: Identity, scope: Scope = Scope.ANY) -> None:
+    """Set the identity of the current call. Each call has its own context, so nothing needs to be reset."""
     _identity.set(identity)
     _scope.set(scope)
 
 
 def check_node(node_id: str) -> None:
-    """Refuse an agent that speaks for another node than its own.
+    """Reject an agent that acts for another node than its own.
 
     Raises:
         Problem: PERMISSION_DENIED.
     """
     identity = caller()
     if scope() is Scope.OWN_NODE and identity.node is not None and identity.node != node_id:
-        raise denied("NOT_YOUR_NODE", f"{identity.name} speaks for node {shown(identity.node)}, not {shown(node_id)}")
+        raise denied("NOT_YOUR_NODE", f"{identity.name} acts for node {shown(identity.node)}, not {shown(node_id)}")
 
 
 def check_tenant(tenant: str) -> None:
-    """Refuse a caller to whom a tenant does not belong.
+    """Reject a caller that does not belong to a tenant.
 
     Raises:
         Problem: PERMISSION_DENIED.
@@ -223,11 +223,11 @@ def check_tenant(tenant: str) -> None:
     identity = caller()
     if scope() <= Scope.TENANT and identity.tenants is not None and tenant not in identity.tenants:
         yours = ", ".join(sorted(identity.tenants)) or "none"
-        raise denied("NOT_YOUR_TENANT", f"tenant {shown(tenant)} is not one of {identity.name}'s, which are: {yours}")
+        raise denied("NOT_YOUR_TENANT", f"tenant {shown(tenant)} is not among the tenants of {identity.name}: {yours}")
 
 
-def meant_tenant(named: str) -> str:
-    """Say which tenant a caller means: the one that it names, else its only one, else the default one."""
+def resolve_tenant(named: str) -> str:
+    """Return the tenant that a caller means: the named one, else its only one, else the default."""
     tenants = caller().tenants
     if not named and tenants is not None and TENANT_DEFAULT not in tenants and len(tenants) == 1:
         (named,) = tenants
@@ -235,5 +235,5 @@ def meant_tenant(named: str) -> str:
 
 
 def denied(reason: str, message: str) -> Problem:
-    """The caller is known, and may not do this."""
+    """Return the problem of a caller that may not do this."""
     return Problem(grpc.StatusCode.PERMISSION_DENIED, reason, message)

@@ -1,7 +1,7 @@
-"""What one caller may take of a server: calls per second, processing time, open streams; and calls at once of all.
+"""Limits per caller: calls per second, processing time, open streams; and concurrent calls of all callers.
 
-Operators, agents and services are not counted: what they do is bounded elsewhere, and a mesh that refuses itself helps
-nobody. A call that a service passes on was counted where it came in; its processing time is charged where it is served.
+Operators, agents and services are not limited: their work is bounded elsewhere, and a mesh that refuses its own calls
+helps nobody. A forwarded call was counted where it arrived; its processing time is charged where it is served.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from cotenant.security.permissions import Role
 CALLERS_KEPT_MAX = 10_000
 TOO_MANY_CALLS = "TOO_MANY_CALLS"
 TOO_MUCH_PROCESSING = "TOO_MUCH_PROCESSING"
-TOO_MANY_AT_ONCE = "TOO_MANY_CALLS_AT_ONCE"
+TOO_MANY_CONCURRENT = "TOO_MANY_CALLS_AT_ONCE"
 WAIT_SECONDS_MIN = 0.1
 UNCOUNTED = frozenset({Role.OPERATOR, Role.AGENT, Role.SERVICE})
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRules:
-    """How much is allowed; 0 means without a limit.
+    """The limits; 0 means no limit.
 
-    `calls_per_second` is each user's rate in the long run, `calls_at_once` how many calls may come in a burst, and
-    `streams` how many watches and logs a user may hold open. `processing_seconds` is how many seconds of CPU time a
-    user's calls may take of a process at once, `processing_per_second` how many become available again each second.
+    `calls_per_second` is each user's long-term rate, `calls_at_once` the size of a burst, and `streams` how many
+    watches and logs a user may hold open. `processing_seconds` is how many seconds of CPU time a user's calls may use
+    in a burst of a process, `processing_per_second` how many become available again each second.
     """
 
     calls_per_second: float = 50.0
@@ -44,19 +44,19 @@ LIMITS = LimitRules()
 
 
 class Buckets:
-    """A token bucket for each caller (RFC 2697's committed rate); the least recently used are dropped, being full."""
+    """Token buckets by caller (RFC 2697's committed rate); the least recently used are dropped, as they are full."""
 
     def __init__(self, rate: float, most: float, now: Callable[[], float]) -> None:
         self.rate, self._most, self._now = rate, most, now
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, and when that was so
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, and at what time
 
     def left(self, name: str) -> float:
-        """Return how many tokens a caller has; less than none after it was charged for more than it had."""
+        """Return how many tokens a caller has left; negative if it was charged for more than it had."""
         left, since = self._left.get(name, (self._most, self._now()))
         return min(self._most, left + (self._now() - since) * self.rate)
 
     def take(self, name: str, count: float) -> None:
-        """Take tokens, also those that are not there."""
+        """Take tokens; the balance may become negative."""
         left = self.left(name)
         self._left.pop(name, None)
         self._left[name] = left - count, self._now()
@@ -65,7 +65,7 @@ class Buckets:
 
 
 class Limits:
-    """Counts what each user takes: token buckets for calls and for processing time, a number for streams.
+    """Counts what each user consumes: token buckets for calls and for processing time, and a stream counter.
 
     >>> limits, eve = Limits(LimitRules(1, 2, 1), now=lambda: 0.0), Identity("eve", frozenset({Role.USER}))
     >>> limits.take(eve), limits.take(eve)
@@ -85,7 +85,7 @@ class Limits:
         """Count a call.
 
         Raises:
-            Problem: RESOURCE_EXHAUSTED, with the time after which there is room again.
+            Problem: RESOURCE_EXHAUSTED, with a retry delay.
         """
         rate, name = self._calls.rate, identity.name
         if not rate or identity.via or not UNCOUNTED.isdisjoint(identity.roles):
@@ -99,10 +99,10 @@ class Limits:
         raise errors.exhausted(TOO_MANY_CALLS, message, wait, limit=f"{rate:g}")
 
     def check_processing(self, identity: Identity) -> None:
-        """Refuse a caller whose calls have taken more processing time than it has.
+        """Reject a caller whose calls have used up its processing time.
 
         Raises:
-            Problem: RESOURCE_EXHAUSTED, with the time after which there is some again.
+            Problem: RESOURCE_EXHAUSTED, with a retry delay.
         """
         rate, name = self._processing.rate, identity.name
         if not rate or not UNCOUNTED.isdisjoint(identity.roles) or (left := self._processing.left(name)) > 0:
@@ -112,7 +112,7 @@ class Limits:
         raise errors.exhausted(TOO_MUCH_PROCESSING, message, wait, limit=f"{rate:g}")
 
     def charge(self, identity: Identity, cpu_seconds: float) -> None:
-        """Charge a caller for processing time that a call of it has taken."""
+        """Charge a caller for the processing time of a call."""
         if self._processing.rate and UNCOUNTED.isdisjoint(identity.roles):
             self._processing.take(identity.name, cpu_seconds)
 
@@ -141,17 +141,17 @@ class Limits:
 
 
 class CallsAtOnce:
-    """Counts the calls that a server has under way, whoever makes them.
+    """Limits the number of calls in progress on a server, over all callers.
 
-    gRPC's own `maximum_concurrent_rpcs` takes a call that it refused off the count of those under way, once more than
-    it had put it there: after each refusal one more is let in.
+    gRPC's own `maximum_concurrent_rpcs` decrements its count for a rejected call once too often: after each rejection
+    one more call is admitted.
 
     >>> calls = CallsAtOnce(1)
     >>> with calls.hold():
     ...     with calls.hold():
     ...         pass
     Traceback (most recent call last):
-    cotenant.codec.errors.Problem: this server has 1 calls under way, which is its limit
+    cotenant.codec.errors.Problem: this server is at its limit of 1 concurrent calls
     >>> calls.count
     0
     """
@@ -161,14 +161,14 @@ class CallsAtOnce:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Count a call for as long as it is under way.
+        """Count a call for as long as it is in progress.
 
         Raises:
             Problem: RESOURCE_EXHAUSTED.
         """
         if self.count >= self._most:
-            message = f"this server has {self._most} calls under way, which is its limit"
-            raise errors.exhausted(TOO_MANY_AT_ONCE, message, 1.0, limit=str(self._most))
+            message = f"this server is at its limit of {self._most} concurrent calls"
+            raise errors.exhausted(TOO_MANY_CONCURRENT, message, 1.0, limit=str(self._most))
         self.count += 1
         try:
             yield

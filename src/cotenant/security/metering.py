@@ -1,10 +1,9 @@
 """Measures what a call costs the event loop: CPU time for its caller's budget, and its longest step.
 
-A coroutine runs in steps, from one await that suspends to the next; during a step nothing else on the loop runs. The
-meter drives a call's coroutine itself and measures each step with two clocks: CPU time of the loop's thread, which the
-caller is charged for, and elapsed time, which is how long all other calls waited. A step of `BLOCKED_SECONDS` or more
-is logged with the method's name. Tasks that a call starts are not measured; work that it has done in a thread is
-charged with `charge`.
+A coroutine runs in steps, from one suspending await to the next; during a step nothing else runs on the loop. The meter
+drives a call's coroutine itself and measures each step with two clocks: CPU time of the loop's thread, which is charged
+to the caller, and elapsed time, for which all other calls waited. A step of `BLOCKED_SECONDS` or more is logged with
+the method's name. Tasks that a call starts are not measured; work in a thread is charged with `charge`.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ BLOCKED = telemetry.counter(
 
 
 class LongestStep:
-    """The longest step of any call since it was last taken: who held the loop when it was late."""
+    """The longest step of any call since the last `take`: what held the loop when it was late."""
 
     def __init__(self) -> None:
         self.method, self.seconds = "", 0.0
 
     def note(self, method: str, seconds: float) -> None:
-        """Note a step."""
+        """Record a step."""
         if seconds > self.seconds:
             self.method, self.seconds = method, seconds
 
     def take(self) -> tuple[str, float]:
-        """Return the longest step and begin again."""
+        """Return the longest step and reset."""
         taken = self.method, self.seconds
         self.method, self.seconds = "", 0.0
         return taken
@@ -62,7 +61,7 @@ class Meter:
         self.seconds = self.longest = self._taken = 0.0
 
     def take(self) -> float:
-        """Return the CPU time since it was last taken."""
+        """Return the CPU time since the last `take`."""
         taken, self._taken = self.seconds - self._taken, self.seconds
         return taken
 
@@ -128,12 +127,12 @@ _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 
 def begin(meter: Meter) -> None:
-    """Make a meter that of the call which is being served; each call has a context of its own."""
+    """Set the meter of the current call; each call has its own context."""
     _meter.set(meter)
 
 
 def charge(cpu_seconds: float) -> None:
-    """Add CPU time that was spent elsewhere for the call that is being served: in a thread, or by another service."""
+    """Charge the current call for CPU time spent elsewhere: in a thread, or by another service."""
     meter = _meter.get()
     if meter is not None:
         meter.seconds += max(0.0, cpu_seconds)

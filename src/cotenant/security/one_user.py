@@ -1,4 +1,4 @@
-"""Lets nobody submit but the operator, for a mesh in which every job runs as the same user."""
+"""Restricts submission to the operator, for a mesh in which every job runs as the same user."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from cotenant.security.identity import ANYONE, OPERATOR, Authenticator, Identity, Metadata, Peer, denied
 from cotenant.security.permissions import ROLES, Role
 
-SUBMITTING = frozenset(ROLES["/cotenant.v1.JobService/CreateJob"].scopes)
+SUBMIT_ROLES = frozenset(ROLES["/cotenant.v1.JobService/CreateJob"].scopes)
 
 
-class OneUser:
-    """Refuses callers whom `inner` knows, who may submit jobs, and of whom `refusal` says why they must not."""
+class SingleUserAuthenticator:
+    """Rejects callers that `inner` admits, that may submit jobs, and for which `refusal` returns a reason."""
 
     def __init__(self, inner: Authenticator, refusal: Callable[[str], str]) -> None:
         self._inner, self._refusal = inner, refusal
@@ -23,11 +23,11 @@ class OneUser:
             Problem: as `inner`, or PERMISSION_DENIED.
         """
         identity = self._inner.authenticate(method, metadata, peer)
-        if identity not in (OPERATOR, ANYONE) and submits(identity.roles) and (why := self._refusal(identity.name)):
+        if identity not in (OPERATOR, ANYONE) and may_submit(identity.roles) and (why := self._refusal(identity.name)):
             raise denied("SHARED_IDENTITY", why)
         return identity
 
 
-def submits(roles: frozenset[Role]) -> bool:
-    """Whether somebody with these roles may submit jobs."""
-    return bool(roles & SUBMITTING)
+def may_submit(roles: frozenset[Role]) -> bool:
+    """Return whether one of these roles may submit jobs."""
+    return bool(roles & SUBMIT_ROLES)

@@ -1,6 +1,6 @@
-"""Who may call what: one table of every method of the contract, which the guard enforces and `docs/security.md` shows.
+"""Who may call what: a table of all methods of the API, enforced by the interceptor and shown in `docs/security.md`.
 
-A method that is not in the table is for nobody. A test holds the table to the protos.
+A method that is not in the table is closed to all roles. A test compares the table with the protos.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cotenant.codec.methods import PACKAGE
 
 
 class Role(StrEnum):
-    """What somebody is to the mesh."""
+    """The role of a caller in the mesh."""
 
     VIEWER = "viewer"
     USER = "user"
@@ -25,16 +25,16 @@ class Role(StrEnum):
 
 
 class Scope(IntEnum):
-    """On what a role may call a method; the widest of a caller's roles counts."""
+    """What a role may call a method on; the widest scope of a caller's roles counts."""
 
-    OWN_NODE = 1  # what an agent says of the node that it is known for
-    OWN_JOBS = 2  # jobs that the caller submitted itself, in its tenants
+    OWN_NODE = 1  # an agent's reports about its own node
+    OWN_JOBS = 2  # jobs that the caller submitted, in its tenants
     TENANT = 3  # what belongs to the caller's tenants
-    ALL_TENANTS = 4  # everything, but only for a caller of all tenants: the answer does not tell them apart
+    ALL_TENANTS = 4  # everything, if the caller has all tenants: the answer does not separate them
     ANY = 5  # everything
 
 
-SCOPES_IN_WORDS: Mapping[Scope, str] = MappingProxyType(
+SCOPE_LABELS: Mapping[Scope, str] = MappingProxyType(
     {
         Scope.OWN_NODE: "own node",
         Scope.OWN_JOBS: "own jobs",
@@ -47,7 +47,7 @@ SCOPES_IN_WORDS: Mapping[Scope, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may call a method, on what, and whether it changes anything, so that the audit log has it."""
+    """Which roles may call a method, in which scope, and whether it changes anything and so is audited."""
 
     scopes: Mapping[Role, Scope]
     changes: bool = False
@@ -74,7 +74,7 @@ _ANY = (Scope.ANY, Scope.ANY, Scope.ANY)
 _SEE_JOBS = _rule(*_TENANT)
 _SUBMIT = _rule(None, Scope.TENANT, Scope.TENANT, changes=True)
 _CHANGE_JOBS = _rule(None, Scope.OWN_JOBS, Scope.TENANT, changes=True)
-_MOVE_JOBS = _rule(None, Scope.OWN_JOBS, Scope.TENANT, service=Scope.ANY, changes=True)  # contention does
+_MOVE_JOBS = _rule(None, Scope.OWN_JOBS, Scope.TENANT, service=Scope.ANY, changes=True)  # the contention service does
 _SEE_TENANTS = _rule(*_TENANT)
 _SEE_CLUSTER = _rule(*_ANY)
 _SEE_ALL = _rule(*_ALL_TENANTS)
@@ -121,7 +121,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
         "UploadOutput": _OF_AGENTS,
     },
     "PlacementService": {
-        "PlanPlacement": _OF_SERVICES,  # several a second; what comes of them is in the store
+        "PlanPlacement": _OF_SERVICES,  # several a second; their results are in the store
         "StopAttempts": _CHANGE_OF_SERVICES,
         "ForgetAttempts": _OF_SERVICES,
         "AdviseAttempts": _OF_SERVICES,

@@ -1,4 +1,4 @@
-"""Who bears a certificate or a token, as people write it: `agent/gpu1`, `user/eve?tenants=a,b`."""
+"""Subjects of certificates and tokens, as users write them: `agent/gpu1`, `user/eve?tenants=a,b`."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from cotenant.security.permissions import Role
 
 SCHEME = "cotenant"
 EVERY_TENANT = "*"
-OF_THE_MESH = frozenset({Role.AGENT, Role.SERVICE})
+MESH_ROLES = frozenset({Role.AGENT, Role.SERVICE})
 _TENANT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
-class Bearer:
-    """A role and a name; for people also the tenants, None standing for all."""
+class Subject:
+    """A role and a name; for people also the tenants, None means all."""
 
     role: Role
     name: str
     tenants: frozenset[str] | None = frozenset()
 
     def __post_init__(self) -> None:
-        """Raises ValueError where such a bearer cannot be."""
-        own = self.role in OF_THE_MESH and NAME.fullmatch(self.name)  # such a name stands behind its role
+        """Raises ValueError if the subject is invalid."""
+        own = self.role in MESH_ROLES and NAME.fullmatch(self.name)  # such a name follows its role
         if wrong := "" if own else check_name(self.name):
             raise ValueError(f"{self.role}: {wrong}")
         if odd := sorted(one for one in self.tenants or () if not _TENANT.fullmatch(one)):
-            raise ValueError(f"{odd[0]!r} is no tenant's name")
+            raise ValueError(f"{odd[0]!r} is not a valid tenant name")
         if self.role in (Role.VIEWER, Role.USER, Role.TENANT_ADMIN) and self.tenants == frozenset():
-            raise ValueError(f"a {self.role} has tenants: name them, or {EVERY_TENANT} for all")
+            raise ValueError(f"a {self.role} needs tenants: name them, or {EVERY_TENANT} for all")
 
     @classmethod
-    def parse(cls, text: str, tenants: str = "") -> Bearer:
-        """Read `ROLE/NAME`, with tenants behind `?tenants=` or apart.
+    def parse(cls, text: str, tenants: str = "") -> Subject:
+        """Parse `ROLE/NAME`, with tenants in `?tenants=` or in the second argument.
 
-        >>> Bearer.parse("user/eve?tenants=b,a").uri
+        >>> Subject.parse("user/eve?tenants=b,a").uri
         'cotenant://user/eve?tenants=a,b'
-        >>> Bearer.parse("agent/gpu1").identity.node
+        >>> Subject.parse("agent/gpu1").identity.node
         'gpu1'
 
         Raises:
-            ValueError: it is no role, or no name.
+            ValueError: the role or the name is invalid.
         """
         path, _, query = text.partition("?")
         role, slash, name = path.partition("/")
@@ -53,11 +53,11 @@ class Bearer:
         return cls(Role(role), unquote(name), tenants_of(asked, Role(role)))
 
     @classmethod
-    def of_uri(cls, uri: str) -> Bearer | None:
-        """Read what a certificate says; None where it says nothing of ours.
+    def of_uri(cls, uri: str) -> Subject | None:
+        """Parse the URI of a certificate; return None if it is not one of ours.
 
         Raises:
-            ValueError: it says something that cannot be.
+            ValueError: the subject is invalid.
         """
         parts = urlsplit(uri)
         if parts.scheme != SCHEME:
@@ -66,24 +66,24 @@ class Bearer:
 
     @property
     def serves(self) -> bool:
-        """Whether its certificate may be shown by a server."""
+        """Whether a server may show its certificate."""
         return self.role is Role.SERVICE
 
     @property
     def uri(self) -> str:
-        """How a certificate names it."""
-        told = "" if self.role in OF_THE_MESH | {Role.OPERATOR} else f"?tenants={tenants_in_words(self.tenants)}"
+        """The URI of the subject in certificates."""
+        told = "" if self.role in MESH_ROLES | {Role.OPERATOR} else f"?tenants={tenants_text(self.tenants)}"
         return f"{SCHEME}://{self.role}/{quote(self.name, safe='@+')}{told}"
 
     @property
     def file_stem(self) -> str:
-        """The name of its files."""
+        """The stem of its files' names."""
         return re.sub(r"[^A-Za-z0-9_.@+-]", "-", f"{self.role}-{self.name}")
 
     @property
     def identity(self) -> Identity:
-        """The caller that it is."""
-        name = f"{self.role}/{self.name}" if self.role in OF_THE_MESH else self.name
+        """The identity of a caller with this subject."""
+        name = f"{self.role}/{self.name}" if self.role in MESH_ROLES else self.name
         node = self.name if self.role is Role.AGENT else ""
         return Identity(name, frozenset({self.role}), self.tenants, node)
 
@@ -92,13 +92,13 @@ class Bearer:
 
 
 def tenants_of(text: str, role: Role) -> frozenset[str] | None:
-    """Read tenants with commas between them; `*`, and an operator or a service without any, stand for all."""
+    """Parse comma-separated tenants; `*` means all, as does no tenant for an operator or a service."""
     names = frozenset(one.strip() for one in text.split(",") if one.strip())
     if EVERY_TENANT in names or (not names and role in (Role.OPERATOR, Role.SERVICE)):
         return None
     return names
 
 
-def tenants_in_words(tenants: frozenset[str] | None) -> str:
-    """Write tenants."""
+def tenants_text(tenants: frozenset[str] | None) -> str:
+    """Return tenants as comma-separated text."""
     return EVERY_TENANT if tenants is None else ",".join(sorted(tenants))

@@ -1,7 +1,7 @@
-"""TLS files, which may change while a process runs: what they are, how they are read, and what is wrong with them.
+"""TLS files that may change while a process runs: reading, validating and watching them.
 
-Nothing here loads gRPC, so that a command can be told of files at no cost. Files are looked at once a second at most,
-and taken when all of them fit each other: whoever renews them need not do so at one stroke. What does not fit is told
+This module does not load gRPC, so that a command can check files at no cost. Files are checked at most once a second,
+and reloaded when all of them match each other: they need not be replaced atomically. Files that do not match are logged
 once.
 """
 
@@ -25,7 +25,7 @@ BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
 class BadTls(Exception):
-    """The files cannot be used; `reason` is one stable word, the message says what to do."""
+    """The files cannot be used; `reason` is a stable code, the message says what to do."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -34,11 +34,11 @@ class BadTls(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where the certificates are, in PEM.
+    """The paths of the certificates, in PEM.
 
-    `ca` are the authorities that this end believes, None those of the system; `cert` and `key` are what it shows, which
-    a client with a token may leave out. A server with `client_certificates` talks only to who shows a certificate of
-    these authorities. `of_others` says that the other end may believe other authorities than this one does.
+    `ca` are the authorities that this end trusts, None means the system's; `cert` and `key` are what it shows, which a
+    client with a token may omit. A server with `client_certificates` requires a certificate of these authorities from
+    every client. `of_others` says that the other end may trust other authorities than this one.
     """
 
     ca: Path | None
@@ -48,23 +48,23 @@ class TlsFiles:
     of_others: bool = False
 
     def paths(self) -> tuple[Path, ...]:
-        """All files."""
+        """Return all files."""
         return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What was read."""
+    """The contents of the files."""
 
     ca: bytes | None
     cert: bytes | None = None
     key: bytes | None = None
-    validity: Validity | None = None  # of the certificate that is shown
-    subject: str = ""  # whose it is, such as "CN=agent/gpu1"
+    validity: Validity | None = None  # of the certificate
+    subject: str = ""  # of the certificate, such as "CN=agent/gpu1"
 
 
 def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Material:
-    """Read the files, and see that they can work.
+    """Read the files and validate them.
 
     Raises:
         BadTls: TLS_FILE_UNREADABLE, CERTIFICATE_UNREADABLE, KEY_UNREADABLE, KEY_OF_ANOTHER, CERTIFICATE_EXPIRED,
@@ -74,7 +74,7 @@ def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC
     authorities = _certificates(files.ca, ca) if files.ca and ca is not None else []
     if files.cert is None or files.key is None:
         if files.cert or files.key:
-            raise BadTls("TLS_FILE_MISSING", "a certificate and its key belong together: give both, or neither")
+            raise BadTls("TLS_FILE_MISSING", "a certificate needs its key: pass both, or neither")
         return Material(ca)
     cert, key = _read(files.cert), _read(files.key)
     chain = _certificates(files.cert, cert)
@@ -94,14 +94,14 @@ def _read(path: Path) -> bytes:
 
 
 def _certificates(path: Path, pem: bytes) -> list[Any]:
-    from cryptography import x509  # slow to import, and only who uses TLS needs it
+    from cryptography import x509  # slow to import, and only needed with TLS
 
     try:
         found = x509.load_pem_x509_certificates(pem)
     except (ValueError, x509.InvalidVersion):
-        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} holds no certificate in PEM") from None
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} has no valid PEM certificate") from None
     if len(found) < (begun := pem.count(BEGIN)):
-        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} begins {begun} certificates, of which {len(found)} are whole")
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} has {begun} certificates, only {len(found)} complete")
     return found
 
 
@@ -112,11 +112,11 @@ def _check_key(path: Path, pem: bytes, certificate: Any) -> None:
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise BadTls("KEY_UNREADABLE", f"{path} holds no private key in PEM that can be read without a word") from None
+        raise BadTls("KEY_UNREADABLE", f"{path} has no valid, unencrypted PEM private key") from None
     try:
         belongs = key.public_key() == certificate.public_key()
-    except (ValueError, UnsupportedAlgorithm):  # damaged within, so that it could still be parsed
-        raise BadTls("CERTIFICATE_UNREADABLE", f"the certificate to {path} has a public key that is none") from None
+    except (ValueError, UnsupportedAlgorithm):  # damaged, although it could be parsed
+        raise BadTls("CERTIFICATE_UNREADABLE", f"the certificate for {path} has an invalid public key") from None
     if not belongs:
         raise BadTls("KEY_OF_ANOTHER", f"{path} is the key of another certificate")
 
@@ -125,24 +125,24 @@ def _subject(path: Path, certificate: Any) -> str:
     try:
         return str(certificate.subject.rfc4514_string())
     except ValueError:
-        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} says of nobody that it is theirs") from None
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} has an invalid subject") from None
 
 
 def _check_times(path: Path, certificate: Any, now: datetime) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > ends:
-        raise BadTls("CERTIFICATE_EXPIRED", f"{path} was valid until {ends:%Y-%m-%d %H:%M} UTC; issue it anew")
+        raise BadTls("CERTIFICATE_EXPIRED", f"{path} was valid until {ends:%Y-%m-%d %H:%M} UTC; issue a new one")
     if now < begins:
         skew = (begins - now).total_seconds()
         raise BadTls(
             "CERTIFICATE_NOT_YET_VALID",
             f"{path} is valid from {begins:%Y-%m-%d %H:%M:%S} UTC, which by this machine's clock is in {skew:.0f} s; "
-            "is the clock right?",
+            "check the clock",
         )
 
 
 def _check_issuer(files: TlsFiles, chain: list[Any], authorities: list[Any]) -> None:
-    """See that a certificate, or one that came along with it, was issued by an authority that is believed."""
+    """Check that a certificate, or one of its chain, was issued by a trusted authority."""
     for certificate in chain:
         for authority in authorities:
             if certificate == authority or _issued(certificate, authority):
@@ -160,21 +160,21 @@ def _issued(certificate: Any, authority: Any) -> bool:
     return True
 
 
-class Watched:
-    """The files as they are now. Ones that do not fit each other are passed over until they do."""
+class WatchedTlsFiles:
+    """The current files. Files that do not match each other are rejected until they do."""
 
     def __init__(self, files: TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the files; raises what `load` does."""
+        """Read the files; raises what `load` raises."""
         self.files, self._clock = files, clock
-        self._lock = threading.Lock()  # gRPC asks from threads of its own
+        self._lock = threading.Lock()  # gRPC calls from its own threads
         self._stamp = self._stamped()
-        self._refused: tuple[object, ...] = ()  # files that were passed over, and why
+        self._refused: tuple[object, ...] = ()  # rejected files, and why
         self.material = load(files)
         self.generation = 0
         self._looked = clock()
 
     def look(self) -> int:
-        """Look at the files, unless that was done just now; return how often they have changed."""
+        """Check the files, unless that was done just now; return how often they have changed."""
         with self._lock:
             if self._clock() - self._looked < LOOK_SECONDS:
                 return self.generation
@@ -186,14 +186,14 @@ class Watched:
                 material = load(self.files)
             except BadTls as error:
                 if self._refused != (refused := (stamp, error.reason)):
-                    log.warning("tls_files_passed_over", why=str(error))
+                    log.warning("tls_files_rejected", why=str(error))
                 self._refused = refused
                 return self.generation
             self._stamp = stamp
             if material != self.material:
                 self.material = material
                 self.generation += 1
-                log.info("tls_files_renewed", cert=str(self.files.cert))
+                log.info("tls_files_reloaded", cert=str(self.files.cert))
             return self.generation
 
     def _stamped(self) -> tuple[object, ...]:

@@ -1,7 +1,6 @@
-"""Tokens of people, agents and services: a file that keeps their digests, and is read again whenever it changes.
+"""Tokens of people, agents and services: a file with their digests that is reloaded whenever it changes.
 
-A token is 32 bytes of chance, so that one quick digest of it is enough: there is nothing to guess, and a file that is
-stolen gives no token away.
+A token is 32 random bytes, so one fast digest of it is enough: it cannot be guessed, and a stolen file reveals none.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import structlog
 from cotenant.codec import errors
 from cotenant.security.identity import Identity
 from cotenant.security.permissions import Role
-from cotenant.security.subjects import Bearer, tenants_in_words, tenants_of
+from cotenant.security.subjects import Subject, tenants_of, tenants_text
 from cotenant.security.validity import Validity
 
 log = structlog.get_logger()
@@ -36,29 +35,29 @@ TOKEN_BYTES = 32
 LOOK_SECONDS = 0.5
 TOKENS_MAX = 100_000
 TIME_MAX = 253_402_300_799.0  # the last second of the year 9999
-TELL_SECONDS = 24 * 3600.0  # between two lines of the log about the same token
+REPORT_SECONDS = 24 * 3600.0  # between two log lines about the same token
 
 
 class BadTokens(Exception):
-    """The file cannot be used; the message says why."""
+    """The token file cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of a token. Times are in seconds since 1970; 0: it does not expire."""
+    """The stored data of a token. Times are in seconds since 1970; 0: it does not expire."""
 
     id: str
-    bearer: Bearer
+    subject: Subject
     digest: str
     created: float
     expires: float = 0.0
 
     def expired(self, now: float) -> bool:
-        """Whether its time is over."""
+        """Return whether it has expired."""
         return 0 < self.expires <= now
 
-    def runs_out(self, now: float) -> str:
-        """Say when it expires, where it is time for a new one, as with certificates; else ""."""
+    def expires_soon(self, now: float) -> str:
+        """Return when it expires, if it is due for renewal (by the rule for certificates); else ""."""
         if not self.expires or self.expired(now):
             return ""
         created, expires, moment = (datetime.fromtimestamp(one, UTC) for one in (self.created, self.expires, now))
@@ -67,7 +66,7 @@ class Token:
 
 
 class TokenFile:
-    """The file, for whoever makes tokens and for whoever checks them."""
+    """The token file: creates, revokes and looks up tokens."""
 
     def __init__(
         self, path: Path, now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
@@ -76,13 +75,13 @@ class TokenFile:
         self._stamp: tuple[int, int, int] | None = None
         self._by_digest: Mapping[str, Token] = {}
         self._looked = -LOOK_SECONDS
-        self._told: dict[str, float] = {}  # when it was said of tokens that they run out, by id
+        self._logged: dict[str, float] = {}  # when the expiry of tokens was last logged, by ID
 
     def find(self, token: str) -> Identity | None:
-        """Say whose token this is; None where it is none of the file's.
+        """Return the identity of a token; None if it is not in the file.
 
         Raises:
-            Problem: UNAUTHENTICATED, where it has expired.
+            Problem: UNAUTHENTICATED: it has expired.
         """
         if not token.startswith(PREFIX):
             return None
@@ -91,12 +90,14 @@ class TokenFile:
         if known is None:
             return None
         if known.expired(self._now()):
-            raise errors.unauthenticated("TOKEN_EXPIRED", f"the token of {known.bearer} has expired; ask for a new one")
-        self._tell(known)
-        return known.bearer.identity
+            raise errors.unauthenticated(
+                "TOKEN_EXPIRED", f"the token of {known.subject} has expired; ask for a new one"
+            )
+        self._log_expiry(known)
+        return known.subject.identity
 
     def tokens(self) -> list[Token]:
-        """All tokens, the oldest first.
+        """Return all tokens, the oldest first.
 
         Raises:
             BadTokens: the file cannot be read.
@@ -113,16 +114,16 @@ class TokenFile:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise BadTokens(f"{self.path} is damaged: {type(error).__name__}") from None
 
-    def create(self, bearer: Bearer, expires: float = 0.0) -> tuple[Token, str]:
-        """Make a token, and return what is kept of it and the token itself, which is nowhere else.
+    def create(self, subject: Subject, expires: float = 0.0) -> tuple[Token, str]:
+        """Create a token; return its stored data and the token itself, which is stored nowhere.
 
         Raises:
-            BadTokens: the file cannot be read or written, or the year is beyond all calendars.
+            BadTokens: the file cannot be read or written, or the expiry is after the year 9999.
         """
         if not expires <= TIME_MAX:
-            raise BadTokens("a token cannot expire after the year 9999; with 0 it never does")
+            raise BadTokens("a token cannot expire after the year 9999; 0 means never")
         secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
-        made = Token(secrets.token_hex(4), bearer, digest_of(secret), self._now(), expires)
+        made = Token(secrets.token_hex(4), subject, digest_of(secret), self._now(), expires)
         with self._locked():
             tokens = self.tokens()
             if len(tokens) >= TOKENS_MAX:
@@ -131,26 +132,26 @@ class TokenFile:
         return made, secret
 
     def revoke(self, id_or_name: str) -> list[Token]:
-        """Forget the token of this id, or all of this name or ROLE/NAME; returns which these were."""
+        """Revoke the token with this ID, or all with this name or ROLE/NAME; return the revoked tokens."""
         with self._locked():
             tokens = self.tokens()
-            gone = [one for one in tokens if id_or_name in (one.id, one.bearer.name, str(one.bearer))]
+            gone = [one for one in tokens if id_or_name in (one.id, one.subject.name, str(one.subject))]
             if gone:
                 self._write([one for one in tokens if one not in gone])
         return gone
 
-    def _tell(self, token: Token) -> None:
-        """Say of a token that is used when it is time for a new one."""
-        told = self._told.get(token.id)
-        if not token.expires or (told is not None and self._clock() - told < TELL_SECONDS):
+    def _log_expiry(self, token: Token) -> None:
+        """Log when a token in use is due for renewal."""
+        told = self._logged.get(token.id)
+        if not token.expires or (told is not None and self._clock() - told < REPORT_SECONDS):
             return
-        self._told[token.id] = self._clock()
-        if words := token.runs_out(self._now()):
-            remedy = "make a new one by `cotenant tokens create`, and revoke this one once nobody uses it"
-            log.warning("token_runs_out", id=token.id, bearer=str(token.bearer), told=words, remedy=remedy)
+        self._logged[token.id] = self._clock()
+        if words := token.expires_soon(self._now()):
+            remedy = "create a new one with `cotenant tokens create`, and revoke this one once it is no longer used"
+            log.warning("token_expires_soon", id=token.id, subject=str(token.subject), told=words, remedy=remedy)
 
     def _look(self) -> None:
-        """Read the file again where it has changed. One that is damaged lets nobody in whom it did not before."""
+        """Reload the file if it has changed. A damaged file keeps the known tokens, and admits no others."""
         if self._clock() - self._looked < LOOK_SECONDS:
             return
         self._looked = self._clock()
@@ -165,18 +166,18 @@ class TokenFile:
             self._by_digest = {token.digest: token for token in self.tokens()}
             self._stamp = stamp
             ids = {token.id for token in self._by_digest.values()}
-            self._told = {token_id: told for token_id, told in self._told.items() if token_id in ids}
+            self._logged = {token_id: told for token_id, told in self._logged.items() if token_id in ids}
         except BadTokens as error:
             log.error("tokens_unreadable", why=str(error))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let nobody else change the file meanwhile."""
+        """Lock the file against changes by other processes."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise BadTokens(f"cannot keep tokens in {self.path.parent}: {error.strerror}") from None
+            raise BadTokens(f"cannot store tokens in {self.path.parent}: {error.strerror}") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -196,16 +197,16 @@ class TokenFile:
 
 
 def digest_of(token: str) -> str:
-    """What is kept of a token."""
+    """Return the digest of a token, as stored."""
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
 def _kept(token: Token) -> dict[str, Any]:
     return {
         "id": token.id,
-        "role": str(token.bearer.role),
-        "name": token.bearer.name,
-        "tenants": tenants_in_words(token.bearer.tenants),
+        "role": str(token.subject.role),
+        "name": token.subject.name,
+        "tenants": tenants_text(token.subject.tenants),
         "sha256": token.digest,
         "created": token.created,
         "expires": token.expires,
@@ -214,8 +215,8 @@ def _kept(token: Token) -> dict[str, Any]:
 
 def _token(told: Mapping[str, Any]) -> Token:
     role = Role(told["role"])
-    bearer = Bearer(role, str(told["name"]), tenants_of(str(told["tenants"]), role))
+    subject = Subject(role, str(told["name"]), tenants_of(str(told["tenants"]), role))
     created, expires = float(told["created"]), float(told["expires"])
     if not (0 <= created <= TIME_MAX and 0 <= expires <= TIME_MAX):
-        raise ValueError("its times are none")
-    return Token(str(told["id"]), bearer, str(told["sha256"]), created, expires)
+        raise ValueError("invalid times")
+    return Token(str(told["id"]), subject, str(told["sha256"]), created, expires)

@@ -1,4 +1,4 @@
-"""From when until when a certificate is valid, and when it is time for a new one."""
+"""The validity of a certificate, and when it is due for renewal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from datetime import datetime, timedelta
 from cotenant.v1 import certificate_pb2
 
 DUE_BEFORE = timedelta(days=30)
-DUE_PART = 3  # of what is valid for less than three months, the last third
+DUE_PART = 3  # of a shorter validity than three months, the last third
 
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Two moments, in UTC."""
+    """The begin and end of a validity, in UTC."""
 
     begins: datetime
     ends: datetime
 
     def is_due(self, now: datetime) -> bool:
-        """Tell whether it is time for a new one: 30 days are left, or a third of its time where that is less.
+        """Return whether it is due for renewal: less than 30 days, or less than a third of its time, is left.
 
         >>> from datetime import UTC
         >>> new_year = datetime(2026, 1, 1, tzinfo=UTC)
@@ -33,12 +33,12 @@ class Validity:
         return self.ends - now < min(DUE_BEFORE, (self.ends - self.begins) / DUE_PART)
 
     def in_words(self, now: datetime) -> str:
-        """Tell how long it is valid, or since when it is not.
+        """Return how long it is still valid, or since when it is not.
 
         >>> from datetime import UTC
         >>> three = Validity(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 4, tzinfo=UTC))
         >>> three.in_words(datetime(2026, 1, 2, 12, tzinfo=UTC)), three.in_words(datetime(2026, 1, 3, 22, tzinfo=UTC))
-        ('runs out in 1 day', 'runs out in 2 hours')
+        ('expires in 1 day', 'expires in 2 hours')
         >>> three.in_words(datetime(2026, 1, 9, tzinfo=UTC))
         'expired on 2026-01-04'
         """
@@ -46,10 +46,10 @@ class Validity:
         if left < timedelta():
             return f"expired on {self.ends:%Y-%m-%d}"
         count, unit = (left.days, "day") if left.days else (left.seconds // 3600, "hour")
-        return f"runs out in {count} {unit}{'s' * (count != 1)}"
+        return f"expires in {count} {unit}{'s' * (count != 1)}"
 
     def to_wire(self) -> certificate_pb2.Certificate:
-        """Put it into a message."""
+        """Encode it as a message."""
         message = certificate_pb2.Certificate()
         message.begin_time.FromDatetime(self.begins)
         message.expire_time.FromDatetime(self.ends)

@@ -1,4 +1,4 @@
-"""The simulator: replays a trace through the very core and policies of the live mesh, under a virtual clock.
+"""The simulator: replays a trace through the same core and policies as the live mesh, under a virtual clock.
 
 >>> from cotenant.simulator import simulate
 >>> result = simulate("sample", "2x8", queue="fifo", placement="consolidate")

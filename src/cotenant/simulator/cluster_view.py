@@ -1,4 +1,4 @@
-"""Who holds what at one moment of a simulation, for policies that look at more than what is free."""
+"""The cluster view of a simulation: which jobs hold which resources, for policies that look beyond free resources."""
 
 from __future__ import annotations
 
@@ -9,98 +9,98 @@ from functools import cached_property
 
 from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.job_table import Jobs
-from cotenant.core.policy.cluster_view import Resident, Scene, Stay
-from cotenant.simulator.job import Life
+from cotenant.core.policy.cluster_view import ClusterView, Occupancy, RunningJob
+from cotenant.simulator.job import SimulatedJob
 
 
-class Occupants:
-    """Those that run: what each holds, and who is on a node; kept as they start and end."""
+class RunningJobs:
+    """The running jobs, what each holds, and the jobs on each node; updated as they start and end."""
 
     def __init__(self) -> None:
-        self.stays: dict[str, Stay] = {}
-        self._lives: dict[str, Life] = {}
-        self._on: dict[int, dict[int, Life]] = {}  # by node and sequence
+        self.occupancies: dict[str, Occupancy] = {}
+        self._sim_jobs: dict[str, SimulatedJob] = {}
+        self._on: dict[int, dict[int, SimulatedJob]] = {}  # by node and sequence
 
-    def __getitem__(self, job_id: str) -> Life:
-        return self._lives[job_id]
+    def __getitem__(self, job_id: str) -> SimulatedJob:
+        return self._sim_jobs[job_id]
 
-    def enter(self, life: Life) -> None:
-        """A job has started, or holds something else than before."""
-        if life.job.id in self.stays:
-            self.leave(life)
-        stay = Stay(life.shape.gpu_milli, life.holdings, life.running_since, life.reclaimable)
-        self.stays[life.job.id], self._lives[life.job.id] = stay, life
+    def enter(self, sim_job: SimulatedJob) -> None:
+        """Add a job that has started, or whose holdings have changed."""
+        if sim_job.job.id in self.occupancies:
+            self.leave(sim_job)
+        stay = Occupancy(sim_job.job_class.gpu_milli, sim_job.holdings, sim_job.running_since, sim_job.reclaimable)
+        self.occupancies[sim_job.job.id], self._sim_jobs[sim_job.job.id] = stay, sim_job
         for holding in stay.holdings:
-            self._on.setdefault(holding.node, {})[life.sequence] = life
+            self._on.setdefault(holding.node, {})[sim_job.sequence] = sim_job
 
-    def leave(self, life: Life) -> None:
-        """A job runs no more."""
-        del self._lives[life.job.id]
-        for holding in self.stays.pop(life.job.id).holdings:
-            self._on[holding.node].pop(life.sequence, None)
+    def leave(self, sim_job: SimulatedJob) -> None:
+        """Remove a job that no longer runs."""
+        del self._sim_jobs[sim_job.job.id]
+        for holding in self.occupancies.pop(sim_job.job.id).holdings:
+            self._on[holding.node].pop(sim_job.sequence, None)
 
-    def on(self, node: int) -> list[Life]:
-        """Give those on a node, as they were submitted."""
-        return [life for _, life in sorted(self._on.get(node, {}).items())]
+    def jobs_on(self, node: int) -> list[SimulatedJob]:
+        """Return the jobs on a node, in order of submission."""
+        return [sim_job for _, sim_job in sorted(self._on.get(node, {}).items())]
 
 
-class Moment(Scene):
-    """The running jobs at a moment, made only when somebody looks. `row` says where a job is in the table `jobs`."""
+class SimulatedClusterView(ClusterView):
+    """The running jobs at one moment, built on demand. `row` maps a job to its row in the table `jobs`."""
 
     def __init__(
         self,
-        lives: Mapping[int, Life],
-        occupants: Occupants,
+        sim_jobs: Mapping[int, SimulatedJob],
+        occupancy: RunningJobs,
         jobs: Jobs,
         row: Callable[[str], int],
-        stop_cost_seconds: Callable[[Life, float], float],
+        stop_cost_seconds: Callable[[SimulatedJob, float], float],
         now: float,
     ) -> None:
         self.now = now
-        self._lives, self._occupants, self._jobs, self._row = lives, occupants, jobs, row
+        self._sim_jobs, self._occupancy, self._jobs, self._row = sim_jobs, occupancy, jobs, row
         self._stop_cost_seconds = stop_cost_seconds
-        self._met: dict[int, Resident] = {}
+        self._cache: dict[int, RunningJob] = {}
 
-    def residents(self) -> Mapping[str, Resident]:
-        """Give all jobs that run, by id."""
+    def running_jobs(self) -> Mapping[str, RunningJob]:
+        """Return all running jobs, by id."""
         return self._residents
 
-    def on(self, node: int) -> Sequence[Resident]:
-        """Give those that run on a node."""
-        return [self._met_as(life) for life in self._occupants.on(node)]
+    def jobs_on(self, node: int) -> Sequence[RunningJob]:
+        """Return the jobs on a node."""
+        return [self._cached(sim_job) for sim_job in self._occupancy.jobs_on(node)]
 
-    def resident(self, job_id: str) -> Resident:
-        """Give one that runs."""
-        return self._met_as(self._occupants[job_id])
+    def running_job(self, job_id: str) -> RunningJob:
+        """Return a running job."""
+        return self._cached(self._occupancy[job_id])
 
-    def stays(self) -> Mapping[str, Stay]:
-        """Say of all what they hold."""
-        return self._occupants.stays
+    def occupancies(self) -> Mapping[str, Occupancy]:
+        """Return what all running jobs hold."""
+        return self._occupancy.occupancies
 
     @cached_property
-    def _residents(self) -> dict[str, Resident]:
-        return {life.job.id: self._met_as(life) for life in self._lives.values() if life.running}
+    def _residents(self) -> dict[str, RunningJob]:
+        return {sim_job.job.id: self._cached(sim_job) for sim_job in self._sim_jobs.values() if sim_job.running}
 
-    def _met_as(self, life: Life) -> Resident:
-        if life.sequence not in self._met:
-            self._met[life.sequence] = self._resident(life)
-        return self._met[life.sequence]
+    def _cached(self, sim_job: SimulatedJob) -> RunningJob:
+        if sim_job.sequence not in self._cache:
+            self._cache[sim_job.sequence] = self._resident(sim_job)
+        return self._cache[sim_job.sequence]
 
-    def _resident(self, life: Life) -> Resident:
-        rest = float(self._jobs.remaining_seconds[self._row(life.job.id)])
-        estimate = life.estimate if math.isnan(rest) else _as_of_now(life.estimate, rest)
-        return Resident(
-            life.gang(self.now, estimate),
-            life.holdings,
-            life.running_since,
-            preemptible=life.job.preemptible,
-            stop_cost_seconds=self._stop_cost_seconds(life, self.now),
-            reclaimable=life.reclaimable,
+    def _resident(self, sim_job: SimulatedJob) -> RunningJob:
+        rest = float(self._jobs.remaining_seconds[self._row(sim_job.job.id)])
+        estimate = sim_job.estimate if math.isnan(rest) else _remaining_estimate(sim_job.estimate, rest)
+        return RunningJob(
+            sim_job.gang(self.now, estimate),
+            sim_job.holdings,
+            sim_job.running_since,
+            preemptible=sim_job.job.preemptible,
+            stop_cost_seconds=self._stop_cost_seconds(sim_job, self.now),
+            reclaimable=sim_job.reclaimable,
         )
 
 
-def _as_of_now(given: Estimate, rest: float) -> Estimate:
-    """Tell what is left; the spread is that of what was told at first."""
+def _remaining_estimate(given: Estimate, rest: float) -> Estimate:
+    """Return an estimate of the remaining time; the spread is that of the initial estimate."""
     less = 0.0 if given.remaining_seconds is None else given.remaining_seconds - rest
     early, late = given.remaining_p10_seconds, given.remaining_p90_seconds
     return replace(

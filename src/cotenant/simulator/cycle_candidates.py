@@ -1,4 +1,4 @@
-"""Which gangs a cycle is asked about, one by one: those whose answer is known already are left out."""
+"""The gangs that a cycle tries to place, one by one; gangs whose answer is known are left out."""
 
 from __future__ import annotations
 
@@ -12,110 +12,112 @@ from cotenant.core.model.job_table import Ints, Jobs
 from cotenant.core.model.refusal import Refusal
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.scheduling import cycle
-from cotenant.core.scheduling.reservations import Reserving
-from cotenant.simulator.free_resources import Free
-from cotenant.simulator.job import Life, Shape
-from cotenant.simulator.policy_set import AskedPlacement
-from cotenant.simulator.waiting_jobs import Waiting
+from cotenant.core.scheduling.reservations import ReservationRules
+from cotenant.simulator.free_resources import FreeResources
+from cotenant.simulator.job import JobClass, SimulatedJob
+from cotenant.simulator.policy_set import CheckedPlacement
+from cotenant.simulator.waiting_jobs import WaitingJobs
 
-EVERYTHING = (math.inf, math.inf, math.inf)  # more GPUs, cores and memory than there ever are
+UNLIMITED = (math.inf, math.inf, math.inf)  # more GPUs, cores and memory than any cluster has
 
 
-class Candidates:
-    """Gangs of jobs in their order. Whoever asks for the next one has placed the last one, or refused it.
+class CycleCandidates:
+    """Gangs of jobs in their order. A caller that requests the next gang has placed or refused the last one.
 
-    `headroom` is counted down by the cycle as gangs start, `free` here.
+    The cycle decrements `headroom` as gangs start; this class decrements `free`.
     """
 
     def __init__(
         self,
-        lives: Mapping[int, Life],
-        waiting: Waiting,
-        placement: AskedPlacement,
-        free: Free,
+        sim_jobs: Mapping[int, SimulatedJob],
+        waiting: WaitingJobs,
+        placement: CheckedPlacement,
+        free: FreeResources,
         headroom: Headroom,
         now: float,
     ) -> None:
         self._now = now
-        self._lives, self._waiting, self._placement = lives, waiting, placement
-        self._free = Free(free.gpu_milli, free.cores, free.memory_bytes)
+        self._sim_jobs, self._waiting, self._placement = sim_jobs, waiting, placement
+        self._free = FreeResources(free.gpu_milli, free.cores, free.memory_bytes)
         self._headroom = headroom
 
-    def up_to_a_refusal(self, sequences: Ints) -> Iterator[Gang]:
-        """Stop at the first gang that finds no room; one over its tenant's limit holds nobody back."""
+    def until_first_refusal(self, sequences: Ints) -> Iterator[Gang]:
+        """Yield gangs up to the first that finds no room; a gang over its tenant's limit holds no other back."""
         for sequence in sequences:
-            life = self._lives[int(sequence)]
-            if self._over_limit(life.shape):
+            sim_job = self._sim_jobs[int(sequence)]
+            if self._over_limit(sim_job.job_class):
                 continue
-            if self._free.lacks(life.shape):
+            if self._free.lacks(sim_job.job_class):
                 return
-            yield life.gang(self._now)
+            yield sim_job.gang(self._now)
             if self._placement.refusal:
                 return
-            self._free.take(life.shape)
+            self._free.take(sim_job.job_class)
 
-    def hopeful(self, sequences: Ints) -> Iterator[Gang]:
-        """Leave out shapes that were refused since something was last freed, and those that need more than is free."""
-        shapes, needs, codes = self._waiting.known, self._waiting.needs, self._waiting.codes[sequences]
-        unrefused = np.array([shape.refusal is None for shape in shapes], dtype=np.bool_)
-        at, most = 0, EVERYTHING
+    def placeable(self, sequences: Ints) -> Iterator[Gang]:
+        """Yield gangs whose class was not refused since the last release, and that do not need more than is free."""
+        job_classes, needs, codes = self._waiting.known, self._waiting.needs, self._waiting.codes[sequences]
+        unrefused = np.array([job_class.refusal is None for job_class in job_classes], dtype=np.bool_)
+        at, most = 0, UNLIMITED
         while True:
             free = self._free
             enough = free.gpu_milli >= most[0] and free.cores >= most[1] and free.memory_bytes >= most[2]
-            if not enough:  # for one of the shapes at least, or one was refused
-                hopeful = unrefused & (needs <= (free.gpu_milli, free.cores, free.memory_bytes)).all(axis=1)
-                rest = hopeful[codes[at:]]
+            if not enough:  # for at least one of the classes, or one was refused
+                placeable = unrefused & (needs <= (free.gpu_milli, free.cores, free.memory_bytes)).all(axis=1)
+                rest = placeable[codes[at:]]
                 sequences, codes, at = sequences[at:][rest], codes[at:][rest], 0
-                most = needs[hopeful].max(axis=0, initial=0).tolist()
+                most = needs[placeable].max(axis=0, initial=0).tolist()
             if at == len(sequences):
                 return
             code, sequence = int(codes[at]), int(sequences[at])
-            shape = shapes[code]
-            shape.refusal = self._over_limit(shape)
-            if not shape.refusal:
-                yield self._lives[sequence].gang(self._now)
-                shape.refusal = self._placement.refusal
-                if not shape.refusal:
-                    self._free.take(shape)
+            job_class = job_classes[code]
+            job_class.refusal = self._over_limit(job_class)
+            if not job_class.refusal:
+                yield self._sim_jobs[sequence].gang(self._now)
+                job_class.refusal = self._placement.refusal
+                if not job_class.refusal:
+                    self._free.take(job_class)
                 at += 1
-            if shape.refusal is not None:
-                unrefused[code], most = False, EVERYTHING
+            if job_class.refusal is not None:
+                unrefused[code], most = False, UNLIMITED
 
-    def able_or_starving(self, sequences: Ints, rule: Reserving) -> Iterator[Gang]:
-        """Leave out those that need more than is free, but for the first that starve: they may reserve something."""
+    def placeable_or_starving(self, sequences: Ints, rule: ReservationRules) -> Iterator[Gang]:
+        """Yield gangs that fit in the free resources, and the first starving gangs, which may get reservations."""
         lacks, codes = (
-            np.array([self._free.lacks(shape) for shape in self._waiting.known]),
+            np.array([self._free.lacks(job_class) for job_class in self._waiting.known]),
             self._waiting.codes[sequences],
         )
         tries = rule.tries
         for sequence, lacking in zip(sequences.tolist(), lacks[codes].tolist(), strict=True):
-            life = self._lives[sequence]
-            if lacking and (not tries or self._now - life.waiting_since < rule.after_seconds):
+            sim_job = self._sim_jobs[sequence]
+            if lacking and (not tries or self._now - sim_job.waiting_since < rule.after_seconds):
                 continue
             tries -= lacking
-            yield life.gang(self._now)
+            yield sim_job.gang(self._now)
 
-    def _over_limit(self, shape: Shape) -> Refusal | None:
-        """Say how one more gang of a shape would take its tenant over a limit."""
-        return self._headroom.refuse(shape.tenant, shape.gpu_milli, shape.cores) if shape.tenant else None
+    def _over_limit(self, job_class: JobClass) -> Refusal | None:
+        """Return how one more gang of a class would exceed its tenant's limit; None if it would not."""
+        return (
+            self._headroom.refuse(job_class.tenant, job_class.gpu_milli, job_class.cores) if job_class.tenant else None
+        )
 
 
 def victims_of(
-    lives: Mapping[int, Life],
+    sim_jobs: Mapping[int, SimulatedJob],
     jobs: Jobs,
     choice: cycle.Choice,
-    stop_cost_seconds: Callable[[Life, float], float],
+    stop_cost_seconds: Callable[[SimulatedJob, float], float],
     now: float,
 ) -> Iterator[cycle.Victim]:
-    """Name those who may be stopped for others, what they hold, and what a stop would cost where that matters."""
+    """Yield the jobs that may be stopped, with what they hold, and the cost of a stop if that matters."""
     ahead = choice.ahead().tolist()
     if choice.standings is None:
         for sequence, first in zip(jobs.sequence[choice.victims].tolist(), ahead, strict=True):
-            life = lives[sequence]
-            yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant)
+            sim_job = sim_jobs[sequence]
+            yield cycle.Victim(sim_job.job.id, sim_job.holdings, first, sim_job.job_class.tenant)
         return
     standings = choice.standings.tolist()
     for sequence, first, standing in zip(jobs.sequence[choice.victims].tolist(), ahead, standings, strict=True):
-        life = lives[sequence]
-        cost = stop_cost_seconds(life, now)
-        yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant, standing, cost)
+        sim_job = sim_jobs[sequence]
+        cost = stop_cost_seconds(sim_job, now)
+        yield cycle.Victim(sim_job.job.id, sim_job.holdings, first, sim_job.job_class.tenant, standing, cost)

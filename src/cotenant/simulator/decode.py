@@ -1,4 +1,4 @@
-r"""Dataclasses from plain values, as JSON has them: every field checked, every mistake found at once.
+r"""Dataclasses from plain JSON values: every field is checked, and all errors are reported at once.
 
 >>> @dataclass(frozen=True)
 ... class Node:
@@ -7,7 +7,7 @@ r"""Dataclasses from plain values, as JSON has them: every field checked, every 
 >>> wrong: list[str] = []
 >>> read(Node, {"gpus": "8", "rak": "r1"}, "nodes[0]", wrong)
 >>> print(*wrong, sep="\n")
-nodes[0].rak: is no field of it; did you mean rack?
+nodes[0].rak: unknown field; did you mean rack?
 nodes[0].gpus: must be a whole number, not '8'
 """
 
@@ -24,15 +24,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from cotenant.core.model.validation import shown
 from cotenant.core.spelling import did_you_mean
 
-INTEGER_MAX = 2**63 - 1  # what the arrays that it comes into can hold
+INTEGER_MAX = 2**63 - 1  # the largest integer of the arrays that it is stored in
 
 _WORDS: Mapping[type, str] = MappingProxyType(
-    {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+    {int: "a whole number", float: "a finite number", str: "a string", bool: "true or false"}
 )
 
 
 class _Wrong(Exception):
-    """A value that cannot be: where, and why."""
+    """An invalid value: where, and why."""
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class _Place:
 
 
 def read(kind: Any, value: Any, path: str, wrong: list[str]) -> Any:
-    """Make a `kind` of a plain value: a dataclass, number, text, enum, tuple, mapping by texts, or one of them or None.
+    """Return a `kind` from a plain value: a dataclass, scalar, enum, tuple, mapping by strings, or an optional.
 
-    Mistakes are added to `wrong`, each with its path; None comes out where there is one.
+    Errors are added to `wrong`, each with its path; the result is None if there are any.
     """
     try:
         return _read(kind, value, _Place(path, wrong))
@@ -117,7 +117,7 @@ def _object(kind: type, value: Any, place: _Place) -> Any:
     inside = {name: place.at(f"{place.path}.{name}" if place.path else name) for name in (*value, *known)}
     strangers = [name for name in value if name not in known]
     for name in strangers:
-        inside[name].refuse(f"is no field of it{did_you_mean(name, known)}")
+        inside[name].refuse(f"unknown field{did_you_mean(name, known)}")
     missing = [name for name, (field, _) in known.items() if name not in value and _needed(field)]
     for name in missing:
         inside[name].refuse("is missing")
@@ -129,7 +129,7 @@ def _object(kind: type, value: Any, place: _Place) -> Any:
 
 
 def _all(questions: Any) -> list[Any]:
-    """Read all, so that all mistakes are found, and fail only then."""
+    """Read all values, so that all errors are found, and fail only then."""
     values, failed = [], False
     for kind, value, place in questions:
         try:

@@ -1,4 +1,4 @@
-"""What is free, in sum."""
+"""Free resources, summed over all nodes."""
 
 from __future__ import annotations
 
@@ -8,45 +8,49 @@ from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.job_table import Capacity
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Refusal
-from cotenant.simulator.job import Shape
+from cotenant.simulator.job import JobClass
 
 
 @dataclass(slots=True)
-class Free:
-    """What is free in sum over all nodes."""
+class FreeResources:
+    """Free resources, summed over all nodes."""
 
     gpu_milli: int
     cores: int
     memory_bytes: int
 
-    def lacks(self, shape: Shape) -> bool:
-        """Tell whether a gang needs more."""
-        return shape.gpu_milli > self.gpu_milli or shape.cores > self.cores or shape.memory_bytes > self.memory_bytes
+    def lacks(self, job_class: JobClass) -> bool:
+        """Return whether a gang needs more than is free."""
+        return (
+            job_class.gpu_milli > self.gpu_milli
+            or job_class.cores > self.cores
+            or job_class.memory_bytes > self.memory_bytes
+        )
 
-    def known(self, shape: Shape) -> Refusal | None:
-        """Tell why the gangs of a shape wait, where that is more than that too little is free."""
-        return None if self.lacks(shape) else shape.refusal
+    def refusal_of(self, job_class: JobClass) -> Refusal | None:
+        """Return why the gangs of a class wait, if not only for lack of free resources."""
+        return None if self.lacks(job_class) else job_class.refusal
 
-    def lacking(self, shape: Shape) -> list[str]:
-        """Name what a gang needs more of."""
+    def lacking(self, job_class: JobClass) -> list[str]:
+        """Return the resources of which a gang needs more than is free."""
         names = ("gpu_milli", "cores", "memory_bytes")
-        return [name for name in names if getattr(shape, name) > getattr(self, name)]
+        return [name for name in names if getattr(job_class, name) > getattr(self, name)]
 
-    def take(self, shape: Shape, times: int = 1) -> None:
-        """Have that much less; a negative number of times gives back."""
-        self.gpu_milli -= times * shape.gpu_milli
-        self.cores -= times * shape.cores
-        self.memory_bytes -= times * shape.memory_bytes
+    def take(self, job_class: JobClass, times: int = 1) -> None:
+        """Take the resources of a gang; a negative number of times gives them back."""
+        self.gpu_milli -= times * job_class.gpu_milli
+        self.cores -= times * job_class.cores
+        self.memory_bytes -= times * job_class.memory_bytes
 
     def add(self, node: NodeShape, times: int = 1) -> None:
-        """Have a node more, all of it free; a negative number of times takes it away."""
+        """Add a node, all of it free; a negative number of times removes it."""
         self.gpu_milli += times * node.gpus * WHOLE_GPU_MILLI
         self.cores += times * node.cores
         self.memory_bytes += times * node.memory_bytes
 
 
 def with_node(capacity: Capacity, node: NodeShape, times: int = 1) -> Capacity:
-    """Count a node more; a negative number of times takes it away."""
+    """Return the capacity with one more node; a negative number of times removes it."""
     return Capacity(
         capacity.gpu_milli + times * node.gpus * WHOLE_GPU_MILLI,
         capacity.cores + times * node.cores,

@@ -1,4 +1,4 @@
-"""What the simulator keeps of each job, and of each shape of gang."""
+"""A job's state in the simulator, and the state of each class of equivalent jobs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from cotenant.simulator.wait_times import NONE, Meter, Seconds, Stopwatch
 
 
 @dataclass(slots=True)
-class Shape:
-    """All gangs that look alike: what one of them can get, all of them can.
+class JobClass:
+    """An equivalence class of gangs: resources that one of them can get, all of them can.
 
-    A tenant with limits has shapes of its own. `code` numbers the shapes. `refusal` is why the last of them that asked
-    was refused; it holds until something is freed. `impossible` is why none of them could run even on the empty
-    cluster.
+    A tenant with limits has classes of its own. `code` numbers the classes. `refusal` is why the last gang of the class
+    that was tried was refused; it holds until something is released. `impossible` is why none of them could run even on
+    the empty cluster.
 
-    Where the placement policy discerns gangs by how long their places have been in fragments while they waited, which
-    `fragmented` tells of the shape, those that wait are of this shape from `since_seconds` on, and of the `later` one
-    from `until_seconds` on; they begin as one of the `first`. `line` are those that wait, the longest first.
+    If the placement policy distinguishes gangs by how long their places have been fragmented while they waited, which
+    `fragmented` measures for the class, waiting jobs are in this class from `since_seconds` on, and in the `later` one
+    from `until_seconds` on; they begin in the `first`. `line` holds the waiting jobs, the longest wait first.
     """
 
     parts: tuple[Part, ...]
@@ -37,7 +37,7 @@ class Shape:
     cores: int
     memory_bytes: int
     replicas: int
-    tenant: str = ""  # whose limits its gangs count against; "" where they all have none
+    tenant: str = ""  # whose limits apply to its gangs; "" if there are none
     code: int = -1
     meter: Meter = field(default_factory=Meter)
     waiting: int = 0
@@ -46,23 +46,23 @@ class Shape:
     fragmented: Stopwatch = field(default_factory=Stopwatch)
     since_seconds: float = 0.0
     until_seconds: float = math.inf
-    first: Shape | None = None
-    later: Shape | None = None
-    line: dict[int, Life] = field(default_factory=dict)
+    first: JobClass | None = None
+    later: JobClass | None = None
+    line: dict[int, SimulatedJob] = field(default_factory=dict)
 
     def gang(self, job_id: str) -> Gang:
-        """Make a gang of this shape, which has waited no longer than any of it."""
+        """Return a gang of this class with the shortest wait of the class."""
         since = self.since_seconds
         return Gang(job_id, self.parts, self.locality, self.sizing, self.tenant, fragmented_seconds=since)
 
-    def relaxes_in(self, now: float) -> float:
-        """In how long the first of those who wait will be of another shape, if nothing else happens."""
+    def changes_class_in(self, now: float) -> float:
+        """Return the time until the first waiting job changes its class, if nothing else happens."""
         if not self.line or not self.fragmented.runs:
             return math.inf
         return self.until_seconds - next(iter(self.line.values())).fragmented_until(now)
 
-    def after_it(self, alike_seconds: float, now: float) -> Shape:
-        """Make the shape that gangs of this one have later, and for so long."""
+    def later_class(self, equivalence_seconds: float, now: float) -> JobClass:
+        """Return the class that gangs of this class change to later, for this long."""
         return replace(
             self,
             code=-1,
@@ -71,16 +71,16 @@ class Shape:
             refusal=None,
             fragmented=Stopwatch(),
             since_seconds=self.until_seconds,
-            until_seconds=self.until_seconds + alike_seconds,
+            until_seconds=self.until_seconds + equivalence_seconds,
             first=self.first or self,
             later=None,
             line={},
         )
 
 
-def shape_of(gang: Gang, tenant: str = "") -> Shape:
-    """Note what gangs like this one need; those of a tenant with limits stand apart."""
-    return Shape(
+def job_class_of(gang: Gang, tenant: str = "") -> JobClass:
+    """Return the class of gangs like this one; tenants with limits have their own."""
+    return JobClass(
         parts=gang.parts,
         locality=gang.locality,
         sizing=gang.sizing,
@@ -93,26 +93,25 @@ def shape_of(gang: Gang, tenant: str = "") -> Shape:
 
 
 @dataclass(slots=True)
-class Life:
-    """A job from its submission on. Times are simulated seconds; NaN is not yet.
+class SimulatedJob:
+    """A job from its submission on. Times are simulated seconds; NaN means not yet.
 
-    `rest_seconds` is the work left at `settled_seconds`, `restart_seconds` what the present run has still to repeat
-    then, before it gets on with it; work is counted in seconds at rate 1. `attained_seconds` counts all run time of
-    earlier runs, repeated work too. `rate` is work done per second, `pace` that relative to an undisturbed run on the
-    same GPUs, `usage` the GPU utilisation at pace 1, and `busy_seconds` GPU utilisation × time so far.
-
-    What came after the last save is lost in a crash; `saved_rest_seconds` is the work that was left then, and
-    `lost_seconds` sums up lost work. `trial_left_seconds` is the run time until the job fails.
+    `rest_seconds` is the remaining work at `settled_seconds`, `restart_seconds` what the present run then still has to
+    repeat before it makes progress; work is in seconds at rate 1. `attained_seconds` is the run time of all earlier
+    runs, including repeated work. `rate` is work done per second, `pace` that relative to an undisturbed run on the
+    same GPUs, `usage` the GPU utilization at pace 1, and `busy_seconds` GPU utilization × time so far. Work after the
+    last save is lost in a crash; `saved_rest_seconds` is the remaining work at that save, and `lost_seconds` the sum of
+    lost work. `trial_left_seconds` is the run time until the job fails.
     """
 
     job: TraceJob
     sequence: int
-    shape: Shape
+    job_class: JobClass
     rest_seconds: float
     fate: Fate = PASSES
     estimate: Estimate = UNKNOWN
     waiting_since: float = math.nan
-    fragmented_mark: float = 0.0  # what its shape's watch would have shown when it began to wait
+    fragmented_mark: float = 0.0  # what its class's watch would have shown when it began to wait
     restart_seconds: float = 0.0
     attained_seconds: float = 0.0
     running_since: float = math.nan
@@ -122,7 +121,7 @@ class Life:
     preemptions: int = 0
     migrations: int = 0
     reclaims: int = 0
-    reclaimable: bool = False  # what it holds was lent to it
+    reclaimable: bool = False  # its resources were lent to it
     crashes: int = 0
     failures: int = 0
     holdings: tuple[Holding, ...] = ()
@@ -141,8 +140,8 @@ class Life:
     lost_seconds: float = 0.0
     trial_left_seconds: float = math.inf
     fails_at: float = math.inf
-    timing: int = 0  # counts the times at which its end was foretold anew
-    asked: JobSpec = field(init=False)  # as it was submitted: kept, for a cycle asks so often
+    timing: int = 0  # counts the predictions of its end
+    asked: JobSpec = field(init=False)  # as submitted; cached, since every cycle needs it
 
     def __post_init__(self) -> None:
         self.asked = self.job.spec()
@@ -154,33 +153,33 @@ class Life:
 
     @property
     def finished(self) -> bool:
-        """Whether it is done."""
+        """Whether it has finished."""
         return not math.isnan(self.finished_seconds)
 
     @property
     def failure(self) -> str:
-        """The class of its failures, if that is known."""
+        """The class of its failures, if known."""
         return self.fate.failure.name if self.fate.failure else ""
 
     @property
     def given_up(self) -> bool:
-        """Whether it is not to run any more, though it is not done."""
+        """Whether the queue policy gave it up."""
         return not math.isnan(self.given_up_seconds)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will become of it."""
+        """Whether it has finished or was given up."""
         return self.finished or self.given_up
 
     def gang(self, now: float, running: Estimate | None = None) -> Gang:
-        """Ask for a place as a gang of its shape; or tell of one that is `running`, by what is estimated of it now."""
-        shape = self.shape
+        """Return its gang, waiting; or running with the present estimate `running`."""
+        job_class = self.job_class
         return Gang(
             self.job.id,
-            shape.parts,
-            shape.locality,
-            shape.sizing,
-            shape.tenant,
+            job_class.parts,
+            job_class.locality,
+            job_class.sizing,
+            job_class.tenant,
             kind=self.job.kind,
             waited_seconds=now - self.waiting_since if running is None else 0.0,
             fragmented_seconds=self.fragmented_until(now),
@@ -189,24 +188,24 @@ class Life:
         )
 
     def spec(self) -> JobSpec:
-        """The job as it was submitted, with as many replicas as it has now where their number is open."""
-        return self.asked.with_replicas(self.shape.replicas) if self.asked.open else self.asked
+        """Return the job as submitted, with its present number of replicas if that is variable."""
+        return self.asked.with_replicas(self.job_class.replicas) if self.asked.open else self.asked
 
     def fragmented_until(self, now: float) -> float:
-        """Tell for how long its places have been in fragments, since it last began to wait."""
-        return max(self.shape.since_seconds, self.shape.fragmented.read(now) - self.fragmented_mark)
+        """Return how long its places have been fragmented since it last began to wait."""
+        return max(self.job_class.since_seconds, self.job_class.fragmented.read(now) - self.fragmented_mark)
 
     def begin_to_wait(self, meter: Meter, now: float) -> None:
-        """Wait on a meter."""
+        """Start waiting on a meter."""
         self.meter, self.mark = meter, meter.read(now)
 
     def end_wait(self, now: float) -> None:
-        """Wait no longer, and keep what the meter counted."""
+        """Stop waiting, and add up what the meter counted."""
         self.waited = self.waited_until(now)
         self.meter = None
 
     def waited_until(self, now: float) -> Seconds:
-        """Sum up all waits, the present one too."""
+        """Return all waits including the present one."""
         if self.meter is None:
             return self.waited
         read, mark, waited = self.meter.read(now), self.mark, self.waited
@@ -220,13 +219,13 @@ class Life:
         )
 
     def move(self, meter: Meter, now: float) -> None:
-        """Wait on another meter, if it waits at all."""
+        """Move to another meter, if it waits."""
         if self.meter is not None and self.meter is not meter:
             self.end_wait(now)
             self.begin_to_wait(meter, now)
 
     def start(self, holdings: tuple[Holding, ...], now: float, rate: Rate = FULL) -> float:
-        """Run from now on; returns when the job will finish or fail if nothing changes."""
+        """Start running; returns when the job will finish or fail if nothing changes."""
         self.end_wait(now)
         self.holdings, self.running_since, self.settled_seconds = holdings, now, now
         self.working_since = now + self.restart_seconds
@@ -238,7 +237,7 @@ class Life:
         return self._ends()
 
     def retime(self, now: float, rate: Rate) -> float:
-        """Go on at another rate; returns when the job will finish or fail now."""
+        """Continue at another rate; returns when the job will now finish or fail."""
         self._settle(now)
         self.rate, self.pace = rate
         return self._ends()
@@ -250,24 +249,24 @@ class Life:
         return min(self.settled_seconds + self.restart_seconds + self.rest_seconds / self.rate, self.fails_at)
 
     def total_seconds(self, now: float) -> float:
-        """Foretell the run time of the whole job at its present rate, were it never killed and did it never fail."""
+        """Return the total run time of the job at its present rate, if it is never killed and never fails."""
         ran = now - self.running_since if self.running else 0.0
         beyond = self.job.work_seconds * (1 - self.fate.work_share)
         rest = (self.rest_seconds + beyond) / self.rate if self.rate else math.inf
         return self.attained_seconds + ran + self.restart_seconds + rest
 
     def busy_until(self, now: float) -> float:
-        """Sum up GPU utilisation × time, the present run too."""
+        """Return GPU utilization × time including the present run."""
         return self.busy_seconds + (self._worked(now) * self.busy if self.running else 0.0)
 
     def stopped(self, migrates: bool, reclaimed: bool) -> None:
-        """Count a stop for others."""
+        """Count a stop for another job."""
         self.migrations += migrates
         self.reclaims += reclaimed
         self.preemptions += not (migrates or reclaimed)
 
     def stop(self, now: float, restart_seconds: float, *, saved: bool = True) -> None:
-        """Stop before the end; the next run repeats `restart_seconds` first, and what was not saved."""
+        """Stop before the end; the next run first repeats `restart_seconds`, and unsaved work."""
         ran = now - self.running_since
         self._settle(now)
         if not saved:
@@ -278,7 +277,7 @@ class Life:
         self._hold_nothing(ran)
 
     def finish(self, now: float) -> None:
-        """Be done."""
+        """Finish."""
         ran = now - self.running_since
         self._settle(now)
         self.rest_seconds = 0.0
@@ -286,21 +285,21 @@ class Life:
         self._hold_nothing(ran)
 
     def give_up(self, now: float) -> None:
-        """Wait no longer, without ever being done."""
+        """Stop waiting without having finished."""
         self.end_wait(now)
         self.given_up_seconds = now
 
     @property
     def busy(self) -> float:
-        """GPU utilisation while it works, from 0 to 1."""
+        """GPU utilization while it works, from 0 to 1."""
         return min(1.0, self.usage * self.pace)
 
     def _worked(self, now: float) -> float:
-        """Tell for how long it has got on with its work since that was last counted."""
+        """Return for how long it has worked since that was last counted."""
         return max(0.0, now - self.settled_seconds - self.restart_seconds)
 
     def _settle(self, now: float) -> None:
-        """Count the work done at the present rate, and what of it was saved."""
+        """Count the work done at the present rate, and how much of it was saved."""
         worked = self._worked(now)
         if worked and self.checkpoint_seconds < math.inf:
             saves = math.floor((now - self.working_since) / self.checkpoint_seconds)
@@ -318,17 +317,17 @@ class Life:
         self.reclaimable = False
 
 
-def row_of(life: Life, tenant: int, tenant_weight: float) -> JobRow:
-    """A job as it enters the table, of the tenant with that number."""
-    job, shape = life.job, life.shape
+def row_of(sim_job: SimulatedJob, tenant: int, tenant_weight: float) -> JobRow:
+    """Return a job's row in the table, with its tenant's number."""
+    job, job_class = sim_job.job, sim_job.job_class
     return JobRow(
         job.id,
         arrival_seconds=job.submitted_seconds,
-        sequence=life.sequence,
-        gpu_milli=shape.gpu_milli,
-        cores=shape.cores,
-        memory_bytes=shape.memory_bytes,
-        replicas=shape.replicas,
+        sequence=sim_job.sequence,
+        gpu_milli=job_class.gpu_milli,
+        cores=job_class.cores,
+        memory_bytes=job_class.memory_bytes,
+        replicas=job_class.replicas,
         priority=job.priority,
         tenant=tenant,
         tenant_weight=tenant_weight,

@@ -1,4 +1,4 @@
-"""The policies of a simulation, and what is said of one that fails."""
+"""The policies of a simulation, and errors that name a failing policy."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ from cotenant.core.capacity.ledger import Ledger, Offer, Share
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job_table import Jobs
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.topology import place_in_one
-from cotenant.core.policy.capabilities import able
-from cotenant.core.policy.cluster_view import Heeds, Rearrangement, Rearranges, Reclaim, Reclaims, Scene, Sees
+from cotenant.core.placement.topology import place_in_one_rack
+from cotenant.core.policy.capabilities import capability_of
+from cotenant.core.policy.cluster_view import (
+    ChecksNeighbors,
+    ClusterView,
+    Rearrangement,
+    Rearranges,
+    Reclaim,
+    Reclaims,
+    UsesClusterView,
+)
 from cotenant.core.policy.protocols import (
     CpuAllocator,
-    Discerns,
-    Ended,
+    DefinesEquivalence,
+    EndedJob,
     Learns,
     Order,
     PlacementPolicy,
     QueuePolicy,
-    needs,
+    default_equivalence_key,
 )
-from cotenant.simulator.job import Life
+from cotenant.simulator.job import SimulatedJob
 
 GROUPS = {
     "queue": "cotenant.queue_policies",
@@ -37,7 +45,7 @@ GROUPS = {
 
 
 class PolicyFailed(Exception):
-    """A policy raised an error or answered nonsense; says which policy, over what, and how."""
+    """A policy raised an error or returned an invalid answer; the message names the policy, the input and the fault."""
 
     def __init__(self, kind: str, policy: object, over: str, fault: str) -> None:
         name = getattr(policy, "name", type(policy).__name__)
@@ -46,18 +54,18 @@ class PolicyFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Who decides in a simulation."""
+    """The policies of a simulation."""
 
     queue: QueuePolicy
     placement: PlacementPolicy
     allocator: CpuAllocator
 
 
-def ordered(policy: QueuePolicy, jobs: Jobs, now: float) -> Order:
-    """Ask a queue policy for its order, and check that it is one.
+def checked_order(policy: QueuePolicy, jobs: Jobs, now: float) -> Order:
+    """Return a queue policy's order after checking it.
 
     Raises:
-        PolicyFailed: it is not.
+        PolicyFailed: the order is invalid.
     """
     over = f"{len(jobs)} jobs at {now:.3f} s"
     try:
@@ -66,37 +74,39 @@ def ordered(policy: QueuePolicy, jobs: Jobs, now: float) -> Order:
         unordered = bool(np.isnan(order.score).any())
         valid = float(order.valid_seconds)
         marks = [len(marked) for marked in (order.over_share, order.given_up) if marked is not None]
-    except Exception as error:  # whatever a stranger's code does
+    except Exception as error:  # third-party code may raise anything
         raise PolicyFailed("queue", policy, over, f"{type(error).__name__}: {error}") from error
     if sizes != (len(jobs), len(jobs)):
         raise PolicyFailed("queue", policy, over, f"{sizes[0]} levels and {sizes[1]} scores for {len(jobs)} jobs")
     if any(count != len(jobs) for count in marks):
         raise PolicyFailed("queue", policy, over, f"{' and '.join(map(str, marks))} marks for {len(jobs)} jobs")
     if unordered:
-        raise PolicyFailed("queue", policy, over, "a score that is no number")
+        raise PolicyFailed("queue", policy, over, "a score is NaN")
     if not valid >= 0:
         raise PolicyFailed("queue", policy, over, f"an order that is valid for {valid} s")
     return order
 
 
-def teach(policy: QueuePolicy, life: Life) -> None:
-    """Tell a queue policy of a job that is done, if it learns.
+def report_finished(policy: QueuePolicy, sim_job: SimulatedJob) -> None:
+    """Report a finished job to a queue policy that learns.
 
     Raises:
         PolicyFailed: it raised an error.
     """
-    if not (learns := able(policy, Learns)):
+    if not (learns := capability_of(policy, Learns)):
         return
-    shape, seconds = life.shape, life.attained_seconds
-    gpu_seconds = seconds * shape.gpu_milli / 1000
+    job_class, seconds = sim_job.job_class, sim_job.attained_seconds
+    gpu_seconds = seconds * job_class.gpu_milli / 1000
     try:
-        learns.learn(Ended(shape.gpu_milli, shape.cores, shape.replicas, seconds, gpu_seconds))
-    except Exception as error:  # whatever a stranger's code does
-        raise PolicyFailed("queue", policy, f"the end of {life.job.id}", f"{type(error).__name__}: {error}") from error
+        learns.learn(EndedJob(job_class.gpu_milli, job_class.cores, job_class.replicas, seconds, gpu_seconds))
+    except Exception as error:  # third-party code may raise anything
+        raise PolicyFailed(
+            "queue", policy, f"the end of {sim_job.job.id}", f"{type(error).__name__}: {error}"
+        ) from error
 
 
-class AskedPlacement:
-    """A placement policy that remembers its last answer; `refusal` is None where that was an offer."""
+class CheckedPlacement:
+    """A placement policy whose answers are checked; `refusal` is the last answer if it was one."""
 
     api_version = 1
 
@@ -104,31 +114,35 @@ class AskedPlacement:
         self.name = policy.name
         self.refusal: Refusal | None = None
         self._policy = policy
-        self._discerning, self._sees, self._heeds = able(policy, Discerns), able(policy, Sees), able(policy, Heeds)
-        self._rearranges, self._reclaims = able(policy, Rearranges), able(policy, Reclaims)
+        self._discerning, self._sees, self._heeds = (
+            capability_of(policy, DefinesEquivalence),
+            capability_of(policy, UsesClusterView),
+            capability_of(policy, ChecksNeighbors),
+        )
+        self._rearranges, self._reclaims = capability_of(policy, Rearranges), capability_of(policy, Reclaims)
         self.discerns = self._discerning is not None
 
-    def alike(self, gang: Gang) -> Hashable:
-        """Ask what gangs are alike in; their needs, for a policy that does not discern."""
-        return self._discerning.alike(gang) if self._discerning else needs(gang)
+    def equivalence_key(self, gang: Gang) -> Hashable:
+        """Return the equivalence key of a gang; its needs, for a policy without one."""
+        return self._discerning.equivalence_key(gang) if self._discerning else default_equivalence_key(gang)
 
-    def alike_seconds(self, gang: Gang) -> float:
-        """Ask for how long that stays so while a gang waits."""
-        return self._discerning.alike_seconds(gang) if self._discerning else math.inf
+    def equivalence_seconds(self, gang: Gang) -> float:
+        """Return for how long the key stays valid while the gang waits."""
+        return self._discerning.equivalence_seconds(gang) if self._discerning else math.inf
 
-    def see(self, scene: Scene) -> None:
-        """Show how things stand, to a policy that looks."""
+    def begin_cycle(self, cluster_view: ClusterView) -> None:
+        """Pass the cluster view to a policy that uses it."""
         if self._sees:
-            self._sees.see(scene)
+            self._sees.begin_cycle(cluster_view)
 
-    def bears(self, nodes: Sequence[int], ledger: Ledger) -> bool:
-        """Ask whether all on some nodes can be beside each other; a policy to which that does not matter is content."""
-        return self._heeds is None or self._heeds.bears(nodes, ledger)
+    def can_coexist(self, nodes: Sequence[int], ledger: Ledger) -> bool:
+        """Return whether all jobs on some nodes tolerate each other; True for a policy that does not check."""
+        return self._heeds is None or self._heeds.can_coexist(nodes, ledger)
 
     def rearrange(
         self, gang: Gang, refusal: Refusal, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]
     ) -> Rearrangement | None:
-        """Ask a policy that moves jobs.
+        """Return the rearrangement of a policy that moves jobs.
 
         Raises:
             PolicyFailed: it raised an error.
@@ -137,14 +151,14 @@ class AskedPlacement:
             return None
         try:
             found = self._rearranges.rearrange(gang, refusal, ledger, rng, fixed)
-        except Exception as error:  # whatever a stranger's code does
+        except Exception as error:  # third-party code may raise anything
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
         if found:
             self.refusal = None
         return found
 
     def lends(self, gang: Gang, offer: Offer, ledger: Ledger) -> bool:
-        """Ask a policy that lends whether a gang borrows.
+        """Return whether a policy that lends lends to a gang.
 
         Raises:
             PolicyFailed: it raised an error.
@@ -153,11 +167,11 @@ class AskedPlacement:
             return False
         try:
             return bool(self._reclaims.lends(gang, offer, ledger))
-        except Exception as error:  # whatever a stranger's code does
+        except Exception as error:  # third-party code may raise anything
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
 
     def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]) -> Reclaim | None:
-        """Ask a policy that lends to take back.
+        """Return what a policy that lends takes back for a gang.
 
         Raises:
             PolicyFailed: it raised an error.
@@ -166,31 +180,33 @@ class AskedPlacement:
             return None
         try:
             found = self._reclaims.reclaim(gang, ledger, rng, fixed)
-        except Exception as error:  # whatever a stranger's code does
+        except Exception as error:  # third-party code may raise anything
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
         if found:
             self.refusal = None
         return found
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
-        """Ask the policy.
+        """Return the policy's answer.
 
         Raises:
-            PolicyFailed: it raised an error, or offered what there is not.
+            PolicyFailed: it raised an error, or offered what does not exist.
         """
         try:
-            answer = place_in_one(self._policy, gang, ledger, rng)
+            answer = place_in_one_rack(self._policy, gang, ledger, rng)
             self.refusal = answer if isinstance(answer, Refusal) else None
             wrong = (
-                [] if isinstance(answer, Refusal) else [share for share in answer if not _exists(share, gang, ledger)]
+                [] if isinstance(answer, Refusal) else [share for share in answer if not _is_valid(share, gang, ledger)]
             )
-        except Exception as error:  # whatever a stranger's code does
+        except Exception as error:  # third-party code may raise anything
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
         if wrong:
-            raise PolicyFailed("placement", self, gang.job_id, f"it offered what there is not: {wrong[0]}")
+            raise PolicyFailed(
+                "placement", self, gang.job_id, f"it offered a node or part that does not exist: {wrong[0]}"
+            )
         return answer
 
 
-def _exists(share: Share, gang: Gang, ledger: Ledger) -> bool:
-    """Tell whether the node and the part that an offer names are there."""
+def _is_valid(share: Share, gang: Gang, ledger: Ledger) -> bool:
+    """Return whether the node and the part of an offer exist."""
     return 0 <= share.node < len(ledger) and 0 <= share.part < len(gang.parts)

@@ -1,8 +1,8 @@
-"""What the simulator lets the policies know in advance: the arms of an experiment about prediction.
+"""What policies know in advance in a simulation: the arms of a prediction experiment.
 
-`oracle` tells the true rest of each job, `noisy-oracle` that of some jobs with an error, `none` tells nothing, and any
-installed predictors learn from the jobs that finished and are asked at each submission, together as in the service.
-What is told is a job's whole run time; what the job has attained comes off it.
+`oracle` gives the true remaining time of each job, `noisy-oracle` that of some jobs with an error, `none` nothing, and
+installed predictors learn from finished jobs and are queried at each submission, chained as in the service. Predictions
+are of a job's total run time; the attained run time is subtracted.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from cotenant.core.model.estimate import UNKNOWN, Candidate, CandidateEstimate, 
 from cotenant.core.model.job_table import Floats, Jobs
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.validation import Violation
-from cotenant.core.placement.candidate_allocations import standard
+from cotenant.core.placement.candidate_allocations import standard_candidates
 from cotenant.core.policy.protocols import Predictor, Trains
 from cotenant.core.prediction.chain import Chain
 from cotenant.simulator import service_scaling
 from cotenant.simulator.physics.rounding import steady
 from cotenant.simulator.policy_set import PolicyFailed
-from cotenant.simulator.snapshots import Present
+from cotenant.simulator.snapshots import SnapshotState
 from cotenant.simulator.traces import TraceJob
 
-Judge = Callable[[TraceJob], tuple[CandidateEstimate, ...]]
+CandidateSource = Callable[[TraceJob], tuple[CandidateEstimate, ...]]
 
 
-def unjudged(_: TraceJob) -> tuple[CandidateEstimate, ...]:
-    """Tell nothing about other allocations."""
+def no_candidates(_: TraceJob) -> tuple[CandidateEstimate, ...]:
+    """Return no estimates of other allocations."""
     return ()
 
 
 class Arm(Protocol):
-    """Tells what may be known of jobs. `sequence` numbers jobs in the order of their submission.
+    """Predicts jobs. `sequence` numbers jobs in order of submission.
 
-    `by_chance`: what it tells is drawn at random.
+    `by_chance`: predictions are drawn at random.
     """
 
     by_chance: bool
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
-        """Say what is known of a job at its submission."""
+        """Return the estimate of a job at its submission."""
 
-    def takes(self, sequence: int, total_seconds: float) -> None:
-        """Note that a job will take so long in all: it has work to repeat, or goes at another rate."""
+    def total_changed(self, sequence: int, total_seconds: float) -> None:
+        """Update the true total run time of a job: it has to repeat work, or its rate changed."""
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Learn from a job's end."""
@@ -54,43 +54,43 @@ class Arm(Protocol):
     def window(self, job: TraceJob, held: Candidate, rate_per_second: float, seconds: float, now: float) -> None:
         """Learn from a running job's rate."""
 
-    def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
-        """Say what is known of a job now of which an estimate was given at its submission."""
+    def updated_estimate(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
+        """Return the present estimate of a job, from the one at its submission."""
 
-    def know(self, jobs: Jobs) -> Jobs:
-        """Fill in the remaining time of the jobs, as far as it is known."""
+    def with_predictions(self, jobs: Jobs) -> Jobs:
+        """Return the jobs with their remaining times as far as known."""
 
 
-class Nothing:
-    """The arm in which nobody knows anything."""
+class NoPrediction:
+    """The arm without any predictions."""
 
     name = "none"
     by_chance = False
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
-        """Nothing is known."""
+        """Return no prediction."""
         return UNKNOWN
 
-    def takes(self, sequence: int, total_seconds: float) -> None:
-        """Nothing is kept."""
+    def total_changed(self, sequence: int, total_seconds: float) -> None:
+        """Ignore it."""
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
-        """Nothing is learnt."""
+        """Learn nothing."""
 
     def window(self, job: TraceJob, held: Candidate, rate_per_second: float, seconds: float, now: float) -> None:
-        """Nothing is learnt."""
+        """Learn nothing."""
 
-    def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
-        """Nothing is known."""
+    def updated_estimate(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
+        """Return the estimate unchanged."""
         return given
 
-    def know(self, jobs: Jobs) -> Jobs:
-        """Nothing is known."""
+    def with_predictions(self, jobs: Jobs) -> Jobs:
+        """Return the jobs unchanged."""
         return jobs
 
 
-class Told:
-    """Knows the total run time of some jobs; the others' is NaN."""
+class KnownTotals:
+    """Known total run times of some jobs; NaN for the others."""
 
     by_chance = False
 
@@ -98,22 +98,22 @@ class Told:
         self._total_seconds: Floats = np.full(count, np.nan)
         self._confidence: Floats = np.zeros(count)
 
-    def tell(self, sequence: int, total_seconds: float | None, confidence: float) -> None:
-        """Note what one job is expected to run in all."""
+    def set_total(self, sequence: int, total_seconds: float | None, confidence: float) -> None:
+        """Set the expected total run time of a job."""
         self._total_seconds[sequence] = np.nan if total_seconds is None else total_seconds
         self._confidence[sequence] = confidence
 
     def window(self, job: TraceJob, held: Candidate, rate_per_second: float, seconds: float, now: float) -> None:
-        """What is told does not depend on rates."""
+        """Ignore it: predictions do not depend on rates."""
 
-    def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
-        """Take off the expected total what the job has attained."""
+    def updated_estimate(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
+        """Return the expected total minus the attained run time."""
         if np.isnan(total := float(self._total_seconds[sequence])):
             return given
         return replace(given, remaining_seconds=max(0.0, total - attained_seconds))
 
-    def know(self, jobs: Jobs) -> Jobs:
-        """Take off the expected total what each job has attained."""
+    def with_predictions(self, jobs: Jobs) -> Jobs:
+        """Return the jobs with the expected total minus the attained run time of each."""
         total = self._total_seconds[jobs.sequence]
         return replace(
             jobs,
@@ -123,29 +123,29 @@ class Told:
         )
 
 
-class Oracle(Told):
-    """Knows the truth: how an order would do if every prediction were right. `judge` knows it of other allocations."""
+class Oracle(KnownTotals):
+    """The truth, as if every prediction were right; `candidates_of` gives it for other allocations."""
 
     name = "oracle"
 
-    def __init__(self, count: int, judge: Judge = unjudged) -> None:
+    def __init__(self, count: int, candidates_of: CandidateSource = no_candidates) -> None:
         super().__init__(count)
-        self._judge = judge
+        self._judge = candidates_of
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
-        """Tell the whole truth."""
-        self.tell(sequence, job.work_seconds, 1.0)
-        return service_scaling.judged(job, _sure(job.work_seconds, self._judge(job), self.name))
+        """Return the true run time."""
+        self.set_total(sequence, job.work_seconds, 1.0)
+        return service_scaling.with_batch_latency(job, _certain(job.work_seconds, self._judge(job), self.name))
 
-    def takes(self, sequence: int, total_seconds: float) -> None:
-        """Keep to the truth."""
-        self.tell(sequence, total_seconds, 1.0)
+    def total_changed(self, sequence: int, total_seconds: float) -> None:
+        """Follow the truth."""
+        self.set_total(sequence, total_seconds, 1.0)
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
-        """There is nothing left to learn."""
+        """Learn nothing: everything is known."""
 
 
-class NoisyOracle(Told):
+class NoisyOracle(KnownTotals):
     """Knows some jobs, with an error: prediction error is an input of a fair comparison, not a surprise."""
 
     name = "noisy-oracle"
@@ -157,7 +157,7 @@ class NoisyOracle(Told):
 
         predictable: share of the jobs that are predictable, from 0 to 1.
         spread: standard deviation of the logarithm of predicted / true run time.
-        bias: median of predicted / true run time; above 1 jobs are taken for longer than they are.
+        bias: median of predicted / true run time; above 1 jobs are overestimated.
         """
 
         predictable: float = 0.5
@@ -165,7 +165,7 @@ class NoisyOracle(Told):
         bias: float = 1.0
 
         def check(self) -> list[Violation]:
-            """Name what the types cannot say."""
+            """Return a violation for each invalid option."""
             wrong = []
             if not 0 <= self.predictable <= 1:
                 wrong.append(Violation("predictable", f"must be from 0 to 1, not {self.predictable:g}"))
@@ -175,37 +175,37 @@ class NoisyOracle(Told):
                 wrong.append(Violation("bias", f"must be from 0.01 to 100, not {self.bias:g}"))
             return wrong
 
-    def __init__(self, options: Options, count: int, seed: int, judge: Judge = unjudged) -> None:
+    def __init__(self, options: Options, count: int, seed: int, candidates_of: CandidateSource = no_candidates) -> None:
         super().__init__(count)
-        self._judge = judge
-        rng = np.random.default_rng([seed, 1])  # a stream of its own: each arm's jobs err alike
+        self._judge = candidates_of
+        rng = np.random.default_rng([seed, 1])  # a stream of its own: jobs have the same errors in each arm
         self._predictable = rng.random(count) < options.predictable
         error = options.bias * np.exp(options.spread * rng.standard_normal(count))
         self._error = [steady(one) for one in error.tolist()]
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
-        """Tell about what is true, or nothing."""
+        """Return the run time with its error, or nothing."""
         if not self._predictable[sequence]:
-            self.tell(sequence, None, 0.0)
+            self.set_total(sequence, None, 0.0)
             return UNKNOWN
         error = self._error[sequence]
-        self.tell(sequence, job.work_seconds * error, 1.0)
-        judged = tuple([_wrong(one, error) for one in self._judge(job)])
-        return service_scaling.judged(job, _sure(job.work_seconds * error, judged, self.name))
+        self.set_total(sequence, job.work_seconds * error, 1.0)
+        candidates = tuple([_with_error(one, error) for one in self._judge(job)])
+        return service_scaling.with_batch_latency(job, _certain(job.work_seconds * error, candidates, self.name))
 
-    def takes(self, sequence: int, total_seconds: float) -> None:
-        """Stay with what was told."""
+    def total_changed(self, sequence: int, total_seconds: float) -> None:
+        """Keep the prediction."""
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
-        """Nothing is learnt."""
+        """Learn nothing."""
 
 
-def _sure(seconds: float, judged: tuple[CandidateEstimate, ...], source: str) -> Estimate:
-    return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, candidates=judged, source=source)
+def _certain(seconds: float, candidates: tuple[CandidateEstimate, ...], source: str) -> Estimate:
+    return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, candidates=candidates, source=source)
 
 
-def _wrong(one: CandidateEstimate, error: float) -> CandidateEstimate:
-    """Take a job for longer than it is, and for slower in proportion."""
+def _with_error(one: CandidateEstimate, error: float) -> CandidateEstimate:
+    """Return a candidate with the remaining time multiplied and the rate divided by an error."""
     rate, left = one.rate_per_second, one.remaining_seconds
     return replace(
         one,
@@ -214,51 +214,51 @@ def _wrong(one: CandidateEstimate, error: float) -> CandidateEstimate:
     )
 
 
-class Recorded(Told):
-    """Knows what was known when a snapshot was taken: for policies to decide by as they did."""
+class Recorded(KnownTotals):
+    """What was known when a snapshot was taken, so that policies decide as they did."""
 
     name = "recorded"
 
-    def __init__(self, present: Present, count: int) -> None:
+    def __init__(self, snapshot_state: SnapshotState, count: int) -> None:
         super().__init__(count)
-        self._present = present
+        self._snapshot_state = snapshot_state
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
-        """Tell what the predictor had said, or nothing."""
-        known = self._present.known.get(job.id)
+        """Return what the predictor had predicted, or nothing."""
+        known = self._snapshot_state.known.get(job.id)
         if known is None:
-            self.tell(sequence, None, 0.0)
+            self.set_total(sequence, None, 0.0)
             return UNKNOWN
-        self.tell(sequence, known.total_seconds, known.confidence)
-        ran = self._present.attained.get(job.id, 0.0)
+        self.set_total(sequence, known.total_seconds, known.confidence)
+        ran = self._snapshot_state.attained.get(job.id, 0.0)
         rest = max(0.0, known.total_seconds - ran)
         return Estimate(predictable=True, confidence=known.confidence, remaining_seconds=rest, source=self.name)
 
-    def takes(self, sequence: int, total_seconds: float) -> None:
-        """Stay with what was told."""
+    def total_changed(self, sequence: int, total_seconds: float) -> None:
+        """Keep the prediction."""
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
-        """Nothing is learnt."""
+        """Learn nothing."""
 
 
-class Learner(Told):
-    """Asks predictors as the service does, and shows them every job that finishes. `shapes` are those of the nodes."""
+class Learner(KnownTotals):
+    """Queries predictors as the service does, and shows them every finished job. `shapes` are those of the nodes."""
 
     def __init__(self, predictors: Sequence[Predictor], count: int, shapes: Sequence[NodeShape] = ()) -> None:
         super().__init__(count)
         self._shapes = shapes
         self._chain = Chain(predictors, _failed)
-        self._asked: dict[str, tuple[int | None, Query]] = {}  # the last question about each job, and its θ
+        self._asked: dict[str, tuple[int | None, Query]] = {}  # the last query about each job, and its θ
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
-        """Ask the predictors once.
+        """Query the predictors once.
 
         Raises:
-            PolicyFailed: one of them raised an error, or answered nonsense.
+            PolicyFailed: a predictor raised an error, or returned an invalid answer.
         """
         estimate = self._ask(job, None)
         known = estimate.predictable and estimate.remaining_seconds is not None
-        self.tell(sequence, estimate.remaining_seconds if known else None, estimate.confidence if known else 0.0)
+        self.set_total(sequence, estimate.remaining_seconds if known else None, estimate.confidence if known else 0.0)
         return estimate
 
     def _ask(self, job: TraceJob, cores_useful: int | None) -> Estimate:
@@ -275,16 +275,16 @@ class Learner(Told):
             spec.name,
             spec.gpu_milli,
             spec.replicas,
-            candidates=standard(spec, self._shapes, cores_useful),
+            candidates=standard_candidates(spec, self._shapes, cores_useful),
             qos=spec.qos,
             submission=_submission(job),
         )
 
-    def takes(self, sequence: int, total_seconds: float) -> None:
-        """A prediction stays what it was."""
+    def total_changed(self, sequence: int, total_seconds: float) -> None:
+        """Keep the prediction."""
 
     def window(self, job: TraceJob, held: Candidate, rate_per_second: float, seconds: float, now: float) -> None:
-        """Show the predictors how fast a job runs on how many cores."""
+        """Show the predictors the rate of a job on its cores."""
         spec = job.spec()
         self._chain.observe(
             Observation(
@@ -301,15 +301,15 @@ class Learner(Told):
             )
         )
 
-    def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
-        """Ask again for the cores; how long the job runs stays what was told."""
+    def updated_estimate(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
+        """Query the predictors again for the cores; the total run time keeps its prediction."""
         new = self._ask(job, given.cores_useful)
         cores, sure = new.cores_useful, new.cores_useful_confidence
-        said = super().later(sequence, job, given, attained_seconds)
+        said = super().updated_estimate(sequence, job, given, attained_seconds)
         return replace(said, cores_useful=cores, cores_useful_confidence=sure, source=new.source)
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
-        """Show the predictors how long the job ran; where that makes it time to learn, learn at once."""
+        """Show the predictors a finished job; train them at once if training is due."""
         spec = job.spec()
         self._asked.pop(job.id, None)
         ended = Observation(
@@ -324,11 +324,11 @@ class Learner(Told):
             submission=_submission(job),
             seen_seconds=now,
         )
-        for seen in (*service_scaling.batches(job, standard(spec, self._shapes)[0], ended), ended):
+        for seen in (*service_scaling.batches(job, standard_candidates(spec, self._shapes)[0], ended), ended):
             self._chain.observe(seen)
         for predictor in self._chain.predictors.values():
-            if isinstance(predictor, Trains) and (lesson := predictor.lesson()):
-                predictor.adopt(lesson.train())
+            if isinstance(predictor, Trains) and (training_task := predictor.training_task()):
+                predictor.adopt(training_task.train())
 
 
 def _failed(predictor: Predictor, error: str) -> None:

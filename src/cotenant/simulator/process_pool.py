@@ -1,4 +1,4 @@
-"""Work that is spread over processes, and stops early where somebody wants no more."""
+"""Work spread over processes, which stops early on request."""
 
 from __future__ import annotations
 
@@ -21,47 +21,49 @@ POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """A task's process ended before it had answered, and why, as far as that can be guessed."""
+class WorkerDied:
+    """The process of a task ended before it answered; the reason is a guess."""
 
-    why: str = "the process that ran it ended; perhaps memory was short"
+    why: str = "its process ended; perhaps it ran out of memory"
 
 
 @contextmanager
 def workers(
     work: Work[Task, Answer], processes: int, stopped: Stopped
-) -> Iterator[Callable[[deque[Task]], Iterator[tuple[Task, Answer | Broken]]]]:
-    """Give what answers tasks, those that are added meanwhile too: this process where there is to be one, or others.
+) -> Iterator[Callable[[deque[Task]], Iterator[tuple[Task, Answer | WorkerDied]]]]:
+    """Yield a function that answers tasks, including tasks added meanwhile: in this process, or in several others.
 
-    `work` is a function of a module, and is told when to stop. Answers come as they are ready.
+    `work` is a module-level function, and is told when to stop. Answers come as they are ready.
     """
     if processes == 1:
-        yield lambda tasks: _here(work, tasks, stopped)
+        yield lambda tasks: _in_this_process(work, tasks, stopped)
         return
-    context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks, whoever holds them
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks held by other threads
     flag = context.Event()
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(flag,))
     try:
-        yield lambda tasks: _there(pool, work, processes, tasks, flag, stopped)
+        yield lambda tasks: _in_pool(pool, work, processes, tasks, flag, stopped)
     finally:
         flag.set()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _here(work: Work[Task, Answer], tasks: deque[Task], stopped: Stopped) -> Iterator[tuple[Task, Answer | Broken]]:
+def _in_this_process(
+    work: Work[Task, Answer], tasks: deque[Task], stopped: Stopped
+) -> Iterator[tuple[Task, Answer | WorkerDied]]:
     while tasks and not stopped():
         task = tasks.popleft()
         yield task, work(task, stopped)
 
 
-def _there(
+def _in_pool(
     pool: ProcessPoolExecutor,
     work: Work[Task, Answer],
     processes: int,
     tasks: deque[Task],
     flag: Flag,
     stopped: Stopped,
-) -> Iterator[tuple[Task, Answer | Broken]]:
+) -> Iterator[tuple[Task, Answer | WorkerDied]]:
     waiting: dict[Future[Answer], tuple[int, Task]] = {}
     given = 0
     while (tasks and not stopped()) or waiting:
@@ -76,11 +78,11 @@ def _there(
             try:
                 yield task, future.result()
             except BrokenProcessPool:
-                yield task, Broken()
+                yield task, WorkerDied()
 
 
 def _submitted(pool: ProcessPoolExecutor, work: Work[Task, Answer], task: Task) -> Future[Answer]:
-    """Submit a task, which may start processes: Ctrl-C, which a terminal sends to all, is for this one alone."""
+    """Submit a task, which may start processes; those ignore Ctrl-C, which a terminal sends to the whole group."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return pool.submit(_answer, work, task)
@@ -88,7 +90,7 @@ def _submitted(pool: ProcessPoolExecutor, work: Work[Task, Answer], task: Task) 
         signal.signal(signal.SIGINT, before)
 
 
-_flag: Flag | None = None  # in a process that answers: raised when it is to stop
+_flag: Flag | None = None  # in a worker process: set when it is to stop
 
 
 def _begin(flag: Flag) -> None:

@@ -1,4 +1,4 @@
-"""What came out of a simulation: the figures, and each job's fate."""
+"""The result of a simulation: the figures, and the outcome of each job."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.tenancy import Tenancy
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.job import Life
-from cotenant.simulator.resizing import Figures
+from cotenant.simulator.job import SimulatedJob
+from cotenant.simulator.resizing import ResizeFigures
 from cotenant.simulator.starvation import GANG_SIZES, starvation_of
 from cotenant.simulator.traces.trace_job import Ended
 from cotenant.simulator.wait_times import LEVELS, WAITS, by_level, by_wait, dominant
 
 ABOUT: Mapping[str, str] = MappingProxyType(
     {
-        "jobs": "jobs of the trace that were submitted, unschedulable ones too",
-        "jct": "finish - submission, of finished jobs, killed and failed ones too; percentiles interpolate linearly",
+        "jobs": "jobs of the trace that were submitted, including unschedulable ones",
+        "jct": "finish - submission, of finished jobs, also killed and failed ones; percentiles interpolate linearly",
         "makespan_seconds": "last finish - first submission",
         "given_up": "jobs that the queue policy gave up; they are neither finished nor unschedulable",
-        "avg_queue_seconds": "mean time that a finished job spent waiting, first and after preemptions",
-        "gpu_utilisation": "mean GPU utilisation over all GPU time of the cluster until the makespan, from 0 to 1, as "
-        "simulator.utilisation models it; where that is none, held GPUs count as fully used: gpu_occupancy",
+        "avg_queue_seconds": "mean time that a finished job spent waiting, including waits after preemptions",
+        "gpu_utilisation": "mean GPU utilization over all GPU time of the cluster until the makespan, from 0 to 1, as "
+        "simulator.utilisation models it; if that is none, held GPUs count as fully used: gpu_occupancy",
         "gpu_occupancy": "GPU time held by jobs / GPU time of the cluster over the makespan, from 0 to 1",
-        "cpu_utilisation": "the same for cores, held ones counting as used",
-        "sizing": "only where the allocator changes the cores of running jobs: `resizes`, how often it did; mean "
+        "cpu_utilisation": "the same for cores; held cores count as used",
+        "sizing": "only if the allocator resizes running jobs: `resizes`, the number of changes; mean "
         "cores, over the makespan, that jobs had given back of their GPUs' share (`slimmed_cores`) and that were lent "
-        "to them beside what they held for good (`lent_cores`)",
-        "cpu_jobs_avg_queue_seconds": "avg_queue_seconds of jobs without GPUs; null where there are none",
-        "tenants": "by tenant: its jobs; of finished ones the mean JCT and time spent waiting; the GPU time that it "
-        "held, and its share of that of all tenants",
-        "qos_guarantee_percent": "jobs that were done by their deadline, of those that have one; failed and unfinished "
-        "ones count as missed, those that their users killed are left out; null where no job has one",
-        "migrations": "runs that were stopped to go on elsewhere, so that a gang could start or a job is hurt no more",
-        "reclaims": "runs that were stopped because they were on resources that were reserved for another job",
-        "outcomes": "finished jobs by what became of them",
-        "outcomes_gpu_time": "shares of the GPU time held by finished jobs, by what became of them; null for none",
-        "failures": "attempts that failed by the job's own doing, by class",
+        "to them in addition to their own (`lent_cores`)",
+        "cpu_jobs_avg_queue_seconds": "avg_queue_seconds of jobs without GPUs; null if there are none",
+        "tenants": "by tenant: its jobs; the mean JCT and time spent waiting of finished jobs; the GPU time that it "
+        "held, and its share of the GPU time of all tenants",
+        "qos_guarantee_percent": "jobs that met their deadline, of those that have one; failed and unfinished "
+        "jobs count as missed, jobs killed by their users are left out; null if no job has a deadline",
+        "migrations": "runs that were stopped to continue elsewhere, so that a gang could start or contention ends",
+        "reclaims": "runs that were stopped because their resources were reserved for another job",
+        "outcomes": "finished jobs by outcome",
+        "outcomes_gpu_time": "shares of the GPU time held by finished jobs, by outcome; null for none",
+        "failures": "attempts that failed because of the job itself, by class",
         "crashes": "runs that ended because a node failed",
-        "lost_work_seconds": "work, at reference speed, that was done and lost in failures, for it was not saved",
-        "waits": "jobs by the kind of wait that cost them most seconds; jobs that never waited are in none",
+        "lost_work_seconds": "work, at reference speed, that was lost in failures because it was not saved",
+        "waits": "jobs by the kind of wait that took most of their time; jobs that never waited are in none",
         "waits_seconds": "seconds of waiting by kind, summed over all jobs",
-        "waits_by_gpus": "waits by the GPUs that a job asks for, as Philly's table has them",
-        "fragmentation_seconds": "of waits_seconds, those for a place that is not in fragments, by the level that was "
-        "wanted: all on one server, all in one rack, or anywhere",
-        "starvation": "by the GPUs that a job asks for, and for those that ask for more than any server has: jobs, the "
-        "longest and mean time spent waiting, and the percentage that waited for over an hour; unfinished ones too",
-        "events": "submissions, finishes, failures, retries, preemptions, migrations, nodes that fail or are back, and "
-        "ends of an order's validity",
-        "overlay": "what was added that the trace does not tell, and its seed; empty where nothing was",
+        "waits_by_gpus": "waits by the GPUs that a job requests, as in Philly's table",
+        "fragmentation_seconds": "of waits_seconds, the waits for a place that is not fragmented, by the level "
+        "that was wanted: all on one server, all in one rack, or anywhere",
+        "starvation": "by the GPUs that a job requests, and for jobs that request more than any server has: jobs, the "
+        "longest and mean time spent waiting, and the percentage that waited for over an hour; also unfinished jobs",
+        "events": "submissions, finishes, failures, retries, preemptions, migrations, failures and repairs of nodes, "
+        "and expiries of an order",
+        "overlay": "what was added to the trace, and its seed; empty if nothing was",
         "wall_seconds": "time that the simulation took; the only figure that differs from run to run",
         "by_chance": "whether anything was drawn at random, so that another seed may give other figures",
         "unschedulable": "jobs that can never run, with the reason; they are in no other figure but jobs",
@@ -66,13 +66,13 @@ ABOUT: Mapping[str, str] = MappingProxyType(
 
 LEFT_WAITING = Refusal(
     Code.NOT_YET_CONSIDERED,
-    "was still waiting when nothing ran any more and nothing was to come: the policies found no place for it",
+    "was still waiting when no job was running or still to come: the policies found no place for it",
     "another policy, or a larger cluster",
 )
 
 
 class Outcome(NamedTuple):
-    """What became of one job. Times count from the first submission; None: it did not finish, was not given up."""
+    """The outcome of one job. Times count from the first submission; None: it did not finish, was not given up."""
 
     id: str
     kind: JobKind
@@ -83,7 +83,7 @@ class Outcome(NamedTuple):
     run_seconds: float
     waits_seconds: tuple[float, ...]  # by kind
     preemptions: int
-    ended: Ended = Ended.PASSED  # once it finished
+    ended: Ended = Ended.PASSED  # if it finished
     failures: int = 0
     failure: str = ""
     crashes: int = 0
@@ -92,17 +92,17 @@ class Outcome(NamedTuple):
     deadline_seconds: float | None = None
     given_up_seconds: float | None = None
     tenant: str = TENANT_DEFAULT
-    fragmentation_seconds: tuple[float, ...] = ()  # by level; together, those of that kind
-    servers: int = 0  # on which its last run was
+    fragmentation_seconds: tuple[float, ...] = ()  # by level; they add up to the waits of that kind
+    servers: int = 0  # of its last run
 
     @property
     def jct_seconds(self) -> float | None:
-        """From submission to finish."""
+        """Time from submission to finish."""
         return None if self.finished_seconds is None else self.finished_seconds - self.submitted_seconds
 
     @property
     def queue_seconds(self) -> float:
-        """All time spent waiting."""
+        """Total time spent waiting."""
         return sum(self.waits_seconds)
 
     @property
@@ -113,7 +113,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of one simulation; None where there is nothing to take a figure of. `ABOUT` says what each means."""
+    """The figures of one simulation; None if a figure has no data. `ABOUT` explains each."""
 
     jobs: int
     finished: int
@@ -162,7 +162,7 @@ class Result:
     outcomes: tuple[Outcome, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Give all figures as plain values; `about` says what each means. The jobs' outcomes are left out."""
+        """Return all figures as plain values; `about` explains each. The jobs' outcomes are left out."""
         names = (name for name in self.__dataclass_fields__ if name not in ("outcomes", "ends", "ends_gpu_time"))
         plain = {name: getattr(self, name) for name in names}
         about = dict(ABOUT)
@@ -201,9 +201,9 @@ def result_of(
     policies: Mapping[str, str],
     options: Mapping[str, Mapping[str, str]],
 ) -> Result:
-    """Sum a simulation up as it stands."""
+    """Return the figures of a simulation in its present state."""
     trace, cluster = simulation.trace, simulation.cluster
-    outcomes = tuple(_outcome(life, simulation.now) for life in simulation.lives)
+    outcomes = tuple(_outcome(sim_job, simulation.now) for sim_job in simulation.sim_jobs)
     done = [outcome for outcome in outcomes if outcome.finished_seconds is not None]
     jcts = np.array([outcome.jct_seconds for outcome in done], dtype=np.float64)
     makespan = max((outcome.finished_seconds or 0.0 for outcome in done), default=None)
@@ -211,12 +211,14 @@ def result_of(
     preemptions = sum(outcome.preemptions for outcome in outcomes)
     occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
     busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
-    held_cores = [life.shape.cores * one.run_seconds for life, one in zip(simulation.lives, outcomes, strict=True)]
+    held_cores = [
+        sim_job.job_class.cores * one.run_seconds for sim_job, one in zip(simulation.sim_jobs, outcomes, strict=True)
+    ]
     held_cores += [simulation.sized.beyond_core_seconds] if simulation.sized else []
     return Result(
         jobs=simulation.submitted,
         finished=len(done),
-        given_up=sum(life.given_up for life in simulation.lives),
+        given_up=sum(sim_job.given_up for sim_job in simulation.sim_jobs),
         avg_jct_seconds=_mean(jcts.tolist()),
         median_jct_seconds=_percentile(jcts, 50),
         p95_jct_seconds=_percentile(jcts, 95),
@@ -224,9 +226,9 @@ def result_of(
         makespan_seconds=makespan,
         avg_queue_seconds=_mean([outcome.queue_seconds for outcome in done]),
         preemptions=preemptions,
-        migrations=(moves := sum(life.migrations for life in simulation.lives)),
-        reclaims=(reclaims := sum(life.reclaims for life in simulation.lives)),
-        gpu_utilisation=busy if simulation.world.usage_is_modelled else occupancy,
+        migrations=(moves := sum(sim_job.migrations for sim_job in simulation.sim_jobs)),
+        reclaims=(reclaims := sum(sim_job.reclaims for sim_job in simulation.sim_jobs)),
+        gpu_utilisation=busy if simulation.world.models_utilization else occupancy,
         gpu_occupancy=occupancy,
         cpu_utilisation=_share(held_cores, cluster.cores, span),
         sizing=_sizing(simulation.sized, span) if simulation.sized else None,
@@ -263,33 +265,33 @@ def result_of(
 
 
 def _unschedulable(simulation: Simulation, *, complete: bool) -> tuple[tuple[str, Refusal], ...]:
-    left = [(life.job.id, LEFT_WAITING) for life in simulation.lives if complete and not life.over]
+    left = [(sim_job.job.id, LEFT_WAITING) for sim_job in simulation.sim_jobs if complete and not sim_job.over]
     return (*((job.id, refusal) for job, refusal in simulation.unschedulable), *left)
 
 
-def _outcome(life: Life, now: float) -> Outcome:
-    job, waited = life.job, life.waited_until(now)
+def _outcome(sim_job: SimulatedJob, now: float) -> Outcome:
+    job, waited = sim_job.job, sim_job.waited_until(now)
     return Outcome(
         id=job.id,
         kind=job.kind,
-        gpu_milli=life.shape.gpu_milli,
+        gpu_milli=sim_job.job_class.gpu_milli,
         submitted_seconds=job.submitted_seconds,
         work_seconds=job.work_seconds,
-        finished_seconds=life.finished_seconds if life.finished else None,
-        run_seconds=life.attained_seconds + (now - life.running_since if life.running else 0.0),
+        finished_seconds=sim_job.finished_seconds if sim_job.finished else None,
+        run_seconds=sim_job.attained_seconds + (now - sim_job.running_since if sim_job.running else 0.0),
         waits_seconds=by_wait(waited),
-        preemptions=life.preemptions,
-        ended=life.fate.ended,
-        failures=life.failures,
-        failure=life.failure,
-        crashes=life.crashes,
-        lost_work_seconds=life.lost_seconds,
-        busy_seconds=life.busy_until(now),
+        preemptions=sim_job.preemptions,
+        ended=sim_job.fate.ended,
+        failures=sim_job.failures,
+        failure=sim_job.failure,
+        crashes=sim_job.crashes,
+        lost_work_seconds=sim_job.lost_seconds,
+        busy_seconds=sim_job.busy_until(now),
         deadline_seconds=job.deadline_seconds,
-        given_up_seconds=life.given_up_seconds if life.given_up else None,
+        given_up_seconds=sim_job.given_up_seconds if sim_job.given_up else None,
         tenant=job.tenant,
         fragmentation_seconds=by_level(waited),
-        servers=life.servers,
+        servers=sim_job.servers,
     )
 
 
@@ -302,11 +304,11 @@ def _percentile(values: np.ndarray, percent: float) -> float | None:
 
 
 def _share(held: Sequence[float], total: int, span_seconds: float) -> float | None:
-    """Sum up what was held, times seconds, as a share of all there is."""
+    """Return the integral of what was held as a share of the total."""
     return math.fsum(held) / (total * span_seconds) if total and span_seconds else None
 
 
-def _sizing(figures: Figures, span_seconds: float) -> dict[str, float | None]:
+def _sizing(figures: ResizeFigures, span_seconds: float) -> dict[str, float | None]:
     def mean(core_seconds: float) -> float | None:
         return core_seconds / span_seconds if span_seconds else None
 
@@ -318,7 +320,7 @@ def _sizing(figures: Figures, span_seconds: float) -> dict[str, float | None]:
 
 
 def _qos_percent(simulation: Simulation, outcomes: Sequence[Outcome], *, complete: bool) -> float | None:
-    """Tell the share of jobs that were done by their deadline, of those of which that is known."""
+    """Return the percentage of jobs that met their deadline, of those for which it is known."""
     met, missed = 0, sum(job.deadline_seconds is not None for job, _ in simulation.unschedulable)
     for one in outcomes:
         if one.deadline_seconds is None or (one.finished_seconds is not None and one.ended is Ended.KILLED):
@@ -348,7 +350,7 @@ def _failures(outcomes: Sequence[Outcome]) -> Counter[str]:
 
 
 def _by_tenant(tenancy: Tenancy, outcomes: Iterable[Outcome]) -> dict[str, dict[str, float | None]]:
-    """Sum up by tenant: those that were told of first, then the others by name."""
+    """Return figures by tenant: configured tenants first, then the others by name."""
     of: dict[str, list[Outcome]] = {tenant.id: [] for tenant in tenancy.tenants}
     for outcome in outcomes:
         of.setdefault(outcome.tenant, []).append(outcome)

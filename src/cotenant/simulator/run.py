@@ -1,4 +1,4 @@
-"""One call from names to a result: find the policies, replay the trace, sum up."""
+"""One call from names to a result: loads the policies, replays the trace, and returns the figures."""
 
 from __future__ import annotations
 
@@ -14,28 +14,37 @@ from cotenant import plugins
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.tenancy import Tenancy, Tenant
 from cotenant.core.model.validation import Violation
-from cotenant.core.policy.cluster_view import Sees
-from cotenant.core.policy.options import BadOption, by_owner, names_of, parse
+from cotenant.core.policy.cluster_view import UsesClusterView
+from cotenant.core.policy.options import BadOption, options_by_policy, parse, split_names
 from cotenant.core.policy.protocols import ContentionPolicy, CpuAllocator, PlacementPolicy, Predictor, QueuePolicy
 from cotenant.core.spelling import did_you_mean, nearest
 from cotenant.simulator.clusters.cluster import Cluster, parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.overlays import Overlays, parse_overlays
 from cotenant.simulator.physics.settings import Settings
-from cotenant.simulator.physics.speeds import NEIGHBOURLY
+from cotenant.simulator.physics.speeds import NEIGHBOR_MODELS
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policy_set import GROUPS, Policies
-from cotenant.simulator.prediction_arms import Arm, Judge, Learner, NoisyOracle, Nothing, Oracle, Recorded, unjudged
+from cotenant.simulator.prediction_arms import (
+    Arm,
+    CandidateSource,
+    Learner,
+    NoisyOracle,
+    NoPrediction,
+    Oracle,
+    Recorded,
+    no_candidates,
+)
 from cotenant.simulator.recording.events import Recorder
 from cotenant.simulator.results import Result, result_of
-from cotenant.simulator.snapshots import Present
+from cotenant.simulator.snapshots import SnapshotState
 from cotenant.simulator.traces import Trace, load
 from cotenant.simulator.workload import workload
 
 WATCH_SECONDS = 0.1
 WATCH_EVENTS = 64
 NO_CONTENTION = "none"
-ARMS = (Oracle.name, NoisyOracle.name, Nothing.name, Recorded.name)
+ARMS = (Oracle.name, NoisyOracle.name, NoPrediction.name, Recorded.name)
 
 Options = Mapping[str, Mapping[str, str]]
 Watch = Callable[[Simulation], bool]
@@ -60,23 +69,25 @@ def simulate(
     watch: Watch | None = None,
     recorder: Recorder | None = None,
 ) -> Result:
-    """Replay a trace on a cluster under policies, given by name or as they are.
+    """Replay a trace on a cluster under policies, given by name or as objects.
 
-    `overlay` adds what the trace does not tell, such as `models=synergy,tenants=8`. `tenants` have guarantees, limits
-    and weights; those of the trace that are not among them have neither guarantee nor limit, and weigh 1. `options`
-    are texts by group (queue, placement, allocator, predictor, simulator) and name. It is over at the first event from
-    `until_seconds` on, with jobs still running; `watch` is called every tenth of a second or so, and where it returns
-    False it is over too. `recorder` is told every event. The same arguments give the same result, but for
+    `overlay` adds what the trace does not record, such as `models=synergy,tenants=8`. `tenants` have guarantees, limits
+    and weights; tenants of the trace that are not among them have neither guarantee nor limit, and weight 1. `options`
+    are strings by group (queue, placement, allocator, predictor, simulator) and name. The simulation stops at the first
+    event from `until_seconds` on, with jobs still running; `watch` is called about every tenth of a second, and stops
+    it by returning False. `recorder` receives every event. The same arguments give the same result, except for
     `wall_seconds`.
 
     Raises:
-        BadTrace, BadCluster, UnknownPolicy, BadOption: the input cannot be taken; the message says what is wrong.
-        PolicyFailed: a policy raised an error, or answered nonsense.
+        BadTrace, BadCluster, UnknownPolicy, BadOption: the input is invalid; the message says why.
+        PolicyFailed: a policy raised an error, or returned an invalid answer.
     """
     began = time.perf_counter()
     settings = settings_of(options)
     policies = Policies(
-        _made("queue", queue, options), _made("placement", placement, options), _made("allocator", allocator, options)
+        _policy_of("queue", queue, options),
+        _policy_of("placement", placement, options),
+        _policy_of("allocator", allocator, options),
     )
     place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     eliminator = _contention(contention, options, settings)
@@ -84,11 +95,11 @@ def simulate(
     overlays = overlay if isinstance(overlay, Overlays) else parse_overlays([overlay] if overlay else [])
     jobs = workload(jobs, place, overlays, auto_cores=settings.cores == "auto")
     world = World(place, settings, seed, eliminator)
-    judge = world.judged if isinstance(policies.placement, Sees) else unjudged
-    with _naming("predictor"):
-        arm = _arm(predictor, options.get("predictor", {}), jobs, seed, judge, world.shapes)
+    candidates_of = world.candidate_estimates if isinstance(policies.placement, UsesClusterView) else no_candidates
+    with _prefixed("predictor"):
+        arm = _arm(predictor, options.get("predictor", {}), jobs, seed, candidates_of, world.shapes)
     simulation = Simulation(
-        world.noted(jobs),
+        world.with_notes(jobs),
         place,
         policies,
         arm,
@@ -128,35 +139,39 @@ def _run(simulation: Simulation, until_seconds: float, watch: Watch | None) -> b
 
 
 def settings_of(options: Options) -> Settings:
-    """Read the simulator's own options.
+    """Return the simulator's own options.
 
     Raises:
-        BadOption: naming every one that cannot be taken.
+        BadOption: names every invalid option.
     """
     groups = [*GROUPS, "simulator"]
     if unknown := [
-        Violation(group, f"is no group{did_you_mean(group, groups)}") for group in options if group not in groups
+        Violation(group, f"unknown group{did_you_mean(group, groups)}") for group in options if group not in groups
     ]:
         raise BadOption(unknown, dict.fromkeys(groups, "…"))
-    with _naming("simulator"):
+    with _prefixed("simulator"):
         return parse(Settings, options.get("simulator", {}))
 
 
-def _made(kind: str, policy: Any, options: Options) -> Any:
-    """Find a policy by its name; one that is a policy already has its options."""
+def _policy_of(kind: str, policy: Any, options: Options) -> Any:
+    """Return a policy by its name; a policy object already has its options."""
     if isinstance(policy, str):
-        with _naming(kind):
+        with _prefixed(kind):
             return plugins.load(GROUPS[kind], policy, options.get(kind, {}))
     if given := options.get(kind):
         raise BadOption(
-            (Violation(f"{kind}.{name}", "was given for a policy that is made already") for name in given), {}
+            (
+                Violation(f"{kind}.{name}", "was given for a policy object, which already has its options")
+                for name in given
+            ),
+            {},
         )
     return policy
 
 
 @contextmanager
-def _naming(group: str) -> Iterator[None]:
-    """Name options by their group too, as users write them."""
+def _prefixed(group: str) -> Iterator[None]:
+    """Prefix options in errors with their group, as users write them."""
     try:
         yield
     except BadOption as error:
@@ -169,28 +184,34 @@ def _arm(
     options: Mapping[str, str],
     trace: Trace,
     seed: int,
-    judge: Judge,
+    candidates_of: CandidateSource,
     shapes: Sequence[NodeShape],
 ) -> Arm:
-    """Make the arm of a predictor: one of the simulator's own, or one that is installed, or made already."""
+    """Return the arm of a predictor: one of the simulator's own, an installed one, or an object."""
     jobs = len(trace)
     if not isinstance(predictor, str):
         if options:
-            raise BadOption((Violation(name, "was given for a predictor that is made already") for name in options), {})
+            raise BadOption(
+                (
+                    Violation(name, "was given for a predictor object, which already has its options")
+                    for name in options
+                ),
+                {},
+            )
         return Learner([predictor], jobs, shapes)
     name = predictor
     if name == NoisyOracle.name:
-        return NoisyOracle(parse(NoisyOracle.Options, options), jobs, seed, judge)
-    if name in (Oracle.name, Nothing.name, Recorded.name):
+        return NoisyOracle(parse(NoisyOracle.Options, options), jobs, seed, candidates_of)
+    if name in (Oracle.name, NoPrediction.name, Recorded.name):
         if options:
-            raise BadOption((Violation(option, f"is no option; {name} has none") for option in options), {})
+            raise BadOption((Violation(option, f"unknown option; {name} has none") for option in options), {})
         if name == Recorded.name:
-            return Recorded(_present(trace), jobs)
-        return Oracle(jobs, judge) if name == Oracle.name else Nothing()
-    names = names_of(name)
+            return Recorded(_snapshot_state(trace), jobs)
+        return Oracle(jobs, candidates_of) if name == Oracle.name else NoPrediction()
+    names = split_names(name)
     if len(names) > 1 and (own := [one for one in names if one in ARMS]):
-        raise BadOption([Violation(own[0], "stands alone; a list is of predictors that learn")], {})
-    owned = by_owner(names, options)
+        raise BadOption([Violation(own[0], "cannot be combined; a list may only name predictors that learn")], {})
+    owned = options_by_policy(names, options)
     try:
         return Learner([plugins.load(GROUPS["predictor"], one, owned.get(one, {})) for one in names], jobs, shapes)
     except plugins.UnknownPolicy as error:
@@ -200,22 +221,24 @@ def _arm(
         raise plugins.UnknownPolicy(error.group, name, f"{error}{hint}", (*near, *error.near)) from error
 
 
-def _present(trace: Trace) -> Present:
-    if trace.present is None:
+def _snapshot_state(trace: Trace) -> SnapshotState:
+    if trace.snapshot_state is None:
         raise plugins.UnknownPolicy(
-            GROUPS["predictor"], Recorded.name, "the predictor recorded tells what a snapshot holds; this is a trace"
+            GROUPS["predictor"],
+            Recorded.name,
+            "the predictor recorded replays the predictions of a snapshot; this is a trace",
         )
-    return trace.present
+    return trace.snapshot_state
 
 
 def _contention(policy: ContentionPolicy | str, options: Options, settings: Settings) -> ContentionPolicy | None:
-    """Find the contention policy; None where it is the one that does nothing."""
+    """Return the contention policy; None for the policy `none`."""
     if policy == NO_CONTENTION:
         if given := options.get("contention"):
-            raise BadOption((Violation(f"contention.{key}", f"is no option; {policy} has none") for key in given), {})
+            raise BadOption((Violation(f"contention.{key}", f"unknown option; {policy} has none") for key in given), {})
         return None
-    made: ContentionPolicy = _made("contention", policy, options)
-    if not settings.speeds & NEIGHBOURLY:
-        why = f"must name bandwidth or colocation: else jobs do not slow each other down, and {made.name} has no use"
+    made: ContentionPolicy = _policy_of("contention", policy, options)
+    if not settings.speeds & NEIGHBOR_MODELS:
+        why = f"must include bandwidth or colocation: without them {made.name} has no effect, for jobs never contend"
         raise BadOption([Violation("simulator.speed", why)], {})
     return made

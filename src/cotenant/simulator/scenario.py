@@ -1,4 +1,4 @@
-"""All that decides a simulation, in words: as a command line, another process or a recording can carry it."""
+"""All inputs of a simulation as strings, so that a command line, another process or a recording can carry them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cotenant.simulator.results import Result
 from cotenant.simulator.run import Watch, simulate
 from cotenant.simulator.traces import SNAPSHOT, Trace, load
 
-DECIDING = ("queue", "placement", "allocator")  # the groups whose policies a snapshot is continued under
+DECIDING = ("queue", "placement", "allocator")  # the groups whose policies continue from a snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A trace, a cluster, tenants, the policies by name with their options as texts by group, and a seed.
+    """A trace, a cluster, tenants, the policies by name with their options as strings by group, and a seed.
 
-    `format` None: the trace's header tells. The same scenario gives the same result.
+    `format` None: detected from the trace's header. The same scenario gives the same result.
     """
 
     trace: str
@@ -41,12 +41,12 @@ class Scenario:
 
     @classmethod
     def of_snapshot(cls, path: Path | str) -> Self:
-        """Go on from a snapshot under the policies and the rules that were in use, knowing what was known then.
+        """Return a scenario that continues a snapshot under its policies and rules, with what was known then.
 
-        Who hurts whom is not in a snapshot, so contention has nothing to relieve unless a scenario adds it.
+        Contention is not recorded in a snapshot, so there is none to relieve unless a scenario adds it.
 
         Raises:
-            BadSnapshot: it cannot be taken.
+            BadSnapshot: the snapshot is invalid.
         """
         taken = snapshots.read(path)
         names = {group: used.name for group, used in taken.policies.items() if group in DECIDING}
@@ -57,20 +57,20 @@ class Scenario:
         return base.choosing(names, options)
 
     def choosing(self, names: Mapping[str, str], options: Mapping[str, Mapping[str, str]]) -> Self:
-        """Choose other policies by group and more options; those of a policy that is replaced go with it."""
+        """Return the scenario with other policies by group and more options; replaced policies lose their options."""
         same = [group for group in self.options if names.get(group) in (None, getattr(self, group, None))]
         kept = {group: self.options[group] for group in same}
         merged = {group: {**kept.get(group, {}), **options.get(group, {})} for group in (*kept, *options)}
         return replace(self, options=merged, **names)  # type: ignore[arg-type]  # names of policies, which are texts
 
     def read(self, *, watch: Callable[[int], None] | None = None) -> Trace:
-        """Read the trace alone, as its file tells it; `watch` is told how many rows were read. Raises BadTrace."""
+        """Return the trace without overlays; `watch` receives the number of rows read. Raises BadTrace."""
         return load(self.trace, self.format, skip_bad_rows=self.skip_bad_rows, watch=watch)
 
     def run(
         self, *, watch: Watch | None = None, recorder: Recorder | None = None, trace: Trace | None = None
     ) -> Result:
-        """Simulate it; `trace` is the scenario's own where that was read before. Raises what `simulate` raises."""
+        """Simulate it; `trace` is the scenario's own if already read. Raises what `simulate` raises."""
         return simulate(
             self.trace if trace is None else trace,
             self.cluster,
@@ -90,7 +90,7 @@ class Scenario:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain values; options are in the order of their names."""
+        """Return it as plain values; options are sorted by name."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {group: dict(sorted(self.options[group].items())) for group in sorted(self.options)}
         return plain | {"options": options, "tenants": [asdict(tenant) for tenant in self.tenants]}

@@ -1,14 +1,15 @@
-"""What decides in a simulation: the jobs, the free resources, and the very cycle that the live mesh runs.
+"""The simulator's scheduler: the jobs, the free resources, and the same cycle that the live mesh runs.
 
-Decisions come from `core.queueing.cycle` and the policies and from nothing else. What is added here saves questions
-whose answers are known:
-- while nobody waits there is nothing to decide;
-- what was refused stays refused, for all gangs of its shape, until something is freed, and so does what needs more
-  than is free in sum. Where nobody may be stopped for others, such gangs are not asked about, and where there is no
-  other gang there is no cycle;
-- a strict queue is asked about its gangs one by one, up to the first that does not fit.
-That holds for every policy whose refusals depend on the gang's shape and on what is free. Where they depend on how long
-it has waited too (`policy.Discerns`), a waiting gang is of a later shape from when on that makes a difference.
+Decisions come from `cotenant.core.scheduling.cycle` and the policies only. This module skips queries whose answers are
+known:
+
+- without waiting jobs there is nothing to decide;
+- a refusal holds for all gangs of a class until something is released, and so does a need for more than is free in
+  total. If no job may be stopped for others, such gangs are not tried, and if there is no other gang there is no cycle;
+- a strict queue tries its gangs one by one, up to the first that does not fit.
+
+This is correct for every policy whose refusals depend on the gang's class and on the free resources. If they also
+depend on the wait (`policy.Discerns`), a waiting gang moves to a later class when that makes a difference.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.admission import RULES, Rules
 from cotenant.core.sizing.resize import Resizes
 from cotenant.simulator import service_scaling
-from cotenant.simulator.cluster_view import Moment, Occupants
+from cotenant.simulator.cluster_view import RunningJobs, SimulatedClusterView
 from cotenant.simulator.clusters.cluster import Cluster
-from cotenant.simulator.cycle_candidates import Candidates, victims_of
-from cotenant.simulator.free_resources import Free, with_node
-from cotenant.simulator.job import Life, Shape, row_of
+from cotenant.simulator.cycle_candidates import CycleCandidates, victims_of
+from cotenant.simulator.free_resources import FreeResources, with_node
+from cotenant.simulator.job import JobClass, SimulatedJob, row_of
 from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policy_set import AskedPlacement, Policies, PolicyFailed, ordered, teach
+from cotenant.simulator.policy_set import CheckedPlacement, Policies, PolicyFailed, checked_order, report_finished
 from cotenant.simulator.prediction_arms import Arm
-from cotenant.simulator.recording.events import Kind, Story
+from cotenant.simulator.recording.events import EventLog, Kind
 from cotenant.simulator.resizing import Resizing
-from cotenant.simulator.wait_labels import Labels
-from cotenant.simulator.wait_reasons import Chosen, Listening
+from cotenant.simulator.wait_labels import WaitLabels
+from cotenant.simulator.wait_reasons import CycleChoice, WaitReasonRecorder
 from cotenant.simulator.wait_times import CAUSE_OF, Cause, cause_of
-from cotenant.simulator.waiting_jobs import Waiting
+from cotenant.simulator.waiting_jobs import WaitingJobs
 
-VALID_SECONDS_MIN = 0.001  # an order is asked for anew no sooner than this, so that rounding cannot stop the clock
+VALID_SECONDS_MIN = 0.001  # minimum validity of an order, so that rounding cannot stop the clock
 
 
 class Scheduler:
-    """The jobs that run or wait, and what is free. `order_expires` is when the order may change by itself."""
+    """The running and waiting jobs, and the free resources. `order_expires` is when the order may change by itself."""
 
     def __init__(
         self,
@@ -62,135 +63,143 @@ class Scheduler:
         world: World,
         rules: Rules = RULES,
         tenancy: Tenancy = NO_TENANTS,
-        story: Story | None = None,
+        event_log: EventLog | None = None,
     ) -> None:
         self.order_expires, self.given_up = math.inf, 0
         self._queue = policies.queue
-        self._placement = AskedPlacement(policies.placement)
-        self._gives_up = False  # the queue policy is one that gives jobs up
+        self._placement = CheckedPlacement(policies.placement)
+        self._gives_up = False  # whether the queue policy gives jobs up
         self._rules, self._tenancy = rules, tenancy
         self._tenants = {tenant.id: number for number, tenant in enumerate(tenancy.tenants)}
         self._enforced = rules.enforces(policies.queue)
         self._stops = self._enforced or rules.claims(policies.queue, tenancy)
-        self._reserves = bool(rules.reserving)  # then gangs of one shape may get different answers
-        self._shares = tenancy.guarantees or tenancy.limits  # whether somebody's share may be why a job waits
-        self._by_shape = not (self._enforced or policies.queue.strict)  # most gangs of one shape wait for one reason
-        self._alike = self._by_shape and not (self._stops or self._shares or self._reserves)  # all do
-        self._labels = Labels(by_shape=self._by_shape)
-        self._arm, self._story, self._world = arm, story, world
-        self._choice: Chosen | None = None  # of the present cycle, while somebody listens
+        self._reserves = bool(rules.reserving)  # then gangs of one class may get different answers
+        self._shares = tenancy.guarantees or tenancy.limits  # whether a tenant's share may be why a job waits
+        self._by_job_class = not (
+            self._enforced or policies.queue.strict
+        )  # most gangs of one class wait for one reason
+        self._alike = self._by_job_class and not (self._stops or self._shares or self._reserves)  # all do
+        self._labels = WaitLabels(by_job_class=self._by_job_class)
+        self._arm, self._event_log, self._world = arm, event_log, world
+        self._choice: CycleChoice | None = None  # of the present cycle, if there is an event log
         self._counted: cycle.Choice | None = None  # of the present cycle
         self.rng = np.random.default_rng(seed)
         self._ledger = cluster.ledger()
         self._table = JobTable()
         whole = self._ledger.total_gpu_milli, cluster.cores, int(self._ledger.total_memory.sum())
         self._capacity = self._table.capacity = Capacity(*whole)
-        self._free = Free(*whole)
-        self._lives, self._by_id, self._occupants = dict[int, Life](), dict[str, Life](), Occupants()
-        self._waiting, self._headroom = Waiting(self._placement, jobs), Headroom(())  # the latter: of the present cycle
-        self._asked_all = self._asked_able = False  # whether the present cycle asked about all, or all with some hope
+        self._free = FreeResources(*whole)
+        self._sim_jobs, self._by_id = dict[int, SimulatedJob](), dict[str, SimulatedJob]()
+        self._occupancy = RunningJobs()
+        self._waiting, self._headroom = (
+            WaitingJobs(self._placement, jobs),
+            Headroom(()),
+        )  # the headroom is that of the present cycle
+        self._asked_all = self._asked_placeable = False  # whether the present cycle tries all, or all placeable gangs
         changes = isinstance(policies.allocator, Resizes) and policies.allocator
-        shown = self._ledger, arm, world, tenancy, self._table, self._moved, story
+        shown = self._ledger, arm, world, tenancy, self._table, self._moved, event_log
         self.resizing = Resizing(changes, *shown) if changes else None
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
 
-    def submit(self, life: Life, now: float) -> None:
-        """Take a job in; it waits."""
-        self._enter(life)
-        if self._story:
-            self._story.submitted(life, now)
-        self._wait(life, now)
+    def submit(self, sim_job: SimulatedJob, now: float) -> None:
+        """Add a job, which waits."""
+        self._enter(sim_job)
+        if self._event_log:
+            self._event_log.submitted(sim_job, now)
+        self._wait(sim_job, now)
 
-    def adopt(self, life: Life, holdings: tuple[Holding, ...], since: float, now: float) -> float:
-        """Take a job in that has run on something since some time; returns when it will finish if nobody stops it."""
-        self._enter(life)
-        self._table.attain(life.job.id, life.attained_seconds)
-        finish = self._run(life, holdings, since)
-        if self._story:
-            self._story.adopted(life, now)
+    def adopt(self, sim_job: SimulatedJob, holdings: tuple[Holding, ...], since: float, now: float) -> float:
+        """Add a job that is already running since some time; returns when it will finish if it is not stopped."""
+        self._enter(sim_job)
+        self._table.attain(sim_job.job.id, sim_job.attained_seconds)
+        finish = self._run(sim_job, holdings, since)
+        if self._event_log:
+            self._event_log.adopted(sim_job, now)
         return finish
 
     def cordon(self, node: int) -> None:
-        """Give a node no new work; what runs there runs on."""
+        """Cordon a node: running jobs stay, no new ones start there."""
         ledger = self._ledger
         gpus, cores, memory = ledger.free_gpus[node], ledger.free_cores[node], ledger.free_memory[node]
         ledger.open[node] = False
         self._resize(NodeShape(int(gpus), int(cores), int(memory)), -1)
 
-    def _enter(self, life: Life) -> None:
-        job, shape = life.job, life.shape
-        self._waiting.join(life, shape)
-        self._lives[life.sequence] = life
-        self._by_id[job.id] = life
+    def _enter(self, sim_job: SimulatedJob) -> None:
+        job, job_class = sim_job.job, sim_job.job_class
+        self._waiting.assign(sim_job, job_class)
+        self._sim_jobs[sim_job.sequence] = sim_job
+        self._by_id[job.id] = sim_job
         tenant = self._tenants.setdefault(job.tenant, len(self._tenants))
-        self._table.add(row_of(life, tenant, self._tenancy.weight(tenant)))
+        self._table.add(row_of(sim_job, tenant, self._tenancy.weight(tenant)))
 
-    def finish(self, life: Life, now: float) -> None:
-        """Let a job go that is done; a queue policy that learns is told of it."""
-        self._release(life, now)
-        ran_seconds = now - life.running_since
-        life.finish(now)
-        if self._story:
-            self._story.finished(life, ran_seconds, now)
-        self._leave(life)
-        teach(self._queue, life)
+    def finish(self, sim_job: SimulatedJob, now: float) -> None:
+        """Remove a finished job, and report it to a queue policy that learns."""
+        self._release(sim_job, now)
+        ran_seconds = now - sim_job.running_since
+        sim_job.finish(now)
+        if self._event_log:
+            self._event_log.finished(sim_job, ran_seconds, now)
+        self._leave(sim_job)
+        report_finished(self._queue, sim_job)
 
-    def _leave(self, life: Life) -> None:
-        self._table.remove(life.job.id)
-        del self._lives[life.sequence], self._by_id[life.job.id]
+    def _leave(self, sim_job: SimulatedJob) -> None:
+        self._table.remove(sim_job.job.id)
+        del self._sim_jobs[sim_job.sequence], self._by_id[sim_job.job.id]
 
-    def fail(self, life: Life, wait_seconds: float, now: float) -> None:
-        """Let a job go whose attempt failed, until it is tried again; for that it waits."""
-        if self._story:
-            self._story.attempt_failed(life, life.failure, now)
-            self._story.backs_off(life, wait_seconds, now)
-        self._release(life, now)
-        life.stop(now, self._world.restart_seconds(life), saved=False)
-        self._leave(life)
-        self._labels.begin_apart(life, Wait.DEPENDENCY, now)
+    def fail(self, sim_job: SimulatedJob, wait_seconds: float, now: float) -> None:
+        """Remove a job whose attempt failed until it is retried; meanwhile it waits."""
+        if self._event_log:
+            self._event_log.attempt_failed(sim_job, sim_job.failure, now)
+            self._event_log.backed_off(sim_job, wait_seconds, now)
+        self._release(sim_job, now)
+        sim_job.stop(now, self._world.restart_seconds(sim_job), saved=False)
+        self._leave(sim_job)
+        self._labels.begin_individually(sim_job, Wait.DEPENDENCY, now)
 
-    def retry(self, life: Life, now: float) -> None:
-        """Take a failed job in again, with what it attained."""
-        life.end_wait(now)
-        self._enter(life)
-        self._table.attain(life.job.id, life.attained_seconds)
-        self._table.update(life.job.id, waiting_since=now)
-        self._arm.takes(life.sequence, life.total_seconds(now))
-        self._wait(life, now)
+    def retry(self, sim_job: SimulatedJob, now: float) -> None:
+        """Add a failed job again, with its attained run time."""
+        sim_job.end_wait(now)
+        self._enter(sim_job)
+        self._table.attain(sim_job.job.id, sim_job.attained_seconds)
+        self._table.update(sim_job.job.id, waiting_since=now)
+        self._arm.total_changed(sim_job.sequence, sim_job.total_seconds(now))
+        self._wait(sim_job, now)
 
     def close(self, node: int, now: float) -> None:
-        """Give a node that failed no more work; the jobs on it wait again."""
-        lost = [life for life in self._lives.values() if any(holding.node == node for holding in life.holdings)]
-        for life in lost:
-            if self._story:
-                self._story.attempt_failed(life, "node_down", now, node)
-            life.crashes += 1
-            self._requeue(life, now, self._world.restart_seconds(life), saved=False)
+        """Take a failed node out of service; its jobs wait again."""
+        lost = [
+            sim_job for sim_job in self._sim_jobs.values() if any(holding.node == node for holding in sim_job.holdings)
+        ]
+        for sim_job in lost:
+            if self._event_log:
+                self._event_log.attempt_failed(sim_job, "node_down", now, node)
+            sim_job.crashes += 1
+            self._requeue(sim_job, now, self._world.restart_seconds(sim_job), saved=False)
         self._ledger.open[node] = False
         self._resize(self._ledger.shapes[node], -1)
 
     def reopen(self, node: int) -> None:
-        """Give a node work again."""
+        """Return a node to service."""
         self._ledger.open[node] = True
         self._resize(self._ledger.shapes[node], +1)
-        self._waiting.hope()
+        self._waiting.clear_refusals()
 
     def _resize(self, shape: NodeShape, times: int) -> None:
         self._free.add(shape, times)
         self._capacity = self._table.capacity = with_node(self._capacity, shape, times)
 
-    def decide(self, now: float) -> list[tuple[Life, float]]:
-        """Decide, and do it: returns who was started and when each will finish if nobody stops it.
+    def decide(self, now: float) -> list[tuple[SimulatedJob, float]]:
+        """Run a cycle; returns the started jobs and when each will finish if it is not stopped.
 
         Raises:
             PolicyFailed: a policy raised an error, or answered nonsense.
         """
         refusals: Mapping[str, Refusal] = {}
-        started: list[tuple[Life, float]] = []
+        started: list[tuple[SimulatedJob, float]] = []
         if self._placement.discerns:
-            for life in self._waiting.grow_older(now):
-                self._turned(life, now)
-            self._waiting.doubt(now)
+            for sim_job in self._waiting.advance_classes(now):
+                self._reclassified(sim_job, now)
+            self._waiting.expire_refusals(now)
         if not self._may_start():
             self.order_expires = math.inf
             self._asked_all, self._over_share = False, frozenset()
@@ -201,185 +210,193 @@ class Scheduler:
             plan = self._plan(jobs, order, now, self._rules)
             choice = None if plan.starts or plan.stops or plan.moves or plan.reclaimed else self._counted
             started, refusals = self._carry_out(plan, jobs, now), plan.refusals
-            while plan.moves or plan.reclaimed or (plan.stops and not self._enforced):  # all may find room left over
+            while (
+                plan.moves or plan.reclaimed or (plan.stops and not self._enforced)
+            ):  # the remaining gangs may find room
                 jobs, order = self._order(now)
-                plan = self._plan(jobs, order, now, self._rules.stopping_nobody)
+                plan = self._plan(jobs, order, now, self._rules.without_preemption)
                 started, refusals = started + self._carry_out(plan, jobs, now), {**refusals, **plan.refusals}
-            if plan.starts and self._waiting:  # those who run now may change the order sooner than those who ran before
+            if plan.starts and self._waiting:  # the started jobs may change the order sooner than those that ran before
                 jobs, order = self._order(now)
             self._note_shares(jobs, order, now, choice)
             valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
             self.order_expires = now + max(min(valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
         if self._placement.discerns:
-            relaxes_at = now + max(self._waiting.watch(refusals, self._free, now), VALID_SECONDS_MIN)
-            self.order_expires = min(self.order_expires, relaxes_at, self._waiting.hopes_at(refusals.values(), now))
+            relaxes_at = now + max(self._waiting.track_fragmentation(refusals, self._free, now), VALID_SECONDS_MIN)
+            self.order_expires = min(self.order_expires, relaxes_at, self._waiting.next_expiry(refusals.values(), now))
         self._label(refusals, now)
-        if self._story:
-            self._tell_reasons(self._story, refusals, now)
+        if self._event_log:
+            self._record_wait_reasons(self._event_log, refusals, now)
         return started
 
-    def _tell_reasons(self, story: Story, refusals: Mapping[str, Refusal], now: float) -> None:
-        listening = Listening(story, self._lives, self._ledger, self._free, self._over_share)
+    def _record_wait_reasons(self, event_log: EventLog, refusals: Mapping[str, Refusal], now: float) -> None:
+        reasons = WaitReasonRecorder(event_log, self._sim_jobs, self._ledger, self._free, self._over_share)
         if self._alike:
-            listening.by_shape(self._waiting.shapes, now)
-        elif self._by_shape:
-            listening.by_job(refusals if self._asked_all else {}, now)
+            reasons.by_job_class(self._waiting.job_classes, now)
+        elif self._by_job_class:
+            reasons.by_job(refusals if self._asked_all else {}, now)
         else:
-            listening.in_order(self._queue, refusals, self._choice, now)
+            reasons.in_order(self._queue, refusals, self._choice, now)
         self._choice = None
 
-    def _carry_out(self, plan: cycle.Plan, jobs: Jobs, now: float) -> list[tuple[Life, float]]:
-        """Stop and start; returns who was started and when each will finish."""
-        if self._story:
-            self._story.planned(plan, int((~jobs.running).sum()), now)
+    def _carry_out(self, plan: cycle.Plan, jobs: Jobs, now: float) -> list[tuple[SimulatedJob, float]]:
+        """Stop and start jobs; returns the started jobs and when each will finish."""
+        if self._event_log:
+            self._event_log.planned(plan, int((~jobs.running).sum()), now)
         stops = [*((one, Kind.PREEMPTED) for one in plan.stops), *((one, Kind.RECLAIMED) for one in plan.reclaimed)]
         for job_id, kind in (*stops, *((move.gang.job_id, Kind.MIGRATED) for move in plan.moves)):
             self.preempt(job_id, plan.starts, now, kind)
         return [self._start(start, now) for start in (*plan.starts, *plan.moves)]
 
     def _may_start(self) -> bool:
-        """Tell whether any waiting gang might get a place, as far as that can be told without asking."""
+        """Return whether any waiting gang might get a place, as far as can be known without trying."""
         if self._stops or self._shares or self._gives_up or self._reserves:
             return bool(self._waiting)
         if self._queue.strict:
-            return any(not self._free.lacks(shape) for shape in self._waiting.shapes)
-        return any(shape.refusal is None and not self._free.lacks(shape) for shape in self._waiting.shapes)
+            return any(not self._free.lacks(job_class) for job_class in self._waiting.job_classes)
+        return any(
+            job_class.refusal is None and not self._free.lacks(job_class) for job_class in self._waiting.job_classes
+        )
 
     def _order(self, now: float) -> tuple[Jobs, Order]:
-        jobs = self._arm.know(self._table.jobs(now))
-        return jobs, ordered(self._queue, jobs, now)
+        jobs = self._arm.with_predictions(self._table.jobs(now))
+        return jobs, checked_order(self._queue, jobs, now)
 
     def _give_up(self, jobs: Jobs, order: Order, now: float) -> bool:
-        """Let those go whom the order gives up; tells whether there were any, so that the others are ordered anew."""
+        """Remove the jobs that the order gives up; returns whether there were any, for the order to be repeated."""
         self._gives_up = order.given_up is not None
         if order.given_up is None:
             return False
         sequences = jobs.sequence[order.given_up & ~jobs.running].tolist()
         for sequence in sequences:
-            life = self._lives[sequence]
-            if self._story:
-                self._story.given_up(life, given_up(self._queue.name), now)
-            life.give_up(now)
+            sim_job = self._sim_jobs[sequence]
+            if self._event_log:
+                self._event_log.given_up(sim_job, given_up(self._queue.name), now)
+            sim_job.give_up(now)
             self.given_up += 1
-            self._waiting.remove(life)
-            self._leave(life)
+            self._waiting.remove(sim_job)
+            self._leave(sim_job)
         return bool(sequences)
 
     def _plan(self, jobs: Jobs, order: Order, now: float, rules: Rules) -> cycle.Plan:
         choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now, rules=rules, tenancy=self._tenancy)
         self._headroom, self._counted = self._tenancy.headroom(jobs, jobs.running), choice
-        self._asked_able = self._reserves and not (self._enforced or len(choice.victims))
-        self._asked_all = self._asked_able or self._enforced or len(choice.victims) > 0
-        if self._story:
-            self._choice = Chosen.of(choice, jobs, self._table.ids)
+        self._asked_placeable = self._reserves and not (self._enforced or len(choice.victims))
+        self._asked_all = self._asked_placeable or self._enforced or len(choice.victims) > 0
+        if self._event_log:
+            self._choice = CycleChoice.of(choice, jobs, self._table.ids)
         try:
             return cycle.place(
                 self._gangs(jobs.sequence[choice.starts], now),
                 self._ledger,
                 self._placement,
                 self.rng,
-                victims=victims_of(self._lives, jobs, choice, self._world.stop_cost_seconds, now),
+                victims=victims_of(self._sim_jobs, jobs, choice, self._world.stop_cost_seconds, now),
                 strict=self._queue.strict,
                 headroom=self._headroom,
-                scene=Moment(self._lives, self._occupants, jobs, self._table.row, self._world.stop_cost_seconds, now),
+                cluster_view=SimulatedClusterView(
+                    self._sim_jobs, self._occupancy, jobs, self._table.row, self._world.stop_cost_seconds, now
+                ),
                 reserving=rules.reserving,
             )
-        except (Overcommitted, cycle.BrokenGang) as error:
-            why = f"it made no offer that can be taken: {error}"
+        except (Overcommitted, cycle.InvalidOffer) as error:
+            why = f"it made an invalid offer: {error}"
             raise PolicyFailed("placement", self._placement, f"the cycle at {now:.3f} s", why) from error
 
     def _gangs(self, sequences: Ints, now: float) -> Iterator[Gang]:
-        """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
-        if self._asked_all and not self._asked_able:
-            return (self._lives[sequence].gang(now) for sequence in sequences.tolist())
-        some = Candidates(self._lives, self._waiting, self._placement, self._free, self._headroom, now)
-        if self._asked_able:
-            return some.able_or_starving(sequences, self._rules.reserving)
+        """Yield gangs in order, on demand, without those whose answer is known."""
+        if self._asked_all and not self._asked_placeable:
+            return (self._sim_jobs[sequence].gang(now) for sequence in sequences.tolist())
+        some = CycleCandidates(self._sim_jobs, self._waiting, self._placement, self._free, self._headroom, now)
+        if self._asked_placeable:
+            return some.placeable_or_starving(sequences, self._rules.reserving)
         if self._queue.strict:
-            return some.up_to_a_refusal(sequences)
-        return some.hopeful(sequences)
+            return some.until_first_refusal(sequences)
+        return some.placeable(sequences)
 
-    def _start(self, start: cycle.Start, now: float) -> tuple[Life, float]:
-        life = self._by_id[start.gang.job_id]
-        self._waiting.remove(life)
-        life.reclaimable = start.reclaimable
-        service_scaling.scale(life, start.gang, self._table)
-        finish = self._run(life, start.holdings, now)
+    def _start(self, start: cycle.Start, now: float) -> tuple[SimulatedJob, float]:
+        sim_job = self._by_id[start.gang.job_id]
+        self._waiting.remove(sim_job)
+        sim_job.reclaimable = start.reclaimable
+        service_scaling.scale(sim_job, start.gang, self._table)
+        finish = self._run(sim_job, start.holdings, now)
         if self.resizing:
-            self.resizing.started(life, start, now)
-        if self._story:
-            self._story.started(life, start, now)
-        return life, finish
+            self.resizing.started(sim_job, start, now)
+        if self._event_log:
+            self._event_log.started(sim_job, start, now)
+        return sim_job, finish
 
-    def _run(self, life: Life, holdings: tuple[Holding, ...], since: float) -> float:
+    def _run(self, sim_job: SimulatedJob, holdings: tuple[Holding, ...], since: float) -> float:
         for holding in holdings:
             self._ledger.hold(holding)
-        self._free.take(life.shape, not life.reclaimable)
-        self._table.start(life.job.id, since)
-        rate = self._world.started(life, holdings)
-        finish = life.start(holdings, since, rate)
-        self._occupants.enter(life)
+        self._free.take(sim_job.job_class, not sim_job.reclaimable)
+        self._table.start(sim_job.job.id, since)
+        rate = self._world.started(sim_job, holdings)
+        finish = sim_job.start(holdings, since, rate)
+        self._occupancy.enter(sim_job)
         if rate is not FULL:
-            self._arm.takes(life.sequence, life.total_seconds(since))
+            self._arm.total_changed(sim_job.sequence, sim_job.total_seconds(since))
         return finish
 
     def preempt(self, job_id: str, starts: Sequence[cycle.Start], now: float, kind: Kind) -> None:
-        """Stop a job for others, which waits again; one that migrates starts again at this instant if it can."""
-        life = self._by_id[job_id]
-        if self._story:
-            self._story.preempted(life, starts, now, kind)
-        life.stopped(kind is Kind.MIGRATED, kind is Kind.RECLAIMED)
-        self._requeue(life, now, self._world.preemption_seconds(life), saved=self._world.settings.preemption_grace)
+        """Stop a job for others, which waits again; a migrated job starts again at this instant if it can."""
+        sim_job = self._by_id[job_id]
+        if self._event_log:
+            self._event_log.preempted(sim_job, starts, now, kind)
+        sim_job.stopped(kind is Kind.MIGRATED, kind is Kind.RECLAIMED)
+        self._requeue(
+            sim_job, now, self._world.preemption_seconds(sim_job), saved=self._world.settings.preemption_grace
+        )
 
-    def _requeue(self, life: Life, now: float, restart_seconds: float, *, saved: bool) -> None:
-        self._release(life, now)
-        self._table.stop(life.job.id, now)
-        life.stop(now, restart_seconds, saved=saved)
-        self._arm.takes(life.sequence, life.total_seconds(now))
-        self._wait(life, now)
+    def _requeue(self, sim_job: SimulatedJob, now: float, restart_seconds: float, *, saved: bool) -> None:
+        self._release(sim_job, now)
+        self._table.stop(sim_job.job.id, now)
+        sim_job.stop(now, restart_seconds, saved=saved)
+        self._arm.total_changed(sim_job.sequence, sim_job.total_seconds(now))
+        self._wait(sim_job, now)
 
-    def _release(self, life: Life, now: float) -> None:
-        if self.resizing and (cores := self.resizing.released(life, now)):
+    def _release(self, sim_job: SimulatedJob, now: float) -> None:
+        if self.resizing and (cores := self.resizing.released(sim_job, now)):
             self._free.cores += cores
-            self._table.update(life.job.id, cores=life.shape.cores)
-        self._world.released(life)
-        self._occupants.leave(life)
-        for holding in life.holdings:
+            self._table.update(sim_job.job.id, cores=sim_job.job_class.cores)
+        self._world.released(sim_job)
+        self._occupancy.leave(sim_job)
+        for holding in sim_job.holdings:
             self._ledger.release(holding)
-        self._free.take(life.shape, -(not life.reclaimable))
-        self._waiting.hope()
+        self._free.take(sim_job.job_class, -(not sim_job.reclaimable))
+        self._waiting.clear_refusals()
 
-    def _moved(self, life: Life, cores: int) -> None:
-        """Count cores that a running job has got or given back."""
-        self._occupants.enter(life)
+    def _moved(self, sim_job: SimulatedJob, cores: int) -> None:
+        """Count cores that a running job was given or gave back."""
+        self._occupancy.enter(sim_job)
         self._free.cores -= cores
-        self._table.update(life.job.id, cores=sum(holding.cores for holding in life.holdings))
+        self._table.update(sim_job.job.id, cores=sum(holding.cores for holding in sim_job.holdings))
         if cores < 0:
-            self._waiting.hope()
+            self._waiting.clear_refusals()
 
-    def _wait(self, life: Life, now: float) -> None:
-        if again := life.shape.first:
-            self._waiting.join(life, again)
-            service_scaling.count(life, self._table)
-        life.waiting_since, life.fragmented_mark = now, life.shape.fragmented.read(now)
-        self._labels.begin(life, now)
-        self._waiting.add(life)
-        if self._story:
-            self._story.waits(life)
+    def _wait(self, sim_job: SimulatedJob, now: float) -> None:
+        if again := sim_job.job_class.first:
+            self._waiting.assign(sim_job, again)
+            service_scaling.count(sim_job, self._table)
+        sim_job.waiting_since, sim_job.fragmented_mark = now, sim_job.job_class.fragmented.read(now)
+        self._labels.begin(sim_job, now)
+        self._waiting.add(sim_job)
+        if self._event_log:
+            self._event_log.waits(sim_job)
 
-    def size_anew(self, size: Callable[[Life], Shape | None], now: float) -> None:
-        """Let those be of another shape that wait and would be sized otherwise now; None: as they are."""
-        for life in self._waiting.size_anew(self._lives.values(), size, now):
-            service_scaling.count(life, self._table)
-            self._turned(life, now)
+    def resize_waiting(self, size: Callable[[SimulatedJob], JobClass | None], now: float) -> None:
+        """Change the class of waiting jobs that would now be sized differently; None leaves a job as it is."""
+        for sim_job in self._waiting.resize_waiting(self._sim_jobs.values(), size, now):
+            service_scaling.count(sim_job, self._table)
+            self._reclassified(sim_job, now)
 
-    def _turned(self, life: Life, now: float) -> None:
-        self._labels.follow(life, now)
-        if self._story:
-            self._story.waits(life, anew=True)
+    def _reclassified(self, sim_job: SimulatedJob, now: float) -> None:
+        self._labels.follow(sim_job, now)
+        if self._event_log:
+            self._event_log.waits(sim_job, reclassified=True)
 
     def _note_shares(self, jobs: Jobs, order: Order, now: float, choice: cycle.Choice | None) -> None:
-        """Note which waiting jobs are beyond their tenants' shares, where anybody knows of shares."""
+        """Note which waiting jobs are beyond their tenants' shares, if shares are known."""
         beyond = cycle.beyond_share(
             jobs, self._queue, order, now=now, rules=self._rules, tenancy=self._tenancy, choice=choice
         )
@@ -388,13 +405,13 @@ class Scheduler:
         self._over_share = frozenset(() if beyond is None else jobs.sequence[beyond & ~jobs.running].tolist())
 
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
-        """Say for what each waiting job waits from now on."""
-        self._labels.turn(self._waiting.shapes, self._free.known, now)
-        apart: dict[int, tuple[Life, Cause]] = {}
-        if self._asked_all or not self._by_shape:
-            for life, refusal in ((self._by_id[job_id], refusal) for job_id, refusal in refusals.items()):
-                if self._by_shape or refusal.wait is not Wait.CAPACITY:
-                    apart[life.sequence] = life, cause_of(refusal)
+        """Set what each waiting job waits for from now on."""
+        self._labels.switch(self._waiting.job_classes, self._free.refusal_of, now)
+        apart: dict[int, tuple[SimulatedJob, Cause]] = {}
+        if self._asked_all or not self._by_job_class:
+            for sim_job, refusal in ((self._by_id[job_id], refusal) for job_id, refusal in refusals.items()):
+                if self._by_job_class or refusal.wait is not Wait.CAPACITY:
+                    apart[sim_job.sequence] = sim_job, cause_of(refusal)
         for sequence in sorted(self._over_share):
-            apart[sequence] = self._lives[sequence], CAUSE_OF[Wait.FAIR_SHARE]
-        self._labels.set_apart(apart, now)
+            apart[sequence] = self._sim_jobs[sequence], CAUSE_OF[Wait.FAIR_SHARE]
+        self._labels.set_individual(apart, now)

@@ -1,7 +1,7 @@
-"""Services in a simulation: how many replicas they have that leave that open, and what is known of their batches.
+"""Services in a simulation: their number of replicas if that is variable, and what is known of their batches.
 
-Services alike, of one tenant and one model, take alike for a batch. The `oracle` knows how long that is; predictors are
-shown batches of some sizes of each service that ends, as they would be told while it ran.
+Similar services, of one tenant and one model, have equal batch times. The `oracle` knows them; predictors are shown
+batches of some sizes of each service that ends, as they would be reported while it ran.
 """
 
 from __future__ import annotations
@@ -12,33 +12,35 @@ from dataclasses import replace
 from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job_table import JobTable
-from cotenant.simulator.job import Life, shape_of
+from cotenant.simulator.job import SimulatedJob, job_class_of
 from cotenant.simulator.traces import TraceJob
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 4, 8, 2, 1)  # that a service is taken to have answered
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 4, 8, 2, 1)  # batch sizes a service is assumed to have answered
 
 
-def scale(life: Life, gang: Gang, table: JobTable) -> None:
-    """Let a service that starts have as many replicas as were decided, until it waits again."""
-    if gang.parts != life.shape.parts:
-        life.shape = replace(shape_of(gang, life.shape.tenant), first=life.shape.first or life.shape)
-        count(life, table)
+def scale(sim_job: SimulatedJob, gang: Gang, table: JobTable) -> None:
+    """Set a starting service's replicas as decided, until it waits again."""
+    if gang.parts != sim_job.job_class.parts:
+        sim_job.job_class = replace(
+            job_class_of(gang, sim_job.job_class.tenant), first=sim_job.job_class.first or sim_job.job_class
+        )
+        count(sim_job, table)
 
 
-def count(life: Life, table: JobTable) -> None:
-    """Let the table know what a job of its shape needs."""
-    shape = life.shape
+def count(sim_job: SimulatedJob, table: JobTable) -> None:
+    """Update the needs of a job's class in the table."""
+    job_class = sim_job.job_class
     table.update(
-        life.job.id,
-        gpu_milli=shape.gpu_milli,
-        cores=shape.cores,
-        memory_bytes=shape.memory_bytes,
-        replicas=shape.replicas,
+        sim_job.job.id,
+        gpu_milli=job_class.gpu_milli,
+        cores=job_class.cores,
+        memory_bytes=job_class.memory_bytes,
+        replicas=job_class.replicas,
     )
 
 
-def judged(job: TraceJob, estimate: Estimate) -> Estimate:
-    """Add to an estimate how long batches of a service really take."""
+def with_batch_latency(job: TraceJob, estimate: Estimate) -> Estimate:
+    """Return an estimate with the true batch times of a service."""
     if job.batch is None:
         return estimate
     request = job.roles[0].request
@@ -53,7 +55,7 @@ def judged(job: TraceJob, estimate: Estimate) -> Estimate:
 
 
 def batches(job: TraceJob, held: Candidate, like: Observation) -> Iterator[Observation]:
-    """Tell of batches of a service on what each replica `held`; `like` says whose they are."""
+    """Yield observations of a service's batches on what each replica `held`; `like` has the job's fields."""
     for size in BATCH_SIZES if job.batch else ():
         assert job.batch
         yield replace(like, allocation=held, run_seconds=None, batch_size=size, batch_seconds=job.batch.seconds(size))

@@ -1,7 +1,8 @@
-"""Snapshots: a cluster with its jobs as they stood at one moment, to be simulated from there on.
+"""Snapshots: a cluster with its jobs at one moment, from which a simulation continues.
 
-A snapshot holds what decides who runs where and for how long, and nothing else of a job: no command, no environment, no
-labels. It is one JSON object; `docs/snapshots.md` tells users of it. As a trace it is its jobs, as a cluster its nodes.
+A snapshot holds what decides where and how long jobs run, and nothing else of a job: no command, no environment, no
+labels. It is one JSON object; `docs/snapshots.md` documents it for users. As a trace it is its jobs, as a cluster its
+nodes.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from cotenant.simulator.traces.trace_job import BadTrace, TraceJob
 VERSION = 1
 KEY = "cotenant_snapshot"
 WRONG_SHOWN_MAX = 20
-RUN_SECONDS_UNKNOWN = 3600.0  # of a job of which nothing is known, nor of any other
+RUN_SECONDS_UNKNOWN = 3600.0  # of a job if no run time of any job is known
 
 
 class BadSnapshot(BadTrace):
-    """A snapshot that cannot be taken, with all that is wrong with it."""
+    """An invalid snapshot, with all its errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node; `open` where it takes new work."""
+    """A node; `open` if it accepts new jobs."""
 
     id: str
     gpus: int = 0
@@ -45,13 +46,13 @@ class Node:
 
     @property
     def shape(self) -> NodeShape:
-        """What it has in all."""
+        """Its total resources."""
         return NodeShape(self.gpus, self.cores, self.memory_bytes, self.gpu_type, self.shareable)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a running job holds on one node; `shares` are (GPU's number, thousandths) where its GPUs may be shared."""
+    """What a running job holds on one node; `shares` are (GPU number, thousandths) if its GPUs may be shared."""
 
     node: str
     gpus: int = 0
@@ -62,7 +63,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the predictor said of a job: its run time in all, and how sure it is."""
+    """The prediction of a job: its total run time, and the confidence."""
 
     total_seconds: float
     confidence: float
@@ -70,7 +71,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A role: so many replicas that ask for the same. `cores` None is `auto`."""
+    """A role: a number of replicas with the same request. `cores` None is `auto`."""
 
     name: str = "worker"
     replicas: int = 1
@@ -81,13 +82,13 @@ class Part:
 
     @property
     def role(self) -> Role:
-        """The role in the core's words."""
+        """The role as a core model."""
         return Role(self.name, self.replicas, Request(self.gpu_milli, self.cores, self.memory_bytes, self.gpu_type))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that waits or runs; times are unix seconds. `cores` are those held per replica by role, while it runs.
+    """A waiting or running job; times are unix seconds. `cores` are those held per replica by role, while it runs.
 
     `attained_seconds` is the run time of earlier attempts; `refusal` why it waited when the snapshot was taken.
     """
@@ -113,14 +114,14 @@ class Job:
     refusal: str = ""
 
     def ran_seconds(self, now: float) -> float:
-        """Tell how long it has run in all."""
+        """Return its total run time so far."""
         ran = 0.0 if self.running_since_seconds is None else max(0.0, now - self.running_since_seconds)
         return self.attained_seconds + ran
 
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """A policy in use, with its options as texts."""
+    """A policy in use, with its options as strings."""
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +140,7 @@ class Snapshot:
     cotenant_snapshot: int = VERSION
 
     def dump(self) -> str:
-        """Write it as JSON, a job a line."""
+        """Return it as JSON, one job per line."""
         whole = asdict(self)
         head = {KEY: whole.pop(KEY), **{name: value for name, value in whole.items() if name not in ("jobs", "nodes")}}
         texts = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()]
@@ -149,7 +150,7 @@ class Snapshot:
         return "{\n" + ",\n".join(texts) + "\n}\n"
 
     def holdings(self) -> dict[str, tuple[Holding, ...]]:
-        """Give what each running job holds, nodes by their number."""
+        """Return what each running job holds, with nodes by number."""
         numbers = {node.id: number for number, node in enumerate(self.nodes)}
         return {
             job.id: tuple(
@@ -160,10 +161,10 @@ class Snapshot:
         }
 
     def total_seconds(self) -> tuple[dict[str, float], int]:
-        """Say how long each job will run in all, and for how many that is a guess.
+        """Return each job's total run time, and how many of them are guesses.
 
-        What the predictor said comes first, then what the user expects. A job of which nothing is known runs for as
-        much again as it has run; one that has not run yet for the median of those that are known [R].
+        The prediction comes first, then the user's expectation. A job without either is assumed to run as long again as
+        it has run; a job that has not run yet, for the median of the known run times [R].
         """
         told: dict[str, float] = {}
         for job in self.jobs:
@@ -177,7 +178,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run that was under way: since when, on the trace's clock, on what, and the run time of those before it."""
+    """A run in progress: its start on the trace's clock, its holdings, and the run time of earlier runs."""
 
     since_seconds: float
     holdings: tuple[Holding, ...]
@@ -185,11 +186,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
-    """How things stood when a simulation sets in, at `now_seconds` on the trace's clock.
+class SnapshotState:
+    """The state from which a simulation continues, at `now_seconds` on the trace's clock.
 
-    `runs` and `known` are by job; `attained` is the run time of those that had run but wait. Nodes in `closed` take no
-    new work.
+    `runs` and `known` are by job; `attained` is the run time of waiting jobs that have run before. Nodes in `closed`
+    accept no new jobs.
     """
 
     now_seconds: float
@@ -199,16 +200,16 @@ class Present:
     closed: tuple[int, ...] = ()
 
 
-def present_of(snapshot: Snapshot) -> tuple[Present, list[TraceJob], list[str]]:
-    """Give the state of things, the jobs in the order of their submission from 0 s on, and what has to be said."""
+def state_of(snapshot: Snapshot) -> tuple[SnapshotState, list[TraceJob], list[str]]:
+    """Return the state, the jobs in order of submission from 0 s on, and notes for the user."""
     jobs = sorted(snapshot.jobs, key=lambda job: job.submitted_seconds)
     first = min([job.submitted_seconds for job in jobs[:1]], default=snapshot.taken_seconds)
     totals, guessed = snapshot.total_seconds()
     notes = []
     if guessed:
         notes.append(
-            f"of {guessed} of {len(jobs)} jobs nobody knows the run time: those that ran are taken to run for as much "
-            "again, the others for the median of those that are known"
+            f"the run time of {guessed} of {len(jobs)} jobs is unknown: those that ran are assumed to run as long "
+            "again, the others for the median of the known run times"
         )
     holdings = snapshot.holdings()
     runs = {
@@ -216,18 +217,18 @@ def present_of(snapshot: Snapshot) -> tuple[Present, list[TraceJob], list[str]]:
         for job in jobs
         if job.running_since_seconds is not None
     }
-    present = Present(
+    snapshot_state = SnapshotState(
         max(0.0, snapshot.taken_seconds - first),
         runs,
         {job.id: job.attained_seconds for job in jobs if job.id not in runs and job.attained_seconds},
         {job.id: job.known for job in jobs if job.known},
         tuple(number for number, node in enumerate(snapshot.nodes) if not node.open),
     )
-    return present, [_trace_job(job, totals[job.id], first) for job in jobs], notes
+    return snapshot_state, [_trace_job(job, totals[job.id], first) for job in jobs], notes
 
 
 def _trace_job(job: Job, work_seconds: float, first: float) -> TraceJob:
-    """One that runs asks for the cores that it holds, so that it would be given them again."""
+    """Return a snapshot's job; a running job requests the cores that it holds, so that it would be given them again."""
     roles = [part.role for part in job.roles]
     if job.held and len(job.cores) == len(roles):
         pairs = zip(roles, job.cores, strict=True)
@@ -250,7 +251,7 @@ def _trace_job(job: Job, work_seconds: float, first: float) -> TraceJob:
 
 
 def is_snapshot(path: Path) -> bool:
-    """Tell whether a file begins like a snapshot."""
+    """Return whether a file begins like a snapshot."""
     try:
         with path.open("rb") as file:
             begin = file.read(200)
@@ -260,10 +261,10 @@ def is_snapshot(path: Path) -> bool:
 
 
 def read(path: Path | str) -> Snapshot:
-    """Read a snapshot.
+    """Return the snapshot in a file.
 
     Raises:
-        BadSnapshot: the file cannot be read, or what stands in it cannot be.
+        BadSnapshot: the file cannot be read, or its content is invalid.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -271,29 +272,29 @@ def read(path: Path | str) -> Snapshot:
     except OSError as error:
         raise BadSnapshot(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
     except json.JSONDecodeError as error:
-        raise BadSnapshot(f"{path}:{error.lineno}:{error.colno}: is no JSON: {error.msg.lower()}") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, a number without end, or nested too deeply
-        raise BadSnapshot(f"{path} is no snapshot: {error}") from error
+        raise BadSnapshot(f"{path}:{error.lineno}:{error.colno}: invalid JSON: {error.msg.lower()}") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8, a number too long, or nested too deeply
+        raise BadSnapshot(f"{path} is not a snapshot: {error}") from error
     version = plain_value.get(KEY) if isinstance(plain_value, dict) else None
     if version != VERSION:
-        what = f"is a snapshot of version {version}" if version else "is no snapshot"
-        raise BadSnapshot(f"{path} {what}; one of version {VERSION} was expected, as `cotenant snapshot` writes it")
+        what = f"is a snapshot of version {version}" if version else "is not a snapshot"
+        raise BadSnapshot(f"{path} {what}; expected version {VERSION}, as written by `cotenant snapshot`")
     wrong: list[str] = []
     snapshot = decode.read(Snapshot, plain_value, "", wrong)
     if snapshot:
         wrong += _contradictions(snapshot)
     if wrong:
         more = [f"… and {len(wrong) - WRONG_SHOWN_MAX} more"] if len(wrong) > WRONG_SHOWN_MAX else []
-        raise BadSnapshot("\n  ".join([f"{path} cannot be taken:", *wrong[:WRONG_SHOWN_MAX], *more]))
+        raise BadSnapshot("\n  ".join([f"{path} is invalid:", *wrong[:WRONG_SHOWN_MAX], *more]))
     taken: Snapshot = snapshot
     return taken
 
 
 def _contradictions(snapshot: Snapshot) -> list[str]:
-    """Name what cannot be though each field is well: twins, strangers, and more held than there is."""
+    """Return inconsistencies between valid fields: duplicates, unknown nodes, and more held than exists."""
     wrong: list[str] = []
     for what, ids in (("nodes", [node.id for node in snapshot.nodes]), ("jobs", [job.id for job in snapshot.jobs])):
-        wrong += [f"{what}: {one!r} is there twice" for one in sorted({one for one in ids if ids.count(one) > 1})]
+        wrong += [f"{what}: {one!r} occurs twice" for one in sorted({one for one in ids if ids.count(one) > 1})]
     known = {node.id for node in snapshot.nodes}
     if not known:
         wrong.append("nodes: there are none")
@@ -306,7 +307,9 @@ def _contradictions(snapshot: Snapshot) -> list[str]:
         ]
     for job in snapshot.jobs:
         strangers = sorted({held.node for held in job.held} - known)
-        wrong += [f"jobs {job.id}: holds something on {node!r}, which is no node" for node in strangers]
+        wrong += [
+            f"jobs {job.id}: holds resources on {node!r}, which is not a node of the snapshot" for node in strangers
+        ]
         if (job.running_since_seconds is None) != (not job.held):
             wrong.append(f"jobs {job.id}: held and running_since_seconds go together")
         if not job.roles or any(part.replicas < 1 or part.gpu_milli < 0 for part in job.roles):
@@ -319,6 +322,10 @@ def _contradictions(snapshot: Snapshot) -> list[str]:
             for holding in holdings:
                 ledger.hold(holding)
         except (Overcommitted, IndexError, KeyError) as error:  # a share of a GPU that is not shared is a KeyError
-            told = str(error) if isinstance(error, Overcommitted) else "a GPU, or a share of one, that its node has not"
-            wrong.append(f"jobs {job_id}: holds what is not there: {told}")
+            told = (
+                str(error)
+                if isinstance(error, Overcommitted)
+                else "a GPU, or a share of one, that its node does not have"
+            )
+            wrong.append(f"jobs {job_id}: holds what does not exist: {told}")
     return wrong

@@ -1,4 +1,4 @@
-"""Who waited longest: how a schedule treats its large gangs."""
+"""The longest waits: how a schedule treats its large gangs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Waited = tuple[int, float]  # GPUs in thousandths, seconds
 
 
 def starvation_of(waits: Sequence[Waited], server_gpus: int) -> dict[str, dict[str, float | None]]:
-    """Say by size how long jobs waited in all: of those over a server the same apart, where there are any servers.
+    """Return total waits by size; gangs larger than a server also count separately, if there are any servers.
 
     >>> waits = [(1000, 10.0), (16_000, 7200.0), (16_000, 0.0)]
     >>> starvation_of(waits, server_gpus=8)["over a server"]

@@ -1,54 +1,54 @@
-"""For what each waiting job waits: meters of shapes and of kinds, and who is on which."""
+"""What each waiting job waits for: meters of classes and of causes, and which jobs are on which meter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
 from cotenant.core.model.refusal import Refusal, Wait
-from cotenant.simulator.job import Life, Shape
+from cotenant.simulator.job import JobClass, SimulatedJob
 from cotenant.simulator.wait_times import CAUSE_OF, CAUSES, Cause, Meter, cause_of
 
 
-class Labels:
+class WaitLabels:
     """Keeps waiting jobs on meters.
 
-    `by_shape`: gangs of one shape wait for one reason, but for some, and that is their shape's meter's to tell; else
-    all but some wait for capacity.
+    `by_job_class`: most gangs of a class wait for the same reason, which their class's meter records. Otherwise most
+    jobs wait for capacity.
     """
 
-    def __init__(self, *, by_shape: bool) -> None:
-        self._by_shape = by_shape
+    def __init__(self, *, by_job_class: bool) -> None:
+        self._by_job_class = by_job_class
         self._meters = {cause: Meter(cause=cause) for cause in CAUSES}
-        self._apart: dict[int, Life] = {}  # those on another meter than most, by sequence
+        self._individual: dict[int, SimulatedJob] = {}  # jobs on an individual meter, by sequence
 
-    def begin(self, life: Life, now: float) -> None:
-        """Put a job that begins to wait where most are."""
-        life.begin_to_wait(self._most(life), now)
+    def begin(self, sim_job: SimulatedJob, now: float) -> None:
+        """Put a job that begins to wait on the default meter."""
+        sim_job.begin_to_wait(self._default_meter(sim_job), now)
 
-    def begin_apart(self, life: Life, wait: Wait, now: float) -> None:
-        """Let a job that is not the scheduler's for a while wait for something of its own."""
-        life.begin_to_wait(self._meters[CAUSE_OF[wait]], now)
+    def begin_individually(self, sim_job: SimulatedJob, wait: Wait, now: float) -> None:
+        """Put a job that is out of the queue for a while on the meter of its own cause."""
+        sim_job.begin_to_wait(self._meters[CAUSE_OF[wait]], now)
 
-    def _most(self, life: Life) -> Meter:
-        return life.shape.meter if self._by_shape else self._meters[CAUSE_OF[Wait.CAPACITY]]
+    def _default_meter(self, sim_job: SimulatedJob) -> Meter:
+        return sim_job.job_class.meter if self._by_job_class else self._meters[CAUSE_OF[Wait.CAPACITY]]
 
-    def follow(self, life: Life, now: float) -> None:
-        """Let a waiting job that is of another shape from now on wait as most of those do, unless it waits apart."""
-        if life.sequence not in self._apart:
-            life.move(self._most(life), now)
+    def follow(self, sim_job: SimulatedJob, now: float) -> None:
+        """Move a waiting job that has changed its class to the default meter, unless it has an individual one."""
+        if sim_job.sequence not in self._individual:
+            sim_job.move(self._default_meter(sim_job), now)
 
-    def turn(self, shapes: Iterable[Shape], known: Callable[[Shape], Refusal | None], now: float) -> None:
-        """Say for what the gangs of each waiting shape wait from now on."""
-        if self._by_shape:
-            for shape in shapes:
-                refusal = known(shape)
-                shape.meter.turn(cause_of(refusal) if refusal else CAUSE_OF[Wait.CAPACITY], now)
+    def switch(self, job_classes: Iterable[JobClass], known: Callable[[JobClass], Refusal | None], now: float) -> None:
+        """Set what the gangs of each waiting class wait for from now on."""
+        if self._by_job_class:
+            for job_class in job_classes:
+                refusal = known(job_class)
+                job_class.meter.switch(cause_of(refusal) if refusal else CAUSE_OF[Wait.CAPACITY], now)
 
-    def set_apart(self, waits: Mapping[int, tuple[Life, Cause]], now: float) -> None:
-        """Say who waits for something of their own from now on; all others are where most are."""
-        for sequence, life in self._apart.items():
+    def set_individual(self, waits: Mapping[int, tuple[SimulatedJob, Cause]], now: float) -> None:
+        """Set the jobs with individual causes from now on; all others return to the default meter."""
+        for sequence, sim_job in self._individual.items():
             if sequence not in waits:
-                life.move(self._most(life), now)
-        for life, cause in waits.values():
-            life.move(self._meters[cause], now)
-        self._apart = {sequence: life for sequence, (life, _) in waits.items()}
+                sim_job.move(self._default_meter(sim_job), now)
+        for sim_job, cause in waits.values():
+            sim_job.move(self._meters[cause], now)
+        self._individual = {sequence: sim_job for sequence, (sim_job, _) in waits.items()}

@@ -1,4 +1,4 @@
-"""Why each waiting job waits, for whoever listens: made of what the cycle was told, and else by counting."""
+"""Why each waiting job waits, for the event log: from the cycle's refusals, and otherwise by counting."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cotenant.core.placement.unschedulable import no_place
 from cotenant.core.policy.protocols import QueuePolicy
 from cotenant.core.scheduling.admission import Choice
 from cotenant.core.scheduling.order_explanation import Outrankers
-from cotenant.simulator.free_resources import Free
-from cotenant.simulator.job import Life, Shape
-from cotenant.simulator.recording.events import Reason, Story, counted, reason_of
+from cotenant.simulator.free_resources import FreeResources
+from cotenant.simulator.job import JobClass, SimulatedJob
+from cotenant.simulator.recording.events import EventLog, Reason, capacity_reason, reason_of
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What a cycle chose, by the sequences of the jobs, for the rows of the table change."""
+class CycleChoice:
+    """The choice of a cycle, by the sequences of the jobs, because the table's rows change."""
 
     ranked: Ints
     starts: Ints
@@ -29,79 +29,85 @@ class Chosen:
     ids: tuple[str, ...]  # by row, as the outrankers name them
 
     @classmethod
-    def of(cls, choice: Choice, jobs: Jobs, ids: Sequence[str]) -> Chosen:
-        """Take note of a choice among jobs."""
+    def of(cls, choice: Choice, jobs: Jobs, ids: Sequence[str]) -> CycleChoice:
+        """Return the record of a choice among jobs."""
         return cls(jobs.sequence[choice.ranked], jobs.sequence[choice.starts], choice.outrankers, tuple(ids))
 
     def outranked(self, sequence: int) -> Refusal:
-        """Say who goes before a job that waits, since this cycle or before."""
+        """Return the refusal of a waiting job by those ranked before it, now or in earlier cycles."""
         at = int(np.flatnonzero(self.ranked == sequence)[0])
         return self.outrankers.refusal_at(at, self.ids) if self.outrankers else outranked(at + 1, at)
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
-    """Tells a story why jobs wait after a cycle. `over_share` are those whose tenant has what it is due."""
+class WaitReasonRecorder:
+    """Records in the event log why jobs wait after a cycle. `over_share` are jobs whose tenant has its fair share."""
 
-    story: Story
-    lives: Mapping[int, Life]
+    event_log: EventLog
+    sim_jobs: Mapping[int, SimulatedJob]
     ledger: Ledger
-    free: Free
+    free: FreeResources
     over_share: Collection[int]
 
-    def by_shape(self, waiting: Iterable[Shape], now: float) -> None:
-        """All gangs of one shape wait for one reason."""
-        self.story.reasons_of_shapes(waiting, self._why_shape, now)
+    def by_job_class(self, waiting: Iterable[JobClass], now: float) -> None:
+        """Record that all gangs of one class wait for one reason."""
+        self.event_log.record_class_reasons(waiting, self._class_reason, now)
 
     def by_job(self, refusals: Mapping[str, Refusal], now: float) -> None:
-        """Gangs of one shape may wait for different reasons; those that were told one each have it in `refusals`."""
-        known: dict[tuple[int, bool], Reason] = {}  # of all others of one shape, within their share or beyond it
+        """Record each job's own reason; gangs that were tried have theirs in `refusals`."""
+        known: dict[tuple[int, bool], Reason] = {}  # of all other jobs of a class, within or beyond their share
 
-        def why(life: Life) -> Reason:
-            if asked := refusals.get(life.job.id):
-                return self._of(life, reason_of(asked))
-            alike = life.shape.code, life.sequence in self.over_share
+        def why(sim_job: SimulatedJob) -> Reason:
+            if asked := refusals.get(sim_job.job.id):
+                return self._with_share(sim_job, reason_of(asked))
+            alike = sim_job.job_class.code, sim_job.sequence in self.over_share
             if alike not in known:
-                known[alike] = self._of(life, self._why_shape(life.shape))
+                known[alike] = self._with_share(sim_job, self._class_reason(sim_job.job_class))
             return known[alike]
 
-        self.story.reasons_of_jobs([life for life in self.lives.values() if life.meter], why, Code.CAPACITY, now)
+        self.event_log.record_job_reasons(
+            [sim_job for sim_job in self.sim_jobs.values() if sim_job.meter], why, Code.CAPACITY, now
+        )
 
-    def in_order(self, queue: QueuePolicy, refusals: Mapping[str, Refusal], choice: Chosen | None, now: float) -> None:
-        """Most jobs wait because of others before them; `choice` is what was chosen, if anything was."""
+    def in_order(
+        self, queue: QueuePolicy, refusals: Mapping[str, Refusal], choice: CycleChoice | None, now: float
+    ) -> None:
+        """Record that most jobs wait because of jobs before them; `choice` is what the cycle chose, if anything."""
         most = Code.OUTRANKED if queue.preemptive else Code.BEHIND
-        if choice is None:  # nothing was decided, for what is free suffices for none of those who wait
-            self.story.reasons_of_jobs((), lambda life: self._too_little(life.shape), most, now)
+        if choice is None:  # nothing was decided, since too little is free for any waiting job
+            self.event_log.record_job_reasons((), lambda sim_job: self._capacity_reason(sim_job.job_class), most, now)
             return
-        head = next((life for life in map(self.lives.__getitem__, choice.starts.tolist()) if life.meter), None)
+        head = next(
+            (sim_job for sim_job in map(self.sim_jobs.__getitem__, choice.starts.tolist()) if sim_job.meter), None
+        )
         asked = {
-            life.sequence: self._of(life, reason_of(refusals[life.job.id]))
-            for life in self.lives.values()
-            if life.job.id in refusals
+            sim_job.sequence: self._with_share(sim_job, reason_of(refusals[sim_job.job.id]))
+            for sim_job in self.sim_jobs.values()
+            if sim_job.job.id in refusals
         }
         if queue.strict and head:
-            asked.setdefault(head.sequence, self._of(head, self._why_shape(head.shape)))
+            asked.setdefault(head.sequence, self._with_share(head, self._class_reason(head.job_class)))
 
-        def why(life: Life) -> Reason:
-            if life.sequence in asked:
-                return asked[life.sequence]
+        def why(sim_job: SimulatedJob) -> Reason:
+            if sim_job.sequence in asked:
+                return asked[sim_job.sequence]
             if most is Code.BEHIND and head:
                 told = Reason((Code.BEHIND,), lambda: behind(head.job.id, asked[head.sequence].words().detail))
             else:
-                told = Reason((Code.OUTRANKED,), lambda: choice.outranked(life.sequence))
-            return self._of(life, told)
+                told = Reason((Code.OUTRANKED,), lambda: choice.outranked(sim_job.sequence))
+            return self._with_share(sim_job, told)
 
         beyond = [sequence for sequence in sorted(self.over_share) if sequence not in asked]
-        self.story.reasons_of_jobs([self.lives[sequence] for sequence in (*asked, *beyond)], why, most, now)
+        self.event_log.record_job_reasons([self.sim_jobs[sequence] for sequence in (*asked, *beyond)], why, most, now)
 
-    def _of(self, life: Life, reason: Reason) -> Reason:
-        return reason.beyond_share() if life.sequence in self.over_share else reason
+    def _with_share(self, sim_job: SimulatedJob, reason: Reason) -> Reason:
+        return reason.over_fair_share() if sim_job.sequence in self.over_share else reason
 
-    def _why_shape(self, shape: Shape) -> Reason:
-        """Say why a gang of this shape has no place, by what it was told or by counting."""
-        if shape.refusal and (shape.refusal.code is Code.QUOTA or not self.free.lacks(shape)):
-            return reason_of(shape.refusal)
-        return self._too_little(shape)
+    def _class_reason(self, job_class: JobClass) -> Reason:
+        """Return why a gang of this class has no place, by its refusal or by counting."""
+        if job_class.refusal and (job_class.refusal.code is Code.QUOTA or not self.free.lacks(job_class)):
+            return reason_of(job_class.refusal)
+        return self._capacity_reason(job_class)
 
-    def _too_little(self, shape: Shape) -> Reason:
-        return counted(self.free.lacking(shape), lambda: no_place(shape.gang("the gang"), self.ledger))
+    def _capacity_reason(self, job_class: JobClass) -> Reason:
+        return capacity_reason(self.free.lacking(job_class), lambda: no_place(job_class.gang("the gang"), self.ledger))

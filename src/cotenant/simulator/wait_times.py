@@ -1,8 +1,8 @@
-"""How long jobs wait, by what for (Philly, section 3.1 [P]): the kind of wait, and the level of one for locality.
+"""How long jobs wait, by cause (Philly, section 3.1 [P]): the kind of wait, and the level of a wait for locality.
 
-A meter runs like a clock, one hand for each cause, and only one hand moves at a time. A waiting job notes the hands
-when it comes to a meter and again when it leaves; so a thousand jobs that wait for the same reason cost nothing when
-that reason changes for all of them.
+A meter runs like a clock with one hand for each cause, of which only one moves at a time. A waiting job notes the hands
+when it joins a meter and again when it leaves; so a thousand jobs that wait for the same reason cost nothing when that
+reason changes for all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEVELS = (Locality.SERVER, Locality.RACK, Locality.ANYWHERE)
 Cause = tuple[Wait, Locality | None]
 CAUSE_OF: Mapping[Wait, Cause] = MappingProxyType(
     {wait: (wait, Locality.ANYWHERE if wait is Wait.FRAGMENTATION else None) for wait in WAITS}
-)  # where no level is told
+)  # used if there is no level
 CAUSES: tuple[Cause, ...] = (
     CAUSE_OF[Wait.FAIR_SHARE],
     *((Wait.FRAGMENTATION, level) for level in LEVELS),
@@ -31,16 +31,16 @@ _HAND = {cause: number for number, cause in enumerate(CAUSES)}
 
 
 def cause_of(refusal: Refusal) -> Cause:
-    """Tell for what a job waits that was refused."""
+    """Return the cause of a refused job's wait."""
     wait = refusal.wait
     return (wait, refusal.locality or Locality.ANYWHERE) if wait is Wait.FRAGMENTATION else CAUSE_OF[wait]
 
 
 class Meter:
-    """Seconds of waiting by cause, since the meter was made.
+    """Seconds of waiting by cause, since the meter was created.
 
     >>> meter = Meter(now=10.0)
-    >>> meter.turn((Wait.FRAGMENTATION, Locality.SERVER), now=15.0)
+    >>> meter.switch((Wait.FRAGMENTATION, Locality.SERVER), now=15.0)
     >>> meter.read(now=18.0)
     (0.0, 3.0, 0.0, 0.0, 5.0, 0.0)
     """
@@ -52,8 +52,8 @@ class Meter:
         self._since = now
         self._hand = _HAND[cause]
 
-    def turn(self, cause: Cause, now: float) -> None:
-        """Let another hand move from now on."""
+    def switch(self, cause: Cause, now: float) -> None:
+        """Switch to another hand."""
         if (hand := _HAND[cause]) != self._hand:
             self._seconds[self._hand] += now - self._since
             self._since, self._hand = now, hand
@@ -66,11 +66,11 @@ class Meter:
 
 
 class Stopwatch:
-    """Seconds in which something was so.
+    """Seconds during which a condition held.
 
     >>> watch = Stopwatch()
-    >>> watch.turn(now=2.0, on=True)
-    >>> watch.turn(now=5.0, on=False)
+    >>> watch.switch(now=2.0, on=True)
+    >>> watch.switch(now=5.0, on=False)
     >>> watch.read(now=9.0)
     3.0
     """
@@ -83,21 +83,21 @@ class Stopwatch:
 
     @property
     def runs(self) -> bool:
-        """Whether it is so now."""
+        """Whether the condition holds now."""
         return self._since is not None
 
-    def turn(self, now: float, *, on: bool) -> None:
-        """Note whether it is so from now on."""
+    def switch(self, now: float, *, on: bool) -> None:
+        """Note whether the condition holds from now on."""
         if on != self.runs:
             self._seconds, self._since = self.read(now), now if on else None
 
     def read(self, now: float) -> float:
-        """Read for how long it was so."""
+        """Return for how long the condition held."""
         return self._seconds + (0.0 if self._since is None else now - self._since)
 
 
 def by_wait(seconds: Seconds) -> tuple[float, ...]:
-    """Sum up by kind of wait, in the order of `WAITS`.
+    """Return sums by kind of wait, in the order of `WAITS`.
 
     >>> by_wait((1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
     (1.0, 9.0, 5.0, 6.0)
@@ -106,11 +106,11 @@ def by_wait(seconds: Seconds) -> tuple[float, ...]:
 
 
 def by_level(seconds: Seconds) -> tuple[float, ...]:
-    """Take the waits for a place that is not in fragments apart, in the order of `LEVELS`."""
+    """Return the waits for an unfragmented place, in the order of `LEVELS`."""
     return seconds[1:4]
 
 
 def dominant(by_kind: tuple[float, ...]) -> Wait | None:
-    """Tell which kind of wait cost most; None where there was none. Of equals the first counts."""
+    """Return the kind of wait with the most seconds, the first of equals; None if there was none."""
     most = max(by_kind)
     return WAITS[by_kind.index(most)] if most > 0 else None

@@ -1,4 +1,4 @@
-"""Who waits, by shape, and who has waited so long that the placement policy would give another answer."""
+"""The waiting jobs by class, and those that have waited long enough for another answer of the placement policy."""
 
 from __future__ import annotations
 
@@ -10,139 +10,141 @@ import numpy as np
 
 from cotenant.core.model.job_table import Ints
 from cotenant.core.model.refusal import Code, Refusal
-from cotenant.simulator.free_resources import Free
-from cotenant.simulator.job import Life, Shape
-from cotenant.simulator.policy_set import AskedPlacement
+from cotenant.simulator.free_resources import FreeResources
+from cotenant.simulator.job import JobClass, SimulatedJob
+from cotenant.simulator.policy_set import CheckedPlacement
 
 ROUNDING_SECONDS = 1e-6
-SHAPES_FEW = 64  # for which there is room at first
-HOLDS_SECONDS_MIN = 1.0  # a refusal is asked about anew no sooner, though nothing happens
+CLASSES_INITIAL = 64  # initial capacity
+REFUSAL_SECONDS_MIN = 1.0  # a refusal is not retried sooner if nothing happens
 
 
-class Waiting:
-    """Shapes of which some gang waits. Where the policy discerns gangs by their waits, they stand in line by them.
+class WaitingJobs:
+    """The classes with waiting gangs. If the policy distinguishes waits, each class orders its jobs by wait.
 
-    `known` are all shapes of which there ever was a job, by code; `codes` tells each job's, by sequence.
+    `known` are all classes that ever had a job, by code; `codes` holds each job's class, by sequence.
     """
 
-    def __init__(self, placement: AskedPlacement, jobs: int) -> None:
-        self.known: list[Shape] = []
+    def __init__(self, placement: CheckedPlacement, jobs: int) -> None:
+        self.known: list[JobClass] = []
         self.codes: Ints = np.zeros(jobs, dtype=np.int64)
-        self._needs: Ints = np.zeros((SHAPES_FEW, 3), dtype=np.int64)
+        self._needs: Ints = np.zeros((CLASSES_INITIAL, 3), dtype=np.int64)
         self._placement = placement
-        self._hopes_at = math.inf
-        self._shapes: dict[int, Shape] = {}  # by code
+        self._next_expiry = math.inf
+        self._job_classes: dict[int, JobClass] = {}  # by code
 
     def __bool__(self) -> bool:
-        return bool(self._shapes)
+        return bool(self._job_classes)
 
     @property
-    def shapes(self) -> ValuesView[Shape]:
-        """Those of which some gang waits."""
-        return self._shapes.values()
+    def job_classes(self) -> ValuesView[JobClass]:
+        """The classes with waiting gangs."""
+        return self._job_classes.values()
 
     @property
     def needs(self) -> Ints:
-        """What gangs need, by the code of their shape: GPUs in thousandths, cores and memory."""
+        """The needs of gangs by the code of their class: GPUs in thousandths, cores and memory."""
         return self._needs[: len(self.known)]
 
-    def join(self, life: Life, shape: Shape) -> None:
-        """Let a job be of a shape from now on."""
-        if shape.code < 0:
-            shape.code = len(self.known)
-            self.known.append(shape)
+    def assign(self, sim_job: SimulatedJob, job_class: JobClass) -> None:
+        """Assign a job to a class."""
+        if job_class.code < 0:
+            job_class.code = len(self.known)
+            self.known.append(job_class)
             if len(self.known) > len(self._needs):
                 self._needs = np.concatenate([self._needs, self._needs])
-            self._needs[shape.code] = shape.gpu_milli, shape.cores, shape.memory_bytes
-        life.shape = shape
-        self.codes[life.sequence] = shape.code
+            self._needs[job_class.code] = job_class.gpu_milli, job_class.cores, job_class.memory_bytes
+        sim_job.job_class = job_class
+        self.codes[sim_job.sequence] = job_class.code
 
-    def hope(self) -> None:
-        """Forget why gangs were refused, for something was freed."""
-        for shape in self.known:
-            shape.refusal = None
+    def clear_refusals(self) -> None:
+        """Clear all refusals, because something was released."""
+        for job_class in self.known:
+            job_class.refusal = None
 
-    def doubt(self, now: float) -> None:
-        """Forget why gangs were refused where some refusal held only until now."""
-        if now >= self._hopes_at:
-            self._hopes_at = math.inf
-            self.hope()
+    def expire_refusals(self, now: float) -> None:
+        """Clear all refusals if one of them has expired."""
+        if now >= self._next_expiry:
+            self._next_expiry = math.inf
+            self.clear_refusals()
 
-    def hopes_at(self, refusals: Iterable[Refusal], now: float) -> float:
-        """Say when somebody is to be asked again though nothing was freed, once these were refused too.
+    def next_expiry(self, refusals: Iterable[Refusal], now: float) -> float:
+        """Return when the next refusal expires, including these.
 
-        Those whose places are in fragments are watched instead.
+        Refusals for fragmentation are tracked separately.
         """
         holds = [refusal.holds_seconds for refusal in refusals if refusal.code is not Code.FRAGMENTED]
-        self._hopes_at = min([self._hopes_at, *(now + max(seconds, HOLDS_SECONDS_MIN) for seconds in holds)])
-        return self._hopes_at
+        self._next_expiry = min([self._next_expiry, *(now + max(seconds, REFUSAL_SECONDS_MIN) for seconds in holds)])
+        return self._next_expiry
 
-    def add(self, life: Life) -> None:
-        """A gang begins to wait, as one of its shape."""
-        shape = life.shape
-        shape.waiting += 1
-        self._shapes[shape.code] = shape
+    def add(self, sim_job: SimulatedJob) -> None:
+        """Add a waiting gang to its class."""
+        job_class = sim_job.job_class
+        job_class.waiting += 1
+        self._job_classes[job_class.code] = job_class
         if self._placement.discerns:
-            shape.line[life.sequence] = life
+            job_class.line[sim_job.sequence] = sim_job
 
-    def remove(self, life: Life) -> None:
-        """It waits no more, or not as one of that shape."""
-        shape = life.shape
-        shape.line.pop(life.sequence, None)
-        shape.waiting -= 1
-        if not shape.waiting:
-            del self._shapes[shape.code]
+    def remove(self, sim_job: SimulatedJob) -> None:
+        """Remove a gang that no longer waits, or leaves its class."""
+        job_class = sim_job.job_class
+        job_class.line.pop(sim_job.sequence, None)
+        job_class.waiting -= 1
+        if not job_class.waiting:
+            del self._job_classes[job_class.code]
 
-    def size_anew(self, lives: Iterable[Life], size: Callable[[Life], Shape | None], now: float) -> Iterator[Life]:
-        """Let those be of another shape that wait and have another size now, as `size` says; gives them.
+    def resize_waiting(
+        self, sim_jobs: Iterable[SimulatedJob], size: Callable[[SimulatedJob], JobClass | None], now: float
+    ) -> Iterator[SimulatedJob]:
+        """Move waiting jobs to the class that `size` returns, if any; yields the moved jobs.
 
-        They have waited for as long as before.
+        Their waits continue.
         """
-        for life in [life for life in lives if not life.running]:
-            if shape := size(life):
-                waited = life.fragmented_until(now)
-                self.remove(life)
-                self.join(life, shape)
-                self.add(life)
-                life.fragmented_mark = shape.fragmented.read(now) - waited
-                shape.line = dict(sorted(shape.line.items(), key=lambda one: -one[1].fragmented_until(now)))
-                yield life
+        for sim_job in [sim_job for sim_job in sim_jobs if not sim_job.running]:
+            if job_class := size(sim_job):
+                waited = sim_job.fragmented_until(now)
+                self.remove(sim_job)
+                self.assign(sim_job, job_class)
+                self.add(sim_job)
+                sim_job.fragmented_mark = job_class.fragmented.read(now) - waited
+                job_class.line = dict(sorted(job_class.line.items(), key=lambda one: -one[1].fragmented_until(now)))
+                yield sim_job
 
-    def grow_older(self, now: float) -> Iterator[Life]:
-        """Let those be of a later shape that have waited for long enough; gives them."""
-        shapes = [shape for shape in self._shapes.values() if shape.until_seconds < math.inf]
-        for shape in shapes:  # grows by the later ones, of which some may be too old already
-            before = len(shapes)
-            while shape.line and _due(life := next(iter(shape.line.values())), now):
-                later, waited = self._after(shape, now), life.fragmented_until(now)
-                self.remove(life)
-                self.join(life, later)
-                self.add(life)
-                life.fragmented_mark = later.fragmented.read(now) - waited
-                shapes += [later] * (len(shapes) == before)
-                yield life
+    def advance_classes(self, now: float) -> Iterator[SimulatedJob]:
+        """Move jobs that have waited long enough to the later class; yields the moved jobs."""
+        job_classes = [job_class for job_class in self._job_classes.values() if job_class.until_seconds < math.inf]
+        for job_class in job_classes:  # grows by the later classes, some of whose jobs may be due already
+            before = len(job_classes)
+            while job_class.line and _due(sim_job := next(iter(job_class.line.values())), now):
+                later, waited = self._after(job_class, now), sim_job.fragmented_until(now)
+                self.remove(sim_job)
+                self.assign(sim_job, later)
+                self.add(sim_job)
+                sim_job.fragmented_mark = later.fragmented.read(now) - waited
+                job_classes += [later] * (len(job_classes) == before)
+                yield sim_job
 
-    def _after(self, shape: Shape, now: float) -> Shape:
-        """Find the shape that gangs of one have once they have waited for too long."""
-        if shape.later is None:
-            oldest = replace(shape.gang(""), fragmented_seconds=shape.until_seconds)
-            shape.later = shape.after_it(self._placement.alike_seconds(oldest), now)
-        return shape.later
+    def _after(self, job_class: JobClass, now: float) -> JobClass:
+        """Return the class that follows a class after its time."""
+        if job_class.later is None:
+            oldest = replace(job_class.gang(""), fragmented_seconds=job_class.until_seconds)
+            job_class.later = job_class.later_class(self._placement.equivalence_seconds(oldest), now)
+        return job_class.later
 
-    def watch(self, refusals: Mapping[str, Refusal], free: Free, now: float) -> float:
-        """Note whose places are in fragments from now on; returns in how long the first of them gets another answer.
+    def track_fragmentation(self, refusals: Mapping[str, Refusal], free: FreeResources, now: float) -> float:
+        """Track which places are fragmented from now on; returns the time until the first job changes its class.
 
-        `refusals` are those of the last cycle, by job; beside them there is what shapes were refused for before. Who
-        needs more than is `free` waits for that.
+        `refusals` are those of the last cycle, by job, in addition to earlier refusals of classes. A gang that needs
+        more than is `free` waits for that instead.
         """
         apart = {job_id for job_id, refusal in refusals.items() if refusal.code is Code.FRAGMENTED}
-        for shape in self._shapes.values():
-            known = shape.refusal is not None and shape.refusal.code is Code.FRAGMENTED
-            refused = known or (bool(apart) and any(life.job.id in apart for life in shape.line.values()))
-            shape.fragmented.turn(now, on=refused and not free.lacks(shape))
-        return min((shape.relaxes_in(now) for shape in self._shapes.values()), default=math.inf)
+        for job_class in self._job_classes.values():
+            known = job_class.refusal is not None and job_class.refusal.code is Code.FRAGMENTED
+            refused = known or (bool(apart) and any(sim_job.job.id in apart for sim_job in job_class.line.values()))
+            job_class.fragmented.switch(now, on=refused and not free.lacks(job_class))
+        return min((job_class.changes_class_in(now) for job_class in self._job_classes.values()), default=math.inf)
 
 
-def _due(life: Life, now: float) -> bool:
-    """Tell whether a life has waited for too long to be of its shape, but for what rounding does to the time."""
-    return life.fragmented_until(now) >= life.shape.until_seconds - ROUNDING_SECONDS
+def _due(sim_job: SimulatedJob, now: float) -> bool:
+    """Return whether a job has waited too long for its class, within rounding."""
+    return sim_job.fragmented_until(now) >= sim_job.job_class.until_seconds - ROUNDING_SECONDS

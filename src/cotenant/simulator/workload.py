@@ -1,4 +1,4 @@
-"""The jobs of a simulation: those of the trace, what overlays add, and what the cluster leaves untold."""
+"""The jobs of a simulation: those of the trace, with overlays, adapted to the cluster."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from cotenant.simulator.traces import Trace
 
 
 def workload(trace: Trace, cluster: Cluster, overlays: Overlays, *, auto_cores: bool) -> Trace:
-    """Give the trace as it is simulated.
+    """Return the trace as it is simulated.
 
-    Memory counts only where the cluster tells how much there is: of `6x8` nobody knows, and nothing with a request
-    for memory could ever run on it. `auto_cores` lets the allocator decide where a trace tells no cores.
+    Memory counts only if the cluster declares it: `6x8` does not, and no job with a memory request could ever run on
+    it. `auto_cores` lets the allocator decide if a trace has no cores.
 
     Raises:
-        BadOption: an overlay does not go with the trace or the cluster.
+        BadOption: an overlay does not match the trace or the cluster.
     """
     laid = overlays.apply(trace, cluster)
     if auto_cores:
         laid = replace(laid, jobs=tuple(replace(job, roles=_auto(job.roles)) for job in laid.jobs))
-    return _sharing_told(_without_untold_memory(laid, cluster), cluster)
+    return _noting_gpu_shares(_ignoring_unknown_memory(laid, cluster), cluster)
 
 
-def _without_untold_memory(laid: Trace, cluster: Cluster) -> Trace:
+def _ignoring_unknown_memory(laid: Trace, cluster: Cluster) -> Trace:
     if cluster.memory_bytes:
         return laid
     jobs = tuple(replace(job, roles=roles) if (roles := _without_memory(job.roles)) else job for job in laid.jobs)
     asked = sum(before is not after for before, after in zip(laid.jobs, jobs, strict=True))
-    note = f"{asked} jobs ask for memory; the cluster tells of none, so that is passed over"
+    note = f"{asked} jobs request memory; the cluster declares none, so the requests are ignored"
     return replace(laid, jobs=jobs, notes=(*laid.notes, note)) if asked else laid
 
 
-def _sharing_told(laid: Trace, cluster: Cluster) -> Trace:
-    """Say where shares of GPUs are asked for and no node gives any: each such job is unschedulable, which surprises."""
+def _noting_gpu_shares(laid: Trace, cluster: Cluster) -> Trace:
+    """Add a note if GPU shares are requested and no node offers them: each such job is unschedulable."""
     if any(shape.shareable for shape in cluster.shapes):
         return laid
     asked = sum(any(role.request.gpu_milli % WHOLE_GPU_MILLI for role in job.roles) for job in laid.jobs)
     note = (
-        f"{asked} jobs ask for a part of a GPU, which no node of the cluster gives (`shareable` in a cluster file); "
-        "--overlay fractions=whole makes whole ones of them"
+        f"{asked} jobs request a share of a GPU, which no node of the cluster offers (`shareable` in a cluster file); "
+        "--overlay fractions=whole turns shares into whole GPUs"
     )
     return replace(laid, notes=(*laid.notes, note)) if asked else laid
 
 
 @lru_cache(maxsize=4096)
 def _auto(roles: tuple[Role, ...]) -> tuple[Role, ...]:
-    """Let the allocator decide where nothing was asked for."""
+    """Return roles whose missing core requests are left to the allocator."""
     return tuple(replace(role, request=replace(role.request, cores=role.request.cores or None)) for role in roles)
 
 
 @lru_cache(maxsize=4096)
 def _without_memory(roles: tuple[Role, ...]) -> tuple[Role, ...] | None:
-    """Ask for no memory; None where nothing did."""
+    """Return roles without memory requests; None if there were none."""
     if not any(role.request.memory_bytes for role in roles):
         return None
     return tuple(replace(role, request=replace(role.request, memory_bytes=0)) for role in roles)

@@ -1,1 +1,1 @@
-"""Where state is kept: one port, and adapters in memory, in an SQLite file and in etcd."""
+"""Stores for state: one port, with adapters in memory, in an SQLite file and in etcd."""

@@ -1,4 +1,4 @@
-"""What every adapter refuses before it does anything, so that all of them refuse the same."""
+"""Argument checks that every adapter makes before it does anything, so that all adapters reject the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotenant.store.port import VALUE_BYTES_MAX, Compare, Operation, Put
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that some adapter could not keep.
+    """Reject a key that some adapter could not store.
 
     >>> check_key("")
     Traceback (most recent call last):
@@ -21,7 +21,7 @@ def check_key(key: str) -> None:
 
 
 def check_transaction(compares: Sequence[Compare], operations: Sequence[Operation]) -> None:
-    """Refuse a key written twice, a key that cannot be kept, and a value that is too large."""
+    """Reject a key written twice, an invalid key, and a value that is too large."""
     for compare in compares:
         check_key(compare.key)
     seen: set[str] = set()
@@ -35,14 +35,14 @@ def check_transaction(compares: Sequence[Compare], operations: Sequence[Operatio
 
 
 def check_value(key: str, value: bytes) -> None:
-    """Refuse what is not immutable bytes, or too many of them."""
+    """Reject a value that is not immutable bytes, or is too large."""
     if not isinstance(value, bytes):
         raise TypeError(f"the value of {key!r} is {type(value).__name__}, not bytes")
     if len(value) > VALUE_BYTES_MAX:
-        raise ValueError(f"the value of {key!r} has {len(value)} bytes; at most {VALUE_BYTES_MAX} fit")
+        raise ValueError(f"the value of {key!r} has {len(value)} bytes; the limit is {VALUE_BYTES_MAX}")
 
 
 def check_ttl(ttl_seconds: float) -> None:
-    """Refuse a lease that would be over before it began."""
+    """Reject a lease without a positive time to live."""
     if not ttl_seconds > 0:
         raise ValueError(f"a lease needs a time to live above 0 s, not {ttl_seconds}")

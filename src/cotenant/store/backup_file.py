@@ -1,8 +1,8 @@
-"""What a store holds, in a file and back: backups, and the way from one store to another.
+"""Backup files: writes the contents of a store into a file, and restores them into a store.
 
-The file is gzip over lines of JSON: a head (`revision`, `keys`), one line for each key (`k`, and `v` in base64), and a
-tail with the SHA-256 of all that stands between. Nothing is written into a store before the whole file was read and
-agrees with its tail.
+The file is gzip over lines of JSON: a header (`revision`, `keys`), one line for each key (`k`, and `v` in base64), and
+a trailer with the SHA-256 of everything in between. Nothing is written into a store before the whole file was read and
+matches its trailer.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from cotenant.store.argument_checks import check_key, check_value
 from cotenant.store.eras import ERAS, begun
 from cotenant.store.identity_check import IDENTITY, PROGRESS, STOPPED
 from cotenant.store.port import Conflict, Delete, Entry, Operation, Put, Store
-from cotenant.store.revision_offset import BASE, FILLING, OWN, REVISION_MAX, ShiftedStore, base_of, is_of_one_process
+from cotenant.store.revision_offset import BASE, FILLING, OWN, REVISION_MAX, OffsetStore, base_of, is_of_one_process
 from cotenant.store.sqlite import SqliteStore
-from cotenant.store.witness import Identity, Memory
+from cotenant.store.witness import Identity, RememberedStore
 
 FORMAT = 1
-OPERATIONS_MAX = 100  # etcd takes 128 in a transaction unless told otherwise
+OPERATIONS_MAX = 100  # etcd's default limit per transaction is 128
 BYTES_MAX = 512 * 1024
-AHEAD = 1_000_000_000  # revisions: more than were ever committed between a backup and the day on which it is needed
-TOLD_LENGTH_MAX = 80  # of a key
-KEPT = frozenset({FILLING, IDENTITY, PROGRESS, STOPPED, ERAS})  # until the end, when all are written anew
-LEADERS = "/leader"  # keys that end so are under a lease, and nobody's in another store
+AHEAD = 1_000_000_000  # revisions: more than are committed between a backup and its restore
+QUOTED_LENGTH_MAX = 80  # of a key
+KEPT = frozenset({FILLING, IDENTITY, PROGRESS, STOPPED, ERAS})  # kept until the end, then rewritten
+LEADERS = "/leader"  # such keys are under a lease, and invalid in another store
 
-Progress = Callable[[int, int], None]  # keys done, keys in all
-Leads = Callable[[Entry], bool]  # whether a leadership key is that of a process which leads now
+Progress = Callable[[int, int], None]  # keys done, total keys
+OnLeader = Callable[[Entry], bool]  # whether a leader key belongs to a current leader
 
 
 class BadBackup(ValueError):
-    """The file is no backup, or not whole; the message says what is wrong, and where."""
+    """The file is not a complete backup; the message says what is wrong, and where."""
 
 
 class NotEmpty(Exception):
-    """The store that was to be filled holds something."""
+    """The store to restore into is not empty."""
 
 
 class InUse(Exception):
-    """Services run on the store that was to be filled."""
+    """Services run on the store to restore into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Contents:
 
     revision: int
     entries: tuple[tuple[str, bytes], ...]
-    store_id: str = ""  # of the store that was read; "" where it had none
+    store_id: str = ""  # of the store that was read; "" if it had none
     generation: int = 0
 
     @property
@@ -76,25 +76,25 @@ class Contents:
 
 
 async def read_store(store: Store) -> Contents:
-    """Read all that a store holds, at one revision, but for who leads."""
+    """Return the contents of a store at one revision, without leader keys."""
     listing = await store.list("")
     kept = ((entry.key, entry.value) for entry in listing.entries if not entry.key.endswith(LEADERS))
-    raw = store.inner if isinstance(store, ShiftedStore) else store
+    raw = store.inner if isinstance(store, OffsetStore) else store
     identity = identity_of(await raw.get(IDENTITY))
     named = (identity.id, identity.generation) if identity else ("", 0)
     return Contents(listing.revision, tuple(kept), *named)
 
 
 def identity_of(entry: Entry | None) -> Identity | None:
-    """Read the identity of a store; None where it has none."""
+    """Return the identity of a store; None if it has none."""
     return Identity.decode(entry.value) if entry else None
 
 
 def write_file(contents: Contents, path: Path) -> None:
-    """Write a backup, whole or not at all; only its owner can read it.
+    """Write a backup atomically; only its owner can read it.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: the file cannot be written.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -123,27 +123,27 @@ def read_file(path: Path) -> Contents:
     """Read a backup.
 
     Raises:
-        OSError: it cannot be read.
-        BadBackup: it is none, or not whole.
+        OSError: the file cannot be read.
+        BadBackup: it is not a complete backup.
     """
     try:
         with gzip.open(path, "rb") as file:
             lines = [_object(line, number) for number, line in enumerate(file, 1)]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadBackup(f"{path} is no backup, or was cut off: {error}") from None
+        raise BadBackup(f"{path} is not a backup, or is truncated: {error}") from None
     head, tail = (lines[0], lines[-1]) if len(lines) > 1 else ({}, {})
     if head.get("cotenant_backup") != FORMAT:
         found = head.get("cotenant_backup")
-        raise BadBackup(f"{path}: line 1 is not the head of a backup of format {FORMAT}; it says {found!r}")
+        raise BadBackup(f"{path}: line 1 is not the header of a backup of format {FORMAT}; its format is {found!r}")
     try:
         entries = tuple((str(line["k"]), base64.b64decode(line["v"], validate=True)) for line in lines[1:-1])
         named = str(head.get("store", "")), int(head.get("generation", 0))
         contents = Contents(int(head["revision"]), entries, *named)
         digest = contents.digest
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadBackup(f"{path}: a line between the first and the last is no key and value: {error}") from None
+        raise BadBackup(f"{path}: a line between header and trailer is not a key and value: {error}") from None
     if (head.get("keys"), tail.get("sha256")) != (len(entries), digest):
-        raise BadBackup(f"{path} is not whole: {len(entries)} keys of {head.get('keys')}, or another digest")
+        raise BadBackup(f"{path} is incomplete: {len(entries)} keys of {head.get('keys')}, or a different digest")
     return contents
 
 
@@ -151,34 +151,34 @@ def _object(line: bytes, number: int) -> dict[str, Any]:
     try:
         read = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadBackup(f"line {number} is no JSON: {error}") from None
+        raise BadBackup(f"line {number} is not JSON: {error}") from None
     if not isinstance(read, dict):
-        raise BadBackup(f"line {number} is no JSON object")
+        raise BadBackup(f"line {number} is not a JSON object")
     return read
 
 
-async def fill(
-    store: ShiftedStore,
+async def restore_entries(
+    store: OffsetStore,
     contents: Contents,
     *,
     replace: bool = False,
-    leads: Leads = lambda entry: True,
+    leads: OnLeader = lambda entry: True,
     progress: Progress = lambda done, all_: None,
-    known: Sequence[Memory] = (),
+    known: Sequence[RememberedStore] = (),
 ) -> int:
-    """Put contents into a store that nobody uses, and return the revision from which it goes on.
+    """Restore contents into a store that is not in use, and return the revision from which it continues.
 
-    It gets an identity that is accepted by all that knew the store, the one that was read, or those in `known`.
+    The store gets an identity that every process accepts that knew this store, the store that was read, or those in
+    `known`.
 
-    Whoever opens the store before the end is told that it is not whole. Where this is cut off, it is to be done again,
-    with `replace`.
+    A process that opens the store before the end gets an error that it is incomplete. If the restore is interrupted, it
+    must be repeated with `replace`.
 
     Raises:
-        NotEmpty: the store holds something, and is not to be replaced.
+        NotEmpty: the store is not empty, and `replace` is not set.
         InUse: a service leads there.
-        BadBackup: the contents are none that a store has, and nothing was done; or what is in the store afterwards is
-            not what was to be.
-        StoreUnavailable: it does not answer; it may be half filled then.
+        BadBackup: the contents are not valid, and nothing was written; or the store does not hold them afterwards.
+        StoreUnavailable: the store does not answer; it may be partly restored.
     """
     _check(contents)
     inner = store.inner
@@ -188,7 +188,7 @@ async def fill(
         raise InUse(f"services run on this store ({', '.join(leaders)}); stop them first")
     old = [entry.key for entry in there.entries if entry.key not in KEPT]
     if old and not replace:
-        raise NotEmpty(f"the store holds {len(old)} keys already; --replace removes them")
+        raise NotEmpty(f"the store already holds {len(old)} keys; --replace removes them")
     own = {entry.key: entry for entry in there.entries if entry.key.startswith(OWN)}
     base = base_of(own.get(BASE)) or 0
     seen = [contents.revision, base + there.revision, *(one.revision for one in known)]
@@ -205,7 +205,7 @@ async def fill(
     written = await inner.list("")
     found = Contents(0, tuple((one.key, one.value) for one in written.entries if not one.key.startswith(OWN)))
     if found.digest != Contents(0, tuple(sorted(contents.entries))).digest:
-        raise BadBackup(f"the store holds {len(found.entries)} keys that are not the {len(contents.entries)} written")
+        raise BadBackup(f"the {len(found.entries)} keys in the store differ from the {len(contents.entries)} written")
     await fail_points.reach("restore.filled")
     await _done(
         inner,
@@ -223,8 +223,8 @@ async def fill(
     return goes_on
 
 
-def _successor(there: Identity | None, contents: Contents, known: Sequence[Memory]) -> Identity:
-    """Return the identity of a store that was filled: the next generation of it, or of the one that was read."""
+def _successor(there: Identity | None, contents: Contents, known: Sequence[RememberedStore]) -> Identity:
+    """Return the identity of a restored store: the next generation of its own, or of the store that was read."""
     first = there or Identity.new(0.0)
     if there is None and contents.store_id:
         first = replace(first, id=contents.store_id)
@@ -234,23 +234,23 @@ def _successor(there: Identity | None, contents: Contents, known: Sequence[Memor
 
 
 def _check(contents: Contents) -> None:
-    """Refuse what no store had, before anything is done: a digest says only that a file is as it was written."""
+    """Reject invalid contents before anything is written: a digest proves only that the file is unchanged."""
     if not 0 <= contents.revision <= REVISION_MAX - AHEAD:
-        raise BadBackup(f"a store is never at revision {contents.revision}")
+        raise BadBackup(f"invalid revision {contents.revision}")
     if twice := [key for key, count in Counter(key for key, _ in contents.entries).items() if count > 1]:
-        raise BadBackup(f"the key {twice[0]!r} is there more than once")
+        raise BadBackup(f"the key {twice[0]!r} occurs more than once")
     for key, value in contents.entries:
         if key.startswith(OWN) or key.endswith(LEADERS):
-            raise BadBackup(f"{key!r} belongs to one store, and is in no backup")
+            raise BadBackup(f"{key!r} belongs to a single store and cannot be in a backup")
         try:
             check_key(key)
             check_value(key, value)
         except (ValueError, TypeError) as error:
-            raise BadBackup(f"{key[:TOLD_LENGTH_MAX]!r} cannot be kept: {error}") from None
+            raise BadBackup(f"{key[:QUOTED_LENGTH_MAX]!r} cannot be stored: {error}") from None
 
 
 def _batches(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """Divide operations into transactions that every store takes."""
+    """Divide operations into transactions that every store accepts."""
     batch: list[Operation] = []
     size = 0
     for operation in operations:

@@ -1,9 +1,9 @@
-"""A file of no use but its size: what is given up on a full disk so that ends of jobs can still be written.
+"""A ballast file: reserved space that is released on a full disk so that ends of jobs can still be written.
 
-A disk is filled by others than the store: a job's output, a log, a copy. Until somebody makes room nothing could be
-written, and every job that ends meanwhile would wait to be recorded. So the store holds some bytes beside its file,
-lets go of them when the disk refuses a write, and takes them again once there is room for that and for what the
-operator keeps free.
+A disk fills up for other reasons than the store: a job's output, a log, a copy. Until an operator frees space nothing
+could be written, and every job that ends would wait to be recorded. So the store reserves some bytes beside its file,
+releases them when the disk refuses a write, and reserves them again once there is space for them and for the operator's
+reserve.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import structlog
 
 log = structlog.get_logger()
 
-BYTES = 8 * 1024**2  # some thousand ends of jobs
+BYTES = 8 * 1024**2  # enough for thousands of ends of jobs
 SHARE_MAX = 0.02  # of the file system
 
 
 @runtime_checkable
 class HoldsBallast(Protocol):
-    """A store that keeps a ballast."""
+    """A store that has a ballast file."""
 
     async def hold_ballast(self) -> None:
-        """Take the ballast again where it was dropped and there is room for it now."""
+        """Allocate the ballast again if it was released and there is space now."""
 
 
 class Ballast:
-    """The file, beside the one that it is kept for. Blocks; not for two threads at once."""
+    """The ballast file beside a store file. Blocking; not safe for concurrent use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(f"{path.name}-ballast")
 
     @property
     def held(self) -> bool:
-        """Whether there is something to let go of."""
+        """Whether the ballast is allocated."""
         return self.path.exists()
 
     def take(self, reserve_bytes: int) -> bool:
-        """Make the file where there is room for it beside a reserve; return whether it is there."""
+        """Allocate the file if there is space for it beside a reserve; return whether it exists."""
         if self.held:
             return True
         try:
@@ -55,14 +55,14 @@ class Ballast:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            log.warning("ballast_not_taken", path=str(self.path), error=str(error))
+            log.warning("ballast_allocation_failed", path=str(self.path), error=str(error))
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
             return False
         return True
 
     def drop(self) -> bool:
-        """Give its room back; return whether there was any."""
+        """Release its space; return whether there was any."""
         try:
             self.path.unlink()
         except OSError:

@@ -1,11 +1,11 @@
-"""How full a store is, and from where on it is given nothing new.
+"""How full a store is, and when it stops accepting new jobs.
 
-A store that has no room left refuses every write: no job can end, be cancelled or be forgotten in it. So new jobs are
-refused well before that, and what is left is for the jobs that are there already.
+A store without free space refuses every write: no job can end, be cancelled or be deleted. So new jobs are refused well
+before that, and the remaining space is for the existing jobs.
 
-etcd counts the size of its database file against its quota. The file does not shrink when keys are deleted or history
-is compacted: pages that nothing uses are fragmentation, which only defragmenting a member gives back. An SQLite file is
-limited by the free space of its file system, which others use as well.
+etcd compares the size of its database file with its quota. The file does not shrink when keys are deleted or history is
+compacted: unused pages are fragmentation, which only defragmenting a member releases. An SQLite file is limited by the
+free space of its file system, which other programs use as well.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 ADMIT_SHARE_MAX = 0.8  # of an etcd's quota: beyond it no new job is admitted
-PRESSED_SHARE = 0.5  # from when on history is compacted sooner, and files are defragmented
-FRAGMENTED_SHARE = 0.2  # of a file: from when on defragmenting it is worth its time while space is short
+PRESSED_SHARE = 0.5  # beyond it history is compacted sooner, and files are defragmented
+FRAGMENTED_SHARE = 0.2  # of a file: beyond it defragmenting is worthwhile while space is short
 QUOTA_BYTES_DEFAULT = 2 * 1024**3  # etcd's own
 RESERVE_BYTES_DEFAULT = 128 * 1024**2
-RESERVE_SHARE_MAX = 0.1  # of a file system: a small one keeps a smaller reserve
+RESERVE_SHARE_MAX = 0.1  # of a file system: a small one has a smaller reserve
 MIB = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """What an operator says of a store's limits. A quota of 0 is read from etcd, or else is etcd's default."""
+    """An operator's limits of a store. A quota of 0 is read from etcd, or else is etcd's default."""
 
     quota_bytes: int = 0
     reserve_bytes: int = RESERVE_BYTES_DEFAULT
@@ -42,25 +42,25 @@ class Capacity:
     limit_bytes: int
     admits_below_bytes: int
     limited_by: str  # such as "etcd's quota"
-    full: str = ""  # why nothing can be written now, "" where it can
-    revision: int = 0  # the newest, as the store itself counts
+    full: str = ""  # why nothing can be written now, "" if it can
+    revision: int = 0  # the newest, in the store's own count
     endpoints: tuple[str, ...] = ()  # URLs of an etcd's members
-    flags: tuple[str, ...] = ()  # by which etcdctl reaches them
+    flags: tuple[str, ...] = ()  # with which etcdctl reaches them
     path: str = ""  # of a store that is a file
 
     @property
     def pressed(self) -> bool:
-        """Whether space is short enough to be made before its time."""
+        """Whether space is so short that it should be freed early."""
         return bool(self.full) or self.size_bytes > PRESSED_SHARE * self.limit_bytes
 
     @property
     def fragmented_bytes(self) -> int:
-        """What defragmenting would give back, where that is much; else 0."""
+        """The bytes that defragmenting would release, if that is worthwhile; else 0."""
         loose = self.size_bytes - self.in_use_bytes
         return loose if loose >= FRAGMENTED_SHARE * self.size_bytes else 0
 
     def why_stopped(self, more_bytes: int = 0) -> str:
-        """Return why no job that takes `more_bytes` is admitted; "" where one is.
+        """Return why no job that needs `more_bytes` is admitted; "" if one is.
 
         >>> etcd_capacity(3 * MIB, 3 * MIB, 4 * MIB).why_stopped()
         ''
@@ -84,16 +84,16 @@ class HasCapacity(Protocol):
     """A store that knows how full it is."""
 
     async def capacity(self) -> Capacity | None:
-        """Return how full it is; None where it has no limit. Raises `StoreUnavailable`."""
+        """Return how full it is; None if it has no limit. Raises `StoreUnavailable`."""
 
 
 async def capacity_of(store: object) -> Capacity | None:
-    """Return how full a store is; None where it has no limit, or cannot tell."""
+    """Return how full a store is; None if it has no limit or does not know."""
     return await store.capacity() if isinstance(store, HasCapacity) else None
 
 
 def etcd_capacity(size_bytes: int, in_use_bytes: int, quota_bytes: int, full: str = "") -> Capacity:
-    """Return the capacity of an etcd by the largest of its members."""
+    """Return the capacity of an etcd cluster, by its largest member."""
     admits_below = int(ADMIT_SHARE_MAX * quota_bytes)
     return Capacity(size_bytes, in_use_bytes, quota_bytes, admits_below, "etcd's quota", full)
 
@@ -101,7 +101,7 @@ def etcd_capacity(size_bytes: int, in_use_bytes: int, quota_bytes: int, full: st
 def disk_capacity(
     size_bytes: int, free_bytes: int, total_bytes: int, reserve_bytes: int, path: str, full: str = ""
 ) -> Capacity:
-    """Return the capacity of a file on a file system of which some bytes are kept free.
+    """Return the capacity of a file on a file system with a reserve.
 
     >>> disk_capacity(10 * MIB, 50 * MIB, 1000 * MIB, 128 * MIB, "/var/x").why_stopped()
     'only 50.0 MiB are free on the file system of /var/x; new jobs are admitted above 100.0 MiB'
@@ -112,7 +112,7 @@ def disk_capacity(
 
 
 def effective_reserve(reserve_bytes: int, total_bytes: int) -> int:
-    """Return how many bytes of a file system are kept free: as said, but not more than a tenth of it."""
+    """Return how many bytes of a file system are reserved: as configured, but at most a tenth of it."""
     return min(reserve_bytes, int(RESERVE_SHARE_MAX * total_bytes))
 
 
@@ -125,7 +125,7 @@ class _DiskCapacity(Capacity):
         return bool(self.full) or self.size_bytes >= self.admits_below_bytes
 
     def why_stopped(self, more_bytes: int = 0) -> str:
-        """Return why no job that takes `more_bytes` is admitted; "" where one is."""
+        """Return why no job that needs `more_bytes` is admitted; "" if one is."""
         if self.full:
             return f"the store is full: {self.full}"
         if self.size_bytes + more_bytes < self.admits_below_bytes:

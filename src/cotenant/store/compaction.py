@@ -1,4 +1,4 @@
-"""What a store forgets, and when: history that no watch asks for any more, and the room that it took on disk."""
+"""Compaction: drops history that no watch needs, and releases its space on disk."""
 
 from __future__ import annotations
 
@@ -18,70 +18,70 @@ from cotenant.store.port import Delete, Put, Store, StoreUnavailable
 
 log = structlog.get_logger()
 
-KEPT_SECONDS = 600.0  # of history: a watch that was away for less goes on where it was
-TENDED = "store/tended"  # a key that is written and deleted at once
-TEND_SECONDS, TEND_SECONDS_MIN = 60.0, 1.0
-PRESSED_KEPT_SECONDS = 5.0  # of history, while space is short: a watch that was away for longer lists again
-LOOK_SECONDS = 2.0  # between two looks at how much space there is
-COLLECT_SECONDS, PRESSED_COLLECT_SECONDS = 300.0, 10.0  # between two looks for parts of specs that nobody names
-TENDS_WITHIN = 4  # so much later than it may be is it forgotten at most
+HISTORY_SECONDS = 600.0  # of history: a watch that was interrupted for less resumes
+TOUCHED_KEY = "store/tended"  # a key that is written and then deleted
+INTERVAL_SECONDS, INTERVAL_SECONDS_MIN = 60.0, 1.0
+PRESSED_HISTORY_SECONDS = 5.0  # of history, while space is short: watches interrupted for longer list again
+LOOK_SECONDS = 2.0  # between two checks of the free space
+COLLECT_SECONDS, PRESSED_COLLECT_SECONDS = 300.0, 10.0  # between two collections of unreferenced spec parts
+RUNS_PER_RETENTION = 4  # history lives at most 1/4 longer than configured
 
 
 @runtime_checkable
 class Defragments(Protocol):
-    """A store that takes room on disk for what it has forgotten, until it is told to give it back."""
+    """A store that keeps the space of dropped history on disk until it is defragmented."""
 
     async def defragment(self) -> Sequence[str]:
-        """Give room back where there is much, and say where that was."""
+        """Release unused space where there is much; return the members that did."""
 
 
 @runtime_checkable
 class CollectsParts(Protocol):
-    """A store that keeps parts of specs apart."""
+    """A store that stores large parts of specs separately."""
 
     async def collect_parts(self) -> int:
-        """Delete parts that no record names; return how many there were. Raises `StoreUnavailable`."""
+        """Delete unreferenced parts; return how many there were. Raises `StoreUnavailable`."""
 
 
-class Upkeep:
-    """Forgets history older than `kept_seconds`. Several processes may do it: what is forgotten is no error."""
+class Compactor:
+    """Drops history older than `kept_seconds`. Several processes may do it: compacting twice is no error."""
 
     def __init__(
-        self, store: Store, *, kept_seconds: float = KEPT_SECONDS, now: Callable[[], float] = time.monotonic
+        self, store: Store, *, kept_seconds: float = HISTORY_SECONDS, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._store, self._kept_seconds, self._now = store, kept_seconds, now
-        self._seen: deque[tuple[float, int]] = deque()  # when the store was at which revision
+        self._seen: deque[tuple[float, int]] = deque()  # times and the store's revisions then
         self._forgotten = 0
         self._collected = -math.inf
 
     async def run(self) -> None:
-        """Tend the store for ever; at each look while space is short."""
-        pause = min(TEND_SECONDS, max(TEND_SECONDS_MIN, self._kept_seconds / TENDS_WITHIN))
+        """Compact periodically until cancelled; while space is short, at each check."""
+        pause = min(INTERVAL_SECONDS, max(INTERVAL_SECONDS_MIN, self._kept_seconds / RUNS_PER_RETENTION))
         tended = -math.inf
         while True:
             try:
                 pressed = await self._is_pressed()
                 if pressed or self._now() - tended >= pause:
-                    await self.tend(pressed=pressed)
+                    await self.run_once(pressed=pressed)
                     tended = self._now()
             except StoreUnavailable as error:
-                log.info("store_not_tended", error=str(error))
+                log.info("store_compaction_failed", error=str(error))
             await asyncio.sleep(min(pause, LOOK_SECONDS))
 
     async def _is_pressed(self) -> bool:
         capacity = await capacity_of(self._store)
         return capacity is not None and capacity.pressed
 
-    async def _write_a_little(self) -> None:
-        """Have etcd notice what it compacted: without a write its status goes on counting the pages as in use."""
+    async def _touch(self) -> None:
+        """Write once, so that etcd notices what it compacted: until then its status counts the pages as in use."""
         capacity = await capacity_of(self._store)
         if capacity is None or capacity.path or capacity.full:
             return
-        for operation in (Put(TENDED, b""), Delete(TENDED)):
+        for operation in (Put(TOUCHED_KEY, b""), Delete(TOUCHED_KEY)):
             await self._store.transact([], [operation])
 
-    async def tend(self, *, pressed: bool = False) -> int:
-        """Forget what is old enough, sooner where space is pressed, and return up to which revision."""
+    async def run_once(self, *, pressed: bool = False) -> int:
+        """Drop old history, more of it while space is short; return the revision up to which it is dropped."""
         if isinstance(self._store, HoldsBallast):
             await self._store.hold_ballast()
         if isinstance(self._store, CollectsParts) and self._now() - self._collected >= (
@@ -92,7 +92,7 @@ class Upkeep:
         revision = (await self._store.list("store/")).revision
         now = self._now()
         self._seen.append((now, revision))
-        old, kept_seconds = 0, min(self._kept_seconds, PRESSED_KEPT_SECONDS) if pressed else self._kept_seconds
+        old, kept_seconds = 0, min(self._kept_seconds, PRESSED_HISTORY_SECONDS) if pressed else self._kept_seconds
         while self._seen and now - self._seen[0][0] >= kept_seconds:
             old = self._seen.popleft()[1]
         if old > self._forgotten:
@@ -100,8 +100,8 @@ class Upkeep:
             await fail_points.reach("upkeep.compacted")
             self._forgotten = old
         if pressed:
-            await self._write_a_little()
-        if isinstance(self._store, Defragments):  # of what was forgotten some time ago: a store forgets at its leisure
+            await self._touch()
+        if isinstance(self._store, Defragments):  # of earlier compactions: a store frees pages lazily
             for where in await self._store.defragment():
                 log.info("store_defragmented", member=where)
         return self._forgotten

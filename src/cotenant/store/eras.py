@@ -1,4 +1,4 @@
-"""The eras of a store: who opened it after whom, each with the last write of the mesh before it, kept under one key."""
+"""The eras of a store: each process that opened it, with the last write before that, under one key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Eras = tuple[tuple[str, int], ...]
 
 
 def eras_of(entry: Entry | None) -> Eras:
-    """Return the eras of a store; none where there are none, or the key is damaged."""
+    """Return the eras of a store; empty if there are none or the key is damaged."""
     if entry is None:
         return ()
     try:
@@ -26,12 +26,12 @@ def eras_of(entry: Entry | None) -> Eras:
 
 
 def begun(eras: Eras, before: int) -> tuple[str, bytes]:
-    """Return the name of a new era behind others, and what is to be written for it; `before` is the last write."""
+    """Return the name of a new era after the given ones, and the value to write; `before` is the last write."""
     name = secrets.token_hex(8)
     return name, json.dumps([*eras, (name, before)][-KEPT_MAX:], separators=(",", ":")).encode()
 
 
 def name_of(value: bytes) -> str:
-    """Return the name of the last era that a value holds; "" where it is damaged."""
+    """Return the name of the last era in a value; "" if it is damaged."""
     eras = eras_of(Entry(ERAS, value, 0, 0))
     return eras[-1][0] if eras else ""

@@ -1,7 +1,8 @@
 """The store of a cluster: etcd, through the stubs and messages of `aetcd`.
 
-Its client proper hides what the port is about (the revision of an answer, of a page, of a fragment), so the calls are
-made here. What may be asked twice is asked until its deadline; what may have been committed is not.
+Its client class hides what the port needs (the revision of a response, of a page, of a fragment), so this module makes
+the calls itself. Calls that may be repeated are retried until their deadline; a transaction that may have been
+committed is not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
-from cotenant.security.tls_files import Watched
+from cotenant.security.tls_files import WatchedTlsFiles
 from cotenant.store.argument_checks import check_key, check_transaction, check_ttl
 from cotenant.store.capacity import (
     FRAGMENTED_SHARE,
@@ -26,11 +27,18 @@ from cotenant.store.capacity import (
     etcd_capacity,
 )
 from cotenant.store.etcd_connections import Member
-from cotenant.store.etcd_keep_alive import Beats
-from cotenant.store.etcd_members import NO_SPACE, PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
+from cotenant.store.etcd_keep_alive import EtcdKeepAlive
+from cotenant.store.etcd_members import (
+    NO_SPACE,
+    PAUSE_SECONDS_FIRST,
+    PAUSE_SECONDS_MAX,
+    EtcdMembers,
+    Refused,
+    store_error,
+)
 from cotenant.store.etcd_quota import read_quota
-from cotenant.store.etcd_watch import HistoryCompacted, LinkLeft, StreamBroken, follow
-from cotenant.store.member_status import Standing
+from cotenant.store.etcd_watch import ConnectionReplaced, HistoryCompacted, StreamBroken, follow
+from cotenant.store.member_status import MemberStatus
 from cotenant.store.port import (
     Changes,
     Committed,
@@ -46,7 +54,7 @@ from cotenant.store.port import (
     StoreRegressed,
     StoreUnavailable,
 )
-from cotenant.store.unknown_outcome import unless_lost
+from cotenant.store.unknown_outcome import unless_outcome_lost
 from cotenant.store.watermark import COMPARES_MAX, OPERATIONS_MAX, Sent, Watermark
 
 log = structlog.get_logger()
@@ -54,7 +62,7 @@ log = structlog.get_logger()
 PAGE_KEYS_FIRST = 64
 PAGE_KEYS_MAX = 8_192
 PAGE_BYTES_WANTED = 2 * 1024 * 1024
-LOOSE_SHARE, LOOSE_BYTES = 0.5, 64 * 1024 * 1024  # from when on a member's file is worth giving back
+LOOSE_SHARE, LOOSE_BYTES = 0.5, 64 * 1024 * 1024  # beyond both, a member's file is worth defragmenting
 DEFRAGMENT_SECONDS_MAX = 60.0
 LISTING_ATTEMPTS = 5  # a listing starts over when its revision is compacted away before the last page
 
@@ -62,10 +70,10 @@ LISTING_ATTEMPTS = 5  # a listing starts over when its revision is compacted awa
 class EtcdStore:
     """The port over an etcd cluster, given as `host:port` of some or all of its members.
 
-    Make it inside the event loop that will use it. Each call is over within `timeout_seconds`, one way or the other. A
-    watch leaves a member that has been silent for `silence_seconds_max`; below 7.5, etcd's `grpc-keepalive-min-time`
-    has to be lowered, or it hangs up on who asks so often. With `tls` it is spoken to by TLS, with those files as they
-    are at each time: where they change, connections are made anew under whatever goes on.
+    Create it inside the event loop that uses it. Each call returns or fails within `timeout_seconds`. A watch leaves a
+    member that has been silent for `silence_seconds_max`; below 7.5, etcd's `grpc-keepalive-min-time` must be lowered,
+    or etcd disconnects clients that ping so often. With `tls` it uses TLS with the current files: when they change,
+    connections are replaced without interrupting work.
     """
 
     def __init__(
@@ -74,21 +82,21 @@ class EtcdStore:
         *,
         timeout_seconds: float = 5.0,
         silence_seconds_max: float = 15.0,
-        tls: Watched | None = None,
+        tls: WatchedTlsFiles | None = None,
         quota_bytes: int = 0,
     ) -> None:
-        """Connect as soon as something is asked. `quota_bytes` is etcd's `--quota-backend-bytes`; 0: etcd is asked."""
+        """Connect at the first call. `quota_bytes` is etcd's `--quota-backend-bytes`; 0: read it from etcd."""
         self._endpoints, self._tls, self._quota_bytes = tuple(endpoints), tls, quota_bytes
-        self._beats = Beats(endpoints, silence_seconds_max, tls)
-        self._members = Members(
+        self._keep_alives = EtcdKeepAlive(endpoints, silence_seconds_max, tls)
+        self._members = EtcdMembers(
             endpoints,
             timeout_seconds=timeout_seconds,
             silence_seconds_max=silence_seconds_max,
             tls=tls,
-            on_moved=self._beats.let_go,
+            on_moved=self._keep_alives.release_old,
         )
         self._timeout_seconds = timeout_seconds
-        self.watermark: Watermark | None = None  # set by whoever checks that the store does not go back in time
+        self.watermark: Watermark | None = None  # set by the identity check, which detects a regression
 
     async def get(self, key: str) -> Entry | None:
         """Read one key, linearizably."""
@@ -100,12 +108,12 @@ class EtcdStore:
     async def list(self, prefix: str, *, checked: bool = True) -> Listing:
         """Read all keys under a prefix, page by page, all at the revision of the first.
 
-        Without `checked` it is read also where the store went back in time.
+        Without `checked` it is read even if the store has regressed.
         """
         for _ in range(LISTING_ATTEMPTS):
             if listing := await self._list_once(prefix, checked=checked):
                 return listing
-        raise StoreUnavailable(f"etcd compacts faster than {prefix!r} can be read")
+        raise StoreUnavailable(f"etcd compacts its history faster than {prefix!r} can be read")
 
     async def _list_once(self, prefix: str, *, checked: bool) -> Listing | None:
         key, range_end = range_of(prefix)
@@ -140,16 +148,16 @@ class EtcdStore:
     async def transact(
         self, compares: Sequence[Compare], operations: Sequence[Operation], *, checked: bool = True
     ) -> Committed | Conflict:
-        """Do all operations if all comparisons hold, else nothing.
+        """Apply all operations if all comparisons hold, else none.
 
-        Without `checked` it is sent also while the store is not trusted.
+        Without `checked` it is sent even if the store is not trusted.
         """
         check_transaction(compares, operations)
         mark = self.watermark if checked else None
         turn = mark.turn if mark else 0
         while True:
             if mark and (not mark.armed or mark.turn != turn):
-                raise StoreUnavailable("the store was judged again; nothing was written")
+                raise StoreUnavailable("the store was checked again; nothing was written")
             request = rpc.TxnRequest(
                 compare=[compare_of(compare) for compare in compares],
                 success=[operation_of(operation) for operation in operations],
@@ -170,11 +178,11 @@ class EtcdStore:
             return member.kv.Txn(request, timeout=seconds)
 
         try:
-            async with unless_lost(self._members, asked):
+            async with unless_outcome_lost(self._members, asked):
                 reply = await self._members.call(ask, repeat=False)
         except Refused as refusal:
             if refusal.is_lease_unknown:
-                raise LeaseLost("a put names a lease that is gone, so nothing was done") from refusal
+                raise LeaseLost("a put names an expired lease; nothing was written") from refusal
             raise
         self._members.raft_term = reply.header.raft_term
         return reply
@@ -190,7 +198,7 @@ class EtcdStore:
                             return
                         position, pause_seconds = update.revision, PAUSE_SECONDS_FIRST
                         yield update
-            except LinkLeft:
+            except ConnectionReplaced:
                 continue
             except (StreamBroken, StoreUnavailable) as error:
                 if not self._members.closing.is_set():
@@ -199,7 +207,7 @@ class EtcdStore:
                 pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
 
     async def _follow(self, prefix: str, position: int) -> AsyncGenerator[Changes | Relisted, None]:
-        """Yield from one stream until it breaks, or what stands for the history that is gone."""
+        """Yield from one stream until it breaks, or a listing if the history is compacted."""
         member = await self._members.ready(self._timeout_seconds)
         key, range_end = range_of(prefix)
         stream = follow(member.link, key, range_end, after_revision=position, timeout_seconds=self._timeout_seconds)
@@ -218,7 +226,7 @@ class EtcdStore:
             raise
 
     async def grant(self, ttl_seconds: float) -> Lease:
-        """Make a lease of whole seconds, and at least of what etcd's election timeout asks for."""
+        """Grant a lease of whole seconds, and at least etcd's minimum from its election timeout."""
         check_ttl(ttl_seconds)
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_seconds))
         reply = await self._members.call(
@@ -227,13 +235,13 @@ class EtcdStore:
         return Lease(reply.ID, float(reply.TTL))
 
     async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
-        """Start the lease's time anew, and again from a thread for so long, however busy the event loop is."""
-        promise = self._beats.ask(lease, timeout_seconds=self._timeout_seconds, for_seconds=for_seconds)
+        """Restart the lease's time to live; for `for_seconds` a thread repeats it, even if the event loop is busy."""
+        promise = self._keep_alives.ask(lease, timeout_seconds=self._timeout_seconds, for_seconds=for_seconds)
         await asyncio.wrap_future(promise)
 
     async def revoke(self, lease: Lease) -> None:
-        """End the lease and delete its keys."""
-        self._beats.drop(lease)
+        """Revoke the lease and delete its keys."""
+        self._keep_alives.drop(lease)
         request = rpc.LeaseRevokeRequest(ID=lease.id)
         try:
             await self._members.call(
@@ -244,7 +252,7 @@ class EtcdStore:
                 raise
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to and including a revision."""
+        """Compact the history up to and including a revision."""
         request = rpc.CompactionRequest(revision=revision)
         try:
             await self._members.call(lambda member, seconds: member.kv.Compact(request, timeout=seconds), repeat=True)
@@ -253,7 +261,7 @@ class EtcdStore:
                 raise
 
     async def defragment(self) -> Sequence[str]:
-        """Have members give back room of which half or more is empty, one after another; say which did."""
+        """Defragment members with half or more of their file unused, one after another; return their endpoints."""
         done = []
         quota = await self._quota()
         for member in await self._members.each_loose(lambda size, in_use: _is_loose(size, in_use, quota)):
@@ -261,12 +269,12 @@ class EtcdStore:
                 with member.called():
                     await member.maintenance.Defragment(rpc.DefragmentRequest(), timeout=DEFRAGMENT_SECONDS_MAX)
             except rpc.AioRpcError as error:
-                raise meaning(error, member.endpoint) from error
+                raise store_error(error, member.endpoint) from error
             done.append(member.endpoint)
         return done
 
     async def capacity(self) -> Capacity:
-        """Return how full the fullest member is: once that one is at its quota nothing can be written anywhere."""
+        """Return how full the fullest member is: once a member is at its quota nothing can be written."""
         statuses = await self._members.statuses()
         quota = await self._quota()
         alarms = "; ".join(sorted({error for status in statuses.values() for error in status.errors}))
@@ -280,29 +288,29 @@ class EtcdStore:
         )
 
     async def _quota(self) -> int:
-        """Return the members' quota: as an operator said, else as a member says, else etcd's default."""
+        """Return the members' quota: the operator's, else a member's, else etcd's default."""
         if not self._quota_bytes:
             self._quota_bytes = await read_quota(next(iter(self._members)).endpoint, self._tls)
         return self._quota_bytes or QUOTA_BYTES_DEFAULT
 
-    async def standing(self) -> Sequence[Standing]:
-        """Ask each member how it is."""
-        return await self._members.standing()
+    async def member_statuses(self) -> Sequence[MemberStatus]:
+        """Return the status of each member."""
+        return await self._members.member_statuses()
 
     async def close(self) -> None:
-        """End all watches and calls, and let go of the connections."""
-        await asyncio.gather(self._members.close(), asyncio.to_thread(self._beats.close))
+        """End all watches and calls, and close the connections."""
+        await asyncio.gather(self._members.close(), asyncio.to_thread(self._keep_alives.close))
 
 
-def _flags(tls: Watched) -> tuple[str, ...]:
-    """Return the flags by which etcdctl uses the same certificates."""
+def _flags(tls: WatchedTlsFiles) -> tuple[str, ...]:
+    """Return the flags with which etcdctl uses the same certificates."""
     files = tls.files
     named = (("--cacert", files.ca), ("--cert", files.cert), ("--key", files.key))
     return tuple(f"{flag}={path}" for flag, path in named if path)
 
 
 def _is_loose(size: int, in_use: int, quota: int) -> bool:
-    """Return whether a member's file is worth defragmenting: half of it is empty, or less where its quota is near.
+    """Return whether a member's file is worth defragmenting: half of it is unused, or less if its quota is near.
 
     >>> [_is_loose(*each, 2**30) for each in ((2**29 + 1, 2**28), (2**29 + 1, 2**29), (2**25, 1))]
     [True, False, False]
@@ -313,7 +321,7 @@ def _is_loose(size: int, in_use: int, quota: int) -> bool:
 
 
 def range_of(prefix: str) -> tuple[bytes, bytes]:
-    """Give the first key of a prefix and the first behind it; for no prefix, etcd's words for all keys.
+    """Return the first key of a prefix and the first key after it; for an empty prefix, etcd's range of all keys.
 
     >>> range_of("jobs/"), range_of("")
     ((b'jobs/', b'jobs0'), (b'\\x00', b'\\x00'))
@@ -325,7 +333,7 @@ def range_of(prefix: str) -> tuple[bytes, bytes]:
 
 
 def next_page(keys: int, page_bytes: int) -> int:
-    """Choose how many keys to ask for next, so that a page comes near the size wanted.
+    """Return how many keys to request next, so that a page comes near the target size.
 
     >>> next_page(64, 64 * 1024), next_page(64, 64 * 1024 * 1024)
     (256, 2)
@@ -335,12 +343,12 @@ def next_page(keys: int, page_bytes: int) -> int:
 
 
 def entry_of(kv: Any) -> Entry:
-    """Read one key of etcd's."""
+    """Decode a key-value pair."""
     return Entry(kv.key.decode(), kv.value, kv.create_revision, kv.mod_revision)
 
 
 def compare_of(compare: Compare) -> Any:
-    """Write a comparison as etcd wants it."""
+    """Encode a comparison."""
     return rpc.Compare(
         key=compare.key.encode(),
         target=rpc.Compare.MOD,
@@ -350,7 +358,7 @@ def compare_of(compare: Compare) -> Any:
 
 
 def add_progress(request: Any, mark: Watermark) -> Sent:
-    """Have a transaction put the progress key, and refused by a store that lacks what was seen, which is returned."""
+    """Add the progress key to a transaction, and conditions that an older store fails; return what is expected."""
     key = mark.progress_key.encode()
     puts = 0 < len(request.success) <= OPERATIONS_MAX
     if puts:
@@ -370,7 +378,7 @@ def add_progress(request: Any, mark: Watermark) -> Sent:
 
 
 def check_progress(reply: Any, sent: Sent, mark: Watermark) -> int:
-    """Take in what came of a transaction; return the revision at which another era began that refused it, or 0.
+    """Handle the response to a transaction; return the revision of a newer era that rejected it, or 0.
 
     Raises:
         StoreRegressed: the store lacks what this process had seen there when it sent the transaction.
@@ -383,7 +391,7 @@ def check_progress(reply: Any, sent: Sent, mark: Watermark) -> int:
         return 0
     progress, era = (int([*(kv.mod_revision for kv in one.response_range.kvs), 0][0]) for one in reply.responses)
     if progress < sent.progress:
-        text = f"the store lacks the last write, of revision {sent.progress}, that this process knows of"
+        text = f"the store lacks the last write that this process knows of, at revision {sent.progress}"
         raise StoreRegressed(text)
     if not sent.era or era == sent.era_written:
         return 0
@@ -393,7 +401,7 @@ def check_progress(reply: Any, sent: Sent, mark: Watermark) -> int:
 
 
 def operation_of(operation: Operation) -> Any:
-    """Write an operation as etcd wants it."""
+    """Encode an operation."""
     key = operation.key.encode()
     if isinstance(operation, Put):
         return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=operation.value, lease=operation.lease_id))

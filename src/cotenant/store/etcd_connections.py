@@ -1,10 +1,10 @@
-"""A member of etcd and the connection to it, which gives way to another one where certificates have changed.
+"""Connections to etcd members, which are replaced when certificates change.
 
-Theory of operation. A channel of gRPC's shows for ever the certificate that it was made with. So where the files have
-changed, each member gets a second connection, and what goes on over the first one does so until the member has answered
-over the second. A certificate that etcd does not take, because its own files are to change later, therefore costs
-nobody the connection that stands. Once it has answered, new calls go over the new connection, watches are begun there
-from where they stand, calls under way come to their end over the old one, and then it is closed.
+Theory of operation. A gRPC channel always uses the certificate that it was created with. So when the files change, each
+member gets a second connection, and work continues over the first one until the member has answered over the second. If
+etcd does not accept a certificate, because its own files are to change later, nobody loses the working connection. Once
+the member has answered, new calls use the new connection, watches resume there from their positions, calls in progress
+finish over the old connection, and then it is closed.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 from grpc import ChannelConnectivity
 
-from cotenant.security.tls_files import Material, Watched
+from cotenant.security.tls_files import Material, WatchedTlsFiles
 
 log = structlog.get_logger()
 
 RECEIVED_BYTES_MAX = 64 * 1024 * 1024
-LOOK_SECONDS = 1.0  # between two looks at the files, and at what has become of new connections
-ANSWER_SECONDS = 1.5  # in which a member answers over a new connection
-TRIES = 2  # before a connection that does not stand is given up for one that does not either
+LOOK_SECONDS = 1.0  # between two checks of the files and of new connections
+ANSWER_SECONDS = 1.5  # for a member's answer over a new connection
+TRIES = 2  # before a broken connection is replaced by one that is not ready either
 DRAIN_SECONDS_MAX = 60.0  # no call takes longer
 
 
 def channel_options(silence_seconds_max: float) -> list[tuple[str, int]]:
-    """Say how a channel reconnects, and after how long without an answer to a ping it counts as dead."""
+    """Return how a channel reconnects, and after how long without an answer to a ping it counts as dead."""
     answer_ms = round(silence_seconds_max * 1_000 / 3)
     return [
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
+        ("grpc.min_reconnect_backoff_ms", 2_000),  # the time-out of one connection attempt
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.keepalive_time_ms", 2 * answer_ms),
         ("grpc.keepalive_timeout_ms", answer_ms),
-        ("grpc.http2.ping_timeout_ms", answer_ms),  # the same once more, for else it is a minute
-        ("grpc.http2.max_pings_without_data", 0),  # an idle watch goes on asking whether the other side still lives
+        ("grpc.http2.ping_timeout_ms", answer_ms),  # current gRPC uses this one; default 1 min
+        ("grpc.http2.max_pings_without_data", 0),  # an idle watch keeps pinging
         ("grpc.max_receive_message_length", RECEIVED_BYTES_MAX),
-        ("grpc.use_local_subchannel_pool", 1),  # two stores do not share one's wait to reconnect
+        ("grpc.use_local_subchannel_pool", 1),  # two stores do not share their reconnect backoff
     ]
 
 
 def credentials_of(material: Material) -> grpc.ChannelCredentials:
-    """Make what a channel shows, and believes."""
+    """Return a channel's credentials."""
     return grpc.ssl_channel_credentials(material.ca, material.key, material.cert)
 
 
-class Link:
-    """One connection to a member, and the stubs to call it by; without `material` it is not by TLS."""
+class MemberConnection:
+    """One connection to a member, with its stubs; without `material` it has no TLS."""
 
     def __init__(self, endpoint: str, options: Sequence[tuple[str, int]], material: Material | None) -> None:
         if material is None:
@@ -63,12 +63,12 @@ class Link:
         self.lease = rpc.LeaseStub(self.channel)
         self.watch = rpc.WatchStub(self.channel)
         self.maintenance = rpc.MaintenanceStub(self.channel)
-        self.left = False  # another one has taken its place
+        self.left = False  # it was replaced
         self.watches: set[Any] = set()  # calls
-        self.busy = 0  # with so many other calls
+        self.busy = 0  # number of other calls
 
     def leave(self) -> None:
-        """Have watches begun anew elsewhere; other calls go on to their end."""
+        """Make watches resume elsewhere; other calls finish."""
         self.left = True
         for call in list(self.watches):
             call.cancel()
@@ -80,28 +80,28 @@ class Member:
     def __init__(self, endpoint: str, silence_seconds_max: float, material: Material | None) -> None:
         self.endpoint = endpoint
         self._options = channel_options(silence_seconds_max)
-        self.link = Link(endpoint, self._options, material)
-        self.following: Link | None = None  # over which it has not answered yet
-        self._tries, self._told = 0, False  # how often it did not, and whether that was told
+        self.link = MemberConnection(endpoint, self._options, material)
+        self.following: MemberConnection | None = None  # the next one, not answered yet
+        self._tries, self._told = 0, False  # failed attempts, and whether they were logged
 
     @property
     def kv(self) -> Any:
-        """Keys and transactions."""
+        """The stub for keys and transactions."""
         return self.link.kv
 
     @property
     def lease(self) -> Any:
-        """Leases."""
+        """The stub for leases."""
         return self.link.lease
 
     @property
     def maintenance(self) -> Any:
-        """How it stands."""
+        """The stub for status and maintenance."""
         return self.link.maintenance
 
     @contextmanager
     def called(self) -> Iterator[None]:
-        """Keep the connection there is for the length of a call."""
+        """Keep the current connection open for the duration of a call."""
         link = self.link
         link.busy += 1
         try:
@@ -111,27 +111,27 @@ class Member:
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether the connection stands, and have it made if not."""
+        """Whether the connection is ready; if not, it starts to connect."""
         return bool(self.link.channel.get_state(try_to_connect=True) == ChannelConnectivity.READY)
 
     async def renew(self, material: Material) -> None:
-        """Begin another connection."""
-        before, self.following = self.following, Link(self.endpoint, self._options, material)
+        """Open another connection."""
+        before, self.following = self.following, MemberConnection(self.endpoint, self._options, material)
         self._tries, self._told = 0, False
         if before:
             await before.channel.close()
 
-    async def move(self) -> Link | None:
-        """Go over to the connection that was begun, if it is of more use than the one there is; returns the latter."""
+    async def move(self) -> MemberConnection | None:
+        """Switch to the next connection if it is better than the current one; return the replaced connection."""
         if not (following := self.following):
             return None
         try:
             await following.maintenance.Status(rpc.StatusRequest(), timeout=ANSWER_SECONDS)
         except rpc.AioRpcError as error:
             self._tries += 1
-            stands = self.is_ready  # one that was idle is made meanwhile
+            stands = self.is_ready  # an idle connection connects meanwhile
             if stands and not self._told:
-                log.warning("store_renewed_files_refused", endpoint=self.endpoint, error=error.details())
+                log.warning("store_tls_files_rejected", endpoint=self.endpoint, error=error.details())
                 self._told = True
             if stands or self._tries < TRIES:
                 return None
@@ -139,23 +139,23 @@ class Member:
             return None
         before, self.link, self.following = self.link, following, None
         before.leave()
-        log.info("store_connection_renewed", endpoint=self.endpoint)
+        log.info("store_connection_replaced", endpoint=self.endpoint)
         return before
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for link in (self.link, self.following):
             if link:
                 await link.channel.close()
 
 
-class Renewal:
-    """Moves all members to new connections where files have changed, until `closing`."""
+class CertificateRotation:
+    """Moves all members to new connections when the files change, until `closing`."""
 
     def __init__(
-        self, tls: Watched, members: Sequence[Member], closing: asyncio.Event, on_moved: Callable[[str], None]
+        self, tls: WatchedTlsFiles, members: Sequence[Member], closing: asyncio.Event, on_moved: Callable[[str], None]
     ) -> None:
-        """`on_moved` is told of each member, by its endpoint, that was moved."""
+        """`on_moved` is called with the endpoint of each member that was moved."""
         self._tls, self._members, self._closing, self._on_moved = tls, members, closing, on_moved
         self._generation = tls.generation
         self._tasks = {asyncio.create_task(self._run(), name="etcd-renewal")}
@@ -173,8 +173,8 @@ class Renewal:
                     self._tasks.add(task := asyncio.create_task(self._drain(link)))
                     task.add_done_callback(self._tasks.discard)
 
-    async def _drain(self, link: Link) -> None:
-        """Close a connection once the calls under way on it are over."""
+    async def _drain(self, link: MemberConnection) -> None:
+        """Close a connection once its calls are finished."""
         loop = asyncio.get_running_loop()
         until = loop.time() + DRAIN_SECONDS_MAX
         while link.busy and loop.time() < until and await self._pause():
@@ -182,7 +182,7 @@ class Renewal:
         await link.channel.close()
 
     async def _pause(self) -> bool:
-        """Let some time pass; False where the store is closed meanwhile."""
+        """Wait a moment; return False if the store was closed."""
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 await self._closing.wait()
@@ -191,5 +191,5 @@ class Renewal:
         return False
 
     async def close(self) -> None:
-        """Let go of old connections, once `closing` is set."""
+        """Close the old connections, once `closing` is set."""
         await asyncio.gather(*self._tasks)

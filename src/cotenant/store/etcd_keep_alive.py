@@ -1,9 +1,9 @@
-"""Keeping leases alive from a thread of their own, so that a busy event loop costs nobody its lease.
+"""Keeps leases alive from a dedicated thread, so that a busy event loop does not lose its leases.
 
-A call of grpc.aio comes to its end by way of the event loop, several turns of it: where each turn takes half a second,
-as on a machine with far more to do than it can, a lease of two seconds is gone before the answer is heard. So the calls
-are made from a thread, with gRPC's ordinary client, and where whoever asked for them falls silent the thread goes on by
-itself for as long as it was told to: a process that is slow keeps what it has, one that has come to nothing loses it.
+A grpc.aio call needs several iterations of the event loop: if each iteration takes half a second, as on an overloaded
+machine, a lease of two seconds expires before the answer is read. So the calls are made from a thread with gRPC's
+ordinary client, and if the caller does not come back the thread repeats them for as long as the caller allowed: a slow
+process keeps its leases, a stuck process loses them.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ import grpc
 import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
-from cotenant.security.tls_files import Watched
+from cotenant.security.tls_files import WatchedTlsFiles
 from cotenant.store.etcd_connections import channel_options, credentials_of
-from cotenant.store.etcd_members import meaning
+from cotenant.store.etcd_members import store_error
 from cotenant.store.port import Lease, LeaseLost, StoreUnavailable
 
 log = structlog.get_logger()
 
-BY_ITSELF_SHARE = 0.4  # of a lease's time: after so long without a word the thread asks by itself
-PATIENCE_SHARE = 0.25  # of a lease's time, for one member, so that there is time to ask the others
-PAUSE_SECONDS = 0.05  # after none has answered
+RENEWAL_SHARE = 0.4  # of a lease's time: after which the thread renews by itself
+PATIENCE_SHARE = 0.25  # of a lease's time, per member, so that others can be tried
+PAUSE_SECONDS = 0.05  # after no member has answered
 END_SECONDS_MAX = 2.0
 
-_Asking = list[tuple[float, "Future[None]"]]  # who waits for an answer, and until when
+_Asking = list[tuple[float, "Future[None]"]]  # deadlines and futures of the waiting callers
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A lease that is being kept alive. Times are on the monotonic clock."""
+    """A lease that is kept alive. Times are on the monotonic clock."""
 
     lease: Lease
-    until: float = 0.0  # up to when the thread goes on by itself
-    due: float = 0.0  # when it is asked for next
+    until: float = 0.0  # until when the thread renews by itself
+    due: float = 0.0  # the next renewal
     asking: _Asking = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Line:
-    """A connection to a member, made with files that had changed so often. It is kept for good once it was answered."""
+    """A connection to a member, with the generation of its files. Once answered it is kept."""
 
     generation: int
     channel: grpc.Channel
@@ -55,14 +55,14 @@ class _Line:
     answered: bool = False
 
 
-class Beats:
-    """The thread, begun when it is first needed. `endpoints` are the members' addresses.
+class EtcdKeepAlive:
+    """The keep-alive thread, started at the first use. `endpoints` are the members' addresses.
 
-    Where the files of `tls` have changed a member is asked over a new connection, and where it does not answer there
-    over the one before, which is closed once it does.
+    When the files of `tls` change, a member is called over a new connection; if it does not answer there, over the
+    previous one, which is closed once the new one works.
     """
 
-    def __init__(self, endpoints: Sequence[str], silence_seconds_max: float, tls: Watched | None) -> None:
+    def __init__(self, endpoints: Sequence[str], silence_seconds_max: float, tls: WatchedTlsFiles | None) -> None:
         self._endpoints, self._tls = list(endpoints), tls
         self._options = channel_options(silence_seconds_max)
         self._lines: dict[str, list[_Line]] = {endpoint: [] for endpoint in endpoints}  # the newest first
@@ -73,10 +73,10 @@ class Beats:
         self._unneeded: set[str] = set()  # endpoints
 
     def ask(self, lease: Lease, *, timeout_seconds: float, for_seconds: float) -> Future[None]:
-        """Start a lease's time anew, and again by itself for so long, unless `drop` comes first.
+        """Renew a lease now, and repeat it for `for_seconds` unless `drop` is called first.
 
-        The promise is kept once etcd has answered. It fails with `LeaseLost` where the lease is gone, with
-        `StoreUnavailable` where no member answers in time.
+        The future completes when etcd has answered. It fails with `LeaseLost` if the lease is gone, and with
+        `StoreUnavailable` if no member answers in time.
         """
         now, promise = time.monotonic(), Future[None]()
         with self._changed:
@@ -93,54 +93,54 @@ class Beats:
         return promise
 
     def drop(self, lease: Lease) -> None:
-        """Go on no more with a lease."""
+        """Stop renewing a lease."""
         with self._changed:
             if kept := self._kept.get(lease.id):
                 kept.until = 0.0
 
     def close(self) -> None:
-        """End the thread, and wait for its end; who still waits is told that the store is closed."""
+        """Stop the thread and wait for it; waiting callers get an error that the store is closed."""
         with self._changed:
             self._closed = True
             self._changed.notify()
             lines = [line for several in self._lines.values() for line in several]
         for line in lines:
-            line.channel.close()  # ends the call that is under way
+            line.channel.close()  # ends the call in progress
         if self._thread:
             self._thread.join(END_SECONDS_MAX)
 
-    def let_go(self, endpoint: str) -> None:
-        """Let go of a connection that was made with files of before, if no lease is kept alive over it now."""
+    def release_old(self, endpoint: str) -> None:
+        """Close a connection with earlier files, if no lease is kept alive over it now."""
         with self._changed:
             self._unneeded.add(endpoint)
             self._changed.notify()
 
-    # In the thread -------------------------------------------------------------------------------------------
+    # On the thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while found := self._next():
             kept, asking = found
             try:
-                self._beat(kept.lease, min((deadline for deadline, _ in asking), default=math.inf))
+                self._renew(kept.lease, min((deadline for deadline, _ in asking), default=math.inf))
                 self._answered(kept, asking, None)
             except LeaseLost as error:
                 self._answered(kept, asking, error)
-            except Exception as error:  # whatever it is, those who wait have to know, and the next ones be asked for
+            except Exception as error:  # any error must reach the callers, and the thread must go on
                 self._not_answered(kept, asking, error)
         for kept in self._kept.values():
-            _tell(kept.asking, StoreUnavailable("the store was closed before etcd answered"))
+            _complete(kept.asking, StoreUnavailable("the store was closed before etcd answered"))
         for lines in self._lines.values():
             for line in lines:
                 line.channel.close()
 
     def _next(self) -> tuple[_Kept, _Asking] | None:
-        """Wait for the lease that is due next, and take over who asks for it; None once this is closed."""
+        """Wait for the lease that is due next, and return it with its callers; None once this is closed."""
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
                 for lease_id in [one.lease.id for one in self._kept.values() if not one.asking and one.until < now]:
                     del self._kept[lease_id]
-                self._let_go()
+                self._close_unneeded()
                 first = min(self._kept.values(), key=lambda one: one.due, default=None)
                 if first and first.due <= now:
                     asking, first.asking = first.asking, []
@@ -150,24 +150,24 @@ class Beats:
 
     def _answered(self, kept: _Kept, asking: _Asking, error: LeaseLost | None) -> None:
         with self._changed:
-            if not kept.asking:  # else somebody has asked meanwhile, and is answered at once
-                kept.due = time.monotonic() + BY_ITSELF_SHARE * kept.lease.ttl_seconds
+            if not kept.asking:  # else another caller came in between and is served at once
+                kept.due = time.monotonic() + RENEWAL_SHARE * kept.lease.ttl_seconds
             if error:
                 kept.until = 0.0
-        _tell(asking, error)
+        _complete(asking, error)
 
     def _not_answered(self, kept: _Kept, asking: _Asking, error: Exception) -> None:
-        """Ask again soon; those whose time is over are told why."""
+        """Retry soon; callers whose deadline has passed get the error."""
         due = time.monotonic() + PAUSE_SECONDS
         with self._changed:
             kept.asking += [one for one in asking if one[0] > due and not self._closed]
             kept.due = due
         failure = error if isinstance(error, StoreUnavailable) else StoreUnavailable(str(error))
-        _tell([one for one in asking if one not in kept.asking], failure)
+        _complete([one for one in asking if one not in kept.asking], failure)
 
-    def _beat(self, lease: Lease, deadline: float) -> None:
-        """Ask one member after another."""
-        failure: Exception = StoreUnavailable("no etcd member was asked")
+    def _renew(self, lease: Lease, deadline: float) -> None:
+        """Call the members in turn."""
+        failure: Exception = StoreUnavailable("no etcd member was called")
         seconds = min(PATIENCE_SHARE * lease.ttl_seconds, (deadline - time.monotonic()) / len(self._endpoints))
         for endpoint in list(self._endpoints):
             if self._closed:
@@ -175,19 +175,19 @@ class Beats:
             try:
                 ttl_seconds = self._asked(endpoint, lease, max(0.001, seconds))
             except grpc.RpcError as error:
-                failure = meaning(error, endpoint)
-                self._endpoints.append(self._endpoints.pop(0))  # another one comes first next time
+                failure = store_error(error, endpoint)
+                self._endpoints.append(self._endpoints.pop(0))  # try another member first next time
                 continue
             if ttl_seconds <= 0:
-                raise LeaseLost(f"lease {lease.id} has run out or was revoked")
+                raise LeaseLost(f"lease {lease.id} has expired or was revoked")
             return
         raise failure
 
     def _asked(self, endpoint: str, lease: Lease, seconds: float) -> int:
-        """Ask a member over its newest connection, and over another one where that is not answered."""
+        """Call a member over its newest connection, and over another one if that fails."""
         lines = self._lines_to(endpoint)
         for line in lines[:-1]:
-            with suppress(grpc.RpcError):  # that the files are refused is told by whoever moves the other connections
+            with suppress(grpc.RpcError):  # the certificate rotation logs rejected files
                 return self._answer(endpoint, line, lease, seconds / len(lines))
         return self._answer(endpoint, lines[-1], lease, seconds / len(lines))
 
@@ -200,7 +200,7 @@ class Beats:
         raise StoreUnavailable(f"etcd at {endpoint} ended the stream without an answer")
 
     def _lines_to(self, endpoint: str) -> list[_Line]:
-        """Give the connections to ask over: the newest, and before it has been answered the one that was."""
+        """Return the connections to try: the newest, and before it has answered the previous one."""
         generation = self._tls.look() if self._tls else 0
         with self._changed:
             lines = self._lines[endpoint]
@@ -227,7 +227,7 @@ class Beats:
         for other in others:
             other.channel.close()
 
-    def _let_go(self) -> None:
+    def _close_unneeded(self) -> None:
         for endpoint in () if self._kept else self._unneeded:
             for line in self._lines[endpoint]:
                 line.channel.close()
@@ -235,10 +235,10 @@ class Beats:
         self._unneeded.clear()
 
 
-def _tell(asking: _Asking, error: Exception | None) -> None:
+def _complete(asking: _Asking, error: Exception | None) -> None:
     for _, promise in asking:
         if not promise.set_running_or_notify_cancel():
-            continue  # who asked has gone
+            continue  # the caller is gone
         if error is None:
             promise.set_result(None)
         else:

@@ -1,4 +1,4 @@
-"""Reads an etcd member's quota, which its status does not tell, from the metrics that it serves beside its API."""
+"""Reads an etcd member's quota, which its status lacks, from the metrics that it serves beside its API."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 import ssl
 import urllib.request
 
-from cotenant.security.tls_files import Watched
+from cotenant.security.tls_files import WatchedTlsFiles
 
 SECONDS_MAX = 1.0
 BYTES_MAX = 4 * 1024**2  # of a page of metrics
 QUOTA = re.compile(rb"^etcd_server_quota_backend_bytes (\S+)$", re.MULTILINE)
 
 
-async def read_quota(endpoint: str, tls: Watched | None = None) -> int:
-    """Return a member's quota in bytes; 0 where it cannot be read, as where metrics are served elsewhere."""
+async def read_quota(endpoint: str, tls: WatchedTlsFiles | None = None) -> int:
+    """Return a member's quota in bytes; 0 if it cannot be read, for example if metrics are served elsewhere."""
     try:
         return await asyncio.to_thread(_read, endpoint, tls)
     except (OSError, ValueError):  # ssl.SSLError and urllib's errors are OSErrors
         return 0
 
 
-def _read(endpoint: str, tls: Watched | None) -> int:
+def _read(endpoint: str, tls: WatchedTlsFiles | None) -> int:
     scheme = "https" if tls else "http"
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if tls:
@@ -33,8 +33,8 @@ def _read(endpoint: str, tls: Watched | None) -> int:
     return max(0, int(float(found[1]))) if found else 0
 
 
-def _context(tls: Watched) -> ssl.SSLContext:
-    """Return what a client shows and believes, from the files as they are now."""
+def _context(tls: WatchedTlsFiles) -> ssl.SSLContext:
+    """Return a client's TLS context from the current files."""
     files = tls.files
     context = ssl.create_default_context(cafile=files.ca)
     if files.cert and files.key:

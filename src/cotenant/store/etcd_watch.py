@@ -1,13 +1,13 @@
-"""Watching etcd: one stream to one member, and how its events become whole revisions again.
+"""Watches in etcd: one stream to one member, and the assembly of its events into complete revisions.
 
-etcd promises to deliver a revision in one response, but splits a response that grows too large into fragments, all
-but the last of which say so; a revision may then begin in one fragment and end in another. So a revision is complete
-when an event of a later one arrives, or a response that is no fragment ends. What is incomplete when the stream breaks
-is dropped: the next stream starts at the last complete revision and sends it again.
+etcd promises to deliver a revision in one response, but splits a response that grows too large into fragments, which
+are marked except for the last; a revision may then begin in one fragment and end in another. So a revision is complete
+when an event of a later one arrives, or a response that is not a fragment ends. An incomplete revision is dropped when
+the stream breaks: the next stream starts at the last complete revision and sends it again.
 
-A stream starts at the last revision that was seen, rather than behind it, and skips that one. etcd may have compacted
-just it, and then keeps the puts made at it but not the deletions: asking for it makes sure that nothing that matters
-depends on such a revision, and that a place which has been forgotten is always noticed.
+A stream starts at the last revision that was seen, not after it, and skips that one. etcd may have compacted exactly
+that revision, and then keeps its puts but not its deletions: requesting it makes sure that nothing depends on such a
+revision, and that a compacted position is always noticed.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
-from cotenant.store.etcd_connections import Link
+from cotenant.store.etcd_connections import MemberConnection
 from cotenant.store.port import Change, Changes
 
-NEEDS_LEADER = (("hasleader", "true"),)  # a member cut off from the others ends the stream, instead of falling silent
+NEEDS_LEADER = (("hasleader", "true"),)  # a partitioned member ends the stream instead of falling silent
 
 
 class HistoryCompacted(Exception):
-    """The stream's place in history is gone."""
+    """The stream's position in history is compacted."""
 
 
 class StreamBroken(Exception):
-    """The stream ended otherwise, and another may do better; says why."""
+    """The stream ended for another reason, and a new one may work; the message says why."""
 
 
-class LinkLeft(Exception):
-    """Another connection has taken the place of the stream's."""
+class ConnectionReplaced(Exception):
+    """The stream's connection was replaced."""
 
 
 class Assembly:
-    """Turns the events of a stream into revisions, each whole and once."""
+    """Assembles the events of a stream into complete revisions, each exactly once."""
 
     def __init__(self, after_revision: int) -> None:
         self._complete_to = after_revision
@@ -45,7 +45,7 @@ class Assembly:
         self._changes: list[Change] = []
 
     def add(self, events: Iterable[Any], *, is_fragment: bool) -> list[Changes]:
-        """Take in a response, and give the revisions that are complete with it."""
+        """Add a response, and return the revisions that are complete with it."""
         complete = []
         for event in events:
             change = change_of(event)
@@ -67,27 +67,27 @@ class Assembly:
 
 
 def change_of(event: Any) -> Change:
-    """Read one event of etcd's."""
+    """Decode an event."""
     value = None if event.type == rpc.Event.DELETE else event.kv.value
     return Change(event.kv.key.decode(), value, event.kv.mod_revision)
 
 
 async def follow(
-    link: Link, key: bytes, range_end: bytes, *, after_revision: int, timeout_seconds: float
+    link: MemberConnection, key: bytes, range_end: bytes, *, after_revision: int, timeout_seconds: float
 ) -> AsyncGenerator[Changes, None]:
     """Yield the revisions after one from a single stream, until it breaks; it never ends by itself.
 
-    Raises `StreamBroken` then, `HistoryCompacted` where another stream would fare no better, and `LinkLeft`.
+    Raises `StreamBroken` then, `HistoryCompacted` if another stream would fail too, and `ConnectionReplaced`.
     """
     create = rpc.WatchCreateRequest(key=key, range_end=range_end, start_revision=max(1, after_revision), fragment=True)
     assembly = Assembly(after_revision)
     over = asyncio.Event()
-    call = link.watch.Watch(asked_once(rpc.WatchRequest(create_request=create), over), metadata=NEEDS_LEADER)
+    call = link.watch.Watch(send_once(rpc.WatchRequest(create_request=create), over), metadata=NEEDS_LEADER)
     link.watches.add(call)
     try:
         async with asyncio.timeout(timeout_seconds):
             response = await call.read()
-        while response:  # what stands for the end of the stream is false
+        while response:  # the end-of-stream marker is falsy
             if response.compact_revision:
                 raise HistoryCompacted
             if response.canceled:
@@ -103,7 +103,7 @@ async def follow(
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if link.left and not (task and task.cancelling()):
-            raise LinkLeft from None
+            raise ConnectionReplaced from None
         raise
     finally:
         link.watches.discard(call)
@@ -111,7 +111,7 @@ async def follow(
         call.cancel()
 
 
-async def asked_once(request: Any, over: asyncio.Event) -> AsyncGenerator[Any, None]:
-    """Send one request and leave the stream open until it is over: to send no more would end it."""
+async def send_once(request: Any, over: asyncio.Event) -> AsyncGenerator[Any, None]:
+    """Send one request and keep the stream open until `over`: ending the requests would end it."""
     yield request
     await over.wait()

@@ -1,4 +1,4 @@
-"""How soon one transaction follows another where many come: those that go together cost about what one does alone."""
+"""Pacing of group commits: transactions that are committed together cost about as much as a single one."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import asyncio
 PACE_SECONDS = 0.02
 
 
-class Pace:
-    """Lets a transaction that many went into be followed by the next one `seconds` after it began, not at once.
+class CommitPacing:
+    """Delays the transaction after a group of writes until `seconds` after that group began.
 
-    A quick etcd is asked hundreds of times a second for a few writes each otherwise. On a busy machine a transaction of
-    one write took its three members 4 ms of processor, and one of twelve writes 6. What comes alone waits for nobody.
+    A fast etcd would otherwise get hundreds of transactions per second with a few writes each. On a busy machine a
+    transaction of one write took its three members 4 ms of CPU time, and one of twelve writes 6 ms. A single write is
+    not delayed.
     """
 
     def __init__(self, seconds: float = PACE_SECONDS) -> None:
         self._seconds = seconds
-        self._next = 0.0  # on the loop's clock: not before then
+        self._next = 0.0  # on the loop's clock: the earliest next transaction
 
     async def wait(self) -> None:
-        """Wait until the next transaction may be gathered."""
+        """Wait until the next group may be collected."""
         left_seconds = self._next - asyncio.get_running_loop().time()
         if left_seconds > 0:
             await asyncio.sleep(left_seconds)
 
     def begin(self, together: int) -> None:
-        """Note that so many begin to be committed together."""
+        """Record that this many writes begin to be committed together."""
         self._next = asyncio.get_running_loop().time() + self._seconds if together > 1 else 0.0

@@ -1,8 +1,8 @@
-"""A store that is used only as long as it is the one that was written, and no older.
+"""A store that is used only while it is the store that was written, and not an older state of it.
 
-Once something is wrong with it (see `trust`), nothing is read from it or written to it: what a service read would
-become its picture of the world, and agents would be told to stop what that picture lacks. So services go on with what
-they have in memory, as they do while a store is away. Once the store is believed again, every watch lists anew and
+Once it is distrusted (see `identity_check`), nothing is read from it or written to it: a service would build its state
+from what it reads, and agents would be told to stop everything that this state lacks. So services continue with their
+state in memory, as they do while a store is unavailable. Once the store is trusted again, every watch lists again and
 leases count as lost, so that every leader reads its state again.
 """
 
@@ -18,7 +18,7 @@ from typing import TypeVar
 from cotenant.store.capacity import Capacity, capacity_of
 from cotenant.store.compaction import CollectsParts
 from cotenant.store.identity_check import Trust
-from cotenant.store.member_status import Standing
+from cotenant.store.member_status import MemberStatus
 from cotenant.store.port import (
     Changes,
     Committed,
@@ -33,8 +33,8 @@ from cotenant.store.port import (
     StoreDistrusted,
     StoreUnavailable,
 )
-from cotenant.store.revision_offset import ShiftedStore
-from cotenant.telemetry.recent_durations import Recent
+from cotenant.store.revision_offset import OffsetStore
+from cotenant.telemetry.recent_durations import RecentDurations
 
 RETRY_SECONDS = 0.2
 
@@ -42,15 +42,15 @@ T = TypeVar("T")
 
 
 class GuardedStore:
-    """A store that refuses everything while it is not what it was; `memory` is the file that remembers it."""
+    """A store that rejects everything while it is distrusted; `memory` is the file with what is remembered of it."""
 
-    def __init__(self, shifted: ShiftedStore, memory: Path | None = None) -> None:
+    def __init__(self, shifted: OffsetStore, memory: Path | None = None) -> None:
         self.inner = shifted
-        self.latency = Recent()  # of transactions, and of looks at an etcd
+        self.latency = RecentDurations()  # of transactions, and of checks of an etcd
         self.trust = Trust(shifted, memory, self._returned, self.latency.add)
-        self._turn = asyncio.Event()  # set and replaced when the store is believed again
+        self._turn = asyncio.Event()  # set and replaced when the store is trusted again
         self._leases: set[int] = set()
-        self._void: set[int] = set()  # leases of the time before the store was believed again
+        self._void: set[int] = set()  # leases from before the store was trusted again
         self._closed = False
 
     def _returned(self) -> None:
@@ -60,11 +60,11 @@ class GuardedStore:
         turn.set()
 
     async def _done(self, work: Awaitable[T]) -> T:
-        """Return what came of a call, unless the store is not believed by then."""
+        """Return the result of a call, unless the store is distrusted by then."""
         try:
             result = await work
         except StoreDistrusted as error:
-            await self.trust.doubt(error)
+            await self.trust.check_after_error(error)
             self.trust.check()
             raise
         self.trust.check()
@@ -85,7 +85,7 @@ class GuardedStore:
         return await self._done(self.inner.list(prefix))
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold, else nothing."""
+        """Apply all operations if all comparisons hold, else none."""
         await self._ready()
         begin = time.monotonic()
         result = await self._done(self.inner.transact(compares, operations))
@@ -93,7 +93,7 @@ class GuardedStore:
         return result
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[Changes | Relisted, None]:
-        """Yield what is committed after a revision; all of the prefix once the store is believed again."""
+        """Yield what is committed after a revision; the whole prefix once the store is trusted again."""
         await self._patiently()
         while not self._closed:
             turn = self._turn
@@ -112,7 +112,7 @@ class GuardedStore:
                 yield Relisted(listing.revision, listing.entries)
 
     async def _patiently(self) -> None:
-        """Wait until the store is there, and believed; or closed."""
+        """Wait until the store is available and trusted, or closed."""
         while not self._closed:
             with suppress(StoreUnavailable):
                 await self._ready()
@@ -128,54 +128,54 @@ class GuardedStore:
         return None
 
     async def grant(self, ttl_seconds: float) -> Lease:
-        """Make a lease."""
+        """Grant a lease."""
         await self._ready()
         lease = await self._done(self.inner.grant(ttl_seconds))
         self._leases.add(lease.id)
         return lease
 
     async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
-        """Start the lease's time anew."""
+        """Restart the lease's time to live."""
         if lease.id in self._void:
-            raise LeaseLost(f"lease {lease.id} is of the time before the store was trusted again")
+            raise LeaseLost(f"lease {lease.id} was granted before the store was trusted again")
         self.trust.check()
         await self.inner.keep_alive(lease, for_seconds=for_seconds)
 
     async def revoke(self, lease: Lease) -> None:
-        """End the lease and delete its keys."""
+        """Revoke the lease and delete its keys."""
         self.trust.check()
         self._leases.discard(lease.id)
         await self.inner.revoke(lease)
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to and including a revision."""
+        """Compact the history up to and including a revision."""
         await self._ready()
         await self.inner.compact(revision)
 
     async def defragment(self) -> Sequence[str]:
-        """Have the store give back room, where it can."""
+        """Release unused space, if the store supports it."""
         self.trust.check()
         return await self.inner.defragment()
 
     async def capacity(self) -> Capacity | None:
-        """Return how full the store is; None where it has no limit."""
+        """Return how full the store is; None if it has no limit."""
         return await capacity_of(self.inner)
 
     async def hold_ballast(self) -> None:
-        """Have the store take its ballast again, where it has any and there is room for it."""
+        """Allocate the store's ballast again, if it has one and there is space."""
         await self.inner.hold_ballast()
 
     async def collect_parts(self) -> int:
-        """Delete parts of specs that no record names, where the store keeps them apart; return how many there were."""
+        """Delete unreferenced spec parts, if the store stores them separately; return how many there were."""
         await self._ready()
         return await self.inner.collect_parts() if isinstance(self.inner, CollectsParts) else 0
 
-    async def standing(self) -> Sequence[Standing]:
-        """Ask each member how it is, where there are members."""
-        return await self.inner.standing()
+    async def member_statuses(self) -> Sequence[MemberStatus]:
+        """Return the status of each member, if there are members."""
+        return await self.inner.member_statuses()
 
     async def close(self) -> None:
-        """Let go of the store, and keep what is known of it."""
+        """Close the store, and save what is known of it."""
         if self._closed:
             return
         self._closed = True
@@ -185,14 +185,14 @@ class GuardedStore:
 
 
 def trust_of(store: object) -> Trust | None:
-    """Return what is known of the store below a store; None where it is not guarded."""
+    """Return the trust of the guarded store below a store; None if there is none."""
     while store is not None and not isinstance(store, GuardedStore):
         store = getattr(store, "inner", None)
     return store.trust if store else None
 
 
 async def _unless(turn: asyncio.Event, updates: AsyncGenerator[Changes | Relisted, None]) -> Changes | Relisted | None:
-    """Return the next of a watch's updates; None at its end, or once `turn` is set."""
+    """Return the next update of a watch; None at its end, or once `turn` is set."""
     coming = asyncio.ensure_future(anext(updates, None))
     turned = asyncio.ensure_future(turn.wait())
     try:

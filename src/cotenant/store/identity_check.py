@@ -1,11 +1,11 @@
-"""Whether a store is the one that was written: what is remembered of it, and what is known to be wrong with it.
+"""Checks whether a store is the one that was written, from what processes and agents remember of it.
 
-The store is looked at when it is opened and once a second: its identity, its revision and its progress key (see
-`witness`). Between two looks every answer and every write of etcd is checked too (see `watermark`). What agents know is
-taken in where they show it. Once something is wrong it stays so until the right data is back or an operator accepts
-what is there.
+The store is checked when it is opened and once a second: its identity, its revision and its progress key (see
+`witness`). Between two checks every response and every write of etcd is checked too (see `watermark`). What agents
+remember is added when they connect. Once a mismatch is found it stays until the right data is back or an operator
+accepts the present data.
 
-A process that knows that the store went back in time leaves a note in it for those that remember nothing.
+A process that knows that the store has regressed leaves a note in it for processes that remember nothing.
 """
 
 from __future__ import annotations
@@ -35,18 +35,30 @@ from cotenant.store.port import (
     StoreReplaced,
     StoreUnavailable,
 )
-from cotenant.store.revision_offset import BASE, FILLING, OWN, ShiftedStore, base_of
+from cotenant.store.revision_offset import BASE, FILLING, OWN, OffsetStore, base_of
 from cotenant.store.sqlite import SqliteStore
 from cotenant.store.watermark import Watermark
-from cotenant.store.witness import Identity, Mark, Memory, Seen, Verdict, Wrong, is_signed, judge, learn, newest, sign
+from cotenant.store.witness import (
+    Identity,
+    Mark,
+    Mismatch,
+    RememberedStore,
+    Seen,
+    Verdict,
+    compare_store,
+    is_signed,
+    learn,
+    newest,
+    sign,
+)
 
 log = structlog.get_logger()
 
 IDENTITY = f"{OWN}identity"  # JSON, see `witness.Identity`
-PROGRESS = f"{OWN}progress"  # put by every write of the mesh
-STOPPED = f"{OWN}stopped"  # why nothing is written any more: the note of a process that remembers
+PROGRESS = f"{OWN}progress"  # written by every transaction of the mesh
+STOPPED = f"{OWN}stopped"  # why writing has stopped: the note of a process that remembers
 LOOK_SECONDS = 1.0
-STRANGERS_MIN = 2  # nodes that have to know the same other store before they are believed
+UNKNOWN_STORES_MIN = 2  # nodes that must know the same other store before they are believed
 NODES_MAX = 10_000
 TEXT_LENGTH_MAX = 500
 REMEDY = StoreDistrusted.remedy
@@ -56,74 +68,74 @@ DISTRUSTED = telemetry.gauge("cotenant.store.distrusted", "{store}", "1 while th
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a store holds about itself. `verdict` is what it knows to be wrong with itself."""
+    """What a store holds about itself. `verdict` is the mismatch that it records itself."""
 
     seen: Seen
-    own: Seen  # the same in the store's own revisions
+    own: Seen  # the same, in the store's own revisions
     verdict: Verdict | None
     filling: bool
-    era: bytes = b""  # what the key of eras holds, and the revision at which it was written
+    era: bytes = b""  # the value and the revision of the key of eras
     era_written: int = 0
 
 
 @dataclass(slots=True)
 class Witnesses:
-    """What agents have shown, by node: marks of this store, and ids of others."""
+    """What agents remember, by node: marks of this store, and IDs of other stores."""
 
-    marks: dict[str, Memory] = field(default_factory=dict)
-    strangers: dict[str, str] = field(default_factory=dict)  # store id by node
+    marks: dict[str, RememberedStore] = field(default_factory=dict)
+    unknown_stores: dict[str, str] = field(default_factory=dict)  # store id by node
 
-    def stranger(self, node: str, store_id: str) -> str:
-        """Take in that a node knows another store; return why that is to be believed, or "".
+    def record_unknown_store(self, node: str, store_id: str) -> str:
+        """Record that a node knows another store; return why that is to be believed, or "".
 
-        A node alone is not believed, nor are several once one has shown a mark of this store.
+        A single node is not believed, nor are several once one has shown a mark of this store.
         """
-        if len(self.strangers) < NODES_MAX:
-            self.strangers[node] = store_id
-        same = sorted(one for one, known in self.strangers.items() if known == store_id)
-        if len(same) < STRANGERS_MIN or self.marks:
+        if len(self.unknown_stores) < NODES_MAX:
+            self.unknown_stores[node] = store_id
+        same = sorted(one for one, known in self.unknown_stores.items() if known == store_id)
+        if len(same) < UNKNOWN_STORES_MIN or self.marks:
             return ""
         return f"nodes {', '.join(same[:5])} know the store as {store_id[:8]}"
 
 
 class Trust:
-    """What is known of one store. `memory` is the file in which it is kept, if any.
+    """What is known of one store. `memory` is the file in which it is saved, if any.
 
-    `on_return` is called when a store that was not believed is believed again, or was accepted meanwhile: whatever was
-    read before may be wrong. `on_look` is called with how long each look at an etcd took; others are read from memory.
+    `on_return` is called when a distrusted store is trusted again, or was accepted in between: everything that was read
+    before may be wrong. `on_look` is called with the duration of each check of an etcd; other stores are in memory.
     """
 
     def __init__(
         self,
-        shifted: ShiftedStore,
+        shifted: OffsetStore,
         memory: Path | None,
         on_return: Callable[[], None],
         on_look: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.verdict: Verdict | None = None
         self.identity: Identity | None = None
-        self.remembered: Memory | None = None
+        self.remembered: RememberedStore | None = None
         self.witnesses = Witnesses()
         self._shifted, self._raw, self._path, self._on_return = shifted, shifted.inner, memory, on_return
         self._on_look = on_look
-        self._kept: Memory | None = None
-        self._unkept = False  # since it could not be written; told once
+        self._kept: RememberedStore | None = None
+        self._unkept = False  # writing it failed; logged once
         self._opening = asyncio.Lock()
-        self._judging = asyncio.Lock()  # else an older look could overrule a newer one
+        self._judging = asyncio.Lock()  # else an older check could overrule a newer one
         self._looking: asyncio.Task[None] | None = None
         self._mark = Watermark(PROGRESS, era_key=ERAS)
         if isinstance(self._raw, EtcdStore):
             self._raw.watermark = self._mark
-            self._mark.on_new_era = self._judge_era
+            self._mark.on_new_era = self._check_era
 
     @property
     def revision(self) -> int:
-        """The highest revision that was seen, or 0 before anything was."""
+        """The highest revision that was seen; 0 before the first."""
         seen = self._raw.revision if isinstance(self._raw, LocalStore) else self._mark.revision
-        return max(self.remembered.revision if self.remembered else 0, self._shift(seen))
+        return max(self.remembered.revision if self.remembered else 0, self._offset(seen))
 
     def mark(self) -> Mark | None:
-        """Return what an agent is to remember of the store; None where that is not known or not believed."""
+        """Return what an agent should remember of the store; None if it is unknown or distrusted."""
         known = self._known()
         if self.identity is None or self.verdict or known is None:
             return None
@@ -136,14 +148,14 @@ class Trust:
             StoreRegressed, StoreReplaced: it is not.
         """
         if verdict := self.verdict:
-            kind = StoreRegressed if verdict.wrong is Wrong.REGRESSED else StoreReplaced
+            kind = StoreRegressed if verdict.mismatch is Mismatch.REGRESSED else StoreReplaced
             raise kind(verdict.text)
 
-    async def testify(self, node: str, mark: Mark) -> Verdict | None:
-        """Take in what an agent knows of the store; return why it must not be told anything, or None.
+    async def add_witness(self, node: str, mark: Mark) -> Verdict | None:
+        """Record what an agent knows of the store; return why it must get no orders, or None.
 
         Raises:
-            StoreUnavailable: the store cannot be asked.
+            StoreUnavailable: the store does not answer.
         """
         await self.open()
         identity, told = self.identity, mark.memory
@@ -152,27 +164,27 @@ class Trust:
         if told.id == identity.id:
             if not is_signed(identity, mark):
                 log.warning("store_mark_refused", node=node, revision=told.revision)
-                return self.verdict  # nothing is known by it
+                return self.verdict  # it proves nothing
             if len(self.witnesses.marks) < NODES_MAX:
                 self.witnesses.marks[node] = told
             async with self._judging:
-                if verdict := judge(told, (await look_at(self._raw)).seen, f"node {node}"):
+                if verdict := compare_store(told, (await look_at(self._raw)).seen, f"node {node}"):
                     self.remembered = newest(self.remembered, told)
                     await self.distrust(verdict)
             return self.verdict
         if told.id in identity.supersedes:
             return self.verdict
-        verdict = Verdict(Wrong.REPLACED, f"the store is {identity.id[:8]}; node {node} knows it as {told.id[:8]}")
+        verdict = Verdict(Mismatch.REPLACED, f"the store is {identity.id[:8]}; node {node} knows it as {told.id[:8]}")
         log.warning("store_unknown_to_node", node=node, store=told.id)
-        if text := self.witnesses.stranger(node, told.id):
-            await self.distrust(Verdict(Wrong.REPLACED, f"the store is {identity.id[:8]}; {text}"))
+        if text := self.witnesses.record_unknown_store(node, told.id):
+            await self.distrust(Verdict(Mismatch.REPLACED, f"the store is {identity.id[:8]}; {text}"))
         return verdict
 
     async def open(self) -> None:
-        """Look at the store before it is used for the first time.
+        """Check the store before its first use.
 
         Raises:
-            StoreUnavailable: it does not answer.
+            StoreUnavailable: the store does not answer.
         """
         if self._looking:
             return
@@ -184,24 +196,24 @@ class Trust:
             try:
                 await self._begin_era()
             except StoreDistrusted as error:
-                await self.doubt(error)
-            self._looking = asyncio.get_running_loop().create_task(self._look_on(), name="store-witness")
+                await self.check_after_error(error)
+            self._looking = asyncio.get_running_loop().create_task(self._check_periodically(), name="store-witness")
 
-    async def _look_on(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
             except StoreUnavailable as error:
-                log.info("store_look_failed", error=str(error))
-            except Exception:  # the next look may do better
-                log.exception("store_look_failed")
+                log.info("store_check_failed", error=str(error))
+            except Exception:  # try again at the next check
+                log.exception("store_check_failed")
 
     async def look(self) -> Look | None:
-        """Judge the store by what is remembered, and remember what it is; return it where it is believed.
+        """Compare the store with what is remembered, and remember its state; return it if it is trusted.
 
         Raises:
-            StoreUnavailable: it does not answer.
+            StoreUnavailable: the store does not answer.
         """
         async with self._judging:
             return await self._look()
@@ -214,54 +226,54 @@ class Trust:
             if isinstance(self._raw, EtcdStore):
                 self._on_look(time.monotonic() - begin)
             if look.filling:
-                return None  # whoever uses the store is told so
-            if verdict := look.verdict or judge(before, look.seen):
+                return None  # users of the store get an error
+            if verdict := look.verdict or compare_store(before, look.seen):
                 self.remembered = before
                 await self.distrust(verdict)
                 return None
             if look.seen.identity:
-                self._believe(look.seen.identity, look)
+                self._trust_store(look.seen.identity, look)
                 await self.keep()
                 return look
             await self._name()
 
-    async def _judge_era(self, began: int) -> None:
-        """Judge a store in which another process has begun an era, before anything is written there.
+    async def _check_era(self, began: int) -> None:
+        """Check a store in which another process has begun an era, before anything is written there.
 
         Raises:
             StoreRegressed, StoreReplaced: it is not the one that was written.
-            StoreUnavailable: it does not answer, or is being filled.
+            StoreUnavailable: it does not answer, or is being restored.
         """
         async with self._judging:
             if self._mark.armed and self._mark.era_written >= began:
-                return  # judged for another transaction
+                return  # already checked for another transaction
             if await self._look() is None:
                 self.check()
-                raise StoreUnavailable("the store is being filled")
+                raise StoreUnavailable("the store is being restored")
 
-    def _known(self) -> Memory | None:
-        """Return what is remembered, with what was seen since the last look."""
+    def _known(self) -> RememberedStore | None:
+        """Return what is remembered, including what was seen since the last check."""
         if self.remembered is None:
             return None
         value, proven = self._mark.proven
-        era, at = (name_of(value), self._shift(proven)) if proven else ("", 0)
-        if isinstance(self._raw, LocalStore):  # nobody else can have begun one
-            era, at = self.remembered.era, self._shift(self._raw.revision)
+        era, at = (name_of(value), self._offset(proven)) if proven else ("", 0)
+        if isinstance(self._raw, LocalStore):  # no other process can have begun one
+            era, at = self.remembered.era, self._offset(self._raw.revision)
         known = self.remembered
         return replace(
             known,
             revision=max(self.revision, at),
-            progress=max(known.progress, self._shift(self._mark.progress)),
+            progress=max(known.progress, self._offset(self._mark.progress)),
             era=era if at > known.era_revision else known.era,
             era_revision=max(at, known.era_revision),
         )
 
     async def _begin_era(self) -> None:
-        """Judge the store, and have it say that this process has opened it, before it writes anything else.
+        """Check the store, and record in it that this process has opened it, before any other write.
 
         Raises:
             StoreUnavailable: the store does not answer.
-            StoreRegressed: it went back in time meanwhile.
+            StoreRegressed: it regressed in between.
         """
         while look := await self.look():
             if isinstance(self._raw, LocalStore):
@@ -280,18 +292,18 @@ class Trust:
                 return
 
     async def _name(self) -> None:
-        """Give a store that has no identity one; of several processes that do so at once, one succeeds."""
+        """Create the identity of a store without one; of several processes that do so at once, one succeeds."""
         identity = Identity.new(time.time())
         await self._put([Compare(IDENTITY, 0)], Put(IDENTITY, identity.encode()))
 
     async def _put(self, compares: list[Compare], put: Put) -> None:
-        """Write a key about the store itself, whether the store is trusted or not."""
+        """Write a key about the store itself, even if the store is distrusted."""
         if isinstance(self._raw, EtcdStore):
             await self._raw.transact(compares, [put], checked=False)
         else:
             await self._raw.transact(compares, [put])
 
-    def _believe(self, identity: Identity, look: Look) -> None:
+    def _trust_store(self, identity: Identity, look: Look) -> None:
         known, again = self.remembered, self.verdict is not None
         again = again or (known is not None and (known.id, known.generation) != (identity.id, identity.generation))
         self.identity, self.remembered = identity, learn(known, look.seen)
@@ -308,39 +320,39 @@ class Trust:
             self._shifted.reload()
             self._on_return()
 
-    async def doubt(self, error: StoreDistrusted) -> None:
-        """Find out what is wrong with a store that has refused a write, or whose answer was too old."""
+    async def check_after_error(self, error: StoreDistrusted) -> None:
+        """Check what is wrong with a store that has rejected a write, or whose response was too old."""
         turn = self._mark.turn
         with suppress(StoreUnavailable):
             await self.look()
         async with self._judging:
-            if self._mark.turn == turn:  # else what the error says is of a time before the last judgement
-                await self.distrust(Verdict(Wrong(error.reason), str(error)))
+            if self._mark.turn == turn:  # else the error is from before the last check
+                await self.distrust(Verdict(Mismatch(error.reason), str(error)))
 
     async def distrust(self, verdict: Verdict) -> None:
-        """Believe the store no more, for this reason unless there was one before."""
+        """Distrust the store for this reason, unless it is already distrusted."""
         if self.verdict:
             return
         self.verdict = verdict
         self._mark.disarm()
         DISTRUSTED.set(1)
-        log.error("store_distrusted", reason=verdict.wrong.value, why=verdict.text, remedy=REMEDY)
+        log.error("store_rejected", reason=verdict.mismatch.value, why=verdict.text, remedy=REMEDY)
         await self.keep()
-        if verdict.wrong is Wrong.REGRESSED and isinstance(self._raw, EtcdStore):
+        if verdict.mismatch is Mismatch.REGRESSED and isinstance(self._raw, EtcdStore):
             with suppress(StoreUnavailable, ValueError):
-                await self._leave_note(verdict)
+                await self._write_note(verdict)
 
-    async def _leave_note(self, verdict: Verdict) -> None:
-        """Tell processes that remember nothing; never in the right data, which may be back by now."""
+    async def _write_note(self, verdict: Verdict) -> None:
+        """Leave a note for processes that remember nothing; never in the right data, which may be back by now."""
         look = await look_at(self._raw)
-        if judge(self._known(), look.seen) is None:
+        if compare_store(self._known(), look.seen) is None:
             return
         text = verdict.text.replace("this process", "another process")[:TEXT_LENGTH_MAX]
         unchanged = [Compare(PROGRESS, look.own.progress), Compare(ERAS, look.era_written)]
         await self._put([Compare(STOPPED, 0), *unchanged], Put(STOPPED, text.encode()))
 
     async def keep(self) -> None:
-        """Put what is remembered on the disk, where that has changed."""
+        """Save what is remembered, if it has changed."""
         memory = self.remembered
         if self._path is None or memory is None or memory == self._kept:
             return
@@ -349,14 +361,14 @@ class Trust:
             self._kept, self._unkept = memory, False
         except OSError as error:
             if not self._unkept:
-                log.warning("store_witness_not_written", path=str(self._path), error=str(error))
+                log.warning("store_witness_write_failed", path=str(self._path), error=str(error))
             self._unkept = True
 
-    def _shift(self, revision: int) -> int:
+    def _offset(self, revision: int) -> int:
         return revision + (self._shifted.base or 0) if revision else 0
 
     async def close(self) -> None:
-        """Look no more, and keep what is known."""
+        """Stop checking, and save what is known."""
         if self._looking is None:
             return
         self._looking.cancel()
@@ -370,16 +382,16 @@ class Trust:
 
 
 def look_of(listing: Listing) -> Look:
-    """Read what a raw store holds about itself."""
+    """Return what a raw store holds about itself."""
     entries = {entry.key: entry for entry in listing.entries}
     base = base_of(entries.get(BASE)) or 0
     named, progress, stopped = entries.get(IDENTITY), entries.get(PROGRESS), entries.get(STOPPED)
     identity = Identity.decode(named.value) if named else None
     verdict = None
     if named and identity is None:
-        verdict = Verdict(Wrong.REPLACED, f"{IDENTITY} of the store is damaged")
+        verdict = Verdict(Mismatch.REPLACED, f"{IDENTITY} of the store is damaged")
     elif stopped:
-        verdict = Verdict(Wrong.REGRESSED, stopped.value.decode(errors="replace")[:TEXT_LENGTH_MAX])
+        verdict = Verdict(Mismatch.REGRESSED, stopped.value.decode(errors="replace")[:TEXT_LENGTH_MAX])
     put = progress.mod_revision if progress else 0
     eras = entries.get(ERAS)
     return Look(
@@ -393,13 +405,13 @@ def look_of(listing: Listing) -> Look:
 
 
 async def look_at(raw: Store) -> Look:
-    """Look at a raw store once, and change nothing.
+    """Check a raw store once, and change nothing.
 
     Raises:
-        StoreUnavailable: it does not answer.
+        StoreUnavailable: the store does not answer.
     """
     listing = await (raw.list(OWN, checked=False) if isinstance(raw, EtcdStore) else raw.list(OWN))
     look = look_of(listing)
     if isinstance(raw, SqliteStore) and raw.regression:
-        return replace(look, verdict=Verdict(Wrong.REGRESSED, raw.regression))
+        return replace(look, verdict=Verdict(Mismatch.REGRESSED, raw.regression))
     return look

@@ -1,9 +1,9 @@
-"""Keys, revisions, history and leases as plain state: what the local adapters decide on.
+"""Keys, revisions, history and leases as plain state, for the local adapters.
 
-A `Keyspace` is what has been committed. A `Draft` stands on top of one and tries transactions one after another, each
-seeing those before it; `Keyspace.keep` then takes the whole draft over, or nobody does and it never was. So a store
-with a disk drafts a group of transactions, writes the draft down, and only then keeps it: readers never see what
-might still be lost, and a failed write leaves nothing to undo.
+A `Keyspace` is the committed state. A `Draft` is built on top of one and tries transactions one after another, each
+sees those before it; `Keyspace.keep` then applies the whole draft, or it is dropped. So a store with a disk drafts a
+group of transactions, writes the draft to disk, and only then applies it: readers never see what might still be lost,
+and a failed write leaves nothing to undo.
 
 Nothing here does IO, waits, or knows the time.
 """
@@ -30,7 +30,7 @@ from cotenant.store.port import (
     Put,
 )
 
-FIRST_REVISION = 1  # of a store that holds nothing yet, as in etcd
+FIRST_REVISION = 1  # of an empty store, as in etcd
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimit:
-    """How much history is kept for watches; the oldest goes first."""
+    """The limit of history kept for watches; the oldest is dropped first."""
 
     revisions: int = 10_000
     bytes: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if self.revisions < 1 or self.bytes < 0:
-            raise ValueError(f"history needs at least one revision and no negative size, not {self}")
+            raise ValueError(f"invalid history limit {self}: it needs at least one revision and a size of 0 or more")
 
 
 @dataclass(slots=True)
 class Keyspace:
-    """All that has been committed, and the history since `compacted`."""
+    """The committed state, and the history since `compacted`."""
 
     revision: int = FIRST_REVISION
     compacted: int = 0
@@ -68,36 +68,36 @@ class Keyspace:
     _history: list[Changes] = field(default_factory=list)
 
     def held(self, key: str) -> Held | None:
-        """Say what is kept at a key."""
+        """Return the entry of a key and its lease."""
         return self._held.get(key)
 
     def bound_to(self, lease_id: int) -> Iterable[str]:
-        """Name the keys that go when the lease does."""
+        """Return the keys that are deleted with a lease."""
         return self._bound.get(lease_id, ())
 
     def listing(self, prefix: str) -> Listing:
-        """Read all keys under a prefix, in order."""
+        """Return all keys under a prefix, in order."""
         first = bisect_left(self._sorted, prefix)
         last = bisect_right(self._sorted, prefix, lo=first, key=lambda key: key[: len(prefix)])
         held = self._held
         return Listing(tuple([held[key].entry for key in self._sorted[first:last]]), self.revision)
 
     def since(self, revision: int) -> Sequence[Changes]:
-        """Give the history after a revision that has not been compacted away."""
+        """Return the history after a revision that is not compacted."""
         return self._history[max(0, revision - self._forgotten) :]
 
     @property
     def _forgotten(self) -> int:
-        """The last revision that has no place in the history."""
+        """The last revision that is not in the history."""
         return max(self.compacted, FIRST_REVISION)
 
     @property
     def history_revisions(self) -> int:
-        """Count the revisions that watches can still ask for."""
+        """The number of revisions that watches can still request."""
         return len(self._history)
 
     def keep(self, draft: Draft) -> None:
-        """Take over what was drafted on top of this keyspace."""
+        """Apply a draft that was built on this keyspace."""
         if draft.base is not self or draft.base_revision != self.revision:
             raise AssertionError(f"drafted at {draft.base_revision}, but the keyspace is at {self.revision}")
         for key, held in draft.held_by_key.items():
@@ -111,7 +111,7 @@ class Keyspace:
         self.forget(draft.compacted)
 
     def place(self, key: str, held: Held | None) -> None:
-        """Put one key at what it is now, or take it away."""
+        """Set or remove one key."""
         before = self._held.get(key)
         if before is not None and before.lease_id:
             self._unbind(key, before.lease_id)
@@ -148,7 +148,7 @@ class Keyspace:
 
 
 class Draft:
-    """Transactions tried in order on top of a keyspace, to be kept together or not at all."""
+    """Transactions tried in order on top of a keyspace, to be applied together or not at all."""
 
     __slots__ = (
         "base",
@@ -175,11 +175,11 @@ class Draft:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether keeping this draft would change nothing."""
+        """Whether applying this draft would change nothing."""
         return not (self.history or self.granted or self.revoked or self.compacted > self.base.compacted)
 
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold, else nothing."""
+        """Apply all operations if all comparisons hold, else none."""
         for compare in compares:
             held = self._find(compare.key)
             if (held.entry.mod_revision if held else 0) != compare.mod_revision:
@@ -190,14 +190,14 @@ class Draft:
         return self._write(operations)
 
     def grant(self, ttl_seconds: float) -> Lease:
-        """Make a lease with an id that none had before."""
+        """Grant a lease with a new ID."""
         self.lease_id_last += 1
         lease = Lease(self.lease_id_last, ttl_seconds)
         self.granted[lease.id] = lease
         return lease
 
     def revoke(self, lease_id: int) -> Committed:
-        """End a lease and delete its keys; what is gone already stays so."""
+        """Revoke a lease and delete its keys; an ended lease is ignored."""
         if not self._is_live(lease_id):
             return Committed(self.revision)
         keys = {key for key in self.base.bound_to(lease_id) if key not in self.held_by_key}
@@ -209,11 +209,11 @@ class Draft:
     def forget(self, revision: int) -> None:
         """Drop the history up to and including a revision, which must have been reached."""
         if revision > self.revision:
-            raise ValueError(f"revision {revision} is not reached yet: the store is at {self.revision}")
+            raise ValueError(f"revision {revision} is in the future: the store is at {self.revision}")
         self.compacted = max(self.compacted, revision)
 
     def trim(self, limit: HistoryLimit) -> None:
-        """Drop the oldest history once it is a quarter above its limit, so that this happens seldom."""
+        """Drop the oldest history once it exceeds its limit by a quarter, so that this happens rarely."""
         count = self.base.history_revisions + len(self.history)
         size = self.base.history_bytes + sum(map(size_of, self.history))
         if count * 4 <= limit.revisions * 5 and size * 4 <= limit.bytes * 5:
@@ -233,7 +233,7 @@ class Draft:
 
     def _require(self, lease_id: int) -> None:
         if not self._is_live(lease_id):
-            raise LeaseLost(f"lease {lease_id} is gone, so nothing can be put under it")
+            raise LeaseLost(f"lease {lease_id} has expired; nothing can be put under it")
 
     def _write(self, operations: Sequence[Operation]) -> Committed:
         revision = self.revision + 1
@@ -257,5 +257,5 @@ class Draft:
 
 
 def size_of(changes: Changes) -> int:
-    """Estimate what one revision of history weighs."""
+    """Return the estimated size of one revision of history."""
     return sum(len(change.key) + len(change.value or b"") for change in changes.changes)

@@ -1,4 +1,4 @@
-"""When leases run out. This is never written down: after a restart each lease has its whole time again."""
+"""Deadlines of leases. They are not persisted: after a restart each lease has its full time to live again."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from cotenant.store.port import Lease
 
 
-class Deadlines:
-    """The leases that still run, and until when.
+class LeaseDeadlines:
+    """The live leases and their deadlines.
 
     >>> clock = iter([0.0, 4.0, 6.0]).__next__
-    >>> deadlines = Deadlines(clock)
+    >>> deadlines = LeaseDeadlines(clock)
     >>> deadlines.start(Lease(7, ttl_seconds=5.0))
     >>> deadlines.take_over()
     []
@@ -27,23 +27,23 @@ class Deadlines:
         return lease_id in self._at
 
     def start(self, lease: Lease) -> None:
-        """Give a lease its whole time, from now on."""
+        """Start a lease's full time to live."""
         self._at[lease.id] = (self._now() + lease.ttl_seconds, lease)
 
     def drop(self, lease_ids: Collection[int]) -> None:
-        """Forget leases that were ended otherwise."""
+        """Remove leases that ended for another reason."""
         for lease_id in lease_ids:
             self._at.pop(lease_id, None)
 
     def take_over(self) -> list[Lease]:
-        """Remove and return the leases whose time is over, the oldest id first."""
+        """Remove and return the expired leases, the lowest ID first."""
         now = self._now()
         over = [lease for _, (at, lease) in sorted(self._at.items()) if at <= now]
         self.drop([lease.id for lease in over])
         return over
 
     def seconds_to_next(self) -> float | None:
-        """Say how long until some lease runs out, or None where none runs."""
+        """Return how long until the next lease expires, or None if there is none."""
         if not self._at:
             return None
         return max(0.0, min(at for at, _ in self._at.values()) - self._now())

@@ -1,4 +1,4 @@
-"""What the adapters have in common that hold all keys in this process: everything but how a draft is made durable."""
+"""The common part of adapters that hold all keys in memory: everything but how a draft is made durable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 
 from cotenant.store.argument_checks import check_key, check_transaction, check_ttl
 from cotenant.store.keyspace import Draft, HistoryLimit, Keyspace
-from cotenant.store.lease_deadlines import Deadlines
+from cotenant.store.lease_deadlines import LeaseDeadlines
 from cotenant.store.port import (
     Changes,
     Committed,
@@ -31,17 +31,17 @@ log = structlog.get_logger()
 
 Result = TypeVar("Result")
 
-EXPIRY_PAUSE_SECONDS = 0.1  # at most this late is a lease ended; many leases then cost one look at them all
+EXPIRY_PAUSE_SECONDS = 0.1  # leases end at most this late; many leases then cost one scan
 
 
 class LocalStore(ABC):
-    """A store whose committed state is in memory, so that reads neither wait nor go to a disk."""
+    """A store whose committed state is in memory, so that reads neither wait nor access a disk."""
 
     def __init__(self, keyspace: Keyspace, limit: HistoryLimit, now: Callable[[], float]) -> None:
         self._keyspace = keyspace
         self._limit = limit
-        self._deadlines = Deadlines(now)
-        self._waiting: dict[_Waiting, None] = {}  # in the order in which they began to
+        self._deadlines = LeaseDeadlines(now)
+        self._waiting: dict[_Watcher, None] = {}  # in order of arrival
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._expiring: set[asyncio.Task[None]] = set()
@@ -50,29 +50,29 @@ class LocalStore(ABC):
 
     @property
     def revision(self) -> int:
-        """The revision of what is committed."""
+        """The committed revision."""
         return self._keyspace.revision
 
     @abstractmethod
     async def _submit(self, step: Callable[[Draft], Result]) -> Result:
-        """Try a step on a draft and return its result once the draft is committed."""
+        """Apply a step to a draft and return its result once the draft is committed."""
 
     async def get(self, key: str) -> Entry | None:
-        """Read one key from what is committed."""
+        """Read one committed key."""
         check_key(key)
-        await asyncio.sleep(0)  # who reads again and again still lets others write
+        await asyncio.sleep(0)  # a reader in a loop must not block writers
         self._require_open()
         held = self._keyspace.held(key)
         return held.entry if held else None
 
     async def list(self, prefix: str) -> Listing:
-        """Read all keys under a prefix from what is committed."""
+        """Read all committed keys under a prefix."""
         await asyncio.sleep(0)
         self._require_open()
         return self._keyspace.listing(prefix)
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold, else nothing."""
+        """Apply all operations if all comparisons hold, else none."""
         check_transaction(compares, operations)
         self._require_open()
         return await self._submit(lambda draft: draft.transact(compares, operations))
@@ -94,11 +94,11 @@ class LocalStore(ABC):
                         yield under
             else:
                 self._arm()
-                position = await self._comes(prefix, position)
+                position = await self._wait_for_change(prefix, position)
 
-    async def _comes(self, prefix: str, position: int) -> int:
-        """Wait until something is committed under a prefix, or the store is closed; what came before it is told."""
-        waiting = _Waiting(prefix, position)
+    async def _wait_for_change(self, prefix: str, position: int) -> int:
+        """Wait for a commit under a prefix, or the end of the store; return the position from which to read on."""
+        waiting = _Watcher(prefix, position)
         self._waiting[waiting] = None
         try:
             await waiting.over
@@ -107,32 +107,32 @@ class LocalStore(ABC):
         return waiting.position
 
     async def grant(self, ttl_seconds: float) -> Lease:
-        """Make a lease."""
+        """Grant a lease."""
         check_ttl(ttl_seconds)
         self._require_open()
         return await self._submit(lambda draft: draft.grant(ttl_seconds))
 
     async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
-        """Start the lease's time anew; by itself it is not: who is too busy to come again is this store's process."""
+        """Restart the lease's time to live. Nothing renews it for a busy caller: caller and store are one process."""
         self._require_open()
         if lease.id in self._deadlines:
             self._deadlines.start(self._keyspace.leases[lease.id])
             return
-        await self._submit(lambda draft: draft.revoke(lease.id))  # it may be ending: its keys go before we say so
-        raise LeaseLost(f"lease {lease.id} has run out or was revoked")
+        await self._submit(lambda draft: draft.revoke(lease.id))  # it may be ending: delete its keys before the error
+        raise LeaseLost(f"lease {lease.id} has expired or was revoked")
 
     async def revoke(self, lease: Lease) -> None:
-        """End the lease and delete its keys."""
+        """Revoke the lease and delete its keys."""
         self._require_open()
         await self._submit(lambda draft: draft.revoke(lease.id))
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to and including a revision."""
+        """Compact the history up to and including a revision."""
         self._require_open()
         await self._submit(lambda draft: draft.forget(revision))
 
     async def expire(self) -> None:
-        """End the leases whose time is over. A timer does this too; a test with a clock of its own calls it."""
+        """End the expired leases. A timer does this too; a test with its own clock calls it."""
         await self._end(self._deadlines.take_over())
 
     async def _end(self, leases: Sequence[Lease]) -> None:
@@ -142,10 +142,10 @@ class LocalStore(ABC):
             except StoreUnavailable as error:
                 log.warning("lease_expiry_failed", lease=lease.id, error=str(error))
                 if lease.id in self._keyspace.leases:
-                    self._deadlines.start(lease)  # its keys are still there, so it is not over: once more later
+                    self._deadlines.start(lease)  # its keys still exist: try again later
 
     async def close(self) -> None:
-        """End all watches, and refuse whatever comes after."""
+        """End all watches, and reject later calls."""
         self._closed = True
         self._disarm()
         if self._expiring:
@@ -160,16 +160,16 @@ class LocalStore(ABC):
         for lease in draft.granted.values():
             self._deadlines.start(lease)
         if draft.granted:
-            self._disarm()  # the new lease may be over before the one that the timer waits for
+            self._disarm()  # the new lease may expire before the one that the timer waits for
         self._arm()
-        self._tell([change.key for changes in draft.history for change in changes.changes])
+        self._wake_watchers([change.key for changes in draft.history for change in changes.changes])
 
-    def _tell(self, keys: Sequence[str]) -> None:
-        """Wake those watches under whose prefix something was committed; others have nothing to see there."""
+    def _wake_watchers(self, keys: Sequence[str]) -> None:
+        """Wake the watches with a commit under their prefix; the others only advance."""
         revision = self._keyspace.revision
         for waiting in self._waiting:
             if waiting.over.done():
-                continue  # it reads all that comes after its position
+                continue  # it reads everything after its position
             prefix = waiting.prefix
             for key in keys:
                 if key.startswith(prefix):
@@ -184,7 +184,7 @@ class LocalStore(ABC):
         self._arm()
 
     def _arm(self) -> None:
-        """See to it that leases are ended when their time is over."""
+        """Start the timer for the next lease to expire."""
         if self._timer or self._closed:
             return
         wait_seconds = self._deadlines.seconds_to_next()
@@ -206,8 +206,8 @@ class LocalStore(ABC):
         self._arm()
 
 
-class _Waiting:
-    """A watch that has told all there is up to a position."""
+class _Watcher:
+    """A watch that has delivered everything up to a position."""
 
     __slots__ = ("over", "position", "prefix")
 
@@ -216,13 +216,13 @@ class _Waiting:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake(self) -> None:
-        """Let it go on."""
+        """Wake the watch."""
         if not self.over.done():
             self.over.set_result(None)
 
 
 def changes_under(prefix: str, changes: Changes) -> Changes | None:
-    """Pick out what a revision changed under a prefix; None where it changed nothing there."""
+    """Return what a revision changed under a prefix; None if nothing."""
     under = tuple(change for change in changes.changes if change.key.startswith(prefix))
     if len(under) == len(changes.changes):
         return changes

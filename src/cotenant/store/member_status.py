@@ -1,4 +1,4 @@
-"""What becomes of the members of a store that has several: which of them can do their part."""
+"""The status of the members of a replicated store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A member as it told of itself; `problem` says why it cannot do its part, "" where it can."""
+class MemberStatus:
+    """A member's reported status; `problem` says why it cannot serve, "" if it can."""
 
     endpoint: str
     leads: bool = False
@@ -22,5 +22,5 @@ class Standing:
 class HasMembers(Protocol):
     """A store of several members."""
 
-    async def standing(self) -> Sequence[Standing]:
-        """Ask each member how it is, by its endpoint; one that is away is told of, and is no error."""
+    async def member_statuses(self) -> Sequence[MemberStatus]:
+        """Return the status of each member, by endpoint; an unavailable member has a problem, and is no error."""

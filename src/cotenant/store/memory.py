@@ -1,4 +1,4 @@
-"""A store in memory, for tests and for what may be lost: it keeps every promise but durability."""
+"""A store in memory, for tests and for disposable state: it keeps every promise but durability."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ DEFAULT_LIMIT = HistoryLimit()
 class MemoryStore(LocalStore):
     """The port, without a disk or a network.
 
-    Each call lets other tasks run before it is done, as every store elsewhere does, so that code which relies on
-    nothing happening in between is found out here. Leases follow `now`; with a clock of your own, call `expire` after
-    moving it.
+    Each call lets other tasks run before it completes, as every remote store does, so that code which relies on nothing
+    happening in between fails here too. Leases follow `now`; with your own clock, call `expire` after moving it.
     """
 
     def __init__(self, *, limit: HistoryLimit = DEFAULT_LIMIT, now: Callable[[], float] = time.monotonic) -> None:

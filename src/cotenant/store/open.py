@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opens a store from its URL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from cotenant.security.tls_files import BadTls, TlsFiles, Watched
+from cotenant.security.tls_files import BadTls, TlsFiles, WatchedTlsFiles
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.guarded_store import GuardedStore
@@ -28,23 +28,23 @@ ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 
 
 async def open_store(url: str, memory: Path | None = None, limits: StoreLimits = NO_LIMITS) -> Store:
-    """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it.
+    """Open the store of a URL, as `open_raw` does; its revisions continue from those of the previous store.
 
-    Large parts of specs are kept apart in it, and records are read whole. It is used only as long as it is no older
-    than what was seen of it, and no other one; `memory` is the file in which that is remembered over restarts.
+    Large parts of specs are stored separately in it, and records are read whole. It is used only while it is not older
+    than what was seen of it, and not replaced; `memory` is the file in which that is remembered over restarts.
     """
     store = SpecStore(await open_raw(url, limits))
     return store if url == "memory:" else GuardedStore(store, memory)
 
 
 async def open_raw(url: str, limits: StoreLimits = NO_LIMITS) -> Store:
-    """Open the store that a URL names: `memory:`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT` or, by TLS, `etcds://…`.
+    """Open the store of a URL: `memory:`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT` or, with TLS, `etcds://…`.
 
-    For the last, COTENANT_ETCD_CA names the authorities that are believed (else those of the system), and
-    COTENANT_ETCD_CERT with COTENANT_ETCD_KEY what is shown to etcd. Files may change while the store is open.
+    For the last, COTENANT_ETCD_CA names the trusted authorities (else the system's), and COTENANT_ETCD_CERT with
+    COTENANT_ETCD_KEY the client certificate. Files may change while the store is open.
 
-    Raises `ValueError` for any other, `StoreInUse` where a file is open elsewhere, and `StoreUnavailable` where it
-    cannot be opened. An etcd need not be there yet.
+    Raises `ValueError` for any other URL, `StoreInUse` if the file is open elsewhere, and `StoreUnavailable` if it
+    cannot be opened. An etcd need not be available yet.
     """
     scheme, colon, rest = url.partition(":")
     if url == "memory:":
@@ -55,11 +55,11 @@ async def open_raw(url: str, limits: StoreLimits = NO_LIMITS) -> Store:
         return EtcdStore(endpoints_of(url, rest), quota_bytes=limits.quota_bytes)
     if colon and scheme == "etcds":
         return EtcdStore(endpoints_of(url, rest), tls=tls_of(os.environ), quota_bytes=limits.quota_bytes)
-    raise ValueError(f"{url!r} names no store: {advice(scheme)}")
+    raise ValueError(f"invalid store URL {url!r}: {advice(scheme)}")
 
 
 def advice(scheme: str) -> str:
-    """Say what a URL may look like, the likeliest first.
+    """Return what a URL may look like, the likeliest form first.
 
     >>> advice("sqlit")
     'did you mean sqlite:PATH?'
@@ -71,42 +71,42 @@ def advice(scheme: str) -> str:
 
 
 def path_of(url: str, rest: str) -> str:
-    """Read the path of an SQLite file. `sqlite:///x` is the absolute path `/x`, as elsewhere."""
+    """Return the path of an SQLite file. `sqlite:///x` is the absolute path `/x`, as elsewhere."""
     path = rest.removeprefix("//") if rest.startswith("///") else rest
     if not path or path.startswith("//") or path == ":memory:":
-        raise ValueError(f"{url!r} names no file: expected {FORMS['sqlite']}, or memory: to keep nothing")
+        raise ValueError(f"invalid store URL {url!r}: expected {FORMS['sqlite']}, or memory: for no persistence")
     return path
 
 
 def endpoints_of(url: str, rest: str) -> list[str]:
-    """Read the endpoints of an etcd cluster.
+    """Return the endpoints of an etcd cluster.
 
     >>> endpoints_of("etcd://a:2379,[::1]:2380", "//a:2379,[::1]:2380")
     ['a:2379', '[::1]:2380']
     """
     endpoints = [endpoint.strip() for endpoint in rest.removeprefix("//").split(",")]
     if not rest.startswith("//") or not all(map(is_endpoint, endpoints)):
-        raise ValueError(f"{url!r} names no etcd cluster: expected {FORMS['etcd']}")
+        raise ValueError(f"invalid store URL {url!r}: expected {FORMS['etcd']}")
     return endpoints
 
 
-def tls_of(environment: Mapping[str, str]) -> Watched:
-    """Read what an etcd with TLS asks for, from files that may change later.
+def tls_of(environment: Mapping[str, str]) -> WatchedTlsFiles:
+    """Return the TLS files of an etcd client, which may change later.
 
     Raises:
-        ValueError: a file cannot be read or used, or a certificate has no key, or a key no certificate.
+        ValueError: a file cannot be read or used, or only one of certificate and key is set.
     """
     if bool(environment.get(TLS_CERT)) != bool(environment.get(TLS_KEY)):
-        raise ValueError(f"{TLS_CERT} and {TLS_KEY} belong together: one of them is not set")
+        raise ValueError(f"{TLS_CERT} and {TLS_KEY} must both be set: one of them is missing")
     named = (environment.get(name) for name in (TLS_CA, TLS_CERT, TLS_KEY))
     ca, cert, key = (Path(path) if path else None for path in named)
     try:
-        return Watched(TlsFiles(ca, cert, key, of_others=True))
+        return WatchedTlsFiles(TlsFiles(ca, cert, key, of_others=True))
     except BadTls as error:
         raise ValueError(f"{TLS_CA}, {TLS_CERT} and {TLS_KEY}: {error}") from None
 
 
 def is_endpoint(text: str) -> bool:
-    """Tell whether a text is a host and a port."""
+    """Return whether a text is a host and a port."""
     match = ENDPOINT.fullmatch(text)
     return match is not None and 0 < int(match[2]) < 65_536

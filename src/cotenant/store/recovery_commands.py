@@ -1,4 +1,4 @@
-"""What is wrong with a store that runs out of space, and the commands that bring it back."""
+"""Problems of a store that runs out of space, and the commands that fix them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from cotenant.store.capacity import Capacity
 
-SOON_SHARE = 0.05  # of an etcd's quota: a problem is told of that much before jobs are refused
+SOON_SHARE = 0.05  # of an etcd's quota: a problem is reported that much before jobs are refused
 
 
 @dataclass(frozen=True, slots=True)
-class WayBack:
-    """Why new jobs are refused, what to do, and the commands for it, in their order."""
+class Recovery:
+    """Why new jobs are refused, what to do, and the commands for it, in order."""
 
     problem: str
     remedy: str
     commands: tuple[str, ...] = ()
 
 
-def way_back(capacity: Capacity) -> WayBack | None:
-    """Return what is wrong and what helps; None where there is enough space."""
+def recovery_of(capacity: Capacity) -> Recovery | None:
+    """Return the problem and its remedy; None if there is enough space."""
     if capacity.path:
         problem = capacity.why_stopped()
         return _of_disk(capacity, problem) if problem else None
@@ -30,26 +30,26 @@ def way_back(capacity: Capacity) -> WayBack | None:
     return _of_etcd(capacity, problem) if problem else None
 
 
-def _of_etcd(capacity: Capacity, problem: str) -> WayBack:
+def _of_etcd(capacity: Capacity, problem: str) -> Recovery:
     if capacity.full:
-        return WayBack(
+        return Recovery(
             f"{problem}; nothing can be written",
-            "run these commands where etcdctl reaches etcd; the mesh then goes on by itself. If etcd fills up again, "
+            "run these commands where etcdctl reaches etcd; the mesh then recovers. If etcd fills up again, "
             "restart its members with a larger --quota-backend-bytes, 8 GiB at most",
             (
-                # Refused where that revision has been compacted before, as the mesh does by itself: that is as good.
+                # Fails if that revision is already compacted, as the mesh compacts too: that is as good.
                 f"{_etcdctl(capacity)} compact {capacity.revision} || true",
                 *_defrag(capacity),
                 f"{_etcdctl(capacity)} alarm disarm",
             ),
         )
     if capacity.fragmented_bytes:
-        return WayBack(
+        return Recovery(
             problem,
-            "the mesh defragments members by itself once all of them are well; these commands do so now",
+            "the mesh defragments members automatically once all of them are healthy; these commands do so now",
             tuple(_defrag(capacity)),
         )
-    return WayBack(
+    return Recovery(
         problem,
         "restart etcd's members with a larger --quota-backend-bytes, 8 GiB at most, or keep fewer ended jobs "
         "(`ended_jobs` and `ended_days` in the settings); see whose jobs take the most:",
@@ -63,16 +63,16 @@ def _etcdctl(capacity: Capacity, *endpoints: str) -> str:
 
 
 def _defrag(capacity: Capacity) -> Iterator[str]:
-    """Yield one command for each member: one that is defragmented answers nothing meanwhile."""
+    """Yield one command for each member: a member answers nothing while it defragments."""
     for endpoint in capacity.endpoints:
         yield f"{_etcdctl(capacity, endpoint)} defrag"
 
 
-def _of_disk(capacity: Capacity, problem: str) -> WayBack:
+def _of_disk(capacity: Capacity, problem: str) -> Recovery:
     folder = shlex.quote(str(Path(capacity.path).parent))
-    return WayBack(
+    return Recovery(
         problem,
-        "make room on that file system, and keep jobs' directories on another one; the mesh goes on by itself. See "
-        "what takes the space:",
+        "free space on that file system, and keep jobs' directories on another one; the mesh then recovers. See "
+        "what uses the space:",
         (f"df -h {folder}", f'du -xh "$(df --output=target {folder} | tail -n 1)" | sort -h | tail -n 20'),
     )

@@ -1,7 +1,7 @@
-"""Accepting a store that went back in time: what is written so that every member and agent goes on with it.
+"""Accepts a store that has regressed: writes what makes every member and agent continue with it.
 
-Revisions go on far above everything that anybody has seen, so every epoch from now on is newer than the epochs that
-agents obey; and attempts that carry an epoch of their own get a new one with the next load. Leaders are elected again.
+Revisions continue far above everything that anybody has seen, so every new epoch is newer than the epochs that agents
+obey; and attempts with their own epoch get a new one at the next load. Leaders are elected again.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from cotenant.store.backup_file import AHEAD, LEADERS, OPERATIONS_MAX, identity_
 from cotenant.store.eras import ERAS, begun
 from cotenant.store.identity_check import IDENTITY, PROGRESS, STOPPED
 from cotenant.store.port import Committed, Compare, Delete, Operation, Put, Store
-from cotenant.store.revision_offset import BASE, FILLING, REVISION_MAX, HalfFilled, base_of
+from cotenant.store.revision_offset import BASE, FILLING, REVISION_MAX, PartialRestore, base_of
 from cotenant.store.sqlite import SqliteStore
-from cotenant.store.witness import Identity, Memory
+from cotenant.store.witness import Identity, RememberedStore
 from cotenant.v1 import records_pb2
 
 ATTEMPTS = "placement/attempts/"
 
 
-async def accept(raw: Store, known: Sequence[Memory], changes: Sequence[Operation] = ()) -> int:
-    """Make a store that went back in time, or another one, the mesh's; return the revision from which it goes on.
+async def accept(raw: Store, known: Sequence[RememberedStore], changes: Sequence[Operation] = ()) -> int:
+    """Accept a store that has regressed or was replaced; return the revision from which it continues.
 
-    `known` is what witnesses remember, and `changes` what else is to be written: it is there before anybody believes
-    the store. Where this is cut off, it is to be done again.
+    `known` is what witnesses remember, and `changes` are further writes, made before any process trusts the store. If
+    this is interrupted, it must be repeated.
 
     Raises:
-        HalfFilled: the store was being filled.
-        StoreUnavailable: it does not answer.
+        PartialRestore: the store was being restored.
+        StoreUnavailable: the store does not answer.
     """
     while (goes_on := await _accepted(raw, known, changes)) is None:
-        pass  # another process named or accepted the store meanwhile
+        pass  # another process initialized or accepted the store in between
     if isinstance(raw, SqliteStore):
         await raw.accept()
     return goes_on
 
 
-async def _accepted(raw: Store, known: Sequence[Memory], changes: Sequence[Operation]) -> int | None:
-    """Accept a store as it is read once; return None where its identity has changed since."""
+async def _accepted(raw: Store, known: Sequence[RememberedStore], changes: Sequence[Operation]) -> int | None:
+    """Accept a store as of one read; return None if its identity has changed since."""
     listing = await raw.list("")
     entries = {entry.key: entry for entry in listing.entries}
     if FILLING in entries:
-        raise HalfFilled("the store is being filled, or that was cut off; run `cotenant restore --replace` again")
+        raise PartialRestore("a restore is in progress or was interrupted; run `cotenant restore --replace` again")
     base = base_of(entries.get(BASE)) or 0
     seen = max([listing.revision + base, *(one.revision for one in known)])
     goes_on = min(seen, REVISION_MAX - AHEAD) + AHEAD
@@ -75,7 +75,7 @@ async def _accepted(raw: Store, known: Sequence[Memory], changes: Sequence[Opera
 
 
 def _renewed(key: str, value: bytes) -> list[Operation]:
-    """Have an attempt that carries an epoch of its own get that of its record again, which is newer."""
+    """Return a write that replaces an attempt's own epoch by that of its record, which is newer."""
     try:
         stored = records_pb2.StoredAttempt.FromString(value)
     except DecodeError:  # placement reports it when it loads

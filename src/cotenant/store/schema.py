@@ -1,8 +1,8 @@
-"""Records carry the version of their schema: what is newer than this version knows is refused, what is older is raised.
+"""Schema versions of records: newer records than this version knows are rejected, older ones are upgraded.
 
-Within a schema version fields are only added, as protobuf allows: an older process that reads such a record loses what
-it does not know only if it writes the record anew, which keeps unknown fields. A change that an older process would get
-wrong raises the version; then it is refused there, and the raise has a step here that makes the old record a new one.
+Within a schema version fields are only added, as protobuf allows: an older process that reads such a record and writes
+it again keeps the unknown fields. A change that an older process would get wrong raises the version; then that process
+rejects the record, and the change has a step here that upgrades old records.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError
 from cotenant.store.port import Entry
 
 VERSION = 1  # of all records, so far
-PARTED_VERSION = 2  # of a record as it is kept without parts of its spec, which `spec_parts` joins before it is read
-TOLD_LENGTH_MAX = 200  # of what is wrong with one
+PARTED_VERSION = 2  # of a record without its spec's large parts, which `spec_parts` joins
+QUOTED_LENGTH_MAX = 200  # of a quoted error
 
 
 class Versioned(Protocol):
@@ -27,17 +27,17 @@ class Versioned(Protocol):
     schema_version: int
 
     def ParseFromString(self, serialized: bytes) -> int:  # noqa: N802  # protobuf's name
-        """Read bytes."""
+        """Decode bytes."""
 
 
 M = TypeVar("M", bound=Versioned)
 
-# By kind of record, the steps that each raise it by a version, the first one from 1 to 2.
+# By kind of record, the steps that each upgrade it by one version, the first one from 1 to 2.
 STEPS: Mapping[type[Any], Sequence[Callable[[Any], None]]] = MappingProxyType({})
 
 
 class NewerSchema(Exception):
-    """A record was written by a version that came after this one; nothing was changed."""
+    """A record was written by a newer version; nothing was changed."""
 
 
 class BadRecord(Exception):
@@ -46,27 +46,27 @@ class BadRecord(Exception):
 
 @contextmanager
 def reading(entry: Entry) -> Iterator[None]:
-    """Read what a record holds; whatever cannot be read of it is told with its key.
+    """Raise errors of decoding a record as `BadRecord`, with the record's key.
 
     Raises:
-        BadRecord: it cannot be read.
+        BadRecord: the record cannot be read.
     """
     try:
         yield
     except (DecodeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError) as error:
-        told = f"{type(error).__name__}: {error}"[:TOLD_LENGTH_MAX]
+        told = f"{type(error).__name__}: {error}"[:QUOTED_LENGTH_MAX]
         raise BadRecord(
             f"{entry.key} is damaged, and nothing is done before it can be read ({told}); restore a backup, or delete "
-            "the key if what it holds may be lost"
+            "the key if its content may be lost"
         ) from error
 
 
 def read(kind: type[M], entry: Entry, steps: Mapping[type[Any], Sequence[Callable[[Any], None]]] = STEPS) -> M:
-    """Read a record, in the newest schema that this version knows; it is written so when it is written next.
+    """Decode a record and upgrade it to the newest schema of this version.
 
     Raises:
-        NewerSchema: it has a newer one.
-        BadRecord: it is none.
+        NewerSchema: the record's schema is newer.
+        BadRecord: the record is damaged.
     """
     record = kind()
     with reading(entry):
@@ -79,7 +79,7 @@ def read(kind: type[M], entry: Entry, steps: Mapping[type[Any], Sequence[Callabl
     if version > newest:
         raise NewerSchema(
             f"{entry.key} has schema {version}, and this version reads up to {newest}: a newer version wrote it; "
-            "run that one, or restore a backup that was made before it"
+            "run that version, or restore an older backup"
         )
     for step in raises[version - VERSION :]:
         step(record)

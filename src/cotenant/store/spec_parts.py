@@ -1,17 +1,17 @@
-"""Keeps large parts of jobs' specs apart from the records that change: once, under a digest of what they are.
+"""Stores large parts of jobs' specs separately from the records that change: once, under their digest.
 
-A job's record is written again each time its phase changes, and an attempt's as well; etcd keeps every version until
-its history is compacted. With a command or an environment of 60 KB in it a single run would write half a megabyte. So
-where a record is large, the store that services use puts those parts under a key of their own, named by their digest,
-and the record names the digest. Tasks of an array, resubmissions and attempts of one job share the parts. Readers see
-records whole, as if they had never been divided; records that were kept whole stay readable, and so do those below the
-bounds.
+A job's record is rewritten each time its phase changes, and an attempt's as well; etcd keeps every version until its
+history is compacted. With a command or an environment of 60 KB in it a single run would write half a megabyte. So if a
+record is large, the store that services use puts those parts under a key of their own, named by their digest, and the
+record refers to the digest. Tasks of an array, resubmissions and attempts of one job share the parts. Readers see whole
+records, as if they had never been divided; records that were stored whole stay readable, and so do those below the
+limits.
 
-Theory of operation. Parts may be deleted when no record names them, and must not be while one does. A transaction that
-names parts either writes them too, or compares their revision (they are there) and touches a small key beside them. Who
-collects parts first reads the revisions of both keys, then looks at all records, and then deletes under a comparison of
-both: had a record come to name the parts in between, one of them would have changed. A record that named the parts
-before and is written again under a comparison of its own revision needs none of this.
+Theory of operation. Parts may be deleted when no record refers to them, and must not be while one does. A transaction
+that refers to parts either writes them too, or compares their revision (they exist) and touches a small key beside
+them. The collector first reads the revisions of both keys, then scans all records, and then deletes under a comparison
+of both: if a record had come to refer to the parts in between, one of them would have changed. A record that referred
+to the parts before and is rewritten under a comparison of its own revision needs none of this.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cotenant.store.port import (
     Put,
     Relisted,
 )
-from cotenant.store.revision_offset import ShiftedStore
+from cotenant.store.revision_offset import OffsetStore
 from cotenant.store.schema import PARTED_VERSION, VERSION, BadRecord
 from cotenant.v1 import job_pb2, records_pb2
 
@@ -48,21 +48,21 @@ log = structlog.get_logger()
 
 PREFIX = "specs/"
 DATA, USED = f"{PREFIX}data/", f"{PREFIX}used/"
-VALUE_BYTES_MIN = 8 * 1024  # of a record: what is smaller is kept whole
+VALUE_BYTES_MIN = 8 * 1024  # of a record: smaller records are stored whole
 PARTS_BYTES_MIN = 4 * 1024
 DIGEST_BYTES = 16
-DAMAGED = b""  # in the place of parts whose digest is not the one in their key
+DAMAGED = b""  # stands for parts whose digest differs from their key
 MARK = b"\xe2\x03\x10"  # the tag and the length of the field `spec_parts`, which ends a record that has it
 CACHED_MAX, CACHED_BYTES_MAX = 1_024, 32 * 1024**2
-READ_ALONE_MAX = 16  # digests: for more of them all parts are listed
-READS_MAX = 3  # of records whose parts were collected while they were being read
+READ_ALONE_MAX = 16  # digests: for more than these all parts are listed
+READS_MAX = 3  # of records whose parts were collected during the read
 KINDS: Mapping[str, type[Any]] = MappingProxyType(
     {"queue/jobs/": records_pb2.StoredJob, "placement/attempts/": records_pb2.StoredAttempt}
 )
 
 
 def kind_of(key: str) -> type[Any] | None:
-    """Return the kind of record that a key has, if it is one that may be divided."""
+    """Return the kind of record of a key, if such records may be divided."""
     return next((kind for prefix, kind in KINDS.items() if key.startswith(prefix)), None)
 
 
@@ -73,7 +73,7 @@ def spec_of(record: Any) -> job_pb2.JobSpec:
 
 
 def divide(key: str, value: bytes) -> tuple[bytes, str, bytes] | None:
-    """Return a record without its spec's large parts, their digest and the parts; None where it is kept whole."""
+    """Return a record without its spec's large parts, their digest and the parts; None if it is stored whole."""
     kind = kind_of(key) if len(value) >= VALUE_BYTES_MIN else None
     if kind is None:
         return None
@@ -102,7 +102,7 @@ def _digest_of(written: bytes) -> bytes:
 
 
 def digest_in(key: str, value: bytes) -> str:
-    """Return the digest of the parts that a record names; "" where it is whole."""
+    """Return the digest of the parts that a record refers to; "" if it is whole."""
     place = len(value) - DIGEST_BYTES
     if place < len(MARK) or value[place - len(MARK) : place] != MARK:
         return ""
@@ -111,12 +111,12 @@ def digest_in(key: str, value: bytes) -> str:
         return ""
     try:
         return str(kind.FromString(value).spec_parts.hex())
-    except DecodeError:  # whoever reads the record says so
+    except DecodeError:  # the reader of the record reports it
         return ""
 
 
 def join(key: str, value: bytes, written: bytes | None) -> bytes:
-    """Return a record with its parts; without them where they are gone, as those of a record that is gone itself."""
+    """Return a record with its parts; without them if they are gone, as of a record that is itself deleted."""
     kind = kind_of(key)
     assert kind is not None
     record = kind.FromString(value)
@@ -131,14 +131,14 @@ def join(key: str, value: bytes, written: bytes | None) -> bytes:
     return bytes(record.SerializeToString())
 
 
-class SpecStore(ShiftedStore):
-    """A store whose users see records whole, wherever their parts are."""
+class SpecStore(OffsetStore):
+    """A store whose users see whole records, wherever the parts are stored."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self._cache: OrderedDict[str, tuple[bytes, int]] = OrderedDict()  # parts and their revision, by digest
         self._cached_bytes = 0
-        self._named: dict[str, tuple[str, int]] = {}  # by a record's key: what it names, and at which revision
+        self._named: dict[str, tuple[str, int]] = {}  # by a record's key: its digest, and at which revision
 
     # Reading -------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class SpecStore(ShiftedStore):
                     yield replace(update, changes=await self._all_joined(update.changes))
 
     async def _all_joined(self, read: Sequence[Any]) -> tuple[Any, ...]:
-        """Join what a watch tells of. Parts that are gone were of records that have gone meanwhile, as it will tell."""
+        """Join the updates of a watch. Missing parts belonged to records deleted since, which the watch will report."""
         for one in read:
             if one.value is None:
                 self._named.pop(one.key, None)
@@ -196,20 +196,19 @@ class SpecStore(ShiftedStore):
         assert one.value is not None
         if written == DAMAGED:
             raise BadRecord(
-                f"{one.key} names parts of its spec that are damaged ({DATA}{digest}); restore a backup, or delete "
-                "the key"
+                f"{one.key} refers to damaged parts of its spec ({DATA}{digest}); restore a backup, or delete the key"
             )
         self._named[one.key] = digest, one.mod_revision
         return replace(one, value=join(one.key, one.value, written))
 
     async def _read(self, digests: Iterable[str]) -> dict[str, bytes]:
-        """Return parts by their digest, `DAMAGED` where they do not match it; those that are not there are left out."""
+        """Return parts by their digest, `DAMAGED` if they do not match it; missing parts are left out."""
         found = {digest: self._cache[digest][0] for digest in digests if digest in self._cache}
         wanted = [digest for digest in digests if digest not in found]
         if len(wanted) > READ_ALONE_MAX:
             entries: Sequence[Entry] = (await super().list(DATA)).entries
         else:
-            entries = [entry for digest in wanted if (entry := await ShiftedStore.get(self, DATA + digest))]
+            entries = [entry for digest in wanted if (entry := await OffsetStore.get(self, DATA + digest))]
         for entry in entries:
             digest = entry.key.removeprefix(DATA)
             if _digest_of(entry.value).hex() != digest:
@@ -233,7 +232,7 @@ class SpecStore(ShiftedStore):
     # Writing -------------------------------------------------------------------------------------------------
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold, else nothing."""
+        """Apply all operations if all comparisons hold, else none."""
         divided: dict[str, tuple[bytes, str, bytes]] = {}
         for one in operations:
             if isinstance(one, Put) and (parts := divide(one.key, one.value)):
@@ -268,7 +267,7 @@ class SpecStore(ShiftedStore):
         new: Mapping[str, bytes],
         there: Mapping[str, int],
     ) -> Committed | Conflict:
-        """Do operations with records that come to name `new` parts: those not known to be there are written too."""
+        """Apply operations whose records refer to `new` parts; parts that are not known to exist are written too."""
         result = await super().transact(
             [*compares, *(Compare(DATA + digest, revision) for digest, revision in there.items())],
             [
@@ -283,7 +282,7 @@ class SpecStore(ShiftedStore):
         return result
 
     async def _are_gone(self, there: Mapping[str, int]) -> bool:
-        """Return whether any parts that were taken to be there are not, or not as they were; they are forgotten."""
+        """Return whether parts that were assumed to exist are gone or changed; these are dropped from the cache."""
         gone = False
         for digest, revision in there.items():
             entry = await super().get(DATA + digest)
@@ -296,7 +295,7 @@ class SpecStore(ShiftedStore):
     # Collecting ----------------------------------------------------------------------------------------------
 
     async def collect_parts(self) -> int:
-        """Delete parts that no record names; return how many there were."""
+        """Delete unreferenced parts; return how many there were."""
         there = {one.key: one.mod_revision for one in (await super().list(PREFIX)).entries}
         digests = {key.removeprefix(DATA) for key in there if key.startswith(DATA)}
         for prefix in KINDS if digests else ():
@@ -314,4 +313,4 @@ class SpecStore(ShiftedStore):
 
 
 def _missing(key: str) -> BadRecord:
-    return BadRecord(f"{key} names parts of its spec that are not there; restore a backup, or delete the key")
+    return BadRecord(f"{key} refers to missing parts of its spec; restore a backup, or delete the key")

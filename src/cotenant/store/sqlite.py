@@ -1,9 +1,9 @@
-"""The embedded store: everything in memory, each write in an SQLite file before it is acknowledged.
+"""The embedded store: all state in memory, and each write in an SQLite file before it is acknowledged.
 
-A disk commits a hundred transactions in about the time it takes for one, so they go in groups. While the writer thread
-waits for the disk, transactions queue up; when it is done, all that queued are drafted one after another, each judged
-on its own, and the draft goes down as one SQLite transaction. Only then are its futures resolved and its changes seen
-by readers and watches. So the more writers there are, the larger the groups; nobody waits for more than two commits.
+A disk commits a hundred transactions in about the time of one, so they are committed in groups. While the writer thread
+waits for the disk, transactions queue up; when it is done, all queued transactions are drafted one after another, each
+checked on its own, and the draft is written as one SQLite transaction. Only then are its futures resolved and its
+changes visible to readers and watches. So more writers make larger groups; no writer waits for more than two commits.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ GROUP_MAX = 1_000  # transactions in one commit: about 10 ms of drafting
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A step that waits to be drafted, and whom to tell."""
+class PendingStep:
+    """A step that waits to be drafted, and the future of its caller."""
 
     step: Callable[[Draft], Any]
     done: asyncio.Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of a step: to be told once the draft is committed."""
+class StepResult:
+    """The result of a step, delivered once the draft is committed."""
 
     done: asyncio.Future[Any]
     result: Any = None
     refusal: Exception | None = None
 
-    def tell(self) -> None:
+    def deliver(self) -> None:
         """Resolve the future, unless its caller is gone."""
         if self.done.done():
             return
@@ -57,9 +57,9 @@ class Answer:
 
 
 class SqliteStore(LocalStore):
-    """The port over one file, which no other process may have open meanwhile.
+    """The port over one file, which no other process may have open.
 
-    Opening reads the whole file; make it at start-up. `now` tells the time for leases.
+    Opening reads the whole file; do it at startup. `now` is the clock for leases.
     """
 
     def __init__(
@@ -70,39 +70,39 @@ class SqliteStore(LocalStore):
         now: Callable[[], float] = time.monotonic,
         reserve_bytes: int = RESERVE_BYTES_DEFAULT,
     ) -> None:
-        """Open the file. `reserve_bytes` of its file system are kept free of new jobs."""
+        """Open the file. `reserve_bytes` of its file system are reserved: they are not for new jobs."""
         self._reserve_bytes = reserve_bytes
         self._journal = Journal(Path(path))
         try:
             super().__init__(self._journal.load(), limit, now)
         except BaseException:
-            self._journal.close()  # whoever mends the file is not to be kept out of it
+            self._journal.close()  # do not lock out a repair of the file
             raise
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cotenant-store")
-        self._asked: deque[Asked] = deque()
+        self._asked: deque[PendingStep] = deque()
         self._committing: asyncio.Task[None] | None = None
         self._syncing: asyncio.TimerHandle | None = None
 
     @property
     def regression(self) -> str:
-        """How the file is older than what was committed, or another one; "" where it is whole."""
+        """How the file is older than what was committed, or another one; "" if it is neither."""
         return self._journal.regression
 
     async def accept(self) -> None:
-        """Take the file as it is for whole."""
+        """Accept the file as it is."""
         revision = self._keyspace.revision
         await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.accept, revision)
 
     async def _submit(self, step: Callable[[Draft], Result]) -> Result:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
-        self._asked.append(Asked(step, done))
+        self._asked.append(PendingStep(step, done))
         if self._committing is None:
             self._committing = loop.create_task(self._commit_all())
         return await done
 
     async def _commit_all(self) -> None:
-        """Commit group after group until nobody asks any more."""
+        """Commit groups until no step waits."""
         loop = asyncio.get_running_loop()
         try:
             while self._asked:
@@ -112,15 +112,15 @@ class SqliteStore(LocalStore):
                         await loop.run_in_executor(self._writer, self._journal.write, draft)
                         self._keep(draft)
                         self._sync_soon()
-                except Exception as error:  # whatever it is, those who asked have to know; nothing was kept
-                    answers = [Answer(answer.done, refusal=error) for answer in answers]
+                except Exception as error:  # any error must reach the callers; nothing was applied
+                    answers = [StepResult(answer.done, refusal=error) for answer in answers]
                 for answer in answers:
-                    answer.tell()
+                    answer.deliver()
         finally:
             self._committing = None
 
     def _sync_soon(self) -> None:
-        """Have the sidecar reach the disk, without any commit waiting for it."""
+        """Schedule a sync of the sidecar, for which no commit waits."""
         if self._syncing is None and self._journal.sidecar.dirty:
             self._syncing = asyncio.get_running_loop().call_later(SYNC_SECONDS, self._sync)
 
@@ -128,18 +128,18 @@ class SqliteStore(LocalStore):
         self._syncing = None
         asyncio.get_running_loop().run_in_executor(None, self._journal.sidecar.sync)
 
-    def _draft_group(self) -> tuple[Draft, list[Answer]]:
+    def _draft_group(self) -> tuple[Draft, list[StepResult]]:
         draft = Draft(self._keyspace)
         answers = [attempt(self._asked.popleft(), draft) for _ in range(min(len(self._asked), GROUP_MAX))]
         draft.trim(self._limit)
         return draft, answers
 
     async def capacity(self) -> Capacity:
-        """Return how much room the file system has."""
+        """Return how much space the file system has."""
         try:
             return await asyncio.to_thread(self._capacity)
         except OSError as error:
-            raise StoreUnavailable(f"cannot look at {self._journal.path}: {error.strerror}") from error
+            raise StoreUnavailable(f"cannot check the space of {self._journal.path}: {error.strerror}") from error
 
     def _capacity(self) -> Capacity:
         disk = os.statvfs(self._journal.path.parent)
@@ -153,7 +153,7 @@ class SqliteStore(LocalStore):
         )
 
     async def hold_ballast(self) -> None:
-        """Take the ballast where it is not held and there is room for it beside the reserve."""
+        """Allocate the ballast if it is missing and there is space beside the reserve."""
         await asyncio.get_running_loop().run_in_executor(self._writer, self._take_ballast)
 
     def _take_ballast(self) -> None:
@@ -163,7 +163,7 @@ class SqliteStore(LocalStore):
             self._journal.ballast.take(effective_reserve(self._reserve_bytes, total))
 
     async def close(self) -> None:
-        """Commit what was asked for, end all watches and let go of the file."""
+        """Commit the waiting steps, end all watches and close the file."""
         if self._closed:
             return
         await super().close()
@@ -175,9 +175,9 @@ class SqliteStore(LocalStore):
         self._writer.shutdown()
 
 
-def attempt(asked: Asked, draft: Draft) -> Answer:
-    """Try one step; its refusal concerns nobody else."""
+def attempt(asked: PendingStep, draft: Draft) -> StepResult:
+    """Try one step; its error concerns only its caller."""
     try:
-        return Answer(asked.done, asked.step(draft))
-    except Exception as refusal:  # whatever it is, it goes to the one who asked
-        return Answer(asked.done, refusal=refusal)
+        return StepResult(asked.done, asked.step(draft))
+    except Exception as refusal:  # any error goes to the caller
+        return StepResult(asked.done, refusal=refusal)

@@ -1,12 +1,12 @@
-"""The SQLite file behind a store: opened for one process only, read once, then only written.
+"""The SQLite file behind a store: opened by one process only, read once, then only written.
 
-Two tables say the same at different times: `entries` is what is, `history` is how it came to be, as far back as
-watches may ask. A draft becomes one SQLite transaction, and each kind of row one statement for many rows: the
-interpreter's lock is given up and fought for again at every statement, and beside a busy event loop that is what costs.
+Two tables hold the same data at different times: `entries` is the present state, `history` is how it came about, as far
+back as watches may ask. A draft becomes one SQLite transaction, and each kind of row one statement for many rows: the
+interpreter lock is released and acquired again at every statement, which is expensive beside a busy event loop.
 
 The file is in WAL mode with synchronous=FULL, so COMMIT returns when the disk has the transaction, and a crash at any
-moment leaves all of it or nothing. The exclusive locking mode keeps everyone else out, for the state in memory is only
-true as long as nobody else writes, and goes when the process does.
+moment leaves all of it or nothing. The exclusive locking mode keeps other processes out, because the state in memory is
+valid only if no other process writes; the lock ends with the process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INSERT INTO compaction VALUES (0);
 STATEMENTS = tuple(statement.strip() for statement in SCHEMA.split(";") if statement.strip())
 TABLES = tuple(statement for statement in STATEMENTS if statement.startswith("CREATE TABLE"))
 
-# What no row that this module wrote is like. SQLite itself takes anything in any column, and seals no page.
+# Conditions that hold for no row written by this module. SQLite accepts any type in any column, and has no checksums.
 DAMAGED = {
     "entries": "typeof(key) != 'text' OR key = '' OR typeof(value) != 'blob' OR typeof(mod_revision) != 'integer'"
     " OR typeof(create_revision) != 'integer' OR create_revision < 1 OR mod_revision < create_revision"
@@ -57,38 +57,38 @@ DAMAGED = {
     "compaction": "typeof(revision) != 'integer' OR revision < 0",
     "sqlite_sequence": "name = 'leases' AND (typeof(seq) != 'integer' OR seq < 0)",
 }
-REPLACING = "ON CONFLICT (key) DO UPDATE SET " + ", ".join(  # in place, which is cheaper than INSERT OR REPLACE
+REPLACING = "ON CONFLICT (key) DO UPDATE SET " + ", ".join(  # in place: cheaper than INSERT OR REPLACE
     f"{column} = excluded.{column}" for column in ("value", "create_revision", "mod_revision", "lease_id")
 )
 
-UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter where a damaged schema is quoted in an error
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter if an error quotes a damaged schema
 Row = tuple[object, ...]
 Item = TypeVar("Item")
 
 
 def _make_private(path: Path) -> None:
-    """Make the file for its owner alone, whoever may enter its directory: what jobs run with will be in it.
+    """Create the file for its owner only, whatever its directory's mode: it will hold the environments of jobs.
 
-    One that is there is not opened: closing it would let go of the locks of who has it open in this process.
+    An existing file is not opened: closing it would release the locks of other users of it in this process.
     """
-    with suppress(OSError):  # it is there, or whoever opens it tells
+    with suppress(OSError):  # it exists, or opening it reports the error
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _keep_private(path: Path) -> None:
-    """Have a store that was made otherwise be so too, and what it is about to take in."""
+    """Restrict an existing store, and its WAL, to its owner."""
     for part in (path, path.with_name(f"{path.name}-wal")):
         with suppress(OSError):
             part.chmod(0o600)
 
 
 class Journal:
-    """The open file. Not for two threads at once."""
+    """The open file. Not safe for concurrent use."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or make it. Raises `StoreInUse` where somebody else has it."""
+        """Open or create the file. Raises `StoreInUse` if another process has it open."""
         self.path, self.ballast = path, Ballast(path)
-        self.full = ""  # why the last write was refused, where that was for want of space
+        self.full = ""  # why the last write failed, if for lack of space
         _make_private(path)
         try:
             self._connection = sqlite3.connect(
@@ -100,21 +100,19 @@ class Journal:
             self._prepare()
         except UNREADABLE as error:
             self._connection.close()
-            if (
-                getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            ):  # the rest of the code says busy with what
-                raise StoreInUse(f"{path} is open in another process: one store, one process") from error
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # the upper bits are details
+                raise StoreInUse(f"{path} is open in another process: a store belongs to one process") from error
             raise StoreUnavailable(f"cannot open {path}: {error}") from error
         except StoreUnavailable:
             self._connection.close()
             raise
         _keep_private(path)
         self.sidecar = Sidecar(path)
-        self.regression = ""  # how the file is older than what was committed, or another one; set by `load`
+        self.regression = ""  # how it is older than what was committed, or another file; set by `load`
 
     def _prepare(self) -> None:
         for pragma in (
-            "locking_mode = EXCLUSIVE",  # before WAL is entered: then its index is private to this process too
+            "locking_mode = EXCLUSIVE",  # before WAL mode, so that its index is private to this process too
             "journal_mode = WAL",
             "synchronous = FULL",
             f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
@@ -145,18 +143,18 @@ class Journal:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
-            if self._connection.in_transaction:  # a full disk has SQLite roll back by itself
+            if self._connection.in_transaction:  # on a full disk SQLite rolls back by itself
                 self._connection.execute("ROLLBACK")
             raise
 
     def load(self) -> Keyspace:
-        """Read all that was committed.
+        """Read the committed state.
 
         Raises:
-            StoreUnavailable: it cannot be read, or makes no sense.
+            StoreUnavailable: it cannot be read, or is inconsistent.
         """
         try:
-            if wrong := self._wrong():
+            if wrong := self._damage():
                 raise StoreUnavailable(f"{self.path} is damaged: {wrong}; restore a backup")
             keyspace = self._load()
             self.regression = self.sidecar.regression(keyspace)
@@ -165,21 +163,21 @@ class Journal:
             return keyspace
         except UNREADABLE as error:
             raise StoreUnavailable(f"cannot read {self.path}: {error}") from error
-        except TypeError as error:  # a damaged page tells other types to one question than to the next
+        except TypeError as error:  # a damaged page has different types in different queries
             raise StoreUnavailable(f"{self.path} is damaged: {error}; restore a backup") from error
 
-    def _wrong(self) -> str:
-        """Say what in the file this module cannot have written; "" where nothing is seen."""
+    def _damage(self) -> str:
+        """Return what in the file this module cannot have written; "" if nothing is found."""
         read = self._connection.execute
         there = dict(read("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
         for statement in TABLES:
             name = statement.split()[2]
             if there.get(name) != statement:
-                return f"its table {name} is missing or another one"
+                return f"its table {name} is missing or different"
         for table, odd in DAMAGED.items():
             (count,) = read(f"SELECT count(*) FROM {table} WHERE {odd}").fetchone()
             if count:
-                return f"{count} rows of {table} cannot be"
+                return f"{count} rows of {table} are invalid"
         (count,) = read("SELECT count(*) FROM compaction").fetchone()
         if count != 1:
             return f"compaction has {count} rows, not 1"
@@ -192,7 +190,7 @@ class Journal:
             return f"its history goes from revision {first} to {last} in {revisions} steps, after {forgotten}"
         (newest,) = read("SELECT max(mod_revision) FROM entries").fetchone()
         if (newest or 0) > forgotten + revisions:
-            return f"an entry is of revision {newest}, the last is {forgotten + revisions}"
+            return f"an entry has revision {newest}, but the last is {forgotten + revisions}"
         return ""
 
     def _load(self) -> Keyspace:
@@ -213,7 +211,7 @@ class Journal:
         return keyspace
 
     def write(self, draft: Draft) -> None:
-        """Make a draft durable, whole. Raises `StoreUnavailable` where the disk refuses; nothing is written then."""
+        """Write a draft durably and atomically. Raises `StoreUnavailable` if the disk refuses; nothing is written."""
         try:
             try:
                 self._write_once(draft)
@@ -233,7 +231,7 @@ class Journal:
             self._write(draft)
 
     def size_bytes(self) -> int:
-        """Return what the file takes, with what of it is in the WAL."""
+        """Return the size of the file and its WAL."""
         size = 0
         for part in (self.path, self.path.with_name(f"{self.path.name}-wal")):
             with suppress(OSError):
@@ -241,7 +239,7 @@ class Journal:
         return size
 
     def accept(self, revision: int) -> None:
-        """Take the file as it is for whole, at its present revision."""
+        """Accept the file as it is, at its present revision."""
         self.sidecar.note(revision, None)
         self.sidecar.sync()
         self.regression = ""
@@ -267,24 +265,24 @@ class Journal:
             self._connection.execute(delete_statement(where, len(part)), part)
 
     def close(self) -> None:
-        """Move what the WAL holds into the file and let go of it."""
+        """Move the WAL into the file and close it."""
         self._connection.close()
         self.sidecar.close()
 
 
 def is_full(error: Exception) -> bool:
-    """Return whether a write was refused for want of space."""
+    """Return whether a write failed for lack of space."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 def row_of(key: str, held: Held) -> Row:
-    """Write an entry as its table has it."""
+    """Return an entry as a row."""
     entry = held.entry
     return key, entry.value, entry.create_revision, entry.mod_revision, held.lease_id
 
 
 def history_rows(changes: Changes) -> Iterable[Row]:
-    """Write a revision as its table has it, one row per change."""
+    """Return a revision as rows, one per change."""
     return ((changes.revision, ordinal, change.key, change.value) for ordinal, change in enumerate(changes.changes))
 
 

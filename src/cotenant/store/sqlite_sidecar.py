@@ -1,16 +1,16 @@
-"""The file beside an SQLite store that says up to which revision it was committed, so that a lost WAL is noticed.
+"""The file beside an SQLite store with the last committed revision, so that a lost WAL is noticed.
 
-SQLite takes a database without its write-ahead log, with a log that was cut, or an older copy for a whole one: nothing
-in the file says otherwise. So each commit is noted here, after COMMIT has returned and before anybody hears of it.
+SQLite accepts a database without its write-ahead log, with a truncated log, or an older copy as complete: nothing in
+the file says otherwise. So each commit is noted here, after COMMIT has returned and before it is acknowledged.
 
 Order and durability. The note is written after the commit and never before it, so it is never ahead of the database,
-whatever is killed or cut off when: no false alarm. It is written before the commit is acknowledged, so after the death
-of the process it covers everything that was acknowledged. The disk gets it at most `SYNC_SECONDS` later: a second
-fsync in each commit would cost about as much as the first. So only a power cut together with the loss of the log can
-hide the commits of that last moment.
+whatever is killed or cut off at any time: no false alarm. It is written before the commit is acknowledged, so after the
+death of the process it covers everything that was acknowledged. It reaches the disk at most `SYNC_SECONDS` later: a
+second fsync in each commit would cost about as much as the first. So only a power cut together with the loss of the log
+can hide the commits of that last moment.
 
-There are two slots, written in turn, each with a checksum: a torn write leaves the other one. A slot also has a digest
-of what the revision changed, to tell another history of the same length.
+There are two slots, written alternately, each with a checksum: a torn write leaves the other one intact. A slot also
+has a digest of what the revision changed, to distinguish another history of the same length.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ log = structlog.get_logger()
 SYNC_SECONDS = 0.5
 MAGIC = b"CotnSeen"
 DIGEST_BYTES = 16
-SLOT = struct.Struct(f"<8sQQ{DIGEST_BYTES}s")  # magic, how many notes there were, revision, digest
+SLOT = struct.Struct(f"<8sQQ{DIGEST_BYTES}s")  # magic, number of the note, revision, digest
 CHECKSUM = struct.Struct("<I")
 SLOT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A commit as it was noted. An empty digest is not compared."""
+    """A noted commit. An empty digest is not compared."""
 
     count: int
     revision: int
@@ -48,7 +48,7 @@ class Note:
 
 
 class Sidecar:
-    """The open file. One that cannot be opened or written is logged: the store goes on without its check."""
+    """The open sidecar. If it cannot be opened or written, that is logged, and the store runs without this check."""
 
     def __init__(self, store: Path) -> None:
         self.path = store.with_name(f"{store.name}-witness")
@@ -63,14 +63,14 @@ class Sidecar:
             self._fail(error)
 
     def regression(self, keyspace: Keyspace) -> str:
-        """Return how the store that was read is older than what was committed, or another one; "" where it is not."""
+        """Return how the store is older than what was committed, or another one; "" if it is neither."""
         noted = self.noted
         if noted is None:
             return ""
         if keyspace.revision < noted.revision:
             return (
                 f"the file holds revision {keyspace.revision}, but revision {noted.revision} was committed: its "
-                "write-ahead log (-wal) is lost or was cut, or the file is an older copy"
+                "write-ahead log (-wal) is lost or truncated, or the file is an older copy"
             )
         after = keyspace.since(noted.revision - 1) if noted.revision - 1 >= keyspace.compacted else ()
         compared = noted.digest.strip(b"\0") and after and after[0].revision == noted.revision
@@ -79,7 +79,7 @@ class Sidecar:
         return ""
 
     def note(self, revision: int, changes: Changes | None) -> None:
-        """Note a commit. It survives the process at once, and the machine after `sync`."""
+        """Note a commit. The note survives the process at once, and the machine after `sync`."""
         count = self.noted.count + 1 if self.noted else 1
         digest = digest_of(changes) if changes else bytes(DIGEST_BYTES)
         self.noted = Note(count, revision, digest)
@@ -91,7 +91,7 @@ class Sidecar:
             self._fail(error)
 
     def sync(self) -> None:
-        """Put what was noted on the disk."""
+        """Sync the notes to disk."""
         if self._file < 0:
             return
         self.dirty = False
@@ -101,7 +101,7 @@ class Sidecar:
             self._fail(error)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             if self.dirty:
                 self.sync()
@@ -111,7 +111,7 @@ class Sidecar:
 
     def _fail(self, error: OSError) -> None:
         if not self._failed:
-            log.warning("store_witness_not_written", path=str(self.path), error=str(error))
+            log.warning("store_witness_write_failed", path=str(self.path), error=str(error))
         self._failed = True
 
 
@@ -137,7 +137,7 @@ def packed(note: Note) -> bytes:
 
 
 def newest_note(content: bytes) -> Note | None:
-    """Return the newest whole note of a file; None where there is none."""
+    """Return the newest intact note of a file; None if there is none."""
     found = []
     for start in (0, SLOT_BYTES):
         slot = content[start : start + SLOT.size]

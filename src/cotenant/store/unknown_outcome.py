@@ -1,10 +1,10 @@
-"""When to stop waiting for the answer to a transaction: once it is known that none will come.
+"""Decides when to stop waiting for the answer to a transaction: once it is known that none will come.
 
-Theory of operation. A member hands a transaction on to the cluster's leader. If that one dies with it, the transaction
-is gone, and the member waits for several seconds for nothing; so does a caller whose member itself has stopped. Both
-can be found out: the member tells of a later term of raft than the transaction was sent in, or it tells nothing while
-another member has a leader. Then another call would be answered, and whoever can find out what became of this one, by
-its request id or by the keys that it wrote, need not wait. Mere slowness is no reason: that looks alike to nobody.
+Theory of operation. A member forwards a transaction to the cluster's leader. If the leader dies with it, the
+transaction is lost, and the member waits for several seconds in vain; so does a caller whose member itself has stopped.
+Both can be detected: the member reports a later raft term than the one in which the transaction was sent, or it does
+not answer while another member has a leader. Then another call would be answered, and a caller that can find out what
+became of the transaction, by its request ID or by the keys that it wrote, need not wait. Slowness alone is no reason.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
 from cotenant.store.etcd_connections import Member
-from cotenant.store.etcd_members import Members
-from cotenant.store.port import Unanswered
+from cotenant.store.etcd_members import EtcdMembers
+from cotenant.store.port import UnknownOutcome
 
-DOUBT_SECONDS = 1.5  # from when on it is looked whether an answer can still come
+PROBE_AFTER_SECONDS = 1.5  # after which the members are probed
 LOOK_SECONDS = 0.25
-ANSWER_SECONDS = 1.5  # in which a member tells how it stands
-GRACE_SECONDS = 0.5  # for an answer that is on its way
+ANSWER_SECONDS = 1.5  # for a member's status
+GRACE_SECONDS = 0.5  # for an answer in transit
 
 
 @asynccontextmanager
-async def unless_lost(members: Members, asked: Sequence[Member]) -> AsyncIterator[None]:
+async def unless_outcome_lost(members: EtcdMembers, asked: Sequence[Member]) -> AsyncIterator[None]:
     """Wait for the answer of the first member in `asked`.
 
     Raises:
-        Unanswered: none will come, and another call would be answered.
+        UnknownOutcome: no answer will come, and another call would be answered.
     """
     looking: list[asyncio.Task[None]] = []
     limit = asyncio.timeout(None)
@@ -40,19 +40,19 @@ async def unless_lost(members: Members, asked: Sequence[Member]) -> AsyncIterato
     def look() -> None:
         looking.append(asyncio.create_task(_look(members, asked, raft_term, limit)))
 
-    timer = asyncio.get_running_loop().call_later(DOUBT_SECONDS, look)
+    timer = asyncio.get_running_loop().call_later(PROBE_AFTER_SECONDS, look)
     try:
         async with limit:
             yield
     except TimeoutError:
-        raise Unanswered(f"etcd at {asked[0].endpoint}: the transaction went with a member that is gone") from None
+        raise UnknownOutcome(f"etcd at {asked[0].endpoint}: the transaction was lost with a failed member") from None
     finally:
         timer.cancel()
         for task in looking:
             task.cancel()
 
 
-async def _look(members: Members, asked: Sequence[Member], raft_term: int, limit: asyncio.Timeout) -> None:
+async def _look(members: EtcdMembers, asked: Sequence[Member], raft_term: int, limit: asyncio.Timeout) -> None:
     while True:
         everybody = list(members)
         told = dict(zip(everybody, await asyncio.gather(*map(_status, everybody)), strict=True))

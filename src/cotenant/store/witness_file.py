@@ -1,4 +1,4 @@
-"""What a service remembers of its store across restarts: one small file of JSON in the state directory."""
+"""The file in which a service remembers its store across restarts: a small JSON file in the state directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from cotenant.store.witness import Memory, newest
+from cotenant.store.witness import RememberedStore, newest
 
 log = structlog.get_logger()
 
@@ -19,11 +19,11 @@ BYTES_MAX = 4096
 
 
 def path_of(state_dir: Path, service: str) -> Path:
-    """Return where a service keeps what it remembers."""
+    """Return the path of a service's file."""
     return state_dir / FOLDER / f"{service}.json"
 
 
-def memories_of(state_dir: Path) -> dict[str, Memory]:
+def memories_of(state_dir: Path) -> dict[str, RememberedStore]:
     """Return what the services of a state directory remember, by service."""
     found = {}
     for path in sorted((state_dir / FOLDER).glob("*.json")):
@@ -32,8 +32,8 @@ def memories_of(state_dir: Path) -> dict[str, Memory]:
     return found
 
 
-def read(path: Path) -> Memory | None:
-    """Return what a file holds; None where it is not there. A damaged file is logged and remembers nothing."""
+def read(path: Path) -> RememberedStore | None:
+    """Return what a file holds; None if it is missing. A damaged file is logged and counts as empty."""
     try:
         with path.open("rb") as file:
             text = file.read(BYTES_MAX)
@@ -43,7 +43,7 @@ def read(path: Path) -> Memory | None:
         log.warning("store_witness_unreadable", path=str(path), error=str(error))
         return None
     try:
-        memory = Memory.decode(json.loads(text))
+        memory = RememberedStore.decode(json.loads(text))
     except (ValueError, RecursionError):
         memory = None
     if memory is None:
@@ -51,11 +51,11 @@ def read(path: Path) -> Memory | None:
     return memory
 
 
-def write(path: Path, memory: Memory) -> None:
-    """Keep a memory durably, unless another process of the same service has kept a newer one of the same store.
+def write(path: Path, memory: RememberedStore) -> None:
+    """Write what is remembered durably, unless another process of the service has written newer data of the store.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     known = read(path)
     if known and (known.id, known.generation) == (memory.id, memory.generation):

@@ -1,7 +1,7 @@
-"""Logs, spans and metrics, one small vocabulary for all of Cotenant.
+"""Logs, spans and metrics of Cotenant.
 
-Logs are on: events with fields, not prose. Spans and metrics are off until the standard OpenTelemetry variables ask
-for them; until then the SDK is not even imported and each call below costs a fraction of a microsecond.
+Logs are always on: events with fields, not prose. Spans and metrics are off until the standard OpenTelemetry variables
+enable them; until then the SDK is not even imported and each call below costs a fraction of a microsecond.
 """
 
 from cotenant.telemetry.lines import logger

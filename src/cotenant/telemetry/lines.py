@@ -1,15 +1,15 @@
-"""A logger for modules that short commands import too: structlog takes longer to import than they take to answer."""
+"""A logger for modules that short commands import too: importing structlog takes longer than such a command."""
 
 from __future__ import annotations
 
 from typing import Any
 
 LEVEL_DEFAULT = "info"
-LEVEL_OF_SERVICE = {"cli": "warning"}  # a command's own output is what its user reads
+LEVEL_OF_SERVICE = {"cli": "warning"}  # users read a command's own output
 
 
 class Logger:
-    """structlog's logger, had when something is first said; on stderr, as a command's, where nobody set up logs."""
+    """structlog's logger, imported at the first use; on stderr, as a command's, if logs are not set up."""
 
     def __getattr__(self, method: str) -> Any:
         import structlog
@@ -20,5 +20,5 @@ class Logger:
 
 
 def logger() -> Any:
-    """A logger whose import costs nothing. As structlog's, it takes an event and fields."""
+    """Return a logger whose import costs nothing. Like structlog's, it takes an event and fields."""
     return Logger()

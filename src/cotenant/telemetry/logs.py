@@ -1,4 +1,4 @@
-"""Log lines: JSON on stderr for programs, colours where a person looks at a terminal."""
+"""Log lines: JSON on stderr for programs, colored text on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEVELS = {
 
 
 def configure(service: str, level: str, stream: TextIO | None = None, *, prefix: str = "") -> None:
-    """Send the logs of structlog and of the standard library, in one form, to `stream` (stderr)."""
+    """Send the logs of structlog and of the standard library, in the same format, to `stream` (stderr)."""
     out = stream or sys.stderr
     known = level.lower() in LEVELS
     number = LEVELS[level.lower() if known else LEVEL_DEFAULT]
@@ -32,7 +32,7 @@ def configure(service: str, level: str, stream: TextIO | None = None, *, prefix:
         processors=[*shared, *_rendering(out, prefix)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=out),
-        cache_logger_on_first_use=False,  # so that a later `setup`, or a test that captures logs, is heard
+        cache_logger_on_first_use=False,  # so that a later `setup`, or a test that captures logs, takes effect
     )
     _adopt_standard_logging(shared, out, number, prefix)
     if not known:
@@ -40,7 +40,7 @@ def configure(service: str, level: str, stream: TextIO | None = None, *, prefix:
 
 
 def of_command() -> Any:
-    """A logger on stderr for a process that has set up none, for which nothing is set up by it either."""
+    """Return a logger on stderr for a process that has not set up logs, without setting them up."""
     level = LEVELS.get(os.environ.get("COTENANT_LOG", "").lower(), LEVELS[LEVEL_OF_SERVICE["cli"]])
     return structlog.wrap_logger(
         structlog.WriteLogger(sys.stderr),
@@ -60,7 +60,7 @@ def _shared(service: str) -> list[Processor]:
 
 
 def _rendering(out: TextIO, prefix: str = "") -> list[Processor]:
-    """Choose the last steps. Tracebacks never show local variables, among which a token may be."""
+    """Return the last processors. Tracebacks never show local variables, which may contain a token."""
     if out.isatty():
         first: list[Processor] = [_Prefixed(prefix)] if prefix else []
         return [*first, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
@@ -68,7 +68,7 @@ def _rendering(out: TextIO, prefix: str = "") -> list[Processor]:
 
 
 def _adopt_standard_logging(shared: list[Processor], out: TextIO, number: int, prefix: str) -> None:
-    """Give lines of libraries (grpc, opentelemetry) the same form."""
+    """Send the lines of libraries (grpc, opentelemetry) in the same format."""
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -80,7 +80,7 @@ def _adopt_standard_logging(shared: list[Processor], out: TextIO, number: int, p
 
 
 class _Named:
-    """Puts the service's name into each line."""
+    """Adds the service's name to each line."""
 
     def __init__(self, service: str) -> None:
         self._service = service
@@ -91,7 +91,7 @@ class _Named:
 
 
 class _Prefixed:
-    """Puts a prefix before each event."""
+    """Adds a prefix to each event."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

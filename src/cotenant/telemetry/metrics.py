@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms that may be made at import time and cost nothing until metrics are on."""
+"""Counters, gauges and histograms that may be created at import time and cost nothing until metrics are on."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
 
     from cotenant.telemetry.tracing import Attribute
 
-# The SDK's own begin at 5, which says nothing of a plan that takes milliseconds; waits last for days.
+# The SDK's own bounds start at 5 s, which is useless for a plan that takes milliseconds; waits last for days.
 SECONDS_BOUNDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
     *(300.0, 900.0, 3_600.0, 4 * 3_600.0, 12 * 3_600.0, 86_400.0, 3 * 86_400.0),
 )
 
 _meter: Meter | None = None
-_known: dict[str, Known] = {}
+_known: dict[str, InstrumentInfo] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What there is to say of an instrument."""
+class InstrumentInfo:
+    """The description of an instrument."""
 
     name: str
     kind: str  # counter, gauge or histogram
@@ -31,7 +31,7 @@ class Known:
 
 
 class _Instrument:
-    """An instrument that is made anew whenever the meter behind it changes."""
+    """An instrument that is created again whenever its meter changes."""
 
     __slots__ = ("_description", "_made", "_meter", "_name", "_unit")
 
@@ -39,7 +39,7 @@ class _Instrument:
         self._name, self._unit, self._description = name, unit, description
         self._meter: Meter | None = None
         self._made: Any = None
-        _known[name] = Known(name, type(self).__name__.lower(), unit, description)
+        _known[name] = InstrumentInfo(name, type(self).__name__.lower(), unit, description)
 
     def _get(self, meter: Meter, make: str, **more: Any) -> Any:
         if self._meter is not meter:
@@ -49,23 +49,23 @@ class _Instrument:
 
 
 class Counter(_Instrument):
-    """A sum that only grows."""
+    """A sum that only rises."""
 
     __slots__ = ()
 
     def add(self, amount: float = 1, **attributes: Attribute) -> None:
-        """Count something."""
+        """Add to the sum."""
         if _meter is not None:
             self._get(_meter, "create_counter").add(amount, attributes)
 
 
 class Gauge(_Instrument):
-    """A value of which the last one counts."""
+    """A value that is replaced by the next one."""
 
     __slots__ = ()
 
     def set(self, value: float, **attributes: Attribute) -> None:
-        """Tell the value as it is now."""
+        """Set the current value."""
         if _meter is not None:
             self._get(_meter, "create_gauge").set(value, attributes)
 
@@ -76,33 +76,33 @@ class Histogram(_Instrument):
     __slots__ = ()
 
     def record(self, value: float, **attributes: Attribute) -> None:
-        """Tell one value."""
+        """Record one value."""
         if _meter is not None:
             made = self._get(_meter, "create_histogram", explicit_bucket_boundaries_advisory=SECONDS_BOUNDS)
             made.record(value, attributes)
 
 
 def counter(name: str, unit: str = "1", description: str = "") -> Counter:
-    """Make a counter, for example `counter("cotenant.jobs.placed", "{job}")`."""
+    """Return a counter, for example `counter("cotenant.jobs.placed", "{job}")`."""
     return Counter(name, unit, description)
 
 
 def gauge(name: str, unit: str = "1", description: str = "") -> Gauge:
-    """Make a gauge."""
+    """Return a gauge."""
     return Gauge(name, unit, description)
 
 
 def histogram(name: str, unit: str = "s", description: str = "") -> Histogram:
-    """Make a histogram of times."""
+    """Return a histogram of times."""
     return Histogram(name, unit, description)
 
 
-def known() -> list[Known]:
-    """All instruments of the modules that have been imported, by name."""
+def known() -> list[InstrumentInfo]:
+    """Return all instruments of the imported modules, by name."""
     return [_known[name] for name in sorted(_known)]
 
 
 def install(meter: Meter | None) -> None:
     """Turn metrics on, or off with None. For `setup` and `shutdown`."""
-    global _meter  # the one switch that every instrument looks at
+    global _meter  # the switch that every instrument checks
     _meter = meter

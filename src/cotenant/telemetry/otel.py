@@ -1,4 +1,4 @@
-"""The OpenTelemetry side of spans, metrics and log records. Imported only once the environment asks for one."""
+"""The OpenTelemetry implementation of spans, metrics and log records. Imported only if the environment enables one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(SCOPE)
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            trace.set_tracer_provider(self._provider)  # for plug-ins that speak to OpenTelemetry themselves
+            trace.set_tracer_provider(self._provider)  # for plug-ins that use OpenTelemetry themselves
 
     @contextmanager
     def span(self, name: str, parent: str, attributes: Mapping[str, Attribute]) -> Iterator[_LiveSpan]:
@@ -57,7 +57,7 @@ class Tracing:
         end_seconds: float,
         attributes: Mapping[str, Attribute],
     ) -> str:
-        """Export a span that is over."""
+        """Export a span that has ended."""
         span = self._tracer.start_span(
             name,
             _context(parent),
@@ -68,17 +68,17 @@ class Tracing:
         return _trace_parent(span)
 
     def root(self, name: str, attributes: Mapping[str, Attribute]) -> str:
-        """Export a span of no length that has no parent, whatever is active."""
+        """Export a span of zero length without a parent."""
         span = self._tracer.start_span(name, Context(), attributes=attributes)
         span.end()
         return _trace_parent(span)
 
     def current(self) -> str:
-        """Name the active span."""
+        """Return the traceparent of the active span."""
         return _trace_parent(trace.get_current_span())
 
     def server_interceptors(self, traced: Callable[[str], bool]) -> list[Any]:
-        """Trace the methods that `traced` picks."""
+        """Return interceptors that trace the methods selected by `traced`."""
 
         def picked(call: Any) -> bool:
             return traced(call.method)
@@ -86,16 +86,16 @@ class Tracing:
         return [aio_server_interceptor(tracer_provider=self._provider, filter_=picked)]
 
     def client_interceptors(self) -> list[Any]:
-        """Trace unary calls only: a stream lives as long as its process, and its span would never be seen."""
+        """Return interceptors for unary calls only: a stream lives as long as its process, and its span never ends."""
         return [aio_client_interceptors(tracer_provider=self._provider)[0]]
 
     def shutdown(self) -> None:
-        """Send what is left and stop."""
+        """Export what is left and stop."""
         _close(self._provider, self._exporter)
 
 
 class Metrics:
-    """A meter provider that exports by OTLP every so often (OTEL_METRIC_EXPORT_INTERVAL)."""
+    """A meter provider that exports periodically by OTLP (OTEL_METRIC_EXPORT_INTERVAL)."""
 
     def __init__(self, resource: Resource) -> None:
         self._exporter = OTLPMetricExporter()
@@ -104,7 +104,7 @@ class Metrics:
         self.meter: metrics.Meter = self._provider.get_meter(SCOPE)
 
     def shutdown(self) -> None:
-        """Send what is left and stop."""
+        """Export what is left and stop."""
         _close(self._provider, self._exporter)
 
 
@@ -132,7 +132,7 @@ class Records:
         self._logger.emit(record)
 
     def shutdown(self) -> None:
-        """Send what is left and stop."""
+        """Export what is left and stop."""
         _close(self._provider, self._exporter)
 
 
@@ -160,7 +160,7 @@ def _close(
     provider: TracerProvider | MeterProvider | LoggerProvider,
     exporter: OTLPSpanExporter | OTLPMetricExporter | OTLPLogExporter,
 ) -> None:
-    """Flush and stop, soon: a collector that is away would be tried again for ten seconds, with a user waiting."""
+    """Flush and stop, with a time-out: the exporter would retry an unavailable collector for ten seconds."""
     giving_up = threading.Timer(FLUSH_SECONDS_MAX, exporter.shutdown)
     giving_up.daemon = True
     giving_up.start()
@@ -171,7 +171,7 @@ def _close(
 
 
 def _context(parent: str) -> Context | None:
-    """Read a traceparent; "" means whatever is active, and one that cannot be read begins a new trace."""
+    """Parse a traceparent; "" means the active span, and an invalid one starts a new trace."""
     return _W3C.extract({"traceparent": parent}) if parent else None
 
 

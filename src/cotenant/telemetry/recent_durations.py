@@ -1,7 +1,7 @@
 """Durations of the last 30 seconds, in three windows of 10 seconds.
 
-One slow moment falls into one window, while a slow part shows in several. A window keeps no single durations but a
-histogram, whose buckets grow by 10 %, so that memory does not grow with the load.
+A single slow moment falls into one window, while permanent slowness shows in several. A window keeps no single
+durations but a histogram, whose buckets grow by 10 %, so that memory does not grow with the load.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 WINDOW_SECONDS, WINDOWS = 10.0, 3
-FLOOR_SECONDS = 0.0001  # durations up to this are not told apart
-GROWTH = 1.1  # of one bucket over the one before
+FLOOR_SECONDS = 0.0001  # durations up to this share a bucket
+GROWTH = 1.1  # of a bucket over the previous one
 
 
 @dataclass(slots=True)
 class Window:
-    """The durations of 10 seconds."""
+    """The durations within 10 seconds."""
 
     number: int
     count: int = 0
@@ -28,10 +28,10 @@ class Window:
     buckets: Counter[int] = field(default_factory=Counter)
 
 
-class Recent:
-    """The durations of the window of now and of the two before it.
+class RecentDurations:
+    """The durations of the current window and the two before it.
 
-    >>> recent = Recent(clock=lambda: 100.0)
+    >>> recent = RecentDurations(clock=lambda: 100.0)
     >>> for seconds in (0.2, 0.4, 3.0):
     ...     recent.add(seconds)
     >>> recent.count, recent.longest_seconds, 0.4 <= recent.median_seconds <= 0.44
@@ -39,13 +39,13 @@ class Recent:
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        """`clock` is the monotonic one by default."""
+        """`clock` is monotonic time by default."""
         self._clock = clock or time.monotonic  # as it is now: simulations replace it
         self._began = self._clock()
         self._windows: list[Window] = []
 
     def add(self, seconds: float) -> None:
-        """Count a duration that has just ended."""
+        """Add a duration that has just ended."""
         number = int(self._clock() // WINDOW_SECONDS)
         if not self._windows or self._windows[-1].number != number:
             self._windows = [*self._windows[-WINDOWS:], Window(number)]
@@ -57,13 +57,13 @@ class Recent:
 
     @property
     def windows(self) -> list[Window]:
-        """The windows of now and before that have any duration, the oldest first."""
+        """The current and previous windows that have any duration, the oldest first."""
         oldest = int(self._clock() // WINDOW_SECONDS) - WINDOWS + 1
         return [window for window in self._windows if window.number >= oldest]
 
     @property
     def count(self) -> int:
-        """How many durations there are."""
+        """The number of durations."""
         return sum(window.count for window in self.windows)
 
     @property
@@ -91,5 +91,5 @@ class Recent:
         return min(1.0, total / (now - begin)) if now > begin else 0.0
 
     def windows_above(self, seconds: float) -> int:
-        """In how many windows some duration was that long or longer."""
+        """Return how many windows have a duration of at least `seconds`."""
         return sum(window.longest_seconds >= seconds for window in self.windows)

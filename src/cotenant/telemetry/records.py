@@ -1,4 +1,4 @@
-"""Log records for a collector: what somebody must be able to find years later, beside the lines on stderr."""
+"""Log records for a collector: events that must be found years later, in addition to the lines on stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """Where records go."""
+    """The destination of records."""
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         """Send a record, without waiting for it."""
@@ -17,12 +17,12 @@ _sink: Sink | None = None
 
 
 def install(sink: Sink | None) -> None:
-    """Say where records go from now on; None: nowhere."""
+    """Set the destination of records from now on; None: nowhere."""
     global _sink
     _sink = sink
 
 
 def emit(event: str, fields: Mapping[str, Any]) -> None:
-    """Send a record, where the environment asks for that."""
+    """Send a record, if the environment enables that."""
     if _sink is not None:
         _sink.emit(event, fields)

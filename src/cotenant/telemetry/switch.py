@@ -1,4 +1,4 @@
-"""Turns logs on, and spans, metrics and log records where the standard environment variables ask for them."""
+"""Turns logs on, and spans, metrics and log records if the standard environment variables enable them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _running: list[Tracing | Metrics | Records] = []
 def setup(service: str, *, prefix: str = "") -> None:
     """Set up this process's telemetry. A later call changes the logs only.
 
-    On a terminal each line of the log begins with the prefix: several processes may share it.
+    On a terminal each log line begins with the prefix, because several processes may share the terminal.
 
     Reads COTENANT_LOG (debug, info, warning, error, critical) and the standard OTEL_ variables.
     """
@@ -42,7 +42,7 @@ def setup(service: str, *, prefix: str = "") -> None:
 
 
 def shutdown() -> None:
-    """Send what is left, then turn spans, metrics and records off. Does nothing where they are off."""
+    """Export what is left, then turn spans, metrics and records off. Does nothing if they are off."""
     tracing.install(None)
     records.install(None)
     metrics.install(None)
@@ -51,7 +51,7 @@ def shutdown() -> None:
 
 
 def wants(environment: Mapping[str, str], signal: str) -> bool:
-    """Tell whether the environment asks for a signal, TRACES, METRICS or LOGS, to be exported by OTLP over gRPC.
+    """Return whether the environment enables a signal, TRACES, METRICS or LOGS, to be exported by OTLP over gRPC.
 
     >>> wants({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317"}, "TRACES")
     True
@@ -74,7 +74,7 @@ def wants(environment: Mapping[str, str], signal: str) -> bool:
 
 
 def _of(environment: Mapping[str, str], signal: str, what: str) -> str:
-    """Read a variable of the exporter; the signal's own wins over the common one."""
+    """Return a variable of the exporter; the signal's own overrides the common one."""
     own, common = f"OTEL_EXPORTER_OTLP_{signal}_{what}", f"OTEL_EXPORTER_OTLP_{what}"
     return environment.get(own) or environment.get(common, "")
 
@@ -87,7 +87,7 @@ def _start(service: str, wanted: Collection[str]) -> None:
 
     named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": f"cotenant-{service}"}
     if "service.instance.id" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
-        named["service.instance.id"] = f"{socket.gethostname()}:{os.getpid()}"  # by which replicas and agents differ
+        named["service.instance.id"] = f"{socket.gethostname()}:{os.getpid()}"  # distinguishes replicas and agents
     resource = Resource.create({"service.namespace": "cotenant", "service.version": version("cotenant"), **named})
     if "TRACES" in wanted:
         traces = Tracing(resource)

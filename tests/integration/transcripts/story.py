@@ -1,14 +1,14 @@
-"""Stories as text, told on the pure core: a table, a ledger and the cycle, nothing else.
+"""Transcript tests of the pure core: a table, a ledger and the cycle, nothing else.
 
-A story is a file of paragraphs. Each has comments (`# why`), commands, `----`, and what the cycle at its end did:
-what was stopped, what started and where, what waits and why. Commands:
+A story is a file of paragraphs. Each has comments (`# why`), commands, `----`, and the result of a cycle after the
+commands: what stopped, what started and where, what waits and why. Commands:
 
-    cluster 2x4 1x0x8              nodes by GPUs and cores (3 per GPU unless said)
+    cluster 2x4 1x0x8              nodes by GPUs and cores (default: 3 cores per GPU)
     queue las thresholds=100,200   the queue policy; `placement` and `allocator` likewise
     submit big gpus=8              8 replicas of 1 GPU; replicas=2 gpus=4 cores=2 priority=1 pinned=yes where=anywhere
     wait 100                       time passes
     finish big                     a job ends
-    cordon 0, uncordon 0           a node takes no more work, takes it again
+    cordon 0, uncordon 0           a node gets no new work, gets it again
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RULE = "----"
 
 @dataclass
 class Story:
-    """A cluster, its jobs and a clock that only commands move."""
+    """A cluster, its jobs, and a clock that only commands move."""
 
     now: float = 0.0
     ledger: Ledger = field(default_factory=lambda: Ledger([]))
@@ -49,7 +49,7 @@ class Story:
             self.do(command)
 
     def do(self, line: str) -> None:
-        """Carry out one command."""
+        """Execute one command."""
         verb, *words = line.split()
         match verb:
             case "cluster":
@@ -98,7 +98,7 @@ class Story:
             self.ledger.release(holding)
 
     def schedule(self) -> list[str]:
-        """Run a cycle; stops take no time. Tells what happened."""
+        """Run a cycle and return its results; stops take no time."""
         policy: Any = self.policies["queue"]
         jobs, ids = self.table.jobs(self.now), list(self.table.ids)
         choice = cycle.choose(jobs, policy, policy.order(jobs, self.now), self.capacity(), now=self.now)
@@ -148,18 +148,18 @@ class Story:
 
 
 def nodes(word: str) -> list[NodeShape]:
-    """Read `2x4x12`: two nodes of 4 GPUs and 12 cores."""
+    """Parse `2x4x12`: two nodes of 4 GPUs and 12 cores."""
     count, gpus, *cores = (int(number) for number in word.split("x"))
     return [NodeShape(gpus, cores[0] if cores else 3 * gpus)] * count
 
 
 def settings(words: list[str]) -> dict[str, str]:
-    """Read `key=value` words."""
+    """Parse `key=value` words."""
     return dict(word.split("=", 1) for word in words)
 
 
-def tell(text: str) -> Iterator[tuple[str, str]]:
-    """Tell a story paragraph by paragraph: each as it is written, and as it came out."""
+def replay(text: str) -> Iterator[tuple[str, str]]:
+    """Replay a story; yield each paragraph as written, and with its actual results."""
     story = Story()
     for paragraph in text.strip().split("\n\n"):
         lines = paragraph.splitlines()

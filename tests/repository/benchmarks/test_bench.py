@@ -25,7 +25,7 @@ def script(text: str) -> list[str]:
 def test_every_benchmark_is_run_once() -> None:
     modules = (bench.ROOT / "benchmarks").glob("*.py")
     runnable = {path.stem for path in modules if re.search("^if __name__", path.read_text(), re.MULTILINE)}
-    assert sorted(runnable) == sorted((*bench.found(), *bench.PARTS))
+    assert sorted(runnable) == sorted((*bench.discover(), *bench.PARTS))
 
 
 def test_every_other_module_is_one_that_others_use() -> None:
@@ -33,16 +33,16 @@ def test_every_other_module_is_one_that_others_use() -> None:
     texts = {path: path.read_text() for folder in folders for path in (bench.ROOT / folder).rglob("*.py")}
     for path in (bench.ROOT / "benchmarks").glob("*.py"):
         used = re.compile(rf"benchmarks(\.| import [^\n]*\b){path.stem}\b")
-        runs = path.stem in (*bench.found(), *bench.PARTS)
+        runs = path.stem in (*bench.discover(), *bench.PARTS)
         assert runs or any(used.search(text) for other, text in texts.items() if other != path), path.name
 
 
 def test_all_together_take_thirteen_minutes_at_most_and_what_stands_apart_is_none_of_them() -> None:
-    assert set(bench.FORMS) == set(bench.found()), "a benchmark is in the table, and has its seconds there"
-    names = bench.names_of("")
+    assert set(bench.FORMS) == set(bench.discover()), "a benchmark is in the table, and has its seconds there"
+    names = bench.parse_names("")
     assert sum(bench.form_of(name).seconds for name in names) <= 13 * 60
-    assert sorted([*names, *bench.apart()]) == sorted(bench.found())
-    assert bench.names_of("chaos") == ("chaos",), "who asks for it by name gets it"
+    assert sorted([*names, *bench.excluded()]) == sorted(bench.discover())
+    assert bench.parse_names("chaos") == ("chaos",), "who asks for it by name gets it"
 
 
 def test_what_no_time_is_left_for_is_not_run_and_is_named(
@@ -52,8 +52,8 @@ def test_what_no_time_is_left_for_is_not_run_and_is_named(
     monkeypatch.setattr(bench, "FORMS", {"mesh": bench.Form(0.0), "kills": bench.Form(3600.0)})
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen(script("print('[]')"), **more))
-    wish = bench.Wish(("kills", "mesh"), 1, 60.0, minutes_max=15.0)
-    assert bench.carry_out(wish, {"chaos": "it stands apart"}, save_it=False, strict=False) == 0
+    plan = bench.RunPlan(("kills", "mesh"), 1, 60.0, minutes_max=15.0)
+    assert bench.run_benchmarks(plan, {"chaos": "it stands apart"}, save_it=False, strict=False) == 0
     told = capsys.readouterr().out
     assert "not run: chaos: it stands apart" in told
     assert "not run: kills: there was no time left for it in 15 minutes" in told
@@ -63,10 +63,10 @@ def test_what_no_time_is_left_for_is_not_run_and_is_named(
 
 
 def test_one_runs_in_the_form_that_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "FORMS", {"mesh": bench.Form(), "migration": bench.Form(whole=True)})
-    wish = bench.Wish(("mesh", "migration", "new"), 1, 60.0)
-    assert ["--quick" in wish.of(name) for name in wish.names] == [True, False, True]
-    assert "--quick" not in bench.Wish(("mesh",), 1, 60.0, long=True).of("mesh")
+    monkeypatch.setattr(bench, "FORMS", {"mesh": bench.Form(), "migration": bench.Form(long_form=True)})
+    plan = bench.RunPlan(("mesh", "migration", "new"), 1, 60.0)
+    assert ["--quick" in plan.of(name) for name in plan.names] == [True, False, True]
+    assert "--quick" not in bench.RunPlan(("mesh",), 1, 60.0, long=True).of("mesh")
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_one_runs_in_the_form_that_the_table_has(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_it_ends_with_1_where_something_failed_or_is_worse(
-    wrong: dict[str, int], strict: bool, saved: bool, code: int
+    problems: dict[str, int], strict: bool, saved: bool, code: int
 ) -> None:
-    assert bench.status(Counter(wrong), strict=strict, saved=saved) == code
+    assert bench.exit_status(Counter(problems), strict=strict, saved=saved) == code
 
 
 def row(ratio: float) -> str:
@@ -113,13 +113,13 @@ def test_what_is_saved_is_compared_with_and_what_failed_keeps_what_it_had(
 
 
 def test_rows_count_also_where_a_bar_does_not_hold(tmp_path: Path) -> None:
-    done = bench.run(script(f"print('''{ROWS}'''); raise SystemExit(1)"), tmp_path / "log", 60)
-    assert (done.error, done.rows[0]["value"]) == ("", 1.0)
+    result = bench.run(script(f"print('''{ROWS}'''); raise SystemExit(1)"), tmp_path / "log", 60)
+    assert (result.error, result.rows[0]["value"]) == ("", 1.0)
 
 
 def test_one_that_breaks_says_its_last_words(tmp_path: Path) -> None:
-    done = bench.run(script("raise ValueError('the reason')"), tmp_path / "log", 60)
-    assert (done.rows, done.error) == ([], "ended with 1: ValueError: the reason")
+    result = bench.run(script("raise ValueError('the reason')"), tmp_path / "log", 60)
+    assert (result.rows, result.error) == ([], "ended with 1: ValueError: the reason")
 
 
 def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
@@ -128,16 +128,16 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> Non
         f"child = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
         f"print('''{ROWS}''', flush=True); time.sleep(600)"
     )
-    done = bench.run(script(text), tmp_path / "log", 2)
-    assert (done.rows, done.error) == ([], "it was not done after 2 s")
+    result = bench.run(script(text), tmp_path / "log", 2)
+    assert (result.rows, result.error) == ([], "it was not done after 2 s")
     child = int((tmp_path / "pid").read_text())
     until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text(), "its end")
 
 
 def test_unknown_names_are_all_told() -> None:
-    assert bench.names_of("mesh, placement") == ("mesh", "placement")
+    assert bench.parse_names("mesh, placement") == ("mesh", "placement")
     with pytest.raises(ValueError, match="no benchmark mush, plaice; there are agent, "):
-        bench.names_of("mush,mesh,plaice")
+        bench.parse_names("mush,mesh,plaice")
 
 
 def test_an_interruption_keeps_what_is_done(

@@ -12,12 +12,12 @@ def row(name: str = "a", value: float = 1.0, **more: Any) -> dict[str, Any]:
 
 
 def against(now: float, *before: float, **more: Any) -> list[comparing.Change]:
-    kept = comparing.keep([[row(ratio=ratio, **more)] for ratio in before])
+    kept = comparing.summarize_runs([[row(ratio=ratio, **more)] for ratio in before])
     return list(comparing.changes("b", [row(ratio=now, **more)], kept))
 
 
 def test_ratios_are_compared_and_not_values() -> None:
-    kept = comparing.keep([[row(value=100.0, ratio=2.0)]])
+    kept = comparing.summarize_runs([[row(value=100.0, ratio=2.0)]])
     assert list(comparing.changes("b", [row(value=900.0, ratio=2.1)], kept)) == []
 
 
@@ -51,24 +51,27 @@ def test_the_bar_or_else_the_unit_says_which_way_is_worse(more: dict[str, Any], 
 
 def test_a_time_without_a_reference_is_not_compared_and_memory_is() -> None:
     for unit, count in (("s", 0), ("1/s", 0), ("MiB", 1)):
-        kept = comparing.keep([[row(unit=unit)]])
+        kept = comparing.summarize_runs([[row(unit=unit)]])
         assert len(list(comparing.changes("b", [row(value=9.0, unit=unit)], kept))) == count
 
 
 def test_something_where_there_was_nothing_is_worse() -> None:
-    kept = comparing.keep([[row(value=0.0, unit="", bar="0")]])
+    kept = comparing.summarize_runs([[row(value=0.0, unit="", bar="0")]])
     assert [change.worse for change in comparing.changes("b", [row(value=3.0, unit="", bar="0")], kept)] == [True]
 
 
 def test_figures_that_are_new_or_gone_are_no_changes() -> None:
-    assert list(comparing.changes("b", [row("new", ratio=1.0)], comparing.keep([[row("gone", ratio=9.0)]]))) == []
+    assert (
+        list(comparing.changes("b", [row("new", ratio=1.0)], comparing.summarize_runs([[row("gone", ratio=9.0)]])))
+        == []
+    )
 
 
 def test_tables_show_figures_what_they_were_and_what_went_wrong() -> None:
     taken = {"form": "quick", "time": "now", "cores": 2, "python": "3.11", "load_per_core": 3.0, "noisy": True}
     done = {"rows": [row("x|y", ratio=2.0, holds=False)], "seconds": 1.0, "processor_seconds": 1.0, "error": ""}
     broken = done | {"rows": [], "error": "ended with 1: no"}
-    kept = {"benchmarks": {"good": comparing.keep([[row("x|y", ratio=1.5)]])}}
+    kept = {"benchmarks": {"good": comparing.summarize_runs([[row("x|y", ratio=1.5)]])}}
     shown = comparing.markdown({"taken": taken, "benchmarks": {"good": done, "bad": broken}}, kept)
     assert "| x\\|y | 1 | ms |  |  | 2 |  | **no** | 1.5 |" in shown
     assert "**ended with 1: no**" in shown

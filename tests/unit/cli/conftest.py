@@ -18,7 +18,7 @@ COTENANT = [sys.executable, "-c", "from cotenant.cli.main import main; main()"]
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it printed."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -45,7 +45,7 @@ class Shell:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of the test's own, so that nothing of this machine's is found."""
+    """A home directory for the test, isolated from this machine's files."""
     for name in ("COTENANT_ENDPOINT", "COTENANT_TOKEN", "COTENANT_STATE_DIR", "COTENANT_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -60,7 +60,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 
 @pytest.fixture
 def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standin]:
-    """A mesh that the environment points at."""
+    """A mesh that the environment variables point to."""
     made = Standin()
     made.start()
     monkeypatch.setenv("COTENANT_ENDPOINT", made.address)
@@ -78,9 +78,9 @@ def spec() -> JobSpec:
 
 @pytest.fixture
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let cut streams be taken up at once."""
+    """Resume interrupted streams without delay."""
 
     def quicken() -> None:
-        monkeypatch.setattr("cotenant.cli.stream_retry.PAUSES_SECONDS", (0.0,) * 10)
+        monkeypatch.setattr("cotenant.cli.stream_retry.RETRY_DELAYS_SECONDS", (0.0,) * 10)
 
     return quicken

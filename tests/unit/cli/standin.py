@@ -1,7 +1,7 @@
-"""A mesh for tests: the true stubs and server, with state in memory and no scheduler.
+"""A mesh for tests: the real stubs and server, with state in memory and no scheduler.
 
-It takes jobs in by the true rules. `autopilot` runs a job's command as soon as it was taken; without it, the test
-moves jobs by `run` and `finish`. The true queue is met in the end-to-end tests.
+It admits jobs by the real rules. `autopilot` runs a job's command as soon as it is admitted; without it, tests move
+jobs by `run` and `finish`. The end-to-end tests cover the real queue.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
                 yield pb.WatchJobsResponse(job=job)
             if self.cut_streams:
                 self.cut_streams -= 1
-                raise errors.unavailable("the stand-in was told to cut this")
+                raise errors.unavailable("the stand-in cuts this stream")
             yield pb.WatchJobsResponse(synced=True)
             left = {job.id for job in known if PHASES.from_wire(job.phase) not in ENDED}
             while left or not request.until_ended:
@@ -210,21 +210,21 @@ class Jobs(jobs_grpc.JobServiceServicer):
                     if self.cut_streams or self.cut_logs:
                         self.cut_streams = max(0, self.cut_streams - 1)
                         self.cut_logs = max(0, self.cut_logs - 1)
-                        raise errors.unavailable("the stand-in was told to cut this")
+                        raise errors.unavailable("the stand-in cuts this stream")
             ended = PHASES.from_wire(self.jobs[job.id].phase) in ENDED or self.jobs[job.id].attempt.number != number
             if not request.follow or ended:
                 return
             await self._next_change()
 
     def add(self, spec: JobSpec, **fields: Any) -> job_pb2.Job:
-        """Take a job in."""
+        """Add a job."""
         job = self._made(f"{len(self.jobs):08d}k{len(self.jobs):03d}", spec)
         job.MergeFrom(job_pb2.Job(**fields))
         self._set(job)
         return job
 
     def move(self, job_id: str, phase: Phase, **fields: Any) -> None:
-        """Put a job into another phase."""
+        """Move a job to another phase."""
         job = job_pb2.Job()
         job.CopyFrom(self.jobs[job_id])
         job.phase = PHASES.to_wire(phase)
@@ -250,7 +250,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.move(job_id, Phase.RUNNING, attempt=attempt, start_time=timestamp(time.time()))
 
     def say(self, job_id: str, data: bytes, rank: int = 0) -> None:
-        """Let a job print something."""
+        """Append to a job's output."""
         self.logs[job_id, self.jobs[job_id].attempt.number].append((rank, data))
         self._set(self.jobs[job_id])
 
@@ -302,7 +302,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
 
 
 def matches(job: job_pb2.Job, wanted: pb.JobFilter) -> bool:
-    """Apply a filter as the contract says."""
+    """Return whether a job matches a filter, by the API's contract."""
     nodes = [one.node_id for one in job.attempt.allocations] if PHASES.from_wire(job.phase) in HOLDING else []
     return all(
         [
@@ -380,7 +380,7 @@ class Nodes(nodes_grpc.NodeServiceServicer):
 
 
 class Contention(contention_grpc.ContentionServiceServicer):
-    """The last samples, as the test puts them."""
+    """Samples and incidents, set by the test."""
 
     def __init__(self) -> None:
         self.samples: list[contention_pb.NodeSample] = []
@@ -388,7 +388,7 @@ class Contention(contention_grpc.ContentionServiceServicer):
         self.asked: list[contention_pb.ListIncidentsRequest] = []
 
     async def ListIncidents(self, request: contention_pb.ListIncidentsRequest, context: Any) -> Any:
-        """Page by page, one incident on each."""
+        """Return pages of one incident each."""
         asked = contention_pb.ListIncidentsRequest()
         asked.CopyFrom(request)
         self.asked.append(asked)
@@ -402,7 +402,7 @@ class Contention(contention_grpc.ContentionServiceServicer):
 
 
 class Policies(policies_grpc.PolicyServiceServicer):
-    """Policies, as the test puts them."""
+    """Policies, set by the test."""
 
     def __init__(self) -> None:
         self.policies: list[policies_pb.Policy] = []
@@ -413,17 +413,17 @@ class Policies(policies_grpc.PolicyServiceServicer):
 
 
 class Replicas(replicas_grpc.ReplicaServiceServicer):
-    """What a process says of itself."""
+    """A process's report about itself."""
 
     def __init__(self) -> None:
-        self.told = replicas_pb.ListReplicasResponse(process=replicas_pb.Process(version="1.0"))
+        self.reported = replicas_pb.ListReplicasResponse(process=replicas_pb.Process(version="1.0"))
 
     async def ListReplicas(self, request: Any, context: Any) -> replicas_pb.ListReplicasResponse:
-        return self.told
+        return self.reported
 
 
 class Standin:
-    """The services in a thread of their own, so that a test can run commands as a user does."""
+    """The services in their own thread, so that a test can run commands as a user does."""
 
     def __init__(self) -> None:
         self.jobs = Jobs()
@@ -452,11 +452,11 @@ class Standin:
         self._loop.close()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something in the services' thread."""
+        """Run a coroutine in the services' thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
     def call(self, function: Callable[..., T], *arguments: Any, **fields: Any) -> T:
-        """Call something in the services' thread."""
+        """Call a function in the services' thread."""
 
         async def called() -> T:
             return function(*arguments, **fields)
@@ -464,12 +464,12 @@ class Standin:
         return self.do(called())
 
     def set_serving(self, service: str, serving: bool) -> None:
-        """Tell by the health protocol whether a service can work."""
+        """Set the health status of a service."""
         assert self._server is not None
         self.call(self._server.set_serving, service, serving)
 
     async def move(self) -> None:
-        """Serve at another port, and no longer at the old one."""
+        """Stop serving at the old port and serve at another."""
         assert self._server is not None
         self._stopping = asyncio.ensure_future(self._server.stop(0))
         await self._start()

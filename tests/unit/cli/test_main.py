@@ -12,9 +12,9 @@ from tests.unit.cli.conftest import COTENANT, Shell
 from tests.unit.cli.standin import Standin
 
 from cotenant.cli import main
-from cotenant.cli.connection import exit_code, told
+from cotenant.cli.connection import command_error, exit_code
 from cotenant.cli.flags import hoist
-from cotenant.cli.lazy import CALLED_ELSEWHERE, Entry, load
+from cotenant.cli.lazy import FOREIGN_COMMANDS, Entry, load
 from cotenant.cli.main import ENTRIES
 from cotenant.cli.outcome import ExitCode
 from cotenant.codec.errors import Problem, Violation
@@ -31,7 +31,7 @@ def test_help_names_every_command_and_fits_80_columns(shell: Shell) -> None:
     assert max(map(len, ended.out.splitlines())) <= 80
 
 
-def test_nothing_said_is_bad_usage_and_shows_help(shell: Shell) -> None:
+def test_no_command_is_bad_usage_and_shows_help(shell: Shell) -> None:
     ended = shell()
     assert ended.code == ExitCode.USAGE
     assert "Usage: cotenant" in ended.out
@@ -41,26 +41,26 @@ def test_the_version_is_the_package_s(shell: Shell) -> None:
     assert shell("--version").out.startswith("cotenant 0.")
 
 
-def test_an_unknown_command_is_answered_with_the_nearest_ones(shell: Shell) -> None:
+def test_an_unknown_command_suggests_the_nearest_ones(shell: Shell) -> None:
     ended = shell("subnit")
     assert ended.code == ExitCode.USAGE
-    assert "there is no command 'subnit'" in ended.err
+    assert "unknown command 'subnit'" in ended.err
     assert "did you mean submit?" in ended.err
 
 
-def test_a_word_of_other_schedulers_is_answered_with_ours(shell: Shell) -> None:
+def test_a_command_of_other_schedulers_suggests_ours(shell: Shell) -> None:
     assert "did you mean status or health?" in shell("ping").err
     known = {entry.name for entry in ENTRIES}
-    assert known >= {one for near in CALLED_ELSEWHERE.values() for one in near}
-    assert not known & CALLED_ELSEWHERE.keys()
+    assert known >= {one for near in FOREIGN_COMMANDS.values() for one in near}
+    assert not known & FOREIGN_COMMANDS.keys()
 
 
-def test_an_unknown_option_is_answered_with_where_help_is(shell: Shell) -> None:
+def test_an_unknown_option_refers_to_help(shell: Shell) -> None:
     ended = shell("jobs", "--nodde", "x")
     assert ended.code == ExitCode.USAGE
     assert ended.err.startswith("error: no such option")
     assert "--nodde" in ended.err
-    assert "`cotenant jobs --help` tells more" in ended.err
+    assert "`cotenant jobs --help`" in ended.err
 
 
 def test_help_imports_neither_grpc_nor_rich() -> None:
@@ -82,7 +82,7 @@ def test_a_list_of_jobs_imports_no_logs_tables_or_numbers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_every_command_is_there_with_help_of_its_own(entry: Entry) -> None:
+def test_every_command_loads_and_has_help(entry: Entry) -> None:
     command = load(entry)
     assert command.name == entry.name
     assert command.help
@@ -96,20 +96,20 @@ def test_help_shows_an_example_and_fits_80_columns(shell: Shell, entry: Entry) -
     assert max(map(len, ended.out.splitlines())) <= 80
 
 
-def test_nothing_to_reach_is_told_with_what_to_do(shell: Shell) -> None:
+def test_a_missing_mesh_address_is_reported_with_a_hint(shell: Shell) -> None:
     ended = shell("jobs")
     assert ended.code == ExitCode.UNREACHABLE
     assert "cotenant up" in ended.err
     assert ended.out == ""
 
 
-def test_a_closed_port_is_not_reachable(shell: Shell) -> None:
+def test_a_closed_port_is_unreachable(shell: Shell) -> None:
     ended = shell("jobs", "--endpoint", "127.0.0.1:1")
     assert ended.code == ExitCode.UNREACHABLE
     assert "cannot be reached" in ended.err
 
 
-def test_global_options_may_stand_behind_the_command(shell: Shell, tmp_path: Path) -> None:
+def test_global_options_may_follow_the_command(shell: Shell, tmp_path: Path) -> None:
     before, behind = shell("--state-dir", str(tmp_path), "jobs"), shell("jobs", f"--state-dir={tmp_path}")
     assert before == behind
     assert str(tmp_path) in behind.err
@@ -121,20 +121,18 @@ def test_a_wrong_token_is_bad_input(shell: Shell, standin: object) -> None:
     assert "TOKEN_WRONG" in ended.err
 
 
-def test_a_surprise_is_one_line_without_a_traceback(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_one_line_without_a_traceback(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(context: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("cotenant.cli.jobs.list_jobs.reach", broken)
+    monkeypatch.setattr("cotenant.cli.jobs.list_jobs.with_mesh", broken)
     monkeypatch.setattr("cotenant.cli.jobs.list_jobs.Flags.of", broken)
     ended = shell("jobs")
     assert ended.code == ExitCode.FAILED
-    assert ended.err.startswith("error: something went wrong inside: RuntimeError: a bug")
+    assert ended.err.startswith("error: internal error: RuntimeError: a bug")
 
 
-def test_a_traceback_is_shown_to_who_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_traceback_is_shown_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def broken(context: object) -> None:
         raise RuntimeError("a bug")
 
@@ -165,23 +163,23 @@ def test_a_refusal_shows_its_code_and_its_remedy() -> None:
     problem = Problem(
         grpc.StatusCode.FAILED_PRECONDITION, "NEVER_FITS", "needs 9 GPUs", metadata={"remedy": "add a server"}
     )
-    error = told(problem)
+    error = command_error(problem)
     assert (error.message, error.hint, error.code) == ("NEVER_FITS: needs 9 GPUs", "add a server", ExitCode.FAILED)
 
 
-def test_every_violation_stands_on_its_own_line() -> None:
+def test_every_violation_has_its_own_line() -> None:
     violations = [Violation("spec.name", "is too long"), Violation("spec.roles[0].replicas", "must be positive")]
-    error = told(Problem(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", "bad", violations=violations))
+    error = command_error(Problem(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", "bad", violations=violations))
     assert error.details == ("spec.name: is too long", "spec.roles[0].replicas: must be positive")
 
 
-def test_an_argument_that_is_no_text_is_bad_usage() -> None:
+def test_an_argument_that_is_not_utf8_is_bad_usage() -> None:
     ended = subprocess.run([*COTENANT, "show", b"\xff"], capture_output=True, text=True, check=False)
     assert ended.returncode == ExitCode.USAGE
-    assert "argument 2 is no UTF-8 text" in ended.stderr
+    assert "argument 2 is not UTF-8 text" in ended.stderr
 
 
-def test_a_terminal_without_a_character_is_no_reason_to_fail(standin: Standin, spec: JobSpec) -> None:
+def test_a_terminal_that_lacks_a_character_does_not_fail(standin: Standin, spec: JobSpec) -> None:
     job = standin.call(standin.jobs.add, spec)
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run([*COTENANT, "show", job.id], capture_output=True, text=True, check=False, env=env)
@@ -189,14 +187,14 @@ def test_a_terminal_without_a_character_is_no_reason_to_fail(standin: Standin, s
     assert "1 ? (1 GPU, 4 cores)" in ended.stdout
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_output_is_not_an_error() -> None:
     script = f"{shlex.join(COTENANT)} submit --example | head -n 1"
     ended = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (ExitCode.DONE, "")
     assert ended.stdout.startswith("# A job file")
 
 
-def test_an_option_of_the_command_s_own_is_left_to_it() -> None:
+def test_a_commands_own_option_is_not_hoisted() -> None:
     given: dict[str, str] = {}
     assert hoist(["--token", "a", "--state-dir", "b"], given, own={"--state-dir"}) == ["--state-dir", "b"]
     assert given == {"token": "a"}

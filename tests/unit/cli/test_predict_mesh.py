@@ -1,4 +1,4 @@
-"""`cotenant predict` of the mesh: a real predictor at the other end, taught by observations."""
+"""`cotenant predict` against a mesh with a real predictor that learns from observations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cotenant.rpc.server import Server
 from cotenant.security import identity
 from cotenant.security.identity import Identity
 from cotenant.security.permissions import Role
-from cotenant.services.predictor.api.server import Config, Predicting, start
+from cotenant.services.predictor.api.server import Config, RunningPredictor, start
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
@@ -31,12 +31,12 @@ PREDICTORS = ("xiao-piecewise", "history", "latency")
 
 @dataclass
 class Taught:
-    """A predictor, and what it is taught by."""
+    """A predictor and a sender of observations."""
 
     standin: Standin
     address: str = ""
     now: int = 1_000_000
-    _alive: list[tuple[Server, Predicting]] = field(default_factory=list)
+    _alive: list[tuple[Server, RunningPredictor]] = field(default_factory=list)
 
     def start(self) -> None:
         self.standin.do(self._start())
@@ -48,7 +48,7 @@ class Taught:
         self.standin.do(self._saw(observations))
 
     def rates(self, rates: dict[int, float], **fields: Any) -> None:
-        """Teach it rates by cores."""
+        """Report rates by cores."""
         self.saw(*(self.observation(cores, rate_per_second=rate, **fields) for cores, rate in rates.items()))
 
     def observation(self, cores: int = 4, **fields: Any) -> pb.Observation:
@@ -105,15 +105,19 @@ def taught(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> Iterator[Taught
     made.stop()
 
 
-def test_a_job_of_a_known_model_is_estimated_under_each_candidate(shell: Shell, taught: Taught) -> None:
+def test_a_job_of_a_known_model_is_estimated_for_each_candidate(shell: Shell, taught: Taught) -> None:
     taught.rates({1: 10.0, 2: 20.0, 4: 39.0, 16: 60.0})
     options = ("--model", "resnet50", "--gpus", "1", "--steps", "6000", "--cpus", "16", "--cores", "2,4")
-    [told] = shell("predict", "job", *options, "--json").json
-    assert (told["predictable"], told["cores_useful"]) == (True, 6)
-    assert told["remaining_seconds"] == pytest.approx(100, rel=0.05)
-    assert told["remaining_p10_seconds"] < told["remaining_seconds"] < told["remaining_p90_seconds"]
-    assert [(one["cores"], round(one["rate_per_second"])) for one in told["candidates"]] == [(16, 60), (2, 20), (4, 39)]
-    assert told["source"].startswith("xiao-piecewise: 6000 steps left")
+    [reported] = shell("predict", "job", *options, "--json").json
+    assert (reported["predictable"], reported["cores_useful"]) == (True, 6)
+    assert reported["remaining_seconds"] == pytest.approx(100, rel=0.05)
+    assert reported["remaining_p10_seconds"] < reported["remaining_seconds"] < reported["remaining_p90_seconds"]
+    assert [(one["cores"], round(one["rate_per_second"])) for one in reported["candidates"]] == [
+        (16, 60),
+        (2, 20),
+        (4, 39),
+    ]
+    assert reported["source"].startswith("xiao-piecewise: 6000 steps left")
     ended = shell("predict", "job", *options)
     assert "1m40s (" in ended.out
     assert "6 per replica (θ)" in ended.out
@@ -121,33 +125,33 @@ def test_a_job_of_a_known_model_is_estimated_under_each_candidate(shell: Shell, 
     assert ended.out.splitlines()[-2].split()[:4] == ["2", "1", "20", "5m00s"]
 
 
-def test_a_person_of_one_tenant_asks_for_its_own_jobs(
+def test_a_user_of_one_tenant_may_estimate_its_own_jobs(
     shell: Shell, taught: Taught, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What to measure next is told to callers of all tenants alone; the estimate stands without it."""
+    """What to measure next is only for callers with access to all tenants; the estimate works without it."""
     taught.rates({1: 10.0, 2: 20.0, 4: 39.0}, spec=spec(tenant="lab"))
     monkeypatch.setattr(identity, "OPERATOR", Identity("eve", frozenset({Role.USER}), frozenset({"lab"})))
     options = ("predict", "job", "--gpus", "1", "--cpus", "4", "--json")
-    [told] = shell(*options, "--model", "resnet50", "--steps", "6000").json
-    assert (told["predictable"], round(told["candidates"][0]["rate_per_second"])) == (True, 39)
+    [reported] = shell(*options, "--model", "resnet50", "--steps", "6000").json
+    assert (reported["predictable"], round(reported["candidates"][0]["rate_per_second"])) == (True, 39)
     [unknown] = shell(*options, "--model", "bert").json
     assert (unknown["predictable"], unknown.get("next")) == (False, None)
     assert "NOT_YOUR_TENANT" in shell(*options, "--tenant", "default").err
 
 
-def test_an_unknown_job_is_unpredictable_with_why_and_what_would_help(shell: Shell, taught: Taught) -> None:
-    [told] = shell("predict", "job", "--gpus", "1", "--json").json
-    assert not told["predictable"]
-    assert told["source"] == "xiao-piecewise: no rate of a job like this one was seen on known cores"
-    assert told["next"]["cores"][0] == 16
-    assert [hint.split(" ")[1] for hint in told["hints"]] == ["its", "it", "how", "run"]
+def test_an_unknown_job_is_unpredictable_with_reason_and_hints(shell: Shell, taught: Taught) -> None:
+    [reported] = shell("predict", "job", "--gpus", "1", "--json").json
+    assert not reported["predictable"]
+    assert reported["source"] == "xiao-piecewise: no rate of a job like this one was seen on known cores"
+    assert reported["next"]["cores"][0] == 16
+    assert [hint.split(" ")[1] for hint in reported["hints"]] == ["its", "its", "its", "run"]
     ended = shell("predict", "job", "--gpus", "1", "--model", "resnet50", "--steps", "10")
     assert (ended.code, ended.out.splitlines()[1]) == (ExitCode.DONE, "remaining     unpredictable")
     assert "hint" in ended.out
     assert "tell its steps" not in ended.out
 
 
-def test_a_service_is_told_its_latency_and_the_replicas_that_keep_its_promise(
+def test_a_service_gets_its_latency_and_the_replicas_for_its_objective(
     shell: Shell, taught: Taught, tmp_path: Path
 ) -> None:
     path = tmp_path / "service.yaml"
@@ -155,44 +159,44 @@ def test_a_service_is_told_its_latency_and_the_replicas_that_keep_its_promise(
         "name: recommender\nkind: inference\nmodel: dlrm\ngpus: 0.5\ncpus: 2\ncommand: [serve]\n"
         "qos: {latency: 50ms, percentile: 99, arrivals: 400}\n"
     )
-    [told] = shell("predict", "job", str(path), "--json").json
-    assert told["candidates"][0]["latency"] is None
-    assert "progress.batch" in told["hints"][0]
+    [reported] = shell("predict", "job", str(path), "--json").json
+    assert reported["candidates"][0]["latency"] is None
+    assert "progress.batch" in reported["hints"][0]
     request = resources_pb2.ResourceRequest(gpu_milli=500, cores=2)
     service = spec("dlrm", kind=job_pb2.JOB_KIND_INFERENCE, roles=[job_pb2.Role(replicas=1, resources=request)])
     allocation = pb.CandidateAllocation(cores=2, gpu_milli=500)
     for size in (1, 2, 4, 8, 16):
         batch_time = Duration(nanos=int((0.002 * size + 0.01) * 1e9))
         taught.saw(taught.observation(spec=service, allocation=allocation, batch_size=size, batch_time=batch_time))
-    [told] = shell("predict", "job", str(path), "--json").json
-    latency = told["candidates"][0]["latency"]
+    [reported] = shell("predict", "job", str(path), "--json").json
+    latency = reported["candidates"][0]["latency"]
     assert latency["p95_seconds"] < latency["p99_seconds"]
     assert latency["replicas_needed"] == 2
     out = shell("predict", "job", str(path)).out
     assert "99th " in out
-    assert "2 keep the promise" in out
+    assert "2 to meet the latency objective" in out
 
 
-def test_bad_questions_are_bad_usage(shell: Shell, taught: Taught, tmp_path: Path) -> None:
+def test_invalid_estimate_requests_are_bad_usage(shell: Shell, taught: Taught, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("gpu: 1\ncommand: [x]\n")
-    for arguments, told in (
+    for arguments, reported in (
         (("--cores", "1,x"), "--cores: must be a whole number"),
         (("--cores", "0"), "--cores: must be from 1 to"),
         (("--cores", ",".join(map(str, range(1, 99)))), "more than 64 candidates"),
-        ((str(tmp_path / "bad.yaml"),), "bad.yaml:1:1: a job has no field 'gpu'; did you mean gpus?"),
+        ((str(tmp_path / "bad.yaml"),), "bad.yaml:1:1: unknown job field 'gpu'; did you mean gpus?"),
     ):
         ended = shell("predict", "job", *arguments)
         assert (ended.code, ended.out) == (ExitCode.USAGE, "")
-        assert told in ended.err
+        assert reported in ended.err
 
 
-def test_a_mesh_that_is_away_is_unreachable(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_without_a_mesh_is_unreachable(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTENANT_ENDPOINT", "queue=127.0.0.1:1")
     ended = shell("predict", "job", "--gpus", "1")
-    assert (ended.code, "where predictor is" in ended.err) == (ExitCode.UNREACHABLE, True)
+    assert (ended.code, "address of the predictor service is unknown" in ended.err) == (ExitCode.UNREACHABLE, True)
 
 
-def test_what_the_mesh_knows_of_a_model_is_told(shell: Shell, taught: Taught) -> None:
+def test_the_profile_of_a_model_is_shown(shell: Shell, taught: Taught) -> None:
     taught.rates({1: 10.0, 2: 20.0, 4: 39.0, 16: 60.0})
     taught.rates({4: 90.0}, phase="validation")
     taught.rates({4: 2.0}, spec=spec("vgg", tenant="vision"))
@@ -217,14 +221,14 @@ def test_what_the_mesh_knows_of_a_model_is_told(shell: Shell, taught: Taught) ->
     assert [line.split()[0] for line in table] == ["MODEL", "nightly", "resnet50", "vgg"]
     out = shell("predict", "show", "resnet50").out
     assert "60 on 16 (×1)" in out
-    assert "6 cores (5 to 7 with 90 %, confidence" in out
+    assert "6 cores (5 to 7 at 90 %, confidence" in out
     assert "rates validation" in out
     assert [one["model"] for one in shell("predict", "show", "--user", "vision", "--json").json] == ["vgg"]
     ended = shell("predict", "show", "resnet5")
-    assert (ended.code, "nothing is known of 'resnet5'" in ended.err) == (ExitCode.FAILED, True)
+    assert (ended.code, "no profile of 'resnet5'" in ended.err) == (ExitCode.FAILED, True)
 
 
-def test_rates_that_no_longer_hold_are_told_as_stale(shell: Shell, taught: Taught) -> None:
+def test_outdated_rates_are_shown_as_stale(shell: Shell, taught: Taught) -> None:
     taught.rates({4: 40.0, 8: 70.0})
     assert shell("predict", "show", "--json").json[0]["settings"][0]["stale"] is None
     for _ in range(3):

@@ -18,7 +18,7 @@ from tests.unit.cli.standin import Standin, node
 from cotenant.cli.jobs import list_jobs
 from cotenant.cli.mesh import policies
 from cotenant.cli.nodes import nodes, top
-from cotenant.cli.outcome import CommandError, ExitCode, harmless, show_error
+from cotenant.cli.outcome import CommandError, ExitCode, sanitize, show_error
 from cotenant.cli.render import Column, plain_lines, styled
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.lifecycle import Phase
@@ -48,31 +48,31 @@ def test_tables_fit_80_columns_and_keep_ids_and_numbers_whole(name: str) -> None
         assert column.elastic or cell in lines[1].split()
 
 
-def test_where_there_is_no_room_at_all_something_of_each_name_is_left() -> None:
+def test_narrow_terminals_keep_a_part_of_each_name() -> None:
     assert plain_lines((Column("NAME", elastic=True), Column("ID")), [["abcdefgh", "x" * 9]], width_max=5) == [
         "NAME    ID",
         "abcde…  xxxxxxxxx",
     ]
 
 
-def test_wide_characters_are_counted_as_what_they_take() -> None:
+def test_wide_characters_count_with_their_width() -> None:
     columns = (Column("NAME", elastic=True), Column("GPUS", right=True))
     assert plain_lines(columns, [["漢字漢字漢字漢字", "8"]], width_max=16)[1] == "漢字漢字…      8"
 
 
-def test_names_are_never_taken_as_markup() -> None:
+def test_names_are_never_interpreted_as_markup() -> None:
     assert styled((Column("NAME"),), [["[red]x[/red]"]], 80).plain == "NAME        \n[red]x[/red]"
 
 
-def test_phases_are_coloured_and_names_like_them_are_not() -> None:
+def test_phases_are_colored_but_equal_names_are_not() -> None:
     text = styled((Column("NAME"), Column("PHASE", styled=True)), [["failed", "failed"]], 80)
     assert [text.plain[span.start : span.end].strip() for span in text.spans if "red" in str(span.style)] == ["failed"]
     assert [span.start for span in text.spans if "red" in str(span.style)] == [text.plain.rindex("failed")]
 
 
 @given(st.text())
-def test_nothing_from_elsewhere_can_move_a_terminal_s_cursor(text: str) -> None:
-    assert harmless(text).isprintable()
+def test_foreign_text_cannot_move_the_cursor(text: str) -> None:
+    assert sanitize(text).isprintable()
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=9), st.text("cd", max_size=9)), max_size=5))
@@ -84,7 +84,7 @@ def test_plain_tables_are_aligned(rows: list[tuple[str, str]]) -> None:
         assert line[width:].strip() == right
 
 
-def test_an_error_has_its_details_and_its_hint_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_details_and_hint_of_an_error_have_their_own_lines(capsys: pytest.CaptureFixture[str]) -> None:
     show_error(CommandError("bad\x1b[31m", hint="do this", details=["one", "two"]))
     assert capsys.readouterr().err == "error: bad?[31m\n  one\n  two\nhint: do this\n"
 
@@ -100,7 +100,7 @@ class Terminal:
         self.seen = ""
 
     def read_until(self, pattern: str) -> None:
-        """Wait for something to be shown; the test's own time limit is the limit."""
+        """Wait for a text on the terminal; the test's time limit applies."""
         while not re.search(pattern, self.seen):
             self.seen += os.read(self._ours, 4096).decode()
 
@@ -129,7 +129,7 @@ def test_watching_on_a_terminal_shows_changes_in_place_until_ctrl_c(
     assert "Traceback" not in terminal.seen
 
 
-def test_top_on_a_terminal_looks_again_until_ctrl_c(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_on_a_terminal_refreshes_until_ctrl_c(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     standin.nodes.nodes = {"gpu-1": node("gpu-1")}
     terminal = Terminal("top", "--interval", "200ms")
@@ -140,7 +140,7 @@ def test_top_on_a_terminal_looks_again_until_ctrl_c(standin: Standin, monkeypatc
     assert "Traceback" not in terminal.seen
 
 
-def test_a_table_on_a_terminal_is_coloured(standin: Standin, spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_on_a_terminal_is_colored(standin: Standin, spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     standin.call(standin.jobs.add, spec)
     terminal = Terminal("jobs")

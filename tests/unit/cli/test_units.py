@@ -44,17 +44,17 @@ def test_a_short_size_is_at_most_seven_wide_and_near(size: float) -> None:
         units.parse_cores,
         units.parse_integer,
         units.parse_number,
-        units.parse_truth,
+        units.parse_bool,
         lambda text: units.parse_deadline(text, now=0.0),
     ],
 )
 @given(text=st.text())
-def test_a_reader_takes_a_text_or_says_what_it_expected(reader: Callable[[str], object], text: str) -> None:
-    assert (told(reader, text) or "must").startswith(("must", "needs", "has", "can"))
+def test_a_parser_accepts_a_text_or_names_what_it_expects(reader: Callable[[str], object], text: str) -> None:
+    assert (read_or_refuse(reader, text) or "must").startswith(("must", "needs", "has", "can"))
 
 
-def told(reader: Callable[[str], object], text: str) -> str | None:
-    """What a reader says of a text that it does not take."""
+def read_or_refuse(reader: Callable[[str], object], text: str) -> str | None:
+    """Return a parser's error for a text; "" if it accepts it."""
     try:
         reader(text)
     except ValueError as error:
@@ -70,13 +70,13 @@ def test_durations_are_written_in_many_ways(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "-5s", "1y", "1h 30m x", "soon", "101000h" * 20, "40000d", "1s" * 51])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         units.parse_seconds(text)
 
 
 @pytest.mark.parametrize("text", ["4", "4XB", "GiB", "-1GiB", "1.5B", "9EiB", ""])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"must|needs|has"):
         units.parse_bytes(text)
 

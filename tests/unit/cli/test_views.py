@@ -16,7 +16,7 @@ NOW = CREATED + 100
 
 
 def job(phase: Phase, state: AttemptState | None = None) -> Job:
-    """A job of two replicas with cores for the allocator to decide, submitted 100 s ago."""
+    """A job with two replicas and auto cores, submitted 100 s ago."""
     spec = JobSpec(roles=(Role(replicas=2, request=Request(gpu_milli=500)),), command=("true",))
     made = Job(id="a", spec=spec_to_wire(spec), phase=PHASES.to_wire(phase), create_time=timestamp(CREATED))
     if state:
@@ -26,19 +26,19 @@ def job(phase: Phase, state: AttemptState | None = None) -> Job:
     return made
 
 
-def test_a_job_that_waits_tells_how_long_and_what_it_asks_for() -> None:
+def test_a_waiting_job_shows_its_wait_time_and_requests() -> None:
     view = job_view(job(Phase.QUEUED), NOW)
     assert (view["wait_seconds"], view["run_seconds"]) == (100, 0)
     assert (view["replicas"], view["gpus"], view["cores"], view["nodes"]) == (2, 1, None, [])
 
 
-def test_a_job_that_runs_tells_what_it_holds_and_all_the_time_that_it_ran() -> None:
+def test_a_running_job_shows_its_resources_and_total_run_time() -> None:
     view = job_view(job(Phase.RUNNING, AttemptState.RUNNING), NOW)
     assert (view["wait_seconds"], view["run_seconds"]) == (30, 47)
     assert (view["cores"], view["nodes"]) == (8, ["n1", "n2"])
 
 
-def test_a_job_that_was_preempted_holds_nothing_and_does_not_run_on() -> None:
+def test_a_preempted_job_holds_nothing_and_stops_counting_run_time() -> None:
     view = job_view(job(Phase.QUEUED, AttemptState.STOPPED), NOW)
     assert (view["run_seconds"], view["cores"], view["nodes"]) == (7, None, [])
 
@@ -47,7 +47,7 @@ def test_a_phase_of_a_newer_server_keeps_its_number() -> None:
     assert job_view(Job(id="a", phase=99), NOW)["phase"] == "phase 99"  # type: ignore[arg-type]  # as it may come
 
 
-def test_a_reason_that_the_summary_tells_is_not_told_twice(shell: Shell, standin: Standin, spec: JobSpec) -> None:
+def test_a_reason_in_the_summary_is_not_repeated(shell: Shell, standin: Standin, spec: JobSpec) -> None:
     made = standin.call(standin.jobs.add, replace(spec, name="x"))
     made.refusal.detail, made.refusal.remedy = "8 GPUs are asked for and 5 are free", "a job ends"
     out = shell("explain", made.id).out
@@ -55,7 +55,7 @@ def test_a_reason_that_the_summary_tells_is_not_told_twice(shell: Shell, standin
     assert out.count("a job ends") == 1
 
 
-def test_a_policy_that_any_service_uses_is_active(shell: Shell, standin: Standin) -> None:
+def test_a_policy_used_by_any_service_is_active(shell: Shell, standin: Standin) -> None:
     policy = Policy(group="cotenant.predictors", name="history", package="cotenant", healthy=True)
     other = Standin()
     other.start()
@@ -64,13 +64,13 @@ def test_a_policy_that_any_service_uses_is_active(shell: Shell, standin: Standin
         other.policies.policies = [Policy(active=True)]
         other.policies.policies[0].MergeFrom(policy)
         endpoints = f"queue={standin.address},predictor={other.address}"
-        [told] = shell("--endpoint", endpoints, "--token", TOKEN, "policies", "--json").json
+        [reported] = shell("--endpoint", endpoints, "--token", TOKEN, "policies", "--json").json
     finally:
         other.stop()
-    assert told["active"]
+    assert reported["active"]
 
 
-def test_a_time_that_has_no_date_is_not_known() -> None:
+def test_a_time_without_a_date_is_unknown() -> None:
     job = Job(id="a", attempt=Attempt(start_time=timestamp(1e15)))
     job.end_time.seconds = -(1 << 62)
     view = job_view(job, 5.0)

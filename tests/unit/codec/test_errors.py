@@ -15,7 +15,7 @@ TRAILERS_BYTES_MAX = 8192  # what a gRPC client takes by default, all keys toget
 
 
 class FailedCall(Exception):
-    """What a client sees of a call, without a network."""
+    """A failed call as a client sees it, without a network."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: tuple[tuple[str, bytes], ...] = ()) -> None:
         super().__init__(details)
@@ -54,7 +54,7 @@ def test_a_problem_arrives_as_it_was_sent(problem: Problem) -> None:
     assert vars(arrived) == vars(problem)
 
 
-def test_details_are_those_that_other_clients_know() -> None:
+def test_details_are_readable_by_other_clients() -> None:
     problem = errors.unavailable("busy", retry_after_seconds=2.5)
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     first, second = errors.to_status(problem).details
@@ -68,7 +68,7 @@ long = st.builds(operator.mul, st.sampled_from(["x", "π", "𝄞"]), st.integers
 
 
 @given(st.integers(0, 2000), long, st.dictionaries(st.text(max_size=300), long, max_size=20))
-def test_whatever_is_told_fits_into_the_trailers(count: int, text: str, metadata: dict[str, str]) -> None:
+def test_every_problem_fits_into_the_trailers(count: int, text: str, metadata: dict[str, str]) -> None:
     violations = [Violation(f"spec.roles[{index}].replicas", text) for index in range(count)]
     problem = Problem(grpc.StatusCode.INVALID_ARGUMENT, "X", text * 3, metadata=metadata, violations=violations)
     status = errors.to_status(problem)
@@ -77,7 +77,7 @@ def test_whatever_is_told_fits_into_the_trailers(count: int, text: str, metadata
     assert in_base_64 + in_percent_code < TRAILERS_BYTES_MAX - 500
 
 
-def test_violations_beyond_the_room_are_counted() -> None:
+def test_violations_that_do_not_fit_are_counted() -> None:
     problem = errors.invalid([Violation(f"spec.roles[{index}].replicas", "must be positive") for index in range(500)])
     arrived = errors.from_error(sent(problem))
     kept = len(arrived.violations) - 1
@@ -86,7 +86,7 @@ def test_violations_beyond_the_room_are_counted() -> None:
     assert arrived.violations[0] == problem.violations[0]
 
 
-def test_a_missing_thing_is_named_with_what_may_have_been_meant() -> None:
+def test_a_missing_object_is_named_with_a_suggestion() -> None:
     problem = errors.not_found("tenant", "vison", near=["vision", "speech"])
     assert problem.reason == "TENANT_NOT_FOUND"
     assert problem.message == "there is no tenant 'vison'; did you mean 'vision'?"
@@ -104,17 +104,17 @@ def test_a_conflict_says_what_to_do() -> None:
     [
         (grpc.StatusCode.UNAVAILABLE, "connection refused", "the service cannot be reached: connection refused"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", "no answer within the call's deadline"),
-        (grpc.StatusCode.UNAUTHENTICATED, "", "the service does not know the caller"),
+        (grpc.StatusCode.UNAUTHENTICATED, "", "the caller is not authenticated"),
         (grpc.StatusCode.OUT_OF_RANGE, "", "OUT_OF_RANGE"),
         (grpc.StatusCode.UNKNOWN, "odd", "odd"),
     ],
 )
-def test_a_plain_status_is_put_into_words(code: grpc.StatusCode, details: str, message: str) -> None:
+def test_a_plain_status_is_explained(code: grpc.StatusCode, details: str, message: str) -> None:
     problem = errors.from_error(FailedCall(code, details))
     assert (problem.code, problem.reason, problem.message) == (code, code.name, message)
 
 
-def test_details_that_contradict_the_status_or_cannot_be_read_are_left_aside() -> None:
+def test_contradicting_or_undecodable_details_are_ignored() -> None:
     rich = errors.to_status(errors.not_found("job", "a")).SerializeToString()
     contradicting = FailedCall(grpc.StatusCode.INTERNAL, "odd", ((errors.DETAILS_KEY, rich),))
     garbled = FailedCall(grpc.StatusCode.INTERNAL, "odd", ((errors.DETAILS_KEY, b"\xff\xff\xff"),))

@@ -1,4 +1,4 @@
-"""The table of roles: whole, and enforced for each role and each method, over gRPC with real TLS."""
+"""The role table is complete, and enforced for each role and each method, over gRPC with real TLS."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from cotenant.rpc.server import Server
 from cotenant.security import identity
 from cotenant.security.certificates import Authority
 from cotenant.security.credentials import Credentials
-from cotenant.security.grpc_tls import TlsFiles, Watched
+from cotenant.security.grpc_tls import TlsFiles, WatchedTlsFiles
 from cotenant.security.identity import Identity
 from cotenant.security.permissions import ROLES, Role, Scope
 from cotenant.security.server_security import Security
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 
 METHODS = dict(contract())
 OF_ONE = "?tenants=lab"
-STUBS = {"AgentService": "node_service"}  # others have a file of their own name
+STUBS = {"AgentService": "node_service"}  # others are in a file of their own name
 BEARERS = {
     "viewer-of-all": "viewer/viewer-of-all?tenants=*",
     "user-of-all": "user/user-of-all?tenants=*",
@@ -45,8 +45,8 @@ BEARERS = {
     "agent-n1": "agent/n1",
     "service-queue": "service/queue",
 }
-CALLERS = {name: Bearer.parse(text).identity for name, text in BEARERS.items()}
-# Written by hand, so that the table is held to something: whom each kind of method is for.
+CALLERS = {name: Subject.parse(text).identity for name, text in BEARERS.items()}
+# Written by hand, as a check of the table: which roles each kind of method is for.
 READS = ("Get", "List", "Watch", "Explain", "Summarize", "Simulate", "ReadLogs", "Estimate", "PlanProfile")
 OF_AGENTS = {"Connect", "UploadOutput", "StreamSamples"}
 OF_SERVICES = {
@@ -62,7 +62,7 @@ OF_SERVICES = {
 
 
 class Served:
-    """All services of the contract on one server, none of them implemented: who gets that far was let in."""
+    """All services of the API on one server, none of them implemented: UNIMPLEMENTED means that a call was admitted."""
 
     def __init__(self, channels: dict[str, Channel]) -> None:
         self.channels = channels
@@ -83,13 +83,13 @@ async def _drained(stream: Any) -> None:
 
 @pytest_asyncio.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    """The server, and a channel for each caller with a certificate of its own."""
+    """Yield the server, and a channel for each caller with its own certificate."""
     authority = Authority(tmp_path)
     authority.create()
-    certified = authority.issue(Bearer.parse("service/placement"), ["127.0.0.1"])
+    certified = authority.issue(Subject.parse("service/placement"), ["127.0.0.1"])
     files = TlsFiles(authority.cert_path, certified.path, certified.key_path)
     async with AsyncExitStack() as stack:
-        server = Server(security=Security(authenticator=Credentials(), tls=Watched(files)))
+        server = Server(security=Security(authenticator=Credentials(), tls=WatchedTlsFiles(files)))
         for service in {path.split("/")[1] for path in METHODS}:
             name = service.rpartition(".")[2]
             file = STUBS.get(name) or re.sub("(?<!^)([A-Z])", r"_\1", name).lower()
@@ -99,20 +99,20 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         stack.push_async_callback(server.stop, 0)
         channels: dict[str, Channel] = {}
         for name, text in BEARERS.items():
-            own = authority.issue(Bearer.parse(text))
+            own = authority.issue(Subject.parse(text))
             mine = TlsFiles(authority.cert_path, own.path, own.key_path)
             channels[name] = await stack.enter_async_context(connect(f"127.0.0.1:{port}", tls=mine))
         yield Served(channels)
 
 
-def test_every_method_of_the_contract_is_in_the_table_and_no_other() -> None:
+def test_the_role_table_has_exactly_the_methods_of_the_api() -> None:
     assert set(ROLES) == set(METHODS)
     for path, rule in ROLES.items():
         assert rule.scopes, path
 
 
-def test_what_carries_a_request_id_changes_something_and_reads_do_not() -> None:
-    planning = "/cotenant.v1.PlacementService/PlanPlacement"  # told by the history of the store
+def test_methods_with_a_request_id_are_changes_and_others_are_reads() -> None:
+    planning = "/cotenant.v1.PlacementService/PlanPlacement"  # the store's history has it
     for path, method in METHODS.items():
         if "request_id" in method.input_type.fields_by_name and path != planning:
             assert ROLES[path].changes, path
@@ -120,7 +120,7 @@ def test_what_carries_a_request_id_changes_something_and_reads_do_not() -> None:
             assert not ROLES[path].changes, path
 
 
-def test_the_table_says_what_is_written_by_hand() -> None:
+def test_the_table_matches_the_list_in_this_test() -> None:
     for path, rule in ROLES.items():
         name = path.rpartition("/")[2]
         assert (Role.AGENT in rule.scopes) == (name in OF_AGENTS), path
@@ -137,7 +137,7 @@ def test_the_table_says_what_is_written_by_hand() -> None:
 
 
 async def test_each_role_gets_as_far_with_each_method_as_the_table_says(served: Served) -> None:
-    """Every caller calls every method; all that are let in meet services that know nothing."""
+    """Every caller calls every method; admitted calls reach services that implement nothing."""
     for path, rule in ROLES.items():
         for name, caller in CALLERS.items():
             allowed = caller.scope(rule) is not None
@@ -152,20 +152,20 @@ async def test_each_role_gets_as_far_with_each_method_as_the_table_says(served: 
                 assert caller.name in problem.message
 
 
-def test_what_tells_of_all_tenants_together_is_for_callers_of_all_of_them() -> None:
+def test_methods_over_all_tenants_are_for_callers_of_all_tenants() -> None:
     path = "/cotenant.v1.ContentionService/ListIncidents"
     assert scope_of(CALLERS["viewer-of-all"], path, ROLES[path]) is Scope.ALL_TENANTS
-    with pytest.raises(Problem, match="of some tenants only"):
+    with pytest.raises(Problem, match="limited to some tenants"):
         scope_of(CALLERS["viewer-of-lab"], path, ROLES[path])
 
 
-# Speaking for others -----------------------------------------------------------------------------------------------
+# Acting on behalf of others ------------------------------------------------------------------------------------------
 
 GET, DRAIN = "/cotenant.v1.JobService/GetJob", "/cotenant.v1.NodeService/DrainNode"
 
 
-async def test_only_a_service_may_say_whose_call_it_passes_on(served: Served) -> None:
-    key, value = identity.speaking_for(CALLERS["operator-1"])
+async def test_only_a_service_may_act_on_behalf_of_others(served: Served) -> None:
+    key, value = identity.on_behalf_header(CALLERS["operator-1"])
     for name, caller in CALLERS.items():
         problem = await served.call(DRAIN, name, **{key: value})
         if Role.SERVICE in caller.roles:
@@ -175,9 +175,9 @@ async def test_only_a_service_may_say_whose_call_it_passes_on(served: Served) ->
             assert problem.code is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_a_call_that_is_passed_on_is_judged_as_its_callers(served: Served) -> None:
+async def test_a_forwarded_call_is_authorized_as_its_callers(served: Served) -> None:
     for name in ("viewer-of-lab", "user-of-all", "agent-n1"):
-        key, value = identity.speaking_for(CALLERS[name])
+        key, value = identity.on_behalf_header(CALLERS[name])
         problem = await served.call(DRAIN, "service-queue", **{key: value})
         assert problem.reason == "ROLE_MAY_NOT"
         assert CALLERS[name].name in problem.message
@@ -203,25 +203,25 @@ async def test_a_call_that_is_passed_on_is_judged_as_its_callers(served: Served)
         json.dumps({"name": "eve", "roles": ["operator"], "tenants": ["x" * 5000], "node": ""}),
     ],
 )
-async def test_a_service_that_speaks_unreadably_is_refused(served: Served, told: str) -> None:
+async def test_a_service_with_invalid_caller_metadata_is_rejected(served: Served, told: str) -> None:
     problem = await served.call(GET, "service-queue", **{identity.CALLER: told})
     assert (problem.code, problem.reason) == (grpc.StatusCode.PERMISSION_DENIED, "CALLER_UNREADABLE")
 
 
 @pytest.mark.parametrize("name", sorted(CALLERS))
-def test_an_identity_survives_being_passed_on(name: str) -> None:
-    told = identity.speaking_for(CALLERS[name])
-    read = identity.spoken_for(Identity("queue-2", frozenset({Role.SERVICE}), None), (told,))
+def test_an_identity_survives_forwarding(name: str) -> None:
+    told = identity.on_behalf_header(CALLERS[name])
+    read = identity.acting_identity(Identity("queue-2", frozenset({Role.SERVICE}), None), (told,))
     assert read == CALLERS[name]
     assert read.via == "queue-2"
 
 
-def test_two_words_of_who_calls_are_one_too_many() -> None:
-    told = identity.speaking_for(CALLERS["user-of-lab"])
-    with pytest.raises(Problem, match="cannot be read"):
-        identity.spoken_for(CALLERS["service-queue"], (told, told))
+def test_two_caller_headers_are_rejected() -> None:
+    told = identity.on_behalf_header(CALLERS["user-of-lab"])
+    with pytest.raises(Problem, match="invalid caller metadata"):
+        identity.acting_identity(CALLERS["service-queue"], (told, told))
 
 
-def test_the_page_shows_the_table_as_it_is() -> None:
+def test_the_page_shows_the_current_role_table() -> None:
     text = roles.PAGE.read_text()
     assert roles.page(text) == text, "`make docs` draws it anew"

@@ -1,4 +1,4 @@
-"""Decoded specs are cached within a bound on their memory, whatever the jobs look like."""
+"""Decoded specs are cached within a memory limit, whatever the jobs look like."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECS = 1_600  # 44 MiB of variables, 21 MiB of labels
 
 
 def task(index: int) -> job_pb2.JobSpec:
-    """A job of an array: equal to no other."""
+    """Return a unique job of an array."""
     one = spec(gpus=1, cores=1)
     one.array_task.index = index
     return one
@@ -73,7 +73,7 @@ KINDS = (task, text, variables, labels, argued, team, waiting)
 
 @contextmanager
 def traced() -> Iterator[Callable[[], int]]:
-    """Give a function that returns the bytes that were allocated within the context and are still held."""
+    """Yield a function that returns the bytes allocated within the context and still in use."""
     gc.collect()
     tracemalloc.start()
 
@@ -88,7 +88,7 @@ def traced() -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_estimate_is_near_what_a_decoded_spec_takes(kind: Callable[[int], job_pb2.JobSpec]) -> None:
+def test_the_estimated_size_of_a_decoded_spec_is_close(kind: Callable[[int], job_pb2.JobSpec]) -> None:
     specs = [kind(index) for index in range(200)]
     cache = SpecCache(specs_module._spec_from_wire, spec_bytes_max=1 << 20)
     with traced() as held:
@@ -105,13 +105,13 @@ def test_the_estimate_is_near_what_a_decoded_spec_takes(kind: Callable[[int], jo
     [
         (specs_module.spec_from_wire, BYTES_MAX),
         (codec_module._read, BYTES_MAX),
-        (codec.wanted_of, codec.SPECS_BYTES_MAX),
+        (codec.decoded_spec_of, codec.SPECS_BYTES_MAX),
     ],
 )
-def test_what_services_remember_of_small_specs_stays_within_a_bound(
+def test_caches_of_small_specs_stay_within_their_limit(
     decode: Callable[[job_pb2.JobSpec], object], bytes_max: int
 ) -> None:
-    kind = labels if decode is codec.wanted_of else variables
+    kind = labels if decode is codec.decoded_spec_of else variables
     assert kind(0).ByteSize() <= SPEC_BYTES_MAX
     most = 2 * BYTES_MAX if decode is codec_module._read else bytes_max  # it decodes by way of the first
     with traced() as held:

@@ -188,7 +188,7 @@ def test_a_duration_comes_back_to_the_microsecond(interval: float) -> None:
         (specs_module.HEALTH_ACTIONS, resources_pb2.HealthAction),
     ],
 )
-def test_every_number_of_a_wire_enum_is_a_word_of_the_core(map: specs_module.EnumMap[Any], wire: Any) -> None:
+def test_every_protobuf_enum_value_has_a_value_in_the_model(map: specs_module.EnumMap[Any], wire: Any) -> None:
     numbers = set(wire.values()) - {0}
     assert set(map.names) == numbers
     assert {map.to_wire(map.from_wire(number)) for number in numbers} == numbers
@@ -196,7 +196,7 @@ def test_every_number_of_a_wire_enum_is_a_word_of_the_core(map: specs_module.Enu
         map.from_wire(0)
 
 
-# Every field of these messages is read: a field that is added to the contract and forgotten here fails.
+# Every field of these messages is decoded: a field that is added to the API but forgotten here fails the test.
 TRANSLATED: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     job_pb2.JobSpec: (specs_module.spec_from_wire, specs_module.spec_to_wire),
     resources_pb2.Inventory: (specs_module.inventory_from_wire, specs_module.inventory_to_wire),
@@ -210,7 +210,7 @@ TRANSLATED: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def filled(message: Any, depth: int = 0) -> Any:
-    """Set every field, at every depth, to something that is not its default."""
+    """Set every field, at every depth, to a value other than its default."""
     for field in message.DESCRIPTOR.fields:
         value: Any = {"string": "text", "int": 1, "double": 0.5, "bool": True}.get(_sort(field))
         if field.message_type and field.message_type.GetOptions().map_entry:
@@ -239,7 +239,7 @@ def _sort(field: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", TRANSLATED, ids=lambda kind: str(kind.DESCRIPTOR.name))
-def test_no_field_of_the_contract_is_lost_in_translation(kind: Any) -> None:
+def test_no_field_of_the_api_is_lost_in_decoding(kind: Any) -> None:
     read, write = TRANSLATED[kind]
     message = filled(kind())
     assert write(read(message)) == message
@@ -258,7 +258,7 @@ def refused(message: job_pb2.JobSpec) -> dict[str, str]:
     return {violation.field: violation.description for violation in problem.value.violations}
 
 
-def test_what_a_spec_leaves_out_is_filled_in() -> None:
+def test_unset_fields_of_a_spec_get_defaults() -> None:
     message = job_pb2.JobSpec(command=["true"], roles=[job_pb2.Role(replicas=2)])
     spec = specs_module.accept_spec(message, now=NOW)
     assert spec == JobSpec(kind=JobKind.CPU, command=("true",), roles=(Role("worker", 2),))
@@ -266,20 +266,20 @@ def test_what_a_spec_leaves_out_is_filled_in() -> None:
     assert specs_module.accept_spec(a_spec(), now=NOW).kind is JobKind.TRAINING
 
 
-def test_no_cores_is_auto_and_zero_cores_is_a_mistake() -> None:
+def test_unset_cores_mean_auto_and_zero_cores_are_invalid() -> None:
     assert specs_module.accept_spec(a_spec(), now=NOW).roles[0].request.cores is None
     message = a_spec()
     message.roles[0].resources.cores = 0
     assert "absent for auto" in refused(message)["spec.roles[0].resources.cores"]
 
 
-def test_a_grace_of_nothing_is_not_the_default() -> None:
+def test_a_grace_of_zero_is_not_the_default() -> None:
     message = a_spec()
     message.grace.SetInParent()
     assert specs_module.accept_spec(message, now=NOW).grace_seconds == 0
 
 
-def test_every_bad_field_is_named_at_once_by_its_path_on_the_wire() -> None:
+def test_all_invalid_fields_are_named_by_their_protobuf_paths() -> None:
     message = a_spec(tenant="Vision!", kind=99, locality=77, retries_max=-1, steps_total=-5)
     message.roles[0].resources.gpu_milli = 1500
     message.roles.add(name="ps", replicas=0)
@@ -298,24 +298,24 @@ def test_every_bad_field_is_named_at_once_by_its_path_on_the_wire() -> None:
     }
 
 
-def test_an_enum_number_that_nobody_knows_is_answered_with_those_known() -> None:
-    assert refused(a_spec(kind=99))["spec.kind"] == "99 is not known; known are 1 (training), 2 (inference), 3 (cpu)"
+def test_an_unknown_enum_number_is_answered_with_the_known_values() -> None:
+    assert refused(a_spec(kind=99))["spec.kind"] == "99 is unknown; the values are 1 (training), 2 (inference), 3 (cpu)"
 
 
 @pytest.mark.parametrize("field", ["deadline", "grace", "expected_duration"])
 @pytest.mark.parametrize(("seconds", "nanos"), [(2**62, 0), (-1, 0), (-(2**62), 0), (1, -1), (1, 10**9)])
-def test_a_time_that_cannot_be_is_refused(field: str, seconds: int, nanos: int) -> None:
+def test_times_out_of_range_are_rejected(field: str, seconds: int, nanos: int) -> None:
     message = a_spec()
     time = getattr(message, field)
     time.seconds, time.nanos = seconds, nanos
-    assert "no time that can be written down" in refused(message)[f"spec.{field}"]
+    assert "are out of range" in refused(message)[f"spec.{field}"]
 
 
 @given(st.binary(max_size=200))
-def test_whatever_comes_is_taken_or_refused_and_what_is_taken_can_be_sent_on(noise: bytes) -> None:
+def test_any_message_is_accepted_or_rejected_and_accepted_specs_can_be_encoded(noise: bytes) -> None:
     message = job_pb2.JobSpec()
     try:
-        message.ParseFromString(a_spec().SerializeToString() + noise)  # which adds to its fields, or replaces them
+        message.ParseFromString(a_spec().SerializeToString() + noise)  # adds to its fields, or replaces them
         spec = specs_module.accept_spec(message, now=NOW)
     except (DecodeError, Problem):
         return
@@ -340,7 +340,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_whatever_the_fields_hold_the_answer_is_a_spec_or_a_problem(message: job_pb2.JobSpec) -> None:
+def test_any_field_values_give_a_spec_or_a_problem(message: job_pb2.JobSpec) -> None:
     try:
         specs_module.spec_to_wire(specs_module.accept_spec(message, now=NOW))
     except Problem as problem:

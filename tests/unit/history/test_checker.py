@@ -1,4 +1,4 @@
-"""Each rule is broken once by a history made for it; histories of a correct model break none."""
+"""Each rule is violated by a history made for it; histories of a correct model violate none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ENDS = {"a": Phase.SUCCEEDED}
 
 
 def commits(*changes: Change, first: int = 2, at: float = 0.0) -> list[Commit]:
-    """A commit for each change."""
+    """Return a commit for each change."""
     return [Commit(revision, (change,), at) for revision, change in enumerate(changes, first)]
 
 
@@ -235,22 +235,22 @@ FINE: dict[str, list[Event]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_history_that_breaks_a_rule_is_found(name: str) -> None:
+def test_a_history_that_violates_a_rule_is_found(name: str) -> None:
     rule, events = BROKEN[name]
     found = check(events, lost_after_seconds=AWAY_SECONDS)
     assert {one.rule for one in found} == {rule}, [str(one) for one in found]
 
 
-def test_every_rule_is_broken_by_some_history() -> None:
+def test_every_rule_is_violated_by_some_history() -> None:
     assert {rule for rule, _ in BROKEN.values()} == set(Rule)
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_a_history_that_breaks_none_passes(name: str) -> None:
+def test_a_history_without_violations_passes(name: str) -> None:
     assert check(FINE[name], lost_after_seconds=AWAY_SECONDS) == []
 
 
-def test_what_is_settled_has_no_ends_left() -> None:
+def test_a_settled_history_has_no_unfinished_work() -> None:
     waiting: list[Event] = [
         *commits(JobPut("a", Phase.QUEUED), A1, JobPut("b", Phase.CANCELLED)),
         Acknowledged("r", "a"),
@@ -259,14 +259,14 @@ def test_what_is_settled_has_no_ends_left() -> None:
     assert [one.rule for one in check(waiting, settled=True)] == [Rule.LOST, Rule.ONCE, Rule.LIFE]
 
 
-def test_what_may_follow_what_is_read_from_the_table() -> None:
+def test_reachable_phases_follow_the_lifecycle_table() -> None:
     assert REACHABLE[Phase.SUCCEEDED] == {Phase.SUCCEEDED}
     assert REACHABLE[Phase.SUSPENDED] == {Phase.SUSPENDED, Phase.QUEUED, Phase.CANCELLED}
     assert REACHABLE[Phase.QUEUED] == set(Phase)
 
 
 class Model:
-    """The simplest mesh that is right: everything happens at once, and in order."""
+    """The simplest correct mesh: everything happens at once, and in order."""
 
     def __init__(self, rng: Random) -> None:
         self.rng, self.revision, self.events = rng, 1, list[Event]()
@@ -321,7 +321,7 @@ class Model:
 
 
 @given(st.integers(), st.integers(5, 60))
-def test_a_correct_model_breaks_nothing(seed: int, steps: int) -> None:
+def test_a_correct_model_violates_nothing(seed: int, steps: int) -> None:
     model = Model(Random(seed))
     for _ in range(steps):
         model.rng.choice([model.submit, model.begin, model.end])()

@@ -1,4 +1,4 @@
-"""What processes write down is read again as it was, and put among the commits where it can have been."""
+"""Recorded events are read back unchanged, and merged with commits at possible positions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_every_event_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("line", ["", "{}", '{"at": 1, "kind": "Commit"}', '{"at": 1, "kind": "Told", "node": "n"}'])
-def test_a_line_that_is_no_event_is_told(line: str) -> None:
-    with pytest.raises(ValueError, match="no event"):
+def test_a_line_that_is_not_an_event_is_rejected(line: str) -> None:
+    with pytest.raises(ValueError, match="not an event"):
         recording.read([line])
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_written_unless_a_file_is_named(tmp_path: Path, monkeypatch: 
     assert all(before <= at <= recording.clock() for at, _ in found)
 
 
-def test_a_history_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_history_stops_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(recording.VARIABLE, str(tmp_path))
     recording.record(EVENTS[0])
 
@@ -69,7 +69,7 @@ def test_each_side_keeps_its_order_and_no_order_is_obeyed_before_its_commit(
             assert all(revision > event.epoch for revision in later)
 
 
-def test_of_starts_that_were_written_down_as_many_are_left_as_ran() -> None:
+def test_as_many_recorded_starts_remain_as_ran() -> None:
     began, other = Began("n", "a", 1, 2), Began("n", "b", 1, 3)
     edges: list[tuple[float, Event]] = [(1.0, began), (2.0, other), (3.0, began), (4.0, Over("n", "a", 1))]
     assert that_ran(edges, {("n", "a", 1): 1}) == [(3.0, began), (4.0, Over("n", "a", 1))]

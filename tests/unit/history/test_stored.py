@@ -1,4 +1,4 @@
-"""What services keep is read as events."""
+"""Records of services are decoded as events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(key: str, record: records_pb2.StoredJob | records_pb2.StoredNode) -> ob
     return change
 
 
-def test_a_job_is_read_with_its_priority() -> None:
+def test_a_job_is_decoded_with_its_priority() -> None:
     job = job_pb2.Job(id="a", phase=job_pb2.JOB_PHASE_QUEUED, spec=job_pb2.JobSpec(priority=-3))
     stored = records_pb2.StoredJob(job=job, request_ids=["r"])
     assert read("queue/jobs/a", stored) == JobPut("a", Phase.QUEUED, ("r",), 0, -3)
@@ -31,7 +31,7 @@ def test_a_job_is_read_with_its_priority() -> None:
         (node_service_pb2.NODE_STATE_DRAINING, False),
     ],
 )
-def test_a_node_takes_work_unless_an_operator_says_otherwise(
+def test_a_node_accepts_work_unless_an_operator_forbids_it(
     state: node_service_pb2.NodeState.ValueType, takes_work: bool
 ) -> None:
     stored = records_pb2.StoredNode(node=node_service_pb2.Node(id="n", state=state))

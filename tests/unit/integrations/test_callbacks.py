@@ -1,4 +1,4 @@
-"""The frameworks' callbacks. Stand-ins show how they are wired; the frameworks themselves, where they are installed."""
+"""The frameworks' callbacks: with stand-ins for their wiring, and with the frameworks where installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Line = tuple[int | None, float | None, str]
 
 
 class Heard:
-    """Stands for `progress.step`, with a clock that moves when it is told to."""
+    """Replaces `progress.step`, with a clock that is moved explicitly."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -56,12 +56,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
 
 
 class Base:
-    """What the frameworks' callbacks have in common."""
+    """What the frameworks' callbacks share."""
 
     params: Any = None
 
 
-def test_steps_are_told_ten_times_a_second_and_losses_once(heard: Heard) -> None:
+def test_steps_are_reported_ten_times_a_second_and_losses_once(heard: Heard) -> None:
     reporter = heard.reporter()
     for number in range(1, 301):
         heard.now = number / 100
@@ -72,7 +72,7 @@ def test_steps_are_told_ten_times_a_second_and_losses_once(heard: Heard) -> None
     assert [loss for _, loss, _ in heard.lines if loss is not None] == pytest.approx([1, 101, 201], abs=12)
 
 
-def test_each_phase_counts_its_own_steps_and_its_last_is_told_when_another_begins(heard: Heard) -> None:
+def test_each_phase_counts_its_steps_and_reports_its_last_at_a_change(heard: Heard) -> None:
     reporter = heard.reporter()
     reporter.step(7)
     reporter.step(8)
@@ -91,7 +91,7 @@ def test_each_phase_counts_its_own_steps_and_its_last_is_told_when_another_begin
     ]
 
 
-def test_a_callback_is_told_of_lightnings_batches(heard: Heard, stand_in: Callable[..., Any]) -> None:
+def test_the_lightning_callback_reports_batches(heard: Heard, stand_in: Callable[..., Any]) -> None:
     callback = stand_in("lightning", "lightning.pytorch", Callback=Base)(heard.reporter())
     trainer = SimpleNamespace(global_step=0, sanity_checking=True)
     callback.on_validation_batch_end(trainer, None, None, None, 0)
@@ -106,7 +106,7 @@ def test_a_callback_is_told_of_lightnings_batches(heard: Heard, stand_in: Callab
     assert heard.lines == [(1, 0.5, ""), (2, 0.25, ""), (1, None, "validation")]
 
 
-def test_lightnings_other_package_serves_where_it_is_the_one_in_use(stand_in: Callable[..., Any]) -> None:
+def test_the_other_lightning_package_is_used_if_imported(stand_in: Callable[..., Any]) -> None:
     sys.modules.pop("lightning.pytorch", None)
 
     class Other(Base):
@@ -133,7 +133,7 @@ def test_keras_batches_are_counted_over_epochs(heard: Heard, stand_in: Callable[
     assert [n for n, _, phase in heard.lines if phase] == [1, 2]
 
 
-def test_a_trainers_logs_tell_the_loss(heard: Heard, stand_in: Callable[..., Any]) -> None:
+def test_a_trainers_logs_give_the_loss(heard: Heard, stand_in: Callable[..., Any]) -> None:
     callback = stand_in("huggingface", "transformers", TrainerCallback=Base)(heard.reporter())
     state = SimpleNamespace(global_step=0)
     for number in range(1, 21):
@@ -155,7 +155,7 @@ def test_whatever_goes_wrong_is_warned_of_once(stand_in: Callable[..., Any]) -> 
     with warnings.catch_warnings(record=True) as told:
         callback.on_step_end(None, SimpleNamespace(global_step=1), None)
         callback.on_step_end(None, object(), None)
-    assert [str(one.message) for one in told] == ["progress is not told to Cotenant: RuntimeError: no way"]
+    assert [str(one.message) for one in told] == ["progress is not reported to Cotenant: RuntimeError: no way"]
     callback = stand_in("huggingface", "transformers", TrainerCallback=Base)(Reporter(broken))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

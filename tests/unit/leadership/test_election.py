@@ -1,4 +1,4 @@
-"""One of several processes leads, and only it can write."""
+"""Leader election: one of several processes leads, and only that one can write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.etcd_server import EtcdServer
 
 from cotenant.leadership.election import Election
 from cotenant.leadership.fenced_store import FencedStore
-from cotenant.leadership.leadership_term import Held
+from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, NotLeader, Put, Store, StoreUnavailable
@@ -30,7 +30,7 @@ async def candidate(
     alone: bool = False,
     ttl_seconds: float = TTL_SECONDS,
 ) -> AsyncIterator[Election]:
-    """A process that takes part, and ends as a power cut would end it."""
+    """A candidate that ends as in a power cut."""
     election = Election(store, key, address, ttl_seconds=ttl_seconds, alone=alone)
     following = asyncio.create_task(election.follow())
     try:
@@ -47,15 +47,15 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def won(election: Election) -> Held:
+async def won(election: Election) -> HeldTerm:
     async with asyncio.timeout(WAIT_SECONDS):
-        return await election.win()
+        return await election.campaign()
 
 
-async def test_one_of_many_leads_and_all_know_who() -> None:
+async def test_one_of_many_candidates_leads_and_all_see_it() -> None:
     store = MemoryStore()
     async with candidate(store, address="a:1") as a, candidate(store, address="b:1") as b:
-        waiting = {asyncio.create_task(a.win()): a, asyncio.create_task(b.win()): b}
+        waiting = {asyncio.create_task(a.campaign()): a, asyncio.create_task(b.campaign()): b}
         done, rest = await asyncio.wait(waiting, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         (first,) = done
         await until(lambda: a.leader and b.leader)
@@ -68,14 +68,14 @@ async def test_one_of_many_leads_and_all_know_who() -> None:
             task.cancel()
 
 
-async def test_the_next_leads_once_the_lease_has_run_out_and_under_a_higher_term() -> None:
+async def test_the_next_leader_follows_an_expired_lease_with_a_higher_term() -> None:
     store = MemoryStore()
     async with candidate(store, address="a:1") as a, candidate(store, address="b:1") as b:
         old = await won(a)
-        waiting = asyncio.create_task(b.win())
+        waiting = asyncio.create_task(b.campaign())
         await until(lambda: b.leader)
         assert not waiting.done()
-        new = await asyncio.wait_for(waiting, WAIT_SECONDS)  # nobody keeps the lease of `old` alive
+        new = await asyncio.wait_for(waiting, WAIT_SECONDS)  # the lease of `old` is not renewed
         assert new.term > old.term
         assert await a.hold(old) == "b:1 leads now" or old.lost
 
@@ -85,7 +85,7 @@ async def test_a_lease_that_is_kept_alive_is_not_lost() -> None:
     async with candidate(store, address="a:1") as a, candidate(store, address="b:1") as b:
         held = await won(a)
         holding = asyncio.create_task(a.hold(held))
-        waiting = asyncio.create_task(b.win())
+        waiting = asyncio.create_task(b.campaign())
         assert held.lease
         done, _ = await asyncio.wait([holding, waiting], timeout=3 * held.lease.ttl_seconds)
         assert not done
@@ -93,30 +93,30 @@ async def test_a_lease_that_is_kept_alive_is_not_lost() -> None:
             task.cancel()
 
 
-async def test_who_resigns_is_followed_at_once() -> None:
+async def test_a_leader_that_resigns_is_replaced_at_once() -> None:
     store = MemoryStore()
     async with candidate(store, ttl_seconds=60.0) as a, candidate(store, ttl_seconds=60.0) as b:
         held = await won(a)
-        waiting = asyncio.create_task(b.win())
+        waiting = asyncio.create_task(b.campaign())
         await a.resign(held)
         assert (await asyncio.wait_for(waiting, WAIT_SECONDS)).term > held.term
-        assert await a.hold(held) == "it ends"
+        assert await a.hold(held) == "the process stops"
 
 
-async def test_a_store_of_one_process_has_its_leader_at_once_whatever_a_killed_one_left() -> None:
+async def test_a_single_process_store_has_a_leader_at_once_after_a_kill() -> None:
     store = MemoryStore()
     async with candidate(store, ttl_seconds=60.0) as killed:
         await won(killed)
     async with candidate(store, alone=True) as fresh:
         async with asyncio.timeout(0.5):
-            held = await fresh.win()
+            held = await fresh.campaign()
         holding = asyncio.create_task(fresh.hold(held))
         await asyncio.sleep(0)
         assert not holding.done()
         holding.cancel()
 
 
-async def test_the_mark_of_a_version_without_elections_gives_way_and_fences_it() -> None:
+async def test_the_mark_of_a_version_without_elections_is_replaced_and_fenced() -> None:
     store = MemoryStore()
     marked = await store.transact([], [Put("svc/leader", b"0123456789abcdef")])
     async with candidate(store) as election:
@@ -127,7 +127,7 @@ async def test_the_mark_of_a_version_without_elections_gives_way_and_fences_it()
         )
 
 
-async def test_whoever_lost_the_lead_writes_nothing_and_learns_it() -> None:
+async def test_a_deposed_leader_writes_nothing_and_learns_of_it() -> None:
     store = MemoryStore()
     async with candidate(store, address="a:1") as a, candidate(store, address="b:1") as b:
         old = await won(a)
@@ -143,7 +143,7 @@ async def test_whoever_lost_the_lead_writes_nothing_and_learns_it() -> None:
         assert isinstance(await FencedStore(store, new).transact([], [Put("svc/x", b"3")]), Committed)
 
 
-async def test_a_comparison_of_the_leaders_own_that_fails_is_a_conflict() -> None:
+async def test_a_failed_comparison_of_the_leader_itself_is_a_conflict() -> None:
     store = MemoryStore()
     async with candidate(store) as election:
         held = await won(election)
@@ -152,7 +152,7 @@ async def test_a_comparison_of_the_leaders_own_that_fails_is_a_conflict() -> Non
         assert not held.lost
 
 
-async def test_a_renewed_term_refuses_what_was_sent_under_the_old_one() -> None:
+async def test_a_renewed_term_rejects_writes_of_the_old_one() -> None:
     store = MemoryStore()
     async with candidate(store) as election:
         held = await won(election)
@@ -164,7 +164,7 @@ async def test_a_renewed_term_refuses_what_was_sent_under_the_old_one() -> None:
 
 
 class LosesAnswers(MemoryStore):
-    """Commits, and does not say so, as long as `losing`."""
+    """Commits without an answer, as long as `losing`."""
 
     losing = 0
 
@@ -176,16 +176,16 @@ class LosesAnswers(MemoryStore):
         return result
 
 
-async def test_a_candidacy_whose_answer_was_lost_keeps_nobody_from_leading() -> None:
+async def test_a_candidacy_with_a_lost_answer_does_not_block_the_election() -> None:
     store = LosesAnswers()
     async with candidate(store, ttl_seconds=60.0) as election:
-        winning = asyncio.create_task(election.win())
-        store.losing = 2  # of the grant and of the next try's
+        winning = asyncio.create_task(election.campaign())
+        store.losing = 2  # the grant's answer and that of the next attempt
         held = await asyncio.wait_for(winning, WAIT_SECONDS)
         assert not held.lost
 
 
-async def test_a_term_whose_answer_was_lost_is_found_out() -> None:
+async def test_a_term_with_a_lost_answer_is_found() -> None:
     store = LosesAnswers()
     async with candidate(store) as election:
         held = await won(election)
@@ -195,7 +195,7 @@ async def test_a_term_whose_answer_was_lost_is_found_out() -> None:
         assert await held.renew() > old + 1
 
 
-async def test_the_watch_of_a_leader_tells_it_that_its_key_is_gone() -> None:
+async def test_a_leader_learns_from_its_watch_that_its_key_is_gone() -> None:
     store = MemoryStore()
     async with candidate(store, ttl_seconds=60.0) as election:
         held = await won(election)
@@ -205,7 +205,7 @@ async def test_the_watch_of_a_leader_tells_it_that_its_key_is_gone() -> None:
         assert await asyncio.wait_for(holding, WAIT_SECONDS) == "the leadership key is gone"
 
 
-async def test_in_etcd_a_killed_leader_is_followed_within_three_seconds(shared_etcd: EtcdServer) -> None:
+async def test_in_etcd_a_killed_leader_is_replaced_within_three_seconds(shared_etcd: EtcdServer) -> None:
     store, other = EtcdStore([shared_etcd.endpoint]), EtcdStore([shared_etcd.endpoint])
     try:
         async with (
@@ -228,7 +228,7 @@ async def test_in_etcd_a_killed_leader_is_followed_within_three_seconds(shared_e
         await other.close()
 
 
-async def test_in_etcd_who_is_busy_from_the_moment_of_its_election_on_keeps_its_lease(shared_etcd: EtcdServer) -> None:
+async def test_in_etcd_a_leader_that_is_busy_from_its_election_on_keeps_its_lease(shared_etcd: EtcdServer) -> None:
     store, ttl_seconds = EtcdStore([shared_etcd.endpoint]), 1.0
     try:
         async with candidate(store, "busy/leader", ttl_seconds=ttl_seconds) as election:

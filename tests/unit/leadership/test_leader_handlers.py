@@ -1,4 +1,4 @@
-"""A service that is built for one term ends its calls with it, and every caller is told."""
+"""A service that is built for one term ends its calls with it, and every caller gets a status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.leadership.leader_handlers import Replaced, Stage
+from cotenant.leadership.leader_handlers import LeaderHandlers, LeaderReplaced
 from cotenant.v1 import node_service_pb2 as pb
 from cotenant.v1.node_service_pb2_grpc import AgentServiceServicer, add_AgentServiceServicer_to_server
 
@@ -16,7 +16,7 @@ CONNECT = "/cotenant.v1.AgentService/Connect"
 
 
 class Agents(AgentServiceServicer):
-    """Says one word, and is silent from then on."""
+    """Sends one message and then nothing."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
@@ -38,8 +38,8 @@ def agents() -> Agents:
 
 
 @pytest.fixture
-def stage(agents: Agents) -> Stage:
-    made = Stage()
+def leader_handlers(agents: Agents) -> LeaderHandlers:
+    made = LeaderHandlers()
     made.add(add_AgentServiceServicer_to_server, agents, "cotenant.v1.AgentService")
     return made
 
@@ -49,25 +49,25 @@ async def nothing() -> AsyncIterator[bytes]:
     yield b""
 
 
-async def test_a_stream_that_waits_ends_with_the_stage(stage: Stage, agents: Agents) -> None:
-    stream = stage.stream(CONNECT, nothing(), None)
+async def test_a_waiting_stream_ends_with_the_term(leader_handlers: LeaderHandlers, agents: Agents) -> None:
+    stream = leader_handlers.stream(CONNECT, nothing(), None)
     await anext(stream)
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
-    stage.close()
-    with pytest.raises(Replaced):
+    leader_handlers.close()
+    with pytest.raises(LeaderReplaced):
         await waiting
     assert agents.over.is_set()
 
 
-async def test_a_stream_of_which_something_is_being_written_ends_with_the_stage_too(
-    stage: Stage, agents: Agents
+async def test_a_stream_that_is_being_written_ends_with_the_term(
+    leader_handlers: LeaderHandlers, agents: Agents
 ) -> None:
-    """gRPC tells a caller nothing whose call is cancelled while it writes: the caller would wait for ever."""
-    stream = stage.stream(CONNECT, nothing(), None)
+    """gRPC sends no status if a call is cancelled while it writes: the caller would wait forever."""
+    stream = leader_handlers.stream(CONNECT, nothing(), None)
     await anext(stream)
-    stage.close()
+    leader_handlers.close()
     await asyncio.sleep(0)  # where a writer would be cancelled
-    with pytest.raises(Replaced):
+    with pytest.raises(LeaderReplaced):
         await anext(stream)
     assert agents.over.is_set()

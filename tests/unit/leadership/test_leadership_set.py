@@ -1,4 +1,4 @@
-"""Whole meshes in one process on one etcd: one of them leads, and others say so and do not start."""
+"""Whole meshes in one process on one etcd: one of them leads, and the others fail to start with an error."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
 from cotenant.codec import errors
 from cotenant.leadership import leadership_set
 from cotenant.leadership.election import Election
-from cotenant.leadership.leadership_set import AnotherLeads
-from cotenant.leadership.leadership_term import Held
+from cotenant.leadership.leadership_set import LedByAnotherProcess
+from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
 from cotenant.services.placement.placement_leadership import LEADER
@@ -43,7 +43,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def serving(tmp_path: Path, etcd: EtcdServer) -> AsyncIterator[Channel]:
-    """A mesh that goes on as `cotenant up` does, and a channel to where it was first."""
+    """A mesh that restarts as `cotenant up` does, and a channel to its first address."""
     task = asyncio.create_task(up._serve(MeshConfig(tmp_path / "a", store_url=etcd.url)))
     endpoint = tmp_path / "a" / "endpoint.json"
     await until(lambda: endpoint.exists() or task.done())
@@ -63,7 +63,7 @@ def create(channel: Channel, **options: float) -> Awaitable[jobs_pb.CreateJobRes
     return created
 
 
-async def test_what_up_runs_outlasts_its_stores_absence(
+async def test_up_survives_an_outage_of_its_store(
     tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_module, "EtcdStore", partial(EtcdStore, timeout_seconds=2.0))
@@ -76,20 +76,20 @@ async def test_what_up_runs_outlasts_its_stores_absence(
             await create(channel, timeout=WAIT_SECONDS)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert errors.from_error(refused.value).retry_after_seconds
-        assert (await stub.GetJob(jobs_pb.GetJobRequest(id=job.id))).job.id == job.id  # reads go on
-        await until(lambda: time.monotonic() > began + leadership_set.TTL_SECONDS + 1.0)  # its leases have run out then
+        assert (await stub.GetJob(jobs_pb.GetJobRequest(id=job.id))).job.id == job.id  # reads still work
+        await until(lambda: time.monotonic() > began + leadership_set.TTL_SECONDS + 1.0)  # its leases have expired then
         etcd.thaw()
         assert (await again(lambda: create(channel))).job.id
         assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id
 
 
-async def test_what_up_runs_begins_anew_where_it_has_lost_its_lead(
+async def test_up_restarts_its_services_after_losing_leadership(
     tmp_path: Path, etcd: EtcdServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serving(tmp_path, etcd) as channel:
         job = (await again(lambda: create(channel))).job
         store = EtcdStore([etcd.endpoint])
-        await store.transact([], [Delete(LEADER)])  # as where its lease has run out
+        await store.transact([], [Delete(LEADER)])  # as if its lease had expired
         await store.close()
         said = ""
 
@@ -108,27 +108,27 @@ def of(tmp_path: Path, name: str, etcd: EtcdServer) -> EmbeddedMesh:
     return EmbeddedMesh(MeshConfig(tmp_path / name, store_url=etcd.url))
 
 
-async def test_one_mesh_leads_on_an_etcd_and_gives_it_back(tmp_path: Path, etcd: EtcdServer) -> None:
+async def test_one_mesh_leads_on_an_etcd_and_resigns(tmp_path: Path, etcd: EtcdServer) -> None:
     first, second = of(tmp_path, "a", etcd), of(tmp_path, "b", etcd)
     await first.start()
-    with pytest.raises(AnotherLeads, match=f"at {first.address} leads predictor"):
+    with pytest.raises(LedByAnotherProcess, match=f"at {first.address} already leads predictor"):
         await second.start()
     losing = asyncio.create_task(first.lost())
     await asyncio.sleep(0)
     assert not losing.done()
     await first.close()
-    assert "it ends" in await losing
+    assert "the process stops" in await losing
     await second.start()
     await second.close()
 
 
 async def test_a_mesh_does_not_start_beside_a_service_that_leads(tmp_path: Path, etcd: EtcdServer) -> None:
     store = await open_store(etcd.url)
-    election = Election(store, LEADER, "10.0.0.5:7071", ttl_seconds=60.0)  # nobody keeps it
+    election = Election(store, LEADER, "10.0.0.5:7071", ttl_seconds=60.0)  # it is not renewed
     following = asyncio.create_task(election.follow())
-    held = await election.win()
+    held = await election.campaign()
     mesh = of(tmp_path, "a", etcd)
-    with pytest.raises(AnotherLeads, match=r"at 10\.0\.0\.5:7071 leads placement"):
+    with pytest.raises(LedByAnotherProcess, match=r"at 10\.0\.0\.5:7071 already leads placement"):
         await mesh.start()
     await election.resign(held)
     await mesh.start()
@@ -137,29 +137,29 @@ async def test_a_mesh_does_not_start_beside_a_service_that_leads(tmp_path: Path,
     await store.close()
 
 
-async def test_the_mark_of_one_that_took_the_store_as_its_own_holds_nobody_back(
+async def test_the_mark_of_a_process_that_owned_the_store_alone_does_not_block_a_start(
     tmp_path: Path, etcd: EtcdServer
 ) -> None:
     store = await open_store(etcd.url)
-    await Held(store, LEADER).renew()  # under no lease, as it was before meshes were elected
+    await HeldTerm(store, LEADER).renew()  # under no lease, as before meshes had elections
     mesh = of(tmp_path, "a", etcd)
     await mesh.start()
     await mesh.close()
     await store.close()
 
 
-async def test_a_mesh_that_is_replaced_hears_of_it(tmp_path: Path, etcd: EtcdServer) -> None:
+async def test_a_replaced_mesh_learns_of_it(tmp_path: Path, etcd: EtcdServer) -> None:
     mesh = of(tmp_path, "a", etcd)
     await mesh.start()
     store = await open_store(etcd.url)
-    await Held(store, LEADER, "10.0.0.5:7071").renew()  # whoever writes the key leads
+    await HeldTerm(store, LEADER, "10.0.0.5:7071").renew()  # the last writer of the key leads
     async with asyncio.timeout(20):
         assert "10.0.0.5:7071 leads now" in await mesh.lost()
     await mesh.close()
     await store.close()
 
 
-async def test_a_mesh_in_one_process_has_old_history_forgotten_too(tmp_path: Path, etcd: EtcdServer) -> None:
+async def test_a_mesh_in_one_process_compacts_old_history_too(tmp_path: Path, etcd: EtcdServer) -> None:
     mesh = EmbeddedMesh(MeshConfig(tmp_path / "a", store_url=etcd.url, history_seconds=0.0))
     store = EtcdStore([etcd.endpoint])
     try:

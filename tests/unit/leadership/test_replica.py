@@ -1,4 +1,4 @@
-"""Two replicas of a service on one store: whichever is asked, the leader answers."""
+"""Two replicas of a service on one store: the leader answers whichever is called."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.unit.leadership.test_election import TTL_SECONDS, until
 from cotenant.codec import errors
 from cotenant.leadership.election import Election
 from cotenant.leadership.fenced_store import FencedStore, WarmStore
-from cotenant.leadership.forwarding import LEFT_SECONDS, PATIENCE_SECONDS
-from cotenant.leadership.leadership_term import Held
+from cotenant.leadership.forwarding import ABANDON_SECONDS, PATIENCE_SECONDS
+from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.leadership.replica import Replica
-from cotenant.rpc.channel import Channel, connect, passage
+from cotenant.rpc.channel import Channel, connect, forwarding_channel
 from cotenant.rpc.server import Host, Server
 from cotenant.security.audit import CALL, FORWARDED, Audit
 from cotenant.security.identity import caller
@@ -38,7 +38,7 @@ KEY = "svc/leader"
 
 
 class Service(job_service_pb2_grpc.JobServiceServicer, node_service_pb2_grpc.AgentServiceServicer):
-    """Answers with its name; what it is to do otherwise stands in the request's id."""
+    """Answers with its name, or does what the request's ID says."""
 
     def __init__(self, name: str, store: Store) -> None:
         self.name, self.store = name, store
@@ -94,12 +94,12 @@ class Process:
         self.replica = Replica(self.server, store, self.election, (JOB, AGENT), "svc/", self._lead)
         self.services: list[Service] = []
         self.running: asyncio.Task[None] | None = None
-        self.given: Store | None = None  # the store that it was to lead with
+        self.given: Store | None = None  # the store that it leads with
         self.channel: Channel = connect(self.address, TOKEN)
         self.jobs: Any = job_service_pb2_grpc.JobServiceStub(self.channel)
         self.agents: Any = node_service_pb2_grpc.AgentServiceStub(self.channel)
 
-    async def _lead(self, host: Host, store: Store, held: Held) -> Service:
+    async def _lead(self, host: Host, store: Store, held: HeldTerm) -> Service:
         if self._fails:
             raise self._fails.pop()
         self.given = store
@@ -115,7 +115,7 @@ class Process:
         self.running = asyncio.create_task(self.replica.run())
 
     async def kill(self) -> None:
-        """End it without a word."""
+        """Kill it."""
         if self.running:
             self.running.cancel()
             await asyncio.gather(self.running, return_exceptions=True)
@@ -128,11 +128,11 @@ class Process:
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        """The lines of its audit log."""
+        """Return the lines of its audit log."""
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log else []
 
     async def serving(self) -> bool:
-        async with passage(self.address) as channel:
+        async with forwarding_channel(self.address) as channel:
             request = health_pb2.HealthCheckRequest(service=JOB)
             answer = await health_pb2_grpc.HealthStub(channel).Check(request)
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -159,7 +159,7 @@ class Replicas:
         return process
 
     async def two(self, ttl_seconds: float = TTL_SECONDS) -> tuple[Process, Process]:
-        """A leader and one who follows it."""
+        """Return a leader and a follower."""
         leader = await self.start("a", ttl_seconds=ttl_seconds)
         await until(lambda: leader.replica.leads)
         return leader, await self.start("b", ttl_seconds=ttl_seconds)
@@ -177,30 +177,30 @@ async def failure(call: Any) -> errors.Problem:
     return errors.from_error(failed.value)
 
 
-async def test_whichever_is_asked_the_leader_answers() -> None:
+async def test_the_leader_answers_whichever_replica_is_called() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()
         assert [await leader.get(), await follower.get()] == ["a1", "a1"]
         assert not follower.services
 
 
-async def test_what_stands_beside_a_call_goes_with_it_both_ways() -> None:
+async def test_metadata_is_forwarded_in_both_directions() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()
         call = follower.jobs.GetJob(pb.GetJobRequest())
-        assert (await call).job.submitter == "operator"  # the caller's token came to the leader
+        assert (await call).job.submitter == "operator"  # the caller's token reached the leader
         assert dict(await call.trailing_metadata())["told"] == "a1"
         assert await follower.get("deadline", timeout=30) in ("29", "30")
         missing = await failure(follower.get("missing"))
         assert (missing.code, missing.reason) == (grpc.StatusCode.NOT_FOUND, "JOB_NOT_FOUND")
         assert missing.metadata == {"kind": "job", "id": "missing"}
-        async with passage(follower.address) as channel:
+        async with forwarding_channel(follower.address) as channel:
             stranger: Any = job_service_pb2_grpc.JobServiceStub(channel)
             assert (await failure(stranger.GetJob(pb.GetJobRequest()))).code is grpc.StatusCode.UNAUTHENTICATED
         assert leader.services[0].calls == 3
 
 
-async def test_streams_go_through_in_both_directions() -> None:
+async def test_streams_are_forwarded_in_both_directions() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()
         for process in (leader, follower):
@@ -217,7 +217,7 @@ async def test_streams_go_through_in_both_directions() -> None:
             assert (await failure(process.agents.UploadOutput(pieces))).message == "3"
 
 
-async def test_the_next_one_leads_with_a_service_of_its_own_and_a_higher_term() -> None:
+async def test_the_next_leader_builds_its_own_service_under_a_higher_term() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()
         await leader.kill()
@@ -225,7 +225,7 @@ async def test_the_next_one_leads_with_a_service_of_its_own_and_a_higher_term() 
         assert follower.replica.leads
 
 
-async def test_a_leader_does_not_keep_what_was_read_while_it_followed() -> None:
+async def test_a_leader_drops_the_cache_of_its_time_as_a_follower() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()
         await leader.get("write")
@@ -233,17 +233,17 @@ async def test_a_leader_does_not_keep_what_was_read_while_it_followed() -> None:
         assert await follower.get(timeout=10) == "b1"
         warm = follower.given
         assert isinstance(warm, WarmStore)
-        await until(lambda: not warm._mirror.entries)
+        await until(lambda: not warm._cache.entries)
         assert "svc/x" in [entry.key for entry in (await warm.list("svc/")).entries]
-        assert not warm._mirror.entries
+        assert not warm._cache.entries
 
 
-async def test_a_leader_that_is_asked_to_end_is_followed_at_once() -> None:
+async def test_a_leader_that_stops_is_replaced_at_once() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()
         assert leader.running
         leader.running.cancel()
-        await leader.replica.leave()
+        await leader.replica.resign()
         assert leader.services[0].closed
         async with asyncio.timeout(TTL_SECONDS / 2):
             await until(lambda: follower.replica.leads)
@@ -256,11 +256,11 @@ async def test_a_leader_that_lost_its_lease_writes_nothing_and_follows() -> None
         held = leader.replica._held
         assert held
         assert held.lease
-        leader.election._held = None  # it does not take in what it hears
+        leader.election._held = None  # it ignores updates of the leader key
         await all_.store.revoke(held.lease)
         await until(lambda: follower.replica.leads)
         assert leader.services[0].calls == 0
-        assert await leader.get("write") == "b1"  # it learns by its write, which is refused, and passes the call on
+        assert await leader.get("write") == "b1"  # its write is rejected, so it forwards the call
         entry = await all_.store.get("svc/x")
         assert entry
         assert entry.value == b"b1"
@@ -268,14 +268,14 @@ async def test_a_leader_that_lost_its_lease_writes_nothing_and_follows() -> None
         await until(lambda: leader.services[0].closed)
 
 
-async def test_what_a_leader_does_not_know_of_is_missing_only_if_it_still_leads() -> None:
+async def test_not_found_is_answered_only_by_a_current_leader() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two(ttl_seconds=60.0)
         assert (await failure(leader.get("missing"))).code is grpc.StatusCode.NOT_FOUND
         held = leader.replica._held
         assert held
         assert held.lease
-        leader.election._held = None  # it does not take in what it hears
+        leader.election._held = None  # it ignores updates of the leader key
         await all_.store.revoke(held.lease)
         await until(lambda: follower.replica.leads)
         away = AsyncMock(side_effect=StoreUnavailable("cut off"))
@@ -287,14 +287,14 @@ async def test_what_a_leader_does_not_know_of_is_missing_only_if_it_still_leads(
         await until(lambda: leader.services[0].closed)
 
 
-async def test_a_refusal_does_not_stand_where_the_office_was_lost_before_it_was_told() -> None:
+async def test_a_refusal_is_dropped_if_the_leadership_was_lost_before_the_answer() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two(ttl_seconds=60.0)
-        held, stage = leader.replica._held, leader.replica._stage
+        held, leader_handlers = leader.replica._held, leader.replica._leader_handlers
         assert held
         assert held.lease
-        assert stage
-        answer, lease = stage.answer, held.lease
+        assert leader_handlers
+        answer, lease = leader_handlers.answer, held.lease
 
         async def late(*call: Any) -> bytes:
             try:
@@ -304,12 +304,12 @@ async def test_a_refusal_does_not_stand_where_the_office_was_lost_before_it_was_
                 held.lose("as when it hears so")
                 await until(lambda: follower.replica.leads and leader.replica._held is None)
 
-        with patch.object(stage, "answer", late):
+        with patch.object(leader_handlers, "answer", late):
             assert (await failure(leader.get("missing"))).code is grpc.StatusCode.NOT_FOUND
         assert follower.services[0].calls == 1, "it is the one who leads that says so"
 
 
-async def test_a_lost_lease_that_nobody_took_is_won_back_with_everything_read_anew() -> None:
+async def test_a_lost_lease_is_won_back_and_all_state_is_read_again() -> None:
     async with replicas() as all_:
         leader = await all_.start("a")
         await until(lambda: leader.replica.leads)
@@ -321,7 +321,7 @@ async def test_a_lost_lease_that_nobody_took_is_won_back_with_everything_read_an
         assert await leader.get() == "a2"
 
 
-async def test_a_call_that_harms_nobody_is_made_again_where_its_leader_is_replaced() -> None:
+async def test_a_repeatable_call_is_retried_after_a_change_of_leader() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()
         call = asyncio.ensure_future(leader.get("long", timeout=30))
@@ -331,7 +331,7 @@ async def test_a_call_that_harms_nobody_is_made_again_where_its_leader_is_replac
         service = leader.services[0]
         assert leader.running
         leader.running.cancel()
-        await leader.replica.leave()
+        await leader.replica.resign()
         assert service.closed
         ended = await failure(stream.read())
         assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "LEADER_CHANGED")
@@ -339,7 +339,7 @@ async def test_a_call_that_harms_nobody_is_made_again_where_its_leader_is_replac
         call.cancel()
 
 
-async def test_nothing_is_waited_for_from_a_leader_that_was_halted_and_replaced() -> None:
+async def test_calls_to_a_halted_and_replaced_leader_are_abandoned() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two(ttl_seconds=60.0)
         call = asyncio.ensure_future(follower.get("long", timeout=30))
@@ -351,18 +351,18 @@ async def test_nothing_is_waited_for_from_a_leader_that_was_halted_and_replaced(
         held = leader.replica._held
         assert held
         assert held.lease
-        leader.election._held = None  # it hears of nothing, and its connections stay open
+        leader.election._held = None  # it is halted, and its connections stay open
         await all_.store.revoke(held.lease)
-        async with asyncio.timeout(LEFT_SECONDS + 5):
+        async with asyncio.timeout(ABANDON_SECONDS + 5):
             for ended in (await failure(stream.read()), await failure(link.read())):
                 assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_LEADER")
-            await until(lambda: follower.services and follower.services[0].entered.is_set())  # the call is made again
+            await until(lambda: follower.services and follower.services[0].entered.is_set())  # the call is retried
         assert follower.replica.leads
         assert not leader.services[0].closed
         call.cancel()
 
 
-async def test_what_is_passed_on_goes_on_while_nobody_else_leads() -> None:
+async def test_forwarded_calls_continue_while_there_is_no_other_leader() -> None:
     async with replicas() as all_:
         _, follower = await all_.two(ttl_seconds=60.0)
         stream = follower.jobs.WatchJobs(pb.WatchJobsRequest())
@@ -370,12 +370,12 @@ async def test_what_is_passed_on_goes_on_while_nobody_else_leads() -> None:
         follower.replica._forwarder.follow(None)
         follower.replica._forwarder.follow(follower.election.leader)
         waiting = asyncio.ensure_future(stream.read())
-        await asyncio.wait([waiting], timeout=LEFT_SECONDS + 0.2)
+        await asyncio.wait([waiting], timeout=ABANDON_SECONDS + 0.2)
         assert not waiting.done()
         waiting.cancel()
 
 
-async def test_without_a_leader_a_call_says_so_and_when_to_come_again() -> None:
+async def test_without_a_leader_a_call_fails_with_a_retry_delay() -> None:
     async with replicas() as all_:
         follower = await all_.start("b", fails=(StoreUnavailable("away"),) * 1000)
         follower.replica._forwarder._patience_seconds = 0.2
@@ -385,7 +385,7 @@ async def test_without_a_leader_a_call_says_so_and_when_to_come_again() -> None:
         assert not follower.services
 
 
-async def test_who_is_started_without_the_store_ends_and_says_so() -> None:
+async def test_a_replica_that_starts_without_the_store_fails_with_an_error() -> None:
     async with replicas() as all_:
         away = AsyncMock(side_effect=StoreUnavailable("etcd at a:1: context deadline exceeded"))
         told = "cannot start without the store: etcd at a:1: context deadline exceeded"
@@ -393,7 +393,7 @@ async def test_who_is_started_without_the_store_ends_and_says_so() -> None:
             await all_.start("a")
 
 
-async def test_each_tells_what_it_is() -> None:
+async def test_each_replica_describes_itself() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()
         await until(lambda: follower.election.leader)
@@ -405,7 +405,7 @@ async def test_each_tells_what_it_is() -> None:
         await until(lambda: follower.replica.describe().revision >= followed.term)
 
 
-async def test_health_says_whether_somebody_would_answer() -> None:
+async def test_health_reports_whether_a_call_would_be_answered() -> None:
     async with replicas() as all_:
         nobody = await all_.start("b", fails=(StoreUnavailable("away"),) * 1000)
         leader, follower = await all_.two()
@@ -421,7 +421,7 @@ async def test_health_says_whether_somebody_would_answer() -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_call_that_was_passed_on_is_not_passed_on_again() -> None:
+async def test_a_forwarded_call_is_not_forwarded_again() -> None:
     async with replicas() as all_:
         _, follower = await all_.two()
         metadata = ((FORWARDED, "1"),)
@@ -430,8 +430,8 @@ async def test_a_call_that_was_passed_on_is_not_passed_on_again() -> None:
         assert problem.reason == "NOT_LEADER"
 
 
-async def test_a_call_that_was_passed_on_is_not_answered_by_one_who_follows() -> None:
-    """Whoever passed it on may know less yet, and be asked next."""
+async def test_a_forwarded_call_is_not_answered_by_a_follower() -> None:
+    """The replica that forwarded it may be behind, and be called next."""
     async with replicas() as all_:
         _, follower = await all_.two()
         assert await follower.get() == "a1"
@@ -442,10 +442,10 @@ async def test_a_call_that_was_passed_on_is_not_answered_by_one_who_follows() ->
         assert problem.reason == "NOT_LEADER"
 
 
-async def test_the_two_lines_of_a_call_that_was_passed_on_are_known_as_one_call(tmp_path: Path) -> None:
+async def test_both_audit_lines_of_a_forwarded_call_have_the_same_call_id(tmp_path: Path) -> None:
     async with replicas(tmp_path) as all_:
         leader, follower = await all_.two(ttl_seconds=2.0)
-        await follower.get(metadata=((CALL, "0123456789abcdef"),))  # for which only a replica's word counts
+        await follower.get(metadata=((CALL, "0123456789abcdef"),))  # only a replica may set it
         stream = follower.jobs.WatchJobs(pb.WatchJobsRequest())
         await stream.read()
         stream.cancel()
@@ -459,14 +459,14 @@ async def test_the_two_lines_of_a_call_that_was_passed_on_are_known_as_one_call(
         assert not {line["call"] for line in leader.told[2:]} & {line["call"] for line in follower.told}
         assert leader.told[3]["reason"] == "JOB_NOT_FOUND"
         await leader.kill()
-        assert await follower.get() == "b1"  # first passed on to who is dead, then answered here
+        assert await follower.get() == "b1"  # first forwarded to the dead leader, then answered here
         stream = follower.jobs.WatchJobs(pb.WatchJobsRequest())
         await stream.read()
         stream.cancel()
         assert [line.get("forwarded") for line in follower.told[2:]] == [None, None]
 
 
-async def test_what_keeps_it_from_leading_is_told_and_the_lead_given_back() -> None:
+async def test_an_error_that_prevents_leading_is_raised_and_the_leadership_resigned() -> None:
     async with replicas() as all_:
         process = await all_.start("a", fails=(ValueError("a record that is too new"),))
         assert process.running
@@ -476,7 +476,7 @@ async def test_what_keeps_it_from_leading_is_told_and_the_lead_given_back() -> N
         assert await all_.store.get(KEY) is None
 
 
-async def test_a_store_of_one_process_is_led_before_anybody_can_ask() -> None:
+async def test_a_single_process_store_has_a_leader_before_the_first_call() -> None:
     async with replicas() as all_:
         await all_.store.transact([], [Put(KEY, b"0123456789abcdef")])
         process = await all_.start("a", alone=True)
@@ -484,16 +484,16 @@ async def test_a_store_of_one_process_is_led_before_anybody_can_ask() -> None:
         assert await process.get() == "a1"
 
 
-async def test_bytes_that_are_no_request_are_refused_in_words() -> None:
+async def test_undecodable_requests_get_a_clear_error() -> None:
     async with replicas() as all_:
         leader, _ = await all_.two()
-        async with passage(leader.address) as channel:
+        async with forwarding_channel(leader.address) as channel:
             call = channel.unary_unary(f"/{JOB}/GetJob")
             problem = await failure(call(b"\xff\xff", metadata=(("authorization", f"Bearer {TOKEN}"),)))
         assert (problem.code, problem.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "NOT_UNDERSTOOD")
 
 
-async def test_what_the_service_does_not_know_is_unimplemented_there_too() -> None:
+async def test_methods_that_the_service_lacks_are_unimplemented() -> None:
     async with replicas() as all_:
         for process in await all_.two():
             problem = await failure(process.jobs.ListJobs(pb.ListJobsRequest()))

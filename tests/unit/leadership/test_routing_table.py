@@ -1,4 +1,4 @@
-"""The table of who answers what is the contract's, and what the page shows."""
+"""The routing table covers the API and matches the docs page."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cotenant.leadership.routing_table import ROUTES, Route
 from cotenant.services.queue.api.follower_reads import QueueReader
 
 
-def test_the_table_names_every_method_of_the_contract_and_no_other() -> None:
+def test_the_table_has_exactly_the_methods_of_the_api() -> None:
     assert set(ROUTES) == {path for path, _ in contract()}
 
 
-def test_what_a_follower_of_the_queue_answers_is_what_the_table_says() -> None:
+def test_a_follower_of_the_queue_answers_what_the_table_says() -> None:
     assert set(QueueReader()._answers) == {path for path, route in ROUTES.items() if route is Route.ENDED}
 
 
-def test_the_page_of_replicas_is_what_the_table_says() -> None:
+def test_the_replicas_page_matches_the_table() -> None:
     assert PAGE.read_text() == page(), "make docs"

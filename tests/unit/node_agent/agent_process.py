@@ -1,4 +1,4 @@
-"""An agent in a process of its own, which can be killed at any moment."""
+"""An agent in a process of its own that can be killed at any moment."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cotenant import file_descriptors
 from cotenant.node_agent.__main__ import serve
 from cotenant.node_agent.control import attempt_manager
 from cotenant.node_agent.control.agent import AgentConfig
+from cotenant.node_agent.control.attempt_manager import AttemptManager
 from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.node_agent.runtime import attempt_cores
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
@@ -26,7 +27,7 @@ def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 moments = {
     "change": (attempt_cores, "change"),
     "replace_assignment": (AttemptDirectory, "replace_assignment"),
-    "answer": (attempt_manager.Orders, "_answer"),
+    "answer": (AttemptManager, "_answer"),
 }
 if sys.argv[2]:
     setattr(*moments[sys.argv[2]], die)
@@ -41,9 +42,9 @@ asyncio.run(serve(AgentConfig(**fields)))
 
 
 class AgentProcess:
-    """It can be started again on the same state, and be made to die at a moment of a resize.
+    """An agent process that can be restarted on the same state, or be made to die at a given moment of a resize.
 
-    `prefix` is a command that runs the one that follows it, as another user perhaps.
+    `prefix` is a command that runs the agent's command, perhaps as another user.
     """
 
     def __init__(self, placement: Placement, state_dir: Path, *, prefix: Sequence[str] = (), **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for what other processes bring about, and whether this machine lets us test it."""
+"""Waits for conditions in other processes, and checks what this machine can test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 30.0 * PATIENCE
 
 
 async def until(what: Callable[[], T]) -> T:
-    """Wait until a condition holds and return its value."""
+    """Wait until a condition is true and return its value."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (value := what()):  # noqa: ASYNC110  # other processes set no events of ours
             await asyncio.sleep(0.005)
@@ -26,7 +26,7 @@ async def until(what: Callable[[], T]) -> T:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:
@@ -35,13 +35,13 @@ def alive(pid: int) -> bool:
 
 
 def private_kib(pid: int) -> int:
-    """Memory that a process shares with nobody, in KiB."""
+    """Return a process's private memory in KiB."""
     words = Path(f"/proc/{pid}/smaps_rollup").read_text().split()
     return sum(int(words[place + 1]) for place, word in enumerate(words) if word.startswith("Private_"))
 
 
 def written_number(path: Path) -> int:
-    """The number in a file that a job writes; 0 until it has."""
+    """Return the number in a file that a job writes; 0 before it exists."""
     try:
         text = path.read_text().strip()
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def written_number(path: Path) -> int:
 
 
 def need_groups(*controllers: str) -> None:
-    """Skip, with the reason, where we are not root or the control groups are not to be had."""
+    """Skip the test, with the reason, if this is not root or control groups are not available."""
     if os.getuid() != 0:
         pytest.skip("needs root")
     group, _ = open_node_group("test-probe")

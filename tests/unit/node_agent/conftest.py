@@ -35,7 +35,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    """A driver that this process's children find; the agent's own process never loads it."""
+    """A driver for this process's children; the agent's own process never loads it."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library))
     monkeypatch.setenv("FAKE_NVML_STATE", str(tmp_path / "driver"))
     monkeypatch.delenv("FAKE_NVML", raising=False)
@@ -43,7 +43,7 @@ def driver(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 class RunningAgent:
-    """An agent in this process that a test may stop and start again on the same state."""
+    """An agent in this process that a test may stop and restart on the same state."""
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
@@ -98,7 +98,7 @@ async def agent_process(placement: Placement, new_process: AgentProcess) -> Agen
 
 
 async def end_jobs(state_dir: Path) -> None:
-    """Stop what a test has left running: agents do not."""
+    """Stop jobs that a test left running: agents do not."""
     for directory in find_directories(state_dir / "attempts"):
         status = directory.status()
         if status and directory.supervised():

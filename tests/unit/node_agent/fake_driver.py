@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's driver that a test drives while the agent runs."""
+"""A stand-in for NVIDIA's driver that a test controls while the agent runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uuid(gpu: int) -> str:
 
 
 class FakeDriver:
-    """What the stand-in is to say; see fake_nvml.c."""
+    """The stand-in's scripted state; see fake_nvml.c."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class FakeDriver:
         self._write()
 
     def say(self, *lines: str) -> None:
-        """Say this from now on, in place of what was said before."""
+        """Replace the scripted state."""
         self.lines = list(lines)
         self._write()
 

@@ -1,4 +1,4 @@
-"""A tree that acts as the kernel's resctrl does: what it makes, what it refuses, and in which words."""
+"""A tree that behaves like the kernel's resctrl: what it creates, refuses, and reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def oserror(code: int) -> OSError:
 
 
 class FakeKernel(Files):
-    """So many classes of service and counters as the hardware is said to have; the root has one of each."""
+    """A kernel with limited classes of service and counters; the root uses one of each."""
 
     def __init__(self, root: Path, *, classes: int = 4, counters: int = 8, schemata: str = "MB:0=100;1=100") -> None:
         self.root, self.classes, self.counters, self.schemata = root, classes, counters, schemata
@@ -57,7 +57,7 @@ class FakeKernel(Files):
             (path / "mon_groups").mkdir()
 
     def remove(self, path: Path) -> None:
-        """Whoever was in it is in the group above, or in the root's."""
+        """Move its tasks to the group above or to the root."""
         above = path.parent.parent if path.parent.name == "mon_groups" else self.root
         inside = {task for file in path.rglob("tasks") for task in file.read_text().split()}
         shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Assignments for tests: real commands, with cores and GPUs of this very machine."""
+"""Assignments for tests: real commands with cores and GPUs of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that are not here, as trees of files like the kernel's."""
+"""Other machines, as trees of files like the kernel's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A placement that does what a test says: it records what an agent tells, and sends what the test wants sent."""
+"""A scripted placement: it records what an agent reports and sends what the test wants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cotenant.v1 import (
     node_service_pb2_grpc,
 )
 
-ENDS = (
+TERMINAL_STATES = (
     job_pb2.ATTEMPT_STATE_SUCCEEDED,
     job_pb2.ATTEMPT_STATE_FAILED,
     job_pb2.ATTEMPT_STATE_STOPPED,
@@ -75,7 +75,7 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
         self.send(assignments=assignments)
 
     async def until(self, what: Callable[[], Any]) -> Any:
-        """Wait until a condition holds, looking whenever the agent has told something; returns its value."""
+        """Wait until a condition is true, checking after each of the agent's messages; return its value."""
         async with asyncio.timeout(PATIENCE_SECONDS), self._news:
             await self._news.wait_for(what)
         return what()
@@ -92,7 +92,7 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
         ]
 
     def end(self, job_id: str, number: int = 1) -> node_service_pb2.AttemptReport | None:
-        ends = (report for report in reversed(self.reports) if report.state in ENDS)
+        ends = (report for report in reversed(self.reports) if report.state in TERMINAL_STATES)
         return next((report for report in ends if (report.job_id, report.number) == (job_id, number)), None)
 
     async def ended(self, job_id: str, number: int = 1) -> node_service_pb2.AttemptReport:
@@ -105,7 +105,7 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
         assert self.end(job_id, number) is None, self.end(job_id, number)
 
     async def answered(self, epoch: int, count: int = 1) -> str:
-        """The error of the newest answer to an order to resize, once it has been answered so many times."""
+        """Return the error of the newest answer to a resize order, once that many answers have arrived."""
 
         def answers() -> list[str]:
             return [report.error for report in self.resized if report.epoch == epoch]
@@ -114,7 +114,7 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
         return answers()[-1]
 
     async def profile_over(self, count: int = 1) -> list[node_service_pb2.ProfileReport]:
-        """All reports of profiles, once so many are over."""
+        """Return all reports of profiles, once that many profiles are done."""
         await self.until(lambda: sum(report.done for report in self.profiled) >= count)
         return self.profiled
 
@@ -159,7 +159,7 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
                 acks = [
                     node_service_pb2.AttemptAck(job_id=report.job_id, number=report.number)
                     for report in request.reports
-                    if report.state in ENDS
+                    if report.state in TERMINAL_STATES
                 ]
                 if acks:
                     stream.put_nowait(node_service_pb2.ConnectResponse(acks=acks))

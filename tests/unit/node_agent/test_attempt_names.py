@@ -1,4 +1,4 @@
-"""What the name of a directory, or of a control group, says."""
+"""Names of attempts' directories and control groups."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cotenant.node_agent.runtime.attempt_status import AttemptKey
 
 
 @pytest.mark.parametrize("name", ["work", "-1", "job-", "job-one", "job--", "job-²", "job-" + "9" * 5000])
-def test_what_is_no_attempts_is_passed_over(name: str) -> None:
+def test_names_that_are_not_attempts_are_skipped(name: str) -> None:
     assert key_of(Path(name)) is None
 
 
-def test_an_attempt_is_known_by_its_name() -> None:
+def test_an_attempt_is_identified_by_its_name() -> None:
     assert key_of(Path("a-job-12")) == AttemptKey("a-job", 12)

@@ -1,4 +1,4 @@
-"""A disk that is full, files that cannot be written: a clear status, nothing half done."""
+"""Full disks and unwritable files: a clear status, and nothing half done."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def on(disk: Path, placement: Placement, agent: RunningAgent) -> None:
 
 
 @pytest.mark.root
-async def test_a_full_disk_refuses_jobs_in_its_words_holds_nothing_and_is_got_over(
+async def test_a_full_disk_refuses_jobs_until_it_has_space_again(
     small_disk: Path, placement: Placement, agent: RunningAgent
 ) -> None:
     await on(small_disk, placement, agent)
@@ -84,7 +84,7 @@ async def test_a_full_disk_refuses_jobs_in_its_words_holds_nothing_and_is_got_ov
 
 
 @pytest.mark.root
-async def test_a_job_that_is_stopped_while_the_disk_is_read_only_is_stopped_and_has_not_failed(
+async def test_a_job_stopped_on_a_read_only_disk_has_not_failed(
     small_disk: Path, placement: Placement, agent: RunningAgent
 ) -> None:
     await on(small_disk, placement, agent)
@@ -98,7 +98,7 @@ async def test_a_job_that_is_stopped_while_the_disk_is_read_only_is_stopped_and_
 
 
 @pytest.mark.root
-async def test_an_epoch_that_cannot_be_recorded_refuses_its_job_and_loses_no_end(
+async def test_an_epoch_that_cannot_be_recorded_refuses_its_job(
     small_disk: Path, placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     await on(small_disk, placement, agent)
@@ -109,7 +109,7 @@ async def test_an_epoch_that_cannot_be_recorded_refuses_its_job_and_loses_no_end
     fence.mkdir()  # it cannot be written; a mount with open files cannot be made read-only
     placement.assign(shell("refused", "true", epoch=11))
     end = await placement.ended("refused")
-    assert "its epoch cannot be recorded: Is a directory" in end.message
+    assert "cannot record its epoch: Is a directory" in end.message
     assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_DISK)
     (tmp_path / "go").touch()
     assert (await placement.ended("before")).exit.code == 7
@@ -120,7 +120,7 @@ async def test_an_epoch_that_cannot_be_recorded_refuses_its_job_and_loses_no_end
 
 
 @pytest.mark.root
-async def test_control_groups_that_cannot_be_written_refuse_jobs_and_hold_nothing(
+async def test_unwritable_control_groups_refuse_jobs_and_hold_nothing(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_groups("cpuset")
@@ -128,7 +128,7 @@ async def test_control_groups_that_cannot_be_written_refuse_jobs_and_hold_nothin
     await placement.running("before")
 
     def refuse(self: Group) -> None:
-        raise GroupError(f"cannot make the control group {self.paths()[0]}: Read-only file system")
+        raise GroupError(f"cannot create the control group {self.paths()[0]}: Read-only file system")
 
     with monkeypatch.context() as patch:
         patch.setattr(Group, "create", refuse)

@@ -1,4 +1,4 @@
-"""What jobs may tell of their progress, in error or not, comes to placement as sense or not at all."""
+"""Any progress that jobs report, valid or not, reaches placement as valid values or not at all."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.unit.node_agent.jobs import PYTHON, assignment, stop_order
 from tests.unit.node_agent.placement import Placement
 
 from cotenant.node_agent.control import progress_reader
-from cotenant.node_agent.control.progress import LINES_MAX, Told, Track, newest_lines, parse_line
-from cotenant.node_agent.control.rate_meter import Meter, Patience
+from cotenant.node_agent.control.progress import LINES_MAX, ProgressTracker, ProgressUpdate, newest_lines, parse_line
+from cotenant.node_agent.control.rate_meter import MeterTimeouts, RateMeter
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.socket_paths import progress_socket, socket_directory
 from cotenant.v1 import job_pb2
@@ -46,20 +46,20 @@ async def sent(placement: Placement, *lines: str, job_id: str = "job") -> list[j
 @pytest.mark.parametrize(
     "line", ["x" * MEBIBYTE, "step=" + "7" * MEBIBYTE, "[" * MEBIBYTE, '{"step": "' + "9" * MEBIBYTE]
 )
-def test_a_line_of_a_mebibyte_is_looked_at_only_as_far_as_a_line_goes(line: str) -> None:
+def test_a_line_of_a_mebibyte_is_parsed_only_up_to_the_limit(line: str) -> None:
     began = time.process_time()
     assert parse_line(line.encode()) is None
     assert time.process_time() - began < 0.1
 
 
-async def test_a_datagram_of_a_mebibyte_costs_only_itself(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_datagram_of_a_mebibyte_is_dropped_alone(placement: Placement, agent: RunningAgent) -> None:
     script = f"['step=1 ' + 'x' * {MEBIBYTE}, 'y' * {MEBIBYTE}, 'step=3']"
     placement.assign(assignment("job", [*PYTHON, SEND, script]))
     await placement.ended("job")
     assert [told.progress.step for told in placement.progress][-1] == 3
 
 
-async def test_a_line_of_a_mebibyte_in_the_output_costs_only_itself(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_line_of_a_mebibyte_in_the_output_is_dropped_alone(placement: Placement, agent: RunningAgent) -> None:
     spec = job_pb2.JobSpec(progress=job_pb2.ProgressRule(regex=r"step (\d+)"))
     script = f"print('step 1'); print('x' * {MEBIBYTE}); print('step 2 ' + 'y' * {MEBIBYTE}); print('step 3')"
     placement.assign(assignment("job", [*PYTHON, script], spec=spec))
@@ -68,7 +68,7 @@ async def test_a_line_of_a_mebibyte_in_the_output_costs_only_itself(placement: P
 
 
 @pytest.mark.parametrize("step", ["nan", "inf", "-inf", "-1", "-5.5", "1e309"])
-async def test_steps_that_are_none_are_not_told(placement: Placement, agent: RunningAgent, step: str) -> None:
+async def test_invalid_steps_are_not_reported(placement: Placement, agent: RunningAgent, step: str) -> None:
     assert await sent(placement, f"step={step}", json.dumps({"step": float(step)})) == []
 
 
@@ -81,25 +81,25 @@ async def test_losses_of_any_kind_are_passed_on_with_their_step(
     assert told.loss == pytest.approx(float(loss), nan_ok=True)
 
 
-async def test_no_rate_comes_of_one_step_or_of_steps_that_go_back(placement: Placement, agent: RunningAgent) -> None:
+async def test_one_step_or_decreasing_steps_have_no_rate(placement: Placement, agent: RunningAgent) -> None:
     told = await sent(placement, "step=50", "step=40", "step=30", "step=0")
     assert {(one.step, one.rate_per_second) for one in told} == {(50, 0.0)}
 
 
 @given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.integers(0, 2**62)), max_size=50))
-def test_clocks_and_steps_that_jump_make_no_rate_that_is_none(points: list[tuple[float, int]]) -> None:
-    track, meter = Track(), Meter(3, Patience(0, 0), 0.0)
+def test_jumping_clocks_and_steps_give_valid_rates(points: list[tuple[float, int]]) -> None:
+    track, meter = ProgressTracker(), RateMeter(3, MeterTimeouts(0, 0), 0.0)
     for now, step in points:
-        track.take(Told(step), now)
+        track.update(ProgressUpdate(step), now)
         rate = track.rate_per_second(now)
         assert math.isfinite(rate)
         assert rate >= 0
-        if measured := meter.take(step, now):
+        if measured := meter.update(step, now):
             assert math.isfinite(measured.rate_per_second)
             assert measured.rate_per_second > 0
 
 
-async def test_the_wall_clock_of_the_node_has_no_part_in_a_rate(
+async def test_the_wall_clock_does_not_affect_rates(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(10**9, 0, -3600))
@@ -113,7 +113,7 @@ async def test_the_wall_clock_of_the_node_has_no_part_in_a_rate(
     assert 0 < last.rate_per_second < 10.5
 
 
-async def test_jobs_of_one_name_are_told_apart_by_their_ids(placement: Placement, agent: RunningAgent) -> None:
+async def test_jobs_with_the_same_name_are_distinguished_by_id(placement: Placement, agent: RunningAgent) -> None:
     spec = job_pb2.JobSpec(name="twin")
     for job_id, step in (("a", 11), ("b", 22)):
         placement.assign(assignment(job_id, [*PYTHON, SEND, f"['step={step}']"], spec=spec))
@@ -122,9 +122,7 @@ async def test_jobs_of_one_name_are_told_apart_by_their_ids(placement: Placement
         assert {told.progress.step for told in placement.progress if told.job_id == job_id} == {step}
 
 
-async def test_a_socket_that_a_job_asks_for_is_not_the_one_that_it_gets(
-    placement: Placement, agent: RunningAgent
-) -> None:
+async def test_a_job_cannot_choose_its_progress_socket(placement: Placement, agent: RunningAgent) -> None:
     victims = str(progress_socket(socket_directory(agent.config.state_dir), AttemptKey("victim", 1)))
     placement.assign(assignment("victim", ["sleep", "600"]))
     await placement.running("victim")
@@ -134,7 +132,7 @@ async def test_a_socket_that_a_job_asks_for_is_not_the_one_that_it_gets(
     assert {told.job_id for told in placement.progress} == {"claimant"}
 
 
-async def test_a_job_that_puts_a_socket_in_anothers_place_harms_nobody_else(
+async def test_a_job_that_replaces_another_jobs_socket_affects_no_others(
     placement: Placement, agent: RunningAgent
 ) -> None:
     path = str(progress_socket(socket_directory(agent.config.state_dir), AttemptKey("victim", 1)))
@@ -148,7 +146,7 @@ async def test_a_job_that_puts_a_socket_in_anothers_place_harms_nobody_else(
     assert [told.step for told in await sent(placement, "step=4", job_id="other")] == [4]
 
 
-def test_of_a_datagram_with_very_many_lines_the_last_ones_count() -> None:
+def test_the_last_lines_of_a_large_datagram_count() -> None:
     lines = [b"step=%d" % step for step in range(9_000)]
     assert newest_lines(b"\n".join(lines)) == lines[-LINES_MAX:]
     assert newest_lines(b"x" * 9_000 + b"\nstep=1") == [b"step=1"]
@@ -156,11 +154,11 @@ def test_of_a_datagram_with_very_many_lines_the_last_ones_count() -> None:
 
 
 @pytest.mark.parametrize("data", [b"step=1\n" * 9_000, b"\n" * 65_000], ids=["steps", "nothing"])
-async def test_jobs_that_flood_with_lines_leave_the_agent_its_time(tmp_path: Path, data: bytes) -> None:
+async def test_jobs_that_flood_their_sockets_do_not_block_the_agent(tmp_path: Path, data: bytes) -> None:
     taken = 0
 
     def told(*_: object) -> None:
-        """Nobody is told here."""
+        """Drop all reports."""
 
     reader = progress_reader.ProgressReader(tmp_path, told)
     key = AttemptKey("job", 1)
@@ -180,7 +178,7 @@ async def test_jobs_that_flood_with_lines_leave_the_agent_its_time(tmp_path: Pat
     await reader.close()
 
 
-async def test_an_end_is_told_though_the_sockets_directory_cannot_be_written(tmp_path: Path) -> None:
+async def test_an_end_is_reported_if_the_socket_directory_is_read_only(tmp_path: Path) -> None:
     key, sockets = AttemptKey("j", 1), tmp_path / "sockets"
     sockets.mkdir()
     reader = progress_reader.ProgressReader(sockets, lambda *_: None)

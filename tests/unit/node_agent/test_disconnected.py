@@ -1,4 +1,4 @@
-"""Jobs that asked not to run on without the control plane stop by themselves, whoever is dead; others run on."""
+"""Jobs with stop_after_disconnected stop by themselves even if the agent is dead; others run on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.node_agent.placement import Placement
 
 from cotenant.codec.specs import duration
 from cotenant.node_agent.supervisor import lease
-from cotenant.node_agent.supervisor.lease import Lease, Leash, boot_seconds, read_lease
+from cotenant.node_agent.supervisor.lease import DisconnectLimit, Lease, boot_seconds, read_lease
 from cotenant.v1 import job_pb2, node_service_pb2
 
 ALLOWED_SECONDS = 1.2
@@ -31,7 +31,7 @@ def leashed(job_id: str, tmp_path: Path, allowed_seconds: float = ALLOWED_SECOND
     return shell(job_id, script, spec=job_pb2.JobSpec(stop_after_disconnected=duration(allowed_seconds)))
 
 
-async def test_a_job_stops_with_its_grace_when_its_agent_is_dead_for_too_long(
+async def test_a_job_stops_with_its_grace_if_its_agent_stays_dead(
     placement: Placement, agent_process: AgentProcess, tmp_path: Path
 ) -> None:
     placement.assign(leashed("leashed", tmp_path), shell("free", f"echo $$ > {tmp_path}/free.pid; exec sleep 60"))
@@ -52,11 +52,11 @@ async def test_a_job_stops_with_its_grace_when_its_agent_is_dead_for_too_long(
     ends = {report.job_id: report for report in hello.attempts}
     assert ends["leashed"].state == job_pb2.ATTEMPT_STATE_STOPPED
     assert ends["leashed"].stop_reason == job_pb2.STOP_REASON_DISCONNECTED
-    assert ends["leashed"].message == f"its node had been without the control plane for {ALLOWED_SECONDS:g} s"
+    assert ends["leashed"].message == f"its node was disconnected from the control plane for {ALLOWED_SECONDS:g} s"
     assert ends["free"].state == job_pb2.ATTEMPT_STATE_RUNNING
 
 
-async def test_a_placement_that_hears_keeps_a_job_and_one_that_does_not_loses_it(
+async def test_a_job_runs_while_placement_answers_and_stops_when_it_does_not(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     placement.assign(leashed("leashed", tmp_path))
@@ -68,7 +68,7 @@ async def test_a_placement_that_hears_keeps_a_job_and_one_that_does_not_loses_it
     assert (await placement.ended("leashed")).stop_reason == job_pb2.STOP_REASON_DISCONNECTED
 
 
-async def test_an_order_to_stop_is_no_disconnection(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
+async def test_a_stop_order_is_not_a_disconnection(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
     placement.assign(leashed("leashed", tmp_path, 60))
     await placement.running("leashed")
     placement.send(stops=[node_service_pb2.StopOrder(job_id="leashed", number=1, epoch=10, grace=duration(1))])
@@ -80,35 +80,33 @@ def test_a_jump_of_the_wall_clock_changes_nothing(tmp_path: Path, monkeypatch: p
     path = str(tmp_path / "lease")
     kept = Lease(path)
     kept.renew(boot_seconds())
-    leash = Leash(path, 60, boot_seconds())
+    leash = DisconnectLimit(path, 60, boot_seconds())
     now = time.time()
     for jump in (-1e9, 1e9):
         monkeypatch.setattr(time, "time", lambda jump=jump: now + jump)
-        assert not leash.over()
+        assert not leash.expired()
     kept.close()
 
 
-def test_a_lease_that_is_renewed_too_late_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_renewed_too_late_stays_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the machine was suspended, when the agent is quicker than the supervisor."""
     path, now = str(tmp_path / "lease"), 1000.0
     monkeypatch.setattr(lease, "boot_seconds", lambda: now)
     kept = Lease(path)
     kept.renew(990.0)
-    leash = Leash(path, 20, 990.0)
-    assert not leash.over()
-    assert leash.look_again_seconds() == lease.LOOK_SECONDS_MAX
+    leash = DisconnectLimit(path, 20, 990.0)
+    assert not leash.expired()
+    assert leash.next_check_seconds() == lease.LOOK_SECONDS_MAX
     now = 1009.0
     kept.renew(1009.0)
-    assert not leash.over()
+    assert not leash.expired()
     now = 1100.0
     kept.renew(1100.0)
-    assert leash.over()
+    assert leash.expired()
     kept.close()
 
 
-def test_a_lease_never_goes_back_and_survives_a_restart_but_no_reboot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_survives_a_restart_but_not_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "lease")
     monkeypatch.setattr(lease, "boot_seconds", lambda: 500.0)
     first = Lease(path)
@@ -123,7 +121,7 @@ def test_a_lease_never_goes_back_and_survives_a_restart_but_no_reboot(
     assert read_lease(path) == 0.0
 
 
-def test_a_lease_that_is_just_being_written_says_nothing(tmp_path: Path) -> None:
+def test_a_partially_written_lease_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "lease").write_text("200.000 199.999")
     assert read_lease(str(tmp_path / "lease")) == 0.0
     assert read_lease(str(tmp_path / "absent")) == 0.0

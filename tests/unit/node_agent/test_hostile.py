@@ -1,4 +1,4 @@
-"""Assignments that no honest placement would send: each ends with a clear reason, and nothing of it is left."""
+"""Assignments that no honest placement would send: each ends with a clear reason and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tasks(draw: st.DrawFn) -> resources_pb2.TaskAllocation:
 
 @st.composite
 def assignments(draw: st.DrawFn) -> node_service_pb2.Assignment:
-    """Anything that the wire can carry, with programs that do no harm: a sensible one with some odd parts."""
+    """Return any encodable assignment with a harmless program: a valid one with some odd parts."""
 
     def odd(sensible: Any, strange: st.SearchStrategy[Any]) -> Any:
         return draw(strange) if draw(st.integers(0, 9)) == 0 else sensible
@@ -102,7 +102,7 @@ def assignments(draw: st.DrawFn) -> node_service_pb2.Assignment:
 
 
 class Runs:
-    """A runtime, and the ends that it tells."""
+    """A runtime and the ends that it reports."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir, self.ends = state_dir, dict[AttemptKey, Status]()
@@ -112,7 +112,7 @@ class Runs:
         if status.ended:
             self.ends[status.key] = status
 
-    async def end_of(self, job: node_service_pb2.Assignment) -> Status:
+    async def wait_for_end(self, job: node_service_pb2.Assignment) -> Status:
         """Launch it, and wait for its end."""
         key = AttemptKey(job.job_id, job.number)
         await self.runtime.launch(job)
@@ -152,12 +152,12 @@ def node_group() -> Iterator[None]:
 @pytest.mark.usefixtures("node_group")
 @settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 @given(job=assignments())
-def test_whatever_comes_ends_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory, job: object) -> None:
+def test_any_assignment_ends_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory, job: object) -> None:
     assert isinstance(job, node_service_pb2.Assignment)
 
     async def run() -> None:
         async with opened(tmp_path_factory.getbasetemp() / "hostile") as runs:
-            end = await runs.end_of(job)
+            end = await runs.wait_for_end(job)
             assert len(end.message) <= MESSAGE_LENGTH_MAX
             assert "Traceback" not in end.message
             assert end.state != "FAILED" or end.message
@@ -180,13 +180,13 @@ def _supervises(child: psutil.Process) -> bool:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"replica_roles": ["worker"] * 2}, "2 replicas' roles and 0 addresses are told of a gang of 1"),
-        ({"replica_roles": ["ps"], "replica_addresses": ["a", "b"]}, "1 replicas' roles and 2 addresses are told"),
-        ({"number": -1}, "attempt numbers begin at 1, this is -1"),
+        ({"replica_roles": ["worker"] * 2}, "2 replica roles and 0 addresses are given for a gang of 1"),
+        ({"replica_roles": ["ps"], "replica_addresses": ["a", "b"]}, "1 replica roles and 2 addresses are given"),
+        ({"number": -1}, "invalid attempt number -1: numbers begin at 1"),
         ({"world_size": -5}, "rank 0 is not within a gang of -5"),
     ],
 )
-async def test_what_does_not_fit_together_is_named(
+async def test_inconsistencies_are_named(
     placement: Placement, agent: RunningAgent, change: dict[str, object], words: str
 ) -> None:
     job = shell("odd", "true")
@@ -197,14 +197,14 @@ async def test_what_does_not_fit_together_is_named(
     assert words in end.message
 
 
-async def test_ten_mebibytes_of_arguments_are_refused_by_the_kernel_in_its_words(
+async def test_ten_mebibytes_of_arguments_are_refused_with_the_kernels_message(
     placement: Placement, agent: RunningAgent
 ) -> None:
     placement.assign(assignment("huge", ["/bin/echo", *(["x" * 100_000] * 105)]))
     assert (await placement.ended("huge")).message.endswith("cannot run /bin/echo: Argument list too long")
 
 
-async def test_a_long_list_of_strange_cores_makes_no_long_message(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_long_list_of_unknown_cores_gives_a_short_message(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("many", "true", tasks=[task(cpus=range(1_000, 200_000))]))
     end = await placement.ended("many")
     assert end.message.startswith("rank 0 was given CPUs that this node does not have: [1000, 1001")
@@ -212,7 +212,7 @@ async def test_a_long_list_of_strange_cores_makes_no_long_message(placement: Pla
 
 
 @pytest.mark.parametrize("grace_seconds", [3e8, 9e9])
-async def test_a_grace_of_years_is_no_trouble(
+async def test_a_grace_of_years_is_accepted(
     placement: Placement, agent: RunningAgent, tmp_path: Path, grace_seconds: float
 ) -> None:
     placement.assign(shell("patient", "trap '' TERM; while :; do sleep 0.02; done"))
@@ -224,9 +224,7 @@ async def test_a_grace_of_years_is_no_trouble(
     assert (end.state, end.message) == (job_pb2.ATTEMPT_STATE_STOPPED, "")
 
 
-async def test_orders_for_an_attempt_that_has_ended_or_never_was_are_refused_each(
-    placement: Placement, agent: RunningAgent
-) -> None:
+async def test_orders_for_ended_or_unknown_attempts_are_refused(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("over", "exit 4"))
     await placement.ended("over")
     before = sorted(os.listdir(agent.config.state_dir / "attempts"))
@@ -236,12 +234,12 @@ async def test_orders_for_an_attempt_that_has_ended_or_never_was_are_refused_eac
         stops=[stop_order("over", epoch=3, grace_seconds=0), stop_order("never", grace_seconds=0)],
         acks=[node_service_pb2.AttemptAck(job_id="never", number=1)],
     )
-    assert await placement.answered(11) == "it has ended"
-    assert await placement.answered(12) == "it is not known on this node"
+    assert await placement.answered(11) == "already ended"
+    assert await placement.answered(12) == "unknown on this node"
     assert {(report.job_id, report.message) for report in await placement.profile_over(2)} == {
         ("over", "it is not running"),
-        ("never", "it is not known on this node"),
+        ("never", "unknown on this node"),
     }
-    assert (await placement.ended("never")).message == "it is not known on this node"
+    assert (await placement.ended("never")).message == "unknown on this node"
     await until(lambda: placement.states("over").count("FAILED") >= 2)
     assert sorted(os.listdir(agent.config.state_dir / "attempts")) == before

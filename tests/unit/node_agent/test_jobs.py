@@ -1,4 +1,4 @@
-"""Jobs over the agent's stream: real processes, as placement would have them run."""
+"""Jobs over the agent's stream, as real processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def output(agent: RunningAgent, job_id: str, rank: int = 0) -> str:
     return (attempt_path(agent, job_id) / f"output-{rank}.log").read_text()
 
 
-async def test_an_attempt_is_running_then_succeeded(placement: Placement, agent: RunningAgent) -> None:
+async def test_an_attempt_runs_and_succeeds(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("hello", "echo hi"))
     end = await placement.ended("hello")
     assert placement.states("hello") == ["RUNNING", "SUCCEEDED"]
@@ -38,7 +38,7 @@ async def test_an_attempt_is_running_then_succeeded(placement: Placement, agent:
     assert output(agent, "hello") == "hi\n"
 
 
-async def test_a_failure_tells_the_status_and_the_rank(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_failure_reports_the_status_and_the_rank(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("bad", "[ $RANK = 0 ] && exec sleep 60; exit 3", tasks=[task(0), task(1)]))
     end = await placement.ended("bad")
     assert end.state == job_pb2.ATTEMPT_STATE_FAILED
@@ -53,7 +53,7 @@ async def test_a_failure_by_a_signal_names_it(placement: Placement, agent: Runni
 
 
 @pytest.mark.root
-async def test_a_job_sees_its_cores_its_gpus_and_its_place(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_job_sees_its_cores_gpus_and_rank(placement: Placement, agent: RunningAgent) -> None:
     need_groups("cpuset")
     gpus = [gpu.uuid for gpu in placement.hellos[-1].inventory.gpus]
     job = assignment("show", [*PYTHON, SHOW], tasks=[task(cpus=CPUS[-1:], gpus=gpus)])
@@ -133,7 +133,7 @@ async def test_a_second_order_shortens_the_grace(placement: Placement, agent: Ru
     assert (await placement.ended("slow")).state == job_pb2.ATTEMPT_STATE_STOPPED
 
 
-async def test_an_order_to_stop_right_behind_the_assignment_stops_it(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_stop_order_right_after_the_assignment_stops_it(placement: Placement, agent: RunningAgent) -> None:
     placement.send(assignments=[shell("brief", "sleep 60")], stops=[stop_order("brief", grace_seconds=1)])
     placement.assign(shell("other", "sleep 60"))
     placement.send(stops=[stop_order("other", grace_seconds=1)])
@@ -141,7 +141,7 @@ async def test_an_order_to_stop_right_behind_the_assignment_stops_it(placement: 
         assert (await placement.ended(job_id)).state == job_pb2.ATTEMPT_STATE_STOPPED
 
 
-async def test_an_assignment_that_comes_twice_runs_once(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_repeated_assignment_runs_once(placement: Placement, agent: RunningAgent) -> None:
     job = shell("twice", "echo ran; sleep 0.2")
     placement.send(assignments=[job, job])
     await placement.running("twice")
@@ -160,7 +160,7 @@ async def test_an_assignment_that_comes_twice_runs_once(placement: Placement, ag
         ("../../escape", ["true"], "job id"),
     ],
 )
-async def test_what_cannot_be_run_fails_with_a_plain_reason(
+async def test_invalid_commands_fail_with_a_plain_reason(
     placement: Placement, agent: RunningAgent, job_id: str, command: list[str], words: str
 ) -> None:
     placement.assign(assignment(job_id, command))
@@ -170,9 +170,7 @@ async def test_what_cannot_be_run_fails_with_a_plain_reason(
     assert "RUNNING" not in placement.states(job_id)
 
 
-async def test_a_script_without_its_interpreter_says_so(
-    placement: Placement, agent: RunningAgent, tmp_path: Path
-) -> None:
+async def test_a_missing_interpreter_is_named(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -187,7 +185,7 @@ async def test_a_missing_working_directory_is_named(placement: Placement, agent:
     assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_WORKING_DIRECTORY)
 
 
-async def test_cores_and_gpus_of_a_live_attempt_are_refused_to_another(
+async def test_cores_and_gpus_of_a_live_attempt_are_not_allocated_again(
     placement: Placement, agent: RunningAgent
 ) -> None:
     gpu = placement.hellos[-1].inventory.gpus[0].uuid
@@ -223,7 +221,7 @@ async def test_an_end_is_repeated_in_every_hello_until_it_is_acknowledged(
     assert not (await placement.connected(3)).attempts
 
 
-async def test_only_output_is_left_of_acknowledged_attempts_and_only_of_the_last(
+async def test_only_the_output_of_the_last_acknowledged_attempts_is_kept(
     placement: Placement, agent: RunningAgent
 ) -> None:
     await agent.stop()
@@ -248,13 +246,13 @@ async def test_an_acknowledged_attempt_is_not_run_again(placement: Placement, ag
     await until((agent.config.state_dir / "kept" / "once-1").exists)
     placement.reports.clear()
     placement.assign(job)
-    assert "has run here before" in (await placement.ended("once")).message
+    assert "already ran on this node" in (await placement.ended("once")).message
 
 
-async def test_a_stop_of_an_unknown_attempt_is_answered(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_stop_of_an_unknown_attempt_is_reported(placement: Placement, agent: RunningAgent) -> None:
     placement.send(stops=[stop_order("stranger", grace_seconds=1)])
     end = await placement.ended("stranger")
-    assert (end.state, end.message) == (job_pb2.ATTEMPT_STATE_STOPPED, "it is not known on this node")
+    assert (end.state, end.message) == (job_pb2.ATTEMPT_STATE_STOPPED, "unknown on this node")
 
 
 async def test_a_job_may_use_a_directory_of_its_own(placement: Placement, agent: RunningAgent) -> None:

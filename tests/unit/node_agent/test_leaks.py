@@ -1,4 +1,4 @@
-"""Many short jobs leave nothing behind but the output that is kept."""
+"""Many short jobs leave nothing behind but retained output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from cotenant.node_agent.runtime.socket_paths import socket_directory
 JOBS = 30  # a thousand in benchmarks/agent.py
 
 
-async def test_short_jobs_leave_no_group_descriptor_process_or_file(placement: Placement, agent: RunningAgent) -> None:
+async def test_short_jobs_leave_no_groups_descriptors_processes_or_files(
+    placement: Placement, agent: RunningAgent
+) -> None:
     await agent.stop()
     await agent.start(kept_max=5)
     await placement.connected(2)

@@ -11,14 +11,14 @@ from cotenant.node_agent.runtime.launch import SUPERVISOR
 from cotenant.node_agent.supervisor.plain_json import dumps
 
 
-def test_an_agent_does_not_load_what_only_deciding_needs() -> None:
+def test_an_agent_does_not_load_scheduling_code() -> None:
     modules = "cotenant.node_agent.control.agent, cotenant.node_agent.runtime.process_runtime"
     script = f"import sys, {modules}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "scipy", "lightgbm", "sqlite3", "cotenant.core.policy.protocols"} & set(loaded)
 
 
-def test_a_supervisor_loads_none_of_the_modules_that_take_longest() -> None:
+def test_a_supervisor_loads_no_slow_modules() -> None:
     script = f"import sys; sys.path.append({str(SUPERVISOR.parent)!r}); import loop; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-c", script]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -1,4 +1,4 @@
-"""The line to placement when the other end is odd, and what is traced."""
+"""The stream to an odd placement, and traces."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class OddPlacement(node_service_pb2_grpc.AgentServiceServicer):
     ("how", "why"),
     [
         ("refuses", "ALREADY_EXISTS: another agent bears this name"),
-        ("begins with orders", "placement did not begin with a welcome"),
+        ("begins with orders", "placement's first message is not a welcome"),
         ("says nothing", "no welcome within 0 s"),
         ("hangs up", "placement ended the stream at once"),
     ],
 )
-async def test_an_odd_placement_is_left_and_tried_again(
+async def test_an_invalid_placement_is_left_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, why: str
 ) -> None:
     monkeypatch.setattr(placement_link, "WELCOME_SECONDS_MAX", 0.3)
@@ -72,14 +72,14 @@ async def test_an_odd_placement_is_left_and_tried_again(
     agent = RunningAgent(AgentConfig(NODE, tmp_path / "state", f"127.0.0.1:{port}", gpus="fake:0"))
     with capture_logs() as logs:
         await agent.start()
-        await until(lambda: sum(entry["event"] == "placement_away" for entry in logs) >= 2)
+        await until(lambda: sum(entry["event"] == "placement_disconnected" for entry in logs) >= 2)
         await agent.stop()
     await server.stop(0)
-    assert why in next(entry["why"] for entry in logs if entry["event"] == "placement_away")
+    assert why in next(entry["why"] for entry in logs if entry["event"] == "placement_disconnected")
     assert not list((tmp_path / "state" / "attempts").iterdir())
 
 
-async def test_nobody_there_is_no_reason_to_end(tmp_path: Path) -> None:
+async def test_an_unreachable_placement_does_not_end_the_agent(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         agent = RunningAgent(
@@ -87,11 +87,41 @@ async def test_nobody_there_is_no_reason_to_end(tmp_path: Path) -> None:
         )
         with capture_logs() as logs:
             await agent.start()
-            await until(lambda: sum(entry["event"] == "placement_away" for entry in logs) >= 2)
+            await until(lambda: sum(entry["event"] == "placement_disconnected" for entry in logs) >= 2)
             await agent.stop()
 
 
-def test_waits_grow_to_a_bound_and_begin_anew() -> None:
+async def test_names_that_cannot_be_resolved_do_not_end_the_agent(
+    placement: Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = placement.endpoint.rpartition(":")[2]
+    calls: list[str] = []
+
+    def numbers(address: str, family: socket.AddressFamily) -> list[str]:
+        calls.append(address)
+        return [f"127.0.0.1:{port}"] if family is socket.AF_INET and len(calls) > 8 else []
+
+    monkeypatch.setattr(channel, "_numbers", numbers)
+    monkeypatch.setattr(channel, "_is_number", lambda host: False)
+    endpoint = f"placement-1.mesh:{port}|placement-2.mesh:{port}"
+    agent = RunningAgent(AgentConfig(NODE, tmp_path / "state", endpoint, gpus="fake:0"))
+    with capture_logs() as logs:
+        await agent.start()
+        await placement.connected()
+        await agent.stop()
+    failed = [entry["why"] for entry in logs if entry["event"] == "placement_disconnected"]
+    assert failed
+    assert all("cannot resolve all names" in why for why in failed)
+
+
+async def test_the_last_known_addresses_serve_while_names_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "_numbers", lambda address, family: [])
+    with pytest.raises(channel.UnresolvedNames):
+        await channel.resolve("a.mesh:1|b.mesh:1")
+    assert (await channel.resolve("a.mesh:1|b.mesh:1", "ipv4:10.0.0.1:1")).target == "ipv4:10.0.0.1:1"
+
+
+def test_backoff_grows_to_a_bound_and_resets() -> None:
     backoff = Backoff(first_seconds=1, longest_seconds=4, rng=Random(7))
     bounds = [1, 2, 4, 4, 4]
     assert all(bound / 2 <= backoff.next_seconds() <= bound for bound in bounds)
@@ -132,7 +162,7 @@ def tiny_state(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-async def test_a_state_disk_that_jobs_have_filled_loses_no_exit_and_is_said_to_be_full(
+async def test_a_full_state_disk_loses_no_exit_and_is_reported(
     tiny_state: Path, placement: Placement, agent: RunningAgent
 ) -> None:
     await agent.stop()
@@ -150,7 +180,7 @@ async def test_a_state_disk_that_jobs_have_filled_loses_no_exit_and_is_said_to_b
     await agent.stop()
 
 
-async def test_a_certificate_is_told_of_with_the_hello_and_where_it_was_renewed(
+async def test_a_certificate_is_reported_with_the_hello_and_after_renewal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, second = (Validity(BEGAN, BEGAN + timedelta(days=days)) for days in (30, 60))
@@ -170,15 +200,16 @@ async def test_a_certificate_is_told_of_with_the_hello_and_where_it_was_renewed(
 
     link = placement_link.PlacementLink(
         "127.0.0.1:1", "", hello=lambda: node_service_pb2.Hello(node_id=NODE), welcome=lambda welcome: True,
-        obey=lambda response: None, heard=lambda seconds: None, patience_seconds=lambda: 60.0, rng=Random(1),
+        apply_orders=lambda response: None, acknowledged=lambda seconds: None, min_disconnect_seconds=lambda: 60.0,
+        rng=Random(1),
     )  # fmt: skip
     for _ in range(2):  # each stream begins with it
-        await link._enter(Call())
+        await link._handshake(Call())
         assert said[-1].certificate == first.to_wire()
     assert not link._take_outbox(5.0).HasField("certificate")
     watched.material.validity = second
     assert link._take_outbox(5.0).certificate == second.to_wire()
     assert not link._take_outbox(5.0).HasField("certificate")
     shown[0] = None
-    await link._enter(Call())
+    await link._handshake(Call())
     assert not said[-1].HasField("certificate")

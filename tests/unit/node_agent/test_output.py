@@ -1,4 +1,4 @@
-"""Output: written with rotation, read while it is written, sent to placement."""
+"""Output: written with rotation, read while it is written, uploaded to placement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_all(reader: OutputReader) -> tuple[bytes, bool]:
     steps=st.lists(st.one_of(st.binary(min_size=1, max_size=40), st.just(None)), max_size=40),
     bytes_max=st.integers(2, 64),
 )
-def test_a_reader_sees_what_was_written_or_says_that_something_is_missing(
+def test_a_reader_sees_all_output_or_reports_truncation(
     tmp_path_factory: object, steps: list[bytes | None], bytes_max: int
 ) -> None:
     """`None` is a moment at which the reader looks."""
@@ -63,7 +63,7 @@ def test_a_tail_begins_at_the_right_byte_across_both_files(tmp_path: Path) -> No
     writer.close()
 
 
-def test_a_reader_goes_on_when_the_directory_is_moved(tmp_path: Path) -> None:
+def test_a_reader_continues_when_the_directory_is_moved(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     writer = OutputFile(str(tmp_path / "here" / "output-0.log"), 10)
     writer.write(b"01234567")
@@ -74,9 +74,7 @@ def test_a_reader_goes_on_when_the_directory_is_moved(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_what_is_written_between_a_look_and_a_rotation_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_written_just_before_a_rotation_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = OutputFile(str(tmp_path / "output-0.log"), 10), OutputReader(tmp_path, 0)
     writer.write(b"abc")
     assert read_all(reader) == (b"abc", False)
@@ -93,7 +91,7 @@ def test_what_is_written_between_a_look_and_a_rotation_is_not_lost(
     writer.close()
 
 
-def test_a_reader_that_came_too_late_says_so(tmp_path: Path) -> None:
+def test_a_late_reader_reports_truncation(tmp_path: Path) -> None:
     path = tmp_path / "output-0.log"
     writer = OutputFile(str(path), 10)
     writer.write(b"0123456789abcdef")
@@ -104,7 +102,7 @@ def test_a_reader_that_came_too_late_says_so(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_what_cannot_be_written_is_counted(tmp_path: Path) -> None:
+def test_dropped_output_is_counted(tmp_path: Path) -> None:
     writer = OutputFile(str(tmp_path / "absent" / "output-0.log"), 1000)
     writer.write(b"12345")
     writer.write(b"67")
@@ -125,7 +123,7 @@ async def done(placement: Placement, read_id: str) -> bytes:
     return placement.output(read_id)
 
 
-async def test_output_is_sent_for_one_rank_or_all_whole_or_only_its_end(
+async def test_output_is_sent_for_one_or_all_ranks_in_full_or_as_a_tail(
     placement: Placement, agent: RunningAgent
 ) -> None:
     placement.assign(shell("pair", "echo rank $RANK", tasks=[task(0), task(1)]))
@@ -139,9 +137,7 @@ async def test_output_is_sent_for_one_rank_or_all_whole_or_only_its_end(
     assert by_rank == {0: b"rank 0\n", 1: b"rank 1\n"}
 
 
-async def test_following_goes_on_until_the_attempt_has_ended(
-    placement: Placement, agent: RunningAgent, tmp_path: Path
-) -> None:
+async def test_following_ends_with_the_attempt(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
     placement.assign(shell("talker", f"echo one; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; echo two"))
     await placement.running("talker")
     placement.send(reads=[read("f", "talker", follow=True)])
@@ -160,7 +156,7 @@ async def test_a_cancelled_read_ends(placement: Placement, agent: RunningAgent) 
     await done(placement, "f")
 
 
-async def test_output_of_an_acknowledged_attempt_is_still_there(placement: Placement, agent: RunningAgent) -> None:
+async def test_output_of_an_acknowledged_attempt_is_kept(placement: Placement, agent: RunningAgent) -> None:
     placement.acknowledge_ends = True
     placement.assign(shell("past", "echo kept"))
     await placement.ended("past")
@@ -169,15 +165,15 @@ async def test_output_of_an_acknowledged_attempt_is_still_there(placement: Place
     assert await done(placement, "r") == b"kept\n"
 
 
-async def test_what_has_no_output_is_said(placement: Placement, agent: RunningAgent) -> None:
+async def test_missing_output_is_reported(placement: Placement, agent: RunningAgent) -> None:
     placement.send(reads=[read("r", "nobody"), read("e", "../../etc")])
     await done(placement, "r")
     await done(placement, "e")
-    assert placement.uploads["r"][0].error == "there is no output of nobody/1 on this node"
+    assert placement.uploads["r"][0].error == "no output of nobody/1 on this node"
     assert "no output" in placement.uploads["e"][0].error
 
 
-async def test_much_output_arrives_whole(placement: Placement, agent: RunningAgent) -> None:
+async def test_large_output_arrives_complete(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("much", "seq 1 200000"))
     await placement.running("much")
     placement.send(reads=[read("m", "much", follow=True)])

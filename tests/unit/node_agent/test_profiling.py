@@ -1,4 +1,4 @@
-"""Profiles of running jobs: rates that depend on the cores, and all cores back whatever ends a profile."""
+"""Profiles of running jobs: rates depend on the cores, and all cores are restored however a profile ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.node_agent.jobs import CPUS, PYTHON, assignment, profile_order, 
 from tests.unit.node_agent.placement import Placement
 
 from cotenant.node_agent.control import live_profiling
-from cotenant.node_agent.control.rate_meter import Patience
+from cotenant.node_agent.control.rate_meter import MeterTimeouts
 from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.node_agent.enforcement.affinity import masks
 from cotenant.node_agent.enforcement.core_changes import CoresRefused, narrowed
@@ -50,14 +50,14 @@ while True: time.sleep(0.005); progress.step(int(sum(used) / 0.02))
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        live_profiling, "PATIENCE", Patience(settle_seconds=0.1, window_seconds=0.3, silence_seconds=2.0)
+        live_profiling, "TIMEOUTS", MeterTimeouts(settle_seconds=0.1, window_seconds=0.3, silence_seconds=2.0)
     )
 
 
 async def impatient(
-    placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch, patience: Patience
+    placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch, patience: MeterTimeouts
 ) -> None:
-    monkeypatch.setattr(live_profiling, "PATIENCE", patience)
+    monkeypatch.setattr(live_profiling, "TIMEOUTS", patience)
     await agent.stop()
     await agent.start()
     await placement.connected(2)
@@ -94,7 +94,7 @@ def rates(reports: Iterable[node_service_pb2.ProfileReport]) -> dict[int, float]
 
 @pytest.mark.speed
 @pytest.mark.parametrize("groups", [pytest.param(True, marks=pytest.mark.root), False], ids=["groups", "no groups"])
-async def test_rates_are_those_of_the_cores(
+async def test_rates_depend_on_the_cores(
     placement: Placement, agent: RunningAgent, groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if groups:
@@ -119,7 +119,7 @@ async def test_rates_are_those_of_the_cores(
 
 @pytest.mark.speed
 @pytest.mark.root
-async def test_work_on_real_cores_is_quicker_on_two(placement: Placement, agent: RunningAgent) -> None:
+async def test_two_real_cores_are_faster_than_one(placement: Placement, agent: RunningAgent) -> None:
     need_groups("cpuset")
     placement.assign(told(BURNING))
     await placement.running("job")
@@ -132,9 +132,7 @@ async def test_work_on_real_cores_is_quicker_on_two(placement: Placement, agent:
 
 
 @pytest.mark.speed
-async def test_nobody_is_told_the_rate_of_a_profile_as_that_of_the_job(
-    placement: Placement, agent: RunningAgent
-) -> None:
+async def test_the_rate_of_a_profile_is_not_reported_as_the_jobs(placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.1)
     await placement.connected(2)
@@ -155,10 +153,10 @@ async def test_nobody_is_told_the_rate_of_a_profile_as_that_of_the_job(
         assert not [rate for rate in some if 0 < rate < 28]
 
 
-async def test_a_job_that_tells_nothing_keeps_its_cores(
+async def test_a_job_that_reports_nothing_keeps_its_cores(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await impatient(placement, agent, monkeypatch, Patience(silence_seconds=0.2))
+    await impatient(placement, agent, monkeypatch, MeterTimeouts(silence_seconds=0.2))
     asked: list[int | None] = []
     narrow = ProcessRuntime.narrow
 
@@ -171,27 +169,27 @@ async def test_a_job_that_tells_nothing_keeps_its_cores(
     await placement.running("job")
     placement.send(profiles=[profile_order("job", 1, 2)])
     *counts, end = await placement.profile_over()
-    words = "the job told no step for 0.2 s"
+    words = "the job reported no step for 0.2 s"
     assert [(report.cores, report.message) for report in counts] == [(1, words), (2, words)]
     assert (end.done, end.message, asked) == (True, words, [None])
 
 
-async def test_a_job_that_falls_silent_is_not_waited_for_at_every_count(
+async def test_a_job_that_falls_silent_ends_its_profile(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await impatient(placement, agent, monkeypatch, Patience(silence_seconds=0.5))
+    await impatient(placement, agent, monkeypatch, MeterTimeouts(silence_seconds=0.5))
     await begun(
         placement, agent, told(TELL + "[(time.sleep(0.1), progress.step()) for _ in range(9)]; time.sleep(600)")
     )
     placement.send(profiles=[profile_order("job", 1, 2, 1, 2, steps=1000)])
     *counts, end = await placement.profile_over()
-    assert [report.message for report in counts] == ["the job told no step for 0.5 s"] * 4
+    assert [report.message for report in counts] == ["the job reported no step for 0.5 s"] * 4
     assert end.done
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("what", ["resize", "stop", "end", "order", "other", "budget", "shutdown"])
-async def test_whatever_ends_a_profile_the_cores_are_given_back(
+async def test_cores_are_restored_however_a_profile_ends(
     placement: Placement, agent: RunningAgent, what: str, tmp_path: Path
 ) -> None:
     need_groups("cpuset")
@@ -216,12 +214,12 @@ async def test_whatever_ends_a_profile_the_cores_are_given_back(
     elif what == "shutdown":
         await agent.stop()
     words = {
-        "resize": "its cores are changed by an order",
+        "resize": "its cores are being resized",
         "stop": "the attempt is being stopped",
         "end": "the attempt has ended",
-        "order": "an order ended it",
-        "other": "another profile was ordered",
-        "budget": "its budget of 1 s is used up",
+        "order": "cancelled by an order",
+        "other": "replaced by another profile",
+        "budget": "its budget of 1 s is exhausted",
         "shutdown": "the agent is shutting down",
     }
     await placement.profile_over()
@@ -237,7 +235,7 @@ async def test_whatever_ends_a_profile_the_cores_are_given_back(
 
 @pytest.mark.root
 @pytest.mark.parametrize("groups", [True, False], ids=["groups", "no groups"])
-async def test_an_agent_killed_in_a_profile_gives_the_cores_back_when_it_returns(
+async def test_the_next_agent_restores_the_cores_of_an_interrupted_profile(
     placement: Placement, agent_process: AgentProcess, tmp_path: Path, groups: bool
 ) -> None:
     if groups:
@@ -258,7 +256,7 @@ async def test_an_agent_killed_in_a_profile_gives_the_cores_back_when_it_returns
     assert not (directory(tmp_path / "state").path / "narrowed").exists()
 
 
-async def test_orders_that_cannot_be_obeyed_are_over_at_once(placement: Placement, agent: RunningAgent) -> None:
+async def test_invalid_orders_end_at_once(placement: Placement, agent: RunningAgent) -> None:
     placement.send(profiles=[profile_order("stranger", 1), profile_order("stranger")])
     placement.assign(told(PACED, epoch=11))
     await placement.running("job")
@@ -266,8 +264,8 @@ async def test_orders_that_cannot_be_obeyed_are_over_at_once(placement: Placemen
     placement.send(profiles=[profile_order("job", *[1] * 65, epoch=11)])
     reports = await placement.profile_over(5)
     assert [report.message for report in reports if report.done] == [
-        "it is not known on this node",
-        "there is no profile under way",
+        "unknown on this node",
+        "no profile is running",
         "refused: epoch 10 is older than 11",
         "a profile has at least 1 step and at most 64 core counts",
         "a profile has at least 1 step and at most 64 core counts",
@@ -275,7 +273,7 @@ async def test_orders_that_cannot_be_obeyed_are_over_at_once(placement: Placemen
     assert not any(report.rate_per_second for report in reports)
 
 
-async def test_the_same_order_again_changes_nothing(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_repeated_order_changes_nothing(placement: Placement, agent: RunningAgent) -> None:
     await begun(placement, agent, told(PACED))
     order = profile_order("job", 1, steps=15)
     placement.send(profiles=[order, order])
@@ -284,7 +282,7 @@ async def test_the_same_order_again_changes_nothing(placement: Placement, agent:
     assert [report.cores for report in await placement.profile_over(2)] == [1, 0, 0]
 
 
-async def test_a_pattern_over_the_output_is_measured_too(placement: Placement, agent: RunningAgent) -> None:
+async def test_progress_from_output_patterns_is_measured_too(placement: Placement, agent: RunningAgent) -> None:
     script = "import time, itertools\nfor n in itertools.count(): time.sleep(0.05); print('step', n, flush=True)"
     spec = job_pb2.JobSpec(progress=job_pb2.ProgressRule(regex=r"step (\d+)"))
     placement.assign(assignment("job", [*PYTHON, script], tasks=[task(cpus=sorted(BOTH))], spec=spec))
@@ -293,7 +291,7 @@ async def test_a_pattern_over_the_output_is_measured_too(placement: Placement, a
     assert rates(await placement.profile_over())[1] == pytest.approx(20, rel=0.25)
 
 
-def test_the_cores_left_are_near_to_the_gpu_and_whole() -> None:
+def test_the_remaining_cores_are_whole_and_near_the_gpu() -> None:
     cores = [resources_pb2.Core(id=n, cpus=[n, n + 8], numa_node=n // 4) for n in range(8)]
     gpus = [resources_pb2.Gpu(uuid="G", numa_node=1)]
     inventory = resources_pb2.Inventory(cores=cores, gpus=gpus)

@@ -1,4 +1,4 @@
-"""File systems that turn read-only under a running agent: really mounted so, in a mount namespace of its own."""
+"""File systems that turn read-only under a running agent: real mounts in a mount namespace of its own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def stopped(placement: Placement, job_id: str) -> None:
     assert (await placement.ended(job_id)).message == ""
 
 
-async def test_a_state_directory_that_turns_read_only_takes_no_job_and_loses_none(
+async def test_a_read_only_state_directory_refuses_jobs_and_loses_none(
     placement: Placement, apart: AgentProcess, tmp_path: Path
 ) -> None:
     placement.acknowledge_ends = True
@@ -82,7 +82,7 @@ async def test_a_state_directory_that_turns_read_only_takes_no_job_and_loses_non
     await stopped(placement, "there")
 
 
-async def test_a_directory_that_a_read_only_disk_held_back_is_moved_once_the_disk_is_writable(
+async def test_a_directory_on_a_read_only_disk_is_moved_once_it_is_writable(
     placement: Placement, apart: AgentProcess, tmp_path: Path
 ) -> None:
     placement.acknowledge_ends = True
@@ -91,13 +91,13 @@ async def test_a_directory_that_a_read_only_disk_held_back_is_moved_once_the_dis
     await mounted(apart, READ_ONLY, tmp_path / "state")
     placement.send(stops=[stop_order("there", grace_seconds=0)])
     await placement.ended("there")
-    await until(lambda: "attempt_not_kept" in (tmp_path / LOG).read_text())
+    await until(lambda: "attempt_retention_failed" in (tmp_path / LOG).read_text())
     assert (attempts / "there-1").is_dir()
     await mounted(apart, 'umount "$1"', tmp_path / "state")
     await until(lambda: (kept / "there-1").exists() and not (attempts / "there-1").exists())
 
 
-async def test_control_groups_that_turn_read_only_refuse_a_job_whole_and_take_the_next(
+async def test_read_only_control_groups_refuse_a_job_and_accept_the_next(
     placement: Placement, apart: AgentProcess
 ) -> None:
     need_groups("cpuset")
@@ -115,7 +115,7 @@ async def test_control_groups_that_turn_read_only_refuse_a_job_whole_and_take_th
     await stopped(placement, "later")
 
 
-async def test_an_agent_that_begins_with_read_only_control_groups_says_so_and_runs_jobs(
+async def test_an_agent_started_with_read_only_control_groups_reports_it_and_runs_jobs(
     placement: Placement, tmp_path: Path
 ) -> None:
     need_namespaces()

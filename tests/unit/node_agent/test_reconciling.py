@@ -1,4 +1,4 @@
-"""What an agent finds at its start that does not fit together, and what it makes of it."""
+"""Inconsistent state that an agent finds at startup, and how it reconciles it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.node_agent.jobs import CPUS, NODE, shell, stop_order, task
 from tests.unit.node_agent.placement import Placement
 from tests.unit.node_agent.test_restarts import supervisor_pid
 
-from cotenant.node_agent.control.state_directory import AnotherNode
+from cotenant.node_agent.control.state_directory import NodeMismatch
 from cotenant.v1 import job_pb2
 
 FAILED, RUNNING = job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_RUNNING
@@ -44,9 +44,7 @@ async def test_after_a_reboot_attempts_have_failed_for_that_reason_and_are_not_r
     assert len((tmp_path / "lives").read_text().split()) == 1
 
 
-async def test_a_supervisor_that_recorded_nothing_may_have_run_the_job(
-    placement: Placement, agent: RunningAgent
-) -> None:
+async def test_a_job_without_a_recorded_state_is_not_started_again(placement: Placement, agent: RunningAgent) -> None:
     """It is not started once more as if nothing had been."""
     job = shell("silent", "exec sleep 60")
     placement.assign(job)
@@ -58,12 +56,10 @@ async def test_a_supervisor_that_recorded_nothing_may_have_run_the_job(
     await agent.start()
     await placement.connected(2)
     end = await placement.ended("silent")
-    assert (end.state, end.message) == (FAILED, "its supervisor died; what was left of the job was killed")
+    assert (end.state, end.message) == (FAILED, "its supervisor died; the job's remaining processes were killed")
 
 
-async def test_a_launch_that_was_cut_short_is_forgotten_and_can_be_had_anew(
-    placement: Placement, agent: RunningAgent
-) -> None:
+async def test_an_interrupted_launch_is_removed_and_can_be_repeated(placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     half = attempt_path(agent, "half")
     half.mkdir()
@@ -76,7 +72,7 @@ async def test_a_launch_that_was_cut_short_is_forgotten_and_can_be_had_anew(
 
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 4096, b"{", b'{"state": "RUNNING"}', b"\xff\xfe"])
-async def test_a_state_file_that_cannot_be_read_costs_its_attempt_and_nothing_else(
+async def test_an_unreadable_state_file_fails_only_its_attempt(
     placement: Placement, agent: RunningAgent, text: bytes
 ) -> None:
     for job_id in ("torn", "well"):
@@ -93,7 +89,9 @@ async def test_a_state_file_that_cannot_be_read_costs_its_attempt_and_nothing_el
     await placement.ended("well")
 
 
-async def test_a_recycled_pid_is_nobodys_supervisor(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
+async def test_a_recycled_pid_is_not_taken_for_a_supervisor(
+    placement: Placement, agent: RunningAgent, tmp_path: Path
+) -> None:
     """The state names a process that lives, but was started at another time: it is left alone."""
     placement.assign(shell("first", "exec sleep 60"), shell("other", f"echo $$ > {tmp_path}/pid; exec sleep 60"))
     await placement.running("first")
@@ -111,7 +109,7 @@ async def test_a_recycled_pid_is_nobodys_supervisor(placement: Placement, agent:
 
 
 @pytest.mark.root
-async def test_a_group_without_files_is_told_of_and_runs_until_placement_has_it_stopped(
+async def test_an_orphan_attempt_is_reported_and_runs_until_it_is_stopped(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     need_groups("cpuset")
@@ -131,7 +129,7 @@ async def test_a_group_without_files_is_told_of_and_runs_until_placement_has_it_
     told = {report.job_id: report for report in (await placement.connected(2)).attempts}
     assert {job_id: report.state for job_id, report in told.items()} == dict.fromkeys(told, RUNNING)
     assert set(told) == {"stray", "stray-brief", "stray-dark"}
-    assert "known by its control group alone" in told["stray"].message
+    assert "only its control group is left" in told["stray"].message
     placement.assign(shell("thief", "true", tasks=[task(cpus=CPUS[:1])]))
     assert "is held by attempt stray/1" in (await placement.ended("thief")).message
     assert alive(pid)
@@ -142,21 +140,21 @@ async def test_a_group_without_files_is_told_of_and_runs_until_placement_has_it_
     assert (await placement.ended("stray-brief")).exit.code == 6, "its supervisor lives, and tells"
     os.kill(supervisor, signal.SIGKILL)
     end = await placement.ended("stray-dark")
-    assert (end.state, "how it ended is not known" in end.message) == (FAILED, True)
+    assert (end.state, "its outcome is unknown" in end.message) == (FAILED, True)
 
 
-async def test_the_state_of_another_node_is_not_taken_over(placement: Placement, agent: RunningAgent) -> None:
+async def test_the_state_of_another_node_is_refused(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("long", "exec sleep 60"))
     await placement.running("long")
     await agent.stop()
     await agent.start(node_id="renamed")
-    with pytest.raises(AnotherNode, match=rf"is the state of node '{NODE}' with 1 attempts of it, such as long-1"):
+    with pytest.raises(NodeMismatch, match=rf"belongs to node '{NODE}' and holds 1 of its attempts, such as long-1"):
         await agent.stop()
     await agent.start(node_id=NODE)
     assert [report.state for report in (await placement.connected(2)).attempts] == [RUNNING]
 
 
-async def test_a_node_may_be_renamed_while_nothing_is_there(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_node_without_attempts_may_be_renamed(placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     await agent.start(node_id="renamed")
     assert (await placement.connected(2)).node_id == "renamed"

@@ -1,4 +1,4 @@
-"""A supervisor that is killed at each step of recording the end: what was recorded is told, and nothing else."""
+"""A supervisor killed at each step of recording the end: exactly what was recorded is reported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.unit.node_agent.conditions import until
 from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import shell
-from tests.unit.node_agent.placement import ENDS, Placement
+from tests.unit.node_agent.placement import TERMINAL_STATES, Placement
 
 from cotenant.node_agent.runtime import launch
 from cotenant.v1 import job_pb2
@@ -47,7 +47,7 @@ supervisor.main(sys.argv[1], int(sys.argv[2]))
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=[f"{place} {name}" for place, name in enumerate(STEPS)])
-async def test_an_end_is_told_as_it_was_recorded_or_as_unknown(
+async def test_an_end_is_reported_as_recorded_or_as_unknown(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     folder = str(launch.SUPERVISOR.parent)
@@ -63,16 +63,16 @@ async def test_an_end_is_told_as_it_was_recorded_or_as_unknown(
     await until(lambda: ended(supervisor))
     await agent.start()
     (told,) = (await placement.connected(2)).attempts
-    end = told if told.state in ENDS else await placement.ended("cut")
+    end = told if told.state in TERMINAL_STATES else await placement.ended("cut")
     assert end.state == job_pb2.ATTEMPT_STATE_FAILED
     if step >= RECORDED_BY:
         assert (end.exit.code, end.message) == (7, "rank 0 ended with status 7")
     else:
-        assert end.message == "its supervisor died; what was left of the job was killed"
+        assert end.message == "its supervisor died; the job's remaining processes were killed"
 
 
 def ended(pid: int) -> bool:
-    """Whether a supervisor that was started here has ended; reaps it, for no agent is there to."""
+    """Return whether a supervisor that was started here has ended; reaps it, for no agent is there to."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""Other cores for running jobs: real processes, real cpusets, and agents that die in the middle."""
+"""Changes of running jobs' cores: real processes, real cpusets, and agents that die in the middle."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def pids_of(told: Path) -> list[int]:
 
 
 def allowed(pids: Iterable[int]) -> list[set[int]]:
-    """The CPUs of each thread, as /proc says."""
+    """Return the CPUs of each thread from /proc."""
     return sorted((set(cpus) for cpus in masks(pids).values()), key=sorted)
 
 
@@ -87,7 +87,7 @@ async def test_all_threads_follow_when_cores_come_and_go(
     assert (await placement.ended("job")).epoch == 13
 
 
-async def test_without_cpusets_the_threads_are_told(
+async def test_without_cpusets_the_threads_are_moved(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, []))
@@ -107,7 +107,9 @@ async def test_without_cpusets_the_threads_are_told(
     assert [(epoch, len(holds)) for epoch, holds in held] == [(11, 2), (12, 1)]
 
 
-async def test_cores_of_a_neighbour_are_refused_and_nothing_changes(placement: Placement, agent: RunningAgent) -> None:
+async def test_cores_of_another_attempt_are_refused_and_nothing_changes(
+    placement: Placement, agent: RunningAgent
+) -> None:
     placement.assign(shell("job", "sleep 600", tasks=[task(cpus=ONE)]))
     placement.assign(shell("neighbour", "sleep 600", tasks=[task(cpus=OTHER)]))
     await placement.running("job")
@@ -123,7 +125,7 @@ async def test_cores_of_a_neighbour_are_refused_and_nothing_changes(placement: P
     assert await placement.answered(12) == ""
 
 
-async def test_while_cores_change_those_of_before_and_after_are_held(
+async def test_old_and_new_cores_are_held_during_a_change(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, entered, go = core_changes.change, asyncio.Event(), asyncio.Event()
@@ -154,12 +156,10 @@ async def test_while_cores_change_those_of_before_and_after_are_held(
         (task(cpus=[4095]), "CPUs that this node does not have"),
         (task(cpus=ONE, memory_bytes=1 << 30), "only the cores"),
         (task(3, cpus=ONE), "rank 3 is not within"),
-        (task(), "no CPUs of its own"),
+        (task(), "would lose all of its CPUs"),
     ],
 )
-async def test_only_cores_that_are_there_can_be_had(
-    placement: Placement, agent: RunningAgent, changed: Any, words: str
-) -> None:
+async def test_unknown_cores_are_refused(placement: Placement, agent: RunningAgent, changed: Any, words: str) -> None:
     placement.assign(shell("job", "sleep 600", tasks=[task(cpus=ONE)]))
     await placement.running("job")
     placement.send(resizes=[resize_order("job", changed, epoch=11)])
@@ -168,7 +168,7 @@ async def test_only_cores_that_are_there_can_be_had(
     await placement.ended("job")
 
 
-async def test_an_order_of_the_past_is_refused_and_one_that_comes_again_is_answered_again(
+async def test_an_old_order_is_refused_and_a_repeated_one_answered_again(
     placement: Placement, agent: RunningAgent
 ) -> None:
     placement.assign(shell("job", "sleep 600", tasks=[task(cpus=ONE)]))
@@ -193,16 +193,16 @@ def recorded_cpus(agent: RunningAgent, job_id: str) -> list[int]:
     return list(recorded.allocation.tasks[0].cpu_ids)
 
 
-async def test_attempts_that_do_not_run_are_answered_with_an_error(placement: Placement, agent: RunningAgent) -> None:
+async def test_resizing_an_attempt_that_is_not_running_is_an_error(placement: Placement, agent: RunningAgent) -> None:
     placement.send(resizes=[resize_order("stranger", task(cpus=ONE), epoch=11)])
-    assert await placement.answered(11) == "it is not known on this node"
+    assert await placement.answered(11) == "unknown on this node"
     placement.assign(shell("over", "true", tasks=[task(cpus=ONE)]))
     await placement.ended("over")
     placement.send(resizes=[resize_order("over", task(cpus=OTHER), epoch=12)])
-    assert await placement.answered(12) == "it has ended"
+    assert await placement.answered(12) == "already ended"
 
 
-async def test_an_order_right_behind_the_assignment_waits_for_the_start(
+async def test_an_order_right_after_the_assignment_waits_for_the_start(
     placement: Placement, agent: RunningAgent
 ) -> None:
     placement.assign(shell("job", "sleep 600", tasks=[task(cpus=ONE)]))
@@ -212,9 +212,7 @@ async def test_an_order_right_behind_the_assignment_waits_for_the_start(
 
 
 @pytest.mark.root
-async def test_a_task_follows_its_group_alone_so_that_what_it_forks_meanwhile_does(
-    placement: Placement, agent: RunningAgent
-) -> None:
+async def test_processes_forked_during_a_change_follow_the_group(placement: Placement, agent: RunningAgent) -> None:
     need_groups("cpuset")
     placement.assign(shell("job", "sleep 600", tasks=[task(cpus=ONE)]))
     await placement.running("job")
@@ -226,7 +224,9 @@ async def test_a_task_follows_its_group_alone_so_that_what_it_forks_meanwhile_do
 
 
 @pytest.mark.root
-async def test_what_the_kernel_refuses_is_undone(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
+async def test_a_change_that_the_kernel_refuses_is_rolled_back(
+    placement: Placement, agent: RunningAgent, tmp_path: Path
+) -> None:
     need_groups("cpuset")
     placement.assign(busy("job", tmp_path / "pids", BOTH))
     pids = await pids_of(tmp_path / "pids")
@@ -243,7 +243,7 @@ async def test_what_the_kernel_refuses_is_undone(placement: Placement, agent: Ru
 
 
 @pytest.mark.root
-async def test_a_record_that_cannot_be_written_undoes_the_change(
+async def test_a_change_that_cannot_be_recorded_is_rolled_back(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     need_groups("cpuset")
@@ -251,12 +251,12 @@ async def test_a_record_that_cannot_be_written_undoes_the_change(
     await placement.running("job")
     (directory(agent, "job").path / "assignment.new").mkdir()  # stands for a disk that takes nothing more
     placement.send(resizes=[resize_order("job", task(cpus=BOTH), epoch=11)])
-    assert "cannot be recorded" in await placement.answered(11)
+    assert "cannot record" in await placement.answered(11)
     assert (task_group("job").cpus(), recorded_cpus(agent, "job")) == (ONE, ONE)
 
 
 @pytest.mark.root
-async def test_a_group_that_cannot_be_restored_says_both_reasons(
+async def test_a_failed_rollback_reports_both_reasons(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_groups("cpuset")
@@ -268,12 +268,12 @@ async def test_a_group_that_cannot_be_restored_says_both_reasons(
 
     monkeypatch.setattr(Group, "set_cpus", refuse)
     placement.send(resizes=[resize_order("job", task(cpus=BOTH), epoch=11)])
-    assert await placement.answered(11) == "read-only file system; and when going back, read-only file system"
+    assert await placement.answered(11) == "read-only file system; rollback failed: read-only file system"
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("moment", ["change", "replace_assignment", "answer"])
-async def test_an_agent_killed_in_the_middle_goes_back_to_its_record(
+async def test_an_agent_killed_during_a_change_restores_its_record(
     placement: Placement, new_process: AgentProcess, tmp_path: Path, moment: str
 ) -> None:
     need_groups("cpuset")

@@ -1,4 +1,4 @@
-"""Agents, supervisors and control planes that die, and what becomes of jobs."""
+"""Agents, supervisors and control planes that die, and what happens to jobs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_an_exit_while_the_agent_was_dead_is_reported_by_the_next(
 
 
 @pytest.mark.root
-async def test_a_group_that_was_not_removed_in_time_goes_with_its_attempt_and_not_later(
+async def test_a_group_that_was_not_removed_in_time_is_removed_with_its_attempt(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where an agent dies between the end and that, or the kernel calls the group busy for longer than usual."""
@@ -85,7 +85,7 @@ async def test_a_group_that_was_not_removed_in_time_goes_with_its_attempt_and_no
     await until(lambda: not group.exists() and (state_dir / "kept" / "long-1").exists())
 
 
-async def test_sigterm_ends_the_agent_cleanly_and_no_job(
+async def test_sigterm_stops_the_agent_but_no_job(
     placement: Placement, agent_process: AgentProcess, tmp_path: Path
 ) -> None:
     placement.assign(shell("long", f"echo $$ > {tmp_path}/pid; exec sleep 60"))
@@ -101,7 +101,7 @@ async def test_sigterm_ends_the_agent_cleanly_and_no_job(
 
 
 @pytest.mark.parametrize("groups", [pytest.param(True, marks=pytest.mark.root), False], ids=["groups", "no groups"])
-async def test_a_killed_supervisor_takes_its_job_along_and_the_attempt_fails(
+async def test_an_attempt_fails_with_its_killed_supervisor(
     placement: Placement, agent: RunningAgent, tmp_path: Path, groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if groups:
@@ -124,7 +124,7 @@ async def test_a_killed_supervisor_takes_its_job_along_and_the_attempt_fails(
     assert not alive(daemon)
 
 
-async def test_a_supervisor_killed_while_the_agent_was_away_is_noticed_at_its_return(
+async def test_the_next_agent_notices_a_supervisor_killed_in_the_meantime(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     placement.assign(shell("victim", f"setsid sleep 60 & echo $! > {tmp_path}/daemon; wait"))
@@ -138,7 +138,7 @@ async def test_a_supervisor_killed_while_the_agent_was_away_is_noticed_at_its_re
     assert not alive(daemon)
 
 
-async def test_jobs_run_on_while_placement_is_away_and_are_told_of_when_it_returns(
+async def test_jobs_run_without_placement_and_are_reported_when_it_returns(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     placement.assign(shell("long", f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"))
@@ -152,7 +152,7 @@ async def test_jobs_run_on_while_placement_is_away_and_are_told_of_when_it_retur
     assert [report.state for report in hello.attempts] == [job_pb2.ATTEMPT_STATE_SUCCEEDED]
 
 
-async def test_an_attempt_that_placement_does_not_know_runs_until_it_is_told_to_stop(
+async def test_an_attempt_unknown_to_placement_runs_until_it_is_stopped(
     placement: Placement, agent: RunningAgent
 ) -> None:
     placement.assign(shell("unknown", "sleep 60", epoch=7))
@@ -166,14 +166,14 @@ async def test_an_attempt_that_placement_does_not_know_runs_until_it_is_told_to_
     assert (await placement.ended("unknown")).state == job_pb2.ATTEMPT_STATE_STOPPED
 
 
-async def test_an_idle_agent_beats(placement: Placement, agent: RunningAgent) -> None:
+async def test_an_idle_agent_sends_heartbeats(placement: Placement, agent: RunningAgent) -> None:
     await placement.stop()
     placement.heartbeat_seconds = 0.05
     await placement.start()
     await placement.until(lambda: placement.beats >= 3)
 
 
-async def test_an_older_epoch_is_refused_also_after_a_restart(placement: Placement, agent: RunningAgent) -> None:
+async def test_an_older_epoch_is_refused_after_a_restart(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("job", "true", number=2, epoch=20))
     await placement.ended("job", 2)
     for _ in range(2):
@@ -186,7 +186,7 @@ async def test_an_older_epoch_is_refused_also_after_a_restart(placement: Placeme
         await placement.connected(len(placement.hellos) + 1)
 
 
-async def test_an_older_order_to_stop_is_refused(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_stop_order_with_an_older_epoch_is_refused(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("job", "sleep 60", epoch=20))
     await placement.running("job")
     placement.send(stops=[stop_order("job", epoch=19, grace_seconds=0)])
@@ -195,7 +195,7 @@ async def test_an_older_order_to_stop_is_refused(placement: Placement, agent: Ru
     await placement.ended("job")
 
 
-async def test_an_older_term_is_not_obeyed_also_after_a_restart(placement: Placement, agent: RunningAgent) -> None:
+async def test_an_older_term_is_refused_after_a_restart(placement: Placement, agent: RunningAgent) -> None:
     for _ in range(2):
         await placement.stop()
         placement.term = 5

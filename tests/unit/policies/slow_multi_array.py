@@ -1,7 +1,7 @@
-"""`multi-array` as it would be written if time were no object: an oracle for what it keeps up to date by steps.
+"""`multi-array` in a slow, direct form: an oracle for its incremental state.
 
-Who borrows and what is lent is gathered anew for each question, on a copy of the ledger that those have really left;
-waits are kept one by one.
+Borrowers and lent resources are computed for each query, on a copy of the ledger without the borrowers; waits are kept
+one by one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from cotenant.core.capacity.ledger import Counts, Ledger, Offer, Overcommitted
 from cotenant.core.model.gang import Gang
 from cotenant.core.placement.gang_allocation import hold_all, release_all, take
-from cotenant.core.policy.cluster_view import Reclaim, Resident, Scene
-from cotenant.policies.multi_array.borrowing import Residence
+from cotenant.core.policy.cluster_view import ClusterView, Reclaim, RunningJob
+from cotenant.policies.multi_array.borrowing import NodeOccupancy
 from cotenant.policies.multi_array.policy import MultiArray
 from cotenant.policies.multi_array.split import Array, array_of
 
 
 class SlowWaits:
-    """The mean wait, by walking over all waits."""
+    """Return the mean wait, by a loop over all waits."""
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
@@ -42,19 +42,19 @@ class SlowWaits:
 
 
 class SlowMultiArray(MultiArray):
-    """Takes back what was lent by doing it."""
+    """Reclaims what was lent by direct computation."""
 
     def __init__(self, options: MultiArray.Options | None = None) -> None:
         super().__init__(options)
         self._waits = SlowWaits(self.options.guard_seconds)  # type: ignore[assignment]  # answers the same
-        self._at_first: tuple[Resident, ...] = ()
+        self._at_first: tuple[RunningJob, ...] = ()
 
-    def see(self, scene: Scene) -> None:
-        super().see(scene)
-        self._at_first = tuple(scene.residents().values())
+    def begin_cycle(self, cluster_view: ClusterView) -> None:
+        super().begin_cycle(cluster_view)
+        self._at_first = tuple(cluster_view.running_jobs().values())
 
     def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]) -> Reclaim | None:
-        there = self._look(ledger)
+        there = self._refresh(ledger)
         large = array_of(gang.gpu_milli, self.options.large_gpus) is Array.LARGE
         borrowers = sorted(self._at_first, key=lambda one: (-one.since_seconds, one.gang.job_id))
         able = [one for one in borrowers if one.reclaimable and one.gang.job_id not in fixed]
@@ -74,15 +74,17 @@ class SlowMultiArray(MultiArray):
         offer = self._for_gpus(gang, trial)
         return None if offer is None else self._room(gang, offer, able, ledger.copy(), there)
 
-    def _cores(self, some: Iterable[Resident]) -> Counts:
+    def _cores(self, some: Iterable[RunningJob]) -> Counts:
         cores = np.zeros(len(self._split.reserved), dtype=np.int64)
         for one in some:
             for holding in one.holdings:
                 cores[holding.node] += holding.cores
         return cores
 
-    def _room(self, gang: Gang, offer: Offer, able: list[Resident], ledger: Ledger, there: Residence) -> Reclaim | None:
-        gone: list[Resident] = []
+    def _room(
+        self, gang: Gang, offer: Offer, able: list[RunningJob], ledger: Ledger, there: NodeOccupancy
+    ) -> Reclaim | None:
+        gone: list[RunningJob] = []
         for node in dict.fromkeys(share.node for share in offer):
             on_node = [one for one in able if any(holding.node == node for holding in one.holdings)]
             while not self._fits(gang, tuple(share for share in offer if share.node == node), ledger):
@@ -96,7 +98,7 @@ class SlowMultiArray(MultiArray):
         except Overcommitted:
             return None
         gone = [one for one in reversed(gone) if not hold_all(ledger, one.holdings)]
-        moves: list[tuple[Resident, Offer]] = []
+        moves: list[tuple[RunningJob, Offer]] = []
         for one in gone:
             if one.gang.gpu_milli:
                 place = self._for_gpus(one.gang, ledger, ~self._split.large)

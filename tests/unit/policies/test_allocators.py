@@ -8,7 +8,7 @@ from cotenant.core.model.estimate import UNKNOWN, Estimate
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.node import NodeShape
 from cotenant.core.prediction.core_curve import Point
-from cotenant.core.sizing.resize import Resizes, Running
+from cotenant.core.sizing.resize import ResizableJob, Resizes
 from cotenant.policies.aiturbo.policy import AITurbo
 from cotenant.policies.coda_adaptive import CodaAdaptive
 from cotenant.policies.proportional import Proportional
@@ -29,10 +29,10 @@ def proportional(job: JobSpec, *shapes: NodeShape) -> tuple[int, ...]:
     return Proportional().size(job, UNKNOWN, shapes).cores
 
 
-def test_requested_gives_what_was_asked_and_one_where_nothing_was() -> None:
+def test_requested_gives_the_request_or_one_core() -> None:
     sizing = Requested().size(spec(worker(1000), worker(1000, cores=5)), UNKNOWN, [])
     assert sizing.cores == (1, 5)
-    assert sizing.reason == "1 core per replica that asked for none"
+    assert sizing.reason == "1 core per replica without a request"
     assert Requested().size(spec(worker(1000, cores=5)), UNKNOWN, []).reason == "as requested"
 
 
@@ -44,7 +44,7 @@ def test_a_replica_gets_its_gpus_share_of_the_nodes_cores() -> None:
     assert proportional(spec(worker(100)), NodeShape(8, 24, shareable=True)) == (1,)
 
 
-def test_only_shapes_that_could_hold_the_replica_count_and_of_those_the_least_generous() -> None:
+def test_the_smallest_share_of_all_shapes_that_hold_the_replica_counts() -> None:
     fat, thin, other = (
         NodeShape(1, 16, gpu_type="A100"),
         NodeShape(8, 24, gpu_type="A100"),
@@ -86,13 +86,13 @@ NODE = NodeShape(gpus=8, cores=24)
 SETTLED = 1e4
 
 
-def running(job: JobSpec, held: int, spare: int, rates: dict[int, float], estimate: Estimate = UNKNOWN) -> Running:
+def running(job: JobSpec, held: int, spare: int, rates: dict[int, float], estimate: Estimate = UNKNOWN) -> ResizableJob:
     """A job of one role that was measured often, so that noise decides nothing."""
     points = tuple(Point(cores, rate, windows=64) for cores, rate in rates.items())
-    return Running("job", job, estimate, (held,), (spare,), points, settled_seconds=SETTLED, node_share=(3,))
+    return ResizableJob("job", job, estimate, (held,), (spare,), points, settled_seconds=SETTLED, node_share=(3,))
 
 
-def wish(allocator: Resizes, job: Running) -> int | None:
+def wish(allocator: Resizes, job: ResizableJob) -> int | None:
     sizing = allocator.resize(job, now=0.0)
     return sizing.cores[0] if sizing else None
 
@@ -123,7 +123,7 @@ def test_xiao_gives_theta_once_it_is_known_well_enough_and_the_share_until_then(
     assert wish(Xiao(Xiao.Options(confidence_min=0.3)), running(job, 3, 9, {}, unsure)) == 6
 
 
-def test_xiao_measures_what_an_optimal_design_asks_for_where_no_predictor_speaks() -> None:
+def test_xiao_measures_by_an_optimal_design_without_a_predictor() -> None:
     job = spec(worker(1000))
     assert wish(Xiao(), running(job, 3, 9, {3: 10.0})) == 12, "the most cores bound the gain of all others"
     assert wish(Xiao(), running(job, 12, 0, {3: 10.0, 12: 10.0})) == 1
@@ -155,7 +155,7 @@ def test_coda_goes_up_while_that_gains_and_down_while_nothing_is_lost() -> None:
 
 def test_a_job_that_is_being_measured_is_left_alone() -> None:
     for allocator in (CodaAdaptive(), Xiao(), AITurbo()):
-        early = Running("job", spec(worker(1000)), UNKNOWN, (3,), (9,), (Point(3, 1.0),), settled_seconds=45.0)
+        early = ResizableJob("job", spec(worker(1000)), UNKNOWN, (3,), (9,), (Point(3, 1.0),), settled_seconds=45.0)
         sizing = allocator.resize(early, now=0.0)
         assert sizing is None or sizing.cores == (3,)
 

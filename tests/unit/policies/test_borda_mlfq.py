@@ -1,4 +1,4 @@
-"""The Borda-count multi-level feedback queue, against ranks counted one by one and expectations worked out by hand."""
+"""The Borda-count multi-level feedback queue, against ranks counted one by one and expectations computed by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def partly_predicted(draw: st.DrawFn) -> JobTable:
 
 
 def table_of(**attained_seconds: float) -> JobTable:
-    """Jobs with one GPU that came in this order, a second apart, and have run so long."""
+    """Jobs with one GPU that arrived in this order, a second apart, with these run times."""
     table = JobTable()
     for number, (job_id, seconds) in enumerate(attained_seconds.items()):
         table.add(JobRow(job_id, arrival_seconds=float(number), sequence=number, gpu_milli=1000))
@@ -56,7 +56,7 @@ def in_order(table: JobTable, policy: BordaMlfq, now: float = NOW) -> list[str]:
 
 
 def naive_literal_scores(jobs: Jobs, now: float, cadence: float) -> list[float]:
-    """Count for each job those that rank before it and those that share its rank, list by list."""
+    """Count for each job the jobs ranked before it and those with equal rank, list by list."""
     tick = now // cadence * cadence
     rows = range(len(jobs))
     ran = [now - max(jobs.running_since[row], tick) if jobs.running[row] else 0.0 for row in rows]
@@ -89,7 +89,7 @@ def test_literal_thresholds_are_scores_and_replace_the_quantiles() -> None:
 
 
 @pytest.mark.parametrize(("attained", "level"), [(0, 0), (59, 0), (60, 1), (239, 1), (240, 2), (960, 3), (1e9, 12)])
-def test_of_an_unknown_job_as_much_is_expected_as_it_has_had(attained: float, level: int) -> None:
+def test_an_unknown_job_is_expected_to_need_its_attained_service_again(attained: float, level: int) -> None:
     assert levels(table_of(a=attained), FOURFOLD) == {"a": level}
 
 
@@ -97,9 +97,7 @@ def test_of_an_unknown_job_as_much_is_expected_as_it_has_had(attained: float, le
     ("attained", "expected"),
     [(0, 10_000), (6000, 4000), (9999, 2500), (12_000, 2500), (14_000, 4000), (100_000, 90_000)],
 )
-def test_of_an_outlived_prediction_as_much_again_is_expected_as_it_was_outlived_by(
-    attained: float, expected: float
-) -> None:
+def test_an_outlived_prediction_expects_another_overrun(attained: float, expected: float) -> None:
     table = predict(table_of(a=attained), a=10_000.0)
     twin = table_of(a=expected)
     assert levels(table, FOURFOLD) == levels(twin, FOURFOLD)
@@ -114,11 +112,11 @@ def test_a_prediction_counts_from_its_confidence_on() -> None:
 
 
 def test_inside_a_level_the_votes_of_need_and_of_waiting_count_alike() -> None:
-    table = predict(table_of(a=0, b=0, c=0, d=0), a=1000.0, b=900.0, c=800.0, d=990.0)  # d: third need, last to come
+    table = predict(table_of(a=0, b=0, c=0, d=0), a=1000.0, b=900.0, c=800.0, d=990.0)  # d: third need, last arrival
     assert in_order(table, BordaMlfq(Options(level_factor=4, error=0))) == ["b", "c", "a", "d"]
 
 
-def test_between_two_ticks_only_who_is_here_changes_the_order() -> None:
+def test_between_two_ticks_only_arrivals_and_ends_change_the_order() -> None:
     table = table_of(a=59.0, b=0.0)
     table.start("a", now=4810.0)  # ticks are at 4800 and 5040
     first = FOURFOLD.order(table.jobs(4810.0), 4810.0)
@@ -127,8 +125,8 @@ def test_between_two_ticks_only_who_is_here_changes_the_order() -> None:
     assert levels(table, FOURFOLD, now=5040.0) == {"a": 1, "b": 0}
 
 
-def test_a_job_that_runs_stands_a_level_better_and_makes_room_only_for_one_two_levels_better() -> None:
-    table = table_of(runs=4000.0, next=300.0, better=100.0)  # levels 4, 2 and 1, were they all to wait
+def test_a_running_job_is_a_level_better_and_yields_only_to_a_job_two_levels_better() -> None:
+    table = table_of(runs=4000.0, next=300.0, better=100.0)  # levels 4, 2 and 1, if all were waiting
     table.start("runs", now=NOW)
     assert levels(table, FOURFOLD) == {"runs": 3, "next": 2, "better": 1}
     table.update("next", attained_seconds=1000.0)
@@ -152,7 +150,7 @@ def test_an_order_is_valid_until_the_tick_after_a_job_leaves_its_level() -> None
     st.sampled_from(["expected", "literal"]),
     st.sampled_from(["0", "500", "9000"]),
 )
-def test_while_an_order_is_valid_it_stays_also_for_those_that_are_predicted(
+def test_a_valid_order_stays_also_for_predicted_jobs(
     table: JobTable, share: float, cadence: float, variant: str, starvation: str
 ) -> None:
     policy = BordaMlfq(
@@ -167,14 +165,14 @@ def test_while_an_order_is_valid_it_stays_also_for_those_that_are_predicted(
 
 @given(partly_predicted())
 def test_each_wake_up_changes_a_level_or_comes_a_tick_early_at_most(table: JobTable) -> None:
-    """And they come to an end: the last level has none."""
+    """The ends are finite: the last level has none."""
     policy, now = FOURFOLD, NOW
     order = policy.order(table.jobs(now), now)
     idle = 0
     while (now := now + order.valid_seconds) < math.inf:
         before, order = order, policy.order(table.jobs(now), now)
         idle += before.level.tolist() == order.level.tolist()
-    assert idle <= 2 * len(table)  # to leave the first level for the second changes nothing while a job runs
+    assert idle <= 2 * len(table)  # a running job changes nothing by moving from the first level to the second
 
 
 def test_bad_options_are_all_named() -> None:

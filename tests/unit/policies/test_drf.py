@@ -1,4 +1,4 @@
-"""Dominant resource fairness: as an order it fills progressively, and says who has a fair share."""
+"""Dominant resource fairness: progressive filling as an order, and which tenants have their fair share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ jobs_ = st.lists(
 
 
 def table_of(jobs: list[Job], running: int = 0) -> JobTable:
-    """The first `running` jobs run; the later a job, the later it came."""
+    """The first `running` jobs run; later jobs arrived later."""
     table = JobTable()
     table.capacity = CAPACITY
     for number, (tenant, milli, cores, memory) in enumerate(jobs):
@@ -38,7 +38,7 @@ def table_of(jobs: list[Job], running: int = 0) -> JobTable:
 
 
 def filled_progressively(jobs: list[Job]) -> list[int]:
-    """Algorithm 1 of the paper while there are jobs; of equal tenants the one whose job came first."""
+    """Algorithm 1 of the paper while there are jobs; of equal tenants the one with the earliest job."""
     given_: dict[int, list[int]] = {tenant: [0, 0, 0] for tenant in range(len(WEIGHTS))}
     left = {tenant: [n for n, job in enumerate(jobs) if job[0] == tenant] for tenant in given_}
     whole = (CAPACITY.gpu_milli, CAPACITY.cores, CAPACITY.memory_bytes)
@@ -69,7 +69,7 @@ def test_what_runs_counts_before_what_waits_and_priority_comes_before_arrival() 
     assert Drf().order(table.jobs(99.0), 99.0).score.tolist() == [0.75, 0.0, 0.25]
 
 
-def test_who_has_weight_over_the_sum_of_the_weights_has_a_fair_share() -> None:
+def test_weight_over_the_sum_of_weights_is_a_fair_share() -> None:
     jobs = [(0, 2000, 0, 0), (1, 2000, 16, 0), (1, 3000, 0, 0), (0, 1000, 0, 0), (2, 1000, 0, 0)]
 
     def over(running: int) -> list[bool]:
@@ -77,7 +77,9 @@ def test_who_has_weight_over_the_sum_of_the_weights_has_a_fair_share() -> None:
         assert marked is not None
         return list(marked.tolist())
 
-    assert over(2) == [False] * 5  # weights 1, 2, 0.5: fair are 2/7, 4/7 and 1/7; had are 1/4, 1/2 and nothing
+    assert (
+        over(2) == [False] * 5
+    )  # weights 1, 2, 0.5: fair shares are 2/7, 4/7 and 1/7; actual shares are 1/4, 1/2 and nothing
     assert over(3) == [False, True, True, False, False]
     assert over(4) == [True, True, True, True, False]
 
@@ -89,7 +91,7 @@ def test_without_any_capacity_there_is_an_order_by_arrival(jobs: list[Job]) -> N
     assert Drf().order(table.jobs(99.0), 99.0).score.tolist() == [0.0] * len(jobs)
 
 
-def test_running_jobs_make_room_only_if_asked_to() -> None:
+def test_running_jobs_make_room_only_if_preemptive() -> None:
     assert not Drf().preemptive
     assert not Drf().strict
     assert Drf(Drf.Options(preemptive=True)).preemptive

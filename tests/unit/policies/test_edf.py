@@ -1,4 +1,4 @@
-"""Earliest deadline first: whom it starts, and that nothing else counts."""
+"""Earliest deadline first: the order, and that nothing else counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.edf import Edf
 
 
-def test_the_earliest_deadline_comes_first_however_long_jobs_are_and_who_has_none_comes_last() -> None:
+def test_the_earliest_deadline_comes_first_and_jobs_without_one_last() -> None:
     table = JobTable()
     jobs = (
         ("free", math.inf, 1.0),

@@ -1,4 +1,4 @@
-"""Gittins' index: what history says of jobs that got as far; without history, least attained service."""
+"""Gittins' index by the history of jobs that got as far; without history, least attained service."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from cotenant.core.model.job_table import JobRow, JobTable
 from cotenant.core.policy.options import BadOption, parse
-from cotenant.core.policy.protocols import Ended
+from cotenant.core.policy.protocols import EndedJob
 from cotenant.policies.gittins import EDGES, Gittins
 
 QUANTUM = 100.0
 EDGE = [QUANTUM * 2**k for k in range(EDGES)]
 
 
-def ended(gpu_seconds: float, gpus: int = 1) -> Ended:
-    return Ended(gpus * 1000, 0, gpus, gpu_seconds / gpus, gpu_seconds)
+def ended(gpu_seconds: float, gpus: int = 1) -> EndedJob:
+    return EndedJob(gpus * 1000, 0, gpus, gpu_seconds / gpus, gpu_seconds)
 
 
 def taught(*gpu_seconds: float, history_min: int = 1) -> Gittins:
@@ -43,7 +43,7 @@ def levels(policy: Gittins, *gpu_seconds: float) -> list[int]:
 
 
 def index(history: list[float], had: float) -> float:
-    """The definition, with Δ up to each edge and without end."""
+    """The definition, with Δ up to each edge and infinite."""
     left = [whole - had for whole in history if whole > had]
     spans = [edge - had for edge in EDGE if edge > had] + [math.inf]
     worth = [sum(x <= span for x in left) / sum(min(x, span) for x in left) for span in spans if left]
@@ -74,7 +74,7 @@ def test_steps_of_which_history_knows_nothing_come_last_by_service() -> None:
     assert levels(policy, 0.0, 100.0, 5000.0) == [0, 1, 6]
 
 
-def test_the_order_is_valid_until_somebody_who_runs_comes_to_a_new_step() -> None:
+def test_the_order_is_valid_until_a_running_job_reaches_a_new_step() -> None:
     table = attained(0.0, 350.0)
     table.update("1", gpu_milli=2000, attained_gpu_seconds=700.0)
     for job_id in table.ids:
@@ -92,7 +92,7 @@ def test_a_job_that_ends_at_an_edge_ends_within_the_step() -> None:
 def test_jobs_without_gpus_are_charged_their_cores_in_history_too() -> None:
     by_cores, by_gpus = taught(), taught(1200.0, 300.0)
     for service in (1200.0, 300.0):
-        by_cores.learn(Ended(0, 6, 1, service / 2, 0.0))
+        by_cores.learn(EndedJob(0, 6, 1, service / 2, 0.0))
     steps = [0.0, *EDGE[:8]]
     assert levels(by_cores, *steps) == levels(by_gpus, *steps)
 

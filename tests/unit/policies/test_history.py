@@ -35,11 +35,11 @@ def test_one_wild_run_does_not_move_the_median() -> None:
     assert asked(taught(*runs)).remaining_seconds == 100.0
 
 
-def test_only_successes_tell_how_long_a_job_takes() -> None:
+def test_only_successes_count_as_run_times() -> None:
     assert not asked(taught(*[ran(5.0, succeeded=False)] * 9)).predictable
 
 
-def test_jobs_of_other_users_models_and_sizes_tell_nothing() -> None:
+def test_jobs_of_other_users_models_and_sizes_are_ignored() -> None:
     history = taught(*[ran(100.0)] * 4)
     assert asked(history).predictable
     for other in ({"user": "bob"}, {"model": "gnmt"}, {"gpu_milli": 2000}, {"replicas": 2}):
@@ -53,7 +53,7 @@ def test_a_job_without_a_model_is_known_by_its_name() -> None:
     assert not asked(history, model="", name="other").predictable
 
 
-def test_a_running_job_is_compared_with_those_that_lasted_longer() -> None:
+def test_a_running_job_is_compared_with_longer_runs() -> None:
     history = taught(*[ran(10.0)] * 5, *[ran(1000.0)] * 5)
     assert asked(history, run_seconds=50.0).remaining_seconds == 950.0
 
@@ -61,7 +61,7 @@ def test_a_running_job_is_compared_with_those_that_lasted_longer() -> None:
 def test_a_job_that_outlives_all_of_its_kind_is_unpredictable_again() -> None:
     estimate = asked(taught(*[ran(100.0)] * 8), run_seconds=100.0)
     assert (estimate.predictable, estimate.remaining_seconds) == (False, None)
-    assert estimate.source == "it has outlived 8 runs like it"
+    assert estimate.source == "it has outlived 8 similar runs"
 
 
 def test_more_runs_and_a_smaller_spread_make_surer() -> None:
@@ -70,7 +70,7 @@ def test_more_runs_and_a_smaller_spread_make_surer() -> None:
     assert few.confidence < many.confidence
     assert wide.confidence < many.confidence
     assert not asked(taught(ran(100.0))).predictable
-    assert asked(taught(ran(100.0))).source == "1 run like it are too few or differ too much"
+    assert asked(taught(ran(100.0))).source == "1 similar run: too few or too different"
 
 
 def test_steps_that_are_left_decide_where_the_rate_is_known() -> None:
@@ -84,7 +84,7 @@ def test_steps_that_are_left_decide_where_the_rate_is_known() -> None:
 def test_a_hint_serves_where_nothing_else_is_known_and_until_it_is_wrong() -> None:
     estimate = asked(History(), expected_seconds=600.0, run_seconds=100.0)
     assert (estimate.predictable, estimate.remaining_seconds, estimate.confidence) == (True, 500.0, 0.25)
-    assert estimate.source == "its user expects 600 s in all"
+    assert estimate.source == "its user expects 600 s in total"
     assert not asked(History(), expected_seconds=600.0, run_seconds=600.0).predictable
     assert asked(taught(*[ran(100.0)] * 4), expected_seconds=600.0).remaining_seconds == 100.0
 
@@ -96,7 +96,7 @@ def test_theta_is_the_fewest_cores_within_two_percent_of_the_best() -> None:
     assert asked(taught(*seen), gpu_type="A100").cores_useful is None
 
 
-def test_rates_of_gpu_types_are_kept_apart_and_the_best_known_serves_where_none_is_named() -> None:
+def test_rates_are_kept_by_gpu_type_and_the_best_known_is_the_default() -> None:
     history = taught(paced(9.0, gpu_type="A100"), paced(1.0, gpu_type="T4"), paced(1.2, gpu_type="T4"))
     judged = asked(
         history, candidates=(Candidate(4, gpu_type="A100"), Candidate(4, gpu_type="T4"), Candidate(4), Candidate(9))
@@ -104,7 +104,7 @@ def test_rates_of_gpu_types_are_kept_apart_and_the_best_known_serves_where_none_
     assert [estimate.rate_per_second for estimate in judged] == [9.0, 1.1, 1.1, None]
 
 
-def test_a_candidate_is_told_its_rest_where_steps_are_known() -> None:
+def test_a_candidate_has_a_remaining_time_if_steps_are_known() -> None:
     (judged,) = asked(taught(paced(4.0)), steps_total=400, candidates=(Candidate(4),)).candidates
     assert (judged.rate_per_second, judged.remaining_seconds) == (4.0, 100.0)
 
@@ -135,7 +135,7 @@ def test_a_core_count_beyond_the_limit_replaces_the_oldest() -> None:
     assert [cores for _, cores, _, _ in json.loads(record)["rates"]] == [3, 4, 5]
 
 
-def test_a_zero_tells_nothing_and_makes_no_record() -> None:
+def test_a_zero_is_ignored_and_not_recorded() -> None:
     assert taught(ran(0.0), paced(0.0)).dump() == {}
 
 
@@ -166,7 +166,7 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     assert {violation.field for violation in caught.value.violations} == set(wrong)
 
 
-def test_rates_on_other_numbers_of_nodes_are_told_apart() -> None:
+def test_rates_are_kept_by_number_of_nodes() -> None:
     history = History()
     for nodes, rate in ((1, 4.0), (1, 4.0), (2, 3.0)):
         seen = Candidate(4, nodes=nodes)
@@ -180,7 +180,7 @@ def test_rates_on_other_numbers_of_nodes_are_told_apart() -> None:
     assert restarted.estimate(asked) == history.estimate(asked)
 
 
-def test_records_from_before_nodes_were_told_apart_are_read() -> None:
+def test_records_without_nodes_are_read() -> None:
     history = History()
     record = b'{"key":["ann","bert","1000","1"],"runs":[],"rates":[["",4,[2.0,2.0]]]}'
     assert history.restore({"k": record}) == []

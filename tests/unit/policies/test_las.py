@@ -42,7 +42,7 @@ def test_a_threshold_that_is_reached_takes_a_job_down(gpu_seconds: float, level:
     st.floats(0, 1e6),
 )
 def test_each_wake_up_takes_the_job_down_a_level(now: float, gpus: int, ends: list[float], attained: float) -> None:
-    """Seconds since 1970 are coarse and divisions round: a wake-up must neither come too soon nor for ever."""
+    """Unix times are coarse and divisions round: a wake-up must be neither too early nor repeated forever."""
     las, table = Las(Las.Options(thresholds=tuple(sorted(ends)))), JobTable()
     table.add(JobRow("a", now, 0, gpu_milli=gpus * 1000))
     table.attain("a", attained)
@@ -55,7 +55,7 @@ def test_each_wake_up_takes_the_job_down_a_level(now: float, gpus: int, ends: li
     assert order.level[0] == len(ends)
 
 
-def test_inside_a_level_those_who_run_come_first_and_then_those_who_came_first() -> None:
+def test_within_a_level_running_jobs_come_first_then_arrival_order() -> None:
     table = table_of(first=1, second=1, third=1)
     table.start("third", 5.0)
     las = Las()
@@ -86,14 +86,14 @@ def test_a_job_without_gpus_is_charged_its_cores() -> None:
 
 
 def waited(seconds: float) -> JobTable:
-    """A job that ran 5,000 s and then waited; by then 10,000 + `seconds` have passed."""
+    """A job that ran 5,000 s and then waited; 10,000 + `seconds` have passed since."""
     table = table_of(a=1)
     table.start("a", 5000.0)
     table.stop("a", 10_000.0)
     return table
 
 
-def test_who_waited_long_enough_returns_to_the_top_and_the_order_says_when() -> None:
+def test_a_long_wait_returns_a_job_to_the_top_and_the_order_expires_then() -> None:
     las, table = Las(Las.Options(promote_knob=2.0)), waited(0)
     assert levels(table, 10_500.0, las) == {"a": 1}
     assert las.order(table.jobs(10_500.0), 10_500.0).valid_seconds == pytest.approx(9_500.0)
@@ -113,7 +113,7 @@ def test_after_its_return_a_job_is_judged_by_its_new_run() -> None:
     assert levels(early, 12_001.0, short_wait) == {"a": 1}
 
 
-def test_who_starved_long_enough_returns_to_the_top_whatever_it_has_had() -> None:
+def test_a_starved_job_returns_to_the_top_whatever_it_attained() -> None:
     las, table = Las(Las.Options(starvation_seconds=3600.0)), waited(0)
     assert levels(table, 10_500.0, las) == {"a": 1}
     assert las.order(table.jobs(10_500.0), 10_500.0).valid_seconds == pytest.approx(3100.0)
@@ -166,7 +166,7 @@ def test_options_that_make_no_sense_are_named(given_: dict[str, str], field: str
     assert [violation.field for violation in caught.value.violations] == [field]
 
 
-def test_without_thresholds_all_are_on_one_level() -> None:
+def test_without_thresholds_all_jobs_are_on_one_level() -> None:
     table = table_of(a=1)
     table.attain("a", 1e9)
     assert levels(table, 0.0, Las(parse(Las.Options, {"thresholds": ""}))) == {"a": 0}

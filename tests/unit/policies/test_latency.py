@@ -41,14 +41,14 @@ def latency(model: LatencyModel, **about: object) -> Latency:
     return judged.latency
 
 
-def test_latency_is_told_with_its_bound_its_percentiles_and_the_replicas_that_are_needed() -> None:
+def test_latency_has_a_bound_percentiles_and_the_needed_replicas() -> None:
     told = latency(taught(*BATCHES))
     assert (told.replicas, told.mean_seconds_max, told.p95_seconds, told.p99_seconds) == (1, 0.15763, 0.23921, 0.27957)
     assert (told.promised_seconds, told.replicas_needed) == (0.27957, 5)
     assert told.confidence > 0.5
 
 
-def test_the_replicas_that_are_needed_keep_the_promise_and_one_fewer_does_not() -> None:
+def test_the_needed_replicas_meet_the_objective_and_one_fewer_does_not() -> None:
     model = taught(*BATCHES)
     needed = latency(model).replicas_needed
     assert needed is not None
@@ -65,27 +65,27 @@ def test_a_service_that_does_not_keep_up_has_no_latency_but_a_number_of_replicas
     assert told.replicas_needed > 5
 
 
-def test_a_promise_that_cannot_be_kept_needs_no_number_of_replicas() -> None:
+def test_an_unattainable_objective_has_no_number_of_replicas() -> None:
     assert latency(taught(*BATCHES), qos=replace(PROMISE, latency_seconds=0.005)).replicas_needed is None
 
 
 def test_a_service_is_never_predictable() -> None:
     estimate = asked(taught(*BATCHES))
     assert (estimate.predictable, estimate.remaining_seconds) == (False, None)
-    assert estimate.source == "a service does not end; its latency is told from 32 batch times"
+    assert estimate.source == "a service does not end; its latency is predicted from 32 batch times"
 
 
-def test_one_batch_size_does_not_tell_alpha_from_tau_zero() -> None:
+def test_one_batch_size_cannot_separate_alpha_from_tau_zero() -> None:
     assert asked(taught(*[batch(8)] * 9)).candidates[0].latency is None
     assert asked(taught(batch(8))).candidates[0].latency is None
-    assert asked(taught()).source == "no batch of a service like it was seen"
+    assert asked(taught()).source == "no batch of a similar service was observed"
 
 
-def test_without_arrivals_nothing_is_told() -> None:
+def test_without_arrivals_there_is_no_prediction() -> None:
     estimate = asked(taught(*BATCHES), qos=Qos())
     assert (estimate.candidates[0].latency, estimate.source) == (
         None,
-        "it does not tell the rate at which requests arrive",
+        "it does not give the arrival rate of its requests",
     )
 
 
@@ -113,16 +113,16 @@ def test_the_latest_batches_count() -> None:
     assert latency(taught(*was, *now, batches_max="9")).p99_seconds == latency(taught(*now)).p99_seconds
 
 
-def test_services_and_allocations_make_room_for_new_ones() -> None:
+def test_old_services_and_allocations_are_dropped_for_new_ones() -> None:
     model = taught(*BATCHES, batch(1, model="other"), services_max="1")
-    assert asked(model).source == "no batch of a service like it was seen"
+    assert asked(model).source == "no batch of a similar service was observed"
     few = taught(*BATCHES, batch(1, held=Candidate(9, 1000)), allocations_max="1")
     assert asked(few).candidates[0].latency is None
     assert len(few.dump()) == 1
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
-def test_a_batch_time_that_cannot_be_is_rejected_whole(seconds: float) -> None:
+def test_an_invalid_batch_time_is_rejected_completely(seconds: float) -> None:
     model = LatencyModel()
     with pytest.raises(ValueError, match="a batch time must be positive and finite"):
         model.observe(replace(batch(1), batch_seconds=seconds))

@@ -1,4 +1,4 @@
-"""Where `locality` puts gangs at each level, against twins that try everything, and when it relaxes."""
+"""Where `locality` places gangs at each level, against references that try everything, and when it relaxes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def room_of(gang: Gang, ledger: Ledger, *, empty: bool = False) -> list[int]:
 
 
 def levels_that_could_hold(gang: Gang, ledger: Ledger) -> list[Locality]:
-    """Name the levels at which a gang waits at all, by trying every server and every rack of the empty cluster."""
+    """Return the levels at which a gang waits, by trying every server and every rack of the empty cluster."""
     room, replicas = room_of(gang, ledger, empty=True), gang.parts[0].replicas
     levels = [SERVER] if any(here >= replicas for here in room) else []
     racks = {rack for rack, takes_work in zip(ledger.racks, ledger.open, strict=True) if takes_work}
@@ -42,7 +42,7 @@ def levels_that_could_hold(gang: Gang, ledger: Ledger) -> list[Locality]:
 
 
 def level_of(gang: Gang, ledger: Ledger) -> tuple[Locality, float]:
-    """Walk a gang through its levels, and say at which it is by now and for how long yet."""
+    """Return a gang's present level and the time left at it."""
     if gang.locality or not gang.gpu_milli:
         return gang.locality or ANYWHERE, np.inf
     levels = levels_that_could_hold(gang, ledger)
@@ -57,7 +57,7 @@ def level_of(gang: Gang, ledger: Ledger) -> tuple[Locality, float]:
 
 
 def fewest_of(room: list[int], nodes: list[int], replicas: int) -> int | None:
-    """Count the fewest nodes that suffice, by trying every set of them."""
+    """Return the fewest nodes that suffice, by trying every set of them."""
     for size in range(1, len(nodes) + 1):
         if any(sum(room[node] for node in some) >= replicas for some in combinations(nodes, size)):
             return size
@@ -70,7 +70,7 @@ def nodes_of(offer: Offer) -> set[int]:
 
 @settings(max_examples=250)
 @given(worlds(racks_max=3), gangs(shares=False, roles_max=1), WAITS, st.sampled_from([None, *Locality]))
-def test_a_gang_gets_the_closest_place_of_its_level_and_the_least_of_those(
+def test_a_gang_gets_the_closest_and_smallest_place_of_its_level(
     world: World, gang: Gang, waited: float, wish: Locality | None
 ) -> None:
     gang, ledger = replace(gang, fragmented_seconds=waited, locality=wish), world.ledger
@@ -100,7 +100,7 @@ def test_a_gang_gets_the_closest_place_of_its_level_and_the_least_of_those(
 
 
 def loss(gang: Gang, ledger: Ledger, node: int) -> tuple[bool, int, int, int]:
-    """What a gang costs on a server: neighbours, where it minds; then GPUs that are left; then cores."""
+    """Return the cost of a gang on a server: neighbors, if it minds; then remaining GPUs; then cores."""
     minds = gang.gpu_milli >= 2000 and gang.gpu_milli >= 500 * int(ledger.total_gpus[node])
     crowded = minds and bool(ledger.free_gpus[node] < ledger.total_gpus[node])
     return crowded, int(ledger.free_gpus[node]), int(ledger.free_cores[node]), node
@@ -121,7 +121,7 @@ def test_half_full_servers_make_it_relax_when_it_said(servers: int, taken: int, 
 
 
 def relaxes_as_it_says(ledger: Ledger, gang: Gang, waited: float) -> bool:
-    """Hold a refusal to what it says of time; False where there is none, or none that time changes."""
+    """Check the times of a refusal; False if there is none, or none that time changes."""
     gang = replace(gang, fragmented_seconds=waited)
     refusal = POLICY.place(gang, ledger, rng())
     if not isinstance(refusal, Refusal) or refusal.relaxes_to is None:
@@ -138,7 +138,7 @@ def relaxes_as_it_says(ledger: Ledger, gang: Gang, waited: float) -> bool:
 
 
 @given(worlds(racks_max=3), gangs(roles_max=1), WAITS)
-def test_what_stands_in_its_way_is_all_that_does(world: World, gang: Gang, waited: float) -> None:
+def test_a_refusal_names_the_only_obstacle(world: World, gang: Gang, waited: float) -> None:
     gang = replace(gang, fragmented_seconds=waited)
     refusal = POLICY.place(gang, world.ledger, rng())
     if isinstance(refusal, Refusal) and refusal.code in (Code.CAPACITY, Code.FRAGMENTED):
@@ -152,11 +152,11 @@ def test_what_stands_in_its_way_is_all_that_does(world: World, gang: Gang, waite
 
 @given(worlds(racks_max=3), gangs(), WAITS, WAITS)
 def test_gangs_that_are_alike_get_the_same_answer(world: World, gang: Gang, waited: float, longer: float) -> None:
-    """Gangs with other waits are alike for as long as it is said, and answers differ by nothing but the time left."""
+    """Gangs with other waits are equivalent for the stated time, and answers differ only in the time left."""
     waited, longer = sorted((waited, longer))
     one, other = replace(gang, fragmented_seconds=waited), replace(gang, fragmented_seconds=longer)
-    same = POLICY.alike(one) == POLICY.alike(other)
-    assert same == (longer - waited < POLICY.alike_seconds(one))
+    same = POLICY.equivalence_key(one) == POLICY.equivalence_key(other)
+    assert same == (longer - waited < POLICY.equivalence_seconds(one))
     if same:
         answers = [POLICY.place(gang, world.ledger, rng()) for gang in (one, other)]
         if isinstance(answers[0], Refusal) and isinstance(answers[1], Refusal):
@@ -170,7 +170,7 @@ def workers(replicas: int, job_id: str = "job", waited: float = 0.0) -> Gang:
 
 
 def cluster(*free_gpus: int, racks: str = "") -> Ledger:
-    """Nodes of 8 GPUs with so many of them free, in racks of one letter."""
+    """Nodes of 8 GPUs with these numbers free, in racks of one letter."""
     ledger = Ledger([NodeShape(8, 24)] * len(free_gpus), racks)
     for node, free in enumerate(free_gpus):
         if free < 8:
@@ -181,10 +181,10 @@ def cluster(*free_gpus: int, racks: str = "") -> Ledger:
 @pytest.mark.parametrize(
     ("gpus", "free", "expected"),
     [
-        (1, (8, 5, 7), {1}),  # a single GPU comes from the server that is used most
+        (1, (8, 5, 7), {1}),  # a single GPU comes from the most used server
         (2, (8, 5, 7), {1}),  # a small gang too
-        (4, (8, 5, 4), {0}),  # a large one has a server of its own
-        (4, (7, 5, 4), {2}),  # unless none is empty
+        (4, (8, 5, 4), {0}),  # a large one has its own server
+        (4, (7, 5, 4), {2}),  # unless no server is empty
     ],
 )
 def test_servers_are_dedicated_to_large_gangs(gpus: int, free: tuple[int, ...], expected: set[int]) -> None:
@@ -199,7 +199,7 @@ def test_the_smallest_rack_that_suffices_is_taken() -> None:
     assert nodes_of(offer) == {2, 3}
 
 
-def test_a_refusal_says_when_it_relaxes_and_to_what() -> None:
+def test_a_refusal_gives_the_time_and_level_of_relaxation() -> None:
     refusal = POLICY.place(workers(8, waited=40), cluster(6, 5, 3, racks="aab"), rng())
     assert str(refusal) == (
         "FRAGMENTED: needs 8 replicas of 1 GPU on one server; the best has room for 6, 3 servers together for 8 or more"
@@ -207,7 +207,7 @@ def test_a_refusal_says_when_it_relaxes_and_to_what() -> None:
     )
 
 
-def test_endless_patience_is_not_promised_to_end() -> None:
+def test_an_infinite_timeout_gives_no_time_of_relaxation() -> None:
     patient = WaitsForLocality(parse(WaitsForLocality.Options, {"server_seconds": "inf"}))
     refusal = patient.place(workers(8, waited=1e9), cluster(6, 5, 3), rng())
     assert isinstance(refusal, Refusal)

@@ -1,4 +1,4 @@
-"""Which running jobs `locality` moves so that a gang can start, and which it leaves where they are."""
+"""Which running jobs `locality` moves so that a gang can start, and which it leaves in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobKind, Locality
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal
-from cotenant.core.policy.cluster_view import NOBODY, Resident, Scene
+from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView, RunningJob
 from cotenant.core.scheduling import cycle
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
@@ -29,16 +29,16 @@ OPTIONS = WaitsForLocality.Options(moves_max=2, settled_seconds=600.0, gain_min=
 
 
 @dataclass
-class Told(Scene):
-    """A scene that is told who is there."""
+class Told(ClusterView):
+    """A cluster view with given jobs."""
 
-    there: list[Resident]
+    there: list[RunningJob]
     now: float = NOW
 
-    def residents(self) -> Mapping[str, Resident]:
-        return {resident.gang.job_id: resident for resident in self.there}
+    def running_jobs(self) -> Mapping[str, RunningJob]:
+        return {running_job.gang.job_id: running_job for running_job in self.there}
 
-    def on(self, node: int) -> Sequence[Resident]:
+    def jobs_on(self, node: int) -> Sequence[RunningJob]:
         return [one for one in self.there if any(holding.node == node for holding in one.holdings)]
 
 
@@ -46,23 +46,23 @@ def gang_of(job_id: str, gpus: int, **fields: Any) -> Gang:
     return Gang(job_id, (Part("worker", gpus, Demand(1000)),), **fields)
 
 
-def taken(ledger: Ledger, job_id: str, nodes: Sequence[int], ran: float = 5000.0, **fields: Any) -> Resident:
-    """Let a job of one GPU on each node, as often as it is named, run for some seconds."""
+def taken(ledger: Ledger, job_id: str, nodes: Sequence[int], ran: float = 5000.0, **fields: Any) -> RunningJob:
+    """Run a job of one GPU on each listed node for some seconds."""
     holdings = tuple(ledger.take(node, Demand(1000), list(nodes).count(node)) for node in sorted(set(nodes)))
-    return Resident(gang_of(job_id, len(nodes)), holdings, NOW - ran, **fields)
+    return RunningJob(gang_of(job_id, len(nodes)), holdings, NOW - ran, **fields)
 
 
-def two_servers(**fields: Any) -> tuple[Ledger, list[Resident]]:
-    """Two servers of 4 GPUs: 3 and 2 are free, and in sum enough for a gang of 4."""
+def two_servers(**fields: Any) -> tuple[Ledger, list[RunningJob]]:
+    """Two servers of 4 GPUs with 3 and 2 free, in total enough for a gang of 4."""
     ledger = Ledger([NodeShape(4, 24)] * 2)
     return ledger, [taken(ledger, "single", [0], **fields), taken(ledger, "pair", [1, 1], preemptible=False)]
 
 
 def planned(
-    ledger: Ledger, there: list[Resident], gang: Gang, options: WaitsForLocality.Options = OPTIONS
+    ledger: Ledger, there: list[RunningJob], gang: Gang, options: WaitsForLocality.Options = OPTIONS
 ) -> cycle.Plan:
     before = picture(ledger)
-    plan = cycle.place([gang], ledger, WaitsForLocality(options), rng(), scene=Told(there))
+    plan = cycle.place([gang], ledger, WaitsForLocality(options), rng(), cluster_view=Told(there))
     assert picture(ledger) == before
     return plan
 
@@ -101,7 +101,7 @@ def test_a_job_that_will_be_done_in_time_and_a_service_stay() -> None:
     assert planned(ledger, [replace(single, gang=longer), pair], gang_of("gang", 4)).moves
 
 
-def test_nobody_is_moved_for_a_gang_that_needs_no_server_or_by_a_policy_told_not_to() -> None:
+def test_no_job_is_moved_without_need_or_if_moves_are_disabled() -> None:
     ledger, there = two_servers()
     content = planned(ledger, there, gang_of("gang", 4, locality=Locality.ANYWHERE))
     assert content.starts and not content.moves  # noqa: PT018  # it starts without
@@ -124,7 +124,7 @@ jobs = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.sampled_from(
 
 @settings(max_examples=150)
 @given(jobs, st.integers(2, 6), st.sampled_from([0.0, 300.0]))
-def test_moves_happen_only_where_they_let_a_gang_start_and_everybody_has_a_place(
+def test_moves_happen_only_if_a_gang_starts_and_all_jobs_have_places(
     made: list[tuple[int, int, float, bool]], gpus: int, fragmented: float
 ) -> None:
     ledger, there = Ledger([NodeShape(4, 24)] * 4, "aabb"), []
@@ -132,7 +132,7 @@ def test_moves_happen_only_where_they_let_a_gang_start_and_everybody_has_a_place
         if ledger.free_gpus[node] >= count:
             there.append(taken(ledger, f"j{number}", [node] * count, ran, preemptible=preemptible))
     gang = gang_of("gang", gpus, fragmented_seconds=fragmented)
-    alone = cycle.place([gang], ledger, WaitsForLocality(OPTIONS), rng(), scene=NOBODY)
+    alone = cycle.place([gang], ledger, WaitsForLocality(OPTIONS), rng(), cluster_view=EMPTY_CLUSTER)
     plan = planned(ledger, there, gang)
     if not plan.moves:
         assert plan == alone
@@ -145,24 +145,26 @@ def test_moves_happen_only_where_they_let_a_gang_start_and_everybody_has_a_place
     movers = {move.gang.job_id for move in plan.moves}
     assert movers == set(plan.starts[0].moves)
     assert len(movers) == len(plan.moves) <= OPTIONS.moves_max
-    for resident in (one for one in there if one.gang.job_id in movers):
-        assert resident.preemptible
-        assert NOW - resident.since_seconds >= OPTIONS.settled_seconds
-        for holding in resident.holdings:
+    for running_job in (one for one in there if one.gang.job_id in movers):
+        assert running_job.preemptible
+        assert NOW - running_job.since_seconds >= OPTIONS.settled_seconds
+        for holding in running_job.holdings:
             ledger.release(holding)
     for holding in (holding for start in (*plan.starts, *plan.moves) for holding in start.holdings):
-        ledger.hold(holding)  # raises where it is not free
+        ledger.hold(holding)  # raises if it is not free
     settled = [
         replace(one, holdings=move.holdings, since_seconds=NOW)
         for one in there
         for move in plan.moves
         if move.gang.job_id == one.gang.job_id
     ]
-    again = cycle.place([replace(gang, job_id="next")], ledger, WaitsForLocality(OPTIONS), rng(), scene=Told(settled))
+    again = cycle.place(
+        [replace(gang, job_id="next")], ledger, WaitsForLocality(OPTIONS), rng(), cluster_view=Told(settled)
+    )
     assert not again.moves, "who has just been moved stays"
 
 
-def test_a_simulated_move_costs_the_moved_job_its_restart_and_is_told() -> None:
+def test_a_simulated_move_costs_a_restart_and_is_recorded() -> None:
     trace = Trace(
         "made up",
         "none",
@@ -183,7 +185,7 @@ def test_a_simulated_move_costs_the_moved_job_its_restart_and_is_told() -> None:
     assert ends == {"a": 4000.0, "b": 9000.0, "c": 9001.0 + 7, "gang": 6000.0}
 
 
-def test_a_simulated_gang_relaxes_level_by_level_and_its_waits_are_told_by_level() -> None:
+def test_a_simulated_gang_relaxes_level_by_level_and_its_waits_count_by_level() -> None:
     fill = [TraceJob(f"j{number}", 0.0, 900.0, roles_of(3)) for number in range(3)]
     trace = Trace("made up", "none", (*fill, TraceJob("gang", 10.0, 100.0, roles_of(3))))
     given = {"placement": {"server_seconds": "7", "rack_seconds": "11.25", "moves_max": "0"}}

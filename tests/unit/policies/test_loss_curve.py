@@ -42,14 +42,14 @@ def asked(curve: LossCurve, **about: object) -> Estimate:
     return curve.estimate(Query(**query))  # type: ignore[arg-type]  # by name
 
 
-def test_a_target_loss_is_foretold_from_the_curve_and_the_rate() -> None:
+def test_a_target_loss_is_predicted_from_the_curve_and_the_rate() -> None:
     estimate = asked(taught(*falling()), step=1200, loss_goal=GOAL)
     assert estimate.predictable
     assert estimate.remaining_seconds == pytest.approx(900, rel=0.02)
     assert estimate.source.startswith("the loss curve 1/(0.000499·k + 0.5) + 0.499 reaches its goal at step 2998")
 
 
-def test_the_spread_of_the_forecast_is_told() -> None:
+def test_the_forecast_has_a_spread() -> None:
     noisy = [told(step, loss_at(step) + 0.005 * math.sin(step * 17.0)) for step in range(20, 1600, 20)]
     estimate = asked(taught(*noisy), step=1600, loss_goal=GOAL)
     assert estimate.predictable
@@ -58,7 +58,7 @@ def test_the_spread_of_the_forecast_is_told() -> None:
     assert low < middle < high
 
 
-def test_steps_that_are_left_decide_where_the_job_says_how_many_it_takes() -> None:
+def test_remaining_steps_decide_if_the_total_is_known() -> None:
     estimate = asked(taught(*falling()), step=1200, steps_total=2200, loss_goal=GOAL)
     assert estimate.remaining_seconds == 500.0
     assert estimate.source == "1000 steps left at 2 steps per second"
@@ -73,14 +73,12 @@ def test_a_fall_too_small_to_go_on_for_ends_a_training_too() -> None:
     assert loss_at(round(step)) - loss_at(round(step) + 100) == pytest.approx(0.01, rel=0.02)
 
 
-def test_a_job_without_a_goal_or_losses_or_a_rate_is_unpredictable_and_told_why() -> None:
-    assert (
-        asked(taught(*falling())).source == "it tells neither how many steps it takes nor the loss at which it is done"
-    )
+def test_a_job_without_goal_losses_or_rate_is_unpredictable_with_a_reason() -> None:
+    assert asked(taught(*falling())).source == "it reports neither its number of steps nor the loss at which it is done"
     assert asked(taught(told(20), told(40)), loss_goal=GOAL).source == "0 points are too few for a curve"
     paceless = [told(step, loss_at(step), rate=0.0) for step in range(20, 1200, 20)]
-    assert asked(taught(*paceless), loss_goal=GOAL).source == "its rate is not known"
-    assert asked(taught(), loss_goal=GOAL).source == "it has told neither steps nor losses yet"
+    assert asked(taught(*paceless), loss_goal=GOAL).source == "its rate is unknown"
+    assert asked(taught(), loss_goal=GOAL).source == "it has not reported steps or losses yet"
 
 
 def test_a_job_becomes_predictable_unpredictable_when_its_fit_breaks_and_predictable_again() -> None:
@@ -95,7 +93,7 @@ def test_a_job_becomes_predictable_unpredictable_when_its_fit_breaks_and_predict
     assert was[:4] == [False, True, False, True]
 
 
-def test_a_curve_is_fitted_anew_only_after_some_more_steps_and_after_going_back() -> None:
+def test_a_curve_is_refitted_only_after_enough_steps_or_a_rollback() -> None:
     def noisy(step: int) -> Observation:
         return told(step, loss_at(step) + 0.003 * math.sin(step * 17.0))
 
@@ -121,7 +119,7 @@ def test_a_curve_is_fitted_anew_only_after_some_more_steps_and_after_going_back(
 
 def test_losses_that_are_no_numbers_make_a_job_unpredictable_until_they_are_long_past() -> None:
     curve = taught(*falling(), told(1200, math.nan))
-    assert asked(curve, loss_goal=GOAL).source == "its loss was no finite number lately"
+    assert asked(curve, loss_goal=GOAL).source == "its loss was recently not a finite number"
     for step in range(1220, 1420, 20):
         curve.observe(told(step, loss_at(step)))
     assert asked(curve, step=1400, loss_goal=GOAL).predictable
@@ -132,7 +130,7 @@ def test_nothing_but_wild_losses_does_no_harm(loss: float) -> None:
     assert not asked(taught(*[told(step, loss) for step in range(50)]), loss_goal=GOAL).predictable
 
 
-def test_a_job_that_goes_back_to_a_checkpoint_is_foretold_from_there() -> None:
+def test_a_job_that_returns_to_a_checkpoint_is_predicted_from_there() -> None:
     seen = [*falling(2000), *[told(step, loss_at(step)) for step in range(1500, 1900, 20)]]
     estimate = asked(taught(*seen), step=1900, loss_goal=GOAL)
     assert estimate.remaining_seconds == pytest.approx(550, rel=0.03)
@@ -191,20 +189,20 @@ def test_a_phase_other_than_training_is_passed_over() -> None:
     )
 
 
-def test_a_negative_step_is_rejected_whole() -> None:
+def test_a_negative_step_is_rejected_completely() -> None:
     curve = LossCurve()
     with pytest.raises(ValueError, match="a step must not be negative, not -1"):
         curve.observe(told(-1, 1.0))
     assert curve.dump() == {}
 
 
-def test_who_asks_by_the_id_of_anothers_job_is_told_nothing_of_it() -> None:
+def test_a_query_with_another_users_job_id_gets_no_answer() -> None:
     curve = taught(*falling())
     assert asked(curve, step=1200, loss_goal=GOAL).predictable
     assert not asked(curve, user="eve", step=1200, loss_goal=GOAL).predictable
     restored = LossCurve()
     restored.restore(curve.dump())
-    assert asked(restored, user="eve", step=1200, loss_goal=GOAL).source == "it has told neither steps nor losses yet"
+    assert asked(restored, user="eve", step=1200, loss_goal=GOAL).source == "it has not reported steps or losses yet"
     assert asked(restored, step=1200, loss_goal=GOAL).predictable
 
 
@@ -236,7 +234,7 @@ def test_a_record_that_is_corrupt_is_named_and_estimates_go_on(wrong: dict[str, 
     assert asked(curve, step=1200, loss_goal=GOAL).predictable
 
 
-def test_what_was_told_goes_on_after_a_restart_as_if_there_had_been_none() -> None:
+def test_a_restart_does_not_change_predictions() -> None:
     before, after = taught(*falling(800)), LossCurve()
     after.restore(before.dump())
     for observation in falling()[len(falling(800)) :]:

@@ -1,4 +1,4 @@
-"""Optimus' greedy rule for rigid gangs: remaining time × dominant share, as of the last look."""
+"""Optimus' greedy rule for rigid gangs: remaining time × dominant share, as of the last update."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_a_job_takes_most_of_counts() -> None:
 def test_a_look_holds_until_the_next() -> None:
     table = table_of(("r", 0, 2, 2, 1000), ("w", 0, 2, 2, 900))
     table.start("r", LOOK)
-    assert ranked(table, LOOK + 599) == "wr"  # though the running one would be done earlier by now
+    assert ranked(table, LOOK + 599) == "wr"  # though the running one would now finish earlier
     assert ranked(table, LOOK + 600) == "rw"
 
 
@@ -45,7 +45,7 @@ def valid_seconds(table: JobTable, now: float) -> float:
     return Optimus().order(table.jobs(now), now).valid_seconds
 
 
-def test_looks_are_passed_over_at_which_those_who_run_can_only_have_come_nearer_to_their_end() -> None:
+def test_updates_are_skipped_while_running_jobs_only_approach_their_end() -> None:
     table = table_of(("r", 0, 2, 2, 1000), ("w", 0, 2, 2, 900))
     table.start("r", LOOK)
     assert valid_seconds(table, LOOK + 599) == pytest.approx(601.0)  # it is to end at 1,000 s, and falls back if not
@@ -53,7 +53,7 @@ def test_looks_are_passed_over_at_which_those_who_run_can_only_have_come_nearer_
     assert valid_seconds(table, LOOK + 599) == pytest.approx(601.0)
 
 
-def test_a_job_of_unknown_length_falls_back_at_the_look_after_more_is_expected_of_it() -> None:
+def test_an_unknown_job_falls_back_at_the_update_after_its_quantum_doubles() -> None:
     table = table_of(("u", 0, 2, 2, math.nan), ("w", 0, 2, 2, 900))
     table.start("u", LOOK)
     assert valid_seconds(table, LOOK) == pytest.approx(600.0)  # at 60 s
@@ -62,17 +62,17 @@ def test_a_job_of_unknown_length_falls_back_at_the_look_after_more_is_expected_o
     assert valid_seconds(table, LOOK + 2500) == pytest.approx(1700.0)  # at 3,840 s
 
 
-def test_who_came_since_is_looked_at_next() -> None:
+def test_new_jobs_are_considered_at_the_next_update() -> None:
     assert valid_seconds(table_of(("n", LOOK + 5, 1, 1, 10)), LOOK + 10) == pytest.approx(590.0)
 
 
-def test_who_came_since_the_look_waits_for_the_next() -> None:
+def test_a_job_that_arrives_between_updates_waits_for_the_next() -> None:
     table = table_of(("l", 0, 8, 16, 9000), ("n", LOOK + 5, 1, 1, 10))
     assert ranked(table, LOOK + 10) == "ln"
     assert ranked(table, LOOK + 600) == "nl"
 
 
-def test_nothing_changes_while_nobody_runs_or_comes() -> None:
+def test_nothing_changes_without_running_jobs_or_arrivals() -> None:
     assert Optimus().order(table_of(("a", 0, 1, 1, 10)).jobs(LOOK), LOOK).valid_seconds == math.inf
 
 

@@ -58,7 +58,7 @@ def seconds_and_confidence(estimate: Estimate) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("team", [(3, 1), (4, 3), (6, 2), (4, 4), (5, 4)])
-def test_teams_between_those_that_were_measured_are_told(team: tuple[int, int]) -> None:
+def test_teams_between_measured_ones_are_predicted(team: tuple[int, int]) -> None:
     seconds, confidence = seconds_and_confidence(asked(taught(*profiled()), *team))
     assert seconds == pytest.approx(truth(*team), rel=0.03)
     assert confidence > 0.5
@@ -69,7 +69,7 @@ def test_teams_between_those_that_were_measured_are_told(team: tuple[int, int]) 
 def test_below_five_teams_a_job_is_unpredictable() -> None:
     estimate = asked(taught(*profiled(4), *profiled(4)), 4, 2, steps_total=100)
     assert (estimate.predictable, estimate.candidates[0].rate_per_second) == (False, None)
-    assert estimate.source == "4 teams of workers and parameter servers seen, of 5 that are needed"
+    assert estimate.source == "4 teams of workers and parameter servers observed; 5 are needed"
     assert asked(taught(*profiled(5)), 4, 2, steps_total=100).candidates[0].rate_per_second
 
 
@@ -81,14 +81,14 @@ def test_far_from_what_was_measured_it_is_less_sure() -> None:
     assert other_cores < 0.5 < near, "the cores never varied"
 
 
-def test_cores_that_varied_are_told() -> None:
+def test_varied_cores_are_predicted() -> None:
     seen = [timed(truth(*team, cores), *team, cores) for team in TEAMS for cores in (1, 2, 8)]
     seconds, confidence = seconds_and_confidence(asked(taught(*seen), 4, 3, cores=4))
     assert seconds == pytest.approx(truth(4, 3, 4), rel=0.05)
     assert confidence > 0.9
 
 
-def test_steps_that_are_left_tell_the_remaining_time() -> None:
+def test_remaining_steps_give_the_remaining_time() -> None:
     estimate = asked(taught(*profiled()), 4, 2, step=100, steps_total=1100)
     assert estimate.predictable
     assert estimate.remaining_seconds == pytest.approx(1000 * truth(4, 2), rel=0.03)
@@ -111,12 +111,12 @@ def test_the_order_of_windows_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
-def test_a_rate_that_cannot_be_is_refused_whole(rate: float) -> None:
+def test_an_invalid_rate_is_rejected_completely(rate: float) -> None:
     predictor = ParameterServer()
     seen = Candidate(4, 1000, workers=1, servers=1)
     with pytest.raises(ValueError, match="a rate must be positive and finite"):
         predictor.observe(Observation("ann", "dnn", "", 1000, 2, seen, rate_per_second=rate))
-    with pytest.raises(ValueError, match="no job has"):
+    with pytest.raises(ValueError, match="invalid job"):
         predictor.observe(Observation("ann", "dnn", "", 1000, 2, Candidate(4, servers=-1), rate_per_second=1.0))
     predictor.observe(timed(0.0, 1, 1))
     predictor.observe(timed(1.0, 1, 1, phase="validation"))
@@ -143,7 +143,7 @@ def test_a_record_that_cannot_be_read_is_named_and_the_others_serve(record: byte
     assert asked(after, 3, 2, steps_total=10) == asked(before, 3, 2, steps_total=10)
 
 
-def test_what_is_kept_of_one_kind_is_bounded() -> None:
+def test_memory_of_one_job_class_is_bounded() -> None:
     seen = [timed(1.0, workers, servers) for workers in range(1, 15) for servers in range(1, 15)]
     (record,) = taught(*seen).dump().values()
     assert record.count(b"[1.0]") == TEAMS_MAX

@@ -12,7 +12,7 @@ from cotenant.core.model.job import Locality
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.placement.packing import could_hold_all
-from cotenant.core.placement.topology import place_in_one
+from cotenant.core.placement.topology import place_in_one_rack
 from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
@@ -29,7 +29,7 @@ def workers(replicas: int, gpus: int = 1, cores: int = 0, locality: Locality | N
 
 
 def cluster(*free_gpus: int, gpus: int = 8, cores: int = 24) -> Ledger:
-    """Nodes of 8 GPUs with so many of them free."""
+    """Nodes of 8 GPUs with these numbers free."""
     ledger = Ledger([NodeShape(gpus, cores)] * len(free_gpus))
     for node, free in enumerate(free_gpus):
         if free < gpus:
@@ -38,7 +38,7 @@ def cluster(*free_gpus: int, gpus: int = 8, cores: int = 24) -> Ledger:
 
 
 def places(policy: PlacementPolicy, gang: Gang, ledger: Ledger) -> dict[int, int] | Code:
-    """Count the replicas on each node, or say why there are none."""
+    """Return the replicas on each node, or why there are none."""
     answer = policy.place(gang, ledger, rng())
     return answer.code if isinstance(answer, Refusal) else on_nodes(answer)
 
@@ -79,7 +79,7 @@ def test_where_a_gang_goes(
 
 @given(worlds(), gangs(shares=False, roles_max=1))
 def test_consolidated_is_the_node_that_loses_least_or_else_the_fewest_nodes(world: World, gang: Gang) -> None:
-    """The slow twin tries every node, then every set of nodes."""
+    """A reference that tries every node, then every set of nodes."""
     ledger, (part,) = world.ledger, gang.parts
     room = ledger.room(part.demand).tolist()
     answer = Consolidate().place(gang, ledger, rng())
@@ -105,15 +105,15 @@ def test_best_fit_counts_cores_where_gpus_are_even() -> None:
     assert places(Consolidate(), workers(2), ledger) == {1: 2}
 
 
-def test_a_gang_content_with_any_place_does_not_wait_for_one_node() -> None:
+def test_a_gang_with_locality_anywhere_does_not_wait_for_one_node() -> None:
     assert places(Consolidate(), workers(4, locality=Locality.ANYWHERE), cluster(2, 2)) == {0: 2, 1: 2}
 
 
-def test_a_gang_too_large_for_any_server_never_gets_one_it_insists_on() -> None:
+def test_a_gang_too_large_for_any_server_with_server_locality_never_starts() -> None:
     assert places(Consolidate(), workers(9, locality=Locality.SERVER), cluster(8, 8)) == Code.NEVER_FITS
 
 
-def test_a_gang_whose_only_large_node_is_closed_spreads_over_those_that_take_work() -> None:
+def test_a_gang_whose_only_large_node_is_cordoned_spreads_over_open_nodes() -> None:
     ledger = Ledger([NodeShape(8, 24), NodeShape(4, 24), NodeShape(4, 24)])
     ledger.open[0] = False
     assert places(Consolidate(), workers(8), ledger) == {1: 4, 2: 4}
@@ -152,7 +152,7 @@ def test_a_role_that_fits_beside_the_others_on_one_node_does() -> None:
 
 
 def test_shares_of_several_sizes_are_tried_before_they_are_offered() -> None:
-    """Three times 0.6 and twice 0.5 make 2.8 GPUs, and yet do not fit on three."""
+    """Three times 0.6 and twice 0.5 make 2.8 GPUs, but do not fit on three."""
     gang = Gang("job", (Part("a", 3, Demand(600)), Part("b", 2, Demand(500))))
     tight, wide = NodeShape(3, 8, shareable=True), NodeShape(4, 8, shareable=True)
     for policy in (FirstFit(), Consolidate()):
@@ -161,29 +161,29 @@ def test_shares_of_several_sizes_are_tried_before_they_are_offered() -> None:
 
 
 @pytest.mark.parametrize("policy", ALL[1:], ids=lambda policy: policy.name)
-def test_who_insists_on_one_server_waits_for_it(policy: PlacementPolicy) -> None:
+def test_a_gang_with_server_locality_waits_for_one_server(policy: PlacementPolicy) -> None:
     assert places(policy, workers(4, locality=Locality.SERVER), cluster(3, 2)) is Code.FRAGMENTED
 
 
 @pytest.mark.parametrize("policy", ALL, ids=lambda policy: policy.name)
-def test_who_insists_on_one_rack_gets_the_fullest_that_will_do_or_waits(policy: PlacementPolicy) -> None:
+def test_a_gang_with_rack_locality_gets_the_fullest_sufficient_rack_or_waits(policy: PlacementPolicy) -> None:
     ledger = Ledger([NodeShape(2, 8)] * 5, ["a", "b", "a", "b", "b"])
     ledger.take(0, Demand(1000), 2)
     gang = workers(4, locality=Locality.RACK)
-    offer = place_in_one(policy, gang, ledger, rng())
+    offer = place_in_one_rack(policy, gang, ledger, rng())
     assert not isinstance(offer, Refusal)
     assert {ledger.racks[share.node] for share in offer} == {"b"}
     ledger.take(1, Demand(1000), 2)
     ledger.take(3, Demand(1000), 1)
-    refusal = place_in_one(policy, gang, ledger, rng())
+    refusal = place_in_one_rack(policy, gang, ledger, rng())
     assert isinstance(refusal, Refusal)
     assert refusal.code in (Code.CAPACITY, Code.FRAGMENTED)
-    never = place_in_one(policy, workers(9, locality=Locality.RACK), ledger, rng())
+    never = place_in_one_rack(policy, workers(9, locality=Locality.RACK), ledger, rng())
     assert isinstance(never, Refusal)
     assert never.code is Code.NEVER_FITS
 
 
-def test_count_passes_over_a_wish_for_locality() -> None:
+def test_count_ignores_locality() -> None:
     assert places(Count(), workers(4, locality=Locality.SERVER), cluster(2, 2)) == {0: 2, 1: 2}
 
 
@@ -194,14 +194,14 @@ def test_a_type_is_found_anywhere_in_the_name_of_a_gpu() -> None:
         assert places(policy, gang, ledger) == {1: 2}
 
 
-def test_one_of_several_types_will_do() -> None:
+def test_any_of_several_gpu_types_suffices() -> None:
     ledger = Ledger([NodeShape(8, 24, gpu_type=name) for name in ("T4", "V100M16", "P100", "V100M32")])
     gang = Gang("job", (Part("worker", 16, Demand(1000, gpu_type="V100M16 | v100m32")),))
     for policy in ALL:
         assert places(policy, gang, ledger) == {1: 8, 3: 8}
 
 
-def test_who_asks_for_nothing_is_placed_all_the_same() -> None:
+def test_a_job_without_requests_is_placed_too() -> None:
     for policy in ALL:
         assert isinstance(places(policy, workers(3, gpus=0), cluster(0)), dict)
 

@@ -43,7 +43,7 @@ def seconds_and_confidence(predictor: Scaling, gpus: int, nodes: int, **about: o
     return 1 / judged.rate_per_second, judged.confidence
 
 
-def test_three_small_placements_tell_the_others() -> None:
+def test_three_small_placements_predict_the_others() -> None:
     predictor = taught(*profiled("1", "2", "11"))
     for placement in ("1111", "4"):
         seconds, confidence = seconds_and_confidence(predictor, 4, len(placement))
@@ -84,7 +84,7 @@ def test_the_first_step_across_nodes_is_unsure_until_it_was_seen() -> None:
     assert not asked(within, 4, Candidate(4, 1000, 2), steps_total=100).predictable
 
 
-def test_one_placement_tells_itself_and_little_else() -> None:
+def test_one_placement_predicts_itself_and_little_else() -> None:
     predictor = taught(*profiled("1"))
     assert seconds_and_confidence(predictor, 1, 1)[1] > 0.9
     assert seconds_and_confidence(predictor, 2, 1)[1] < 0.5
@@ -103,7 +103,7 @@ def test_the_core_count_with_the_best_rate_speaks() -> None:
     assert seconds_and_confidence(predictor, 1, 1)[0] == pytest.approx(1.0)
 
 
-def test_steps_that_are_left_tell_the_remaining_time() -> None:
+def test_remaining_steps_give_the_remaining_time() -> None:
     estimate = asked(taught(*profiled("1", "2", "11")), 2, Candidate(4, 1000), step=100, steps_total=1100)
     assert estimate.predictable
     assert estimate.remaining_seconds == pytest.approx(357, rel=0.05)
@@ -121,13 +121,13 @@ def test_other_users_serve_with_less_confidence_and_gpu_types_are_kept_apart() -
     assert asked(predictor, 1, Candidate(4, 1000, gpu_type="H100")).candidates[0].rate_per_second is None
 
 
-def test_validation_tells_nothing_of_training() -> None:
+def test_validation_rates_do_not_count_for_training() -> None:
     assert taught(timed(1.0, 1, phase="validation")).dump() == {}
     assert not asked(taught(*profiled("1")), 1, Candidate(4, 1000), steps_total=9, phase="validation").predictable
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
-def test_a_rate_that_cannot_be_is_refused_whole(rate: float) -> None:
+def test_an_invalid_rate_is_rejected_completely(rate: float) -> None:
     predictor = Scaling()
     with pytest.raises(ValueError, match="a rate must be positive and finite"):
         predictor.observe(Observation("ann", "yolo", "", 1000, 1, Candidate(4, 1000), rate_per_second=rate))
@@ -156,7 +156,7 @@ def test_a_record_that_cannot_be_read_is_named_and_the_others_serve(record: byte
         assert seconds_and_confidence(predictor, 4, nodes) == seconds_and_confidence(taught_before, 4, nodes)
 
 
-def test_what_is_kept_of_one_kind_is_bounded() -> None:
+def test_memory_of_one_job_class_is_bounded() -> None:
     (record,) = taught(*[timed(1.0, gpus, nodes) for gpus in range(1, 30) for nodes in range(1, gpus)]).dump().values()
     assert record.count(b"[1.0]") == PLACEMENTS_MAX
 

@@ -1,4 +1,4 @@
-"""Shortest first: of time, of GPU time, of total run time; and jobs of which nothing is known."""
+"""Shortest first: by time, GPU time, and total run time; and jobs without a prediction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shortest = Sjf | Srsf | Srtf
 
 
 def table_of(*jobs: tuple[str, int, float, float]) -> JobTable:
-    """Jobs of (name, GPUs, attained s, remaining s), each a second after the one before."""
+    """Jobs of (name, GPUs, attained s, remaining s), each a second after the previous one."""
     table = JobTable()
     for number, (job_id, gpus, attained, remaining) in enumerate(jobs):
         table.add(JobRow(job_id, float(number), number, gpu_milli=1000 * gpus, cores=6))
@@ -52,7 +52,7 @@ UNKNOWNS = table_of(
 
 
 @pytest.mark.parametrize(("unknown", "wanted"), [("first", "noiab"), ("last", "abnoi"), ("attained", "naobi")])
-def test_who_is_unknown_or_outlived_its_prediction_goes_where_the_option_says(unknown: str, wanted: str) -> None:
+def test_jobs_without_a_valid_prediction_follow_the_option_unknown(unknown: str, wanted: str) -> None:
     assert ranked(UNKNOWNS, Srtf(parse(Srtf.Options, {"unknown": unknown}))) == wanted
     assert ranked(UNKNOWNS, Srsf(parse(Srsf.Options, {"unknown": unknown}))) == wanted
 
@@ -69,7 +69,7 @@ def test_by_total_time_the_attained_counts_twice() -> None:
     ]
 
 
-def test_an_order_ends_when_more_is_expected_of_someone_unknown_who_runs() -> None:
+def test_an_order_expires_when_the_quantum_of_a_running_unknown_job_doubles() -> None:
     table = table_of(("k", 1, 59.0, 10.0), ("u", 1, 100.0, math.nan), ("w", 1, 59.0, math.nan))
     table.start("k", NOW)
     table.start("u", NOW)

@@ -1,4 +1,4 @@
-"""Shortest waiting allowance first: who can wait least, who cannot be saved, and until when that holds."""
+"""Shortest waiting allowance first: the order, lost jobs, and the validity of the order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNIX_NOW = 1.79e9
 
 
 def table_of(*jobs: tuple[str, float, float, float], now: float = NOW) -> JobTable:
-    """Jobs of (name, deadline from now, remaining s, attained s), each a second after the one before."""
+    """Jobs of (name, deadline from now, remaining s, attained s), each a second after the previous one."""
     table = JobTable()
     for number, (job_id, deadline, remaining, attained) in enumerate(jobs):
         table.add(JobRow(job_id, float(number), number, deadline_seconds=now + deadline))
@@ -38,11 +38,11 @@ FOUR = table_of(
 )
 
 
-def test_the_least_allowance_comes_first_then_who_has_no_deadline_and_last_who_is_lost() -> None:
+def test_the_least_allowance_comes_first_then_jobs_without_deadline_then_lost_jobs() -> None:
     assert ranked(FOUR, Swaf()) == "abfgl"
 
 
-def test_who_is_lost_is_given_up_only_where_that_is_asked_for() -> None:
+def test_lost_jobs_are_given_up_only_with_the_option() -> None:
     assert Swaf().order(FOUR.jobs(NOW), NOW).given_up is None
     marked = Swaf(Swaf.Options(lost="drop")).order(FOUR.jobs(NOW), NOW).given_up
     assert marked is not None
@@ -61,7 +61,7 @@ def test_the_order_is_valid_until_the_next_allowance_is_used_up(now: float) -> N
     assert Swaf().order(table.jobs(last), last).valid_seconds == math.inf
 
 
-def test_who_runs_is_not_lost() -> None:
+def test_a_running_job_is_not_lost() -> None:
     table = table_of(("late", 5.0, 50.0, 0.0))
     table.start("late", NOW - 1)
     order = Swaf(Swaf.Options(lost="drop")).order(table.jobs(NOW), NOW)
@@ -70,13 +70,13 @@ def test_who_runs_is_not_lost() -> None:
     assert order.valid_seconds == math.inf
 
 
-def test_an_unpredictable_job_needs_as_much_again_and_a_new_one_nothing() -> None:
+def test_an_unpredictable_job_needs_its_attained_time_again_and_a_new_job_nothing() -> None:
     table = table_of(("n", 60.0, math.nan, 0.0), ("o", 90.0, math.nan, 50.0), ("p", 90.0, 0.0, 91.0))
     order = Swaf().order(table.jobs(NOW), NOW)
     assert order.level.tolist() == [0, 0, 2]
     assert order.score[:2].tolist() == [NOW + 60.0, NOW + 40.0]
 
 
-def test_it_never_stops_anybody_and_lets_others_pass_unless_strict() -> None:
+def test_it_never_preempts_and_backfills_unless_strict() -> None:
     assert (Swaf().preemptive, Swaf().strict) == (False, False)
     assert Swaf(Swaf.Options(mode="strict")).strict

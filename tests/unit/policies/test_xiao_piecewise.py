@@ -35,7 +35,7 @@ def asked(predictor: XiaoPiecewise, *cores: int, **about: object) -> Estimate:
     return predictor.estimate(Query(**query))  # type: ignore[arg-type]  # by name
 
 
-def test_four_points_tell_the_rate_on_any_count_of_cores() -> None:
+def test_four_points_predict_the_rate_on_any_core_count() -> None:
     estimate = asked(taught(*profile()), *RESNET18)
     rates = [candidate.rate_per_second for candidate in estimate.candidates]
     assert rates == pytest.approx([10 * rate for rate in RESNET18.values()], rel=0.16)
@@ -46,22 +46,22 @@ def test_four_points_tell_the_rate_on_any_count_of_cores() -> None:
     assert not estimate.predictable, "without steps there is no remaining time"
 
 
-def test_steps_that_are_left_tell_the_remaining_time() -> None:
+def test_remaining_steps_give_the_remaining_time() -> None:
     estimate = asked(taught(*profile()), cores=2, step=100, steps_total=820)
     assert estimate.predictable
     assert estimate.remaining_seconds == pytest.approx(100, rel=0.15)
     assert estimate.remaining_p10_seconds < estimate.remaining_seconds < estimate.remaining_p90_seconds  # type: ignore[operator]  # told above
-    on_any = asked(taught(*profile()), steps_total=2400)
-    assert on_any.remaining_seconds == pytest.approx(100, rel=0.05), "with the useful cores"
+    place_parts_anywhere = asked(taught(*profile()), steps_total=2400)
+    assert place_parts_anywhere.remaining_seconds == pytest.approx(100, rel=0.05), "with the useful cores"
 
 
-def test_a_single_point_tells_its_rate_but_no_theta() -> None:
+def test_a_single_point_predicts_its_rate_but_no_theta() -> None:
     estimate = asked(taught(paced(5.0, 4)), 4, 1)
     here, there = estimate.candidates
     assert here.rate_per_second == pytest.approx(5.0, rel=0.01)
     assert there.confidence < here.confidence
     assert estimate.cores_useful is None
-    assert estimate.source == "the rate was not seen to level off by 4 cores"
+    assert estimate.source == "the rate was not observed to level off by 4 cores"
 
 
 def test_a_rate_that_still_rises_is_less_sure_beyond_what_was_seen() -> None:
@@ -76,7 +76,7 @@ def test_nothing_is_said_where_nothing_was_seen() -> None:
     estimate = asked(XiaoPiecewise(), 4)
     assert (estimate.predictable, estimate.cores_useful) == (False, None)
     assert estimate.candidates[0].rate_per_second is None
-    assert estimate.source == "no rate of a job like this one was seen on known cores"
+    assert estimate.source == "no rate of a similar job was observed on known cores"
 
 
 def test_cores_that_are_not_decided_have_no_rate() -> None:
@@ -112,13 +112,13 @@ def test_other_users_jobs_of_the_same_model_serve_with_less_confidence() -> None
     assert asked(taught(*profile(), *profile(user="bob", model="gnmt")), user="bob", model="gnmt").cores_useful
 
 
-def test_own_windows_count_for_more_than_those_of_others() -> None:
+def test_own_windows_count_more_than_those_of_other_users() -> None:
     predictor = taught(*profile(user="bob"), paced(99.0, 6))
     assert asked(predictor, 6).candidates[0].rate_per_second == pytest.approx(99.0, rel=0.01)
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
-def test_a_rate_that_cannot_be_is_refused_whole(rate: float) -> None:
+def test_an_invalid_rate_is_rejected_completely(rate: float) -> None:
     predictor = taught(*profile())
     predictor.dump()
     before = asked(predictor, 3)
@@ -127,13 +127,13 @@ def test_a_rate_that_cannot_be_is_refused_whole(rate: float) -> None:
     assert (predictor.dump(), asked(predictor, 3)) == ({}, before)
 
 
-def test_a_zero_and_an_end_tell_nothing_of_rates() -> None:
+def test_a_zero_and_an_end_are_ignored_as_rates() -> None:
     assert taught(paced(0.0), paced(None), paced(5.0, cores=0)).dump() == {}
-    with pytest.raises(ValueError, match="no job runs on -1 cores"):
+    with pytest.raises(ValueError, match="invalid job: -1 cores"):
         XiaoPiecewise().observe(paced(5.0, cores=-1))
 
 
-def test_what_was_learnt_survives_a_restart() -> None:
+def test_learned_state_survives_a_restart() -> None:
     before, after = taught(*profile(), *profile(phase="validation", gpu_type="T4")), XiaoPiecewise()
     assert after.restore(before.dump()) == []
     for phase in ("", "validation"):
@@ -176,7 +176,7 @@ def test_the_kind_unused_for_longest_is_forgotten_and_its_record_with_it() -> No
     assert [asked(predictor, model=model).cores_useful is not None for model in "abc"] == [True, False, False]
 
 
-def test_what_is_kept_of_one_kind_is_bounded() -> None:
+def test_memory_of_one_job_class_is_bounded() -> None:
     seen = [paced(1.0, cores, nodes=nodes) for nodes in range(1, 40) for cores in range(1, 60)]
     (record,) = taught(*seen, *[paced(2.0, 4)] * 100).dump().values()
     assert len(record) < 60_000

@@ -1,4 +1,4 @@
-"""AITurbo's effects, with another seed than those of the tables: their sign, and roughly their size."""
+"""AITurbo's effects, with another seed than in the tables: their sign, and approximate size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def figures() -> dict[str, Figures]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def test_ours_finishes_jobs_sooner_than_who_asks_as_much_and_perfect_knowledge_is_worth_more(
+def test_ours_beats_equal_requests_and_perfect_knowledge_beats_ours(
     figures: dict[str, Figures],
 ) -> None:
     fifo, las, srtf, optimus, ours, sure = (figures[arm.name].values["avg_jct_hours"] for arm in ARMS)
@@ -45,7 +45,7 @@ def test_ours_finishes_jobs_sooner_than_who_asks_as_much_and_perfect_knowledge_i
     assert ours > sure
 
 
-def test_the_findings_are_whole_where_one_workload_was_run(figures: dict[str, Figures]) -> None:
+def test_findings_are_complete_for_a_single_workload(figures: dict[str, Figures]) -> None:
     asked = Asked(quick=True, seeds=(11,))
     findings = PAPER.findings(asked, Done({(ITP.name, name, 11): one for name, one in figures.items()}))
     assert {one.verdict for one in findings.measured if one.workload == SMALL.name} == {Verdict.OPEN}

@@ -1,4 +1,4 @@
-"""Figures that were kept are taken where nothing that they depend on has changed, and else not."""
+"""Cached figures are used if nothing that they depend on has changed, and only then."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from cotenant.reproduction import cache
-from cotenant.reproduction.cache import BadDirectory, Kept
+from cotenant.reproduction.cache import BadDirectory, ResultCache
 from cotenant.reproduction.model import BUNDLED, Asked, Case, Claim, Data, Done, Figures, Findings, Stopped
 from cotenant.reproduction.runner import Reproduced, reproduce
 
-DONE: list[str] = []  # what was run here
+DONE: list[str] = []  # cases run here
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Gives its number, and says that it was run."""
+    """Returns its number, and records that it ran."""
 
     number: int
 
@@ -49,13 +49,13 @@ class Small:
         return [Case("all", f"arm {at}", 0, work, self.repeatable) for at, work in enumerate(self.works)]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Keep what was seen."""
+        """Return the seen figures."""
         self.done = done
         return Findings(())
 
 
 def run(paper: Small, directory: Path, *, data: Data = BUNDLED, most: int = 9) -> tuple[Reproduced, list[str]]:
-    """Run a paper, stopping it after so many cases; tells what was run rather than kept."""
+    """Run a paper, stopping after some cases; returns which cases ran instead of coming from the cache."""
     DONE.clear()
     asked = Asked(quick=True, seeds=(0,), data=data)
     found = reproduce(paper, asked, keep=directory, stopped=lambda: len(DONE) >= most)
@@ -91,12 +91,12 @@ def test_other_code_takes_nothing_and_what_it_leaves_is_there_for_the_old(
 
 
 def test_the_code_is_that_which_simulates_and_what_is_bundled(tmp_path: Path) -> None:
-    rooms = [Path(cache.__file__).parent.parent / room for room in cache.ROOMS]
+    rooms = [Path(cache.__file__).parent.parent / room for room in cache.PACKAGES]
     seen = {path.name for room in rooms for path in cache._files(room)}
     assert {"cycle.py", "borda_mlfq.py", "engine.py", "coda.py", "philly_two.csv"} <= seen
 
 
-def test_data_that_was_written_anew_is_other_data(tmp_path: Path) -> None:
+def test_rewritten_data_invalidates_the_cache(tmp_path: Path) -> None:
     data = Data(tmp_path / "data")
     (tmp_path / "data" / "itp").mkdir(parents=True)
     (tmp_path / "data" / "itp" / "a.csv").write_text("1")
@@ -112,7 +112,7 @@ def test_what_is_live_is_run_every_time(tmp_path: Path) -> None:
     assert run(Small(repeatable=False), tmp_path)[1] == ["1", "2", "3"]
 
 
-def test_a_torn_line_is_run_anew(tmp_path: Path) -> None:
+def test_a_truncated_line_is_run_again(tmp_path: Path) -> None:
     run(Small(), tmp_path)
     file = tmp_path / "small.jsonl"
     file.write_text("[]\n3\n" + file.read_text()[:-30])
@@ -120,7 +120,7 @@ def test_a_torn_line_is_run_anew(tmp_path: Path) -> None:
     assert run(Small(), tmp_path)[1] == []
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_an_uncreatable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadDirectory, match=f"figures cannot be kept in {tmp_path}/file/in: Not a directory"):
-        Kept(tmp_path / "file" / "in", "small")
+    with pytest.raises(BadDirectory, match=f"figures cannot be cached in {tmp_path}/file/in: Not a directory"):
+        ResultCache(tmp_path / "file" / "in", "small")

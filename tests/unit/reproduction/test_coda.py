@@ -1,4 +1,4 @@
-"""CODA's effects, with other seeds than those of the tables: their sign, and roughly their size."""
+"""CODA's effects, with other seeds than in the tables: their sign, and approximate size."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def test_slimmed_jobs_make_more_of_the_gpus_and_cpu_jobs_wait_no_longer(figures:
 def test_what_was_cut_short_is_open_and_shown_all_the_same(figures: dict[str, Figures]) -> None:
     done = Done({(QUICK.name, name, 11): one for name, one in figures.items()})
     findings = PAPER.findings(Asked(quick=True, seeds=(11,)), done)
-    assert {one.verdict for one in findings.measured} == {Verdict.OPEN}  # the whole of ours was not run
+    assert {one.verdict for one in findings.measured} == {Verdict.OPEN}  # the full arm was not run
     assert findings.tables[0].rows[0][0] == FIFO.name

@@ -1,4 +1,4 @@
-"""GENIE's effects, with another seed than those of the tables: their sign, roughly their size, and what is learned."""
+"""GENIE's effects, with another seed than in the tables: their sign, approximate size, and what is learned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.core.model.estimate import Query
-from cotenant.core.placement.candidate_allocations import standard
+from cotenant.core.placement.candidate_allocations import standard_candidates
 from cotenant.core.placement.unschedulable import shapes_of
 from cotenant.reproduction.model import Asked, BadData, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.genie import (
@@ -18,7 +18,7 @@ from cotenant.reproduction.papers.genie import (
     OURS,
     PAPER,
     RANDOM,
-    Promised,
+    QosCase,
     Setting,
     cluster,
     drawn,
@@ -33,11 +33,11 @@ SEED, JOBS = 11, 100
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Figures]:
-    found = {arm.name: Promised(SETTING, arm, JOBS, Data(), SEED).run(lambda: False) for arm in (FIFO, RANDOM, OURS)}
+    found = {arm.name: QosCase(SETTING, arm, JOBS, Data(), SEED).run(lambda: False) for arm in (FIFO, RANDOM, OURS)}
     return {name: one for name, one in found.items() if one is not None}
 
 
-def test_more_promises_are_kept_than_by_fifo_and_far_more_than_by_chance(figures: dict[str, Figures]) -> None:
+def test_more_deadlines_are_met_than_by_fifo_and_far_more_than_by_random(figures: dict[str, Figures]) -> None:
     fifo, by_chance, ours = (figures[arm.name].values for arm in (FIFO, RANDOM, OURS))
     assert ours["kept_percent"] > 1.1 * fifo["kept_percent"]
     assert ours["kept_percent"] > 1.3 * by_chance["kept_percent"]
@@ -60,9 +60,11 @@ def test_a_profile_of_a_gang_that_fits_on_a_server_is_near_the_truth_and_not_the
         spec = job.spec()
         if spec.replicas > place.shapes[0].gpus:
             continue
-        asked = Query("", job.model, job.name, spec.gpu_milli, spec.replicas, candidates=standard(spec, shapes))
+        asked = Query(
+            "", job.model, job.name, spec.gpu_milli, spec.replicas, candidates=standard_candidates(spec, shapes)
+        )
         told = profiled.estimate(asked).candidates
-        for mine, true in zip(told[:2], truth.judged(job), strict=False):
+        for mine, true in zip(told[:2], truth.candidate_estimates(job), strict=False):
             assert mine.remaining_seconds
             assert true.remaining_seconds
             assert mine.allocation == true.allocation
@@ -94,7 +96,7 @@ def test_a_trace_in_another_format_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "why"), [("", "it has no rows"), ("1,0,9000,4096\n", "no job fits"), ("1,0,abc,1\n", "convert string")]
+    ("rows", "why"), [("", "it has no rows"), ("1,0,9000,4096\n", "no suitable job"), ("1,0,abc,1\n", "convert string")]
 )
 def test_a_trace_without_any_job_that_can_be_drawn_is_named(tmp_path: Path, rows: str, why: str) -> None:
     (tmp_path / "itp").mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tools.headlines import BEGIN, END, HEAD, PAGE, README, headlines, put, read, written
+from tools.headlines import BEGIN, END, HEAD, PAGE, README, headlines, read, render_table, replace_between_markers
 
 ROWS = (
     "| average JCT against equal shares | eight | ours | equal shares | -34.0 % | -7.0 % | -9.0 % to -5.0 %, 5 seeds"
@@ -24,7 +24,7 @@ def page(*rows: str) -> str:
 
 
 def table(*rows: str) -> str:
-    return written(list(headlines("Xiao", list(read(page(*rows))))), short=True).splitlines()[-1]
+    return render_table(list(headlines("Xiao", list(read(page(*rows))))), short=True).splitlines()[-1]
 
 
 def test_the_strongest_baseline_of_each_workload_counts_and_the_median_over_workloads() -> None:
@@ -67,10 +67,10 @@ def test_both_pages_have_a_place_for_their_table(tmp_path: Path) -> None:
     for place in (README, PAGE):
         copy = tmp_path / place.name
         copy.write_text(place.read_text())
-        put(copy, "a table")
+        replace_between_markers(copy, "a table")
         assert f"{BEGIN}\na table\n{END}" in copy.read_text()
-        put(copy, place.read_text().partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0])
+        replace_between_markers(copy, place.read_text().partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0])
         assert copy.read_text() == place.read_text()
     (tmp_path / "bare.md").write_text("nothing")
     with pytest.raises(ValueError, match=r"bare\.md has no place for a table"):
-        put(tmp_path / "bare.md", "a table")
+        replace_between_markers(tmp_path / "bare.md", "a table")

@@ -1,4 +1,4 @@
-"""What a claim's verdict follows from, and what is made of cases that were not done."""
+"""Verdicts of claims, and the treatment of unfinished cases."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ DOWN = Claim("down", "less of it", -30.0, "%", Better.LOWER, "[P]")
         (UP, (20.8, 20.9, 21.0), Verdict.EXCEEDED),
         (UP, (19.7,), Verdict.REACHED),
         (UP, (19.0,), Verdict.MISSED),
-        (UP, (14.0, 24.0), Verdict.REACHED),  # its spread is wider than what is missing
+        (UP, (14.0, 24.0), Verdict.REACHED),  # its spread is wider than the difference
         (DOWN, (-40.0,), Verdict.EXCEEDED),
-        (WAY, (-4.0, -5.0), Verdict.REACHED),  # it only says which way: there is nothing to exceed
+        (WAY, (-4.0, -5.0), Verdict.REACHED),  # only a direction is published: there is nothing to exceed
         (WAY, (1.0,), Verdict.MISSED),
         (WAY, (-4.0, 5.0), Verdict.MISSED),
         (DOWN, (-20.0, -20.1), Verdict.MISSED),
@@ -69,7 +69,7 @@ def test_arms_are_set_against_each_other_seed_by_seed() -> None:
     )
     compared = done.versus("load", "ours", "theirs", "jct", gain_percent)
     assert compared is not None
-    assert compared.per_seed == (-50.0,)  # the only seed with which both were run
+    assert compared.per_seed == (-50.0,)  # the only seed with which both ran
     assert done.versus("load", "ours", "nothing", "jct", gain_percent) is None
     assert done.spread("load", "nobody", "jct") is None
     assert math.isnan(gain_percent(1.0, 0.0))
@@ -77,5 +77,5 @@ def test_arms_are_set_against_each_other_seed_by_seed() -> None:
 
 def test_a_directory_that_lacks_a_file_is_named(tmp_path: Path) -> None:
     assert Data().file("openb/nodes.csv") is None
-    with pytest.raises(BadData, match=r"has no openb/nodes\.csv; docs/reproduction\.md tells"):
+    with pytest.raises(BadData, match=r"has no openb/nodes\.csv; docs/reproduction\.md lists"):
         Data(tmp_path).file("openb/nodes.csv")

@@ -1,4 +1,4 @@
-"""Philly's guidelines, with another seed than those of the tables: which way each one works."""
+"""Philly's guidelines, with another seed than in the tables: the direction of each effect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_jobs_end_as_often_as_philly_counted(figures: dict[str, Figures]) -> Non
     assert base["jobs_failed"] == pytest.approx(17.2, abs=3)
 
 
-def test_tables_are_whole_where_only_one_arm_was_run(figures: dict[str, Figures]) -> None:
+def test_tables_are_complete_for_a_single_arm(figures: dict[str, Figures]) -> None:
     done = Done({(TIGHT.name, BASE.name, 11): figures[BASE.name]})
     tables = PAPER.findings(Asked(quick=True, seeds=(11,)), done).tables
     assert all(len(row) == len(table.columns) == len(table.formats) for table in tables for row in table.rows)

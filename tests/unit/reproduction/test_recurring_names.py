@@ -1,4 +1,4 @@
-"""How often jobs come again under a name, and what it tells of them."""
+"""How often jobs recur under a name, and what it predicts of them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def trace() -> simulator.Trace:
 def test_as_many_jobs_recur_as_aiturbo_counted(trace: simulator.Trace) -> None:
     again = [job for job in trace.jobs if job.name.startswith("again")]
     assert len(again) / len(trace) == pytest.approx(0.71, abs=0.03)
-    assert len({job.name for job in trace.jobs}) > len(trace) - len(again)  # a new one's name never comes again
+    assert len({job.name for job in trace.jobs}) > len(trace) - len(again)  # a new job's name never recurs
 
 
-def test_a_name_tells_the_run_time_but_for_a_few(trace: simulator.Trace) -> None:
+def test_most_names_predict_the_run_time(trace: simulator.Trace) -> None:
     seconds: dict[str, list[float]] = {}
     for job in trace.jobs:
         if job.name.startswith("again"):

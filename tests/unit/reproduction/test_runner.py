@@ -1,4 +1,4 @@
-"""Cases are run in other processes or in this one, with the same figures, and what was done is kept."""
+"""Cases run in other processes or in this one with the same figures, and finished cases are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.reproduction.runner import CaseFailed, reproduce
 
 @dataclass(frozen=True, slots=True)
 class Doubled:
-    """Doubles its number; breaks with a negative one."""
+    """Doubles its number; fails for a negative one."""
 
     number: int
 
@@ -44,7 +44,7 @@ class Small:
         return [Case("numbers", "doubled", number, Doubled(number)) for number in self.numbers]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Keep what was seen."""
+        """Return the seen figures."""
         self.seen = {seed: figures.values["double"] for seed, figures in done.of("numbers", "doubled").items()}
         return Findings(())
 

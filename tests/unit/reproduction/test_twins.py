@@ -1,4 +1,4 @@
-"""How live and simulated twins are judged; that they agree is tried in tests/end_to_end."""
+"""The verdict on live and simulated twins; tests/end_to_end checks that they agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ASKED = Asked(quick=False, seeds=(0, 1, 2))
 
 
 def done(ratios: tuple[float, ...], others: float = 0.0) -> Done:
-    """Have rounds of one twin that took so many times what was simulated."""
+    """Return rounds of one twin that took this multiple of the simulated time."""
     return Done(
         {
             ("xiao", "live", seed): Figures(
@@ -43,8 +43,8 @@ def test_live_and_simulated_may_be_ten_percent_apart_either_way(ratios: tuple[fl
     assert f"{table.rows[1][list(table.columns).index('live ÷ simulated')]:.3f}" == f"{sum(ratios) / 3:.3f}"
 
 
-def test_a_machine_that_does_other_things_is_told_of() -> None:
+def test_a_busy_machine_gives_a_warning() -> None:
     _, calm, _ = PAPER.findings(ASKED, done((1.0,), others=BUSY_PERCENT - 1)).measured
     coda, busy, _ = PAPER.findings(ASKED, done((1.0,), others=85.0)).measured
     assert (coda.why, calm.why) == ("", "")
-    assert busy.why.startswith("other work took 85 % of the CPUs")
+    assert busy.why.startswith("other processes used 85 % of the CPUs")

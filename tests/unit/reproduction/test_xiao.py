@@ -1,4 +1,4 @@
-"""Xiao's effects, with other seeds than those of the tables: their sign, and roughly their size."""
+"""Xiao's effects, with other seeds than in the tables: their sign, and approximate size."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from cotenant.reproduction.model import Asked, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.xiao import EIGHT, PAPER, Learning, best_cores
 from cotenant.reproduction.papers.xiao_jobs import (
-    BEFOREHAND,
     CROWDED,
     DENSE,
     EQUAL,
+    KNOWN_THETA,
     LEARNED,
     ROLES,
     SWEEPS,
@@ -26,7 +26,7 @@ SMALL = replace(DENSE, servers=2, jobs=120)
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Figures]:
     found = {
-        arm.name: Replay(SMALL, arm, Data(), seed=11).run(lambda: False) for arm in (ROLES, EQUAL, LEARNED, BEFOREHAND)
+        arm.name: Replay(SMALL, arm, Data(), seed=11).run(lambda: False) for arm in (ROLES, EQUAL, LEARNED, KNOWN_THETA)
     }
     return {name: one for name, one in found.items() if one is not None}
 
@@ -34,7 +34,7 @@ def figures() -> dict[str, Figures]:
 def test_jobs_with_as_many_cores_as_help_are_done_earlier(figures: dict[str, Figures]) -> None:
     jct = {name: one.values["jct_seconds"] for name, one in figures.items()}
     assert jct[LEARNED.name] < 0.96 * jct[EQUAL.name] < 0.96 * jct[ROLES.name]
-    assert jct[BEFOREHAND.name] < jct[LEARNED.name], "who knows beforehand need not try"
+    assert jct[KNOWN_THETA.name] < jct[LEARNED.name], "who knows beforehand need not try"
 
 
 def test_they_use_their_gpus_better_and_hold_fewer_cores(figures: dict[str, Figures]) -> None:
@@ -43,7 +43,7 @@ def test_they_use_their_gpus_better_and_hold_fewer_cores(figures: dict[str, Figu
     assert ours["cores_percent"] < 0.95 * equal["cores_percent"]
 
 
-def test_what_was_not_run_is_open_and_each_miss_says_why(figures: dict[str, Figures]) -> None:
+def test_unfinished_cases_are_open_and_misses_are_explained(figures: dict[str, Figures]) -> None:
     asked = Asked(quick=True, seeds=(11,))
     done = Done({(DENSE.name, name, 11): one for name, one in figures.items()})
     measured = PAPER.findings(asked, done).measured
@@ -60,7 +60,7 @@ def test_without_isolation_jobs_are_late_for_what_crowding_costs_and_hardly_for_
     assert crowded
     assert free
     assert figures[LEARNED.name].values["jct_seconds"] < 0.95 * crowded.values["jct_seconds"]
-    assert free.values["jct_seconds"] == pytest.approx(figures[BEFOREHAND.name].values["jct_seconds"], rel=0.05)
+    assert free.values["jct_seconds"] == pytest.approx(figures[KNOWN_THETA.name].values["jct_seconds"], rel=0.05)
 
 
 def test_near_saturation_a_gain_in_speed_is_a_larger_one_in_completion_time() -> None:

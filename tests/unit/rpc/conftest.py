@@ -43,7 +43,7 @@ async def consume(stream: Any) -> None:
 
 
 class Jobs(jobs_grpc.JobServiceServicer):
-    """Does in each call what the test says, and remembers what it was asked."""
+    """Runs the test's behavior for each call, and records the requests."""
 
     def __init__(self) -> None:
         self.answer: Answer = nothing
@@ -71,7 +71,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
 
 
 class Agents(nodes_grpc.AgentServiceServicer):
-    """The same for calls that ask with a stream."""
+    """The same for calls with a request stream."""
 
     def __init__(self) -> None:
         self.answer: Answer = nothing
@@ -88,7 +88,7 @@ class Agents(nodes_grpc.AgentServiceServicer):
 
 
 class Predictor(predictor_grpc.PredictorServiceServicer):
-    """The same for a method that is not to be repeated."""
+    """The same for a method that must not be retried."""
 
     def __init__(self) -> None:
         self.answer: Answer = nothing

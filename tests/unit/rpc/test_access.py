@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.rpc import access
-from cotenant.rpc.access import Access, NoAccess
+from cotenant.rpc.access import Access, AccessError
 from cotenant.rpc.endpoints import Endpoints
 
 LOCAL = Endpoints.one("127.0.0.1:7070")
@@ -17,7 +17,7 @@ FAR = Endpoints.one("gpu1.example:7070")
 
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
-    """An environment whose home is empty."""
+    """Return an environment with an empty home."""
     return {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
 
 
@@ -26,7 +26,7 @@ def default_dir(env: dict[str, str]) -> Path:
 
 
 def running(state_dir: Path, endpoints: Endpoints = LOCAL) -> str:
-    """Make a state directory as `cotenant up` does; return its token."""
+    """Create a state directory as `cotenant up` does; return its token."""
     access.publish(state_dir, endpoints)
     return access.ensure_token(state_dir)
 
@@ -62,47 +62,49 @@ def test_a_token_that_others_could_read_is_closed(tmp_path: Path) -> None:
     assert mode(tmp_path / "token") == 0o600
 
 
-def test_who_begins_at_once_agrees_on_one_token(tmp_path: Path) -> None:
+def test_processes_that_start_together_agree_on_one_token(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         for attempt in range(20):
             assert len(set(pool.map(access.ensure_token, [tmp_path / str(attempt)] * 16))) == 1
 
 
-def test_a_directory_that_everybody_may_write_is_no_place_for_a_token(tmp_path: Path) -> None:
+def test_a_world_writable_directory_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(NoAccess, match="of your own"):
+    with pytest.raises(AccessError, match="a private state directory"):
         access.ensure_token(tmp_path)
     assert mode(tmp_path) == 0o777
 
 
-def test_an_empty_token_is_no_token(tmp_path: Path) -> None:
+def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "token").touch()
-    with pytest.raises(NoAccess, match="is empty"):
+    with pytest.raises(AccessError, match="is empty"):
         access.read_token(tmp_path)
 
 
-def test_state_cannot_be_kept_in_a_file(tmp_path: Path) -> None:
+def test_a_state_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NoAccess, match="cannot keep state"):
+    with pytest.raises(AccessError, match="cannot keep state"):
         access.ensure_token(tmp_path / "file")
 
 
-def test_what_is_published_is_found(home: dict[str, str]) -> None:
+def test_published_endpoints_are_found(home: dict[str, str]) -> None:
     endpoints = Endpoints("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "")
     token = running(default_dir(home), endpoints)
     assert access.find(None, home) == Access(endpoints, token)
 
 
-def test_what_is_withdrawn_is_no_longer_found(home: dict[str, str]) -> None:
+def test_withdrawn_endpoints_are_not_found(home: dict[str, str]) -> None:
     running(default_dir(home))
     access.withdraw(default_dir(home))
     access.withdraw(default_dir(home))
-    with pytest.raises(NoAccess, match="cotenant up"):
+    with pytest.raises(AccessError, match="cotenant up"):
         access.find(None, home)
 
 
-def test_where_nothing_runs_the_user_is_told_what_to_do(home: dict[str, str]) -> None:
-    with pytest.raises(NoAccess, match=r"nothing runs from .*start it with `cotenant up`, or .* COTENANT_ENDPOINT"):
+def test_the_error_without_services_says_what_to_do(home: dict[str, str]) -> None:
+    with pytest.raises(
+        AccessError, match=r"no services are running from .*start them with `cotenant up`, or .* COTENANT_ENDPOINT"
+    ):
         access.find(None, home)
 
 
@@ -127,7 +129,7 @@ def test_each_level_may_name_a_state_directory(home: dict[str, str], tmp_path: P
     assert access.find(None, env) == Access(LOCAL, first)
 
 
-def test_the_tokens_levels_are_the_same(home: dict[str, str], tmp_path: Path) -> None:
+def test_tokens_are_looked_up_at_the_same_levels(home: dict[str, str], tmp_path: Path) -> None:
     kept = running(tmp_path)
     configure(home, 'token = "from-config"')
     assert access.find(None, home, endpoint="far.example:1").token == "from-config"
@@ -137,15 +139,15 @@ def test_the_tokens_levels_are_the_same(home: dict[str, str], tmp_path: Path) ->
     assert access.find(tmp_path, env, token="from-flag").token == "from-flag"
 
 
-def test_a_token_is_taken_without_the_line_end_that_was_copied_with_it(home: dict[str, str]) -> None:
+def test_a_token_is_stripped_of_line_ends(home: dict[str, str]) -> None:
     env = home | {"COTENANT_ENDPOINT": "127.0.0.1:1"}
     assert access.find(None, env | {"COTENANT_TOKEN": "abc\n"}).token == "abc"
     for token in ("tökén", "a\nb"):
-        with pytest.raises(NoAccess, match="cannot be sent"):
+        with pytest.raises(AccessError, match="invalid characters"):
             access.find(None, env | {"COTENANT_TOKEN": token})
 
 
-def test_a_token_of_this_machine_is_not_shown_to_another(home: dict[str, str]) -> None:
+def test_the_local_token_is_not_sent_to_another_machine(home: dict[str, str]) -> None:
     token = running(default_dir(home))
     assert access.find(None, home, endpoint="gpu1.example:7070") == Access(FAR, "")
     assert access.find(None, home, endpoint="127.0.0.1.evil.example:7070").token == ""
@@ -154,7 +156,7 @@ def test_a_token_of_this_machine_is_not_shown_to_another(home: dict[str, str]) -
         assert access.find(None, home, endpoint=address).token == token
 
 
-def test_a_state_directory_that_is_named_is_meant(home: dict[str, str], tmp_path: Path) -> None:
+def test_a_named_state_directory_decides(home: dict[str, str], tmp_path: Path) -> None:
     token = running(tmp_path)
     assert access.find(tmp_path, home, endpoint="gpu1.example:7070") == Access(FAR, token)
 
@@ -162,18 +164,18 @@ def test_a_state_directory_that_is_named_is_meant(home: dict[str, str], tmp_path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("endpoint = ", "is no TOML"),
-        ("endpoint = 7070", "endpoint must be a text, not 7070"),
-        ('endpoint = "host"', "the endpoint in .*config.toml cannot be read: 'host' is no address"),
+        ("endpoint = ", "is not valid TOML"),
+        ("endpoint = 7070", "endpoint must be a string, not 7070"),
+        ('endpoint = "host"', "invalid endpoint in .*config.toml: invalid address 'host'"),
     ],
 )
 def test_a_configuration_that_cannot_be_read_is_named(home: dict[str, str], text: str, message: str) -> None:
     configure(home, text)
-    with pytest.raises(NoAccess, match=message):
+    with pytest.raises(AccessError, match=message):
         access.find(None, home)
 
 
-def test_a_configuration_may_say_more_than_access_needs(home: dict[str, str]) -> None:
+def test_a_configuration_may_have_other_keys(home: dict[str, str]) -> None:
     configure(home, 'endpoint = "127.0.0.1:1"\n[defaults]\ntenant = "vision"')
     assert access.find(None, home).endpoints.queue == "127.0.0.1:1"
 
@@ -182,7 +184,7 @@ def test_a_configuration_may_say_more_than_access_needs(home: dict[str, str]) ->
 def test_a_damaged_endpoint_file_is_named(home: dict[str, str], text: str) -> None:
     running(default_dir(home))
     (default_dir(home) / "endpoint.json").write_text(text)
-    with pytest.raises(NoAccess, match=r"endpoint.json is damaged"):
+    with pytest.raises(AccessError, match=r"endpoint.json is damaged"):
         access.find(None, home)
 
 

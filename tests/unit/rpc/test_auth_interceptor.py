@@ -17,21 +17,21 @@ from cotenant.codec.errors import Problem, Violation
 from cotenant.rpc import auth_interceptor
 from cotenant.rpc.server import Server
 from cotenant.security import identity
-from cotenant.security.audit import Audit, Strangers
+from cotenant.security.audit import Audit, UnauthenticatedRate
 from cotenant.security.credentials import Credentials
 from cotenant.security.limits import LimitRules, Limits
 from cotenant.security.permissions import Role
 from cotenant.security.server_security import Security
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.tokens import TokenFile
-from cotenant.store.port import StoreUnavailable, Unanswered
+from cotenant.store.port import StoreUnavailable, UnknownOutcome
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 from cotenant.v1 import node_service_pb2 as nodes_pb
 
 
 async def calls_of_every_kind(mesh: Mesh, token: str) -> list[Problem]:
-    """Make a call of each of gRPC's four kinds; those that ask with a stream send nothing before they are answered."""
+    """Make a call of each of gRPC's four kinds; request streams send nothing before the answer."""
     jobs, agents = mesh.job_stub(token), mesh.agent_stub(token)
     upload = agents.UploadOutput()
     return [
@@ -46,7 +46,7 @@ async def calls_of_every_kind(mesh: Mesh, token: str) -> list[Problem]:
     ("token", "reason"),
     [("", "TOKEN_MISSING"), ("wrong", "TOKEN_WRONG"), (TOKEN + "x", "TOKEN_WRONG"), (TOKEN[:-1], "TOKEN_WRONG")],
 )
-async def test_nobody_is_served_without_the_token(mesh: Mesh, token: str, reason: str) -> None:
+async def test_calls_without_the_token_are_rejected(mesh: Mesh, token: str, reason: str) -> None:
     await mesh.serve()
     for problem in await calls_of_every_kind(mesh, token):
         assert (problem.code, problem.reason) == (grpc.StatusCode.UNAUTHENTICATED, reason)
@@ -54,19 +54,19 @@ async def test_nobody_is_served_without_the_token(mesh: Mesh, token: str, reason
     assert mesh.jobs.asked == []
 
 
-async def test_another_scheme_is_no_token(mesh: Mesh) -> None:
+async def test_another_authorization_scheme_is_rejected(mesh: Mesh) -> None:
     await mesh.serve()
     stub = jobs_grpc.JobServiceStub(grpc.aio.insecure_channel(mesh.address))
     call = stub.GetJob(jobs_pb.GetJobRequest(), metadata=(("authorization", f"Digest {TOKEN}"),))
     assert (await problem_of(call)).reason == "TOKEN_WRONG"
 
 
-async def test_an_empty_token_is_no_lock() -> None:
-    with pytest.raises(ValueError, match="empty token"):
+async def test_an_empty_server_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be empty"):
         Server(token="")
 
 
-async def test_who_calls_is_known_in_every_kind_of_servicer(mesh: Mesh) -> None:
+async def test_the_caller_is_known_in_every_kind_of_servicer(mesh: Mesh) -> None:
     await mesh.serve()
     seen: list[identity.Identity] = []
 
@@ -95,7 +95,7 @@ async def test_another_authenticator_sees_the_method_and_decides(mesh: Mesh) -> 
     assert (problem.code, problem.reason) == (grpc.StatusCode.PERMISSION_DENIED, "READ_ONLY")
 
 
-async def test_a_problem_reaches_the_caller_whole_from_every_kind_of_call(mesh: Mesh) -> None:
+async def test_a_problem_reaches_the_caller_completely_in_every_kind_of_call(mesh: Mesh) -> None:
     await mesh.serve()
     told = Problem(
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -120,7 +120,7 @@ async def test_a_problem_reaches_the_caller_whole_from_every_kind_of_call(mesh: 
         assert vars(problem) == vars(told)
 
 
-async def test_a_thousand_violations_do_not_burst_the_trailers(mesh: Mesh) -> None:
+async def test_a_thousand_violations_fit_into_the_trailers(mesh: Mesh) -> None:
     await mesh.serve()
 
     async def fail(request: Any, context: Any) -> None:
@@ -133,7 +133,7 @@ async def test_a_thousand_violations_do_not_burst_the_trailers(mesh: Mesh) -> No
     assert "more" in problem.violations[-1].description
 
 
-async def test_a_store_that_is_away_asks_for_patience(mesh: Mesh) -> None:
+async def test_an_unavailable_store_disables_channel_retries(mesh: Mesh) -> None:
     await mesh.serve()
 
     async def fail(request: Any, context: Any) -> None:
@@ -145,8 +145,10 @@ async def test_a_store_that_is_away_asks_for_patience(mesh: Mesh) -> None:
     assert problem.retry_after_seconds is not None
 
 
-@pytest.mark.parametrize(("error", "calls"), [(StoreUnavailable("no quorum"), 1), (Unanswered("lost on its way"), 2)])
-async def test_a_caller_asks_again_at_once_where_the_store_is_there(mesh: Mesh, error: Exception, calls: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "calls"), [(StoreUnavailable("no quorum"), 1), (UnknownOutcome("lost on its way"), 2)]
+)
+async def test_a_caller_retries_at_once_if_the_store_is_available(mesh: Mesh, error: Exception, calls: int) -> None:
     await mesh.serve()
     asked = []
 
@@ -161,7 +163,7 @@ async def test_a_caller_asks_again_at_once_where_the_store_is_there(mesh: Mesh, 
     assert len(asked) == calls
 
 
-async def test_a_surprise_is_logged_once_with_its_story_and_told_by_number_only(mesh: Mesh) -> None:
+async def test_an_unexpected_error_is_logged_once_and_answered_with_its_incident_id(mesh: Mesh) -> None:
     await mesh.serve()
 
     async def fail(request: Any, context: Any) -> None:
@@ -180,7 +182,7 @@ async def test_a_surprise_is_logged_once_with_its_story_and_told_by_number_only(
     assert str(line["exc_info"]) == "a secret of the inside"
 
 
-async def test_a_servicer_may_abort_in_its_own_words(mesh: Mesh) -> None:
+async def test_a_servicer_may_abort_with_its_own_status(mesh: Mesh) -> None:
     await mesh.serve()
 
     async def fail(request: Any, context: Any) -> None:
@@ -206,7 +208,7 @@ async def test_a_servicer_may_abort_in_its_own_words(mesh: Mesh) -> None:
         (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INTERNAL),
     ],
 )
-async def test_a_failure_further_down_is_not_the_callers(
+async def test_a_failure_of_a_required_service_is_not_the_callers_error(
     mesh: Mesh, inner: grpc.StatusCode, outer: grpc.StatusCode
 ) -> None:
     await mesh.serve()
@@ -237,7 +239,7 @@ async def test_a_call_without_a_deadline_gets_the_servers(mesh: Mesh) -> None:
     assert cancelled.is_set()
 
 
-async def test_a_servicers_own_time_out_is_not_taken_for_the_calls(mesh: Mesh) -> None:
+async def test_a_servicers_own_time_out_is_not_the_calls_deadline(mesh: Mesh) -> None:
     await mesh.serve()
 
     async def fail(request: Any, context: Any) -> None:
@@ -265,7 +267,7 @@ async def test_a_servicer_is_cancelled_when_its_caller_gives_up(mesh: Mesh) -> N
     await asyncio.wait_for(cancelled.wait(), 10)
 
 
-async def test_a_method_that_a_servicer_leaves_to_its_base_is_not_implemented(mesh: Mesh) -> None:
+async def test_a_method_missing_in_a_servicer_is_unimplemented(mesh: Mesh) -> None:
     await mesh.serve()
     problem = await problem_of(mesh.job_stub().CancelJob(jobs_pb.CancelJobRequest()))
     assert problem.code is grpc.StatusCode.UNIMPLEMENTED
@@ -273,13 +275,13 @@ async def test_a_method_that_a_servicer_leaves_to_its_base_is_not_implemented(me
 
 
 @pytest.mark.parametrize("asks", ["WatchJobs", "Connect"])
-async def test_a_token_that_is_revoked_ends_what_was_begun_with_it(
+async def test_revoking_a_token_ends_its_streams(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
-    monkeypatch.setattr(auth_interceptor, "LOOK_AGAIN_SECONDS", 0.0)
-    clock = iter(range(1000))  # the file is looked at each time
+    monkeypatch.setattr(auth_interceptor, "RECHECK_SECONDS", 0.0)
+    clock = iter(range(1000))  # the file is checked each time
     file = TokenFile(tmp_path / "tokens.json", clock=lambda: float(next(clock)))
-    kept, token = file.create(Bearer.parse("user/eve?tenants=lab" if asks == "WatchJobs" else "agent/n1"))
+    kept, token = file.create(Subject.parse("user/eve?tenants=lab" if asks == "WatchJobs" else "agent/n1"))
     await mesh.serve(token=None, security=Security(Credentials("", file), None))
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -304,12 +306,12 @@ async def test_a_token_that_is_revoked_ends_what_was_begun_with_it(
     assert (problem.code, problem.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN_WRONG")
 
 
-async def test_nobody_turns_others_out_of_the_audit_log_by_calling(mesh: Mesh, tmp_path: Path) -> None:
-    """Not who is refused, whose calls count as all others do, nor who is not known, of whom some lines are enough."""
+async def test_no_caller_can_flood_the_audit_log(mesh: Mesh, tmp_path: Path) -> None:
+    """Neither rejected callers, whose calls count like all others, nor unknown callers, which get only a few lines."""
     file = TokenFile(tmp_path / "tokens.json")
-    _, token = file.create(Bearer.parse("viewer/eye?tenants=lab"))
+    _, token = file.create(Subject.parse("viewer/eye?tenants=lab"))
     audit = Audit(tmp_path / "audit.jsonl", "queue")
-    audit.strangers = Strangers(per_second=0.0, at_once=2)
+    audit.unauthenticated_rate = UnauthenticatedRate(per_second=0.0, at_once=2)
     limits = Limits(LimitRules(0.001, 3, 0))
     await mesh.serve(token=None, security=Security(Credentials("", file), None, limits, audit))
 
@@ -324,10 +326,10 @@ async def test_nobody_turns_others_out_of_the_audit_log_by_calling(mesh: Mesh, t
         path = tmp_path / "audit.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    key, value = identity.speaking_for(identity.OPERATOR)
+    key, value = identity.on_behalf_header(identity.OPERATOR)
     assert await told(token, **{key: value}) == [("SPEAKS_FOR_OTHERS", 0)] * 3
     limits._calls._left.clear()
     assert await told(token) == [("ROLE_MAY_NOT", 0)] * 3
     assert await told("guessed") == [("TOKEN_WRONG", 0)] * 2
-    audit.strangers._left = 1.0
+    audit.unauthenticated_rate._left = 1.0
     assert await told("guessed") == [("TOKEN_WRONG", 3)]

@@ -1,4 +1,4 @@
-"""Who is known by what token, how much of a server one caller may take, and what is written down of it."""
+"""Tokens of callers, limits per caller, and the audit log."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.unit.security.test_tokens import by, reason_of
 
 from cotenant import telemetry
 from cotenant.codec.errors import Problem
-from cotenant.security.audit import Audit, turned
+from cotenant.security.audit import Audit, rotated
 from cotenant.security.credentials import Credentials
 from cotenant.security.identity import OPERATOR, Identity
 from cotenant.security.limits import LimitRules, Limits
 from cotenant.security.oidc import BadOidc, Oidc, OidcRules
 from cotenant.security.permissions import ROLES, Role
 from cotenant.security.server_security import Security
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.tokens import TokenFile
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ("tests.support.otlp_receiver",)
 
-EVE = Bearer.parse("user/eve?tenants=lab")
+EVE = Subject.parse("user/eve?tenants=lab")
 
 
 # Tokens of a provider ----------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def provider(jwks: Path, **rules: Any) -> Credentials:
     return Credentials("mesh", None, Oidc(OidcRules(ISSUER, "cotenant", str(jwks), **rules)))
 
 
-def test_a_provider_s_token_is_known_by_its_claims(jwks: Path) -> None:
+def test_a_providers_token_is_identified_by_its_claims(jwks: Path) -> None:
     known = provider(jwks)
     assert by(known, signed()) == EVE.identity
     assert by(known, signed(RSA, "RS256", "r", cotenant_tenants="lab")) == EVE.identity
@@ -96,7 +96,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_each_thing_that_is_wrong_with_it_has_a_word(jwks: Path, reason: str) -> None:
+def test_each_error_of_a_token_has_its_own_reason(jwks: Path, reason: str) -> None:
     assert reason_of(provider(jwks), signed(**WRONG[reason])) == reason
 
 
@@ -113,11 +113,11 @@ def test_each_thing_that_is_wrong_with_it_has_a_word(jwks: Path, reason: str) ->
         {"exp": None},
     ],
 )
-def test_claims_that_cannot_be_let_nobody_in(jwks: Path, claims: dict[str, Any]) -> None:
+def test_invalid_claims_are_rejected(jwks: Path, claims: dict[str, Any]) -> None:
     assert reason_of(provider(jwks), signed(**claims)) in ("TOKEN_CLAIMS", "TOKEN_UNREADABLE")
 
 
-def test_a_token_that_nobody_signed_or_that_our_own_keys_could_have_is_refused(jwks: Path) -> None:
+def test_unsigned_and_symmetrically_signed_tokens_are_rejected(jwks: Path) -> None:
     unsigned: tuple[tuple[str, Any], ...] = (("none", None), ("HS256", "x" * 32))
     for algorithm, key in unsigned:
         told = {"iss": ISSUER, "aud": "cotenant", "sub": "eve", "exp": time.time() + 60, "cotenant_role": "operator"}
@@ -130,7 +130,7 @@ def test_clocks_may_differ_a_little(jwks: Path) -> None:
     assert reason_of(provider(jwks, leeway_seconds=0), signed(exp=time.time() - 10)) == "TOKEN_EXPIRED"
 
 
-def test_new_keys_of_the_provider_are_taken(jwks: Path, tmp_path: Path) -> None:
+def test_new_keys_of_the_provider_are_used(jwks: Path, tmp_path: Path) -> None:
     known = provider(jwks)
     fresh = ec.generate_private_key(ec.SECP256R1())
     shown = jwt.get_algorithm_by_name("ES256").to_jwk(fresh.public_key(), as_dict=True)
@@ -143,7 +143,7 @@ def test_new_keys_of_the_provider_are_taken(jwks: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url", ["http://login.example/keys", "ftp://x/keys", "file:///etc/passwd", "/nowhere", "http://127.0.0.1:1@x"]
 )
-def test_keys_from_where_anybody_could_change_them_are_not_taken(url: str) -> None:
+def test_keys_over_an_unprotected_connection_are_refused(url: str) -> None:
     with pytest.raises(BadOidc, match=r"\[oidc\]"):
         Oidc(OidcRules(ISSUER, "cotenant", url))
 
@@ -171,7 +171,7 @@ def test_a_bucket_fills_again_with_time_and_each_caller_has_its_own() -> None:
             limits.take(uncounted)
 
 
-async def test_limits_are_told_with_when_to_try_again_and_streams_are_given_back(mesh: Mesh, tmp_path: Path) -> None:
+async def test_limits_have_a_retry_delay_and_streams_are_released(mesh: Mesh, tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     _, token = file.create(EVE)
     rules = LimitRules(calls_per_second=0.001, calls_at_once=4, streams=1)
@@ -220,10 +220,10 @@ async def audited(mesh: Mesh, tmp_path: Path, **options: Any) -> tuple[Audited, 
 SPEC = job_pb2.JobSpec(name="train", tenant="lab", command=["run", "--password=hunter2"], environment={"KEY": "s3cret"})
 
 
-async def test_what_changes_something_is_written_down_without_secrets(mesh: Mesh, tmp_path: Path) -> None:
+async def test_changes_are_audited_without_secrets(mesh: Mesh, tmp_path: Path) -> None:
     log, token = await audited(mesh, tmp_path)
     await mesh.job_stub(token).GetJob(jobs_pb.GetJobRequest(id="0abc"))
-    assert log.lines() == []  # reads only where that is wanted
+    assert log.lines() == []  # reads only if enabled
     await mesh.job_stub(token).CreateJob(jobs_pb.CreateJobRequest(spec=SPEC, request_id="r1"))
     (line,) = log.lines()
     assert {key: line[key] for key in ("who", "roles", "what", "on", "answer", "service")} == {
@@ -238,8 +238,8 @@ async def test_what_changes_something_is_written_down_without_secrets(mesh: Mesh
     assert len(log.lines()) == 1  # nothing was changed
 
 
-async def test_a_call_that_is_passed_on_as_bytes_is_read_and_a_stream_is_told_without_a_request(tmp_path: Path) -> None:
-    """A replica that follows hands on bytes; who is refused on a stream is told all the same."""
+async def test_forwarded_calls_are_decoded_for_the_audit_log(tmp_path: Path) -> None:
+    """A follower forwards bytes; a rejected stream is audited all the same."""
     audit = Audit(tmp_path / "audit.jsonl", "queue")
     path = "/cotenant.v1.JobService/CreateJob"
     request = jobs_pb.CreateJobRequest(spec=SPEC).SerializeToString()
@@ -252,14 +252,14 @@ async def test_a_call_that_is_passed_on_as_bytes_is_read_and_a_stream_is_told_wi
     assert told == [{"id": "0abc", "name": "train", "tenant": "lab"}, {}, {}]
 
 
-async def test_a_directory_that_is_not_there_is_made(tmp_path: Path) -> None:
-    """A service with certificates makes no token there, and so no directory."""
+async def test_a_missing_directory_is_created(tmp_path: Path) -> None:
+    """A service with certificates creates no token there, and so no directory."""
     audit = Audit(tmp_path / "state" / "audit.jsonl", "queue")
     await audit.append({"what": "CreateJob"})
     assert json.loads((tmp_path / "state" / "audit.jsonl").read_text())["what"] == "CreateJob"
 
 
-async def test_who_was_refused_is_written_down_whatever_was_asked(mesh: Mesh, tmp_path: Path) -> None:
+async def test_rejected_callers_are_audited_for_every_method(mesh: Mesh, tmp_path: Path) -> None:
     log, token = await audited(mesh, tmp_path)
     await problem_of(mesh.job_stub("guessed").GetJob(jobs_pb.GetJobRequest(id="0abc")))
     await problem_of(predictor_grpc.PredictorServiceStub(mesh.channel(token)).Observe(predictor_pb.ObserveRequest()))
@@ -273,7 +273,7 @@ async def test_who_was_refused_is_written_down_whatever_was_asked(mesh: Mesh, tm
     assert "guessed" not in log.path.read_text()
 
 
-async def test_a_refused_stream_is_written_down_though_it_is_about_nothing(tmp_path: Path) -> None:
+async def test_a_rejected_stream_is_audited_without_a_target(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     entry = Audit(path, "placement").entry(
         "/cotenant.v1.AgentService/Connect", ROLES["/cotenant.v1.JobService/CreateJob"], "ipv4:127.0.0.1:1"
@@ -283,7 +283,7 @@ async def test_a_refused_stream_is_written_down_though_it_is_about_nothing(tmp_p
     assert (line["what"], line["on"], line["reason"]) == ("Connect", {}, "NOT_LEADER")
 
 
-async def test_a_refused_change_has_its_reason_and_reads_are_told_where_wanted(mesh: Mesh, tmp_path: Path) -> None:
+async def test_a_rejected_change_has_its_reason_and_reads_are_optional(mesh: Mesh, tmp_path: Path) -> None:
     log, token = await audited(mesh, tmp_path, reads=True, fsync=True)
 
     async def fail(request: Any, context: Any) -> None:
@@ -297,9 +297,7 @@ async def test_a_refused_change_has_its_reason_and_reads_are_told_where_wanted(m
     assert len(line["on"]["id"]) == 256
 
 
-async def test_a_log_that_was_moved_away_begins_anew_and_one_that_cannot_be_written_stops_nobody(
-    mesh: Mesh, tmp_path: Path
-) -> None:
+async def test_a_renamed_log_is_recreated_and_an_unwritable_log_stops_no_call(mesh: Mesh, tmp_path: Path) -> None:
     log, token = await audited(mesh, tmp_path, clock=count().__next__)
     create = jobs_pb.CreateJobRequest(spec=SPEC)
     await mesh.job_stub(token).CreateJob(create)
@@ -311,11 +309,11 @@ async def test_a_log_that_was_moved_away_begins_anew_and_one_that_cannot_be_writ
     await mesh.job_stub(token).CreateJob(create)
     log.path.rmdir()
     await mesh.job_stub(token).CreateJob(create)
-    assert len(log.lines()) == 2  # with the one that was removed within a second
+    assert len(log.lines()) == 2  # with the one that was deleted within a second
 
 
-async def test_the_log_is_bounded_in_files_and_bytes(tmp_path: Path) -> None:
-    """Two processes share it: each file is turned once, and no line is lost but those of the oldest."""
+async def test_the_log_is_limited_in_files_and_bytes(tmp_path: Path) -> None:
+    """Two processes share it: each file is rotated once, and only lines of the oldest file are lost."""
     path = tmp_path / "audit.jsonl"
     ticks = count().__next__
     logs = [Audit(path, name, bytes_max=2_000, files=3, clock=ticks) for name in ("queue", "placement")]
@@ -324,13 +322,13 @@ async def test_the_log_is_bounded_in_files_and_bytes(tmp_path: Path) -> None:
     files = sorted(path.parent.glob("audit.jsonl*"))
     assert [one.name for one in files] == ["audit.jsonl", *(f"audit.jsonl.{n}" for n in (1, 2, 3)), "audit.jsonl.lock"]
     assert all(one.stat().st_size < 2_300 for one in files)
-    kept = [json.loads(line)["number"] for one in turned(path, 3) for line in one.read_text().splitlines()]
+    kept = [json.loads(line)["number"] for one in rotated(path, 3) for line in one.read_text().splitlines()]
     assert kept == list(range(200 - len(kept), 200))
     assert len(kept) > 30
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_a_log_that_cannot_be_moved_goes_on_growing(tmp_path: Path) -> None:
+async def test_a_log_that_cannot_be_rotated_keeps_growing(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     (tmp_path / "audit.jsonl.1").mkdir()
     (tmp_path / "audit.jsonl.1" / "x").touch()
@@ -340,7 +338,7 @@ async def test_a_log_that_cannot_be_moved_goes_on_growing(tmp_path: Path) -> Non
     assert len(path.read_text().splitlines()) == 3
 
 
-async def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_truncated_line_damages_no_other_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     audit = Audit(tmp_path / "audit.jsonl", "queue")
     with monkeypatch.context() as patch:
         whole = os.write
@@ -350,7 +348,7 @@ async def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path, monkey
     assert json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[1])["what"] == "whole"
 
 
-async def test_each_line_goes_out_as_a_log_record_too(
+async def test_each_line_is_also_exported_as_a_log_record(
     mesh: Mesh, tmp_path: Path, otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", otlp.endpoint)
@@ -381,7 +379,7 @@ def test_two_processes_append_to_one_file(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "audit.jsonl").st_size > 30_000
 
 
-async def test_a_change_whose_caller_did_not_wait_is_written_down_too(mesh: Mesh, tmp_path: Path) -> None:
+async def test_a_change_by_a_caller_that_left_is_audited_too(mesh: Mesh, tmp_path: Path) -> None:
     log, token = await audited(mesh, tmp_path)
     begun = asyncio.Event()
 

@@ -27,28 +27,28 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb
 
 
 def contract() -> Iterator[tuple[str, MethodDescriptor]]:
-    """Every method of the protos, by its path."""
+    """Yield every method of the protos with its path."""
     for file in sorted(Path(cotenant.v1.__path__[0]).glob("*_service_pb2.py")):
         for service in import_module(f"cotenant.v1.{file.stem}").DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 yield f"/{service.full_name}/{method.name}", method
 
 
-def test_the_table_names_every_unary_method_of_the_contract_and_no_other() -> None:
+def test_the_table_has_exactly_the_unary_methods_of_the_api() -> None:
     unary = {path for path, method in contract() if not (method.client_streaming or method.server_streaming)}
     assert len(unary) > 20
     assert set(METHODS) == unary
 
 
-def test_the_table_knows_which_methods_carry_a_request_id() -> None:
+def test_the_table_knows_which_methods_have_a_request_id() -> None:
     for path, method in contract():
         if path in METHODS:
             assert METHODS[path].has_request_id == ("request_id" in method.input_type.fields_by_name), path
 
 
-def test_only_what_may_be_repeated_is_retried() -> None:
+def test_only_repeatable_methods_are_retried() -> None:
     reads = ("Get", "List", "Summarize", "Explain", "Simulate", "Forecast", "Estimate", "PlanProfile")
-    harmless = ("StopAttempts", "ForgetAttempts", "AdviseAttempts")  # what is stopped, forgotten or so stays so
+    harmless = ("StopAttempts", "ForgetAttempts", "AdviseAttempts")  # repeating them changes nothing
     for path, method in METHODS.items():
         is_read = path.rpartition("/")[2].startswith(reads)
         assert method.retried or not is_read, path
@@ -56,7 +56,7 @@ def test_only_what_may_be_repeated_is_retried() -> None:
 
 
 def failing(times: int, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> tuple[Any, list[Any]]:
-    """An answer that fails so many times; and the requests that it has seen."""
+    """Return a behavior that fails so many times, and the requests that it has seen."""
     seen: list[Any] = []
 
     async def answer(request: Any, context: Any) -> None:
@@ -89,14 +89,14 @@ async def test_nothing_but_unavailable_is_retried(mesh: Mesh) -> None:
     assert len(seen) == 1
 
 
-async def test_what_would_count_twice_is_not_retried(mesh: Mesh) -> None:
+async def test_a_method_that_would_count_twice_is_not_retried(mesh: Mesh) -> None:
     await mesh.serve()
     mesh.predictor.answer, seen = failing(1)
     await problem_of(mesh.predictor_stub().Observe(predictor_pb.ObserveRequest()))
     assert len(seen) == 1
 
 
-async def test_a_retried_write_is_the_same_request_even_where_the_caller_gave_no_id(mesh: Mesh) -> None:
+async def test_a_retried_write_has_one_request_id_even_if_the_caller_set_none(mesh: Mesh) -> None:
     await mesh.serve()
     mesh.jobs.answer, seen = failing(2)
     request = jobs_pb.CreateJobRequest()
@@ -136,7 +136,7 @@ async def test_each_call_has_a_deadline_of_the_table_or_the_callers(mesh: Mesh) 
         METHODS[f"/{JOBS}/SimulateJob"].deadline_seconds,
         100,
     ]
-    assert left[3] is None  # a stream goes on until its caller goes
+    assert left[3] is None  # a stream lasts until its caller leaves
 
 
 async def test_the_callers_metadata_goes_along_with_the_token(mesh: Mesh) -> None:
@@ -162,7 +162,7 @@ async def test_a_channel_finds_its_server_again_after_a_restart(mesh: Mesh) -> N
     await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True)
 
 
-async def test_nobody_there_is_said_soon(mesh: Mesh) -> None:
+async def test_an_unreachable_server_is_reported_soon(mesh: Mesh) -> None:
     server = await mesh.serve()
     await server.stop(0)
     start = time.monotonic()
@@ -173,7 +173,7 @@ async def test_nobody_there_is_said_soon(mesh: Mesh) -> None:
     assert mesh.address in problem.message
 
 
-async def test_the_environments_proxy_is_for_the_web(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environments_proxy_is_not_used(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     await mesh.serve()
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -204,7 +204,7 @@ async def test_calls_spread_over_all_addresses(mesh: Mesh) -> None:
             await stub.GetJob(jobs_pb.GetJobRequest())
 
 
-async def test_a_channel_tells_its_state(mesh: Mesh) -> None:
+async def test_a_channel_reports_its_state(mesh: Mesh) -> None:
     await mesh.serve()
     async with connect(mesh.address) as opened:
         await opened.channel_ready()
@@ -217,9 +217,9 @@ def test_an_endpoint_is_needed() -> None:
         connect("")
 
 
-def test_a_token_that_no_header_can_carry_is_said_at_once() -> None:
+def test_a_token_with_invalid_characters_is_rejected_at_once() -> None:
     for token in ("tökén", "a\nb"):
-        with pytest.raises(ValueError, match="cannot be sent"):
+        with pytest.raises(ValueError, match="invalid characters"):
             connect("127.0.0.1:1", token)
 
 
@@ -239,13 +239,13 @@ def test_an_endpoint_is_one_address_or_one_for_each_service(text: str, endpoints
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is no address"),
-        ("host", "'host' is no address"),
-        ("host:port", "'host:port' is no address"),
+        ("", "invalid address ''"),
+        ("host", "invalid address 'host'"),
+        ("host:port", "invalid address 'host:port'"),
         ("host:65536", "with a port up to 65535"),
-        ("queue=a:1,b:2", "'b:2' is no service|'' is no address"),
-        ("qeue=a:1", "'qeue' is no service; queue, placement"),
-        ("queue=a:1,", "is no"),
+        ("queue=a:1,b:2", "unknown service 'b:2'|invalid address ''"),
+        ("qeue=a:1", "unknown service 'qeue'; the services are queue, placement"),
+        ("queue=a:1,", "invalid address"),
     ],
 )
 def test_an_endpoint_that_cannot_be_read_is_quoted(text: str, message: str) -> None:
@@ -261,9 +261,9 @@ def test_the_services_are_those_of_the_endpoints() -> None:
 
 
 async def test_names_in_a_list_are_looked_up_again(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a part is started anew on another machine, which takes its name along."""
+    """As if a service was restarted on another machine under its name."""
     server = await mesh.serve(address="127.0.0.2:0")
-    stands_for = {"a.mesh": "127.0.0.2", "b.mesh": "127.0.0.3"}  # nobody listens at the second
+    stands_for = {"a.mesh": "127.0.0.2", "b.mesh": "127.0.0.3"}  # nothing listens at the second
 
     def found(host: str, port: int, family: int, *more: Any) -> list[Any]:
         if host not in stands_for or family != socket.AF_INET:
@@ -281,7 +281,7 @@ async def test_names_in_a_list_are_looked_up_again(mesh: Mesh, monkeypatch: pyte
         async with asyncio.timeout(20):
             while not (await answered(stub)):  # noqa: ASYNC110  # the name is looked up beside the calls
                 await asyncio.sleep(0.01)
-        stands_for.clear()  # the name server is away: what was known goes on
+        stands_for.clear()  # the name server is unavailable: the known addresses stay
         for _ in range(5):
             await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True)
 
@@ -313,7 +313,7 @@ async def answered(stub: Any) -> bool:
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers every question for an address with the one of the moment."""
+    """Answers every address query with the current address."""
 
     address = "127.0.0.2"
     asked = 0
@@ -369,7 +369,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_server_that_is_halted_with_its_connections_open_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_halted_server_with_open_connections_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "PING_SECONDS", 1.0)
     monkeypatch.setattr(channel, "PONG_SECONDS", 0.5)
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", HALTED, stdout=asyncio.subprocess.PIPE)
@@ -389,5 +389,5 @@ async def test_a_server_that_is_halted_with_its_connections_open_is_left(monkeyp
         await process.wait()
 
 
-def test_pings_come_no_more_often_than_servers_take() -> None:
+def test_pings_are_not_more_frequent_than_servers_allow() -> None:
     assert channel.PING_SECONDS > server.PINGS_SECONDS_MIN

@@ -1,4 +1,4 @@
-"""Connections that have not authenticated are few and short, whatever they do; the others are left alone."""
+"""Unauthenticated connections are few and short-lived, whatever they do; the others are left alone."""
 
 from __future__ import annotations
 
@@ -24,12 +24,20 @@ from tests.unit.rpc.test_server import _framed
 from cotenant import file_descriptors
 from cotenant.rpc import connections
 from cotenant.rpc.channel import connect
-from cotenant.rpc.connections import RULES, Connection, ConnectionRules, Connections, address_of, peer_name, surplus
+from cotenant.rpc.connections import (
+    RULES,
+    Connection,
+    ConnectionRules,
+    Connections,
+    address_of,
+    connections_to_close,
+    peer_name,
+)
 from cotenant.rpc.server import Server
 from cotenant.security.certificates import Authority
-from cotenant.security.grpc_tls import TlsFiles, Watched
+from cotenant.security.grpc_tls import TlsFiles, WatchedTlsFiles
 from cotenant.security.server_security import Security
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 
@@ -41,7 +49,7 @@ SECONDS = 20.0
 
 
 def watch_frames(stream: int) -> bytes:
-    """What a client sends that watches the health of the whole server."""
+    """Return what a client sends to watch the health of the whole server."""
     fields = (
         (b":path", b"/grpc.health.v1.Health/Watch"),
         (b":authority", b"x:1"),
@@ -54,7 +62,7 @@ def watch_frames(stream: int) -> bytes:
 
 @asynccontextmanager
 async def idle(port: int, count: int, *, first: bytes = PREFACE + SETTINGS) -> AsyncIterator[list[Any]]:
-    """So many connections that say `first` and nothing else; their readers."""
+    """Open `count` connections that send only `first`, and yield their readers."""
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
     for _, writer in opened:
         writer.write(first)
@@ -109,7 +117,7 @@ async def test_a_connection_that_has_authenticated_is_never_closed_and_new_ones_
     mesh.jobs.answer = _nothing
     await mesh.job_stub().GetJob(jobs_pb.GetJobRequest())
     await eventually(lambda: bool(server.problems()))
-    assert "did not authenticate were closed" in server.problems()[0].reason
+    assert "unauthenticated connections were closed" in server.problems()[0].reason
 
 
 async def _first(stream: Any) -> Any:
@@ -120,7 +128,7 @@ async def _nothing(request: Any, context: Any) -> None:
     """Answer at once."""
 
 
-async def test_a_wrong_token_is_no_authentication(mesh: Mesh) -> None:
+async def test_a_wrong_token_does_not_authenticate_a_connection(mesh: Mesh) -> None:
     await mesh.serve(connections=QUICK)
     channel = mesh.channel("guessed")
     stub = mesh.job_stub("guessed")
@@ -192,7 +200,7 @@ async def test_watches_of_one_authenticated_connection_are_bounded(mesh: Mesh) -
     await channel.close()
 
 
-async def test_a_watcher_that_never_reads_holds_up_nobody(mesh: Mesh) -> None:
+async def test_a_watcher_that_never_reads_delays_no_other(mesh: Mesh) -> None:
     server = await mesh.serve()
     async with idle(mesh.port, 1, first=PREFACE + NO_WINDOW + watch_frames(1)):
         watch = health_pb2_grpc.HealthStub(mesh.channel()).Watch(health_pb2.HealthCheckRequest())
@@ -215,9 +223,9 @@ async def test_with_mutual_tls_a_finished_handshake_is_authentication_and_an_unf
 ) -> None:
     authority = Authority(tmp_path)
     authority.create()
-    served = authority.issue(Bearer.parse("service/queue"), ["127.0.0.1"])
-    shown = authority.issue(Bearer.parse("user/eve?tenants=lab"))
-    tls = Watched(TlsFiles(authority.cert_path, served.path, served.key_path))
+    served = authority.issue(Subject.parse("service/queue"), ["127.0.0.1"])
+    shown = authority.issue(Subject.parse("user/eve?tenants=lab"))
+    tls = WatchedTlsFiles(TlsFiles(authority.cert_path, served.path, served.key_path))
     server = Server("127.0.0.1:0", "", authenticator=_Nobody(), security=Security(tls=tls), connections=QUICK)
     port = await server.start()
     try:
@@ -248,12 +256,12 @@ def connections_of(drawn: list[tuple[int, float, float, bool]]) -> list[Connecti
 
 
 @given(Many, st.integers(0, 70))
-def test_what_is_left_keeps_to_the_limits_and_the_newest_stay(
+def test_the_remaining_connections_keep_the_limits_and_the_newest_stay(
     drawn: list[tuple[int, float, float, bool]], shortage: int
 ) -> None:
     rules = ConnectionRules(silent_seconds=10.0, per_address=5, in_all=12)
     every, now = connections_of(drawn), 100.0
-    closing = surplus(every, rules, now, shortage)
+    closing = connections_to_close(every, rules, now, shortage)
     gone = {one.descriptor for one, _ in closing}
     left = [one for one in every if one.descriptor not in gone]
     assert len(gone) >= min(shortage, len(every))
@@ -263,7 +271,7 @@ def test_what_is_left_keeps_to_the_limits_and_the_newest_stay(
     assert all(by_address[address_of(one.peer)] <= rules.per_address for one in old)
     assert len(left) <= rules.in_all or not old
     for one, why in closing:
-        if why == connections.TOO_MANY:  # none that is older, of the same address and kind, was spared
+        if why == connections.TOO_MANY:  # no older one of the same address and kind was spared
             spared = [
                 other
                 for other in left
@@ -272,7 +280,7 @@ def test_what_is_left_keeps_to_the_limits_and_the_newest_stay(
             assert all(other.since >= one.since for other in spared)
 
 
-def test_a_number_that_another_socket_has_by_now_is_left_alone() -> None:
+def test_a_reused_descriptor_number_is_left_alone() -> None:
     warden = Connections()
     warden._null = os.open(os.devnull, os.O_RDONLY)
     warden._spare = os.dup(warden._null)

@@ -1,4 +1,4 @@
-"""What comes as an answer and is none fails its call in one way, and nobody reads from None."""
+"""Undecodable responses fail their calls in one way, and no code receives None."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_MESSAGE = b"\xff\xff\xff"
 
 
 class Noise(grpc.GenericRpcHandler):
-    """Answers whatever is called: a good message where there is one, then bytes that are none."""
+    """Answers any call with a valid message, if there is one, and then with undecodable bytes."""
 
     def __init__(self, good: bytes | None = None) -> None:
         self.good = good
@@ -50,7 +50,7 @@ class Noise(grpc.GenericRpcHandler):
 
 @pytest.fixture
 async def noise() -> AsyncIterator[str]:
-    """Where something listens that answers with noise."""
+    """Yield the address of a server that answers with noise."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((Noise(jobs_pb.WatchJobsResponse(synced=True).SerializeToString()),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -61,16 +61,18 @@ async def noise() -> AsyncIterator[str]:
 
 @pytest.fixture
 async def channel(noise: str) -> AsyncIterator[Channel]:
-    """A channel to it."""
+    """Yield a channel to it."""
     async with connect(noise) as made:
         yield made
 
 
 def is_told(error: grpc.aio.AioRpcError, method: str) -> bool:
-    return error.code() is grpc.StatusCode.UNAVAILABLE and f"{method} is none" in (error.details() or "")
+    return error.code() is grpc.StatusCode.UNAVAILABLE and f"{method}: it was damaged in transit" in (
+        error.details() or ""
+    )
 
 
-async def test_an_answer_that_is_none_is_as_if_the_connection_had_broken(
+async def test_an_undecodable_response_fails_like_a_broken_connection(
     channel: Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     stub: Any = jobs_grpc.JobServiceStub(channel)
@@ -84,7 +86,7 @@ async def test_an_answer_that_is_none_is_as_if_the_connection_had_broken(
     assert "Traceback" not in caplog.text
 
 
-async def test_a_stream_gives_what_is_good_and_ends_with_what_is_not(channel: Channel) -> None:
+async def test_a_stream_yields_valid_messages_and_fails_at_an_undecodable_one(channel: Channel) -> None:
     stub: Any = jobs_grpc.JobServiceStub(channel)
     call = stub.WatchJobs(jobs_pb.WatchJobsRequest())
     messages = aiter(call)
@@ -95,23 +97,23 @@ async def test_a_stream_gives_what_is_good_and_ends_with_what_is_not(channel: Ch
     assert call.cancelled()
 
 
-async def test_a_stream_that_is_read_piece_by_piece_does_so_too(channel: Channel) -> None:
+async def test_a_stream_read_by_single_messages_fails_at_an_undecodable_one(channel: Channel) -> None:
     call = node_grpc.AgentServiceStub(channel).Connect()
     await call.write(node_pb2.ConnectRequest(beat=1))
-    await call.read()  # the good one, whatever it means here
+    await call.read()  # the valid message
     with pytest.raises(grpc.aio.AioRpcError) as told:
         await call.read()
     assert is_told(told.value, "Connect")
 
 
-async def test_an_etcd_that_answers_noise_is_away(noise: str) -> None:
+async def test_an_etcd_that_answers_noise_is_unavailable(noise: str) -> None:
     store = EtcdStore([noise], timeout_seconds=0.5)
     try:
-        with pytest.raises(StoreUnavailable, match="damaged"):
+        with pytest.raises(StoreUnavailable, match="cannot decode"):
             await store.get("a")
-        with pytest.raises(StoreUnavailable, match="damaged"):
+        with pytest.raises(StoreUnavailable, match="cannot decode"):
             await store.transact([], [Put("a", b"")])
-        with pytest.raises(StoreUnavailable, match="damaged"):
+        with pytest.raises(StoreUnavailable, match="cannot decode"):
             await store.grant(2.0)
     finally:
         await store.close()

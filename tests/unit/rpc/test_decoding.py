@@ -1,4 +1,4 @@
-"""Large messages are decoded in pieces: the same message, or the same refusal, and others have their turn."""
+"""Large messages are decoded in pieces: with the same result or error, and without delaying others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_pieces_make_the_same_message(count: int, piece: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=60), count=st.integers(0, 4), piece=st.integers(1, 30))
-def test_bytes_are_taken_by_both_ways_or_by_none(data: bytes, count: int, piece: int) -> None:
+def test_both_ways_accept_the_same_bytes(data: bytes, count: int, piece: int) -> None:
     data = plan(count).SerializeToString() + data
     try:
         whole = placement_pb.PlanPlacementRequest.FromString(data)
@@ -59,7 +59,7 @@ def test_bytes_are_taken_by_both_ways_or_by_none(data: bytes, count: int, piece:
         parts = None
     finally:
         decoding.PIECE_BYTES = before
-    if parts is not None:  # groups, which no message of ours has, are refused where a message comes in pieces
+    if parts is not None:  # groups, which our messages never have, are rejected in pieces
         assert parts == whole
     elif whole is not None:
         assert any(byte & 7 in (3, 4) for byte in data)
@@ -92,10 +92,10 @@ async def test_no_piece_takes_long(data: bytes, monkeypatch: pytest.MonkeyPatch)
     ("data", "told"),
     [
         (b"\x10\x01" * 300_000, "request: has more than 200000 items"),
-        (b"\x0a\x80\x80\x80\x01" + bytes(2**21), "request: field 1 has 2097157 bytes; 1048576 are taken at most"),
+        (b"\x0a\x80\x80\x80\x01" + bytes(2**21), "request: field 1 has 2097157 bytes; 1048576 are allowed at most"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(data: bytes, told: str) -> None:
+def test_messages_that_cannot_be_divided_are_rejected(data: bytes, told: str) -> None:
     with pytest.raises(Problem) as refused:
         decoded(jobs_pb.ListJobsRequest, data)
     assert refused.value.message == told

@@ -10,7 +10,7 @@ from cotenant.rpc import gc_tuning
 
 
 class Known:
-    """What a term knows: all of it names each other."""
+    """State of a term: one reference cycle."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -24,28 +24,28 @@ def as_before() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def test_what_was_set_apart_and_stays_no_longer_goes() -> None:
-    gc_tuning.settle()
+def test_dead_frozen_objects_are_freed_by_a_refreeze() -> None:
+    gc_tuning.tune_gc()
     for _ in range(2):
         known = Known()
-        gc_tuning.settle_again()
+        gc_tuning.refreeze()
         left = weakref.ref(known)
         del known
-        gc_tuning.settle_again()
+        gc_tuning.refreeze()
         assert left() is None
 
 
-def test_what_stays_is_not_looked_through() -> None:
-    gc_tuning.settle()
+def test_frozen_objects_are_not_scanned() -> None:
+    gc_tuning.tune_gc()
     known = Known()
     assert gc.is_tracked(known)
     assert any(one is known for one in gc.get_objects())
-    gc_tuning.settle_again()
+    gc_tuning.refreeze()
     assert not any(one is known for one in gc.get_objects())
     assert gc.get_threshold() == gc_tuning.THRESHOLDS
 
 
-def test_a_process_that_has_not_settled_looks_through_all_as_before() -> None:
+def test_a_process_without_tuning_scans_all_objects() -> None:
     before = gc.get_threshold()
-    gc_tuning.settle_again()
+    gc_tuning.refreeze()
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)

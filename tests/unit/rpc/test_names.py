@@ -1,4 +1,4 @@
-"""A server says which names its process cannot resolve, for as long as a channel uses them."""
+"""A server reports names that its process cannot resolve, for as long as a channel uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cotenant.rpc.server import Server
 PATIENCE_SECONDS = 30.0
 
 
-async def test_a_server_names_what_its_process_cannot_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_reports_names_that_its_process_cannot_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_resolution, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(name_resolution, "SUSTAINED_SECONDS", 0.3)
     server = Server()

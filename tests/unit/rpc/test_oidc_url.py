@@ -1,4 +1,4 @@
-"""Keys of an identity provider that are asked for: discovery, keys that change, and a provider that is away or odd."""
+"""Fetching an identity provider's keys: discovery, changed keys, and an unavailable or faulty provider."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cotenant.codec.errors import Problem
 from cotenant.security.certificates import Authority
 from cotenant.security.oidc import AGAIN_SECONDS, OLD_SECONDS, WELL_KNOWN, BadOidc, Oidc, OidcRules
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 
 WAIT_SECONDS_MAX = 20.0
 
 
 class Provider:
-    """An issuer on loopback that says whatever the test wants; it may go away and come back."""
+    """An issuer on loopback with answers set by the test; it can be stopped and started."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.keys: dict[str, Any] = {}
-        self.answers: dict[str, bytes] = {}  # in place of what it would say
+        self.answers: dict[str, bytes] = {}  # instead of its regular answers
         self.redirects: dict[str, str] = {}
         self.asked: list[str] = []
         self.away = False
@@ -53,7 +53,7 @@ class Provider:
     def answer(self, handler: Any) -> None:
         path = handler.path
         if self.away:
-            handler.wfile.write(b"gone\r\n\r\n")  # no HTTP
+            handler.wfile.write(b"gone\r\n\r\n")  # not HTTP
         elif path in self.redirects:
             handler.send_response(302)
             handler.send_header("Location", self.redirects[path])
@@ -69,7 +69,7 @@ class Provider:
             handler.wfile.write(told)
 
     def rotate(self, key_id: str) -> None:
-        """Publish a new key in place of the old ones."""
+        """Replace the old keys by a new one."""
         self.keys = {key_id: ec.generate_private_key(ec.SECP256R1())}
 
     def token(self, key: Any = None, key_id: str = "") -> str:
@@ -97,7 +97,7 @@ def provider() -> Iterator[Provider]:
 
 
 class Checked:
-    """What checks tokens, with a clock of its own."""
+    """A token validator with its own clock."""
 
     def __init__(self, provider: Provider, jwks: str = "") -> None:
         self.now = 0.0
@@ -105,7 +105,7 @@ class Checked:
         self.oidc = Oidc(OidcRules(provider.issuer, "cotenant", jwks), clock=lambda: self.now)
 
     def word(self, token: str) -> str:
-        """Whose a token is, or why it is refused."""
+        """Return the name of a token's subject, or why it is rejected."""
         try:
             return self.oidc.check(token).name
         except Problem as problem:
@@ -122,7 +122,7 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_the_issuer_says_where_its_keys_are(provider: Provider) -> None:
+def test_keys_are_discovered_from_the_issuer(provider: Provider) -> None:
     checked = Checked(provider)
     checked.until(provider.token(), "eve")
     assert provider.asked == [WELL_KNOWN, "/keys"]
@@ -134,23 +134,23 @@ def test_a_url_of_keys_needs_no_discovery(provider: Provider) -> None:
     assert provider.asked == ["/elsewhere"]
 
 
-def test_a_key_that_changes_is_asked_for_at_once_but_not_again_and_again(provider: Provider) -> None:
+def test_a_changed_key_is_fetched_at_once_but_not_repeatedly(provider: Provider) -> None:
     checked = Checked(provider)
     old = provider.token()
     checked.until(old, "eve")
     provider.rotate("second")
     new, asked = provider.token(), len(provider.asked)
     assert [checked.word(new) for _ in range(3)] == ["TOKEN_KEY_UNKNOWN"] * 3
-    assert len(provider.asked) == asked  # it was asked just now
+    assert len(provider.asked) == asked  # it was fetched just now
     checked.now += AGAIN_SECONDS + 1
     checked.until(new, "eve")
-    assert checked.word(old) == "TOKEN_KEY_UNKNOWN"  # the provider believes it no more
+    assert checked.word(old) == "TOKEN_KEY_UNKNOWN"  # the provider no longer trusts it
     for _ in range(20):
         checked.word(provider.token(key_id="guessed"))
     assert len(provider.asked) == asked + 2
 
 
-def test_tokens_with_known_keys_go_on_while_the_issuer_is_away(provider: Provider) -> None:
+def test_tokens_with_known_keys_work_while_the_issuer_is_unavailable(provider: Provider) -> None:
     checked = Checked(provider)
     token, forged = provider.token(), provider.token(ec.generate_private_key(ec.SECP256R1()))
     checked.until(token, "eve")
@@ -165,7 +165,7 @@ def test_tokens_with_known_keys_go_on_while_the_issuer_is_away(provider: Provide
     checked.until(provider.token(), "eve")
 
 
-def test_an_issuer_that_was_never_there_is_said_to_be_away(provider: Provider) -> None:
+def test_an_issuer_that_was_never_reachable_is_reported_as_unavailable(provider: Provider) -> None:
     provider.away = True
     checked = Checked(provider)
     checked.until(provider.token(), "TOKEN_KEYS_AWAY")
@@ -184,12 +184,12 @@ ODD = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_whatever_the_issuer_says_is_refused_in_words(provider: Provider, what: str) -> None:
+def test_invalid_issuer_responses_get_a_clear_error(provider: Provider, what: str) -> None:
     provider.answers = ODD[what]
     Checked(provider).until(provider.token(), "TOKEN_KEYS_AWAY")
 
 
-def test_nobody_is_followed_to_where_keys_could_be_changed(provider: Provider) -> None:
+def test_redirects_to_unprotected_connections_are_refused(provider: Provider) -> None:
     provider.redirects = {"/keys": "http://evil.example/keys"}
     checked = Checked(provider)
     checked.until(provider.token(), "TOKEN_KEYS_AWAY")
@@ -200,15 +200,17 @@ def test_nobody_is_followed_to_where_keys_could_be_changed(provider: Provider) -
         Oidc(OidcRules("http://login.example", "cotenant"))
 
 
-def test_keys_come_by_https_from_whom_the_system_believes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_by_https_from_servers_that_the_system_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = Authority(tmp_path)
     authority.create()
-    issued = authority.issue(Bearer.parse("service/login"), ["127.0.0.1"])
+    issued = authority.issue(Subject.parse("service/login"), ["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(issued.path, issued.key_path)
     provider = Provider(context)
     try:
-        Checked(provider).until(provider.token(), "TOKEN_KEYS_AWAY")  # nobody knows this authority
+        Checked(provider).until(provider.token(), "TOKEN_KEYS_AWAY")  # the authority is not trusted
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert_path))
         Checked(provider).until(provider.token(), "eve")
     finally:

@@ -32,7 +32,7 @@ def test_all_pages_together_are_the_list(listed: list[str], size: int, descendin
 
 
 @given(ids.filter(bool), st.booleans(), st.data())
-def test_what_comes_and_goes_between_pages_neither_repeats_nor_hides_the_rest(
+def test_changes_between_pages_neither_repeat_nor_hide_other_items(
     listed: list[str], descending: bool, data: st.DataObject
 ) -> None:
     page, token = page_of(listed, 2, "", descending=descending)
@@ -56,7 +56,7 @@ def test_a_page_has_a_size_by_default_and_at_most(asked: int, given: int) -> Non
     ("size", "token", "field"),
     [(-1, "", "page_size"), (1, "x", "page_token"), (1, "!!!!", "page_token"), (1, "/w==", "page_token")],
 )
-def test_what_is_no_page_is_refused_by_field(size: int, token: str, field: str) -> None:
+def test_invalid_page_requests_name_the_field(size: int, token: str, field: str) -> None:
     with pytest.raises(Problem) as problem:
         page_of(["a", "b"], size, token, scope="jobs")
     assert [violation.field for violation in problem.value.violations] == [field]

@@ -21,7 +21,7 @@ QUEUE, PREDICTORS = "cotenant.queue_policies", "cotenant.predictors"
 
 
 class Discovery:
-    """Finds what the test says, and counts how often it was asked."""
+    """Returns the test's policies, and counts its calls."""
 
     def __init__(self, *found: Plugin) -> None:
         self.found, self.count = found, 0
@@ -53,7 +53,7 @@ async def listed(stub: Any, group: str = "") -> Sequence[pb.Policy]:
     return response.policies
 
 
-async def test_a_policy_is_listed_with_all_that_is_known_of_it() -> None:
+async def test_a_policy_is_listed_with_all_its_fields() -> None:
     policies = PolicyServicer(Discovery(GOOD))
     policies.use(QUEUE, "good")
     async with serving(policies) as stub:
@@ -91,7 +91,7 @@ async def test_a_broken_policy_says_why_and_is_never_active() -> None:
     assert policy.error == "cannot be imported: ImportError: no acme"
 
 
-async def test_policies_are_looked_for_once_however_many_ask() -> None:
+async def test_policies_are_discovered_once_for_all_callers() -> None:
     discovery = Discovery(GOOD)
     policies = PolicyServicer(discovery)
     policies.use(QUEUE)
@@ -99,7 +99,7 @@ async def test_policies_are_looked_for_once_however_many_ask() -> None:
     assert discovery.count == 1
 
 
-async def test_a_group_that_is_none_is_refused_with_a_guess() -> None:
+async def test_an_unknown_group_is_rejected_with_a_suggestion() -> None:
     async with serving(PolicyServicer(Discovery())) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await listed(stub, "cotenant.queue_policy")
@@ -109,12 +109,12 @@ async def test_a_group_that_is_none_is_refused_with_a_guess() -> None:
     assert "did you mean cotenant.queue_policies" in problem.message
 
 
-def test_a_service_cannot_use_a_group_that_is_none() -> None:
-    with pytest.raises(ValueError, match="there is no group 'queues'"):
+def test_a_service_cannot_use_an_unknown_group() -> None:
+    with pytest.raises(ValueError, match="unknown group 'queues'"):
         PolicyServicer().use("queues", "fifo")
 
 
-async def test_what_is_installed_is_found_on_a_server() -> None:
+async def test_installed_policies_are_listed_by_a_server() -> None:
     server = Server()
     serve_policies(server).use(QUEUE, "fifo")
     port = await server.start()

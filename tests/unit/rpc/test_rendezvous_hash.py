@@ -1,4 +1,4 @@
-"""Names are spread over replicas, and few of them move."""
+"""Names are spread over replicas, and few of them move when replicas change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_without_one_replica_all_names_keep_their_order_of_the_others(
     assert ranked(name, left) == [address for address in ranked(name, addresses) if address != gone]
 
 
-def test_names_are_spread_evenly_also_those_of_one_that_is_gone() -> None:
+def test_names_are_spread_evenly_also_those_of_a_lost_replica() -> None:
     addresses = [f"10.0.0.{number}:7073" for number in range(4)]
     orders = [ranked(f"node-{number}", addresses) for number in range(4000)]
     firsts = Counter(order[0] for order in orders)

@@ -38,7 +38,7 @@ async def test_a_message_over_the_limit_is_refused_with_both_sizes(mesh: Mesh) -
     await mesh.job_stub().GetJob(jobs_pb.GetJobRequest())
 
 
-async def test_calls_beyond_the_limit_are_refused_and_the_others_go_on(mesh: Mesh) -> None:
+async def test_calls_beyond_the_limit_are_rejected_and_the_others_continue(mesh: Mesh) -> None:
     await mesh.serve(calls_max=1)
     begun, finish = asyncio.Event(), asyncio.Event()
 
@@ -62,7 +62,7 @@ async def test_a_port_in_use_is_one_clear_error(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1:0", "127.0.0.1:99999", "nowhere.invalid:0", "7070"])
-async def test_an_address_that_cannot_be_had_is_one_clear_error(address: str) -> None:
+async def test_an_unusable_address_is_one_clear_error(address: str) -> None:
     with pytest.raises(CannotListen, match="cannot listen on"):
         await Server(address).start()
 
@@ -71,7 +71,7 @@ async def health_of(stub: Any, service: str = "") -> Any:
     return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
 
-async def test_health_is_told_without_a_token_for_each_service_and_for_all(mesh: Mesh) -> None:
+async def test_health_needs_no_token_for_each_service_and_for_all(mesh: Mesh) -> None:
     server = await mesh.serve()
     stub = health_pb2_grpc.HealthStub(grpc.aio.insecure_channel(mesh.address))
     assert await health_of(stub) == await health_of(stub, JOBS) == SERVING
@@ -101,11 +101,11 @@ async def test_a_service_can_start_as_not_serving(mesh: Mesh) -> None:
 
 async def test_the_health_of_an_unknown_service_is_a_mistake(mesh: Mesh) -> None:
     server = await mesh.serve()
-    with pytest.raises(KeyError, match=r"is not served here; cotenant\.v1\.JobService"):
+    with pytest.raises(KeyError, match=r"this server has cotenant\.v1\.JobService"):
         server.set_serving("cotenant.v1.JobServise", True)
 
 
-async def test_services_are_told_by_reflection_to_who_has_the_token(mesh: Mesh) -> None:
+async def test_reflection_lists_services_to_callers_with_the_token(mesh: Mesh) -> None:
     await mesh.serve()
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     stub = reflection_pb2_grpc.ServerReflectionStub(mesh.channel())
@@ -118,7 +118,7 @@ async def test_services_are_told_by_reflection_to_who_has_the_token(mesh: Mesh) 
     assert problem.reason == "TOKEN_MISSING"
 
 
-async def test_calls_under_way_are_finished_and_new_ones_refused_while_stopping(mesh: Mesh) -> None:
+async def test_calls_in_progress_finish_and_new_ones_are_rejected_while_stopping(mesh: Mesh) -> None:
     server = await mesh.serve()
     begun, finish = asyncio.Event(), asyncio.Event()
 
@@ -145,7 +145,7 @@ async def _awaited(call: Any) -> Any:
 
 
 async def _refused_or_none(channel: Any) -> Problem | None:
-    """Try to reach the server's health; tell how that failed."""
+    """Check the server's health; return how that failed."""
     try:
         await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     except grpc.aio.AioRpcError as error:
@@ -168,17 +168,17 @@ async def test_streams_that_never_end_are_cut_off_after_the_grace(mesh: Mesh) ->
     assert (await watching).code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-async def test_nothing_can_be_added_to_a_server_that_runs(mesh: Mesh) -> None:
+async def test_services_cannot_be_added_to_a_running_server(mesh: Mesh) -> None:
     server = await mesh.serve()
     with pytest.raises(RuntimeError, match="before the server starts"):
         server.add(jobs_grpc.add_JobServiceServicer_to_server, mesh.jobs, JOBS)
 
 
-async def test_stopping_what_never_ran_is_no_error() -> None:
+async def test_stopping_a_server_that_never_started_is_no_error() -> None:
     await Server().stop(0)
 
 
-def test_a_free_port_is_asked_for_by_zero() -> None:
+def test_port_zero_selects_a_free_port() -> None:
     async def bound() -> int:
         server = Server()
         port = await server.start()
@@ -189,7 +189,7 @@ def test_a_free_port_is_asked_for_by_zero() -> None:
     assert asyncio.run(bound()) > 0
 
 
-def test_a_token_is_never_part_of_what_is_shown() -> None:
+def test_a_token_is_never_shown() -> None:
     assert TOKEN not in json.dumps(repr(vars(Server(token=TOKEN))))
 
 
@@ -224,34 +224,36 @@ def _framed(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _call_of(path: bytes) -> bytes:
-    """What a client sends of a call, up to an empty message."""
+    """Return what a client sends for a call, up to an empty message."""
     fields = ((b":path", path), (b":authority", b"x:1"), (b"te", b"trailers"), (b"content-type", b"application/grpc"))
     headers = b"\x83\x86" + b"".join(bytes([0, len(name)]) + name + bytes([len(text)]) + text for name, text in fields)
     frames = _framed(4, 0, 0), _framed(1, 4, 1, headers), _framed(0, 1, 1, bytes(5))
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frames)
 
 
-def test_what_is_used_of_grpcio_in_private_was_tried_with_this_version() -> None:
+def test_private_methods_of_grpcio_are_tested_with_this_version() -> None:
     version = ".".join(grpc.__version__.split(".")[:2])
-    assert version in restartable_server.TRIED, (
+    assert version in restartable_server.TESTED_VERSIONS, (
         f"grpcio {version} is new here: see whether its aio server still ends at a path that is no text, run the tests "
         f"of bad paths, and add it to TRIED of cotenant.rpc.restartable_server, or take that module away"
     )
-    assert not [name for name in restartable_server.USED if not hasattr(restartable_server._PLAIN, name)]
+    assert not [name for name in restartable_server.PRIVATE_METHODS if not hasattr(restartable_server._PLAIN, name)]
 
 
-async def test_a_grpcio_without_it_serves_as_it_does(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restartable_server, "USED", ("_something_else",))
+async def test_a_grpcio_without_the_private_methods_serves_unchanged(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restartable_server, "PRIVATE_METHODS", ("_something_else",))
     with capture_logs() as logs:
         await mesh.serve()
     assert [(line["event"], line["missing"]) for line in logs if line["log_level"] == "warning"] == [
-        ("server_not_enduring", ["_something_else"])
+        ("server_not_restartable", ["_something_else"])
     ]
     await mesh.job_stub().GetJob(jobs_pb.GetJobRequest())
 
 
-async def test_a_path_that_is_no_text_ends_no_server(mesh: Mesh) -> None:
-    """gRPC's own ends at it; another one takes its place, on the same port, and calls go on."""
+async def test_a_path_that_is_not_utf8_stops_no_server(mesh: Mesh) -> None:
+    """gRPC's server stops because of it; another one replaces it on the same port, and calls work."""
     server = await mesh.serve()
     stub = mesh.job_stub()
     await stub.GetJob(jobs_pb.GetJobRequest())

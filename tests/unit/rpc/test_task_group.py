@@ -1,4 +1,4 @@
-"""What goes on beside its caller is told of where it fails, unless that was for the caller alone."""
+"""Failures of background tasks are logged, unless they are refusals for the caller."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from structlog.testing import capture_logs
 
 from cotenant.codec import errors
 from cotenant.rpc import task_cancellation
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.store.port import StoreUnavailable
 
 
 class Refusal(Exception):
-    """One of a service's own."""
+    """A service's own refusal."""
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ class Refusal(Exception):
         (KeyError("a fault"), True),
     ],
 )
-async def test_of_work_whose_caller_has_gone_only_faults_are_told(error: Exception, told: bool) -> None:
-    background, may_fail, failed = Background(Refusal), asyncio.Event(), asyncio.Event()
+async def test_only_faults_of_work_whose_caller_left_are_logged(error: Exception, told: bool) -> None:
+    background, may_fail, failed = BackgroundTasks(Refusal), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
         await may_fail.wait()
-        asyncio.get_running_loop().call_later(0.01, failed.set)  # after those who watch the task
+        asyncio.get_running_loop().call_later(0.01, failed.set)  # after the task's callbacks
         raise error
 
     caller = asyncio.create_task(background.finish(work()))
@@ -43,15 +43,15 @@ async def test_of_work_whose_caller_has_gone_only_faults_are_told(error: Excepti
     with capture_logs() as logs:
         may_fail.set()
         await failed.wait()
-    assert [line["event"] for line in logs] == ["background_failed"] * told
+    assert [line["event"] for line in logs] == ["background_task_failed"] * told
 
 
 @pytest.mark.parametrize("deaf", [0, 1, 3])
-async def test_a_task_that_loses_its_cancel_is_told_of_and_cancelled_again(
+async def test_a_task_that_ignores_its_cancellation_is_logged_and_cancelled_again(
     deaf: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_cancellation, "AGAIN_SECONDS", 0.01)
-    background, heard = Background(), 0
+    monkeypatch.setattr(task_cancellation, "CANCEL_RETRY_SECONDS", 0.01)
+    background, heard = BackgroundTasks(), 0
 
     async def work() -> None:
         nonlocal heard
@@ -68,11 +68,11 @@ async def test_a_task_that_loses_its_cancel_is_told_of_and_cancelled_again(
     with capture_logs() as logs:
         await background.close()
     assert heard == deaf + 1
-    assert [(line["event"], line["task"]) for line in logs] == [("task_goes_on", "deaf")] * deaf
+    assert [(line["event"], line["task"]) for line in logs] == [("task_ignored_cancellation", "deaf")] * deaf
 
 
-async def test_a_task_that_never_ends_is_left_behind_and_its_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_cancellation, "AGAIN_SECONDS", 0.01)
+async def test_a_task_that_never_ends_is_abandoned_and_its_location_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_cancellation, "CANCEL_RETRY_SECONDS", 0.01)
     over = False
 
     async def never() -> None:
@@ -80,13 +80,13 @@ async def test_a_task_that_never_ends_is_left_behind_and_its_place_is_told(monke
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(60)
 
-    background = Background()
+    background = BackgroundTasks()
     task = background.start(never())
     await asyncio.sleep(0)
     with capture_logs() as logs:
         await background.close()
     assert not task.done()
-    assert logs[-1]["event"] == "task_left_behind"
+    assert logs[-1]["event"] == "task_abandoned"
     assert "never" in logs[-1]["at"]
     over = True
     task.cancel()

@@ -1,4 +1,4 @@
-"""Where the audit log is, is looked at now and then, and no line is lost over that."""
+"""The place of the audit log is checked now and then, without losing a line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 from cotenant.security.audit import Audit
 
 
-async def test_whether_the_log_was_moved_is_looked_at_once_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_place_of_the_log_is_checked_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks = [0.0], 0
     path = tmp_path / "audit.jsonl"
     audit = Audit(path, "queue", bytes_max=1_000_000, clock=lambda: clock[0])
@@ -38,7 +36,7 @@ async def test_whether_the_log_was_moved_is_looked_at_once_a_second(
     assert len(path.read_text().splitlines()) == 51
 
 
-async def test_what_was_written_to_a_log_that_was_moved_or_removed_within_the_second_is_not_lost(
+async def test_lines_written_before_a_rename_or_removal_is_noticed_are_not_lost(
     tmp_path: Path,
 ) -> None:
     clock, path = [0.0], tmp_path / "audit.jsonl"

@@ -1,4 +1,4 @@
-"""A process tells of its certificate's end before it has come."""
+"""A process warns before its certificate expires."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from cotenant.security import certificate_expiry, tls_files
-from cotenant.security.certificate_expiry import TELL_SECONDS, Expiry
+from cotenant.security.certificate_expiry import REPORT_SECONDS, CertificateExpiry
 from cotenant.security.certificates import Authority
-from cotenant.security.grpc_tls import TlsFiles, Watched
-from cotenant.security.subjects import Bearer
+from cotenant.security.grpc_tls import TlsFiles, WatchedTlsFiles
+from cotenant.security.subjects import Subject
 
-BEARER = Bearer.parse("agent/gpu1")
+BEARER = Subject.parse("agent/gpu1")
 
 
 class Clock:
-    """Time as the test has it."""
+    """A clock set by the test."""
 
     def __init__(self) -> None:
         self.begin, self.days, self.seconds = datetime.now(UTC), 0.0, 0.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Gauge:
-    """Keeps what it is told."""
+    """Records its values."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -42,33 +42,35 @@ class Gauge:
         self.values.append(value)
 
 
-def test_the_end_is_told_once_in_six_hours_until_there_is_a_new_certificate(
+def test_expiry_is_logged_every_six_hours_until_the_certificate_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gauge, clock = Gauge(), Clock()
-    monkeypatch.setattr(certificate_expiry, "LEFT", gauge)
+    monkeypatch.setattr(certificate_expiry, "REMAINING", gauge)
     monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.0)
     lab = Authority(tmp_path)
     lab.create()
     made = lab.issue(BEARER, days=90)
-    own = Expiry(Watched(TlsFiles(lab.cert_path, made.path, made.key_path)), clock.now, clock.monotonic)
+    own = CertificateExpiry(
+        WatchedTlsFiles(TlsFiles(lab.cert_path, made.path, made.key_path)), clock.now, clock.monotonic
+    )
 
     def said() -> list[dict[str, Any]]:
         with capture_logs() as logs:
             own.look()
-        return [dict(one) for one in logs if one["event"] == "certificate_runs_out"]
+        return [dict(one) for one in logs if one["event"] == "certificate_expires"]
 
     assert said() == []
     assert gauge.values[-1] == pytest.approx(90 * 86_400, abs=5)
     clock.days = 61
     (line,) = said()
-    assert (line["log_level"], line["told"]) == ("warning", "runs out in 28 days")
-    clock.seconds = TELL_SECONDS - 1
+    assert (line["log_level"], line["told"]) == ("warning", "expires in 28 days")
+    clock.seconds = REPORT_SECONDS - 1
     assert said() == []
-    clock.seconds = TELL_SECONDS
+    clock.seconds = REPORT_SECONDS
     assert len(said()) == 1
     clock.days = 91
-    (line,) = said()  # at once: it is another matter
+    (line,) = said()  # at once: it is another certificate
     assert line["log_level"] == "error"
     assert gauge.values[-1] < 0
     clock.days = 0
@@ -78,10 +80,10 @@ def test_the_end_is_told_once_in_six_hours_until_there_is_a_new_certificate(
     assert gauge.values[-1] == pytest.approx(89 * 86_400, abs=5)
 
 
-def test_where_a_token_is_shown_nothing_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_a_token_logs_no_expiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gauge = Gauge()
-    monkeypatch.setattr(certificate_expiry, "LEFT", gauge)
+    monkeypatch.setattr(certificate_expiry, "REMAINING", gauge)
     lab = Authority(tmp_path)
     lab.create()
-    Expiry(Watched(TlsFiles(lab.cert_path))).look()
+    CertificateExpiry(WatchedTlsFiles(TlsFiles(lab.cert_path))).look()
     assert gauge.values == []

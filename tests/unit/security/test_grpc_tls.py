@@ -1,4 +1,4 @@
-"""Mutual TLS: who gets in, what is said to who does not, and certificates that change while calls are made."""
+"""Mutual TLS: admitted and rejected callers, and certificates that change during calls."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from cotenant.rpc.channel import Channel, connect
 from cotenant.security import certificates, grpc_tls, tls_files
 from cotenant.security.certificates import Authority, BadCertificate, Issued
 from cotenant.security.credentials import Credentials
-from cotenant.security.grpc_tls import BadTls, TlsFiles, Watched
+from cotenant.security.grpc_tls import BadTls, TlsFiles, WatchedTlsFiles
 from cotenant.security.identity import Identity, caller
 from cotenant.security.server_security import Security
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
 
 HERE = ["127.0.0.1", "localhost"]
-EVE, QUEUE = Bearer.parse("user/eve?tenants=lab"), Bearer.parse("service/queue")
+EVE, QUEUE = Subject.parse("user/eve?tenants=lab"), Subject.parse("service/queue")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def stranger(tmp_path: Path) -> Authority:
 
 @contextmanager
 def clock_is_off(by: timedelta, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Issue as on a machine with another clock."""
+    """Issue certificates as on a machine with another clock."""
 
     class Off(datetime):
         @classmethod
@@ -69,8 +69,8 @@ def files(authority: Authority, issued: Issued, *, ca: Path | None = None) -> Tl
     return TlsFiles(ca or authority.cert_path, issued.path, issued.key_path)
 
 
-async def serve(mesh: Mesh, served: TlsFiles, **bearers: str) -> Watched:
-    watched = Watched(served)
+async def serve(mesh: Mesh, served: TlsFiles, **bearers: str) -> WatchedTlsFiles:
+    watched = WatchedTlsFiles(served)
     await mesh.serve(
         security=Security(authenticator=Credentials("mesh-token", bearers=bearers), tls=watched), token=None
     )
@@ -92,7 +92,7 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.0)
 
 
-async def test_who_bears_a_certificate_is_known_by_it(mesh: Mesh, lab: Authority) -> None:
+async def test_a_certificate_identifies_its_subject(mesh: Mesh, lab: Authority) -> None:
     await serve(mesh, files(lab, lab.issue(QUEUE, HERE)))
     seen: list[Identity] = []
 
@@ -102,7 +102,7 @@ async def test_who_bears_a_certificate_is_known_by_it(mesh: Mesh, lab: Authority
     mesh.jobs.answer = look
     await get(opened(mesh, files(lab, lab.issue(EVE))))
     assert seen == [EVE.identity]
-    await get(opened(mesh, files(lab, lab.issue(EVE)), token="mesh-token"))  # a token decides where there is one
+    await get(opened(mesh, files(lab, lab.issue(EVE)), token="mesh-token"))  # a token takes precedence
     assert seen[1].name == "operator"
     wrong = await problem_of(get(opened(mesh, files(lab, lab.issue(EVE)), token="guessed")))
     assert wrong.reason == "TOKEN_WRONG"
@@ -122,7 +122,7 @@ async def test_strangers_do_not_get_in(mesh: Mesh, lab: Authority, stranger: Aut
     assert mesh.jobs.asked == []
 
 
-async def test_what_is_wrong_with_the_server_is_one_word(
+async def test_each_tls_error_of_the_server_has_its_own_reason(
     mesh: Mesh, lab: Authority, stranger: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = lab.issue(QUEUE, HERE)
@@ -133,7 +133,7 @@ async def test_what_is_wrong_with_the_server_is_one_word(
         return (await problem_of(get(opened(mesh, shown, host=host)))).reason
 
     assert await word(TlsFiles(stranger.cert_path)) == "CERTIFICATE_OF_ANOTHER_CA"
-    with monkeypatch.context() as patch:  # a server does not take such files itself: its clock must have gone on
+    with monkeypatch.context() as patch:  # a server rejects such files itself: its clock must have advanced
         patch.setattr(tls_files, "_check_times", lambda *given: None)
         with clock_is_off(-timedelta(days=3), monkeypatch):
             lab.issue(QUEUE, HERE, days=1)
@@ -151,15 +151,13 @@ async def test_what_is_wrong_with_the_server_is_one_word(
     await get(opened(mesh, mine))
 
 
-async def test_tls_where_there_is_none_is_one_word(mesh: Mesh, lab: Authority) -> None:
+async def test_tls_to_a_server_without_it_has_its_own_reason(mesh: Mesh, lab: Authority) -> None:
     await mesh.serve()
     assert (await problem_of(get(opened(mesh, files(lab, lab.issue(EVE)))))).reason == "NO_TLS_THERE"
 
 
-async def test_a_certificate_of_nobody_is_nobody_unless_the_settings_say_whose_it_is(
-    mesh: Mesh, lab: Authority
-) -> None:
-    """Authorities from elsewhere know nothing of roles: the settings map a name in the certificate to one."""
+async def test_a_certificate_without_a_subject_needs_a_mapping_in_the_settings(mesh: Mesh, lab: Authority) -> None:
+    """Foreign authorities know no roles: the settings map a name in the certificate to a subject."""
     served = files(lab, lab.issue(QUEUE, HERE))
     for name in ("gpu1.corp", "gpu2.corp"):
         foreign(lab, name)
@@ -212,9 +210,9 @@ async def test_certificates_are_renewed_under_running_calls(mesh: Mesh, lab: Aut
     under_way = asyncio.ensure_future(_call(stub))
     await begun.wait()
     first = over._inner
-    lab.renew()  # the authority too: its new certificate stands beside the old one
-    for bearer, names in ((QUEUE, HERE), (EVE, [])):
-        lab.issue(bearer, names)
+    lab.renew()  # the authority too: its new certificate is added to the old one
+    for subject, names in ((QUEUE, HERE), (EVE, [])):
+        lab.issue(subject, names)
     go_on.set()
     await stub.GetJob(jobs_pb.GetJobRequest(), timeout=8)
     assert over._inner is not first
@@ -228,8 +226,8 @@ async def _call(stub: Any) -> Any:
     return await stub.GetJob(jobs_pb.GetJobRequest(), timeout=20)
 
 
-def test_half_renewed_files_are_passed_over_and_told_once(lab: Authority, stranger: Authority) -> None:
-    watched = Watched(files(lab, lab.issue(EVE)))
+def test_partly_renewed_files_are_rejected_and_logged_once(lab: Authority, stranger: Authority) -> None:
+    watched = WatchedTlsFiles(files(lab, lab.issue(EVE)))
     before = watched.material
     other = stranger.issue(EVE)
     assert watched.files.cert
@@ -237,7 +235,7 @@ def test_half_renewed_files_are_passed_over_and_told_once(lab: Authority, strang
     watched.files.key.write_bytes(other.key_path.read_bytes())
     with capture_logs() as told:
         assert [(watched.look(), watched.material) for _ in range(3)] == [(0, before)] * 3
-    assert [one["event"] for one in told] == ["tls_files_passed_over"]
+    assert [one["event"] for one in told] == ["tls_files_rejected"]
     watched.files.key.unlink()
     assert (watched.look(), watched.material) == (0, before)
     lab.issue(EVE)
@@ -248,7 +246,7 @@ def test_half_renewed_files_are_passed_over_and_told_once(lab: Authority, strang
 @pytest.mark.parametrize(
     "kind", ["expired", "early", "other CA", "other key", "no key", "garbage", "cut off", "away", "half"]
 )
-def test_ones_own_files_are_looked_at_before_they_are_used(
+def test_own_files_are_validated_before_use(
     lab: Authority, stranger: Authority, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = {
@@ -275,7 +273,7 @@ def test_ones_own_files_are_looked_at_before_they_are_used(
             eve.key_path.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
         case "garbage":
             eve.path.write_bytes(b"\x00" * 100)
-        case "cut off":  # of two authorities the second one, as by whoever has not written all of it yet
+        case "cut off":  # the second of two authorities, as if it were still being written
             lab.renew()
             given = files(lab, lab.issue(EVE))
             lab.cert_path.write_bytes(lab.cert_path.read_bytes()[:-30])
@@ -292,25 +290,25 @@ def test_ones_own_files_are_looked_at_before_they_are_used(
 # The authority ------------------------------------------------------------------------------------------------------
 
 
-def test_keys_are_for_their_owner_alone_and_what_is_issued_can_be_told(lab: Authority) -> None:
-    gpu1 = lab.issue(Bearer.parse("agent/gpu1"), ["gpu1.lab", "10.0.0.7"], days=30)
+def test_keys_are_private_and_issued_certificates_are_listed(lab: Authority) -> None:
+    gpu1 = lab.issue(Subject.parse("agent/gpu1"), ["gpu1.lab", "10.0.0.7"], days=30)
     assert gpu1.key_path.stat().st_mode & 0o777 == 0o600
     assert (lab.directory / "ca.key").stat().st_mode & 0o777 == 0o600
     assert lab.directory.stat().st_mode & 0o777 == 0o700
-    assert (gpu1.bearer, gpu1.names) == ("cotenant://agent/gpu1", ("gpu1.lab", "10.0.0.7"))
+    assert (gpu1.subject, gpu1.names) == ("cotenant://agent/gpu1", ("gpu1.lab", "10.0.0.7"))
     assert timedelta(days=29) < gpu1.ends - datetime.now(UTC) <= timedelta(days=30)
     assert [one.path.name for one in lab.issued()] == ["ca.pem", "agent-gpu1.pem"]
 
 
-def test_an_agents_certificate_is_none_of_a_server(lab: Authority) -> None:
-    for bearer, may_serve in (("agent/gpu1", False), ("user/eve?tenants=a", False), ("service/queue", True)):
-        pem = lab.issue(Bearer.parse(bearer), HERE).path.read_bytes()
+def test_an_agents_certificate_cannot_be_used_by_a_server(lab: Authority) -> None:
+    for subject, may_serve in (("agent/gpu1", False), ("user/eve?tenants=a", False), ("service/queue", True)):
+        pem = lab.issue(Subject.parse(subject), HERE).path.read_bytes()
         uses = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         assert (Use.SERVER_AUTH in uses) == may_serve
 
 
 @pytest.mark.parametrize("name", ["", "a b", "https://x", "a/b", "ü" * 70])
-def test_what_is_no_name_is_refused(lab: Authority, name: str) -> None:
+def test_invalid_names_are_rejected(lab: Authority, name: str) -> None:
     with pytest.raises(BadCertificate, match="neither"):
         lab.issue(QUEUE, [name])
 
@@ -318,11 +316,9 @@ def test_what_is_no_name_is_refused(lab: Authority, name: str) -> None:
 @pytest.mark.parametrize("use", [Authority.renew, lambda authority: authority.issue(EVE)])
 def test_an_authority_whose_name_is_damaged_is_refused(lab: Authority, use: Callable[[Authority], Any]) -> None:
     der = x509.load_pem_x509_certificate(lab.cert_path.read_bytes()).public_bytes(serialization.Encoding.DER)
-    damaged = ssl.DER_cert_to_PEM_cert(
-        der.replace(b"Cotenant lab", b"Cotenant l\xff\xff")
-    )  # can be parsed all the same
+    damaged = ssl.DER_cert_to_PEM_cert(der.replace(b"Cotenant lab", b"Cotenant l\xff\xff"))  # can be parsed anyway
     lab.cert_path.write_text(damaged)
-    with pytest.raises(BadCertificate, match="or a damaged one"):
+    with pytest.raises(BadCertificate, match="no valid PEM certificate"):
         use(lab)
     assert lab.cert_path.read_text() == damaged
 
@@ -344,7 +340,7 @@ def test_an_authority_of_another_kind_of_name_is_renewed(
     assert first.subject.rfc4514_string() == f"CN={renewed}"
 
 
-def test_an_authority_that_has_run_out_issues_nothing_until_it_is_renewed(tmp_path: Path) -> None:
+def test_an_expired_authority_issues_nothing_until_it_is_renewed(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "old")
     authority.create(days=0)
     with pytest.raises(BadCertificate, match=r"the authority expired on 20.*certs rotate --ca"):
@@ -354,7 +350,7 @@ def test_an_authority_that_has_run_out_issues_nothing_until_it_is_renewed(tmp_pa
 
 
 def test_there_is_one_authority_at_a_time(lab: Authority, tmp_path: Path) -> None:
-    with pytest.raises(BadCertificate, match="holds an authority already"):
+    with pytest.raises(BadCertificate, match="already holds an authority"):
         lab.create()
     with pytest.raises(BadCertificate, match="there is no authority"):
         Authority(tmp_path / "nowhere").issue(EVE)
@@ -371,6 +367,6 @@ def test_there_is_one_authority_at_a_time(lab: Authority, tmp_path: Path) -> Non
         *("viewer/eve?tenants=", f"user/{'x' * 200}"),
     ],
 )
-def test_who_cannot_be_bears_nothing(text: str) -> None:
+def test_invalid_subjects_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Bearer.parse(text)
+        Subject.parse(text)

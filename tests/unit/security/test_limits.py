@@ -1,4 +1,4 @@
-"""What a caller may take: processing time, calls at once, and requests within their limits."""
+"""Limits of callers: processing time, concurrent calls, and request sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.verification.fuzz.calls import methods
 from cotenant.codec import request_limits
 from cotenant.codec.errors import Problem
 from cotenant.core.model import limits as table
-from cotenant.rpc.loop_lag import TOLD_SECONDS, Stalls
+from cotenant.rpc.loop_lag import STALL_SECONDS, LoopLagMonitor
 from cotenant.security import metering
 from cotenant.security.credentials import Credentials
 from cotenant.security.identity import OPERATOR, Identity
@@ -26,7 +26,7 @@ from cotenant.security.limits import CallsAtOnce, LimitRules, Limits
 from cotenant.security.metering import LONGEST, Meter, charge
 from cotenant.security.permissions import Role
 from cotenant.security.server_security import Security
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.tokens import TokenFile
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
@@ -39,12 +39,12 @@ DOCS = ROOT / "docs" / "limits.md"
 # Processing time ------------------------------------------------------------------------------------------------
 
 
-def test_who_has_used_up_its_processing_time_waits_and_nobody_else() -> None:
+def test_only_the_caller_that_used_up_its_processing_time_waits() -> None:
     now = [100.0]
     limits = Limits(LimitRules(processing_per_second=0.5, processing_seconds=2.0), now=lambda: now[0])
     limits.charge(EVE, 1.9)
     limits.check_processing(EVE)
-    limits.charge(EVE, 1.1)  # a call is charged when it is known what it took: now there is less than nothing
+    limits.charge(EVE, 1.1)  # a call is charged afterwards: the balance is negative now
     with pytest.raises(Problem) as refused:
         limits.check_processing(EVE)
     problem = refused.value
@@ -71,7 +71,7 @@ def test_operators_agents_and_services_are_not_charged() -> None:
 
 async def test_a_caller_is_charged_for_what_its_calls_take(mesh: Mesh, tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
-    tokens = [file.create(Bearer.parse(f"user/{name}?tenants=lab"))[1] for name in ("eve", "ann")]
+    tokens = [file.create(Subject.parse(f"user/{name}?tenants=lab"))[1] for name in ("eve", "ann")]
     rules = LimitRules(0.0, 0, 0, processing_per_second=0.001, processing_seconds=0.05)
     await mesh.serve(token=None, security=Security(Credentials("", file), None, Limits(rules)))
 
@@ -97,7 +97,7 @@ async def test_a_caller_is_charged_for_what_its_calls_take(mesh: Mesh, tmp_path:
 # Steps ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_step_that_holds_the_loop_is_told_with_its_method(mesh: Mesh) -> None:
+async def test_a_step_that_blocks_the_loop_is_logged_with_its_method(mesh: Mesh) -> None:
     await mesh.serve()
 
     async def hold(request: Any, context: Any) -> None:
@@ -111,14 +111,14 @@ async def test_a_step_that_holds_the_loop_is_told_with_its_method(mesh: Mesh) ->
     assert told["seconds"] >= metering.BLOCKED_SECONDS > told["cpu_seconds"]
 
 
-def test_a_late_loop_is_told_with_the_longest_step_meanwhile() -> None:
-    stalls = Stalls()
+def test_a_stalled_loop_is_logged_with_the_longest_step() -> None:
+    stalls = LoopLagMonitor()
     LONGEST.take()
     Meter("short").add(0.1, 0.2)
     Meter("long").add(0.3, 0.7)
     with capture_logs() as logs:
-        stalls.take(TOLD_SECONDS)
-        stalls.take(TOLD_SECONDS)
+        stalls.take(STALL_SECONDS)
+        stalls.take(STALL_SECONDS)
     told = [(line["method"], line["longest_step"]) for line in logs if line["event"] == "loop_stalled"]
     assert told == [("long", 0.7), ("", 0.0)]
 
@@ -180,7 +180,7 @@ def test_work_that_was_done_elsewhere_is_added_to_the_call() -> None:
 # Calls at once --------------------------------------------------------------------------------------------------
 
 
-async def test_no_more_calls_are_let_in_however_many_were_refused(mesh: Mesh) -> None:
+async def test_rejected_calls_do_not_raise_the_number_of_concurrent_calls(mesh: Mesh) -> None:
     await mesh.serve(calls_max=3)
     finish, under_way = asyncio.Event(), 0
     most = 0
@@ -214,11 +214,11 @@ async def test_no_more_calls_are_let_in_however_many_were_refused(mesh: Mesh) ->
     assert await call() == "OK"
 
 
-def test_a_call_that_was_refused_does_not_count() -> None:
+def test_a_rejected_call_does_not_count() -> None:
     calls = CallsAtOnce(2)
     with calls.hold(), calls.hold():
         for _ in range(5):
-            with pytest.raises(Problem, match="2 calls under way"), calls.hold():
+            with pytest.raises(Problem, match="2 concurrent calls"), calls.hold():
                 pass
         assert calls.count == 2
     assert calls.count == 0
@@ -234,9 +234,9 @@ def test_a_call_that_was_refused_does_not_count() -> None:
             jobs_pb.ListJobsRequest(filter=jobs_pb.JobFilter(phases=[QUEUED] * 33)),
             "filter.phases: has 33 items; 32 are",
         ),
-        (jobs_pb.ListJobsRequest(page_token="x" * 5000), "page_token: has 5000 characters; 4096 are taken at most"),
-        (jobs_pb.GetJobRequest(id="x" * 5000), "id: has 5000 characters; 4096 are taken at most"),
-        (jobs_pb.SimulateJobRequest(more=[{}] * 101), "more: has 101 items; 100 are taken at most"),  # type: ignore[list-item]  # a dict makes a message
+        (jobs_pb.ListJobsRequest(page_token="x" * 5000), "page_token: has 5000 characters; 4096 are allowed at most"),
+        (jobs_pb.GetJobRequest(id="x" * 5000), "id: has 5000 characters; 4096 are allowed at most"),
+        (jobs_pb.SimulateJobRequest(more=[{}] * 101), "more: has 101 items; 100 are allowed at most"),  # type: ignore[list-item]  # a dict makes a message
     ],
 )
 async def test_a_field_beyond_its_limit_is_named(mesh: Mesh, request_: Any, told: str) -> None:
@@ -255,11 +255,11 @@ async def test_a_request_beyond_its_bytes_is_not_even_decoded(mesh: Mesh, monkey
     await mesh.serve()
     problem = await problem_of(mesh.job_stub().GetJob(jobs_pb.GetJobRequest(id="x" * 100_000)))
     assert problem.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert problem.message == f"request: has 100004 bytes; {table.REQUEST_BYTES_MAX} are taken at most"
+    assert problem.message == f"request: has 100004 bytes; {table.REQUEST_BYTES_MAX} are allowed at most"
 
 
-def test_nothing_of_a_stranger_is_decoded() -> None:
-    """What it sends is bytes until it is known who it is: see `Guard`."""
+def test_requests_of_unknown_callers_are_not_decoded() -> None:
+    """A request stays bytes until its caller is authenticated: see `AuthInterceptor`."""
     for method in methods():
         path = f"/{method.containing_service.full_name}/{method.name}"
         assert request_limits.bytes_max(path) >= 0
@@ -282,7 +282,7 @@ def test_every_repeated_field_and_text_of_every_request_has_a_limit() -> None:
         walk(method.input_type, 0)
 
 
-def test_the_pages_table_is_the_one_that_is_used() -> None:
+def test_the_table_on_the_page_is_current() -> None:
     text = DOCS.read_text()
     for limit in table.LIMITS.values():
         assert f"| `{limit.field}` | {limit.most:,} {limit.unit} | {limit.about} |" in text, limit.field

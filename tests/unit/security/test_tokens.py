@@ -1,4 +1,4 @@
-"""Tokens of a file: who is known by one, when it runs out, and files that are damaged."""
+"""Token files: identities, expiry, and damaged files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cotenant.codec.errors import Problem
 from cotenant.security.credentials import Credentials
 from cotenant.security.identity import OPERATOR, Identity
 from cotenant.security.permissions import Role
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.tokens import BadTokens, TokenFile
 
-EVE = Bearer.parse("user/eve?tenants=lab")
+EVE = Subject.parse("user/eve?tenants=lab")
 
 
 def by(credentials: Credentials, token: str, scheme: str = "Bearer") -> Identity:
@@ -31,7 +31,7 @@ def reason_of(credentials: Credentials, token: str, scheme: str = "Bearer") -> s
     return refused.value.reason
 
 
-def test_a_token_is_kept_as_a_digest_and_known_again(tmp_path: Path) -> None:
+def test_a_token_is_stored_as_a_digest_and_recognized(tmp_path: Path) -> None:
     path = tmp_path / "state" / "tokens.json"
     made, secret = TokenFile(path).create(EVE)
     assert secret not in path.read_text()
@@ -41,14 +41,14 @@ def test_a_token_is_kept_as_a_digest_and_known_again(tmp_path: Path) -> None:
     assert TokenFile(path).tokens() == [made]
 
 
-def test_changes_of_the_file_hold_at_once(tmp_path: Path) -> None:
+def test_changes_of_the_file_take_effect_at_once(tmp_path: Path) -> None:
     path, now = tmp_path / "tokens.json", [0.0]
     served = Credentials("", TokenFile(path, clock=lambda: now[0]))
     assert reason_of(served, "cotenant_none") == "TOKEN_WRONG"
     _, secret = TokenFile(path).create(EVE)
     now[0] += 1
     assert by(served, secret).name == "eve"
-    assert [one.bearer for one in TokenFile(path).revoke("eve")] == [EVE]
+    assert [one.subject for one in TokenFile(path).revoke("eve")] == [EVE]
     now[0] += 1
     assert reason_of(served, secret) == "TOKEN_WRONG"
 
@@ -63,26 +63,26 @@ def test_a_token_expires(tmp_path: Path) -> None:
     assert reason_of(credentials, secret) == "TOKEN_EXPIRED"
 
 
-def test_a_token_that_runs_out_is_told_of_once_a_day_while_it_is_used(tmp_path: Path) -> None:
+def test_the_expiry_of_a_used_token_is_logged_once_a_day(tmp_path: Path) -> None:
     day, now, clock = 86_400.0, [0.0], [0.0]
     file = TokenFile(tmp_path / "tokens.json", now=lambda: now[0], clock=lambda: clock[0])
-    endless, (_, secret) = file.create(Bearer.parse("user/ann?tenants=lab"))[1], file.create(EVE, expires=365 * day)
+    endless, (_, secret) = file.create(Subject.parse("user/ann?tenants=lab"))[1], file.create(EVE, expires=365 * day)
 
     def told_on(days: float) -> list[str]:
         now[0] = clock[0] = days * day
         with capture_logs() as logs:
             for one in (endless, secret, secret):
                 file.find(one)
-        return [f"{entry['event']} {entry['bearer']} {entry['told']}" for entry in logs]
+        return [f"{entry['event']} {entry['subject']} {entry['told']}" for entry in logs]
 
     assert told_on(1) == told_on(334) == []
-    assert told_on(336) == ["token_runs_out user/eve runs out in 29 days"]
+    assert told_on(336) == ["token_expires_soon user/eve expires in 29 days"]
     assert told_on(336.5) == []
-    assert told_on(337.1) == ["token_runs_out user/eve runs out in 27 days"]
+    assert told_on(337.1) == ["token_expires_soon user/eve expires in 27 days"]
 
 
 @pytest.mark.parametrize("expires", [1e12, float("inf"), float("nan")])
-def test_a_token_of_no_year_is_not_made(tmp_path: Path, expires: float) -> None:
+def test_a_token_with_an_invalid_expiry_is_refused(tmp_path: Path, expires: float) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     with pytest.raises(BadTokens, match="after the year 9999"):
         file.create(EVE, expires)
@@ -90,7 +90,7 @@ def test_a_token_of_no_year_is_not_made(tmp_path: Path, expires: float) -> None:
 
 
 @pytest.mark.parametrize("times", ['"created": 1, "expires": 1e300', '"created": NaN, "expires": 0'])
-def test_a_file_with_times_of_no_year_is_damaged(tmp_path: Path, times: str) -> None:
+def test_a_file_with_invalid_times_is_damaged(tmp_path: Path, times: str) -> None:
     (tmp_path / "tokens.json").write_text(
         f'{{"tokens": [{{"id": "a", "role": "user", "name": "eve", "tenants": "lab", "sha256": "b", {times}}}]}}'
     )
@@ -99,27 +99,29 @@ def test_a_file_with_times_of_no_year_is_damaged(tmp_path: Path, times: str) -> 
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"tokens": 7}', '{"tokens": [{"role": "god"}]}', "[" * 50])
-def test_a_damaged_file_is_told_and_lets_nobody_new_in(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_logged_and_admits_no_new_caller(tmp_path: Path, damage: str) -> None:
     path, now = tmp_path / "tokens.json", [0.0]
     _, secret = TokenFile(path).create(EVE)
     served = Credentials("", TokenFile(path, clock=lambda: now[0]))
     assert by(served, secret).name == "eve"
     path.write_text(damage)
     now[0] += 1
-    assert by(served, secret).name == "eve"  # whoever was known is known until the file says otherwise
+    assert by(served, secret).name == "eve"  # known tokens stay valid until the file changes
     assert reason_of(served, "cotenant_guess") == "TOKEN_WRONG"
     with pytest.raises(BadTokens, match="damaged"):
         TokenFile(path).tokens()
 
 
 @pytest.mark.parametrize("token", ["", "x" * 9000, "cotenant_", "a.b.c", "\x00", "ü" * 50, "Bearer x"])
-def test_odd_tokens_are_wrong_tokens(tmp_path: Path, token: str) -> None:
+def test_malformed_tokens_are_unknown(tmp_path: Path, token: str) -> None:
     assert reason_of(Credentials("mesh", TokenFile(tmp_path / "none.json")), token) == "TOKEN_WRONG"
 
 
-def test_tokens_that_are_made_at_once_are_all_kept(tmp_path: Path) -> None:
+def test_tokens_created_concurrently_are_all_stored(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: TokenFile(tmp_path / "t.json").create(Bearer(Role.OPERATOR, f"o{n}", None)), range(24)))
+        list(
+            pool.map(lambda n: TokenFile(tmp_path / "t.json").create(Subject(Role.OPERATOR, f"o{n}", None)), range(24))
+        )
     assert len(TokenFile(tmp_path / "t.json").tokens()) == 24

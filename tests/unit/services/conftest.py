@@ -8,7 +8,7 @@ import structlog
 
 @pytest.fixture(autouse=True)
 def warnings_only() -> Iterator[None]:
-    """Hundreds of jobs would say thousands of times that all is well."""
+    """Log warnings only: hundreds of jobs would log thousands of lines."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     yield
     structlog.reset_defaults()

@@ -1,4 +1,4 @@
-"""What must never have been true, checked from the store's whole history and from what agents ran."""
+"""Invariants of the whole store history and of what agents ran."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Key = tuple[str, int]
 
 @dataclass
 class History:
-    """Follows the records of attempts, revision by revision, and the reports of agents as they make them."""
+    """Follows the records of attempts, revision by revision, and the reports of agents as they arrive."""
 
     live: dict[str, job_pb2.Attempt] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -29,16 +29,16 @@ class History:
     wrong: list[str] = field(default_factory=list)
     resizing: dict[str, list[resources_pb2.NodeAllocation]] = field(default_factory=dict)
     resizes: int = 0
-    moved: set[Key] = field(default_factory=set)  # attempts that were stopped to go on elsewhere
+    moved: set[Key] = field(default_factory=set)  # attempts that were stopped for a migration
     revisions: int = 0
     _task: asyncio.Task[None] | None = None
 
     def follow(self, store: Store) -> None:
-        """Look at every commit from the beginning on."""
+        """Check every commit from the beginning on."""
         self._task = asyncio.create_task(self._follow(store))
 
     async def stop(self) -> None:
-        """Look no further."""
+        """Stop checking."""
         if self._task:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -52,7 +52,7 @@ class History:
             self.look(changes)
 
     def look(self, changes: Changes) -> None:
-        """Take in one commit."""
+        """Apply one commit."""
         self.revisions += 1
         for change in changes.changes:
             self._take(change.key.removeprefix(ATTEMPTS), change.value)
@@ -77,7 +77,7 @@ class History:
                 self.resizes += bool(stored.resizing) and not attempt.epoch
 
     def _check(self, revision: int) -> None:
-        """No core and no more than the whole of a GPU is owned by the live attempts together."""
+        """Check that live attempts never share a core, nor more than the whole of a GPU."""
         owners: Counter[tuple[str, str]] = Counter()
         for job_id, attempt in self.live.items():
             owners.update(_owned(attempt, self.resizing.get(job_id, [])))
@@ -111,7 +111,7 @@ class History:
             self._use(agent, key, "is resized")
 
     def _use(self, agent: SimulatedAgent, key: Key, when: str) -> None:
-        """Check that what an attempt uses on a node is used by nobody else there."""
+        """Check that nothing an attempt uses on a node is used by another attempt there."""
         here = self.running.setdefault(agent.node_id, {})
         here[key] = job_pb2.Attempt(job_id=key[0], number=key[1])
         here[key].allocations.add().CopyFrom(agent.assignments[key].allocation)
@@ -124,7 +124,7 @@ class History:
 
 
 def _owned(attempt: job_pb2.Attempt, resizing: Sequence[resources_pb2.NodeAllocation] = ()) -> Counter[tuple[str, str]]:
-    """What an attempt holds; while it is resized, the cores of before and after, each task its own."""
+    """Return what an attempt holds; during a resize, the cores before and after, once per task."""
     owned: Counter[tuple[str, str]] = Counter()
     before = {(part.node_id, task.rank): set(task.core_ids) for part in attempt.allocations for task in part.tasks}
     for part in resizing:

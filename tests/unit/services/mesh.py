@@ -1,4 +1,4 @@
-"""A mesh for tests: services on servers of their own, which may be killed, one store, agents without processes."""
+"""A mesh for tests: services on their own servers, which may be killed, one store, agents without processes."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ BACKFILL = queue.QueueConfig(options={"fifo": {"mode": "backfill"}})
 LAS = queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.05,7200"}})
 
 
-class StoreOfOneProcess:
-    """A process's way to the store. Cut it, and nothing of the process reaches the store any more.
+class CuttableStore:
+    """One process's access to the store. Cut it, and nothing of the process reaches the store.
 
-    With `rng`, a share of the transactions fails: half of them before they are committed, half of them after.
+    With `rng`, a share of the transactions fails: half of them before the commit, half of them after.
     """
 
     def __init__(self, store: Store, rng: Random | None = None, failing: float = 0.0) -> None:
@@ -66,8 +66,8 @@ class StoreOfOneProcess:
         self.failures = 0
         self.held_back: asyncio.Event | None = None  # transactions wait for it
         self.lose_answer = self.lose_request = False  # of the next transaction
-        self.lose_answer_after: int | None = None  # so many transactions
-        self.cut_after: int | None = None  # so many transactions
+        self.lose_answer_after: int | None = None  # this many transactions
+        self.cut_after: int | None = None  # this many transactions
 
     async def _present(self) -> None:
         if self.cut:
@@ -126,14 +126,14 @@ class StoreOfOneProcess:
         await self._store.compact(revision)
 
     async def close(self) -> None:
-        """The store belongs to the test."""
+        """Do nothing: the store belongs to the test."""
 
 
 @dataclass
 class Part:
-    """A service that runs, as far as the test can reach it."""
+    """A running service, as far as the test can reach it."""
 
-    store: StoreOfOneProcess
+    store: CuttableStore
     server: Server
     service: Any
     port: int
@@ -141,7 +141,7 @@ class Part:
 
 @dataclass
 class Mesh:
-    """Everything; `restart` and `kill` take the names placement, queue and predictor."""
+    """The whole mesh; `restart` and `kill` take the names placement, queue and predictor."""
 
     store: Store
     queue_config: queue.QueueConfig = BACKFILL
@@ -158,8 +158,8 @@ class Mesh:
     # Life ----------------------------------------------------------------------------------------------------
 
     async def start(self, name: str) -> None:
-        """Start a service, on the port that it had before."""
-        store = StoreOfOneProcess(self.store, self.rng, 0.0)
+        """Start a service, on its previous port."""
+        store = CuttableStore(self.store, self.rng, 0.0)
         server = Server(f"127.0.0.1:{self.ports.get(name, 0)}", authenticator=self.authenticator)
         self.ports[name] = port = await _bound(server)
         policies = serve_policies(server)
@@ -179,13 +179,13 @@ class Mesh:
         store.failing = self.failing if name != "predictor" else 0.0
 
     def channel(self, name: str) -> Channel:
-        """A channel to a service, made once."""
+        """Return a channel to a service, created once."""
         if name not in self.channels:
             self.channels[name] = connect(f"127.0.0.1:{self.ports[name]}")
         return self.channels[name]
 
     async def kill(self, *names: str) -> None:
-        """End services as a kill does: from this moment on nothing of them reaches the store or anybody."""
+        """Kill services: from this moment on nothing of them reaches the store or other processes."""
         parts = [self.parts.pop(name) for name in names]
         for part in parts:
             part.store.cut = True
@@ -194,13 +194,13 @@ class Mesh:
             await part.service.close()
 
     async def restart(self, *names: str) -> None:
-        """Kill services and start them anew on the same store."""
+        """Kill services and start them again on the same store."""
         await self.kill(*names)
         for name in names:
             await self.start(name)
 
     async def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         for agent in self.agents.values():
             await agent.stop()
         for part in self.parts.values():
@@ -212,7 +212,7 @@ class Mesh:
             await channel.close()
 
     async def agent(self, node_id: str, **fields: Any) -> SimulatedAgent:
-        """Add a node and wait until its agent is welcome and the queue has heard of it."""
+        """Add a node and wait until its agent is registered and the queue knows its capacity."""
         agent = self.agents[node_id] = SimulatedAgent(node_id, self.channel("placement"), **fields)
         agent.start()
         await until(lambda: bool(agent.welcomes))
@@ -262,7 +262,7 @@ class Mesh:
     async def reach(
         self, job_id: str, phase: str, also: Callable[[job_pb2.Job], bool] = lambda job: True
     ) -> job_pb2.Job:
-        """Wait until a job is in a phase, and something else holds of it too."""
+        """Wait until a job is in a phase, and until a condition holds for it."""
         wanted = job_pb2.JobPhase.Value(f"JOB_PHASE_{phase}")
         seen: list[str] = []
         try:
@@ -273,7 +273,7 @@ class Mesh:
                             seen.append(f"{job_pb2.JobPhase.Name(job.phase)} {job.refusal.code}")
                             if job.phase == wanted and also(job):
                                 return job
-                    except grpc.aio.AioRpcError as error:  # the queue is being started anew
+                    except grpc.aio.AioRpcError as error:  # the queue is restarting
                         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                             raise
                     await asyncio.sleep(0.02)
@@ -290,7 +290,7 @@ class Mesh:
             watch.cancel()
 
     async def refused(self, job_id: str, code: str) -> job_pb2.Job:
-        """Wait until a job waits for a reason. Reasons alone are not told of by watches."""
+        """Wait until a job has a refusal. Polls: watches do not report changes of refusals alone."""
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 job = await self.job(job_id)
@@ -305,12 +305,12 @@ class Mesh:
             pass
 
     async def records_left(self, prefix: str) -> list[str]:
-        """Keys under a prefix of the store."""
+        """Return the keys under a prefix of the store."""
         return [entry.key for entry in (await self.store.list(prefix)).entries]
 
 
 async def _bound(server: Server) -> int:
-    """Take the port; a client that looks for the killed server may hold it for a moment by its own socket."""
+    """Bind the port; the socket of a reconnecting client may hold it for a moment."""
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
             try:
@@ -320,29 +320,30 @@ async def _bound(server: Server) -> int:
 
 
 async def again(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Repeat a call as its caller does, who has been told that the store is away."""
+    """Repeat a call as clients do while the store is unavailable."""
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
+                # cut off by the end of a server
                 if error.code() not in (
                     grpc.StatusCode.UNAVAILABLE,
                     grpc.StatusCode.CANCELLED,
-                ):  # cut off by a server's end
+                ):
                     raise
             await asyncio.sleep(0.02)
 
 
 async def until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # most of what is waited for has no event
             await asyncio.sleep(0.005)
 
 
 async def eventually(condition: Callable[[], Any], seconds: float = WAIT_SECONDS) -> None:
-    """Wait until something that has to be asked for is so."""
+    """Wait until an asynchronous condition holds."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110  # the same
             await asyncio.sleep(0.01)
@@ -350,7 +351,7 @@ async def eventually(condition: Callable[[], Any], seconds: float = WAIT_SECONDS
 
 @asynccontextmanager
 async def running(store: Store | None = None, **fields: Any) -> AsyncIterator[Mesh]:
-    """A mesh without nodes."""
+    """Yield a mesh without nodes."""
     mesh = Mesh(store or MemoryStore(), **fields)
     try:
         for name in ("predictor", "placement", "queue"):
@@ -370,7 +371,7 @@ def spec(
     grace: float = 0.0,
     **fields: Any,
 ) -> job_pb2.JobSpec:
-    """A job of one role."""
+    """Return the spec of a job with one role."""
     request = resources_pb2.ResourceRequest(
         gpu_milli=round(gpus * 1000), cores=cores, memory_bytes=memory_bytes, gpu_type=gpu_type
     )
@@ -384,10 +385,10 @@ def spec(
 
 
 def without(config: placement.PlacementConfig, **fields: Any) -> placement.PlacementConfig:
-    """A configuration with other values."""
+    """Return a configuration with other values."""
     return replace(config, **fields)
 
 
 def reason(error: grpc.aio.AioRpcError) -> str:
-    """The stable reason of a failed call."""
+    """Return the stable reason of a failed call."""
     return from_error(error).reason

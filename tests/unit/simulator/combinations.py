@@ -20,13 +20,13 @@ from cotenant.simulator import Cluster, Result, Trace, TraceJob, run
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.policy_set import GROUPS
-from cotenant.simulator.prediction_arms import NoisyOracle, Nothing, Oracle
+from cotenant.simulator.prediction_arms import NoisyOracle, NoPrediction, Oracle
 from cotenant.simulator.recording.events import Event
 from cotenant.simulator.run import simulate
 from cotenant.simulator.traces.trace_job import Ended
 
 FOUND = {kind: [plugin for plugin in plugins.discover(group) if plugin.healthy] for kind, group in GROUPS.items()}
-OWN_ARMS = (Oracle.name, NoisyOracle.name, Nothing.name)
+OWN_ARMS = (Oracle.name, NoisyOracle.name, NoPrediction.name)
 STEPS_MAX = 700
 TYPES = ("", "NVIDIA A100", "Tesla T4")
 SLOWING = ("none", "all", "bandwidth", "colocation", "cores", "locality,gpu-type")
@@ -35,7 +35,7 @@ TENANTS = ("a", "b", "c", "d")
 
 @dataclass(frozen=True)
 class Case:
-    """A whole simulation: with what it is called, it goes the same way each time."""
+    """A complete simulation: its name determines its course."""
 
     cluster: Cluster
     jobs: tuple[TraceJob, ...]
@@ -53,7 +53,7 @@ class Case:
         return tuple(self.names[kind] for kind in GROUPS)
 
     def run(self, look: typing.Callable[[Simulation], bool], recorder: Any = None) -> Result:
-        """Simulate it, and look after every event; where that is False, or after many steps, it is over."""
+        """Simulate it with a check after every event; stops if that is False, or after many steps."""
 
         def watch(simulation: Simulation) -> bool:
             return look(simulation) and simulation.steps < STEPS_MAX
@@ -81,7 +81,7 @@ class Lines:
         self.lines.append(event.as_line())
 
 
-# The cluster and the jobs ---------------------------------------------------------------------------------------------
+# Clusters and jobs ----------------------------------------------------------------------------------------------------
 
 SHAPES = st.builds(
     NodeShape,
@@ -108,7 +108,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 @st.composite
 def roles(draw: st.DrawFn, kind: JobKind) -> tuple[Role, ...]:
-    """Draw a gang: workers, and sometimes servers or a helper of another size beside them."""
+    """Draw a gang: workers, and sometimes servers or a helper of another size."""
     gpu_type = draw(st.sampled_from(["", "", "", "a100", "t4 | A100"]))
     gpus = 0 if kind is JobKind.CPU else draw(st.sampled_from([1000, 1000, 1000, 2000, 4000, 500, 300]))
     cores = draw(st.sampled_from([None, 1, 2, 4] if gpus else [1, 2, 5, 8]))
@@ -176,7 +176,7 @@ def families(draw: st.DrawFn) -> tuple[Tenant, ...]:
     return tuple(made)
 
 
-# The policies ---------------------------------------------------------------------------------------------------------
+# Policies -------------------------------------------------------------------------------------------------------------
 
 
 def declared(plugin: plugins.Plugin) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ def declared(plugin: plugins.Plugin) -> Mapping[str, Any]:
 
 
 def values(kind: Any, default: str) -> st.SearchStrategy[str] | None:
-    """Give other values of an option than its default, by its type; None where nobody knows any."""
+    """Return other values of an option than its default, by its type; None for an unknown type."""
     if typing.get_origin(kind) is typing.Literal:
         return st.sampled_from([str(choice) for choice in typing.get_args(kind)])
     if kind is bool:
@@ -199,7 +199,7 @@ def values(kind: Any, default: str) -> st.SearchStrategy[str] | None:
 
 @st.composite
 def options_of(draw: st.DrawFn, plugin: plugins.Plugin) -> dict[str, str]:
-    """Draw options within what a policy declares: one that it refuses is left out."""
+    """Draw options from a policy's declaration; rejected options are left out."""
     given: dict[str, str] = {}
     if not draw(st.booleans()):
         return given
@@ -241,14 +241,14 @@ def simulator_options(draw: st.DrawFn) -> dict[str, str]:
 
 @st.composite
 def cases(draw: st.DrawFn, fixed: Mapping[str, str] = MappingProxyType({})) -> Case:
-    """Draw a whole simulation; `fixed` names policies by kind."""
+    """Draw a complete simulation; `fixed` names policies by kind."""
     names: dict[str, str] = {}
     options: dict[str, Mapping[str, str]] = {"simulator": draw(simulator_options())}
     for kind, found in FOUND.items():
         arms = [*OWN_ARMS, *OWN_ARMS] if kind == "predictor" else []
         name = fixed.get(kind) or draw(st.sampled_from([*(plugin.name for plugin in found), *arms]))
         slowed = {"all", "bandwidth", "colocation"} & set(options["simulator"].get("speed", "").split(","))
-        names[kind] = name if kind != "contention" or slowed else "none"  # else it has no use, and is refused
+        names[kind] = name if kind != "contention" or slowed else "none"  # otherwise it has no effect, and is rejected
         plugin = next((one for one in found if one.name == names[kind]), None)
         if plugin and (given := draw(options_of(plugin))):
             options[kind] = given

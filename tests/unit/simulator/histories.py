@@ -1,4 +1,4 @@
-"""Checks a recording with the simplest of means: counters by node, and a list of reasons for each job."""
+"""Checks a recording with simple means: counters by node, and a list of reasons for each job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tape:
 
 @dataclass
 class History:
-    """What the events say, replayed one by one."""
+    """The events, replayed one by one."""
 
     cluster: Cluster
     submitted: dict[str, Event] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class History:
     waited: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     used: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     down: set[int] = field(default_factory=set)
-    apart: set[str] = field(default_factory=set)  # back off, and are in no queue
+    apart: set[str] = field(default_factory=set)  # in back-off, and in no queue
     failed_attempts: int = 0
     now: float = 0.0
 
@@ -58,7 +58,7 @@ class History:
         self.running[event.job_id] = replace(start, nodes=event.nodes, cores=event.cores)
 
     def _pass(self, until: float) -> None:
-        for node, used in self.used.items():  # lent cores are taken back in the instant in which somebody starts
+        for node, used in self.used.items():  # lent cores are reclaimed at the instant of a start
             assert used["cores"] <= self.cluster.shapes[node].cores
         for job_id in self.waiting_since:
             self.waited[job_id][self.reasons[job_id]] += until - self.now  # type: ignore[assignment]  # a counter of seconds
@@ -70,7 +70,7 @@ class History:
         self.waiting_since[event.job_id] = event.at_seconds
 
     def _started(self, event: Event) -> None:
-        self.waiting_since.pop(event.job_id)  # it was submitted, and does not run yet
+        self.waiting_since.pop(event.job_id)  # submitted, and not yet running
         self.reasons.pop(event.job_id, None)
         self.apart.discard(event.job_id)
         self.shapes[event.job_id] = self.submitted[event.job_id].shape
@@ -145,7 +145,7 @@ class History:
                     self.reasons[job_id] = event.wait
 
     def agrees(self, result: Result) -> None:
-        """Compare with the figures of the simulation itself."""
+        """Compare with the simulation's own figures."""
         kinds = [wait.value for wait in WAITS]
         for one in result.outcomes:
             assert self.finished.get(one.id) == one.finished_seconds

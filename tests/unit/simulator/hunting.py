@@ -1,6 +1,6 @@
-"""Looks for combinations that break a law: `python -m tests.unit.simulator.hunting 2000 SEED audited,replayed`.
+"""Searches for combinations that violate a law: `python -m tests.unit.simulator.hunting 2000 SEED audited,replayed`.
 
-Tells each kind of failure once, with the smallest world that was met, and how many combinations were tried.
+Reports each kind of failure once, with the smallest world found, and how many combinations were tried.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EXAMPLES_EACH = 4
 
 
 class Hunt:
-    """What was tried and found so far."""
+    """Tried combinations and findings so far."""
 
     def __init__(self, laws_held: list[str], folder: Path) -> None:
         self.laws, self.folder = laws_held, folder
         self.examples = 0
         self.tried: set[tuple[str, ...]] = set()
-        self.found: dict[str, tuple[int, int]] = {}  # how often, and how large the smallest world is
+        self.found: dict[str, tuple[int, int]] = {}  # how often, and the size of the smallest world
 
     def combination(self, number: int, examples: int) -> None:
         """Try some worlds under one combination, drawn by a number."""
@@ -54,7 +54,7 @@ class Hunt:
             for name in self.laws:
                 try:
                     getattr(laws, name)(case)
-                except Exception as error:  # whatever is wrong is counted, and the hunt goes on
+                except Exception as error:  # any failure is counted, and the search continues
                     self.note(name, case, error)
 
         look()

@@ -1,4 +1,4 @@
-"""The laws that every combination keeps to, each of one case."""
+"""Laws of every combination, each for one case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.simulator.auditing import Auditor
 from tests.unit.simulator.combinations import Case, Lines
 
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.job import Life
+from cotenant.simulator.job import SimulatedJob
 from cotenant.simulator.physics.outages import Outages
 
 STEPS_BEFORE_MAX = 60
@@ -18,7 +18,7 @@ ALONE_STEPS_MAX = 200
 
 
 def audited(case: Case) -> None:
-    """Nothing is given twice, gangs are whole, limits hold, nobody is forgotten."""
+    """No overcommitment, whole gangs, limits, and no forgotten job."""
     auditor = Auditor(case)
     seen: list[Simulation] = []
 
@@ -41,9 +41,9 @@ def replayed(case: Case) -> None:
 
 
 def explained(case: Case) -> None:
-    """Whoever waits starts once all others are gone, all nodes are back, and those times have passed that are told."""
+    """A waiting job starts once all others are gone, all nodes are up, and all announced times have passed."""
     chance, auditor = random.Random(case.seed), Auditor(case)
-    at, alone = chance.randint(1, STEPS_BEFORE_MAX), list[Life]()
+    at, alone = chance.randint(1, STEPS_BEFORE_MAX), list[SimulatedJob]()
     told = ""
 
     def look(simulation: Simulation) -> bool:
@@ -54,27 +54,27 @@ def explained(case: Case) -> None:
         if simulation.steps >= at and (waiting := sorted(auditor.history.waiting_since)):
             job_id = chance.choice(waiting)
             told = auditor.history.reasons[job_id]
-            alone.append(next(life for life in simulation.lives if life.job.id == job_id))
+            alone.append(next(sim_job for sim_job in simulation.sim_jobs if sim_job.job.id == job_id))
             leave_alone(simulation, alone[0])
         return True
 
     case.run(look, auditor)
     if alone:
-        (life,) = alone
-        given_up = not math.isnan(life.given_up_seconds)
-        assert life.running or life.finished or given_up, (
-            f"{life.job.id} waits for {told}, is alone, and does not start"
+        (sim_job,) = alone
+        given_up = not math.isnan(sim_job.given_up_seconds)
+        assert sim_job.running or sim_job.finished or given_up, (
+            f"{sim_job.job.id} waits for {told}, is alone, and does not start"
         )
 
 
-def leave_alone(simulation: Simulation, life: Life) -> None:
-    """Take all others away, have all nodes back, and let nothing come or break any more."""
+def leave_alone(simulation: Simulation, sim_job: SimulatedJob) -> None:
+    """Remove all other jobs, repair all nodes, and stop all arrivals and failures."""
     scheduler, now = simulation._scheduler, simulation.now
     simulation.submitted = len(simulation.trace.jobs)
     simulation.world.outages = Outages(0, 0)
     for node in np.flatnonzero(~scheduler._ledger.open).tolist():
         scheduler.reopen(node)
-    for other in [one for one in scheduler._lives.values() if one is not life]:
+    for other in [one for one in scheduler._sim_jobs.values() if one is not sim_job]:
         if other.running:
             scheduler.finish(other, now)
             simulation.finished += 1
@@ -83,5 +83,5 @@ def leave_alone(simulation: Simulation, life: Life) -> None:
             scheduler.given_up += 1
             scheduler._waiting.remove(other)
             scheduler._leave(other)
-    simulation._retries = [one for one in simulation._retries if one[1] == life.sequence]
+    simulation._retries = [one for one in simulation._retries if one[1] == sim_job.sequence]
     scheduler.order_expires = now

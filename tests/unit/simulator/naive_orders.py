@@ -1,7 +1,7 @@
 """Each queue policy in a few naive lines, for `oracle.replay`; a new policy adds one function and one row to `ARMS`.
 
-A function gets the jobs that are here, the time and the jobs that ended, and returns the jobs in order, without those
-that it gives up. `WEIGHT` is each tenant's share beside others.
+A function gets the present jobs, the time and the ended jobs, and returns the jobs in order, without those that it
+gives up. `WEIGHT` is each tenant's weight.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -19,7 +19,7 @@ CADENCE, FIRST_LEVEL, HOLD = 5, 3, 2  # seconds, seconds of a GPU, levels
 
 
 def doubled(amount):
-    """The largest of 0, QUANTUM, 2 QUANTUM, 4 QUANTUM… that is not above an amount."""
+    """Return the largest of 0, QUANTUM, 2 QUANTUM, 4 QUANTUM… that is at most an amount."""
     return max([0, *(QUANTUM * 2**k for k in range(12) if QUANTUM * 2**k <= amount + 1e-9)])
 
 
@@ -46,7 +46,7 @@ def srsf(here, now, history):
 def las(here, now, history, patience=lambda job: inf):
     def level(job):
         if not job.runs and job.done and now - job.since >= patience(job):
-            job.forgiven = job.done  # its next run counts alone
+            job.forgiven = job.done  # only its next run counts
             return 0
         had = service(job) * (1 - job.forgiven / job.done) if job.done and job.runs else service(job)
         return sum(had + 1e-9 >= threshold for threshold in THRESHOLDS)
@@ -107,7 +107,7 @@ def at_tick(job, now):
 
 
 def voted(votes, one):
-    """The rank of one value among many, that of equals averaged."""
+    """Return the rank of one value among many, ties averaged."""
     return sum(vote < one for vote in votes) + (1 + sum(vote == one for vote in votes)) / 2
 
 
@@ -151,7 +151,7 @@ PREEMPTIVE, STRICT = {"preemptive": True, "strict": False}, {"preemptive": False
 BACKFILL = {"preemptive": False, "strict": False}
 _QUANTUM, _LEVELS = {"quantum_seconds": f"{QUANTUM}"}, {"thresholds": ",".join(map(str, THRESHOLDS))}
 
-ARMS = [  # (policy, its options, the naive order, and how the naive scheduler is to treat it)
+ARMS = [  # (policy, its options, the naive order, and the naive scheduler's treatment)
     ("fifo", {"mode": "strict"}, fifo, STRICT),
     ("fifo", {"mode": "backfill"}, fifo, BACKFILL),
     ("sjf", {"mode": "strict"}, sjf, STRICT),

@@ -1,4 +1,4 @@
-"""Gives names to what a simulation counts, cores and GPUs, by the books that live nodes keep."""
+"""Assigns names to counted cores and GPUs of a simulation, with the device assignment of live nodes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from cotenant.core.capacity.ledger import Holding
 from cotenant.core.model.allocation import NodeAllocation
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.node import Core, Gpu, Inventory, NodeShape
-from cotenant.core.placement.device_assignment import Book, Task
+from cotenant.core.placement.device_assignment import NodeDevices, Task
 from cotenant.simulator import Cluster
-from cotenant.simulator.job import Life
+from cotenant.simulator.job import SimulatedJob
 from cotenant.simulator.recording.events import Event, Place
 
-Run = tuple[str, int]  # a job, and which run of it
+Run = tuple[str, int]  # a job, and the number of its run
 SIBLINGS_FROM = 1000
 
 
 def inventory_of(shape: NodeShape, numa_nodes: int) -> Inventory:
-    """Make up a node of a shape: cores of two threads and GPUs, dealt over its memory domains."""
+    """Return a node of a shape: cores of two threads and GPUs, distributed over its memory domains."""
     cores = (Core(at, (at, SIBLINGS_FROM + at), numa_node=at % numa_nodes) for at in range(shape.cores))
     gpus = (
         Gpu(f"GPU-{at}", shape.gpu_type, numa_node=at % numa_nodes, shareable=shape.shareable)
@@ -30,7 +30,7 @@ def inventory_of(shape: NodeShape, numa_nodes: int) -> Inventory:
 
 @dataclass
 class Names:
-    """What each run holds by name, node by node; the cores are those that it has for good."""
+    """What each run holds by name, node by node; cores are the firm ones."""
 
     cluster: Cluster
     held: dict[Run, dict[int, NodeAllocation]] = field(default_factory=dict)
@@ -38,11 +38,11 @@ class Names:
 
     def __post_init__(self) -> None:
         shapes = zip(self.cluster.shapes, self.cluster.numa_nodes, strict=True)
-        self.books = [Book(f"n{at}", inventory_of(*told)) for at, told in enumerate(shapes)]
+        self.books = [NodeDevices(f"n{at}", inventory_of(*told)) for at, told in enumerate(shapes)]
 
-    def follow(self, running: Iterable[Life], started: Mapping[str, Event]) -> None:
-        """Name what those hold who have come, and what others hold more or less of; then look at all of it."""
-        now = {(life.job.id, life.runs): life.holdings for life in running}
+    def follow(self, running: Iterable[SimulatedJob], started: Mapping[str, Event]) -> None:
+        """Assign names to new runs and changed holdings; then check everything."""
+        now = {(sim_job.job.id, sim_job.runs): sim_job.holdings for sim_job in running}
         for run in [run for run in self.held if run not in now]:
             for node, allocation in self.held.pop(run).items():
                 self.books[node].release(allocation)
@@ -68,7 +68,7 @@ class Names:
             self.held[run][node] = after
 
     def _check(self) -> None:
-        """Nobody holds another's core or GPU, each has as many as are counted for it, and memory beside its cores."""
+        """No run holds another's core or GPU, each has its counted number, and memory beside its cores."""
         on: dict[int, list[NodeAllocation]] = {}
         for run, by_node in self.held.items():
             assert sum(part.cores for part in by_node.values()) == self._cores(run)
@@ -91,7 +91,7 @@ class Names:
 def tasks_of(
     holdings: Iterable[Holding], places: Iterable[Place]
 ) -> dict[int, tuple[list[Task], list[tuple[int, int]]]]:
-    """Make tasks of what a run holds, with the parts of GPUs that were chosen, node by node."""
+    """Return tasks for a run's holdings, with the selected GPU shares, node by node."""
     by_node: dict[int, tuple[list[Task], list[tuple[int, int]]]] = {}
     ranks = iter(range(10**6))
     for held, place in zip(holdings, places, strict=True):

@@ -1,4 +1,4 @@
-"""A naive scheduler that looks at every second, and a naive line for each queue policy: no code of Cotenant's."""
+"""A naive scheduler with a cycle every second, and a naive line for each queue policy: no code of Cotenant's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Job:
     deadline: float = inf
     known: bool = True
     done: int = 0
-    before: int = 0  # what was done when the present run began
+    before: int = 0  # attained when the present run began
     forgiven: int = 0
     since: int = 0
     runs: bool = False
@@ -29,7 +29,7 @@ Order = Callable[[list[Job], int, list[Job]], list[Job]]
 
 
 def replay(jobs: list[Job], gpus: int, cores: int, order: Order, *, preemptive: bool, strict: bool) -> None:
-    """Run jobs; `order` sorts those that are here, leaving out whom it gives up. Ended ones are `history`."""
+    """Run jobs; `order` sorts the present jobs, without those it gives up. Ended jobs are `history`."""
     here, history, now = list[Job](), list[Job](), 0
     while len(history) + sum(job.dropped is not None for job in jobs) < len(jobs):
         for job in [job for job in here if job.runs and job.done == job.work]:
@@ -60,5 +60,5 @@ def replay(jobs: list[Job], gpus: int, cores: int, order: Order, *, preemptive: 
 
 
 def service(job: Job) -> float:
-    """What a job has had, in GPU-seconds; three cores count as a GPU."""
+    """Return a job's attained GPU-seconds; three cores count as a GPU."""
     return job.done * (job.gpus or job.cores / 3)

@@ -1,4 +1,4 @@
-"""The lower bound for the average JCT: no schedule undercuts it, and it is the fluid machine's best."""
+"""The lower bound of the average JCT: no schedule is below it, and it is the fluid machine's optimum."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def eager(queue: str) -> dict[str, dict[str, str]]:
 @settings(max_examples=60, deadline=None)
 @given(JOBS)
 def test_it_is_what_slow_steps_of_the_fluid_machine_give(jobs: list[tuple[int, int, int]]) -> None:
-    """The machine does a job's work in whole steps, for 4 GPUs divide 12 steps a second."""
+    """The machine does a job's work in whole steps, since 4 GPUs divide 12 steps a second."""
     gpus, steps = 4, 12
     rest = {n: long * width * steps // gpus for n, (_, long, width) in enumerate(jobs)}
     finishes, means, now = 0.0, 0.0, 0
@@ -93,13 +93,13 @@ def test_the_course_keeps_every_gpu_second_in_few_points(queue: str) -> None:
         result = simulate(world(seed), "3x4x8", queue=queue, recorder=tape)
         for event in tape.events:
             sampler.record(event)
-        course = sampler.course()
-        assert len(course.gpus) <= POINTS_MAX
+        series = sampler.series()
+        assert len(series.gpus) <= POINTS_MAX
         end = tape.events[-1].at_seconds
-        spans = [min(course.span_seconds, end - n * course.span_seconds) for n in range(len(course.gpus))]
+        spans = [min(series.span_seconds, end - n * series.span_seconds) for n in range(len(series.gpus))]
         held = math.fsum(one.run_seconds * one.gpu_milli / 1000 for one in result.outcomes)
         waited = math.fsum(one.queue_seconds for one in result.outcomes)
-        assert (course.gpus * spans).sum() == pytest.approx(held)
-        assert (course.waiting * spans).sum() == pytest.approx(waited)
-        drawn = math.fsum((bar.end_seconds - bar.begin_seconds) * bar.gpu_milli / 1000 for bar in course.bars)
+        assert (series.gpus * spans).sum() == pytest.approx(held)
+        assert (series.waiting * spans).sum() == pytest.approx(waited)
+        drawn = math.fsum((bar.end_seconds - bar.begin_seconds) * bar.gpu_milli / 1000 for bar in series.bars)
         assert drawn == pytest.approx(held)

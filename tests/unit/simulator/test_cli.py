@@ -38,7 +38,7 @@ def simulate(*arguments: str) -> Told:
 SAMPLE = ("--trace", "sample", "--cluster", "2x8")
 
 
-def test_one_object_is_printed_and_the_same_but_for_the_wall_time_each_time() -> None:
+def test_the_output_is_one_object_and_repeatable_except_for_wall_time() -> None:
     told = [json.loads(simulate(*SAMPLE, "--queue", "las", "--json").stdout) for _ in range(2)]
     assert told[0]["finished"] == 260
     assert told[0].pop("wall_seconds") > 0
@@ -62,7 +62,7 @@ def test_options_reach_their_policies() -> None:
     assert backfill["options"] == {"queue": {"mode": "backfill"}}
 
 
-def test_cores_that_a_trace_does_not_tell_can_be_left_to_the_allocator() -> None:
+def test_missing_cores_can_be_left_to_the_allocator() -> None:
     told = simulate(*SAMPLE, "--allocator", "proportional", "--option", "simulator.cores=auto", "--json").stdout
     figures = json.loads(told)
     assert figures["cpu_utilisation"] == pytest.approx(figures["gpu_utilisation"])
@@ -77,22 +77,22 @@ def test_cores_that_a_trace_does_not_tell_can_be_left_to_the_allocator() -> None
         (("--predictor", "oracel"), "did you mean oracle"),
         (("--predictor", "histori"), "did you mean history"),
         (("--contention", "nobody"), "no contention policy 'nobody'"),
-        (("--option", "contention.x=1"), "contention.x: is no option; none has none"),
+        (("--option", "contention.x=1"), "contention.x: unknown option; none has none"),
         (("--option", "queue.mode=fast"), "queue.mode: must be one of strict, backfill, not 'fast'"),
-        (("--option", "queue.mod=strict"), "queue.mod: is no option; did you mean mode?"),
-        (("--option", "queu.mode=strict"), "queu: is no group; did you mean queue?"),
+        (("--option", "queue.mod=strict"), "queue.mod: is not an option; did you mean mode?"),
+        (("--option", "queu.mode=strict"), "queu: unknown group; did you mean queue?"),
         (("--option", "mode"), "mode: must be written group.key=value"),
-        (("--option", "predictor.x=1"), "predictor.x: is no option; oracle has none"),
+        (("--option", "predictor.x=1"), "predictor.x: unknown option; oracle has none"),
         (("--option", "simulator.preemption_cost_seconds=-1"), "must be 0 or more, not -1"),
         (("--predictor", "noisy-oracle", "--option", "predictor.predictable=2"), "must be from 0 to 1, not 2"),
-        (("--format", "itpp"), "'itpp' is no trace format; did you mean itp?"),
+        (("--format", "itpp"), "unknown trace format 'itpp'; did you mean itp?"),
         (("--format", "philly"), "it looks like a header of format itp"),
         (("--cluster", "2y8"), "cluster '2y8' is neither NxG[xC]"),
         (("--trace", "/nowhere.csv"), "/nowhere.csv cannot be read: No such file or directory"),
         (("--seed", "-1"), "should be greater than or equal to 0"),
     ],
 )
-def test_bad_input_is_told_in_a_sentence_and_exits_with_2(arguments: tuple[str, ...], told: str) -> None:
+def test_invalid_input_exits_with_2_and_a_sentence(arguments: tuple[str, ...], told: str) -> None:
     result = simulate(*SAMPLE, *arguments)
     assert result.exit_code == 2
     assert told in " ".join(result.stderr.split())
@@ -127,7 +127,7 @@ def test_a_policy_that_fails_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Interrupting:
-    """First in, first out, until somebody presses Ctrl-C."""
+    """First in, first out, until Ctrl-C."""
 
     name, api_version, preemptive, strict, running_first = "fifo", 1, False, True, False
     asked = 0
@@ -139,7 +139,7 @@ class Interrupting:
         return Order(np.zeros(len(jobs), dtype=np.int64), jobs.arrival_seconds.copy())
 
 
-def test_an_interrupt_ends_it_cleanly_and_says_how_far_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_stops_it_cleanly_with_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     find = plugins.load
 
     def load(group: str, name: str, options: Mapping[str, str]) -> object:

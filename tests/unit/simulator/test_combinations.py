@@ -1,4 +1,4 @@
-"""Laws that hold whatever policies are combined, over random worlds; `hunting` looks at thousands of them."""
+"""Laws that hold for any combination of policies, over random worlds; `hunting` tries thousands of them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from cotenant.core.model.node import NodeShape
 from cotenant.simulator import Cluster, TraceJob
 
 every_queue = pytest.mark.parametrize("queue", [plugin.name for plugin in FOUND["queue"]])
-QUICKLY = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink a whole simulation takes minutes: `hunting` does it
+QUICKLY = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking a whole simulation takes minutes: `hunting` does it
 
 
 @every_queue
 @settings(max_examples=8, phases=QUICKLY)
 @given(data=st.data())
-def test_nothing_is_given_twice_gangs_are_whole_limits_hold_and_nobody_is_forgotten(
-    queue: str, data: st.DataObject
-) -> None:
+def test_no_overcommitment_whole_gangs_limits_and_no_forgotten_job(queue: str, data: st.DataObject) -> None:
     laws.audited(data.draw(cases({"queue": queue})))
 
 
 @every_queue
 @settings(max_examples=6, phases=QUICKLY)
 @given(data=st.data())
-def test_whoever_waits_starts_once_it_is_alone(queue: str, data: st.DataObject) -> None:
+def test_a_waiting_job_starts_once_it_is_alone(queue: str, data: st.DataObject) -> None:
     laws.explained(data.draw(cases({"queue": queue})))
 
 
@@ -40,7 +38,7 @@ def test_the_same_input_and_seed_give_the_same_recording_byte_for_byte(queue: st
     laws.replayed(data.draw(cases({"queue": queue})))
 
 
-# What was found -------------------------------------------------------------------------------------------------------
+# Regressions ---------------------------------------------------------------------------------------------------------
 
 PLAIN, BIG = NodeShape(gpus=1, cores=12), NodeShape(gpus=8, cores=12)
 ONE_A100 = NodeShape(gpus=1, cores=16, gpu_type="NVIDIA A100", shareable=True)

@@ -1,4 +1,4 @@
-"""`cotenant compare`: arms, seeds, processes, and what is left to gain."""
+"""`cotenant compare`: arms, seeds, processes, and the lower bound."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_an_arm_differs_in_what_it_says() -> None:
         ([], ["ours"], "is not written LABEL="),
         ([], ["queue=las"], "needs a label before its choices"),
         ([], ["queue.mode=strict"], "needs a label before its choices"),
-        ([], ["a=las,plaecment=count"], "'plaecment' is no group; did you mean placement?"),
-        ([], ["a=las,queue.mode="], "says nothing"),
+        ([], ["a=las,plaecment=count"], "unknown group 'plaecment'; did you mean placement?"),
+        ([], ["a=las,queue.mode="], "has no value"),
         ([], ["a=las,count"], "is not written GROUP=NAME"),
     ],
 )
-def test_an_arm_that_makes_no_sense_is_told(names: list[str], labelled: list[str], fault: str) -> None:
+def test_an_invalid_arm_is_reported(names: list[str], labelled: list[str], fault: str) -> None:
     with pytest.raises(BadArm, match=re.escape(fault)):
         arms_of(names, labelled, SHARED)
 
@@ -123,7 +123,7 @@ class Raises:
         raise RuntimeError("out of order")
 
 
-def test_an_arm_whose_policy_fails_is_named_and_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_with_a_failing_policy_is_named_without_results(monkeypatch: pytest.MonkeyPatch) -> None:
     find = plugins.load
 
     def load(group: str, name: str, options: Mapping[str, str]) -> object:
@@ -137,7 +137,7 @@ def test_an_arm_whose_policy_fails_is_named_and_nothing_is_told(monkeypatch: pyt
         compare(arms_of(["las"], [], Scenario("sample", "2x8")))
 
 
-def test_what_is_stopped_tells_what_is_done() -> None:
+def test_a_stopped_comparison_reports_finished_runs() -> None:
     asked = iter([False, False, *[True] * 10_000])
     comparison = compare(arms_of(["fifo", "las"], [], Scenario("sample", "2x8")), stopped=lambda: next(asked))
     assert (comparison.runs.complete, comparison.bound) == (False, None)

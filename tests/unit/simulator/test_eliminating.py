@@ -1,4 +1,4 @@
-"""A contention policy at work in the simulated world: what is done to those that it holds back."""
+"""A contention policy in the simulated world: the effect on throttled jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.core.model.job import JobKind, Request, Role
 from cotenant.core.model.node import NodeShape
 from cotenant.core.policy.protocols import Directive, NodeWindow, Throttle
 from cotenant.simulator.clusters.cluster import Cluster
-from cotenant.simulator.physics.throttling import Noise, held_by
+from cotenant.simulator.physics.throttling import Noise, effect_of
 from cotenant.simulator.results import Outcome, Result
 from cotenant.simulator.run import simulate
 from cotenant.simulator.traces import Trace, TraceJob
@@ -44,7 +44,7 @@ def one(result: Result, id: str) -> Outcome:
 
 
 class Says:
-    """Says one thing about the CPU job at 10 s, and keeps what it saw."""
+    """Returns one directive about the CPU job at 10 s, and keeps its windows."""
 
     name, api_version = "says", 1
 
@@ -83,7 +83,7 @@ def test_a_throttle_leaves_a_cpu_job_what_is_scarcest(throttle: Throttle, part: 
     assert seen.cores_used == (throttle.cores or 8)
 
 
-def test_who_is_suspended_does_nothing_and_takes_nothing() -> None:
+def test_a_suspended_job_does_nothing_and_uses_nothing() -> None:
     policy = Says(Throttle(suspended=True))
     result = replay(dnn(), cpu(0, 100), policy=policy, sample_noise="0")
     assert one(result, "dnn").finished_seconds == pytest.approx(10 + 1000 - 10 / 1.5)
@@ -91,14 +91,14 @@ def test_who_is_suspended_does_nothing_and_takes_nothing() -> None:
 
 
 def test_cores_are_those_of_each_task() -> None:
-    assert held_by(Directive("cpu", 1, 1, "", Throttle(cores=1)), 8, 4, 0.0, 1.0).part == 0.5
+    assert effect_of(Directive("cpu", 1, 1, "", Throttle(cores=1)), 8, 4, 0.0, 1.0).part == 0.5
     policy = Says(Throttle(cores=1))
     replay(dnn(), cpu(0, 100, tasks=4), policy=policy)
     attempt = next(one for one in policy.seen[4].attempts if one.cpu_job)
     assert (attempt.tasks, attempt.cores, attempt.cores_used) == (4, 8, 4.0)
 
 
-def test_who_is_asked_to_move_waits_for_another_place() -> None:
+def test_a_job_asked_to_move_waits_for_another_place() -> None:
     two = Cluster("two", (NodeShape(1, 16), NodeShape(1, 16)), ("", ""), (100e9, 100e9))
     result = replay(dnn(), cpu(0, 100), policy=Says(Throttle(suspended=True), move=True), cluster=two)
     assert (result.migrations, result.preemptions) == (1, 0)
@@ -117,7 +117,7 @@ def test_the_eliminator_gives_a_training_job_most_of_its_speed_and_a_cpu_job_som
     assert not [id for id, _ in well.unschedulable]
 
 
-def test_nobody_is_asked_where_no_job_could_be_held_back_nor_where_nothing_changes() -> None:
+def test_no_queries_without_throttleable_jobs_or_changes() -> None:
     policy = Says(Throttle())
     assert replay(dnn(), policy=policy).finished == 1
     assert policy.seen == []

@@ -1,4 +1,4 @@
-"""What happens when: instants, jobs that never fit, kinds of wait, and policies that fail."""
+"""The order of events at an instant, jobs that never fit, kinds of wait, and failing policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cotenant.simulator.traces import workers
 
 
 def trace(*jobs: tuple[float, float, int]) -> Trace:
-    """Make a trace of (submitted, seconds, GPUs); jobs are called a, b, c…"""
+    """Return a trace of (submitted, seconds, GPUs); jobs are called a, b, c…"""
     made = (TraceJob(chr(ord("a") + n), at, seconds, workers(gpus)) for n, (at, seconds, gpus) in enumerate(jobs))
     return Trace("made up", "none", tuple(made))
 
@@ -35,7 +35,7 @@ def finishes(result: Result) -> dict[str, float | None]:
 BACKFILL = {"queue": {"mode": "backfill"}}
 
 
-def test_what_is_freed_at_an_instant_is_there_for_who_comes_at_that_instant() -> None:
+def test_resources_freed_at_an_instant_serve_arrivals_at_that_instant() -> None:
     result = simulate(trace((0, 10, 2), (10, 5, 2)), "1x2")
     assert finishes(result) == {"a": 10.0, "b": 15.0}
     assert result.avg_queue_seconds == 0
@@ -48,7 +48,7 @@ def test_jct_counts_from_the_submission_and_makespan_from_the_first_one() -> Non
     assert result.gpu_utilisation == pytest.approx(1.0)
 
 
-def test_an_outcome_tells_on_how_many_servers_the_last_run_was() -> None:
+def test_an_outcome_has_the_servers_of_the_last_run() -> None:
     result = simulate(trace((0, 10, 4), (0, 10, 1), (10, 5, 2), (10, 5, 8)), "2x2", options=BACKFILL)
     assert {one.id: one.servers for one in result.outcomes} == {"a": 2, "b": 1, "c": 1}
 
@@ -60,7 +60,7 @@ def test_percentiles_interpolate_linearly() -> None:
     )
 
 
-def test_a_job_larger_than_the_cluster_is_named_with_its_reason_and_holds_nobody_back() -> None:
+def test_a_job_larger_than_the_cluster_is_unschedulable_and_holds_no_job_back() -> None:
     result = simulate(trace((0, 10, 3), (0, 10, 2), (1, 10, 64)), "1x2")
     assert finishes(result) == {"b": 10.0}
     assert (result.jobs, result.finished) == (3, 1)
@@ -70,7 +70,7 @@ def test_a_job_larger_than_the_cluster_is_named_with_its_reason_and_holds_nobody
 
 
 class OneNode:
-    """Wants all of a gang on the first node."""
+    """Places all of a gang on the first node."""
 
     name, api_version = "one-node", 1
 
@@ -81,14 +81,14 @@ class OneNode:
         return Refusal(Code.FRAGMENTED, "not on the first node", "something leaves it")
 
 
-def test_a_job_that_its_placement_policy_would_never_place_holds_nobody_back_either() -> None:
+def test_a_job_the_placement_policy_never_places_holds_no_job_back() -> None:
     result = simulate(trace((0, 10, 3), (0, 10, 2)), "2x2", placement=OneNode())
     assert finishes(result) == {"b": 10.0}
     assert "refused even on the empty cluster: not on the first node" in result.unschedulable[0][1].detail
 
 
 class Moody(OneNode):
-    """Places nothing once it has been asked often enough."""
+    """Refuses everything after some calls."""
 
     name = "moody"
     patience = 2
@@ -98,11 +98,11 @@ class Moody(OneNode):
         return super().place(gang, ledger, rng) if self.patience >= 0 else Refusal(Code.FRAGMENTED, "no mood")
 
 
-def test_a_job_that_is_left_waiting_for_ever_is_not_dropped_in_silence() -> None:
+def test_a_job_left_waiting_forever_is_reported() -> None:
     result = simulate(trace((0, 10, 2), (1, 10, 2)), "1x2", placement=Moody())
     assert finishes(result) == {"a": 10.0, "b": None}
     assert [(job_id, refusal.detail) for job_id, refusal in result.unschedulable] == [
-        ("b", "was still waiting when nothing ran any more and nothing was to come: the policies found no place for it")
+        ("b", "was still waiting when no job was running or still to come: the policies found no place for it")
     ]
 
 
@@ -125,7 +125,7 @@ def test_a_wait_is_for_capacity_until_enough_is_free_and_then_for_fragmentation(
         assert result.waits_seconds == {"fair_share": 0.0, "fragmentation": 8.0, "capacity": 11.0, "dependency": 0}
 
 
-def test_who_waits_behind_the_head_of_a_strict_queue_waits_for_capacity() -> None:
+def test_jobs_behind_the_head_of_a_strict_queue_wait_for_capacity() -> None:
     jobs = trace((0, 10, 1), (0, 20, 1), (0, 12, 1), (0, 30, 1), (1, 5, 2), (1, 5, 1))
     strict = simulate(jobs, "2x2", placement="consolidate")
     assert strict.outcomes[5].waits_seconds == (0.0, 0.0, 19.0, 0)
@@ -150,7 +150,7 @@ def test_a_job_that_is_outranked_waits_for_capacity_whatever_it_waited_for_befor
 
 
 class Picky:
-    """Wants gangs of three on the first node; others go to the first node that has room."""
+    """Places gangs of three on the first node; others go to the first node with room."""
 
     name, api_version = "picky", 1
 
@@ -163,15 +163,15 @@ class Picky:
         return Refusal(Code.FRAGMENTED, "not there", "something leaves it")
 
 
-def test_nobody_is_stopped_for_a_job_that_comes_later_in_the_order() -> None:
-    # At 1 s the order is a, c, b, d: c should have b's room, but wants the first node, where a stays; d comes after b.
+def test_no_job_is_stopped_for_a_job_later_in_the_order() -> None:
+    # At 1 s the order is a, c, b, d: c would get b's room, but needs the first node, where a stays; d comes after b.
     jobs = trace((0, 10, 4), (0, 30, 4), (1, 20, 3), (1, 50, 1))
     result = simulate(jobs, "2x4", queue=Shortest(), placement=Picky())
     assert result.preemptions == 0
     assert finishes(result) == {"a": 10.0, "b": 30.0, "c": 30.0, "d": 60.0}
 
 
-def test_a_trace_that_tells_no_cores_asks_for_none() -> None:
+def test_a_trace_without_cores_requests_none() -> None:
     assert simulate("sample", "2x8").cpu_utilisation == 0.0
 
 
@@ -184,7 +184,7 @@ def test_the_same_arguments_give_the_same_json() -> None:
     assert told(seed=3) == told(seed=3)
 
 
-def test_all_that_is_promised_is_in_the_json() -> None:
+def test_the_json_has_all_documented_figures() -> None:
     told = simulate("sample", "1x8").as_json()
     promised = """jobs finished avg_jct_seconds median_jct_seconds p95_jct_seconds p99_jct_seconds makespan_seconds
         avg_queue_seconds preemptions gpu_utilisation cpu_utilisation cpu_jobs_avg_queue_seconds qos_guarantee_percent
@@ -212,12 +212,12 @@ def test_where_nothing_finishes_there_are_no_figures() -> None:
     json.dumps(result.as_json(), allow_nan=False)
 
 
-def test_a_simulation_that_is_stopped_tells_what_had_happened_by_then() -> None:
+def test_a_stopped_simulation_reports_the_figures_so_far() -> None:
     seen: list[float] = []
 
     def watch(simulation: Simulation) -> bool:
         seen.append(simulation.now)
-        return any(life.finished_seconds == simulation.now for life in simulation.lives)
+        return any(sim_job.finished_seconds == simulation.now for sim_job in simulation.sim_jobs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cotenant.simulator.run.WATCH_SECONDS", 0.0)
@@ -235,7 +235,7 @@ def test_a_simulation_that_is_stopped_tells_what_had_happened_by_then() -> None:
 
 
 class Shortest:
-    """Runs the job with the least left to do; jobs of which nothing is known come last."""
+    """Runs the job with the least remaining time; jobs without a prediction come last."""
 
     name, api_version, preemptive, strict, running_first = "shortest", 1, True, False, False
 
@@ -243,7 +243,7 @@ class Shortest:
         return Order(np.zeros(len(jobs), dtype=np.int64), np.nan_to_num(jobs.remaining_seconds, nan=1e12))
 
 
-def test_the_oracle_tells_the_true_rest() -> None:
+def test_the_oracle_gives_the_true_remaining_time() -> None:
     # At 4 s job a has 6 s left, less than b; at 6 s it has 4 s left, more than c.
     jobs = trace((0, 10, 1), (4, 7, 1), (6, 3, 1))
     assert finishes(simulate(jobs, "1x1", queue=Shortest())) == {"a": 13.0, "b": 20.0, "c": 9.0}
@@ -274,11 +274,11 @@ def test_a_predictor_that_learns_can_be_simulated() -> None:
     assert result.finished == 260
 
 
-def test_a_predictor_that_is_made_already_is_asked_like_one_of_its_name() -> None:
+def test_a_predictor_object_works_like_its_name() -> None:
     made = simulate("sample", "2x8", queue=Shortest(), predictor=History())
     assert made.policies["predictor"] == "history"
     assert finishes(made) == finishes(simulate("sample", "2x8", queue=Shortest(), predictor="history"))
-    with pytest.raises(BadOption, match="was given for a predictor that is made already"):
+    with pytest.raises(BadOption, match="was given for a predictor object"):
         simulate("sample", "2x8", predictor=History(), options={"predictor": {"kinds_max": "3"}})
 
 
@@ -302,7 +302,7 @@ NO_LEVEL = np.zeros(1, dtype=np.int64)
     [
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
         (Order(np.zeros(2, dtype=np.int64), np.zeros(2)), "2 levels and 2 scores for 1 jobs"),
-        (Order(NO_LEVEL, np.array([np.nan])), "a score that is no number"),
+        (Order(NO_LEVEL, np.array([np.nan])), "a score is NaN"),
         (Order(NO_LEVEL, np.zeros(1), given_up=np.zeros(2, dtype=np.bool_)), "2 marks for 1 jobs"),
         (Order(NO_LEVEL, np.zeros(1), over_share=np.zeros(0, dtype=np.bool_)), "0 marks for 1 jobs"),
         (Order(NO_LEVEL, np.zeros(1), valid_seconds=-1.0), "valid for -1.0 s"),
@@ -331,10 +331,10 @@ class BadPlacement(OneNode):
     ("offer", "fault"),
     [
         (KeyError("node"), "KeyError: 'node'"),
-        ((Share(9, 0, 2),), "it offered what there is not: Share(node=9"),
-        ((Share(0, 9, 2),), "it offered what there is not: Share(node=0, part=9"),
-        ((Share(0, 0, 1),), "it made no offer that can be taken"),
-        ((Share(0, 0, 1), Share(0, 0, 1)), "it made no offer that can be taken"),
+        ((Share(9, 0, 2),), "it offered a node or part that does not exist: Share(node=9"),
+        ((Share(0, 9, 2),), "it offered a node or part that does not exist: Share(node=0, part=9"),
+        ((Share(0, 0, 1),), "it made an invalid offer"),
+        ((Share(0, 0, 1), Share(0, 0, 1)), "it made an invalid offer"),
     ],
 )
 def test_a_placement_policy_that_fails_is_named(offer: Offer | Exception, fault: str) -> None:
@@ -344,7 +344,7 @@ def test_a_placement_policy_that_fails_is_named(offer: Offer | Exception, fault:
 
 
 class Restless(Shortest):
-    """Says that its order never lasts."""
+    """Returns an order that expires at once."""
 
     name = "restless"
 
@@ -358,7 +358,7 @@ def test_an_order_that_never_lasts_cannot_stop_the_clock() -> None:
     assert 400 <= result.events <= 600
 
 
-def test_several_predictors_are_asked_together_each_with_its_own_options() -> None:
+def test_several_predictors_are_chained_each_with_its_options() -> None:
     told = {"predictor": {"rates_max": "4", "history.samples_max": "8"}}
     both = simulate("sample", "2x8", queue=Shortest(), predictor="loss-curve,history", options=told)
     alone = {"predictor": {"samples_max": "8"}}
@@ -368,7 +368,7 @@ def test_several_predictors_are_asked_together_each_with_its_own_options() -> No
 @pytest.mark.parametrize(
     ("predictor", "option", "complaint"),
     [
-        ("history,oracle", {}, "predictor.oracle: stands alone"),
+        ("history,oracle", {}, "predictor.oracle: cannot be combined"),
         (
             "history,latency",
             {"hist.samples_max": "1"},

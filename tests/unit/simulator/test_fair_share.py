@@ -1,4 +1,4 @@
-"""Fair share in simulations: off unless asked for, and nothing to a tenant that is alone."""
+"""Fair share in simulations: off by default, and without effect for a single tenant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ON = {"simulator": {"fair_share": "tenants"}}
 
 
 def trace_of(*tenants: str, gpus: int = 1) -> Trace:
-    """Jobs of some tenants, one after the other in the queue, with run times that differ."""
+    """Jobs of several tenants, queued one after another, with different run times."""
     roles = (Role("worker", 1, Request(gpu_milli=1000 * gpus)),)
     jobs = (
         TraceJob(f"{number:03}", float(number), 100.0 + 37 * (number % 11), roles, tenant=tenant)
@@ -25,7 +25,7 @@ def trace_of(*tenants: str, gpus: int = 1) -> Trace:
 
 
 def waits(trace: Trace, tenant: str, **more: object) -> float:
-    """The mean wait of a tenant's jobs."""
+    """Return the mean wait of a tenant's jobs."""
     result = simulate(trace, "1x4", queue="las", **more)  # type: ignore[arg-type]  # what a simulation takes
     own = [job.queue_seconds for job in result.outcomes if job.tenant == tenant]
     return sum(own) / len(own)
@@ -45,7 +45,7 @@ def test_a_small_tenant_waits_less_and_its_weight_counts() -> None:
     assert weighed < shared < alone / 2
 
 
-def test_waits_for_a_fair_share_are_told_apart() -> None:
+def test_waits_for_a_fair_share_count_separately() -> None:
     trace = trace_of(*["large"] * 60, *["small"] * 8)
     without, shared = (simulate(trace, "1x4", options=options).waits for options in ({}, ON))
     assert without["fair_share"] == 0

@@ -1,4 +1,4 @@
-"""First in, first out against a simulator that is too simple to be wrong: no heap, no table, no ledger."""
+"""First in, first out, against a trivially simple simulator: no heap, no table, no ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Job:
 
 
 def finishes(jobs: list[Job], nodes: list[int], *, strict: bool) -> dict[str, float]:
-    """Replay jobs; each goes to the fullest node that has room for all of it. One large node is a pooled cluster."""
+    """Replay jobs; each goes to the fullest node with room for all of it. One large node is a pooled cluster."""
     coming, waiting = list(jobs), list[Job]()
     running: list[tuple[float, int, Job]] = []  # until when, on which node
     finished: dict[str, float] = {}

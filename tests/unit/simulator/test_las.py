@@ -1,4 +1,4 @@
-"""Preemption: least attained service against a simulator that looks at every second."""
+"""Preemption: least attained service against a simulator with a cycle every second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def workload(seed: int) -> list[TraceJob]:
 
 
 def finishes(jobs: list[TraceJob], gpus: int) -> tuple[dict[str, float], int]:
-    """Decide anew in every second: the first of the order that fit together run, all others wait."""
+    """Decide every second: the first jobs of the order that fit together run, all others wait."""
     done = dict.fromkeys(range(len(jobs)), 0)
     finished: dict[str, float] = {}
     running: set[int] = set()

@@ -1,4 +1,4 @@
-"""Every queue policy against a naive scheduler that looks at every second, over random small workloads."""
+"""Every queue policy against a naive scheduler with a cycle every second, over random small workloads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cotenant.simulator import Trace, TraceJob, simulate
 from cotenant.simulator.policy_set import GROUPS
 
 WORLDS = 30
-PREDICTABLE = {"predictable": "0.6", "spread": "0"}  # the others are not predictable at all
+PREDICTABLE = {"predictable": "0.6", "spread": "0"}  # the others are unpredictable
 IDS = [f"{name}-{'-'.join(f'{key}={value}' for key, value in options.items())}" for name, options, _, _ in ARMS]
 
 
 def workload(seed: int) -> list[Job]:
-    """Draw jobs with many ties, and deadlines between whole seconds, so that none is missed by a hair."""
+    """Draw jobs with many ties, and deadlines between whole seconds, so that none is missed by rounding."""
     rng, known = random.Random(seed), np.random.default_rng([seed, 1])
     now, jobs = 0, list[Job]()
     for number in range(rng.randint(1, 16)):

@@ -1,4 +1,4 @@
-"""Overlays: what they draw, that nothing but the seed decides it, and that none disturbs another."""
+"""Overlays: what they draw, that only the seed decides it, and that none affects another."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def laid(text: str, trace: Trace = MANY) -> tuple[TraceJob, ...]:
     return parse_overlays([text]).apply(trace, CLUSTER).jobs
 
 
-def test_nothing_is_added_where_nothing_is_asked_for() -> None:
+def test_without_overlays_nothing_is_added() -> None:
     trace = parse_overlays([]).apply(SAMPLE, CLUSTER)
     assert trace is SAMPLE
     assert trace.overlay == {}
 
 
-def test_an_overlay_that_a_trace_bears_is_not_laid_again() -> None:
+def test_an_applied_overlay_is_not_applied_again() -> None:
     overlays = parse_overlays(["cpu-jobs=openb,tenants=3"])
     once = overlays.apply(SAMPLE, CLUSTER)
     assert overlays.apply(once, CLUSTER) is once
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_jobs_in_every_process() -> None:
 
 
 def test_the_drawn_jobs_are_those_that_were_drawn_before() -> None:
-    """Figures that somebody published must come out of the next release too."""
+    """Published figures must be reproduced by the next release too."""
     jobs = laid(f"{ALL},seed=7", SAMPLE)
     first = next(job for job in jobs if job.id == SAMPLE.jobs[3].id)
     told = first.model, first.tenant, first.priority, first.ended, first.deadline_seconds
@@ -132,7 +132,7 @@ def test_a_gang_trains_a_model_of_gavel_s_that_was_measured_on_several_gpus() ->
         assert job.roles[0].replicas == 1 or not job.model.startswith(("A3C", "CycleGAN", "Recommendation"))
 
 
-def test_cores_are_those_that_users_would_ask_for() -> None:
+def test_cores_are_set_as_users_would_request_them() -> None:
     assert {job.roles[0].request.cores for job in laid("cores=auto")} == {None}
     assert {job.roles[0].request.cores for job in laid("cores=5")} == {5}
     assert {job.roles[0].request.cores for job in laid("cores=proportional")} == {12}
@@ -140,13 +140,13 @@ def test_cores_are_those_that_users_would_ask_for() -> None:
     assert laid("cores=4", shared)[0].roles[0].request.cores == 2
 
 
-def test_cpu_jobs_ask_for_their_share_of_the_cluster_s_core_time() -> None:
+def test_cpu_jobs_request_their_share_of_the_clusters_core_time() -> None:
     jobs = [job for job in laid("cpu-jobs=openb:0.5") if job.kind is JobKind.CPU]
     span = MANY.jobs[-1].submitted_seconds
     asked = sum((job.roles[0].request.cores or 0) * job.work_seconds for job in jobs)
     assert asked == pytest.approx(0.5 * CLUSTER.cores * span, rel=0.2)
     assert all(0 <= job.submitted_seconds <= span for job in jobs)
-    assert all(job.roles[0].request.memory_bytes == 0 for job in jobs)  # of which the cluster tells nothing
+    assert all(job.roles[0].request.memory_bytes == 0 for job in jobs)  # which the cluster does not declare
     assert len({job.id for job in jobs}) == len(jobs)
     by_core = Counter(job.memory_bandwidth_bytes_per_second / (job.roles[0].request.cores or 1) for job in jobs)
     assert [by_core[rate] / len(jobs) for rate in (0.5e9, 2e9, 6e9)] == pytest.approx([0.6, 0.3, 0.1], abs=0.06)
@@ -181,7 +181,7 @@ def test_tenants_share_the_jobs_as_zipf_has_it() -> None:
     assert shares == pytest.approx([1 / k / whole for k in (1, 2, 3, 4)], abs=0.02)
 
 
-def test_deadlines_leave_the_slack_that_was_asked_for_on_average() -> None:
+def test_deadlines_leave_the_configured_slack_on_average() -> None:
     factors = [(job.deadline_seconds or 0) - job.submitted_seconds for job in laid("deadlines=3")]
     factors = [slack / job.work_seconds for slack, job in zip(factors, MANY.jobs, strict=True)]
     assert min(factors) >= 2
@@ -208,7 +208,7 @@ def test_priorities_halve_from_level_to_level() -> None:
     assert [counts[level] / len(MANY) for level in range(3)] == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.02)
 
 
-def test_one_gpu_jobs_ask_for_shares_as_openb_s_pods_do_and_whole_makes_gpus_of_them() -> None:
+def test_fractions_follow_openb_and_whole_makes_whole_gpus() -> None:
     shared = laid("fractions=openb")
     ones = [job.roles[0].request.gpu_milli for job in shared if job.roles[0].replicas == 1]
     assert sum(milli == 1000 for milli in ones) / len(ones) == pytest.approx(3911 / 6942, abs=0.03)
@@ -220,42 +220,42 @@ def test_one_gpu_jobs_ask_for_shares_as_openb_s_pods_do_and_whole_makes_gpus_of_
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("model=synergy", "overlay model: is no overlay; did you mean models?"),
+        ("model=synergy", "overlay model: unknown overlay; did you mean models?"),
         ("models", "overlay models: must be written key=value"),
         ("models=", "overlay models=: must be written key=value"),
         ("", "overlay nothing: must be written key=value"),
         ("models=resnet", "overlay models: must be one of synergy, gavel, muri, not 'resnet'"),
-        ("tenants=0", "overlay tenants: must be a whole number from 1 to 100000, not '0'"),
+        ("tenants=0", "overlay tenants: must be an integer from 1 to 100000, not '0'"),
         ("tenants=3,tenants=4", "overlay tenants: was given more than once"),
         ("deadlines=1", "overlay deadlines: must be a number above 1"),
         ("deadlines=nan", "overlay deadlines: must be a number above 1"),
-        ("cores=0", "overlay cores: must be auto, proportional or a whole number from 1 to 10000, not '0'"),
+        ("cores=0", "overlay cores: must be auto, proportional or an integer from 1 to 10000, not '0'"),
         ("cpu-jobs=azure", "overlay cpu-jobs: must be one of openb, not 'azure'"),
-        ("cpu-jobs=openb:-1", "overlay cpu-jobs: must be a number above 0 and up to 10, not '-1'"),
+        ("cpu-jobs=openb:-1", "overlay cpu-jobs: must be a number above 0 and at most 10, not '-1'"),
         ("outcomes=itp", "overlay outcomes: must be one of philly"),
-        ("priorities=1", "overlay priorities: must be a whole number from 2 to 50"),
+        ("priorities=1", "overlay priorities: must be an integer from 2 to 50"),
         ("fractions=half", "overlay fractions: must be one of whole, openb"),
         ("gpu-type=a/b", "overlay gpu-type: must be printable and without slashes"),
-        ("seed=-1", "overlay seed: must be a whole number from 0 on, not '-1'"),
-        ("tenants=x,seed=y,bad=1", "overlay bad: is no overlay"),
+        ("seed=-1", "overlay seed: must be an integer from 0 on, not '-1'"),
+        ("tenants=x,seed=y,bad=1", "overlay bad: unknown overlay"),
     ],
 )
-def test_an_overlay_that_cannot_be_is_told_with_all_that_can(text: str, told: str) -> None:
+def test_the_error_for_an_invalid_overlay_lists_the_valid_ones(text: str, told: str) -> None:
     with pytest.raises(BadOption, match=re.escape(told)) as failure:
         parse_overlays([text])
     assert set(failure.value.allowed) == {*KINDS, "seed"}
 
 
-def test_an_overlay_that_does_not_go_with_the_cluster_is_told() -> None:
+def test_an_overlay_that_does_not_match_the_cluster_is_reported() -> None:
     with pytest.raises(
-        BadOption, match="no node of the cluster 4x8x4 has room for one of openb's CPU jobs: 8 cores at least"
+        BadOption, match="no node of the cluster 4x8x4 has room for any of openb's CPU jobs: at least 8 cores"
     ):
         parse_overlays(["cpu-jobs=openb"]).apply(SAMPLE, parse_cluster("4x8x4"))
     with pytest.raises(BadOption, match="the cluster 4x0x4 has no core for each GPU"):
         parse_overlays(["cores=proportional"]).apply(SAMPLE, parse_cluster("4x0x4"))
 
 
-def test_a_result_tells_its_overlay() -> None:
+def test_a_result_contains_its_overlay() -> None:
     result = simulate("sample", "2x8x96", overlay="cpu-jobs=openb:0.01,seed=5")
     assert result.as_json()["overlay"] == {"cpu-jobs": "openb:0.01", "seed": "5"}
     assert result.jobs > 260

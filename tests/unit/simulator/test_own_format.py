@@ -1,4 +1,4 @@
-"""Our own format, in CSV and Parquet: what each column means, that writing and reading agree, and what is refused."""
+"""Our own format, in CSV and Parquet: the meaning of each column, round trips, and rejected input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_three_columns_are_enough(file: Path) -> None:
     )
 
 
-def test_each_column_tells_what_it_says(file: Path) -> None:
+def test_each_column_sets_its_field(file: Path) -> None:
     file.write_text(
         f"{NEEDED},gpus,replicas,cores,memory_bytes,gpu_type_wanted,kind,tenant,user,model,name,gpu_type,priority,"
         "preemptible,deadline_seconds,locality,memory_bandwidth_bytes_per_second,ended\n"
@@ -88,27 +88,27 @@ def test_kind_and_request_follow_from_each_other(
 @pytest.mark.parametrize(
     ("columns", "fields", "told"),
     [
-        ("gpus", "x", "column 'gpus': expected a whole number from 0 to 1000000, found 'x'"),
-        ("gpus", "1.5", "column 'gpus': expected a whole number"),
-        ("gpu_milli", "1500", "column 'gpu_milli': expected thousandths of one GPU, or of several whole ones"),
-        ("gpus,gpu_milli", "1,1000", "column 'gpu_milli': expected nothing beside gpus"),
+        ("gpus", "x", "column 'gpus': expected an integer from 0 to 1000000, found 'x'"),
+        ("gpus", "1.5", "column 'gpus': expected an integer"),
+        ("gpu_milli", "1500", "column 'gpu_milli': expected thousandths of one GPU, or a number of whole GPUs"),
+        ("gpus,gpu_milli", "1,1000", "column 'gpu_milli': expected nothing together with gpus"),
         ("gpus", "0", "column 'cores': expected a number of cores, or auto, for a job without GPUs, found nothing"),
         ("kind,gpus", "cpu,1", "column 'gpus': expected no GPUs for a job of kind cpu"),
         ("kind", "batch", "column 'kind': expected one of training, inference, cpu, found 'batch'"),
-        ("replicas", "0", "column 'replicas': expected a whole number from 1 to"),
-        ("cores", "-1", "column 'cores': expected a whole number from 0 to 1000000, auto or none, found '-1'"),
-        ("cores", "many", "column 'cores': expected a whole number from 0 to 1000000, auto or none, found 'many'"),
-        ("memory_bytes", "8G", "column 'memory_bytes': expected a whole number"),
+        ("replicas", "0", "column 'replicas': expected an integer from 1 to"),
+        ("cores", "-1", "column 'cores': expected an integer from 0 to 1000000, auto or none, found '-1'"),
+        ("cores", "many", "column 'cores': expected an integer from 0 to 1000000, auto or none, found 'many'"),
+        ("memory_bytes", "8G", "column 'memory_bytes': expected an integer"),
         ("gpus,cores,gpu_type_wanted", "0,1,A100", "column 'gpu_type_wanted': expected nothing for a job without GPUs"),
-        ("priority", "higher", "column 'priority': expected a whole number from -1000000 to 1000000, found 'higher'"),
+        ("priority", "higher", "column 'priority': expected an integer from -1000000 to 1000000, found 'higher'"),
         ("preemptible", "perhaps", "column 'preemptible': expected true or false, found 'perhaps'"),
         ("deadline_seconds", "soon", "column 'deadline_seconds': expected a number of seconds, found 'soon'"),
         ("locality", "room", "column 'locality': expected one of server, rack, anywhere, found 'room'"),
         ("memory_bandwidth_bytes_per_second", "-1", "expected a number of bytes/s from 0 to 1e+15, found '-1'"),
         ("ended", "well", "column 'ended': expected one of passed, killed, failed, found 'well'"),
-        ("replicas_max", "3", "column 'replicas_max': expected nothing, but for a job of kind inference, found '3'"),
-        ("kind,replicas,replicas_max", "inference,4,3", "column 'replicas_max': expected a whole number from 4 to"),
-        ("kind,replicas_max", "inference,3", "column 'latency_seconds': expected what a service promises"),
+        ("replicas_max", "3", "column 'replicas_max': expected nothing, except for a job of kind inference, found '3'"),
+        ("kind,replicas,replicas_max", "inference,4,3", "column 'replicas_max': expected an integer from 4 to"),
+        ("kind,replicas_max", "inference,3", "column 'latency_seconds': expected a value, which a service"),
         ("latency_percentile", "100", "column 'latency_percentile': expected a number of per cent"),
         ("batch_fixed_seconds", "long", "column 'batch_fixed_seconds': expected a number of seconds from 0"),
     ],
@@ -121,9 +121,9 @@ def test_a_field_that_cannot_be_is_named(file: Path, columns: str, fields: str, 
     assert ", line 2, " in str(failure.value)
 
 
-def test_a_column_that_is_nearly_one_of_ours_is_told_and_others_are_passed_over(file: Path) -> None:
+def test_a_misspelled_column_is_reported_and_others_are_ignored(file: Path) -> None:
     file.write_text(f"{NEEDED},replica\na,0,1,8\n")
-    with pytest.raises(BadTrace, match="'replica' is no column of format cotenant; did you mean replicas"):
+    with pytest.raises(BadTrace, match="unknown column 'replica' in format cotenant; did you mean replicas"):
         load(file)
     file.write_text(f",{NEEDED},comment\n0,a,0,1,fine\n")
     assert len(load(file)) == 1
@@ -185,19 +185,19 @@ def test_the_same_jobs_are_written_as_the_same_bytes(tmp_path: Path) -> None:
     for path in files:
         write(load("sample").jobs, path)
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert files[0].read_bytes()[4:8] == bytes(4)  # no time of writing
+    assert files[0].read_bytes()[4:8] == bytes(4)  # no modification time
     assert gzip.decompress(files[0].read_bytes()).startswith(b"job_id,submitted_seconds,work_seconds,gpu_milli")
 
 
 def test_a_job_of_two_roles_cannot_be_written_and_no_file_is_left(tmp_path: Path) -> None:
     job = TraceJob("a", 0, 1, (Role("ps"), Role("worker")))
-    with pytest.raises(BadTrace, match="job a has 2 roles; a table of this format tells of one"):
+    with pytest.raises(BadTrace, match="job a has 2 roles; this format supports only one"):
         write([job], tmp_path / "jobs.csv")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadTrace, match=r"the ending tells the format, and must be one of \.csv, \.csv\.gz, \.parquet"):
+def test_an_unwritable_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(BadTrace, match=r"the ending selects the format, .* one of \.csv, \.csv\.gz, \.parquet"):
         write(load("sample").jobs, tmp_path / "jobs.xlsx")
     with pytest.raises(BadTrace, match="cannot be written: No such file or directory"):
         write(load("sample").jobs, tmp_path / "nowhere" / "jobs.csv")
@@ -218,11 +218,11 @@ def test_parquet_of_any_format_with_a_header_is_read_and_its_rows_are_counted(tm
     trace = load(file, skip_bad_rows=True)
     assert (trace.format, len(trace), trace.jobs[0].work_seconds) == ("itp", 1, 1.5)
     parquet(file, {**columns, "job_id": ["a", "a"], "duration": [1, 2]})
-    with pytest.raises(BadRow, match=r"row 2, column 'job_id': .* found 'a', which row 1 has"):
+    with pytest.raises(BadRow, match=r"row 2, column 'job_id': .* found 'a', which is also the id of row 1"):
         load(file)
 
 
-def test_a_damaged_parquet_file_is_told(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "jobs.parquet"
     parquet(file, {"a": [1]})
     file.write_bytes(file.read_bytes()[:-9])
@@ -230,7 +230,7 @@ def test_a_damaged_parquet_file_is_told(tmp_path: Path) -> None:
         load(file)
 
 
-def test_where_pyarrow_is_missing_it_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "jobs.parquet"
     file.write_bytes(b"PAR1")
 
@@ -263,7 +263,7 @@ fields = st.one_of(
     delimiter=st.sampled_from(",\t"),
     name=st.none() | st.sampled_from(sorted(FORMATS)),
 )
-def test_any_rows_are_jobs_or_told_why_not(
+def test_any_rows_are_jobs_or_rejected_with_a_reason(
     file: Path, header: str, rows: list[list[str]], delimiter: str, name: str | None
 ) -> None:
     text = "\n".join([header, *(delimiter.join(row) for row in rows)])
@@ -276,7 +276,7 @@ def test_any_rows_are_jobs_or_told_why_not(
 
 @EACH_EXAMPLE_OWN_CONTENT
 @given(content=st.binary(max_size=200), begins=st.sampled_from([b"", b"PAR1", b"\x1f\x8b", b"\xef\xbb\xbf"]))
-def test_any_bytes_are_a_trace_or_told_why_not(file: Path, content: bytes, begins: bytes) -> None:
+def test_any_bytes_are_a_trace_or_rejected_with_a_reason(file: Path, content: bytes, begins: bytes) -> None:
     file.write_bytes(begins + content)
     with suppress(BadTrace):
         load(file)

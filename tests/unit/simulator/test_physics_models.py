@@ -88,7 +88,7 @@ def test_more_cores_never_slow_a_job_down(family: str, count: int, few: float, m
 
 
 @pytest.mark.skipif(not (SHARED / "synergy").is_dir(), reason="the published profiles are not here")
-def test_the_bundled_tables_say_what_the_published_files_say() -> None:
+def test_the_bundled_tables_equal_the_published_files() -> None:
     published = json.loads((SHARED / "synergy" / "cpu_mem_sensitivity_profiles.json").read_text())
     for profile in published.values():
         model = known(profile["name"].rpartition("_")[0])
@@ -140,7 +140,7 @@ def test_a_gang_of_an_unknown_model_is_as_fast_as_phillys_on_one_and_two_servers
     assert distances.speed(None, 128, "", range(16)) == 1  # it needs all of them
 
 
-def test_gangs_on_one_server_hurt_each_other_as_much_as_philly_measured() -> None:
+def test_gangs_on_one_server_slow_each_other_as_philly_measured() -> None:
     assert interference.speed(6, 6, servers=1) == pytest.approx(75.6 / 114.8)
     assert interference.speed(6, 6, servers=2) == pytest.approx(74.1 / 98.0)
     assert interference.speed(0, 0, servers=1) == 1

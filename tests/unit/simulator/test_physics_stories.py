@@ -1,4 +1,4 @@
-"""Small worlds whose every figure can be worked out by hand."""
+"""Small worlds whose figures can be computed by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cotenant.simulator.physics.outages import Outages
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policy_set import Policies
-from cotenant.simulator.prediction_arms import Nothing
+from cotenant.simulator.prediction_arms import NoPrediction
 from cotenant.simulator.traces import workers
 from cotenant.simulator.traces.trace_job import Ended
 
@@ -57,7 +57,7 @@ def half(cores: int = 1) -> tuple[Role, ...]:
     return (Role("worker", 1, Request(gpu_milli=500, cores=cores)),)
 
 
-def test_a_neighbour_on_the_same_gpu_slows_a_job_down_for_as_long_as_it_stays() -> None:
+def test_a_neighbor_on_the_same_gpu_slows_a_job_while_it_runs() -> None:
     # Beside itself this model keeps 0.622 of its speed on a V100: a does 100 alone, then shares until b is done.
     result = run(job("a", 0, 400, roles=half(), model=LM), job("b", 100, 50, roles=half(), model=LM), cluster=HALVES)
     assert [one(result, name).finished_seconds for name in "ab"] == [400, 150]
@@ -93,7 +93,7 @@ def test_a_contention_policy_can_judge_what_each_node_sees() -> None:
         job("cpu", 0, 60, roles=cpu, kind=JobKind.CPU, memory_bandwidth_bytes_per_second=200e9),
     )
     settings = Settings(speed=("bandwidth",), bandwidth_sensitivity=0.5, utilisation="philly", sample_noise=0.0)
-    simulation = Simulation(Trace("t", "none", jobs), cluster, POLICIES, Nothing(), world=World(cluster, settings))
+    simulation = Simulation(Trace("t", "none", jobs), cluster, POLICIES, NoPrediction(), world=World(cluster, settings))
     simulation.step()
     (window,) = simulation.world.windows(simulation.now, 5.0)
     dnn, other = window.attempts
@@ -110,7 +110,7 @@ def test_a_contention_policy_can_judge_what_each_node_sees() -> None:
 
 
 class Throttle:
-    """Suspends the job without GPUs at 10 s and lets it go on at 50 s."""
+    """Suspends the job without GPUs at 10 s and resumes it at 50 s."""
 
     name, api_version = "throttle", 1
 
@@ -120,7 +120,7 @@ class Throttle:
         return [] if share is None else [Directive(cpu.job_id, cpu.number, share, "told to")]
 
 
-def test_what_a_contention_policy_says_is_done() -> None:
+def test_directives_of_a_contention_policy_are_applied() -> None:
     cpu = (Role("worker", 1, Request(cores=4)),)
     result = simulate(
         Trace(
@@ -135,13 +135,13 @@ def test_what_a_contention_policy_says_is_done() -> None:
         contention=Throttle(),
         options={"simulator": {"speed": "bandwidth", "bandwidth_sensitivity": "0.5"}},
     )
-    # For 10 s one does 2/3 and the other half of its work; 40 s are the training job's alone; then it is as before.
+    # For 10 s one job does 2/3 and the other half of its work; for 40 s the training job is alone; then as before.
     assert one(result, "dnn").finished_seconds == pytest.approx(50 + (100 - 10 * 2 / 3 - 40) * 1.5)
     assert one(result, "cpu").finished_seconds == pytest.approx(50 + (60 - 5) * 2)
     assert result.policies["contention"] == "throttle"
 
 
-def test_a_contention_policy_is_asked_at_each_multiple_of_its_interval() -> None:
+def test_a_contention_policy_is_queried_at_multiples_of_its_interval() -> None:
     asked: list[float] = []
 
     class Listens(Throttle):
@@ -157,11 +157,11 @@ def test_a_contention_policy_is_asked_at_each_multiple_of_its_interval() -> None
 
 
 def test_a_contention_policy_is_of_no_use_where_jobs_do_not_slow_each_other_down() -> None:
-    with pytest.raises(BadOption, match=r"simulator\.speed: must name bandwidth or colocation"):
+    with pytest.raises(BadOption, match=r"simulator\.speed: must include bandwidth or colocation"):
         simulate(Trace("t", "none", (job("a", 0, 1),)), "1x1", contention=Throttle())
 
 
-def test_whom_a_contention_policy_suspends_for_good_does_not_keep_the_simulation_going() -> None:
+def test_a_permanently_suspended_job_does_not_prolong_the_simulation() -> None:
     class Cruel(Throttle):
         def judge(self, window: NodeWindow) -> list[Directive]:
             return [Directive(one.job_id, one.number, 0.0, "cruel") for one in window.attempts if one.cpu_job]
@@ -180,17 +180,17 @@ def test_the_node_whose_gpu_is_slowest_sets_the_pace_of_a_gang() -> None:
     assert result.makespan_seconds == pytest.approx(100 * 74.14 / 12.5, rel=1e-3)
 
 
-def test_a_job_on_two_cores_a_gpu_is_as_slow_as_measured_and_one_that_asked_for_none_is_not() -> None:
+def test_two_cores_per_gpu_slow_a_job_as_measured_and_no_request_does_not() -> None:
     few = (Role("worker", 2, Request(gpu_milli=1000, cores=2)),)
     result = run(job("a", 0, 66, roles=few, model="alexnet"), job("b", 0, 66, 2, model="alexnet"), speed="cores")
     assert [one(result, name).finished_seconds for name in "ab"] == [pytest.approx(100), 66]
 
 
-def test_unknown_models_run_at_full_speed_unless_one_stands_in_and_the_result_says_how_many() -> None:
+def test_unknown_models_run_at_full_speed_without_a_default_model_with_a_note() -> None:
     few = (Role("worker", 1, Request(gpu_milli=1000, cores=1)),)
     result = run(job("a", 0, 40, roles=few), job("b", 0, 40, roles=few, model="mine"), speed="cores")
     assert result.makespan_seconds == 40
-    assert "2 of 2 jobs are of no model that is known" in result.notes[0]
+    assert "2 of 2 jobs have no known model" in result.notes[0]
     result = run(job("a", 0, 40, roles=few), speed="cores", model_default="ResNet-50")
     assert result.makespan_seconds == pytest.approx(100)
     assert result.notes == ()
@@ -277,7 +277,7 @@ def test_a_killed_job_ends_early_and_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert (result.avg_jct_seconds, result.ends["killed"], result.finished) == (25, 1, 1)
 
 
-def test_utilisation_is_reported_apart_from_what_is_held() -> None:
+def test_utilization_is_reported_separately_from_occupancy() -> None:
     result = run(job("a", 0, 100, 4), utilisation="philly")
     assert result.gpu_occupancy == 1.0
     assert result.gpu_utilisation == pytest.approx(0.5113)
@@ -311,7 +311,7 @@ def test_a_biased_oracle_takes_jobs_for_longer_by_that_factor() -> None:
 
 
 class Picky(FirstFit):
-    """Finds no place where anything ran before."""
+    """Refuses nodes on which anything ran before."""
 
     name = "picky"
 

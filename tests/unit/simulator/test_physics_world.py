@@ -1,4 +1,4 @@
-"""The laws of the simulated world, and a slow world that integrates every job's rate from scratch at every instant."""
+"""Laws of the simulated world, and a slow world that recomputes every job's rate at every instant."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cotenant.policies.las import Las
 from cotenant.policies.requested import Requested
 from cotenant.simulator import Cluster, Outcome, Result, Trace, TraceJob, simulate
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.job import Life
+from cotenant.simulator.job import SimulatedJob
 from cotenant.simulator.physics import bandwidth, cores, gpus
 from cotenant.simulator.physics.locality import Distances
 from cotenant.simulator.physics.settings import Settings
@@ -92,7 +92,7 @@ def replay(trace: Trace, options: Mapping[str, str], *, preempt: bool) -> Simula
 
 
 class SlowWorld:
-    """Knows what runs where and nothing else; every rate is worked out anew from that at every instant."""
+    """Knows only what runs where; every rate is recomputed from that at every instant."""
 
     def __init__(self, simulation: Simulation, options: Settings) -> None:
         self.simulation, self.options = simulation, options
@@ -100,53 +100,53 @@ class SlowWorld:
         self.done: dict[str, list[float]] = {}
 
     def run(self) -> None:
-        """Replay the trace, adding up between instants what each running job does."""
+        """Replay the trace, adding up what each running job does between instants."""
         before = 0.0
-        running: list[tuple[Life, float, float]] = []
+        running: list[tuple[SimulatedJob, float, float]] = []
         while self.simulation.step():
             now = self.simulation.now
-            for life, rate, works_from in running:
-                self.done.setdefault(life.job.id, []).append(rate * max(0.0, now - max(before, works_from)))
-            active = [life for life in self.simulation.lives if life.running]
-            running = [(life, self.rate(life, active), life.working_since) for life in active]
-            for life, rate, _ in running:
-                assert math.isclose(life.rate, rate, rel_tol=1e-8), life
+            for sim_job, rate, works_from in running:
+                self.done.setdefault(sim_job.job.id, []).append(rate * max(0.0, now - max(before, works_from)))
+            active = [sim_job for sim_job in self.simulation.sim_jobs if sim_job.running]
+            running = [(sim_job, self.rate(sim_job, active), sim_job.working_since) for sim_job in active]
+            for sim_job, rate, _ in running:
+                assert math.isclose(sim_job.rate, rate, rel_tol=1e-8), sim_job
             before = now
 
-    def rate(self, life: Life, active: Sequence[Life]) -> float:
+    def rate(self, sim_job: SimulatedJob, active: Sequence[SimulatedJob]) -> float:
         """The definition, word by word."""
-        nodes = sorted({holding.node for holding in life.holdings})
-        held = sum(map(milli, life.holdings))
-        with_gpus = sorted({holding.node for holding in life.holdings if milli(holding)})
+        nodes = sorted({holding.node for holding in sim_job.holdings})
+        held = sum(map(milli, sim_job.holdings))
+        with_gpus = sorted({holding.node for holding in sim_job.holdings if milli(holding)})
         together = 1.0
         if "locality" in self.options.speeds and len(with_gpus) > 1:
-            first = CLUSTER.shapes[life.holdings[0].node].gpu_type
-            together = self.distances.speed(model_of(life.job.model), held / 1000, first, with_gpus)
-        return together * min(self.on_node(life, node, held, active) for node in nodes)
+            first = CLUSTER.shapes[sim_job.holdings[0].node].gpu_type
+            together = self.distances.speed(model_of(sim_job.job.model), held / 1000, first, with_gpus)
+        return together * min(self.on_node(sim_job, node, held, active) for node in nodes)
 
-    def on_node(self, life: Life, node: int, held: int, active: Sequence[Life]) -> float:
-        on, model, shape = self.options.speeds, model_of(life.job.model), CLUSTER.shapes[node]
-        mine = [holding for holding in life.holdings if holding.node == node]
+    def on_node(self, sim_job: SimulatedJob, node: int, held: int, active: Sequence[SimulatedJob]) -> float:
+        on, model, shape = self.options.speeds, model_of(sim_job.job.model), CLUSTER.shapes[node]
+        mine = [holding for holding in sim_job.holdings if holding.node == node]
         here = [(other, holding) for other in active for holding in other.holdings if holding.node == node]
         rate = 1.0
         if "cores" in on and model and held and all(holding.cores for holding in mine):
             per_gpu = 1000 * mine[0].cores / milli(mine[0])
             rate *= cores.speed(model, gpus=held / 1000, cores_per_gpu=per_gpu) or 1.0
-        if "gpu-type" in on and model and held and life.job.gpu_type:
-            rate *= gpus.relative_speed(model, held / 1000, shape.gpu_type, life.job.gpu_type) or 1.0
+        if "gpu-type" in on and model and held and sim_job.job.gpu_type:
+            rate *= gpus.relative_speed(model, held / 1000, shape.gpu_type, sim_job.job.gpu_type) or 1.0
         if "colocation" in on:
             for gpu, part in mine[0].shares:
                 for other, holding in here:
-                    if other is not life and part < 1000 and gpu in dict(holding.shares):
+                    if other is not sim_job and part < 1000 and gpu in dict(holding.shares):
                         rate *= gpus.beside(model, model_of(other.job.model), shape.gpu_type)
-            gangs = [(other, holding) for other, holding in here if other.shape.gpu_milli >= 2000]
+            gangs = [(other, holding) for other, holding in here if other.job_class.gpu_milli >= 2000]
             if self.options.interference == "philly" and held >= 2000:
-                others = sum(milli(holding) for other, holding in gangs if other is not life)
+                others = sum(milli(holding) for other, holding in gangs if other is not sim_job)
                 rest = 1000 * shape.gpus - sum(map(milli, mine))
-                rate *= interference.speed(others, rest, servers=len({one.node for one in life.holdings}))
+                rate *= interference.speed(others, rest, servers=len({one.node for one in sim_job.holdings}))
         if "bandwidth" in on:
             demand = math.fsum(demand_on(other, holding) for other, holding in here)
-            wants = life.job.memory_bandwidth_bytes_per_second > 0
+            wants = sim_job.job.memory_bandwidth_bytes_per_second > 0
             bound = self.options.bandwidth_sensitivity if held else float(wants)
             rate *= bandwidth.speed(demand, CLUSTER.memory_bandwidths[node], bound)
         return rate
@@ -156,9 +156,9 @@ def milli(holding: Holding) -> int:
     return WHOLE_GPU_MILLI * holding.gpus + sum(part for _, part in holding.shares)
 
 
-def demand_on(life: Life, holding: Holding) -> float:
-    whole = life.shape.gpu_milli or life.shape.cores
-    return life.job.memory_bandwidth_bytes_per_second * (milli(holding) or holding.cores) / whole
+def demand_on(sim_job: SimulatedJob, holding: Holding) -> float:
+    whole = sim_job.job_class.gpu_milli or sim_job.job_class.cores
+    return sim_job.job.memory_bandwidth_bytes_per_second * (milli(holding) or holding.cores) / whole
 
 
 ANY_SPEED = st.lists(st.sampled_from(("cores", "gpu-type", *SLOWER)), unique=True, min_size=1).map(",".join)
@@ -166,7 +166,7 @@ ANY_SPEED = st.lists(st.sampled_from(("cores", "gpu-type", *SLOWER)), unique=Tru
 
 @settings(deadline=None, max_examples=60)
 @given(traces(), ANY_SPEED, st.booleans(), st.sampled_from(("0", "7", "model")))
-def test_work_is_conserved_and_rates_are_those_of_a_world_worked_out_from_scratch(
+def test_work_is_conserved_and_rates_equal_a_full_computation(
     trace: Trace, speed: str, preempt: bool, cost: str
 ) -> None:
     options = {"speed": speed, "preemption_cost_seconds": cost}
@@ -174,9 +174,9 @@ def test_work_is_conserved_and_rates_are_those_of_a_world_worked_out_from_scratc
         options["interference"] = "philly"
     slow = SlowWorld(replay(trace, options, preempt=preempt), parse(Settings, options))
     slow.run()
-    assert all(life.finished for life in slow.simulation.lives)
-    for life in slow.simulation.lives:
-        assert math.isclose(math.fsum(slow.done[life.job.id]), life.job.work_seconds, rel_tol=1e-7, abs_tol=1e-5)
+    assert all(sim_job.finished for sim_job in slow.simulation.sim_jobs)
+    for sim_job in slow.simulation.sim_jobs:
+        assert math.isclose(math.fsum(slow.done[sim_job.job.id]), sim_job.job.work_seconds, rel_tol=1e-7, abs_tol=1e-5)
 
 
 @settings(deadline=None, max_examples=60)
@@ -185,10 +185,10 @@ def test_where_speeds_only_slow_down_no_run_is_shorter_than_its_work(trace: Trac
     options = {"speed": ",".join(SLOWER), "interference": "philly"}
     simulation = replay(trace, options, preempt=preempt)
     while simulation.step():
-        assert all(0 < life.rate <= 1 for life in simulation.lives)
-    for life in simulation.lives:
-        assert life.attained_seconds >= life.job.work_seconds * (1 - 1e-9)
-        assert life.busy_seconds <= life.attained_seconds * (1 + 1e-9)
+        assert all(0 < sim_job.rate <= 1 for sim_job in simulation.sim_jobs)
+    for sim_job in simulation.sim_jobs:
+        assert sim_job.attained_seconds >= sim_job.job.work_seconds * (1 - 1e-9)
+        assert sim_job.busy_seconds <= sim_job.attained_seconds * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=40)
@@ -210,9 +210,7 @@ def test_speeds_without_anything_to_act_on_change_nothing_to_the_last_digit(trac
 
 @settings(deadline=None, max_examples=40)
 @given(traces(), st.booleans(), st.integers(1, 20))
-def test_nobody_runs_on_a_node_that_is_down_and_what_was_lost_is_done_again(
-    trace: Trace, preempt: bool, interval: int
-) -> None:
+def test_no_job_runs_on_a_failed_node_and_lost_work_is_repeated(trace: Trace, preempt: bool, interval: int) -> None:
     options = {"node_mtbf_hours": "0.3", "node_repair_hours": "0.1", "checkpoint_interval_seconds": f"{interval * 60}"}
     simulation = replay(trace, options, preempt=preempt)
     down: set[int] = set()
@@ -225,11 +223,11 @@ def test_nobody_runs_on_a_node_that_is_down_and_what_was_lost_is_done_again(
 
     simulation.world.outages.due = watched  # type: ignore[method-assign]  # to know what the scheduler is told
     while simulation.step():
-        assert not any(holding.node in down for life in simulation.lives for holding in life.holdings)
-    for life in simulation.lives:
-        assert life.finished
-        assert math.isclose(life.attained_seconds, life.job.work_seconds + life.lost_seconds, rel_tol=1e-9)
-        assert life.lost_seconds <= life.crashes * interval * 60 * (1 + 1e-9)
+        assert not any(holding.node in down for sim_job in simulation.sim_jobs for holding in sim_job.holdings)
+    for sim_job in simulation.sim_jobs:
+        assert sim_job.finished
+        assert math.isclose(sim_job.attained_seconds, sim_job.job.work_seconds + sim_job.lost_seconds, rel_tol=1e-9)
+        assert sim_job.lost_seconds <= sim_job.crashes * interval * 60 * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=30)

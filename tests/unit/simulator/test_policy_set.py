@@ -1,4 +1,4 @@
-"""What the simulator does for queue policies: it teaches those that learn, and lets go whom they give up."""
+"""The simulator's support of queue policies: reports to learning policies, and removal of given-up jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.unit.simulator.histories import Tape
 
 from cotenant.core.model.job_table import Jobs
-from cotenant.core.policy.protocols import Ended, Order
+from cotenant.core.policy.protocols import EndedJob, Order
 from cotenant.simulator import PolicyFailed, Trace, TraceJob, simulate
 from cotenant.simulator.recording.events import Kind
 from cotenant.simulator.traces import workers
@@ -19,7 +19,7 @@ DROP = {"queue": {"lost": "drop"}}
 
 
 def trace(*jobs: tuple[float, float, int, float]) -> Trace:
-    """Make a trace of (submitted, seconds, GPUs, deadline); jobs are called a, b, c…"""
+    """Return a trace of (submitted, seconds, GPUs, deadline); jobs are called a, b, c…"""
     made = (
         TraceJob(chr(ord("a") + n), at, seconds, workers(gpus), deadline_seconds=None if end == inf else end)
         for n, (at, seconds, gpus, end) in enumerate(jobs)
@@ -30,7 +30,7 @@ def trace(*jobs: tuple[float, float, int, float]) -> Trace:
 HOPELESS = trace((0, 50, 2, 50), (0, 20, 1, 45), (10, 5, 1, 90), (60, 5, 2, 61))
 
 
-def test_who_is_given_up_leaves_when_its_time_has_come_though_nothing_else_happens_then() -> None:
+def test_a_job_is_given_up_on_time_without_other_events() -> None:
     tape = Tape()
     result = simulate(HOPELESS, "1x2", queue="swaf", placement="count", options=DROP, recorder=tape)
     told = [(one.id, one.finished_seconds, one.given_up_seconds) for one in result.outcomes]
@@ -55,27 +55,31 @@ def test_the_given_up_are_counted_apart_and_are_not_unschedulable() -> None:
 
 
 class Pupil:
-    """First in, first out, and remembers what it is told."""
+    """First in, first out, and remembers reported jobs."""
 
     name, api_version, preemptive, strict, running_first = "pupil", 1, False, False, False
 
     def __init__(self, fault: Exception | None = None) -> None:
-        self.ended: list[Ended] = []
+        self.ended: list[EndedJob] = []
         self._fault = fault
 
     def order(self, jobs: Jobs, now: float) -> Order:
         return Order(np.zeros(len(jobs), dtype=np.int64), jobs.arrival_seconds.copy())
 
-    def learn(self, ended: Ended) -> None:
+    def learn(self, ended: EndedJob) -> None:
         if self._fault:
             raise self._fault
         self.ended.append(ended)
 
 
-def test_a_policy_that_learns_is_told_of_each_job_that_ended() -> None:
+def test_a_learning_policy_gets_each_ended_job() -> None:
     pupil = Pupil()
     simulate(trace((0, 30, 2, inf), (0, 5, 1, inf), (0, 7, 4, inf)), "1x4", queue=pupil, placement="count")
-    assert pupil.ended == [Ended(1000, 0, 1, 5.0, 5.0), Ended(2000, 0, 2, 30.0, 60.0), Ended(4000, 0, 4, 7.0, 28.0)]
+    assert pupil.ended == [
+        EndedJob(1000, 0, 1, 5.0, 5.0),
+        EndedJob(2000, 0, 2, 30.0, 60.0),
+        EndedJob(4000, 0, 4, 7.0, 28.0),
+    ]
 
 
 def test_a_policy_that_fails_to_learn_is_named() -> None:
@@ -84,8 +88,8 @@ def test_a_policy_that_fails_to_learn_is_named() -> None:
 
 
 @pytest.mark.parametrize(("placement", "kept"), [("consolidate", 200 / 3), ("qos", 100.0)])
-def test_the_oracle_tells_a_policy_that_looks_how_jobs_run_elsewhere(placement: str, kept: float) -> None:
-    """A gang that would slow its neighbour below its deadline waits for it, though there is room."""
+def test_the_oracle_gives_candidates_to_a_policy_that_uses_them(placement: str, kept: float) -> None:
+    """A gang that would slow its neighbor below its deadline waits for it, though there is room."""
     jobs = trace((0, 100, 2, 105), (1, 100, 4, 250), (2, 100, 2, 600))
     speed = {"speed": "locality,colocation", "interference": "philly"}
     options = {"queue": {"mode": "backfill"}, "simulator": speed}

@@ -1,4 +1,4 @@
-"""Reports: one page that needs nothing else, the same each time, in which nobody's names do any harm."""
+"""Reports: one self-contained, reproducible page, in which no name can do harm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLE = ("--trace", "sample", "--cluster", "2x8")
 
 
 class Page(HTMLParser):
-    """Collects the tags of a page, what they refer to, and its text; complains of a tag that is not closed."""
+    """Collects the tags of a page, their references, and its text; fails on an unclosed tag."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def read(text: str) -> Page:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes a report on a trace, and arms, whose names were chosen by somebody who means harm."""
+    """Writes a report on a trace and arms with malicious names."""
     directory = tmp_path_factory.mktemp("report") / HOSTILE.replace("/", "")
     directory.mkdir()
     trace = directory / "jobs.csv"
@@ -81,11 +81,11 @@ def test_what_others_named_is_shown_as_it_is(report: Path) -> None:
     assert text.count("&lt;script&gt;") > 5  # and in the plots
 
 
-def test_a_report_says_what_it_rests_on(report: Path) -> None:
+def test_a_report_lists_its_assumptions(report: Path) -> None:
     text = " ".join(read(report.read_text()).text.split())
     for told in (
         "lower bound",
-        "0 to 1; an arm without chance is run once",
+        "0 to 1; an arm without randomness is run once",
         "noisy-oracle",
         "Jobs that can never run",
         "Overlay",
@@ -110,7 +110,7 @@ def test_plots_are_written_as_png_too(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "plots").iterdir())
 
 
-def test_one_simulation_can_be_reported_too(tmp_path: Path) -> None:
+def test_a_single_simulation_can_be_reported(tmp_path: Path) -> None:
     file, events = tmp_path / "one.html", tmp_path / "one.jsonl"
     told = cotenant("simulate", *SAMPLE, "--queue", "las", "--report", file, "--events", events, "--json")
     assert told.exit_code == 0, told.stderr
@@ -119,7 +119,7 @@ def test_one_simulation_can_be_reported_too(tmp_path: Path) -> None:
     assert cotenant("replay", "--check", events).exit_code == 0
 
 
-def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_simulated(tmp_path: Path) -> None:
+def test_an_unwritable_target_is_reported_before_simulating(tmp_path: Path) -> None:
     for target in (tmp_path / "no" / "r.html", tmp_path):
         told = cotenant("compare", "--trace", "/nowhere", "--cluster", "1x8", "--arms", "fifo", "--report", target)
         assert (told.exit_code, "cannot be written" in told.stderr) == (2, True)
@@ -131,7 +131,7 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
     assert (told.exit_code, "pip install 'cotenant[research]'" in told.stderr) == (2, True)
 
 
-def test_nothing_is_drawn_with_unless_a_report_is_asked_for() -> None:
+def test_plots_are_imported_only_for_a_report() -> None:
     code = (
         "import sys; from cotenant.cli.main import run;"
         "run(['compare', '--trace', 'sample', '--cluster', '2x8', '--arms', 'fifo', '--jobs', '1']);"

@@ -1,4 +1,4 @@
-"""Cores that change while jobs run, in small worlds in which one knows what is best."""
+"""Resizing of running jobs, in small worlds with known optima."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cotenant.core.model.job import JobKind, Request, Role
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.tenancy import Tenant
 from cotenant.core.policy.protocols import Predictor, Sizing
-from cotenant.core.sizing.resize import Running
+from cotenant.core.sizing.resize import ResizableJob
 from cotenant.simulator import Result, Trace, TraceJob, parse_cluster, simulate
 from cotenant.simulator.policy_set import PolicyFailed
 from cotenant.simulator.prediction_arms import Learner
@@ -88,7 +88,7 @@ def test_a_hungry_job_is_lent_what_it_can_use(allocator: str) -> None:
 
 
 @pytest.mark.parametrize("allocator", RESIZING)
-def test_lent_cores_are_taken_back_in_the_instant_in_which_a_gang_starts(allocator: str) -> None:
+def test_lent_cores_are_reclaimed_at_the_instant_of_a_start(allocator: str) -> None:
     jobs = [job("a", "resnet18", work=50_000), job("b", "resnet50", at=5000.0, gpus=7)]
     _, events = run(jobs, "1x8", allocator)
     before = [cores for at, cores in cores_of(events, "a") if at < 5000][-1]
@@ -99,7 +99,7 @@ def test_lent_cores_are_taken_back_in_the_instant_in_which_a_gang_starts(allocat
 
 
 @pytest.mark.parametrize("allocator", RESIZING)
-def test_cores_that_are_slimmed_off_let_a_cpu_job_start_in_that_instant(allocator: str) -> None:
+def test_slimmed_cores_let_a_cpu_job_start_at_that_instant(allocator: str) -> None:
     jobs = [*(job(f"a{number}", "bert", work=50_000) for number in range(8)), cpu_job("c", 14, at=1.0)]
     _, events = run(jobs, "1x8", allocator)
     begun = next(event.at_seconds for event in events if event.kind is Kind.STARTED and event.job_id == "c")
@@ -112,13 +112,13 @@ def test_cores_that_are_slimmed_off_let_a_cpu_job_start_in_that_instant(allocato
     assert run(jobs, "1x8", "proportional")[0].outcomes[-1].finished_seconds == 50_600
 
 
-def test_jobs_whose_cores_the_user_gave_keep_them() -> None:
+def test_requested_cores_are_kept() -> None:
     given = TraceJob("a", 0.0, 9000.0, (Role("worker", 1, Request(1000, 5)),), model="bert")
     _, events = run([given], "1x8", "coda-adaptive")
     assert cores_of(events, "a") == [(0.0, 5)]
 
 
-def test_where_nobody_changes_cores_the_figures_do_not_speak_of_it() -> None:
+def test_without_resizing_there_are_no_sizing_figures() -> None:
     plain = run([job("a", "bert")], "1x8", "proportional")[0].as_json()
     assert "sizing" not in plain
     assert "sizing" not in plain["about"]
@@ -143,7 +143,7 @@ def world(seed: int) -> list[TraceJob]:
 
 @pytest.mark.parametrize("allocator", RESIZING)
 @pytest.mark.parametrize("queue", ["fifo", "srtf"])
-def test_no_core_is_held_twice_whoever_comes_and_goes(allocator: str, queue: str) -> None:
+def test_no_core_is_ever_held_twice(allocator: str, queue: str) -> None:
     for seed in range(2):
         more: Mapping[str, Any] = {"node_mtbf_hours": "2", "speed": "all"} if seed == 1 else {}
         result, events = run(world(seed), "2x4x14", allocator, seed, queue, **more)
@@ -194,7 +194,7 @@ def test_finding_the_curves_while_jobs_run_beats_equal_shares() -> None:
         assert (run(jobs, "2x8", allocator)[0].avg_jct_seconds or 0) < 0.9 * equal
 
 
-def test_an_allocator_that_wishes_for_more_than_there_is_is_named() -> None:
+def test_an_allocator_that_wants_too_much_is_named() -> None:
     class Greedy:
         name, api_version = "greedy", 1
         interval_seconds, warm_up_seconds, measure_seconds = 60.0, 0.0, 60.0
@@ -202,10 +202,10 @@ def test_an_allocator_that_wishes_for_more_than_there_is_is_named() -> None:
         def size(self, *_: object) -> Sizing:
             return Sizing((3,), "a few")
 
-        def resize(self, running: Running, now: float) -> Sizing:
+        def resize(self, running: ResizableJob, now: float) -> Sizing:
             return Sizing((running.most + 1,), "more than all")
 
-        def weight(self, running: Running) -> float:
+        def weight(self, running: ResizableJob) -> float:
             return 1.0
 
     trace = Trace("made up", "none", (job("a", "bert"),))
@@ -219,8 +219,8 @@ def test_every_allocator_that_changes_cores_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("queue", ["fifo", "las"])
-def test_those_that_wait_are_sized_by_what_becomes_known_of_their_kind(queue: str) -> None:
-    jobs = [job(f"a{number}", "bert", at=float(number)) for number in range(3)]  # two cores to begin with, by category
+def test_waiting_jobs_are_resized_by_what_is_learned_of_their_class(queue: str) -> None:
+    jobs = [job(f"a{number}", "bert", at=float(number)) for number in range(3)]  # two initial cores, by category
     _, events = run(jobs, "1x1x3", "coda-adaptive", queue=queue, rate_noise="0")
     starts = [(event.job_id, event.cores) for event in events if event.kind is Kind.STARTED]
     assert starts[0] == ("a0", 2)
@@ -229,9 +229,9 @@ def test_those_that_wait_are_sized_by_what_becomes_known_of_their_kind(queue: st
 
 
 def test_a_gang_takes_no_core_that_is_lent_on_a_node_where_nothing_happened() -> None:
-    """On each of two nodes there is a hungry job, a slim one, and a half of a hungry gang.
+    """Two nodes, each with a hungry job, a slim one, and half of a hungry gang.
 
-    When the hungry one of the first node ends, the gang could use what it leaves, but on the second node that is lent.
+    When the hungry job of the first node ends, the gang could use its cores, but those of the second node are lent.
     """
     hungry = [job("a", "resnet18", work=5_000.0), job("d", "resnet18", work=90_000.0)]
     slim, brief = [[job(name, "bert", work=work) for name in names] for names, work in (("be", 90_000.0), ("cf", 10.0))]
@@ -247,7 +247,7 @@ def test_a_gang_takes_no_core_that_is_lent_on_a_node_where_nothing_happened() ->
     assert cores_of(events, "g")[-1][1] > 8
 
 
-def test_no_job_grows_beyond_the_limit_of_its_tenant_or_of_those_above() -> None:
+def test_no_job_grows_beyond_the_limits_of_its_tenant_or_its_ancestors() -> None:
     jobs = [replace(job(name, "resnet18", work=20_000), tenant="group") for name in "ab"]
     family = [Tenant("group", parent="dept"), Tenant("dept", limit_cores=14)]  # six are enough to start
     _, free = run(jobs, "1x2x24", "coda-adaptive", rate_noise="0")
@@ -258,7 +258,7 @@ def test_no_job_grows_beyond_the_limit_of_its_tenant_or_of_those_above() -> None
 
 
 def own_at_most(events: Sequence[Event]) -> int:
-    """The most cores that all who run hold for good together."""
+    """The maximum of the firm cores of all running jobs together."""
     own: dict[str, int] = {}
     most = 0
     for event in events:

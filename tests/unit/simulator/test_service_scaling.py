@@ -1,4 +1,4 @@
-"""Services that leave the number of their replicas open, in simulations."""
+"""Services with a variable number of replicas, in simulations."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_a_service_holds_as_many_gpus_as_its_replicas_need() -> None:
     assert finishes(few) == {"s": 20.0, "three": 10.0, "four": 10.0}
 
 
-def test_what_was_learnt_of_one_decides_on_the_next() -> None:
+def test_learning_from_one_service_sizes_the_next() -> None:
     jobs = service("first", 0, 10), service("second", 20, 10), TraceJob("four", 20, 10, workers(4))
     assert finishes(run(*jobs, predictor="latency")) == {"first": 10.0, "second": 30.0, "four": 40.0}
 
 
-def test_a_service_whose_limit_is_too_low_is_set_aside_with_what_would_change_that() -> None:
+def test_a_service_with_too_low_a_limit_is_unschedulable_with_a_remedy() -> None:
     result = run(service("s", 0, 20, most=4), predictor="oracle")
     [(name, refusal)] = result.unschedulable
     assert (name, refusal.code) == ("s", Code.NEVER_FITS)

@@ -1,4 +1,4 @@
-"""Cores that nobody has for himself."""
+"""Shared cores without isolation."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def speed(model: str, count: float) -> float:
     return cores.speed(known, gpus=1, cores_per_gpu=count) or 0.0
 
 
-def test_who_is_alone_has_all_the_cores_that_it_can_use_whatever_it_holds() -> None:
+def test_a_job_alone_on_a_node_uses_all_useful_cores() -> None:
     for isolation in ("ideal", "none"):
         alone = seconds(run(job("a", "lenet", own_cores=1), isolation=isolation), "a")
         assert alone == pytest.approx(WORK / speed("lenet", 20))
 
 
-def test_two_that_want_more_than_there_is_share_alike_until_one_goes() -> None:
+def test_two_jobs_share_scarce_cores_equally_until_one_ends() -> None:
     both = run(job("a", "lenet"), job("b", "lenet", at=100.0))
     fast, slow = speed("lenet", 20), speed("lenet", 12)
-    until = 100 + (WORK - 100 * fast) / slow  # b has done as much by then as a has since b came
+    until = 100 + (WORK - 100 * fast) / slow  # by then b has done as much as a has since b started
     assert seconds(both, "a") == pytest.approx(until)
     assert seconds(both, "b") == pytest.approx(until - 100 + (WORK - (until - 100) * slow) / fast)
 
 
-def test_who_wants_few_has_them_and_the_rest_is_left_to_others() -> None:
+def test_a_job_that_wants_few_cores_gets_them_and_leaves_the_rest() -> None:
     result = run(job("a", "lenet"), job("b", "lenet"), job("talks", "lstm"))
     assert seconds(result, "talks") == pytest.approx(WORK / speed("lstm", 1))
 
@@ -81,7 +81,7 @@ def test_sharing_without_speed_by_cores_makes_no_sense() -> None:
 
 
 @given(st.lists(st.floats(0.0, 64.0), max_size=8), st.integers(1, 64))
-def test_nobody_gets_more_than_he_wants_nor_less_than_who_has_more(wants: list[float], count: int) -> None:
+def test_shares_are_max_min_fair(wants: list[float], count: int) -> None:
     for ideal in (True, False):
         given_ = shares(wants, count, ideal=ideal)
         assert sum(given_) <= min(sum(wants), count) + 1e-6

@@ -1,4 +1,4 @@
-"""The questions that the simulator does not ask: the same simulation that asks every one of them gives the same."""
+"""The simulator's shortcuts: a simulation without them gives the same result."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cotenant.core.model.job_table import Ints
 from cotenant.simulator import Trace, TraceJob, parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.policy_set import GROUPS, Policies
-from cotenant.simulator.prediction_arms import Nothing
+from cotenant.simulator.prediction_arms import NoPrediction
 from cotenant.simulator.scheduler import Scheduler
 
 
 class Thorough(Scheduler):
-    """Runs a cycle whenever anybody waits, and asks about everybody."""
+    """Runs a cycle whenever a job waits, and tries all jobs."""
 
     def _may_start(self) -> bool:
         return bool(self._waiting)
 
     def _gangs(self, sequences: Ints, now: float) -> Iterator[Gang]:
-        return (self._lives[sequence].gang(now) for sequence in sequences.tolist())
+        return (self._sim_jobs[sequence].gang(now) for sequence in sequences.tolist())
 
 
 def workload(seed: int) -> Trace:
@@ -50,15 +50,15 @@ def fates(trace: Trace, queue: str, mode: str, placement: str) -> list[tuple[str
     relaxing = {"server_seconds": "7", "rack_seconds": "11.25", "moves_max": "0"} if placement == "locality" else {}
     made += [plugins.load(GROUPS["placement"], placement, relaxing), plugins.load(GROUPS["allocator"], "requested")]
     cluster = replace(parse_cluster("3x4x8"), racks=("a", "a", "b"))
-    simulation = Simulation(trace, cluster, Policies(*made), Nothing())
+    simulation = Simulation(trace, cluster, Policies(*made), NoPrediction())
     while simulation.step():
         pass
-    return [(life.job.id, life.finished_seconds, sum(life.waited)) for life in simulation.lives]
+    return [(sim_job.job.id, sim_job.finished_seconds, sum(sim_job.waited)) for sim_job in simulation.sim_jobs]
 
 
 @pytest.mark.parametrize("placement", ["count", "first-fit", "consolidate", "locality"])
 @pytest.mark.parametrize("mode", ["strict", "backfill"])
-def test_a_simulation_that_asks_every_question_gives_the_same(
+def test_a_simulation_without_shortcuts_gives_the_same(
     mode: str, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(20):

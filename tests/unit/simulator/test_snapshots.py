@@ -1,4 +1,4 @@
-"""Snapshots: what they hold, what is refused, and that a simulation goes on where they were taken."""
+"""Snapshots: their content, rejected input, and simulations that continue from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.simulator.commands import cotenant
 
-from cotenant.cli.research.anonymous import without_names
+from cotenant.cli.research.anonymous import anonymize
 from cotenant.core.model.tenancy import Tenant
 from cotenant.simulator import Result, simulate
 from cotenant.simulator.scenario import Scenario
@@ -22,7 +22,7 @@ TWO_GPUS = (Part(gpu_milli=1000, cores=1, replicas=2),)
 
 
 def running(job_id: str, at: float, since: float, total: float, node: str = "a", **more: Any) -> Job:
-    """A job on two GPUs of a node since some time, known to take so long."""
+    """A job on two GPUs of a node since some time, with a known total run time."""
     held = (Held(node, gpus=2, cores=2),)
     known = Known(total, 0.9)
     return Job(job_id, at, TWO_GPUS, running_since_seconds=since, held=held, cores=(1,), known=known, **more)
@@ -43,7 +43,7 @@ def saved(tmp_path: Path, taken: Snapshot) -> Path:
 
 
 def ended(tmp_path: Path, taken: Snapshot, **choices: str) -> tuple[Result, dict[str, float | None]]:
-    """Simulate it; finishes are in seconds after it was taken."""
+    """Simulate it; finishes are in seconds after the snapshot."""
     first = min(job.submitted_seconds for job in taken.jobs)
     result = Scenario.of_snapshot(saved(tmp_path, taken)).choosing(choices, {}).run()
     return result, {
@@ -64,7 +64,7 @@ def test_jobs_run_on_for_what_they_have_left_and_others_start_on_what_is_free(tm
     assert {one.id: one.jct_seconds for one in result.outcomes}["r"] == pytest.approx(150)
 
 
-def test_who_waits_and_fits_starts_at_the_moment_at_which_it_was_taken(tmp_path: Path) -> None:
+def test_a_waiting_job_that_fits_starts_at_the_time_of_the_snapshot(tmp_path: Path) -> None:
     _, finish = ended(tmp_path, snapshot(running("r", 900, 950, 100), waiting("w", 960, 30)))
     assert finish["w"] == pytest.approx(30)
 
@@ -78,7 +78,7 @@ def test_a_closed_node_takes_nothing_new_but_lets_its_jobs_finish(tmp_path: Path
     assert finish == pytest.approx({"r": 50, "s": 150, "w": 180})
 
 
-def test_policies_and_rules_are_those_in_use_unless_others_are_named(tmp_path: Path) -> None:
+def test_policies_and_rules_come_from_the_snapshot_unless_overridden(tmp_path: Path) -> None:
     taken = snapshot(
         waiting("w", 960, 30),
         policies={"queue": InUse("fifo", {"mode": "strict"}), "predictor": InUse("history")},
@@ -93,7 +93,7 @@ def test_policies_and_rules_are_those_in_use_unless_others_are_named(tmp_path: P
 
 
 def test_a_policy_decides_by_what_was_known_not_by_what_will_be_true(tmp_path: Path) -> None:
-    """The one that was predicted to be short goes first, although its user expects it to be long."""
+    """The job with a short prediction goes first, although its user expects it to be long."""
     taken = snapshot(
         running("r", 900, 950, 60),
         running("s", 900, 950, 60),
@@ -111,7 +111,7 @@ def test_of_unknown_jobs_it_is_said_how_long_they_are_taken_to_be(tmp_path: Path
     totals, guessed = taken.total_seconds()
     assert (totals, guessed) == ({"r": 100, "w": 77, "x": 77}, 2)
     result, _ = ended(tmp_path, taken)
-    assert any("of 2 of 3 jobs nobody knows the run time" in note for note in result.notes)
+    assert any("the run time of 2 of 3 jobs is unknown" in note for note in result.notes)
 
 
 def test_names_can_be_left_out_and_all_goes_as_before(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_names_can_be_left_out_and_all_goes_as_before(tmp_path: Path) -> None:
         waiting("w", 960, 30, tenant="vision", name="secret", model="gpt", refusal="BEHIND: waits behind r"),
         tenants=(Tenant("vision", limit_gpu_milli=2000),),
     )
-    bare = without_names(taken)
+    bare = anonymize(taken)
     for name in ("vision", "ann", "secret", "gpt", "behind"):
         assert name not in bare.dump()
     told = [outcome.finished_seconds for outcome in ended(tmp_path, taken)[0].outcomes]
@@ -133,8 +133,8 @@ def test_names_can_be_left_out_and_all_goes_as_before(tmp_path: Path) -> None:
     [
         ({"cotenant_snapshot": 2}, "is a snapshot of version 2"),
         ({"nodes": []}, "nodes: there are none"),
-        ({"nodes": [{"id": "a", "gpu": 4}]}, "nodes[0].gpu: is no field of it; did you mean gpus?"),
-        ({"nodes": [{"id": "a"}, {"id": "a"}]}, "nodes: 'a' is there twice"),
+        ({"nodes": [{"id": "a", "gpu": 4}]}, "nodes[0].gpu: unknown field; did you mean gpus?"),
+        ({"nodes": [{"id": "a"}, {"id": "a"}]}, "nodes: 'a' occurs twice"),
         ({"taken_seconds": "now"}, "taken_seconds: must be a finite number, not 'now'"),
         ({"jobs": [{"id": "r", "submitted_seconds": 1.0, "roles": []}]}, "jobs r: needs at least one role"),
         ({"jobs": [{"id": "r"}]}, "jobs[0].submitted_seconds: is missing"),
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused_with_its_place(tmp_path: Path, change: dict[s
     assert told in str(refused.value)
 
 
-def test_all_mistakes_are_told_at_once_and_more_cannot_be_held_than_there_is(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once_and_overcommitment_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text('{"cotenant_snapshot": 1, "taken_seconds": null, "nodes": [{"id": 7}], "jobs": [{}]}')
     with pytest.raises(BadSnapshot) as refused:
@@ -158,10 +158,10 @@ def test_all_mistakes_are_told_at_once_and_more_cannot_be_held_than_there_is(tmp
     for place in ("taken_seconds", "nodes[0].id", "jobs[0].id", "jobs[0].roles"):
         assert f"{place}: " in str(refused.value)
     both = snapshot(*(running(name, 900, 950, 100) for name in "rst"))
-    with pytest.raises(BadSnapshot, match="jobs t: holds what is not there"):
+    with pytest.raises(BadSnapshot, match="jobs t: holds what does not exist"):
         read(saved(tmp_path, both))
     strange = snapshot(running("r", 900, 950, 100, node="elsewhere"))
-    with pytest.raises(BadSnapshot, match="'elsewhere', which is no node"):
+    with pytest.raises(BadSnapshot, match="'elsewhere', which is not a node"):
         read(saved(tmp_path, strange))
 
 

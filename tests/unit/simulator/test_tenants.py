@@ -1,4 +1,4 @@
-"""Tenants and preemption, replayed: what holds at every instant of every simulation."""
+"""Tenants and preemption, replayed: invariants of every instant of every simulation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cotenant.core.scheduling.admission import Preemption, Rules
 from cotenant.policies.count import Count
 from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.job import Life
+from cotenant.simulator.job import SimulatedJob
 from cotenant.simulator.policy_set import GROUPS, Policies
-from cotenant.simulator.prediction_arms import Nothing
+from cotenant.simulator.prediction_arms import NoPrediction
 
 TENANTS = Tenancy(
     [
@@ -67,58 +67,63 @@ def made(queue: str, placement: str) -> Policies:
 def simulation_of(seed: int, queue: str, rules: Rules, placement: str = "count", **more: Any) -> Simulation:
     cluster = parse_cluster("3x4x8")
     return Simulation(
-        jobs_of_tenants(seed), cluster, made(queue, placement), Nothing(), rules=rules, tenancy=TENANTS, **more
+        jobs_of_tenants(seed), cluster, made(queue, placement), NoPrediction(), rules=rules, tenancy=TENANTS, **more
     )
 
 
 def steps(simulation: Simulation) -> Iterator[dict[str, int]]:
-    """Go on event by event; yields which jobs ran before it, and in which of their runs."""
+    """Yield, event by event, which jobs ran before it, and in which of their runs."""
     runs: dict[str, int] = {}
     while simulation.step():
         yield runs
-        runs = {life.job.id: life.runs for life in simulation.lives if life.running}
+        runs = {sim_job.job.id: sim_job.runs for sim_job in simulation.sim_jobs if sim_job.running}
 
 
-def running(simulation: Simulation) -> list[Life]:
-    return [life for life in simulation.lives if life.running]
+def running(simulation: Simulation) -> list[SimulatedJob]:
+    return [sim_job for sim_job in simulation.sim_jobs if sim_job.running]
 
 
-def waiting(simulation: Simulation) -> list[Life]:
-    return [life for life in simulation.lives if not life.running and not life.finished]
+def waiting(simulation: Simulation) -> list[SimulatedJob]:
+    return [sim_job for sim_job in simulation.sim_jobs if not sim_job.running and not sim_job.finished]
 
 
-def fits(simulation: Simulation, life: Life, without: list[Life]) -> bool:
-    """Ask whether a job would find room, and be allowed it, if some others were gone."""
-    held = [other for other in running(simulation) if other not in without and other.job.tenant == life.job.tenant]
-    tenant = next((one for one in TENANTS.tenants if one.id == life.job.tenant), Tenant("d"))
+def fits(simulation: Simulation, sim_job: SimulatedJob, without: list[SimulatedJob]) -> bool:
+    """Return whether a job would find room, and be allowed it, without some other jobs."""
+    held = [other for other in running(simulation) if other not in without and other.job.tenant == sim_job.job.tenant]
+    tenant = next((one for one in TENANTS.tenants if one.id == sim_job.job.tenant), Tenant("d"))
     for limit, name in ((tenant.limit_gpu_milli, "gpu_milli"), (tenant.limit_cores, "cores")):
-        need = getattr(life.shape, name)
-        if limit is not None and need and need + sum(getattr(other.shape, name) for other in held) > limit:
+        need = getattr(sim_job.job_class, name)
+        if limit is not None and need and need + sum(getattr(other.job_class, name) for other in held) > limit:
             return False
     ledger = simulation._scheduler._ledger
-    with ledger.undone():
+    with ledger.rolled_back():
         for other in without:
             for holding in other.holdings:
                 ledger.release(holding)
-        return not isinstance(Count().place(life.shape.gang("x"), ledger, None), Refusal)  # type: ignore[arg-type]  # draws nothing
+        return not isinstance(Count().place(sim_job.job_class.gang("x"), ledger, None), Refusal)  # type: ignore[arg-type]  # draws nothing
 
 
 def entitled(simulation: Simulation, ran: dict[str, int]) -> set[str]:
-    """Walk the order of a queue that is first come, first served: those that ran before the cycle come first."""
-    lives = sorted(
+    """Walk the order of a first-in-first-out queue: jobs that ran before the cycle come first."""
+    sim_jobs = sorted(
         [*running(simulation), *waiting(simulation)],
-        key=lambda life: (life.job.id not in ran, -life.job.priority, life.job.submitted_seconds, life.sequence),
+        key=lambda sim_job: (
+            sim_job.job.id not in ran,
+            -sim_job.job.priority,
+            sim_job.job.submitted_seconds,
+            sim_job.sequence,
+        ),
     )
     left = {"a": [6000, 10**9], "b": [3000, 8]}
     found = set()
-    for life in lives:
-        have = left.get(life.job.tenant, [0, 0])
-        shape = life.shape
-        guaranteed = shape.gpu_milli or life.job.tenant == "b"
+    for sim_job in sim_jobs:
+        have = left.get(sim_job.job.tenant, [0, 0])
+        shape = sim_job.job_class
+        guaranteed = shape.gpu_milli or sim_job.job.tenant == "b"
         if guaranteed and shape.gpu_milli <= have[0] and shape.cores <= have[1]:
             have[0] -= shape.gpu_milli
             have[1] -= shape.cores
-            found.add(life.job.id)
+            found.add(sim_job.job.id)
     return found
 
 
@@ -129,7 +134,7 @@ def test_no_tenant_ever_holds_more_than_its_limit(queue: str, rules: Rules) -> N
         simulation = simulation_of(seed, queue, rules)
         for _ in steps(simulation):
             for tenant in TENANTS.tenants:
-                theirs = [life.shape for life in running(simulation) if life.job.tenant == tenant.id]
+                theirs = [sim_job.job_class for sim_job in running(simulation) if sim_job.job.tenant == tenant.id]
                 if tenant.limit_gpu_milli is not None:
                     assert sum(shape.gpu_milli for shape in theirs) <= tenant.limit_gpu_milli
                 if tenant.limit_cores is not None:
@@ -142,62 +147,64 @@ def test_no_room_is_idle_that_a_waiting_job_may_have(rules: Rules) -> None:
     for seed in range(15):
         simulation = simulation_of(seed, "backfill", rules)
         for _ in steps(simulation):
-            idle = [life.job.id for life in waiting(simulation) if fits(simulation, life, [])]
+            idle = [sim_job.job.id for sim_job in waiting(simulation) if fits(simulation, sim_job, [])]
             assert idle == [], f"seed {seed} at {simulation.now}"
 
 
 @pytest.mark.parametrize("run_seconds_min", [0.0, 7.0])
-def test_nobody_waits_for_their_guarantee_while_borrowers_hold_it(run_seconds_min: float) -> None:
+def test_no_job_waits_for_a_guarantee_that_borrowers_hold(run_seconds_min: float) -> None:
     waited = 0
     for seed in range(25):
         simulation = simulation_of(seed, "backfill", Rules(run_seconds_min=run_seconds_min))
         for ran in steps(simulation):
             owners = entitled(simulation, ran)
             lent = [
-                life
-                for life in running(simulation)
-                if life.job.id not in owners
-                and life.job.preemptible
-                and simulation.now - life.running_since >= run_seconds_min
+                sim_job
+                for sim_job in running(simulation)
+                if sim_job.job.id not in owners
+                and sim_job.job.preemptible
+                and simulation.now - sim_job.running_since >= run_seconds_min
             ]
-            for life in waiting(simulation):
-                if life.job.id in owners:
+            for sim_job in waiting(simulation):
+                if sim_job.job.id in owners:
                     waited += 1
-                    assert not fits(simulation, life, lent), f"seed {seed} at {simulation.now}: {life.job.id}"
-    assert waited > 10  # for each other's room, or for that of jobs that nobody stops
+                    assert not fits(simulation, sim_job, lent), f"seed {seed} at {simulation.now}: {sim_job.job.id}"
+    assert waited > 10  # for each other's room, or for that of jobs that no job stops
 
 
 @pytest.mark.parametrize("rules", [rule for rule in RULES if rule.preemption is not Preemption.NEVER], ids=str)
 @pytest.mark.parametrize("queue", QUEUES)
-def test_whoever_is_stopped_had_run_long_enough_and_the_room_is_used(queue: str, rules: Rules) -> None:
+def test_preempted_jobs_had_run_long_enough_and_their_room_is_used(queue: str, rules: Rules) -> None:
     stopped = 0
     for seed in range(15):
         simulation = simulation_of(seed, queue, replace(rules, run_seconds_min=7.0))
-        since: dict[str, tuple[float, Life, Any]] = {}
+        since: dict[str, tuple[float, SimulatedJob, Any]] = {}
         for _ in steps(simulation):
-            for job_id, (began, life, holdings) in since.items():
-                if life.runs and life.preemptions and not life.running and not life.finished:
+            for job_id, (began, sim_job, holdings) in since.items():
+                if sim_job.runs and sim_job.preemptions and not sim_job.running and not sim_job.finished:
                     stopped += 1
-                    assert life.job.preemptible
+                    assert sim_job.job.preemptible
                     assert simulation.now - began >= 7.0 - 1e-6, f"seed {seed}: {job_id}"
                     if queue == "backfill":
-                        assert not fits(simulation, life, [])
+                        assert not fits(simulation, sim_job, [])
                     assert holdings
-            since = {life.job.id: (life.running_since, life, life.holdings) for life in running(simulation)}
+            since = {
+                sim_job.job.id: (sim_job.running_since, sim_job, sim_job.holdings) for sim_job in running(simulation)
+            }
     assert stopped or not rules.enforces(made(queue, "count").queue)
 
 
 def test_two_jobs_do_not_take_each_others_room_in_turn() -> None:
-    """Whoever was stopped for somebody cannot stop them, and with a minimum run time no instant sees two stops."""
+    """A preempted job cannot stop the job it was preempted for, and a minimum run time allows one stop an instant."""
     for seed in range(40):
         simulation = simulation_of(seed, "backfill", Rules(Preemption.PRIORITY, run_seconds_min=7.0))
         stops: dict[str, list[float]] = {}
         seen: dict[str, int] = {}
         for _ in steps(simulation):
-            for life in simulation.lives:
-                if life.preemptions > seen.get(life.job.id, 0):
-                    seen[life.job.id] = life.preemptions
-                    stops.setdefault(life.job.id, []).append(simulation.now)
+            for sim_job in simulation.sim_jobs:
+                if sim_job.preemptions > seen.get(sim_job.job.id, 0):
+                    seen[sim_job.job.id] = sim_job.preemptions
+                    stops.setdefault(sim_job.job.id, []).append(simulation.now)
         for times in stops.values():
             assert all(later - earlier >= 7.0 for earlier, later in pairwise(times))
 
@@ -205,14 +212,17 @@ def test_two_jobs_do_not_take_each_others_room_in_turn() -> None:
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("queue", ["strict", "backfill"])
 @pytest.mark.parametrize("placement", ["count", "consolidate"])
-def test_a_simulation_that_asks_every_question_gives_the_same_with_tenants(
+def test_a_simulation_without_shortcuts_gives_the_same_with_tenants(
     queue: str, placement: str, rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fates(seed: int) -> list[tuple[str, float, float, int]]:
         simulation = simulation_of(seed, queue, rules, placement)
         for _ in steps(simulation):
             pass
-        return [(life.job.id, life.finished_seconds, sum(life.waited), life.preemptions) for life in simulation.lives]
+        return [
+            (sim_job.job.id, sim_job.finished_seconds, sum(sim_job.waited), sim_job.preemptions)
+            for sim_job in simulation.sim_jobs
+        ]
 
     for seed in range(8):
         quick = fates(seed)
@@ -248,7 +258,7 @@ def test_a_tenant_takes_back_what_it_lent() -> None:
     assert replay(jobs, GUARANTEED, preemption="never")["j0"].preemptions == 0
 
 
-def test_what_was_lent_is_taken_back_once_the_minimum_run_time_is_over() -> None:
+def test_lent_resources_are_reclaimed_after_the_minimum_run_time() -> None:
     jobs = [job(0, 0, 100, 8, "guest"), job(1, 10, 20, 4, "owner")]
     assert replay(jobs, GUARANTEED, run_seconds_min="50")["j1"].finished_seconds == 70.0
 
@@ -266,20 +276,20 @@ def test_beyond_its_guarantee_a_tenant_waits_for_its_fair_share_and_the_others_f
     assert told["json"]["waits"] == {"fair_share": 1, "fragmentation": 0, "capacity": 1, "dependency": 0}
 
 
-def test_a_job_over_its_tenants_limit_waits_for_its_fair_share_and_holds_nobody_back() -> None:
+def test_a_job_over_its_tenants_limit_waits_and_holds_no_job_back() -> None:
     jobs = [job(0, 0, 50, 4, "small"), job(1, 1, 10, 2, "small"), job(2, 2, 10, 4, "other")]
     told = replay(jobs, Tenant("small", limit_gpu_milli=4000))
     assert told["j1"].waits_seconds == (49.0, 0.0, 0.0, 0.0)
     assert told["j2"].finished_seconds == 12.0
 
 
-def test_a_job_that_is_more_than_its_tenant_may_hold_is_told_so() -> None:
+def test_a_job_larger_than_its_tenants_limit_is_unschedulable() -> None:
     [told] = replay([job(0, 0, 50, 4, "small")], Tenant("small", limit_gpu_milli=3000))["json"]["unschedulable"]
     assert told["code"] == "QUOTA"
     assert "4 GPUs of at most 3" in told["reason"]
 
 
-def test_a_higher_priority_takes_the_room_of_a_lower_one_where_the_rule_says_so() -> None:
+def test_a_higher_priority_preempts_a_lower_one_under_the_priority_rule() -> None:
     jobs = [
         job(0, 0, 100, 4, "x", priority=-1),
         job(1, 0, 100, 4, "x", priority=-1, preemptible=False),
@@ -292,7 +302,7 @@ def test_a_higher_priority_takes_the_room_of_a_lower_one_where_the_rule_says_so(
     assert by_priority["j1"].preemptions == 0
 
 
-def test_figures_are_told_by_tenant() -> None:
+def test_figures_are_given_by_tenant() -> None:
     jobs = [job(0, 0, 30, 4, "owner"), job(1, 0, 10, 2, "guest"), job(2, 0, 100, 8, "owner", preemptible=False)]
     figures = replay(jobs, GUARANTEED, Tenant("nobody"))["json"]["tenants"]
     assert list(figures) == ["owner", "nobody", "guest"]

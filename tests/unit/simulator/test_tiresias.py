@@ -1,8 +1,8 @@
-"""Where `las` and Tiresias' own simulator part: both from one naive replay, which changes one rule at a time.
+"""The differences between `las` and Tiresias' own simulator: both from one naive replay, one rule at a time.
 
-Tiresias keeps each queue as a list. A job that falls goes to the end of the next list, so behind those who wait there;
-after each round those who wait go behind those who run, in the order in which they stand. And it asks too late when a
-job will fall, for it takes the seconds of a run for its GPU-seconds: (limit - seconds) / GPUs from now.
+Tiresias keeps each queue as a list. A job that falls goes to the end of the next list, behind the jobs waiting there;
+after each round waiting jobs go behind running jobs, in their order. And it checks too late for a fall, because it uses
+the seconds of a run as its GPU-seconds: (limit - seconds) / GPUs from now.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Job:
 
 @dataclass
 class Replay:
-    """All jobs in queues; `own_lists` and `own_jumps` are Tiresias' rules, else those of `las`."""
+    """All jobs in queues; `own_lists` and `own_jumps` are Tiresias' rules, otherwise those of `las`."""
 
     trace: Trace
     gpus: int

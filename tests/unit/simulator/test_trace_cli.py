@@ -36,7 +36,7 @@ def test_shares_of_gpus_are_counted_together(tmp_path: Path) -> None:
     assert "jobs by GPUs    <1: 2, 2: 1" in cotenant("trace", "show", str(file))[1]
 
 
-def test_skipped_rows_are_told(tmp_path: Path) -> None:
+def test_skipped_rows_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "jobs.csv"
     file.write_text("job_id,submitted_seconds,work_seconds\na,0,1\n" + "b,0,0\n" * 12)
     assert cotenant("trace", "show", str(file))[0] == 2
@@ -47,7 +47,7 @@ def test_skipped_rows_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
-def test_a_converted_trace_simulates_like_the_one_it_was_made_of(tmp_path: Path, ending: str) -> None:
+def test_a_converted_trace_simulates_like_the_original(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"jobs.{ending}"
     code, told, beside = cotenant("trace", "convert", "sample", str(file))
     assert (code, told) == (0, "")
@@ -78,30 +78,30 @@ def test_a_trace_converted_with_an_overlay_holds_the_jobs_that_a_simulation_with
     ]
 
 
-def test_the_overlay_stands_in_the_card() -> None:
+def test_the_summary_shows_the_overlay() -> None:
     told = cotenant(
         "simulate", "--trace", "sample", "--cluster", "2x8", "--overlay", "tenants=2", "--overlay", "seed=4"
     )
     assert "tenants 2, seed 4" in told[1]
 
 
-def test_memory_is_passed_over_where_the_cluster_tells_none_and_it_is_said(tmp_path: Path) -> None:
+def test_memory_is_ignored_with_a_note_if_the_cluster_declares_none(tmp_path: Path) -> None:
     file = tmp_path / "jobs.csv"
     file.write_text("job_id,submitted_seconds,work_seconds,memory_bytes\na,0,1,1024\nb,0,1,\n")
     code, told, beside = cotenant("simulate", "--trace", str(file), "--cluster", "1x1")
     assert (code, "2 of 2" in told) == (0, True)
-    assert "note: 1 jobs ask for memory; the cluster tells of none, so that is passed over" in beside
+    assert "note: 1 jobs request memory; the cluster declares none, so the requests are ignored" in beside
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text("- {gpus: 1, memory_bytes: 1000}")
     assert "1 of 2" in cotenant("simulate", "--trace", str(file), "--cluster", str(cluster))[1]
 
 
-def test_shares_of_gpus_that_no_node_gives_are_told_with_what_helps(tmp_path: Path) -> None:
+def test_gpu_shares_without_a_shareable_node_give_a_note_with_a_hint(tmp_path: Path) -> None:
     file, cluster = tmp_path / "jobs.csv", tmp_path / "cluster.yaml"
     file.write_text("job_id,submitted_seconds,work_seconds,gpu_milli\na,0,1,300\nb,0,1,1000\n")
     simulate = ("simulate", "--trace", str(file), "--cluster")
     _, told, beside = cotenant(*simulate, "1x1")
-    assert "note: 1 jobs ask for a part of a GPU, which no node of the cluster gives" in beside
+    assert "note: 1 jobs request a share of a GPU, which no node of the cluster offers" in beside
     assert "1 of 2" in told
     _, told, beside = cotenant(*simulate, "1x1", "--overlay", "fractions=whole")
     assert ("2 of 2" in told, beside) == (True, "")
@@ -114,10 +114,10 @@ def test_shares_of_gpus_that_no_node_gives_are_told_with_what_helps(tmp_path: Pa
     ("arguments", "told"),
     [
         (("trace", "show", "/nowhere.csv"), "/nowhere.csv cannot be read: No such file or directory"),
-        (("trace", "show", "sample", "--format", "tiresia"), "'tiresia' is no trace format; did you mean tiresias"),
+        (("trace", "show", "sample", "--format", "tiresia"), "unknown trace format 'tiresia'; did you mean tiresias"),
         (("trace", "shw", "sample"), "no such command 'shw'"),
         (("trace",), "missing command"),
-        (("trace", "convert", "sample", "jobs.txt"), "the ending tells the format"),
+        (("trace", "convert", "sample", "jobs.txt"), "the ending selects the format"),
         (("trace", "convert", "sample", "x.csv", "--overlay", "tenants=2"), "tell it with --cluster"),
         (("trace", "convert", "sample", "x.csv", "--overlay", "tenant=2"), "did you mean tenants?"),
         (("simulate", "--trace", "/nowhere", "--cluster", "2x8", "--overlay", "tenants=0"), "overlay tenants: must be"),
@@ -127,7 +127,7 @@ def test_shares_of_gpus_that_no_node_gives_are_told_with_what_helps(tmp_path: Pa
         ),
     ],
 )
-def test_bad_input_is_told_in_a_sentence(arguments: tuple[str, ...], told: str) -> None:
+def test_invalid_input_is_reported_in_a_sentence(arguments: tuple[str, ...], told: str) -> None:
     code, out, beside = cotenant(*arguments)
     assert (code, out) == (2, "")
     assert told in beside

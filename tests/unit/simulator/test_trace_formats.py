@@ -1,4 +1,4 @@
-"""What each published format means, on rows made by hand; and the published files themselves, where they are."""
+"""The meaning of each published format, on rows made by hand; and the published files themselves, if present."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_time_of_a_muri_job_may_be_more_milliseconds_than_there_may_be_secon
     [
         (OPENB + "a,1,1,1,1000,,LS,Running,5,5,5", "'deletion_time': expected a time after scheduled_time, which is 5"),
         (OPENB + "a,1,1,1,1000,,LS,Running,5,5,", "'deletion_time': expected a time after creation_time, which is 5"),
-        (OPENB + "a,1,1,1,1001,,LS,Running,5,6,5", "'gpu_milli': expected a whole number from 0 to 1000"),
+        (OPENB + "a,1,1,1,1001,,LS,Running,5,6,5", "'gpu_milli': expected an integer from 0 to 1000"),
         (OPENB + "a,1,1,1,0,,LS,Running,5,6,5", "'gpu_milli': expected 1 to 1000 for 1 GPUs"),
         (OPENB + "a,1,1,2,500,,LS,Running,5,6,5", "'gpu_milli': expected 1000 for 2 GPUs"),
         (OPENB + "a,0,1,0,0,,LS,Running,5,6,5", "'cpu_milli': expected cores for a pod without GPUs"),
@@ -100,18 +100,18 @@ def test_the_time_of_a_muri_job_may_be_more_milliseconds_than_there_may_be_secon
         ("0,alexnot,0,5,1", "line 1, column 'model': expected one of alexnet, bert"),
         (GAVEL.format(steps=1, gpus=3, weight=1, slo=-1, at=0), "was measured on V100: 1, 2, 4, 8, found '3'"),
         (GAVEL.format(steps=1, gpus=1, weight=-2, slo=-1, at=0), "expected a number of weight from 0 to 1e+06"),
-        ("x\t\t\t\t1\t1\t1\t1\t-1\t0", "'job_type': expected a job type that was measured on V100, found 'x'"),
+        ("x\t\t\t\t1\t1\t1\t1\t-1\t0", "'job_type': expected a job type measured on V100, found 'x'"),
         (MURI + "7,4,0,1,resnet18,128,0,0,921,723,113,73,1", "'duration': expected a number of milliseconds above 0"),
     ],
 )
-def test_a_row_that_cannot_be_is_told_in_the_format_s_own_words(file: Path, row: str, told: str) -> None:
+def test_an_invalid_row_is_reported_in_the_formats_terms(file: Path, row: str, told: str) -> None:
     file.write_text(row)
     with pytest.raises(BadRow) as failure:
         load(file)
     assert told in str(failure.value)
 
 
-def test_a_file_without_a_header_is_read_as_what_was_asked_for(file: Path) -> None:
+def test_a_file_without_a_header_is_read_in_the_given_format(file: Path) -> None:
     file.write_text("job_id,submission_time,duration,num_gpu\na,0,1,1\n")
     with pytest.raises(BadRow, match="line 1: expected 5 fields"):
         load(file, "synergy")
@@ -120,7 +120,7 @@ def test_a_file_without_a_header_is_read_as_what_was_asked_for(file: Path) -> No
         load(file, "itp")
 
 
-COUNTS = {  # rows, bad ones among them
+COUNTS = {  # rows, including invalid ones
     "openb/openb_pod_list_default.csv": ("openb", 8152, 1),
     "openb/openb_pod_list_cpu050.csv": ("openb", 7439, 1),
     "openb/openb_pod_list_gpushare40.csv": ("openb", 8152, 2),
@@ -137,7 +137,7 @@ COUNTS = {  # rows, bad ones among them
 
 @PUBLISHED
 @pytest.mark.parametrize("name", COUNTS)
-def test_a_published_file_is_known_by_its_looks_and_read_whole(name: str) -> None:
+def test_a_published_file_is_detected_and_read_completely(name: str) -> None:
     trace = load(DATA / name, skip_bad_rows=True)
     assert (trace.format, len(trace) + len(trace.skipped), len(trace.skipped)) == COUNTS[name]
 
@@ -161,7 +161,7 @@ def test_openb_s_pods_are_those_of_the_file() -> None:
         assert role.request.gpu_milli == int(row["num_gpu"]) * int(row["gpu_milli"])
         assert 0 <= role.request.cores * 1000 - int(row["cpu_milli"]) < 1000  # type: ignore[operator]  # never auto
         assert job.work_seconds == float(row["deletion_time"]) - float(row["scheduled_time"] or row["creation_time"])
-        assert job.submitted_seconds == float(row["creation_time"])  # the first came at 0
+        assert job.submitted_seconds == float(row["creation_time"])  # the first was submitted at 0
     kinds = Counter(job.kind for job in jobs.values())
     assert kinds[JobKind.CPU] == 1088
 

@@ -1,4 +1,4 @@
-"""Reading traces: every format, every way in which a file can be wrong."""
+"""Reading traces: every format, and every kind of invalid file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_philly_times_are_utc_and_jobs_are_called_by_their_line(file: Path) -> N
     )
 
 
-def test_a_job_is_a_gang_of_one_gpu_replicas_that_ask_for_no_cores() -> None:
+def test_a_job_is_a_gang_of_one_gpu_replicas_without_cores() -> None:
     (role,) = load("sample").jobs[0].spec().roles
     assert (role.replicas, role.request.gpu_milli, role.request.cores) == (16, 1000, 0)
 
@@ -103,14 +103,14 @@ def test_unordered_jobs_are_sorted_and_it_is_said(file: Path) -> None:
         (ITP, "a,0,1e300,1", "line 3, column 'duration': expected a number of seconds above 0, found '1e300'"),
         (ITP, "a,0,,1", "line 3, column 'duration': expected a number of seconds above 0, found nothing"),
         (ITP, "a,soon,5,1", "line 3, column 'submission_time': expected a number of seconds, found 'soon'"),
-        (ITP, "a,0,5,0", "column 'num_gpu': expected a whole number of GPUs from 1 to 1000000, found '0'"),
-        (ITP, "a,0,5,1.5", "column 'num_gpu': expected a whole number of GPUs from 1 to 1000000, found '1.5'"),
-        (ITP, "a,0,5,1e30", "column 'num_gpu': expected a whole number of GPUs from 1 to 1000000, found '1e30'"),
+        (ITP, "a,0,5,0", "column 'num_gpu': expected an integer number of GPUs from 1 to 1000000, found '0'"),
+        (ITP, "a,0,5,1.5", "column 'num_gpu': expected an integer number of GPUs from 1 to 1000000, found '1.5'"),
+        (ITP, "a,0,5,1e30", "column 'num_gpu': expected an integer number of GPUs from 1 to 1000000, found '1e30'"),
         (ITP, ",0,5,1", "column 'job_id': expected some text, found nothing"),
         (
             ITP,
             "first,0,5,1",
-            "column 'job_id': expected an id of its own for each job, found 'first', which line 2 has",
+            "column 'job_id': expected a unique id for each job, found 'first', which is also the id of line 2",
         ),
         (ITP, "a,0,5", "line 3: expected 4 fields (job_id, submission_time, duration, num_gpu), found 3"),
         (ITP, "a,0,5,1,6", "line 3: expected 4 fields (job_id, submission_time, duration, num_gpu), found 5"),
@@ -150,20 +150,20 @@ def test_a_row_over_several_lines_is_named_by_its_first(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "is empty: a header and one row per job were expected"),
-        (b"\n\n", "is empty: a header and one row per job were expected"),
+        (b"", "is empty; expected a header and one row per job"),
+        (b"\n\n", "is empty; expected a header and one row per job"),
         (ITP.encode(), "has no jobs after its header"),
-        (ITP.encode() + b"a,0,\xff,1", "is no UTF-8 text: byte 0xff"),
-        (b"\xff\xfea\x00", "is no UTF-8 text"),
+        (ITP.encode() + b"a,0,\xff,1", "is not UTF-8 text: invalid byte 0xff"),
+        (b"\xff\xfea\x00", "is not UTF-8 text"),
         (gzip.compress(ITP.encode(), mtime=0)[:-9], "is a damaged gzip file"),
-        (b"a,b\n1,2\n", "the header (a, b) is of no known format; the nearest is cotenant, for which it lacks"),
-        (b"job_id,duration,num_gpu\n1,2,3\n", "the nearest is itp, for which it lacks submission_time"),
-        (b"timestamp,duration,num_gpu\n1,2,3\n", "the nearest is philly, for which it lacks num_gpus"),
+        (b"a,b\n1,2\n", "unknown format, header (a, b); the nearest is cotenant, which also requires"),
+        (b"job_id,duration,num_gpu\n1,2,3\n", "the nearest is itp, which also requires submission_time"),
+        (b"timestamp,duration,num_gpu\n1,2,3\n", "the nearest is philly, which also requires num_gpus"),
         (b"duration,duration\n", "line 1, column 'duration': expected each column once, found it more than once"),
         (b'"duration\n', "line 1: expected a CSV header, found unexpected end of data"),
     ],
 )
-def test_a_file_that_is_no_trace_is_told_why(file: Path, content: bytes, told: str) -> None:
+def test_a_file_that_is_not_a_trace_is_rejected_with_a_reason(file: Path, content: bytes, told: str) -> None:
     file.write_bytes(content)
     with pytest.raises(BadTrace) as failure:
         load(file)
@@ -173,18 +173,18 @@ def test_a_file_that_is_no_trace_is_told_why(file: Path, content: bytes, told: s
 
 def test_where_every_row_is_bad_there_is_no_trace(file: Path) -> None:
     file.write_text(ITP + "a,0,0,1\nb,0,0,1\n")
-    with pytest.raises(BadTrace, match=r"has no jobs; all 2 rows are bad, the first: .*line 2, column 'duration'"):
+    with pytest.raises(BadTrace, match=r"has no jobs; all 2 rows are invalid, the first: .*line 2, column 'duration'"):
         load(file, skip_bad_rows=True)
 
 
-def test_a_file_that_is_not_there_or_no_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_irregular_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadTrace, match="cannot be read: No such file or directory"):
         load(tmp_path / "none.csv")
     with pytest.raises(BadTrace, match="cannot be read: Is a directory"):
         load(tmp_path)
 
 
-def test_the_wrong_format_is_told_which_it_looks_like(file: Path) -> None:
+def test_the_error_for_a_wrong_format_names_the_likely_one(file: Path) -> None:
     file.write_text(PHILLY + "2017-11-05 01:30:00,5,1,5,x\n")
     with pytest.raises(
         BadTrace, match=r"format itp needs job_id, submission_time, num_gpu, .*looks like .* format philly"
@@ -195,12 +195,12 @@ def test_the_wrong_format_is_told_which_it_looks_like(file: Path) -> None:
         load(file, "itp")
 
 
-def test_an_unknown_format_is_told_the_nearest(file: Path) -> None:
+def test_the_error_for_an_unknown_format_names_the_nearest(file: Path) -> None:
     with pytest.raises(
-        BadTrace, match=r"'phily' is no trace format; did you mean philly. known are cotenant, gavel, itp,"
+        BadTrace, match=r"unknown trace format 'phily'; did you mean philly. known are cotenant, gavel, itp,"
     ):
         load(file, "phily")
-    with pytest.raises(BadTrace, match="'xyz' is no trace format; known are cotenant, gavel, itp,"):
+    with pytest.raises(BadTrace, match="unknown trace format 'xyz'; known are cotenant, gavel, itp,"):
         load(file, "xyz")
 
 

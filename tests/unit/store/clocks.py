@@ -1,10 +1,10 @@
-"""Time that moves when a test says so."""
+"""A clock that a test moves."""
 
 from __future__ import annotations
 
 
 class ManualClock:
-    """Call it for the time in seconds."""
+    """Returns the time in seconds when called."""
 
     def __init__(self) -> None:
         self.seconds = 1_000.0
@@ -13,5 +13,5 @@ class ManualClock:
         return self.seconds
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.seconds += seconds

@@ -1,4 +1,4 @@
-"""Writes to an SQLite store from many tasks and says what was acknowledged, until it is killed: `crash_writer FILE`."""
+"""Writes to an SQLite store from many tasks and prints acknowledged writes, until it is killed: `crash_writer FILE`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WRITERS = 16
 
 
 async def write(store: SqliteStore, writer: int) -> None:
-    """Raise two keys together, again and again, each time from what they are."""
+    """Raise two keys together repeatedly, each time from their present values."""
     left, right = (f"/{writer}/{side}" for side in ("left", "right"))
     entry = await store.get(left)
     number, revision = (int(entry.value.split()[0]), entry.mod_revision) if entry else (0, 0)

@@ -1,4 +1,4 @@
-"""A wire between a client and a server that can lose the answers."""
+"""A proxy between a client and a server that can drop the answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class LossyWire:
-    """Passes bytes both ways; between `lose_answers` and `cut`, only to the server."""
+    """Forwards bytes in both directions; between `lose_answers` and `cut`, only to the server."""
 
     def __init__(self, server_port: int) -> None:
         self.port = 0
@@ -18,12 +18,12 @@ class LossyWire:
 
     @property
     def endpoint(self) -> str:
-        """Say where the client's end is."""
+        """Return the address for the client."""
         return f"127.0.0.1:{self.port}"
 
     @asynccontextmanager
     async def laid(self) -> AsyncIterator[LossyWire]:
-        """Be there for the length of a block."""
+        """Run for the duration of a block."""
         listener = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         self.port = listener.sockets[0].getsockname()[1]
         try:
@@ -33,11 +33,11 @@ class LossyWire:
             self.cut()
 
     def lose_answers(self) -> None:
-        """Let nothing through to the client from now on."""
+        """Drop everything sent to the client from now on."""
         self._passes_answers = False
 
     def cut(self) -> None:
-        """End the connections there are; new ones lose nothing."""
+        """Close the existing connections; new ones lose nothing."""
         for writer in self._writers:
             writer.close()
         self._writers.clear()
@@ -61,7 +61,7 @@ class LossyWire:
 
 
 async def read_some(reader: asyncio.StreamReader) -> bytes:
-    """Read what is there; nothing where the connection has ended, however it did."""
+    """Return the available bytes; none if the connection has ended for any reason."""
     try:
         return await reader.read(65_536)
     except ConnectionError:

@@ -1,4 +1,4 @@
-"""A linearizable etcd in memory, behind the real client code: answers come when a test lets them, late or never."""
+"""A linearizable etcd in memory, behind the real client code: the test decides when an answer arrives, if at all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class State:
 
 @dataclass
 class Flight:
-    """A request on its way: to etcd while it is not `done`, else its answer on the way back."""
+    """A request in transit: to etcd until it is `done`, then its answer on the way back."""
 
     work: Callable[[], Any]
     answer: asyncio.Future[Any]
@@ -48,20 +48,20 @@ class Flight:
     result: Any = None
 
     def step(self) -> None:
-        """Have it evaluated; the next time, answered."""
+        """Evaluate it; the next time, deliver its answer."""
         if not self.done:
             self.done, self.result = True, self.work()
         elif not self.answer.done():
             self.answer.set_result(self.result)
 
     def lose(self) -> None:
-        """Have the caller hear nothing; a request that is not evaluated yet may be so later."""
+        """Drop the answer; a request that is not evaluated yet may still be evaluated later."""
         if not self.answer.done():
             self.answer.set_exception(StoreUnavailable("the answer is lost"))
 
 
 class Etcd:
-    """The server. `states` is its past, and `flights` what is under way."""
+    """The server. `states` is its past, and `flights` are the requests in transit."""
 
     def __init__(self) -> None:
         self.states = [State()]
@@ -104,13 +104,13 @@ class Etcd:
         return reply
 
     def expire(self) -> None:
-        """End a lease: a revision that no process of the mesh asked for."""
+        """End a lease: a revision without a request of the mesh."""
         after = self.now.copied()
         after.revision += 1
         self.states.append(after)
 
     def roll_back(self, count: int, bump: int) -> None:
-        """Go back by some revisions, as a restored snapshot has it; what was on its way here is gone."""
+        """Go back by some revisions, as after restoring a snapshot; requests in transit are lost."""
         for flight in self.flights:
             if not flight.done:
                 flight.lose()
@@ -120,7 +120,7 @@ class Etcd:
         self.states = [old]
 
     def client(self, name: str) -> EtcdStore:
-        """Return a store that asks this server by the real requests."""
+        """Return a store that sends real requests to this server."""
 
         async def asked(work: Callable[[], Any]) -> Any:
             flight = Flight(work, asyncio.get_running_loop().create_future())

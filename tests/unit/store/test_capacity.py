@@ -1,4 +1,4 @@
-"""How full a store is, and what it can still write when its disk is full."""
+"""The capacity of stores, and what they can still write on a full disk."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.etcd_server import EtcdServer
 from cotenant.store import capacity as module
 from cotenant.store.ballast import Ballast
 from cotenant.store.capacity import MIB, disk_capacity, etcd_capacity
-from cotenant.store.compaction import Upkeep
+from cotenant.store.compaction import Compactor
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.etcd_quota import read_quota
 from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.open import open_store
 from cotenant.store.port import Put, Store, StoreFull
-from cotenant.store.recovery_commands import way_back
+from cotenant.store.recovery_commands import recovery_of
 from cotenant.store.spec_parts import SpecStore
 from cotenant.store.sqlite import SqliteStore
 
@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Take all space that is left."""
+    """Use up all free space."""
     filler = disk / "filler"
     with suppress(OSError), filler.open("ab", buffering=0) as file:
         while file.write(b"x" * 4096):
@@ -50,20 +50,20 @@ def fill(disk: Path) -> Path:
 
 
 async def write_until_refused(store: Store, size: int) -> None:
-    """Write one key again and again; how large it is a store may notice a moment later."""
+    """Write one key repeatedly; a store may notice its size a moment later."""
     for _ in range(5_000):
         await put(store, "filler", b"x" * size)
 
 
 @pytest.mark.root
-async def test_ends_are_written_on_a_full_disk_and_nothing_that_was_acknowledged_is_lost(small_disk: Path) -> None:
+async def test_job_ends_are_written_on_a_full_disk_and_no_acknowledged_write_is_lost(small_disk: Path) -> None:
     path = small_disk / "state.db"
     store = SqliteStore(path, reserve_bytes=4 * MIB)
     await store.hold_ballast()
     assert not (await store.capacity()).why_stopped()
     filler = fill(small_disk)
     assert (await store.capacity()).why_stopped().startswith("only 0.0 MiB are free on the file system of ")
-    for number in range(10):  # the ballast is given up for them
+    for number in range(10):  # the ballast is released for them
         await put(store, f"ends/{number}", b"x" * 1_000)
     fill(small_disk)
     with pytest.raises(StoreFull, match="disk is full"):
@@ -81,7 +81,7 @@ async def test_ends_are_written_on_a_full_disk_and_nothing_that_was_acknowledged
     await again.close()
 
 
-async def test_etcd_says_its_size_its_quota_and_the_way_back(tmp_path: Path) -> None:
+async def test_etcd_reports_its_size_its_quota_and_recovery_commands(tmp_path: Path) -> None:
     server = EtcdServer(tmp_path, arguments=[f"--quota-backend-bytes={4 * MIB}"])
     server.start()
     store = await open_store(server.url)
@@ -95,7 +95,7 @@ async def test_etcd_says_its_size_its_quota_and_the_way_back(tmp_path: Path) -> 
             await write_until_refused(store, 60_000)
         told = await store.capacity()
         assert told
-        helps = way_back(told)
+        helps = recovery_of(told)
         assert helps
         assert helps.commands == (
             f"etcdctl --endpoints=http://{server.endpoint} compact {told.revision} || true",
@@ -107,38 +107,38 @@ async def test_etcd_says_its_size_its_quota_and_the_way_back(tmp_path: Path) -> 
         server.kill()
 
 
-async def test_a_quota_that_cannot_be_read_is_taken_as_an_operator_says_or_as_etcds_default(etcd: EtcdServer) -> None:
+async def test_an_unreadable_quota_is_the_operators_or_etcds_default(etcd: EtcdServer) -> None:
     assert await read_quota("127.0.0.1:1") == 0
     store = EtcdStore([etcd.endpoint], quota_bytes=8 * MIB)
     assert (await store.capacity()).limit_bytes == 8 * MIB
     await store.close()
 
 
-async def test_a_fragmented_file_near_its_quota_is_defragmented_and_history_is_forgotten_early(tmp_path: Path) -> None:
+async def test_a_fragmented_file_near_its_quota_is_defragmented_and_history_is_compacted_early(tmp_path: Path) -> None:
     server = EtcdServer(tmp_path, arguments=[f"--quota-backend-bytes={8 * MIB}"])
     server.start()
     store = SpecStore(EtcdStore([server.endpoint]))
     seconds = 0.0
-    upkeep = Upkeep(store, now=lambda: seconds)
+    upkeep = Compactor(store, now=lambda: seconds)
     try:
         async with asyncio.timeout(30.0):
             while not ((told := await store.capacity()) and told.pressed):
                 await put(store, "filler", b"x" * 20_000)
-            assert await upkeep.tend(pressed=True) == 0
+            assert await upkeep.run_once(pressed=True) == 0
             seconds = 6.0
-            assert await upkeep.tend(pressed=True) > 0
-            while (told := await store.capacity()) and told.pressed:  # a store compacts at its leisure
-                await upkeep.tend(pressed=True)
+            assert await upkeep.run_once(pressed=True) > 0
+            while (told := await store.capacity()) and told.pressed:  # a store compacts lazily
+                await upkeep.run_once(pressed=True)
         assert await store.get("filler")
     finally:
         await store.close()
         server.kill()
 
 
-async def test_parts_of_specs_that_nobody_names_are_collected_by_upkeep() -> None:
+async def test_unreferenced_spec_parts_are_collected_by_the_compactor() -> None:
     inner = MemoryStore()
     await put(inner, "specs/data/00", b"x")
-    await Upkeep(SpecStore(inner)).tend()
+    await Compactor(SpecStore(inner)).run_once()
     assert not (await inner.list("specs/")).entries
 
 
@@ -147,15 +147,15 @@ def test_a_reserve_is_never_more_than_a_tenth_of_the_file_system() -> None:
     assert disk_capacity(0, 9 * MIB, 100 * MIB, 128 * MIB, "/x").why_stopped()
 
 
-def test_use_is_told_from_fragmentation_and_helps_differ() -> None:
+def test_usage_and_fragmentation_have_different_remedies() -> None:
     fragmented, used = etcd_capacity(9 * MIB, 2 * MIB, 10 * MIB), etcd_capacity(9 * MIB, 9 * MIB, 10 * MIB)
-    first, second = way_back(fragmented), way_back(used)
+    first, second = recovery_of(fragmented), recovery_of(used)
     assert first
     assert second
     assert "7.0 MiB of it fragmented" in first.problem
-    assert "defragments members by itself" in first.remedy
+    assert "defragments members automatically" in first.remedy
     assert "--quota-backend-bytes" in second.remedy
-    assert way_back(etcd_capacity(2 * MIB, 2 * MIB, 10 * MIB)) is None
+    assert recovery_of(etcd_capacity(2 * MIB, 2 * MIB, 10 * MIB)) is None
     assert module.ADMIT_SHARE_MAX == 0.8
 
 

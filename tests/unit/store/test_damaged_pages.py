@@ -1,4 +1,4 @@
-"""Files of the embedded store whose pages say what SQLite never wrote."""
+"""Files of the embedded store with damaged pages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cotenant.store.port import StoreUnavailable
 from cotenant.store.sqlite import SqliteStore
 
 
-def test_a_page_that_tells_other_types_than_it_was_written_with_is_refused(tmp_path: Path) -> None:
-    """SQLite says of a key whose type is damaged that it is text, and gives a number nevertheless."""
+def test_a_page_with_damaged_types_is_rejected(tmp_path: Path) -> None:
+    """SQLite reports a key with a damaged type as text, and returns a number nevertheless."""
 
     path = tmp_path / "state.db"
 

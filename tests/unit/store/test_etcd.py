@@ -1,4 +1,4 @@
-"""What the etcd adapter promises when servers die, freeze, answer in pieces or refuse."""
+"""The etcd adapter's promises when servers die, freeze, answer in pieces or refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.etcd_server import EtcdServer, free_ports, leader_of, start_c
 from tests.unit.store.lossy_wire import LossyWire
 
 from cotenant.store.etcd import EtcdStore
-from cotenant.store.etcd_members import Refused, meaning
+from cotenant.store.etcd_members import Refused, store_error
 from cotenant.store.etcd_watch import Assembly
 from cotenant.store.member_status import HasMembers
 from cotenant.store.memory import MemoryStore
@@ -36,11 +36,11 @@ from cotenant.store.port import (
     Relisted,
     Store,
     StoreUnavailable,
-    Unanswered,
+    UnknownOutcome,
 )
-from cotenant.store.revision_offset import ShiftedStore
+from cotenant.store.revision_offset import OffsetStore
 
-SHORT_SECONDS = 0.5  # the deadline of calls that are meant to miss it
+SHORT_SECONDS = 0.5  # the deadline of calls that should miss it
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def restart(etcd: EtcdServer) -> None:
 
 
 async def write_until_told(store: Store, key: str, stop: asyncio.Event) -> list[Committed]:
-    """Raise a number at a key, through outages, and give what was acknowledged."""
+    """Raise a number at a key, through outages, and return the acknowledged writes."""
     acknowledged = []
     for number in count():
         if stop.is_set():
@@ -69,7 +69,9 @@ async def write_until_told(store: Store, key: str, stop: asyncio.Event) -> list[
     return acknowledged
 
 
-async def test_a_watch_loses_and_doubles_nothing_though_etcd_is_killed(etcd: EtcdServer, store: EtcdStore) -> None:
+async def test_a_watch_neither_loses_nor_repeats_changes_when_etcd_is_killed(
+    etcd: EtcdServer, store: EtcdStore
+) -> None:
     before = (await store.list("/")).revision
     stop = asyncio.Event()
     watches = [store.watch("/", after_revision=before) for _ in range(3)]
@@ -116,7 +118,7 @@ async def test_a_watch_that_was_away_too_long_gets_the_whole_prefix(etcd: EtcdSe
 
     port_of_store = etcd.client_port
     etcd.kill()
-    (etcd.client_port,) = free_ports(1)  # where the watch does not find it
+    (etcd.client_port,) = free_ports(1)  # where the watch cannot find it
     await restart(etcd)
     other = EtcdStore([etcd.endpoint])
     await put(other, "/a", b"2")
@@ -134,7 +136,7 @@ async def test_a_watch_that_was_away_too_long_gets_the_whole_prefix(etcd: EtcdSe
     assert await changed_next(updates) == {"/c": b"4"}
 
 
-async def test_every_call_says_within_its_deadline_that_etcd_is_away_and_works_when_it_is_back(
+async def test_every_call_fails_within_its_deadline_without_etcd_and_works_afterwards(
     etcd: EtcdServer,
 ) -> None:
     store = EtcdStore([etcd.endpoint], timeout_seconds=SHORT_SECONDS)
@@ -164,7 +166,7 @@ async def test_every_call_says_within_its_deadline_that_etcd_is_away_and_works_w
 
 
 class EtcdOpened:
-    """A store for the length of a block."""
+    """A store for the duration of a block."""
 
     def __init__(self, *servers: EtcdServer, timeout_seconds: float = 5.0) -> None:
         self._store = EtcdStore([server.endpoint for server in servers], timeout_seconds=timeout_seconds)
@@ -186,7 +188,7 @@ async def test_a_read_waits_for_etcd_to_come_back(etcd: EtcdServer) -> None:
     await store.close()
 
 
-async def test_a_transaction_is_never_done_twice(etcd: EtcdServer) -> None:
+async def test_a_transaction_is_never_applied_twice(etcd: EtcdServer) -> None:
     store = EtcdStore([etcd.endpoint], timeout_seconds=SHORT_SECONDS)
     before = await put(store, "/a")
     etcd.freeze()
@@ -228,7 +230,7 @@ async def test_a_lease_outlives_a_restart_of_etcd(etcd: EtcdServer, store: EtcdS
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-async def test_closing_ends_at_once_what_is_under_way(etcd: EtcdServer, is_up: bool) -> None:
+async def test_closing_ends_calls_and_watches_at_once(etcd: EtcdServer, is_up: bool) -> None:
     store = EtcdStore([etcd.endpoint], timeout_seconds=60)
     before = await put(store, "/a")
     if is_up:
@@ -254,28 +256,28 @@ def cluster(tmp_path: Path) -> Iterator[list[EtcdServer]]:
         server.kill()
 
 
-async def test_each_member_tells_how_it_is(cluster: list[EtcdServer]) -> None:
-    store = ShiftedStore(EtcdStore([server.endpoint for server in cluster]))
+async def test_each_member_reports_its_status(cluster: list[EtcdServer]) -> None:
+    store = OffsetStore(EtcdStore([server.endpoint for server in cluster]))
     assert isinstance(store, HasMembers)
     first, second, third = sorted(cluster, key=lambda server: server.endpoint)
     try:
         await put(store, "/n")
-        found = await store.standing()
+        found = await store.member_statuses()
         assert [one.endpoint for one in found] == [server.endpoint for server in (first, second, third)]
         assert [one.leads for one in found].count(True) == 1
         assert all(one.version and one.size_bytes and not one.problem for one in found)
         second.kill()
-        problems = [one.problem for one in await store.standing()]
-        assert (problems[0], problems[2]) == ("", "") or "sees no leader" in f"{problems}"  # where it led them
+        problems = [one.problem for one in await store.member_statuses()]
+        assert (problems[0], problems[2]) == ("", "") or "no leader" in f"{problems}"  # where it led them
         assert problems[1]
         third.kill()
         async with asyncio.timeout(20):
-            while (alone := (await store.standing())[0]).problem != "it sees no leader: most members are away":
+            while (alone := (await store.member_statuses())[0]).problem != "no leader: most members are unavailable":
                 continue  # it takes it a moment to notice
         assert alone.version
     finally:
         await store.close()
-    assert await ShiftedStore(MemoryStore()).standing() == []
+    assert await OffsetStore(MemoryStore()).member_statuses() == []
 
 
 async def test_a_cluster_serves_on_without_any_one_of_its_members(cluster: list[EtcdServer]) -> None:
@@ -292,7 +294,7 @@ async def test_a_cluster_serves_on_without_any_one_of_its_members(cluster: list[
 
 @pytest.mark.parametrize("lose", [EtcdServer.kill, EtcdServer.freeze], ids=["dead", "frozen"])
 @pytest.mark.parametrize("through", ["leader", "follower"])
-async def test_a_transaction_that_went_with_its_member_is_not_waited_for(
+async def test_a_transaction_lost_with_its_member_is_not_awaited(
     cluster: list[EtcdServer], lose: Callable[[EtcdServer], None], through: str
 ) -> None:
     leader = leader_of(cluster)
@@ -302,7 +304,7 @@ async def test_a_transaction_that_went_with_its_member_is_not_waited_for(
         await put(store, "/a")
         lose(leader)
         begun = time.monotonic()
-        with contextlib.suppress(Unanswered):
+        with contextlib.suppress(UnknownOutcome):
             await put(store, "/a", b"2")
         await put(store, "/a", b"3")
         assert time.monotonic() - begun < 20  # far less than the deadline, on a slow machine too
@@ -317,7 +319,7 @@ async def put_when_possible(store: Store, key: str, value: bytes) -> int:
                 continue  # a leader is being elected
 
 
-async def test_a_cluster_without_a_majority_is_away_and_its_watches_wait(cluster: list[EtcdServer]) -> None:
+async def test_a_cluster_without_a_majority_is_unavailable_and_its_watches_wait(cluster: list[EtcdServer]) -> None:
     async with EtcdOpened(*cluster, timeout_seconds=1.0) as store:
         updates = store.watch("/", after_revision=await put(store, "/a"))
         for server in cluster[:2]:
@@ -330,7 +332,7 @@ async def test_a_cluster_without_a_majority_is_away_and_its_watches_wait(cluster
         assert (await drain(updates, to_revision=last))[-1].revision == last
 
 
-async def test_a_member_that_falls_silent_is_left_by_watches_and_calls(tmp_path: Path) -> None:
+async def test_a_silent_member_is_abandoned_by_watches_and_calls(tmp_path: Path) -> None:
     require_etcd()
     servers = start_cluster(tmp_path, members=3, arguments=["--grpc-keepalive-min-time=100ms"])
     try:
@@ -354,19 +356,19 @@ async def test_a_member_that_falls_silent_is_left_by_watches_and_calls(tmp_path:
             server.kill()
 
 
-async def test_a_dead_endpoint_among_living_ones_is_passed_over(shared_etcd: EtcdServer) -> None:
+async def test_a_dead_endpoint_among_live_ones_is_skipped(shared_etcd: EtcdServer) -> None:
     dead = f"127.0.0.1:{free_ports(1)[0]}"
     store = EtcdStore([dead, shared_etcd.endpoint])
     assert await put(store, f"/{uuid4()}") > 0
     await store.close()
 
 
-def test_a_store_of_no_endpoint_is_refused() -> None:
+def test_a_store_without_endpoints_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one endpoint"):
         EtcdStore([])
 
 
-async def test_what_etcd_finds_too_large_is_refused_and_not_called_away(shared_etcd: EtcdServer) -> None:
+async def test_a_too_large_request_is_rejected_and_not_reported_as_unavailable(shared_etcd: EtcdServer) -> None:
     async with EtcdOpened(shared_etcd) as store:
         with pytest.raises(ValueError, match="too many operations"):
             await store.transact([], [Put(f"/many/{number}", b"") for number in range(129)])
@@ -381,14 +383,14 @@ class Failed(Exception):
         self.code, self.details = lambda: code, lambda: details
 
 
-def test_a_connection_that_garbles_frames_is_left_and_no_request_is_blamed() -> None:
+def test_a_connection_with_garbled_frames_is_abandoned_and_no_request_is_blamed() -> None:
     told = "Stream removed (Failed parsing HTTP/2 (Frame size 16777215 is larger than max frame size 4194304))"
-    assert isinstance(meaning(Failed(grpc.StatusCode.INTERNAL, told), "e:1"), StoreUnavailable)
+    assert isinstance(store_error(Failed(grpc.StatusCode.INTERNAL, told), "e:1"), StoreUnavailable)
     for told in (
         "CLIENT: Received message larger than max (5 vs. 4)",
         "grpc: received message larger than max (5 vs. 4)",
     ):
-        assert isinstance(meaning(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, told), "e:1"), Refused)
+        assert isinstance(store_error(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, told), "e:1"), Refused)
 
 
 async def test_a_listing_larger_than_any_message_comes_in_pages(etcd: EtcdServer, store: EtcdStore) -> None:
@@ -399,7 +401,7 @@ async def test_a_listing_larger_than_any_message_comes_in_pages(etcd: EtcdServer
     assert {len(entry.value) for entry in listing.entries} == {VALUE_BYTES_MAX}
 
 
-async def test_revisions_stay_whole_though_etcd_sends_them_in_fragments(etcd: EtcdServer, store: EtcdStore) -> None:
+async def test_revisions_stay_complete_if_etcd_sends_fragments(etcd: EtcdServer, store: EtcdStore) -> None:
     for number in range(12):
         await store.transact([], [Put(f"/{key}", bytes([number]) * 150_000) for key in range(7)])
     updates = await drain(store.watch("/", after_revision=1), to_revision=13)
@@ -412,7 +414,7 @@ async def test_revisions_stay_whole_though_etcd_sends_them_in_fragments(etcd: Et
 
 
 @given(sizes=st.lists(st.integers(1, 4), max_size=8), cuts=st.data(), after=st.integers(0, 9))
-def test_however_a_stream_is_cut_each_revision_comes_out_whole_and_once(
+def test_each_revision_is_delivered_completely_and_once_however_the_stream_is_split(
     sizes: list[int], cuts: st.DataObject, after: int
 ) -> None:
     revisions = [

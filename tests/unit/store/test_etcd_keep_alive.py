@@ -1,4 +1,4 @@
-"""What keeps leases alive while the event loop is busy."""
+"""Keep-alives of leases while the event loop is busy."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ async def store(shared_etcd: EtcdServer) -> AsyncIterator[EtcdStore]:
 
 
 def come_to_nothing(seconds: float) -> None:
-    """Do what holds an event loop up: nothing else is done meanwhile."""
+    """Block the event loop."""
     time.sleep(seconds)
 
 
-async def test_a_lease_outlasts_a_loop_that_stands_still_for_longer_than_it_lasts(store: EtcdStore) -> None:
+async def test_a_lease_survives_a_loop_blocked_for_longer_than_its_time_to_live(store: EtcdStore) -> None:
     lease = await store.grant(2 * TTL_SECONDS)
     await put(store, "/busy", lease_id=lease.id)
     await store.keep_alive(lease, for_seconds=60)
-    come_to_nothing(1.75 * lease.ttl_seconds)  # it would have lasted a second less, with the time that etcd takes
+    come_to_nothing(1.75 * lease.ttl_seconds)  # without renewals it would have expired a second earlier
     await store.keep_alive(lease)
     assert await store.get("/busy")
     await store.revoke(lease)
@@ -47,25 +47,25 @@ async def gone(store: EtcdStore, key: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_lease_runs_out_where_its_holder_comes_to_nothing_for_longer_than_that(store: EtcdStore) -> None:
+async def test_a_lease_expires_if_its_holder_is_blocked_for_too_long(store: EtcdStore) -> None:
     lease = await store.grant(TTL_SECONDS)
     await put(store, "/stuck", lease_id=lease.id)
     began = time.monotonic()
     await store.keep_alive(lease, for_seconds=lease.ttl_seconds)
     await gone(store, "/stuck")
-    assert time.monotonic() - began > 1.5 * lease.ttl_seconds  # it was kept for a while first
+    assert time.monotonic() - began > 1.5 * lease.ttl_seconds  # it was renewed for a while first
     with pytest.raises(LeaseLost):
         await store.keep_alive(lease, for_seconds=60)
 
 
-async def test_nobody_goes_on_with_a_lease_that_was_kept_alive_once(store: EtcdStore) -> None:
+async def test_a_lease_that_was_renewed_once_is_not_renewed_further(store: EtcdStore) -> None:
     lease = await store.grant(TTL_SECONDS)
     await put(store, "/once", lease_id=lease.id)
     await store.keep_alive(lease)
     await gone(store, "/once")
 
 
-async def test_a_closed_store_lets_its_leases_run_out(shared_etcd: EtcdServer, store: EtcdStore) -> None:
+async def test_a_closed_store_lets_its_leases_expire(shared_etcd: EtcdServer, store: EtcdStore) -> None:
     before = set(threading.enumerate())
     closing = EtcdStore([shared_etcd.endpoint])
     lease = await closing.grant(TTL_SECONDS)
@@ -78,7 +78,7 @@ async def test_a_closed_store_lets_its_leases_run_out(shared_etcd: EtcdServer, s
     await gone(store, "/closed")
 
 
-async def test_a_member_that_does_not_answer_costs_nobody_a_lease(shared_etcd: EtcdServer, store: EtcdStore) -> None:
+async def test_a_member_that_does_not_answer_costs_no_lease(shared_etcd: EtcdServer, store: EtcdStore) -> None:
     async with LossyWire(shared_etcd.client_port).laid() as wire:
         over_wire = EtcdStore([wire.endpoint, shared_etcd.endpoint])
         lease = await over_wire.grant(2 * TTL_SECONDS)

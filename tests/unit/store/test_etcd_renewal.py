@@ -1,4 +1,4 @@
-"""Certificates by which etcd is spoken to, changed under a leader, its watches and its writes."""
+"""Replacing the certificates for etcd under a leader, its watches and its writes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.unit.leadership.test_election import candidate, until, won
 from cotenant.leadership.fenced_store import FencedStore
 from cotenant.security import tls_files
 from cotenant.security.certificates import Authority
-from cotenant.security.subjects import Bearer
-from cotenant.security.tls_files import Watched
+from cotenant.security.subjects import Subject
+from cotenant.security.tls_files import WatchedTlsFiles
 from cotenant.store import etcd_connections
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.open import tls_of
@@ -39,7 +39,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Party:
-    """Whoever has a certificate: its files, which keep their names."""
+    """A party with a certificate: its files, which keep their names."""
 
     directory: Path
     name: str
@@ -53,12 +53,12 @@ class Party:
         _replace(self.files[0], b"".join(one.cert_path.read_bytes() for one in authorities))
 
     def issue(self, authority: Authority) -> None:
-        made = authority.issue(Bearer.parse(f"service/{self.name}"), ["127.0.0.1"], days=1)
+        made = authority.issue(Subject.parse(f"service/{self.name}"), ["127.0.0.1"], days=1)
         for path, new in zip(self.files[1:], (made.path, made.key_path), strict=True):
             _replace(path, new.read_bytes())
 
     @property
-    def tls(self) -> Watched:
+    def tls(self) -> WatchedTlsFiles:
         named = zip(KINDS, self.files, strict=True)
         return tls_of({f"COTENANT_ETCD_{kind}": str(path) for kind, path in named})
 
@@ -78,7 +78,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 @dataclass
 class Cluster:
-    """Members of etcd that know clients and each other by certificates, and one client's files."""
+    """Members of etcd that authenticate clients and each other by certificates, and one client's files."""
 
     old: Authority
     new: Authority
@@ -110,7 +110,7 @@ class Cluster:
             server.wait_until_healthy()
 
     def connections(self) -> set[int]:
-        """Local ports of this process's connections to the members."""
+        """Return the local ports of this process's connections to the members."""
         ports = {server.client_port for server in self.servers}
         return {
             one.laddr.port
@@ -121,7 +121,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """So many members as the test says; all believe an old authority, which has issued all certificates, and a new."""
+    """Yield the requested members; all trust the old authority, which issued all certificates, and a new one."""
     require_etcd()
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     for authority in (old, new):
@@ -141,7 +141,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
 
 @dataclass
 class Writing:
-    """A leader's writes, one after the other, and those of which nobody knows whether they were done."""
+    """A leader's writes, one after the other, and those with an unknown outcome."""
 
     store: Store
     committed: list[int] = field(default_factory=list)
@@ -172,7 +172,7 @@ async def watched(store: EtcdStore, after_revision: int, seen: list[int]) -> Non
 
 
 @pytest.mark.parametrize("cluster", [3], indirect=True)
-async def test_a_leader_keeps_its_office_and_a_watch_misses_nothing_while_the_authority_is_replaced(
+async def test_leadership_and_watches_survive_the_replacement_of_the_authority(
     cluster: Cluster,
 ) -> None:
     store, seen = EtcdStore(cluster.endpoints, tls=cluster.client.tls), list[int]()
@@ -183,7 +183,7 @@ async def test_a_leader_keeps_its_office_and_a_watch_misses_nothing_while_the_au
         writing = Writing(FencedStore(store, held))
         written = asyncio.create_task(writing.run())
         await writing.some()
-        await asyncio.sleep(held.lease.ttl_seconds / 2 if held.lease else 0)  # it was kept alive over a connection too
+        await asyncio.sleep(held.lease.ttl_seconds / 2 if held.lease else 0)  # it was renewed over a connection too
         before = cluster.connections()
 
         for party in (*cluster.parties, cluster.client):
@@ -221,9 +221,7 @@ async def test_a_leader_keeps_its_office_and_a_watch_misses_nothing_while_the_au
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)
-async def test_files_that_are_damaged_or_not_believed_yet_cost_nobody_what_stands(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_damaged_or_untrusted_files_keep_the_existing_connections(cluster: Cluster, tmp_path: Path) -> None:
     stranger = Authority(tmp_path / "stranger")
     stranger.create()
     ca, cert, _ = cluster.client.files
@@ -246,12 +244,12 @@ async def test_files_that_are_damaged_or_not_believed_yet_cost_nobody_what_stand
 
         for path, half in ((cert, whole[cert][:-30]), (ca, whole[ca][:-30]), (cert, b"")):
             path.write_bytes(half)
-            await told_once("tls_files_passed_over")
+            await told_once("tls_files_rejected")
             path.write_bytes(whole[path])
         cluster.client.issue(stranger)
-        await until(lambda: "tls_files_renewed" in [one["event"] for one in told])
+        await until(lambda: "tls_files_reloaded" in [one["event"] for one in told])
         told.clear()
-        await told_once("store_renewed_files_refused")
+        await told_once("store_tls_files_rejected")
         cluster.client.issue(cluster.new)
         await until(lambda: not before & cluster.connections())
     assert await store.get("/kept")

@@ -1,4 +1,4 @@
-"""Laws of a store that goes back, over random interleavings of members: never a false alarm, never a missed one."""
+"""Properties of a store that regresses, over random interleavings of members: no false and no missed alarm."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from cotenant.store import identity_check
 from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.port import Committed, Compare, Delete, Operation, Put, StoreDistrusted, StoreUnavailable
 from cotenant.store.regression_acceptance import accept
-from cotenant.store.revision_offset import ShiftedStore
-from cotenant.store.witness import Memory
+from cotenant.store.revision_offset import OffsetStore
+from cotenant.store.witness import RememberedStore
 
 EXAMPLES = 200
 MEMBERS = 3
-SETTLED_TURNS = 10  # of the event loop, in which whatever can go on has gone on
+SETTLED_TURNS = 10  # of the event loop, after which nothing more can happen
 
 
 @dataclass
 class Member:
-    """A process: its store, what its disk remembers, and the highest write that it knows of."""
+    """A process: its store, what it remembers on disk, and the highest write that it knows."""
 
     store: GuardedStore
     knows: int = 0
-    kept: tuple[Memory | None, int] = (None, 0)
+    kept: tuple[RememberedStore | None, int] = (None, 0)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 class World:
-    """Members of one mesh over one etcd. `alarms` is every refusal of the store as one that went back."""
+    """Members of one mesh over one etcd. `alarms` are the rejections of the store as regressed."""
 
     def __init__(self) -> None:
         self.etcd = Etcd()
@@ -46,9 +46,9 @@ class World:
         self.sent_knowing: set[bytes] = set()  # keys of writes whose sender knew of a write that is gone
         self.members = [self.started(None, 0) for _ in range(MEMBERS)]
 
-    def started(self, memory: Memory | None, knows: int) -> Member:
+    def started(self, memory: RememberedStore | None, knows: int) -> Member:
         self.names += 1
-        store = GuardedStore(ShiftedStore(self.etcd.client(f"m{self.names}")))
+        store = GuardedStore(OffsetStore(self.etcd.client(f"m{self.names}")))
         store.trust.remembered = memory
         return Member(store, knows, (memory, knows))
 
@@ -125,7 +125,7 @@ class World:
             await settled()
 
     async def quiet(self) -> None:
-        """Answer whatever is asked until nothing is."""
+        """Answer requests until there are none."""
         await settled()
         while self.etcd.flights:
             for flight in self.etcd.flights:
@@ -184,7 +184,7 @@ def test_no_interleaving_of_members_raises_an_alarm(steps: list[tuple[str, int]]
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(before=STEPS, back=st.integers(1, 12), bump=st.sampled_from([0, 1_000_000]), after=STEPS)
-def test_nobody_who_knows_of_a_lost_write_adds_to_a_store_that_went_back(
+def test_no_process_that_knows_of_a_lost_write_adds_to_a_regressed_store(
     before: list[tuple[str, int]], back: int, bump: int, after: list[tuple[str, int]]
 ) -> None:
     async def play() -> None:

@@ -1,4 +1,4 @@
-"""A guarded etcd that is restored, copied back, emptied or overtaken: nothing is written until it is mended."""
+"""A guarded etcd that is restored, copied back, emptied or overtaken: nothing is written until it is repaired."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def keys_of(etcd: EtcdServer) -> set[str]:
 
 
 async def refused(store: GuardedStore, ask: Callable[[], Awaitable[object]], kind: type[Exception]) -> None:
-    """Wait until a call is refused for what the store is, through the time in which it is away."""
+    """Wait until a call is rejected because of the store's identity, through the time in which it is unavailable."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
@@ -84,7 +84,7 @@ async def taken(store: GuardedStore, ask: Callable[[], Awaitable[object]]) -> No
                     await store.trust.look()
 
 
-async def test_members_that_open_while_others_write_disturb_nobody(etcd: EtcdServer, tmp_path: Path) -> None:
+async def test_members_that_open_the_store_during_writes_disturb_no_writer(etcd: EtcdServer, tmp_path: Path) -> None:
     async with opened(etcd, tmp_path / "a") as one, opened(etcd, tmp_path / "b") as other:
         revisions = []
 
@@ -102,7 +102,7 @@ async def test_members_that_open_while_others_write_disturb_nobody(etcd: EtcdSer
             await store.trust.look()
             assert store.trust.verdict is None
         conflict = await one.transact([Compare("/one/0", 1)], [Put("/one/0", b"")])
-        assert isinstance(conflict, Conflict)  # and no sign of anything else
+        assert isinstance(conflict, Conflict)  # and nothing else
     async with opened(etcd, tmp_path / "a") as again:
         assert await again.get("/one/0")
 
@@ -126,11 +126,11 @@ async def test_nothing_is_written_to_older_data(etcd: EtcdServer, tmp_path: Path
         with pytest.raises(StoreRegressed):
             await store.get("/a")
         assert await keys_of(etcd) == {"/a"}
-        async with opened(etcd) as stranger:  # that remembers nothing, and is told
+        async with opened(etcd) as stranger:  # it remembers nothing, and finds the note
             await refused(stranger, lambda: put(stranger, "/d"), StoreRegressed)
 
 
-async def test_an_empty_etcd_is_another_store_and_stays_empty(etcd: EtcdServer, tmp_path: Path) -> None:
+async def test_an_empty_etcd_counts_as_replaced_and_stays_empty(etcd: EtcdServer, tmp_path: Path) -> None:
     etcd.kill()
     etcd.keep_data(tmp_path / "empty")
     etcd.start()
@@ -184,7 +184,7 @@ async def test_watches_list_again_and_leases_are_lost_once_the_store_is_accepted
         assert await again.get("/d")
 
 
-async def test_the_right_data_is_believed_again(etcd: EtcdServer, tmp_path: Path) -> None:
+async def test_the_right_data_is_trusted_again(etcd: EtcdServer, tmp_path: Path) -> None:
     async with opened(etcd) as store:
         await put(store, "/0")
         etcd.kill()

@@ -1,4 +1,4 @@
-"""What agents show of a store: a signed mark stops writes, a made-up one does not, and a stranger stops nobody."""
+"""Marks shown by agents: a signed mark stops writes; a forged one and a single unknown store do not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 from tests.contract.stores import put
 
-from cotenant.leadership.fenced_store import Through
+from cotenant.leadership.fenced_store import DelegatingStore
 from cotenant.store.guarded_store import GuardedStore, trust_of
 from cotenant.store.open import open_store
 from cotenant.store.port import StoreRegressed, StoreReplaced
-from cotenant.store.witness import Mark, Memory, Wrong, sign
+from cotenant.store.witness import Mark, Mismatch, RememberedStore, sign
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ async def store(tmp_path: Path) -> AsyncIterator[GuardedStore]:
     await opened.close()
 
 
-async def test_a_mark_of_this_store_is_believed_and_stops_nobody(store: GuardedStore) -> None:
+async def test_a_mark_of_this_store_is_accepted_and_stops_nothing(store: GuardedStore) -> None:
     mark = store.trust.mark()
     assert mark
     await put(store, "/b")
-    assert await store.trust.testify("n1", mark) is None
+    assert await store.trust.add_witness("n1", mark) is None
     assert store.trust.witnesses.marks == {"n1": mark.memory}
     await put(store, "/c")
 
@@ -37,9 +37,9 @@ async def test_a_mark_of_this_store_is_believed_and_stops_nobody(store: GuardedS
 async def test_a_signed_mark_of_a_later_state_stops_writes(store: GuardedStore) -> None:
     assert store.trust.identity
     later = sign(store.trust.identity, store.trust.revision + 100)
-    verdict = await store.trust.testify("n1", later)
+    verdict = await store.trust.add_witness("n1", later)
     assert verdict
-    assert verdict.wrong is Wrong.REGRESSED
+    assert verdict.mismatch is Mismatch.REGRESSED
     assert "node n1" in verdict.text
     with pytest.raises(StoreRegressed):
         await put(store, "/b")
@@ -48,40 +48,40 @@ async def test_a_signed_mark_of_a_later_state_stops_writes(store: GuardedStore) 
 async def test_a_signed_mark_of_an_era_that_the_store_never_had_stops_writes(store: GuardedStore) -> None:
     assert store.trust.identity
     other = sign(store.trust.identity, 1, "another-era", store.trust.revision)
-    assert await store.trust.testify("n1", other)
+    assert await store.trust.add_witness("n1", other)
     with pytest.raises(StoreRegressed):
         await store.get("/a")
 
 
 @pytest.mark.parametrize("signature", [b"", b"0" * 16])
-async def test_a_mark_that_an_agent_made_up_stops_nobody(store: GuardedStore, signature: bytes) -> None:
+async def test_a_forged_mark_stops_nothing(store: GuardedStore, signature: bytes) -> None:
     mark = store.trust.mark()
     assert mark
     claimed = Mark(replace(mark.memory, revision=1 << 61), signature)
-    assert await store.trust.testify("n1", claimed) is None
-    assert await store.trust.testify("n1", Mark(replace(mark.memory, revision=1 << 61), mark.signature)) is None
+    assert await store.trust.add_witness("n1", claimed) is None
+    assert await store.trust.add_witness("n1", Mark(replace(mark.memory, revision=1 << 61), mark.signature)) is None
     await put(store, "/b")
 
 
-async def test_a_node_of_another_store_is_refused_and_two_stop_writes_only_where_nobody_knows_this_one(
+async def test_two_nodes_of_another_store_stop_writes_only_if_no_node_knows_this_one(
     store: GuardedStore,
 ) -> None:
-    stranger = Mark(Memory("0" * 32, 1 << 40, 1 << 40))
-    refused = await store.trust.testify("n1", stranger)
+    stranger = Mark(RememberedStore("0" * 32, 1 << 40, 1 << 40))
+    refused = await store.trust.add_witness("n1", stranger)
     assert refused
-    assert refused.wrong is Wrong.REPLACED
+    assert refused.mismatch is Mismatch.REPLACED
     await put(store, "/b")
     mark = store.trust.mark()
     assert mark
-    await store.trust.testify("n3", mark)
-    assert await store.trust.testify("n2", stranger)
+    await store.trust.add_witness("n3", mark)
+    assert await store.trust.add_witness("n2", stranger)
     await put(store, "/c")
     store.trust.witnesses.marks.clear()
-    assert await store.trust.testify("n2", stranger)
+    assert await store.trust.add_witness("n2", stranger)
     with pytest.raises(StoreReplaced):
         await put(store, "/d")
 
 
-async def test_a_store_is_found_below_what_a_leader_is_given(store: GuardedStore) -> None:
-    assert trust_of(Through(store)) is store.trust
+async def test_the_guarded_store_is_found_below_a_leaders_store(store: GuardedStore) -> None:
+    assert trust_of(DelegatingStore(store)) is store.trust
     assert trust_of(None) is None

@@ -1,4 +1,4 @@
-"""What the store in memory adds to the port: a clock that a test can move, and history within a limit."""
+"""What the in-memory store adds to the port: a clock that a test can move, and limited history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Changes, LeaseLost, Relisted
 
 
-async def test_a_lease_lasts_exactly_its_time_since_it_was_last_kept_alive() -> None:
+async def test_a_lease_lasts_its_time_to_live_since_the_last_renewal() -> None:
     clock = ManualClock()
     store = MemoryStore(now=clock)
     lease = await store.grant(10)
@@ -33,14 +33,14 @@ async def test_a_lease_lasts_exactly_its_time_since_it_was_last_kept_alive() -> 
     await store.close()
 
 
-async def test_a_lease_that_is_ending_cannot_be_kept_alive_and_its_keys_are_gone_by_then() -> None:
+async def test_an_ending_lease_cannot_be_renewed_and_its_keys_are_gone() -> None:
     clock = ManualClock()
     store = MemoryStore(now=clock)
     lease = await store.grant(10)
     await put(store, "/leased", lease_id=lease.id)
     clock.advance(10)
     ending = asyncio.create_task(store.expire())
-    await asyncio.sleep(0)  # let it begin
+    await asyncio.sleep(0)  # start it
     with pytest.raises(LeaseLost):
         await store.keep_alive(lease)
     assert await store.get("/leased") is None
@@ -48,7 +48,7 @@ async def test_a_lease_that_is_ending_cannot_be_kept_alive_and_its_keys_are_gone
     await store.close()
 
 
-async def test_a_short_lease_runs_out_in_time_though_a_long_one_was_there_first() -> None:
+async def test_a_short_lease_expires_in_time_after_a_long_one() -> None:
     store = MemoryStore()
     await store.grant(3_600)
     short = await store.grant(0.05)
@@ -57,7 +57,7 @@ async def test_a_short_lease_runs_out_in_time_though_a_long_one_was_there_first(
     await store.close()
 
 
-async def test_leases_that_run_out_together_go_one_after_another() -> None:
+async def test_leases_that_expire_together_end_one_after_another() -> None:
     clock = ManualClock()
     store = MemoryStore(now=clock)
     leases = [await store.grant(ttl_seconds) for ttl_seconds in (3, 1, 2)]
@@ -81,17 +81,17 @@ async def test_history_stays_within_its_limit() -> None:
 
 
 @pytest.mark.parametrize("limit", [(0, 1), (1, -1)])
-def test_a_history_of_nothing_is_refused(limit: tuple[int, int]) -> None:
+def test_an_empty_history_limit_is_rejected(limit: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="at least one revision"):
         HistoryLimit(*limit)
 
 
-async def test_a_watch_that_was_woken_tells_all_that_came_though_others_were_told_last() -> None:
+async def test_a_woken_watch_delivers_all_changes_under_its_prefix() -> None:
     store = MemoryStore()
     news = store.watch("/here/", after_revision=1)
     first = asyncio.ensure_future(anext(news))
     await asyncio.sleep(0)  # it waits
-    await asyncio.gather(put(store, "/here/a"), put(store, "/elsewhere"))  # both before it goes on
+    await asyncio.gather(put(store, "/here/a"), put(store, "/elsewhere"))  # both before it resumes
     told = await asyncio.wait_for(first, 5)
     assert isinstance(told, Changes)
     assert [change.key for change in told.changes] == ["/here/a"]
@@ -99,7 +99,7 @@ async def test_a_watch_that_was_woken_tells_all_that_came_though_others_were_tol
     await store.close()
 
 
-async def test_a_watch_under_whose_prefix_nothing_happens_needs_no_history_of_what_does_elsewhere() -> None:
+async def test_an_idle_watch_needs_no_history_of_other_prefixes() -> None:
     store = MemoryStore(limit=HistoryLimit(revisions=4))
     news = store.watch("/quiet/", after_revision=1)
     first = asyncio.ensure_future(anext(news))

@@ -1,4 +1,4 @@
-"""URLs and the stores they name."""
+"""URLs of stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.stores import put
 from tests.support.etcd_server import EtcdServer
 
 from cotenant.security.certificates import Authority
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.open import open_raw, open_store, tls_of
@@ -50,7 +50,7 @@ async def test_an_etcd(shared_etcd: EtcdServer) -> None:
     await store.close()
 
 
-async def test_an_etcd_that_is_not_there_yet_is_opened_all_the_same() -> None:
+async def test_an_etcd_that_is_not_running_yet_can_be_opened() -> None:
     store = await open_store("etcd://127.0.0.1:1,[::1]:1")
     await store.close()
     with pytest.raises(StoreUnavailable):
@@ -71,7 +71,7 @@ async def test_an_etcd_that_is_not_there_yet_is_opened_all_the_same() -> None:
         ("etc://host:2379", "did you mean etcd://HOST:PORT,HOST:PORT"),
         ("sqlite:", "expected sqlite:PATH"),
         ("sqlite://host/state.db", "expected sqlite:PATH"),
-        ("sqlite::memory:", "memory: to keep nothing"),
+        ("sqlite::memory:", "memory: for no persistence"),
         ("etcd:host:2379", "expected etcd://HOST:PORT,HOST:PORT"),
         ("etcd://", "expected etcd://HOST:PORT,HOST:PORT"),
         ("etcd://host", "expected etcd://HOST:PORT,HOST:PORT"),
@@ -82,7 +82,7 @@ async def test_an_etcd_that_is_not_there_yet_is_opened_all_the_same() -> None:
         ("etcd://http://host:2379", "expected etcd://HOST:PORT,HOST:PORT"),
     ],
 )
-async def test_anything_else_is_refused_with_advice(url: str, advice: str) -> None:
+async def test_invalid_urls_are_rejected_with_advice(url: str, advice: str) -> None:
     with pytest.raises(ValueError, match=advice) as refusal:
         await open_store(url)
     assert repr(url) in str(refusal.value)
@@ -92,7 +92,7 @@ async def test_an_etcd_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     require_etcd()
     authority = Authority(tmp_path / "certs")
     authority.create(days=1)
-    made = authority.issue(Bearer.parse("service/etcd", ""), ["localhost", "127.0.0.1"], 1)
+    made = authority.issue(Subject.parse("service/etcd", ""), ["localhost", "127.0.0.1"], 1)
     files = {"ca": authority.cert_path, "cert": made.path, "key": made.key_path}
     for name, path in files.items():
         monkeypatch.setenv(f"COTENANT_ETCD_{name.upper()}", str(path))
@@ -128,10 +128,10 @@ async def test_an_etcd_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({"COTENANT_ETCD_CERT": "c"}, "belong together"),
+        ({"COTENANT_ETCD_CERT": "c"}, "must both be set"),
         ({"COTENANT_ETCD_CA": "/nowhere/ca.pem"}, "cannot read /nowhere/ca.pem"),
     ],
 )
-def test_certificates_that_are_not_there(environment: dict[str, str], told: str) -> None:
+def test_missing_certificates_are_reported(environment: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         tls_of(environment)

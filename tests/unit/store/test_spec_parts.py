@@ -1,4 +1,4 @@
-"""Large parts of specs are kept once, apart from the records that change, and nobody who reads notices."""
+"""Large parts of specs are stored once, separately from the records that change, invisibly to readers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.contract.stores import put, take
 
 from cotenant.store import spec_parts
-from cotenant.store.backup_file import fill, read_file, read_store, write_file
+from cotenant.store.backup_file import read_file, read_store, restore_entries, write_file
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Changes, Committed, Compare, Conflict, Delete, Put
-from cotenant.store.revision_offset import BASE, ShiftedStore
+from cotenant.store.revision_offset import BASE, OffsetStore
 from cotenant.store.schema import BadRecord, NewerSchema, read
 from cotenant.store.spec_parts import DATA, SpecStore
 from cotenant.v1 import job_pb2, records_pb2
@@ -91,7 +91,7 @@ async def test_small_records_and_those_of_older_versions_stay_as_they_are() -> N
     assert [entry.value for entry in entries] == [job("old"), job("small", "x")]
 
 
-async def test_a_version_that_knows_nothing_of_parts_refuses_a_record_without_them() -> None:
+async def test_a_version_without_spec_parts_rejects_a_divided_record() -> None:
     inner = MemoryStore()
     await put(SpecStore(inner), "queue/jobs/a", job("a"))
     entry = await inner.get("queue/jobs/a")
@@ -100,7 +100,7 @@ async def test_a_version_that_knows_nothing_of_parts_refuses_a_record_without_th
         read(records_pb2.StoredJob, entry)
 
 
-async def test_a_watch_tells_of_whole_records() -> None:
+async def test_a_watch_yields_whole_records() -> None:
     inner = MemoryStore()
     store = SpecStore(inner)
     revision = await put(store, "other", b"1")
@@ -113,12 +113,12 @@ async def test_a_watch_tells_of_whole_records() -> None:
     assert second.changes[0].value is None
 
 
-async def test_parts_that_are_lost_are_told_with_the_key_of_the_record() -> None:
+async def test_lost_parts_are_reported_with_the_key_of_the_record() -> None:
     inner = MemoryStore()
     await put(SpecStore(inner), "queue/jobs/a", job("a"))
     (data,) = await kept(inner, DATA)
     await inner.transact([], [Delete(data)])
-    with pytest.raises(BadRecord, match="queue/jobs/a names parts of its spec that are not there"):
+    with pytest.raises(BadRecord, match="queue/jobs/a refers to missing parts of its spec"):
         await SpecStore(inner).get("queue/jobs/a")
 
 
@@ -129,7 +129,7 @@ async def test_damaged_parts_are_reported_and_no_job_gets_another_command(damage
     (parts,) = (await inner.list(DATA)).entries
     await inner.transact([], [Put(parts.key, damage(parts.value))])
     store = SpecStore(inner)
-    with pytest.raises(BadRecord, match=f"queue/jobs/a names parts of its spec that are damaged .{parts.key}"):
+    with pytest.raises(BadRecord, match=f"queue/jobs/a refers to damaged parts of its spec .{parts.key}"):
         await store.get("queue/jobs/a")
     with pytest.raises(BadRecord, match="queue/jobs/a"):
         await store.list("queue/jobs/")
@@ -137,7 +137,7 @@ async def test_damaged_parts_are_reported_and_no_job_gets_another_command(damage
         await take(store.watch("queue/jobs/", after_revision=revision - 1), 1)
 
 
-async def test_a_record_that_cannot_be_read_is_kept_as_it_is() -> None:
+async def test_an_undecodable_record_is_stored_unchanged() -> None:
     inner = MemoryStore()
     damaged = b"\xff" * 20_000
     await put(SpecStore(inner), "queue/jobs/a", damaged)
@@ -149,23 +149,23 @@ async def test_a_record_that_cannot_be_read_is_kept_as_it_is() -> None:
 async def test_a_backup_has_the_parts_and_a_restored_store_reads_whole_records(tmp_path: Path) -> None:
     inner = MemoryStore()
     await put(SpecStore(inner), "queue/jobs/a", job("a"))
-    write_file(await read_store(ShiftedStore(inner)), tmp_path / "backup")
+    write_file(await read_store(OffsetStore(inner)), tmp_path / "backup")
     fresh = MemoryStore()
-    await fill(ShiftedStore(fresh), read_file(tmp_path / "backup"))
+    await restore_entries(OffsetStore(fresh), read_file(tmp_path / "backup"))
     assert await fresh.get(BASE)
     store = SpecStore(fresh)
     assert await same(store, "queue/jobs/a", job("a"))
     assert await store.collect_parts() == 0
 
 
-async def test_parts_are_collected_once_no_record_names_them_and_a_writer_who_knew_them_writes_them_again() -> None:
+async def test_collected_parts_are_written_again_by_a_writer_that_cached_them() -> None:
     inner = MemoryStore()
     mine, other = SpecStore(inner), SpecStore(inner)
     await put(mine, "queue/jobs/a", job("a"))
     await mine.transact([], [Delete("queue/jobs/a")])
     assert await other.collect_parts() == 1
     assert not await kept(inner, "specs/")
-    await put(mine, "queue/jobs/b", job("b"))  # it remembers parts that are not there
+    await put(mine, "queue/jobs/b", job("b"))  # it has cached parts that are gone
     assert await same(other, "queue/jobs/b", job("b"))
     with_condition = await mine.transact([Compare("queue/jobs/b", 1)], [Put("queue/jobs/b", job("b"))])
     assert isinstance(with_condition, Conflict)
@@ -178,7 +178,7 @@ STEP = st.tuples(
 
 @settings(deadline=None)
 @given(st.lists(st.lists(STEP, min_size=1, max_size=4), max_size=12))
-def test_whatever_is_written_and_collected_at_once_every_record_reads_as_written(
+def test_concurrent_writes_and_collections_keep_every_record_intact(
     rounds: Sequence[Sequence[tuple[str, int, str, int]]],
 ) -> None:
     async def story() -> None:
@@ -208,7 +208,7 @@ def test_whatever_is_written_and_collected_at_once_every_record_reads_as_written
     asyncio.run(story())
 
 
-def test_bytes_that_only_look_like_the_end_of_a_divided_record_are_left_alone() -> None:
+def test_bytes_that_resemble_a_divided_record_are_left_alone() -> None:
     stored = records_pb2.StoredJob(schema_version=1)
     stored.job.id = "a"
     value = stored.SerializeToString()

@@ -1,4 +1,4 @@
-"""What the embedded store promises beyond the port: crashes, full disks, one owner, bounded history."""
+"""The embedded store's promises beyond the port: crashes, full disks, one owner, limited history."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_whatever_was_acknowledged_survives_being_killed_and_nothing_is_half_there(path: Path, seed: int) -> None:
+async def test_acknowledged_writes_survive_a_kill_and_no_write_is_partial(path: Path, seed: int) -> None:
     for acknowledged_max in (1, 300, 3_000):
         acknowledged = killed_after(path, acknowledged_max + seed)
         store = SqliteStore(path)
@@ -62,19 +62,19 @@ async def test_whatever_was_acknowledged_survives_being_killed_and_nothing_is_ha
 
 
 def killed_after(path: Path, acknowledged_max: int) -> list[tuple[int, int, int]]:
-    """Let a process write, kill it when it has said enough, and give all that it said."""
+    """Run a writer process, kill it after enough output, and return its output."""
     with subprocess.Popen([sys.executable, CRASH_WRITER, path], stdout=subprocess.PIPE) as writer:
         assert writer.stdout
         lines = [writer.stdout.readline() for _ in range(acknowledged_max)]
         writer.kill()
         lines += writer.stdout.readlines()
     if not lines[-1].endswith(b"\n"):
-        lines.pop()  # killed in the midst of saying it
+        lines.pop()  # killed while printing it
     return [(int(revision), int(by), int(number)) for revision, by, number in map(bytes.split, lines)]
 
 
 async def history_of(store: Store) -> dict[int, dict[str, int]]:
-    """Say what each revision changed; each must have changed a pair of keys, and none is missing."""
+    """Return what each revision changed; each must have changed a pair of keys, and none is missing."""
     revision = (await store.list("")).revision
     history = {}
     for update in await drain(store.watch("", after_revision=1), to_revision=revision):
@@ -91,7 +91,7 @@ def number_in(value: bytes | None) -> int:
 
 
 async def written_and_cut_off(directory: Path) -> tuple[Model, Path]:
-    """Write to a store, with nothing moved from the log into the file yet, and copy both as a power cut leaves them."""
+    """Write to a store without a checkpoint, and copy its file and log as a power cut leaves them."""
     store, model = SqliteStore(directory / "whole.db"), Model(1)
     for number in range(30):
         operations: list[Operation] = [Put(f"/{number % 5}", bytes(number * 300)), Delete(f"/{(number + 2) % 5}")]
@@ -103,7 +103,7 @@ async def written_and_cut_off(directory: Path) -> tuple[Model, Path]:
     return model, copy
 
 
-def test_a_log_cut_off_anywhere_leaves_whole_transactions(tmp_path: Path) -> None:
+def test_a_truncated_log_leaves_whole_transactions(tmp_path: Path) -> None:
     model, cut = asyncio.run(written_and_cut_off(tmp_path))
     wal = Path(f"{cut}-wal").read_bytes()
     numbers = count()
@@ -135,7 +135,7 @@ async def test_a_file_has_one_owner_in_this_process(path: Path) -> None:
     await SqliteStore(path).close()
 
 
-def test_a_file_has_one_owner_among_processes_and_death_frees_it(path: Path) -> None:
+def test_a_file_has_one_owner_among_processes_until_that_dies(path: Path) -> None:
     with subprocess.Popen([sys.executable, CRASH_WRITER, path], stdout=subprocess.PIPE) as writer:
         assert writer.stdout
         assert writer.stdout.readline()
@@ -146,7 +146,7 @@ def test_a_file_has_one_owner_among_processes_and_death_frees_it(path: Path) -> 
     asyncio.run(SqliteStore(path).close())
 
 
-def test_nobody_else_writes_while_the_store_is_open(path: Path) -> None:
+def test_no_other_process_writes_while_the_store_is_open(path: Path) -> None:
     store = SqliteStore(path)
     code = "import sqlite3, sys; sqlite3.connect(sys.argv[1], 0).execute('DELETE FROM entries')"
     intruder = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
@@ -156,7 +156,7 @@ def test_nobody_else_writes_while_the_store_is_open(path: Path) -> None:
 
 @contextmanager
 def disk_full(size_bytes: int) -> Iterator[None]:
-    """Let no file of this process grow beyond a size, as a disk without room would."""
+    """Limit the size of this process's files, as a full disk would."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
     try:
@@ -165,7 +165,7 @@ def disk_full(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-async def test_a_full_disk_makes_the_store_unavailable_and_room_makes_it_available_again(path: Path) -> None:
+async def test_a_full_disk_makes_the_store_unavailable_until_space_is_freed(path: Path) -> None:
     store = SqliteStore(path)
     before = await put(store, "/before", b"1")
     listing = await store.list("")
@@ -183,7 +183,7 @@ async def test_a_full_disk_makes_the_store_unavailable_and_room_makes_it_availab
     await again.close()
 
 
-async def test_a_lease_that_could_not_be_ended_for_want_of_room_is_ended_later(path: Path) -> None:
+async def test_a_lease_that_cannot_end_on_a_full_disk_ends_later(path: Path) -> None:
     clock = ManualClock()
     store = SqliteStore(path, now=clock)
     lease = await store.grant(5)
@@ -225,7 +225,7 @@ async def test_a_lease_has_its_whole_time_again_after_a_restart(path: Path) -> N
     await store.close()
 
 
-async def test_a_lease_of_before_a_restart_runs_out_by_itself(path: Path) -> None:
+async def test_a_lease_from_before_a_restart_expires(path: Path) -> None:
     store = SqliteStore(path)
     lease = await store.grant(0.2)
     before = await put(store, "/leased", lease_id=lease.id)
@@ -235,7 +235,7 @@ async def test_a_lease_of_before_a_restart_runs_out_by_itself(path: Path) -> Non
     await store.close()
 
 
-async def test_transactions_that_meet_are_one_commit_and_each_is_judged_on_its_own(
+async def test_concurrent_transactions_are_one_commit_and_are_checked_separately(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafts: list[Draft] = []
@@ -268,7 +268,7 @@ async def test_transactions_that_meet_are_one_commit_and_each_is_judged_on_its_o
 
 @pytest.fixture
 def disk_may_go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """While this is not set, every commit waits for its disk."""
+    """Yield an event; until it is set, every commit waits for the disk."""
     event, write = threading.Event(), Journal.write
     event.set()
 
@@ -281,7 +281,7 @@ def disk_may_go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]
     event.set()
 
 
-async def test_reads_do_not_wait_for_the_disk_and_see_only_what_is_on_it(
+async def test_reads_do_not_wait_for_the_disk_and_see_only_durable_state(
     path: Path, disk_may_go_on: threading.Event
 ) -> None:
     store = SqliteStore(path)
@@ -298,7 +298,9 @@ async def test_reads_do_not_wait_for_the_disk_and_see_only_what_is_on_it(
     await store.close()
 
 
-async def test_a_lease_is_not_called_lost_before_its_keys_are_gone(path: Path, disk_may_go_on: threading.Event) -> None:
+async def test_a_lease_is_not_reported_lost_before_its_keys_are_deleted(
+    path: Path, disk_may_go_on: threading.Event
+) -> None:
     clock = ManualClock()
     store = SqliteStore(path, now=clock)
     lease = await store.grant(5)
@@ -317,7 +319,7 @@ async def test_a_lease_is_not_called_lost_before_its_keys_are_gone(path: Path, d
     await store.close()
 
 
-async def test_a_caller_who_gives_up_takes_nobody_along(path: Path) -> None:
+async def test_a_cancelled_caller_affects_no_other(path: Path) -> None:
     store = SqliteStore(path)
     writing = [asyncio.create_task(put(store, f"/{number}")) for number in range(10)]
     await store.get("/")  # all of them have asked now
@@ -328,7 +330,7 @@ async def test_a_caller_who_gives_up_takes_nobody_along(path: Path) -> None:
     await store.close()
 
 
-async def test_closing_commits_what_was_asked_before(path: Path) -> None:
+async def test_closing_commits_waiting_transactions(path: Path) -> None:
     store = SqliteStore(path)
     writing = [asyncio.create_task(put(store, f"/{number}")) for number in range(100)]
     await store.get("/")
@@ -382,7 +384,7 @@ async def test_many_rows_of_every_kind_survive_a_restart(path: Path) -> None:
     await again.close()
 
 
-def test_a_write_that_fails_half_way_leaves_nothing(path: Path) -> None:
+def test_a_write_that_fails_halfway_leaves_nothing(path: Path) -> None:
     journal = Journal(path)
     keyspace = journal.load()
     first, again = Draft(keyspace), Draft(keyspace)
@@ -406,13 +408,13 @@ def test_a_commit_waits_for_the_disk(path: Path) -> None:
     journal.close()
 
 
-def test_a_place_where_no_file_can_be_is_named(tmp_path: Path) -> None:
+def test_an_unusable_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="nowhere"):
         SqliteStore(tmp_path / "nowhere" / "state.db")
 
 
 @pytest.mark.parametrize("content", [b"not a database at all, but long enough to look at" * 100, b"SQLite format 3\0"])
-def test_a_file_that_is_no_database_is_left_as_it_was(path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_left_unchanged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(StoreUnavailable, match=str(path)):
         SqliteStore(path)
@@ -420,7 +422,7 @@ def test_a_file_that_is_no_database_is_left_as_it_was(path: Path, content: bytes
 
 
 @pytest.mark.parametrize("change", ["CREATE TABLE theirs (x)", "PRAGMA user_version = 99"])
-async def test_a_database_of_somebody_else_or_of_a_later_version_is_refused(path: Path, change: str) -> None:
+async def test_a_foreign_or_newer_database_is_rejected(path: Path, change: str) -> None:
     if "user_version" in change:
         await SqliteStore(path).close()
     with closing(sqlite3.connect(path)) as file:
@@ -429,8 +431,8 @@ async def test_a_database_of_somebody_else_or_of_a_later_version_is_refused(path
         SqliteStore(path)
 
 
-def test_a_store_is_for_its_owner_alone_also_one_that_an_older_version_made(path: Path) -> None:
-    """Commands and environments of jobs are in it, and a state directory may be one that others pass through."""
+def test_a_store_is_private_even_if_an_older_version_created_it(path: Path) -> None:
+    """It contains commands and environments of jobs, and other users may enter a state directory."""
 
     async def modes_while_it_is_written() -> set[int]:
         store = SqliteStore(path)
@@ -447,7 +449,7 @@ def test_a_store_is_for_its_owner_alone_also_one_that_an_older_version_made(path
         path.chmod(0o644)
 
 
-def test_a_file_of_others_keeps_its_mode(path: Path) -> None:
+def test_a_foreign_file_keeps_its_mode(path: Path) -> None:
     path.write_bytes(b"not a database at all, but long enough to look at" * 100)
     path.chmod(0o644)
     with pytest.raises(StoreUnavailable):
@@ -458,19 +460,19 @@ def test_a_file_of_others_keeps_its_mode(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ("UPDATE entries SET value = 'text'", "rows of entries cannot be"),
-        ("UPDATE entries SET mod_revision = 0", "rows of entries cannot be"),
-        ("UPDATE entries SET mod_revision = 99 WHERE key = 'a'", "an entry is of revision 99"),
+        ("UPDATE entries SET value = 'text'", "rows of entries are invalid"),
+        ("UPDATE entries SET mod_revision = 0", "rows of entries are invalid"),
+        ("UPDATE entries SET mod_revision = 99 WHERE key = 'a'", "an entry has revision 99"),
         ("DELETE FROM history WHERE revision = 3", "its history goes from"),
-        ("UPDATE history SET value = 5", "rows of history cannot be"),
+        ("UPDATE history SET value = 5", "rows of history are invalid"),
         ("DELETE FROM compaction", "compaction has 0 rows"),
-        ("UPDATE compaction SET revision = -1", "rows of compaction cannot be"),
-        ("INSERT INTO leases VALUES (1, -5)", "rows of leases cannot be"),
+        ("UPDATE compaction SET revision = -1", "rows of compaction are invalid"),
+        ("INSERT INTO leases VALUES (1, -5)", "rows of leases are invalid"),
         ("DROP TABLE leases", "its table leases is missing"),
-        ("ALTER TABLE entries ADD COLUMN more", "its table entries is missing or another"),
+        ("ALTER TABLE entries ADD COLUMN more", "its table entries is missing or different"),
     ],
 )
-async def test_a_file_that_makes_no_sense_is_refused_and_let_go_of(path: Path, damage: str, told: str) -> None:
+async def test_an_inconsistent_file_is_rejected_and_closed(path: Path, damage: str, told: str) -> None:
     store = SqliteStore(path)
     for key in "abc":
         await put(store, key)

@@ -1,4 +1,4 @@
-"""The note beside an SQLite store: a lost log, a cut log and an older copy are noticed, and a crash never is."""
+"""The sidecar of an SQLite store: a lost log, a truncated log and an older copy are noticed, a crash is no alarm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wal_of(path: Path) -> Path:
 
 
 def copied(path: Path, to: Path) -> Path:
-    """Copy a store as it is on the disk, with what is beside it."""
+    """Copy a store as it is on disk, with its sidecar."""
     to.mkdir()
     for part in path.parent.glob(f"{path.name}*"):
         shutil.copy(part, to / part.name)
@@ -52,7 +52,7 @@ async def test_a_lost_log_is_noticed(path: Path, tmp_path: Path) -> None:
     assert "write-ahead log" in cut.regression
     await cut.close()
     again = SqliteStore(crashed)
-    assert again.regression  # until somebody accepts it
+    assert again.regression  # until it is accepted
     await again.accept()
     await again.close()
     accepted = SqliteStore(crashed)
@@ -61,7 +61,7 @@ async def test_a_lost_log_is_noticed(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept_share", [0.25, 0.5, 0.9])
-async def test_a_log_that_was_cut_is_noticed(path: Path, tmp_path: Path, kept_share: float) -> None:
+async def test_a_truncated_log_is_noticed(path: Path, tmp_path: Path, kept_share: float) -> None:
     store = SqliteStore(path)
     for number in range(12):
         await put(store, f"/{number}")
@@ -93,7 +93,7 @@ async def test_an_older_copy_is_noticed_and_so_is_another_store_of_the_same_leng
     await store.close()
 
 
-async def test_nothing_is_read_from_or_written_to_a_store_that_went_back(path: Path) -> None:
+async def test_nothing_is_read_from_or_written_to_a_regressed_store(path: Path) -> None:
     store = await open_store(f"sqlite:{path}")
     await put(store, "/a")
     await store.close()
@@ -138,4 +138,4 @@ def test_a_torn_or_damaged_slot_leaves_the_other_note(first: int, revision: int,
     assert newest_note(packed(older) + torn) in (older, newer)
     damaged = bytearray(packed(newer))
     damaged[flipped // 8] ^= 1 << flipped % 8
-    assert newest_note(packed(older) + bytes(damaged)) in (older, newer)  # the padding means nothing
+    assert newest_note(packed(older) + bytes(damaged)) in (older, newer)  # the padding is not significant

@@ -1,4 +1,4 @@
-"""Laws of witnesses: no false alarm, whatever crashes; always an alarm where something acknowledged is gone."""
+"""Properties of witnesses: no false alarm after crashes; always an alarm if an acknowledged write is lost."""
 
 from __future__ import annotations
 
@@ -11,34 +11,45 @@ from hypothesis import strategies as st
 
 from cotenant.store import witness_file
 from cotenant.store.identity_check import Witnesses
-from cotenant.store.witness import Identity, Mark, Memory, Seen, Wrong, is_signed, judge, learn, newest, sign
+from cotenant.store.witness import (
+    Identity,
+    Mark,
+    Mismatch,
+    RememberedStore,
+    Seen,
+    compare_store,
+    is_signed,
+    learn,
+    newest,
+    sign,
+)
 
 
 @dataclass
 class Model:
-    """A store with its past, and witnesses that see it and keep what they saw at times of their own."""
+    """A store with its past, and witnesses that check it and save what they saw at their own times."""
 
     states: list[Seen] = field(default_factory=lambda: [Seen(Identity("a", 1, "00"), 1, 0)])
-    memories: dict[int, Memory | None] = field(default_factory=dict)  # of running processes
-    kept: dict[int, Memory | None] = field(default_factory=dict)  # on their disks
+    memories: dict[int, RememberedStore | None] = field(default_factory=dict)  # of running processes
+    kept: dict[int, RememberedStore | None] = field(default_factory=dict)  # on their disks
 
     @property
     def now(self) -> Seen:
         return self.states[-1]
 
     def write(self, *, tracked: bool) -> None:
-        """Commit something, by the mesh itself or by the end of a lease."""
+        """Commit a write of the mesh or the end of a lease."""
         revision = self.now.revision + 1
         self.states.append(replace(self.now, revision=revision, progress=revision if tracked else self.now.progress))
 
     def open(self) -> None:
-        """Have another process open the store, which says so before it writes anything else."""
+        """Open the store in another process, which records that before any other write."""
         revision = self.now.revision + 1
         eras = (*self.now.eras, (f"era{next(ERAS)}", self.now.progress))
         self.states.append(replace(self.now, revision=revision, progress=revision, eras=eras[-ERAS_MAX:]))
 
     def look(self, who: int) -> None:
-        assert judge(self.memories.get(who), self.now) is None
+        assert compare_store(self.memories.get(who), self.now) is None
         self.memories[who] = learn(self.memories.get(who), self.now)
 
     def keep(self, who: int) -> None:
@@ -82,15 +93,13 @@ def played(steps: list[tuple[str, int]]) -> Model:
 
 @given(steps=STEPS)
 def test_no_history_of_writes_crashes_and_acceptances_raises_a_false_alarm(steps: list[tuple[str, int]]) -> None:
-    model = played(steps)  # each look asserts it
+    model = played(steps)  # each check asserts it
     for who in range(4):
         model.look(who)
 
 
 @given(steps=STEPS, back=st.integers(1, 20), bump=st.sampled_from([0, 1_000_000]))
-def test_every_loss_of_what_a_witness_has_seen_raises_an_alarm(
-    steps: list[tuple[str, int]], back: int, bump: int
-) -> None:
+def test_every_loss_of_seen_writes_raises_an_alarm(steps: list[tuple[str, int]], back: int, bump: int) -> None:
     model = played(steps)
     old = model.states[max(0, len(model.states) - 1 - back)]
     restored = replace(old, revision=old.revision + bump)
@@ -101,9 +110,9 @@ def test_every_loss_of_what_a_witness_has_seen_raises_an_alarm(
             memory.generation == old.identity.generation
             and (memory.progress > old.progress or (memory.revision > old.revision and not bump))
         )
-        verdict = judge(memory, restored)
+        verdict = compare_store(memory, restored)
         assert (verdict is not None) == lost
-        assert verdict is None or verdict.wrong is Wrong.REGRESSED
+        assert verdict is None or verdict.mismatch is Mismatch.REGRESSED
 
 
 @given(steps=STEPS, back=st.integers(1, 20), idle=st.integers(0, 20), writes=st.integers(1, 40))
@@ -120,13 +129,13 @@ def test_a_store_that_overtook_its_witnesses_by_writes_of_others_raises_an_alarm
         branch.write(tracked=True)
     for memory in model.memories.values():
         if memory and old.identity and memory.generation == old.identity.generation:
-            verdict = judge(memory, branch.now)
-            assert verdict or memory.progress <= old.progress  # of what the mesh wrote nothing is lost
+            verdict = compare_store(memory, branch.now)
+            assert verdict or memory.progress <= old.progress  # no write of the mesh is lost
             assert verdict is None or memory.revision > old.revision
 
 
 @given(steps=STEPS)
-def test_an_accepted_store_is_believed_by_everybody_who_knew_it_before(steps: list[tuple[str, int]]) -> None:
+def test_an_accepted_store_is_trusted_by_all_its_witnesses(steps: list[tuple[str, int]]) -> None:
     model = played(steps)
     oldest = model.states[0]
     highest = max([0, *(one.revision for one in model.memories.values() if one)])
@@ -134,36 +143,36 @@ def test_an_accepted_store_is_believed_by_everybody_who_knew_it_before(steps: li
     assert oldest.identity
     accepted = Seen(oldest.identity.accepted(0.0, generation=generation), highest + 1_000_000, highest + 1_000_000)
     for memory in model.memories.values():
-        assert judge(memory, accepted) is None
+        assert compare_store(memory, accepted) is None
 
 
 @given(revision=st.integers(1, 1 << 62), claimed=st.integers(1, 1 << 62), signature=st.binary(max_size=16))
-def test_an_agent_cannot_make_up_a_mark(revision: int, claimed: int, signature: bytes) -> None:
+def test_an_agent_cannot_forge_a_mark(revision: int, claimed: int, signature: bytes) -> None:
     store = Identity.new(1.0)
     shown = sign(store, revision)
     assert is_signed(store, shown)
-    assert not is_signed(store, Mark(Memory(store.id, store.generation, claimed), signature))
+    assert not is_signed(store, Mark(RememberedStore(store.id, store.generation, claimed), signature))
     if claimed != revision:
-        assert not is_signed(store, Mark(Memory(store.id, store.generation, claimed), shown.signature))
+        assert not is_signed(store, Mark(RememberedStore(store.id, store.generation, claimed), shown.signature))
 
 
-def test_one_node_that_knows_another_store_stops_nobody_and_two_do_only_where_nobody_knows_this_one() -> None:
+def test_one_node_of_another_store_stops_nothing_and_two_do_only_if_no_node_knows_this_one() -> None:
     alone = Witnesses()
-    assert alone.stranger("n1", "other") == ""
-    assert alone.stranger("n1", "other") == ""
-    assert "n1, n2" in alone.stranger("n2", "other")
-    known = Witnesses(marks={"n3": Memory("this", 1, 5)})
-    assert known.stranger("n1", "other") == known.stranger("n2", "other") == ""
+    assert alone.record_unknown_store("n1", "other") == ""
+    assert alone.record_unknown_store("n1", "other") == ""
+    assert "n1, n2" in alone.record_unknown_store("n2", "other")
+    known = Witnesses(marks={"n3": RememberedStore("this", 1, 5)})
+    assert known.record_unknown_store("n1", "other") == known.record_unknown_store("n2", "other") == ""
 
 
 def test_a_file_keeps_the_most_that_any_process_of_a_service_knew(tmp_path: Path) -> None:
     path = witness_file.path_of(tmp_path, "queue")
     assert witness_file.read(path) is None
-    witness_file.write(path, Memory("a", 1, 9, 8))
-    witness_file.write(path, Memory("a", 1, 7, 7))  # another process, which lags behind
-    assert witness_file.read(path) == Memory("a", 1, 9, 8)
-    witness_file.write(path, Memory("a", 2, 3, 3))
-    assert witness_file.memories_of(tmp_path) == {"queue": Memory("a", 2, 3, 3)}
+    witness_file.write(path, RememberedStore("a", 1, 9, 8))
+    witness_file.write(path, RememberedStore("a", 1, 7, 7))  # another process, which lags behind
+    assert witness_file.read(path) == RememberedStore("a", 1, 9, 8)
+    witness_file.write(path, RememberedStore("a", 2, 3, 3))
+    assert witness_file.memories_of(tmp_path) == {"queue": RememberedStore("a", 2, 3, 3)}
     path.write_text('{"id": "a", "generation":')
     assert witness_file.read(path) is None  # a damaged file remembers nothing
 

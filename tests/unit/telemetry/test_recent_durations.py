@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.telemetry.recent_durations import FLOOR_SECONDS, GROWTH, WINDOW_SECONDS, Recent
+from cotenant.telemetry.recent_durations import FLOOR_SECONDS, GROWTH, WINDOW_SECONDS, RecentDurations
 
 
-def at(now: list[float]) -> Recent:
-    return Recent(clock=lambda: now[0])
+def at(now: list[float]) -> RecentDurations:
+    return RecentDurations(clock=lambda: now[0])
 
 
 @given(st.lists(st.floats(0.0, 100.0), min_size=1))
@@ -26,7 +26,7 @@ def test_the_median_is_at_most_one_bucket_too_large(durations: list[float]) -> N
     assert recent.longest_seconds == max(durations)
 
 
-def test_durations_are_forgotten_after_three_windows() -> None:
+def test_durations_are_dropped_after_three_windows() -> None:
     now = [5.0]
     recent = at(now)
     recent.add(4.0)
@@ -36,7 +36,7 @@ def test_durations_are_forgotten_after_three_windows() -> None:
     assert (recent.count, recent.longest_seconds, recent.median_seconds, recent.share) == (0, 0.0, 0.0, 0.0)
 
 
-def test_one_long_moment_is_in_one_window_and_a_slow_part_in_several() -> None:
+def test_one_slow_moment_is_in_one_window_and_lasting_slowness_in_several() -> None:
     now = [5.0]
     recent = at(now)
     for _ in range(3):

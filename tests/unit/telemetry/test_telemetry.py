@@ -37,7 +37,7 @@ METHOD = f"/{SERVICE}/ListPolicies"
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start without telemetry and leave none behind."""
+    """Start and end without telemetry."""
     for name in [name for name in os.environ if name.startswith(("OTEL_", "COTENANT_"))]:
         monkeypatch.delenv(name)
     root = logging.getLogger()
@@ -58,7 +58,7 @@ def traced(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> OtlpReceiver:
 
 
 async def flush() -> None:
-    """Send what was recorded. In a thread, since the receiver lives in this loop."""
+    """Export what was recorded. In a thread, because the receiver runs in this loop."""
     await asyncio.to_thread(telemetry.shutdown)
 
 
@@ -69,7 +69,7 @@ def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_without_being_asked_for_nothing_of_opentelemetry_is_even_imported() -> None:
+def test_opentelemetry_is_not_imported_unless_enabled() -> None:
     code = """
 import sys
 from cotenant import telemetry
@@ -110,11 +110,11 @@ def test_a_span_costs_under_two_microseconds_while_tracing_is_off() -> None:
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"}, False),
     ],
 )
-def test_traces_are_on_only_where_the_standard_variables_ask_for_them(environment: dict[str, str], asked: bool) -> None:
+def test_traces_are_enabled_only_by_the_standard_variables(environment: dict[str, str], asked: bool) -> None:
     assert wants(environment, "TRACES") is asked
 
 
-def test_what_cannot_be_exported_to_is_said() -> None:
+def test_unsupported_exporters_are_logged() -> None:
     with structlog.testing.capture_logs() as lines:
         wants({"OTEL_TRACES_EXPORTER": "zipkin"}, "TRACES")
         wants({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a"}, "METRICS")
@@ -142,7 +142,7 @@ async def test_spans_form_a_tree_with_times_and_attributes(traced: OtlpReceiver)
     assert traced.named("cycle").service == "cotenant-test"
 
 
-async def test_a_trace_goes_on_from_plain_text_whatever_span_is_active(traced: OtlpReceiver) -> None:
+async def test_a_trace_continues_from_a_traceparent_whatever_span_is_active(traced: OtlpReceiver) -> None:
     with telemetry.span("something else"):
         submitted = telemetry.root("submit", job="a")
         with telemetry.span("place", submitted):
@@ -156,7 +156,7 @@ async def test_a_trace_goes_on_from_plain_text_whatever_span_is_active(traced: O
     assert traced.tree()["something else"] == {}
 
 
-async def test_a_parent_that_cannot_be_read_begins_a_new_trace(traced: OtlpReceiver) -> None:
+async def test_an_invalid_parent_starts_a_new_trace(traced: OtlpReceiver) -> None:
     with telemetry.span("outer"), telemetry.span("lost", "not a traceparent"):
         pass
     await flush()
@@ -176,7 +176,7 @@ async def test_a_parent_that_is_not_sampled_is_followed_and_not_exported(traced:
     assert [span.name for span in traced.spans] == ["loud"]
 
 
-async def test_an_exception_marks_its_span_and_goes_on(traced: OtlpReceiver) -> None:
+async def test_an_exception_marks_its_span_and_propagates(traced: OtlpReceiver) -> None:
     with pytest.raises(ValueError, match="broken"), telemetry.span("plan"):
         raise ValueError("broken")
     await flush()
@@ -208,7 +208,7 @@ async def test_a_call_carries_its_trace_from_client_to_servicer(traced: OtlpRece
     assert traced.named("inside").parent_id == server_side.span_id
 
 
-async def test_a_problem_arrives_whole_and_marks_the_call_while_tracing_is_on(traced: OtlpReceiver) -> None:
+async def test_a_problem_arrives_completely_and_marks_the_call_while_tracing_is_on(traced: OtlpReceiver) -> None:
     class Failing(Tracer):
         async def ListPolicies(self, request: Any, context: Any) -> pb.ListPoliciesResponse:
             raise errors.not_found("policy", "fiffo", near=["fifo"])
@@ -227,14 +227,14 @@ async def test_a_problem_arrives_whole_and_marks_the_call_while_tracing_is_on(tr
     assert len(traced.spans) == 2
 
 
-async def test_counters_gauges_and_histograms_are_exported_when_asked_for(
+async def test_counters_gauges_and_histograms_are_exported_if_enabled(
     otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", otlp.endpoint)
     placed = telemetry.counter("cotenant.jobs.placed", "{job}", "Jobs that got their places.")
     waiting = telemetry.gauge("cotenant.jobs.waiting", "{job}")
     cycle = telemetry.histogram("cotenant.cycle.duration")
-    placed.add(5)  # metrics are off: forgotten
+    placed.add(5)  # metrics are off: dropped
     telemetry.setup("test")
     placed.add(2, queue="default")
     placed.add(1, queue="default")
@@ -274,7 +274,7 @@ async def test_an_instrument_outlives_the_exporter_that_it_was_first_used_with(
     assert [metric.sum.data_points[0].as_int for metric in otlp.metrics["cotenant.jobs.placed"]] == [1, 1]
 
 
-def test_a_collector_that_is_away_does_not_hold_up_the_end_of_a_command() -> None:
+def test_an_unavailable_collector_does_not_delay_the_end_of_a_command() -> None:
     code = """
 import time
 from cotenant import telemetry
@@ -299,7 +299,7 @@ telemetry.setup("{service}")
 log = structlog.get_logger()
 log.debug("looked")
 log.info("job_placed", job="a")
-log.warning("node_away", node="n")
+log.warning("node_disconnected", node="n")
 """
 
 
@@ -314,11 +314,11 @@ def test_a_line_is_one_json_object_with_time_level_and_service() -> None:
 @pytest.mark.parametrize(
     ("service", "environment", "events"),
     [
-        ("queue", {"COTENANT_LOG": "debug"}, ["looked", "job_placed", "node_away"]),
+        ("queue", {"COTENANT_LOG": "debug"}, ["looked", "job_placed", "node_disconnected"]),
         ("queue", {"COTENANT_LOG": "ERROR"}, []),
-        ("queue", {"COTENANT_LOG": "loud"}, ["log_level_unknown", "job_placed", "node_away"]),
-        ("cli", {}, ["node_away"]),
-        ("cli", {"COTENANT_LOG": "info"}, ["job_placed", "node_away"]),
+        ("queue", {"COTENANT_LOG": "loud"}, ["log_level_unknown", "job_placed", "node_disconnected"]),
+        ("cli", {}, ["node_disconnected"]),
+        ("cli", {"COTENANT_LOG": "info"}, ["job_placed", "node_disconnected"]),
     ],
 )
 def test_the_level_is_the_environments_and_a_command_is_quieter(
@@ -328,7 +328,7 @@ def test_the_level_is_the_environments_and_a_command_is_quieter(
     assert [line["event"] for line in lines_of(done)] == events
 
 
-def test_lines_of_libraries_have_the_same_form_and_no_traceback_shows_local_variables() -> None:
+def test_lines_of_libraries_have_the_same_format_and_no_traceback_shows_local_variables() -> None:
     code = """
 import logging
 from cotenant import telemetry
@@ -361,7 +361,7 @@ async def test_a_line_within_a_span_names_its_trace(traced: OtlpReceiver) -> Non
     await flush()
 
 
-def test_a_terminal_gets_lines_for_people() -> None:
+def test_a_terminal_gets_readable_lines() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -374,7 +374,7 @@ def test_a_terminal_gets_lines_for_people() -> None:
         json.loads(out.getvalue())
 
 
-def test_a_line_where_no_logs_are_set_up_goes_to_stderr_and_sets_up_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_without_log_setup_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     structlog.reset_defaults()
     telemetry.logger().info("of_no_interest")
     telemetry.logger().warning("noteworthy", number=7)

@@ -54,21 +54,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--lasting", type=float, help="the share of faults that last until `status` has to name them")
     parser.add_argument("--regressions", action="store_true", help="also have a store that is older, or another one")
     parser.add_argument("--json", type=Path, help="a file for what came of it")
-    told = parser.parse_args(arguments)
-    if why := machines.missing() or ("" if etcd_binary() else "there is no etcd: apt install etcd-server"):
+    options = parser.parse_args(arguments)
+    if why := machines.missing_tools() or ("" if etcd_binary() else "there is no etcd: apt install etcd-server"):
         print(f"no chaos here: {why}", file=sys.stderr)
         return 0
-    if directory := machines.entered():
-        return _run(told, directory)
+    if directory := machines.own_directory():
+        return _run(options, directory)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"ended by a signal, {signal.SIGTERM}"))
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
         return machines.run_inside([sys.executable, "-m", "tests.verification.chaos", INIT, *arguments], directory)
     finally:
-        if told.keep:
-            told.keep.mkdir(parents=True, exist_ok=True)
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
             for path in (*directory.glob("logs/*"), *(path for path in directory.iterdir() if path.is_file())):
-                shutil.copy(path, told.keep)
+                shutil.copy(path, options.keep)
         remains.remove(remains.groups_of_nodes(directory.name))
         shutil.rmtree(directory)
 
@@ -86,26 +86,35 @@ def _points(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _run(told: argparse.Namespace, directory: Path) -> int:
-    seed = random.SystemRandom().randrange(10**6) if told.seed is None else told.seed
-    tls = random.Random(f"tls {seed}").random() < TLS_SHARE if told.tls is None else told.tls
-    names = random.Random(f"names {seed}").random() < NAMES_SHARE if told.names is None else told.names
+def _run(options: argparse.Namespace, directory: Path) -> int:
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    tls = random.Random(f"tls {seed}").random() < TLS_SHARE if options.tls is None else options.tls
+    names = random.Random(f"names {seed}").random() < NAMES_SHARE if options.names is None else options.names
     how = f"{'with' if tls else 'without'} TLS, {'with' if names else 'without'} names"
-    print(f"seed {seed}, {told.steps} steps, {how}", flush=True)
-    say = functools.partial(print, flush=True)
-    points = told.only_fail_point
-    faults = told.only | REGRESSIONS if told.regressions else told.only
-    wanted = driver.Wanted(
-        seed, told.steps, told.rest_every, faults, told.broken, tls, told.pace, points, names, told.lasting
+    print(f"seed {seed}, {options.steps} steps, {how}", flush=True)
+    log = functools.partial(print, flush=True)
+    points = options.only_fail_point
+    faults = options.only | REGRESSIONS if options.regressions else options.only
+    wanted = driver.RunOptions(
+        seed,
+        options.steps,
+        options.rest_every,
+        faults,
+        options.broken,
+        tls,
+        options.pace,
+        points,
+        names,
+        options.lasting,
     )
-    outcome = driver.run(directory, wanted, say)
+    outcome = driver.run(directory, wanted, log)
     _print(outcome)
-    if told.json:
-        told.json.write_text(json.dumps(vars(outcome)))
+    if options.json:
+        options.json.write_text(json.dumps(vars(outcome)))
     return int(bool(outcome.wrong))
 
 
-def _print(outcome: driver.Told) -> None:
+def _print(outcome: driver.RunResult) -> None:
     faults = ", ".join(
         f"{outcome.faults.get(fault, 0)} of {count} × {fault}" for fault, count in sorted(outcome.drawn.items())
     )
@@ -131,6 +140,6 @@ def _print(outcome: driver.Told) -> None:
 
 
 if __name__ == "__main__":
-    if machines.entered() and sys.argv[1:2] == [INIT]:
+    if machines.own_directory() and sys.argv[1:2] == [INIT]:
         sys.exit(machines.be_init([sys.executable, "-m", "tests.verification.chaos", *sys.argv[2:]]))
     sys.exit(main(sys.argv[1:]))

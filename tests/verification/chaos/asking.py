@@ -20,8 +20,8 @@ from cotenant.history.recording import clock
 ANSWERS = "answers"
 RETRY_SECONDS, CALL_SECONDS_MAX, PAUSE_SECONDS = 0.2, 10.0, 0.1
 PAGE = 1000
-OVER = frozenset({grpc.StatusCode.FAILED_PRECONDITION})  # what is said of what has ended
-WRONG = frozenset(  # what chaos is no reason for
+ALREADY_ENDED = frozenset({grpc.StatusCode.FAILED_PRECONDITION})  # what is said of what has ended
+UNEXPECTED = frozenset(  # what chaos is no reason for
     {
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.NOT_FOUND,
@@ -36,11 +36,11 @@ WRONG = frozenset(  # what chaos is no reason for
 ARCHIVED = frozenset(  # what is said of what ended long ago, where its archive is not whoever answers'
     {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION}
 )
-NOBODY: frozenset[grpc.StatusCode] = frozenset()
+NO_CODES: frozenset[grpc.StatusCode] = frozenset()
 
 
 @dataclass
-class Asking:
+class CallLog:
     """What all who ask have in common. Once it is hushed nothing is to be begun any more."""
 
     directory: Path
@@ -48,23 +48,23 @@ class Asking:
     refusals: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     busy: int = 0  # so many do something that is to be done before it is calm
-    hushed: asyncio.Event = field(default_factory=asyncio.Event)
+    quiescing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def request(self) -> str:
         """Make a request id."""
         self.requests += 1
         return f"{self.name} {self.requests}"
 
-    async def soon(self, seconds: tuple[float, float], rng: Random) -> None:
+    async def pause(self, seconds: tuple[float, float], rng: Random) -> None:
         """Let some time pass, less where all is to come to rest."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.hushed.wait(), rng.uniform(*seconds))
+            await asyncio.wait_for(self.quiescing.wait(), rng.uniform(*seconds))
 
     async def call(self, method: Any, request: Any) -> Any:
         """Ask until there is an answer."""
-        return await self.unless(NOBODY, method, request)
+        return await self.call_unless(NO_CODES, method, request)
 
-    async def unless(self, accepted: Container[grpc.StatusCode], method: Any, request: Any) -> Any:
+    async def call_unless(self, accepted: Container[grpc.StatusCode], method: Any, request: Any) -> Any:
         """Ask until there is an answer; None where it is a refusal that is accepted."""
         while True:
             try:
@@ -75,12 +75,12 @@ class Asking:
                 if error.code() in accepted:
                     return None
                 self.refusals[error.code().name] += 1
-                if error.code() in WRONG:
-                    self.tell(wrong=f"{type(request).__name__}: {error.code().name}: {error.details()}")
+                if error.code() in UNEXPECTED:
+                    self.record(wrong=f"{type(request).__name__}: {error.code().name}: {error.details()}")
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 
-    def tell(self, **what: object) -> None:
+    def record(self, **what: object) -> None:
         """Write down what a user knows now."""
         with (self.directory / ANSWERS).open("ab", buffering=0) as file:
             file.write(json.dumps({"at": clock(), **what}).encode() + b"\n")

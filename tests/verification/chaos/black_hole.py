@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from tests.verification.chaos.certificates import of_process
 
-from cotenant.security.grpc_tls import Watched, server_credentials
+from cotenant.security.grpc_tls import WatchedTlsFiles, server_credentials
 from cotenant.security.tls_files import BadTls
 
 MET = "met a caller"
@@ -50,7 +50,7 @@ async def main(address: str, mode: str) -> None:
     mute = grpc.aio.server()
     mute.add_generic_rpc_handlers((Mute(),))
     if files := of_process():
-        mute.add_secure_port(address, server_credentials(Watched(files)))
+        mute.add_secure_port(address, server_credentials(WatchedTlsFiles(files)))
     else:
         mute.add_insecure_port(address)
     await mute.start()

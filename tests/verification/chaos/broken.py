@@ -14,15 +14,15 @@ from tests.verification.control_plane.mutants import MUTANTS, Patch
 
 from cotenant.cli.main import main
 from cotenant.cli.mesh import problems
-from cotenant.cli.mesh.problems import Wrong
+from cotenant.cli.mesh.problems import MeshProblem
 from cotenant.cli.views import View
 from cotenant.core.model import health
-from cotenant.core.model.health import Era, Finding, Sign
+from cotenant.core.model.health import BootInstance, Finding, Sign
 from cotenant.history.events import Told, Welcomed, Wrote
 from cotenant.history.recording import record
 from cotenant.leadership.fenced_store import FencedStore
 from cotenant.node_agent.control import attempt_manager
-from cotenant.node_agent.control.epoch_fence import Fence
+from cotenant.node_agent.control.epoch_fence import EpochFence
 from cotenant.node_agent.runtime import attempt_directory, attempt_status, orphan_processes
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import Status
@@ -38,38 +38,40 @@ async def unfenced(
     """A leader that writes without comparing its term."""
     result = await self._store.transact(compares, operations)
     if isinstance(result, Committed):
-        record(Wrote(result.revision, self._tenure.fence.key.partition("/")[0], self._tenure.identity))
+        record(
+            Wrote(result.revision, self._leadership_term.fence.key.partition("/")[0], self._leadership_term.identity)
+        )
     return result
 
 
-def any_term(self: Fence, term: int) -> bool:
+def accept_any_term(self: EpochFence, term: int) -> bool:
     """An agent that compares no terms."""
     record(Welcomed(self._node_id, term))
     return True
 
 
-def any_epoch(self: Fence, job_id: str, epoch: int) -> bool:
+def accept_any_epoch(self: EpochFence, job_id: str, epoch: int) -> bool:
     """An agent that compares no epochs."""
     record(Told(self._node_id, job_id, epoch))
     return True
 
 
-def done(*_: object, **__: object) -> bool:
+def report_nothing_left(*_: object, **__: object) -> bool:
     """An agent that believes that nothing is left."""
     return True
 
 
-def seen(self: visibility.View, tenant: str) -> bool:
+def sees_all_tenants(self: visibility.View, tenant: str) -> bool:
     """A queue that shows everybody all jobs."""
     return True
 
 
-def nothing_found(root: Path) -> Iterator[AttemptDirectory]:
+def find_no_directories(root: Path) -> Iterator[AttemptDirectory]:
     """An agent that starts again and knows of nothing that runs."""
     return iter(())
 
 
-def unnamed(nodes: Sequence[View]) -> Iterator[Wrong]:
+def no_node_problems(nodes: Sequence[View]) -> Iterator[MeshProblem]:
     """A `status` that says nothing of nodes."""
     return iter(())
 
@@ -77,7 +79,9 @@ def unnamed(nodes: Sequence[View]) -> Iterator[Wrong]:
 _after = health._after
 
 
-def never_over(finding: Finding, sign: Sign | None, elapsed_seconds: float, era: Era, *, blind: bool) -> Finding | None:
+def keep_finding(
+    finding: Finding, sign: Sign | None, elapsed_seconds: float, era: BootInstance, *, blind: bool
+) -> Finding | None:
     """An agent for which a finding, once made, is never over: its node is never let back."""
     return _after(finding, sign, elapsed_seconds, era, blind=blind) or finding
 
@@ -85,7 +89,7 @@ def never_over(finding: Finding, sign: Sign | None, elapsed_seconds: float, era:
 _report = attempt_status.report
 
 
-def failed(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
+def report_failed(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
     """An agent that says that a job failed where its node could not launch it."""
     told = _report(status, node_id)
     if told.state == job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
@@ -95,14 +99,14 @@ def failed(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
 
 BROKEN: dict[str, tuple[Patch, ...]] = {
     "no idempotency": MUTANTS["the queue knows no request again"].patches,
-    "no epochs": ((Fence, "raise_term", any_term), (Fence, "raise_epoch", any_epoch)),
+    "no epochs": ((EpochFence, "raise_term", accept_any_term), (EpochFence, "raise_epoch", accept_any_epoch)),
     "no fences": ((FencedStore, "transact", unfenced),),
-    "leaves orphans": ((orphan_processes, "end_remains", done), (Group, "remove", done)),
-    "no tenants": ((visibility.View, "sees_tenant", seen),),
-    "fails refused launches": ((attempt_manager, "report", failed),),
-    "names no nodes": ((problems, "_of_nodes", unnamed),),
-    "lets no node back": ((health, "_after", never_over),),
-    "forgets attempts": ((attempt_directory, "find_directories", nothing_found),),
+    "leaves orphans": ((orphan_processes, "kill_orphans", report_nothing_left), (Group, "remove", report_nothing_left)),
+    "no tenants": ((visibility.View, "sees_tenant", sees_all_tenants),),
+    "fails refused launches": ((attempt_manager, "report", report_failed),),
+    "names no nodes": ((problems, "_of_nodes", no_node_problems),),
+    "lets no node back": ((health, "_after", keep_finding),),
+    "forgets attempts": ((attempt_directory, "find_directories", find_no_directories),),
 }
 
 

@@ -20,7 +20,7 @@ from tests.verification.chaos.names import DOMAIN
 
 from cotenant.rpc.endpoints import MESH_NAME
 from cotenant.security.certificates import CA_CERT, LEAF_DAYS, Authority
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.tls_files import TlsFiles
 
 DAY_SECONDS = 86_400
@@ -64,7 +64,7 @@ class Certificates:
 
     def files(self, machine: str) -> tuple[str, str, str]:
         """The authority's, the machine's, and its key."""
-        stem = Bearer.parse(self.bearers[machine]).file_stem
+        stem = Subject.parse(self.bearers[machine]).file_stem
         return str(self.directory / CA_CERT), str(self.directory / f"{stem}.pem"), str(self.directory / f"{stem}.key")
 
     def variables(self, machine: str) -> dict[str, str]:
@@ -89,7 +89,7 @@ class Certificates:
 def of_tenants(directory: Path) -> dict[str, TlsFiles]:
     """By tenant: the certificate of whoever submits there; none in a mesh without."""
     certs = directory / CERTS
-    stems = {tenant: Bearer.parse(bearer).file_stem for tenant, bearer in TENANTS.items()}
+    stems = {tenant: Subject.parse(subject).file_stem for tenant, subject in TENANTS.items()}
     return {
         tenant: TlsFiles(certs / CA_CERT, certs / f"{stem}.pem", certs / f"{stem}.key")
         for tenant, stem in stems.items()
@@ -109,8 +109,8 @@ def main(directory: Path, days: int) -> None:
     authority = Authority(directory)
     if not days:
         authority.create()
-    for bearer, names in json.load(sys.stdin).items():
-        whose = Bearer.parse(bearer)
+    for subject, names in json.load(sys.stdin).items():
+        whose = Subject.parse(subject)
         authority.issue(whose, names if whose.serves else [], days or LEAF_DAYS)
 
 

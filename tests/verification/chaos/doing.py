@@ -16,26 +16,26 @@ from random import Random
 from typing import Any
 
 from tests.end_to_end.commands import Serving
-from tests.verification.chaos.halting import Halts
+from tests.verification.chaos.degradation_faults import DegradationFaults
+from tests.verification.chaos.halting import ArmedPoints
 from tests.verification.chaos.impostor import MET
-from tests.verification.chaos.judging import FULL, Absence
-from tests.verification.chaos.link import Wire
+from tests.verification.chaos.judging import DISK_FULL, Absence
+from tests.verification.chaos.link import Impairment
 from tests.verification.chaos.machines import Pair
 from tests.verification.chaos.parts import ENDED_KEPT, Mesh
 from tests.verification.chaos.plan import CLIENT, LASTING_SECONDS, NODES, PARTS, Fault, Step, cut_off
 from tests.verification.chaos.recorder import Recorder
-from tests.verification.chaos.sick import Sick
 from tests.verification.chaos.store_faults import StoreFaults
 
 from cotenant.history.recording import clock
 
 GARBLED, GARBLED_BY_TLS = 0.5, 0.05  # which share of the packets that can be: of each, where TLS tells of it
-NO_ROOM = (FULL, "database or disk is full")  # which is how SQLite says it
+NO_ROOM = (DISK_FULL, "database or disk is full")  # which is how SQLite says it
 
 End = Callable[[], bool]  # ends what a step did, and tells whether that was anything
 
 
-def _ending(end: Callable[[], None], did: bool) -> End:
+def _end_with(end: Callable[[], None], did: bool) -> End:
     def ended() -> bool:
         end()
         return did
@@ -43,28 +43,28 @@ def _ending(end: Callable[[], None], did: bool) -> End:
     return ended
 
 
-class Doing:
-    """Faults of now. `took` counts those that did something, by their kind, and `drawn` all."""
+class FaultInjector:
+    """Faults of now. `effective` counts those that did something, by their kind, and `drawn` all."""
 
     def __init__(self, mesh: Mesh, recorder: Recorder, rng: Random) -> None:
         self.mesh, self.recorder = mesh, recorder
-        self.halts = Halts(mesh, lambda: recorder.leaders, lambda: len(recorder.ended) > ENDED_KEPT)
-        self.took: Counter[str] = Counter()
+        self.armed_points = ArmedPoints(mesh, lambda: recorder.leaders, lambda: len(recorder.ended) > ENDED_KEPT)
+        self.effective: Counter[str] = Counter()
         self.drawn: Counter[str] = Counter()
         self.absences: list[Absence] = []
         self.killed: set[tuple[str, int]] = set()  # attempts of which we have killed something
         self.wrong: list[str] = []
         self.store = StoreFaults(mesh, lambda: recorder.revision)
-        self.sick = Sick(mesh, self.store, recorder.not_launched)
-        self.begun: Callable[[Step], None] = lambda step: None  # told of each fault that lasts,
-        self.over: Callable[[Step], None] = lambda step: None  # and of its end
+        self.degradation_faults = DegradationFaults(mesh, self.store, recorder.not_launched)
+        self.on_begin: Callable[[Step], None] = lambda step: None  # told of each fault that lasts,
+        self.on_end: Callable[[Step], None] = lambda step: None  # and of its end
         self._rng = rng
         self._impostor: Serving | None = None
         self._ends: list[tuple[float, int, Step, End, Absence]] = []
 
-    def all_that_took(self) -> Counter[str]:
+    def effective_counts(self) -> Counter[str]:
         """How many did something, by their kind."""
-        return self.took + Counter({Fault.FAIL_POINT: self.halts.reached.total()})
+        return self.effective + Counter({Fault.FAIL_POINT: self.armed_points.reached.total()})
 
     def begin(self, step: Step) -> None:
         """Do it."""
@@ -74,20 +74,20 @@ class Doing:
         self.absences.append(absence)
         if step.fault is Fault.FAIL_POINT:
             absence.end = math.inf
-            self.halts.arm(step, absence)
+            self.armed_points.arm(step, absence)
             return
         end = self._begin(step)
         if isinstance(end, bool):
-            self.took[step.fault] += end
+            self.effective[step.fault] += end
             return
         absence.end = math.inf
         heapq.heappush(self._ends, (time.monotonic() + step.seconds, step.number, step, end, absence))
-        self.begun(step)
+        self.on_begin(step)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """End those whose time is over."""
-        self.wrong += [*self.halts.look(), *self.store.take_wrong()]
-        self.sick.tick()
+        self.wrong += [*self.armed_points.poll(), *self.store.take_wrong()]
+        self.degradation_faults.tick()
         while self._ends and self._ends[0][0] <= time.monotonic():
             self._end_next()
 
@@ -98,11 +98,11 @@ class Doing:
 
     def _end_next(self) -> None:
         *_, step, end, absence = heapq.heappop(self._ends)
-        self.took[step.fault] += end()
+        self.effective[step.fault] += end()
         absence.end = clock()
-        self.over(step)
+        self.on_end(step)
 
-    def lasts_until(self) -> float:
+    def end_of_named_faults(self) -> float:
         """When the last of those faults ends that last long enough to be named, by the monotonic clock; or now."""
         lasting = (until for until, _, step, *_ in self._ends if step.seconds >= LASTING_SECONDS[0])
         return max(lasting, default=time.monotonic())
@@ -116,15 +116,15 @@ class Doing:
             case Fault.NO_MAJORITY:
                 return self._kill(part, peer)
             case Fault.RESTART:
-                if not mesh.runs(part):
+                if not mesh.is_running(part):
                     return False
                 self.wrong += filter(None, [mesh.restart(part)])
             case Fault.KILL_JOB | Fault.KILL_SUPERVISOR:
                 return self._kill_attempt(part, step.fault)
             case Fault.PAUSE:
-                ran = mesh.runs(part)
+                ran = mesh.is_running(part)
                 mesh.pause(part)
-                return _ending(lambda: mesh.go_on(part), ran)
+                return _end_with(lambda: mesh.resume(part), ran)
             case Fault.FILL:
                 return self._fill(part)
             case Fault.CLOCK:
@@ -134,24 +134,24 @@ class Doing:
             case Fault.CUT | Fault.CUT_ONE_WAY | Fault.ISOLATE | Fault.LOSE:
                 return self._drop(step)
             case Fault.DELAY | Fault.GARBLE:
-                return self._disturb(step)
+                return self._impair(step)
             case _:
-                return self.sick.begin(step)
+                return self.degradation_faults.begin(step)
         return True
 
     def _kill(self, *parts: str) -> End:
         there = all(map(self.mesh.is_there, parts))
         self.mesh.kill(*parts)
-        return _ending(lambda: self.mesh.come_back(*parts), there)
+        return _end_with(lambda: self.mesh.bring_back(*parts), there)
 
     def _fill(self, part: str) -> End:
         """Leave a disk no room; somebody has to have noticed."""
-        begin = self.mesh.logged(part)
-        self.mesh.fill(part)
+        begin = self.mesh.log_size(part)
+        self.mesh.fill_disk(part)
 
         def end() -> bool:
-            self.mesh.give_room(part)
-            said = self.mesh.said_since(part, begin)
+            self.mesh.free_disk(part)
+            said = self.mesh.log_since(part, begin)
             return any(words in said for words in NO_ROOM)
 
         return end
@@ -163,7 +163,7 @@ class Doing:
         """
         if self._impostor:
             return False
-        machines, part = self.mesh.machines, self.mesh.at(self.recorder.leaders.get("placement", "")) or step.part
+        machines, part = self.mesh.machines, self.mesh.part_at(self.recorder.leaders.get("placement", "")) or step.part
         pairs = [(other, part) for other in (*PARTS, CLIENT) if other not in (part, *NODES)]
         machines.drop(pairs)
         self._impostor = impostor = self.mesh.replace(part, self.recorder.placement_term - 1)
@@ -171,8 +171,8 @@ class Doing:
         def end() -> bool:
             self._impostor = None
             impostor.kill()
-            machines.drop_no_more(pairs)
-            self.mesh.come_back(part)
+            machines.stop_dropping(pairs)
+            self.mesh.bring_back(part)
             return MET in impostor.said
 
         return end
@@ -185,23 +185,26 @@ class Doing:
         if step.fault is not Fault.CUT_ONE_WAY:
             pairs += [(target, source) for source, target in pairs]
         self.mesh.machines.drop(pairs, share)
-        return self._touching(pairs, lambda: self.mesh.machines.drop_no_more(pairs, share))
+        return self._end_and_check_traffic(pairs, lambda: self.mesh.machines.stop_dropping(pairs, share))
 
-    def _disturb(self, step: Step) -> End:
+    def _impair(self, step: Step) -> End:
         tls = self.mesh.certificates is not None
-        pairs, wire = [(step.part, step.peer)], Wire(garbled=GARBLED_BY_TLS if tls else GARBLED, anywhere=tls)
+        pairs, impairment = (
+            [(step.part, step.peer)],
+            Impairment(garbled=GARBLED_BY_TLS if tls else GARBLED, anywhere=tls),
+        )
         if step.fault is Fault.DELAY:
-            pairs, wire = [*pairs, (step.peer, step.part)], Wire(delay_seconds_max=step.amount)
-        self.mesh.machines.disturb(pairs, wire)
-        return self._touching(pairs, lambda: self.mesh.machines.disturb_no_more(pairs, wire))
+            pairs, impairment = [*pairs, (step.peer, step.part)], Impairment(delay_seconds_max=step.amount)
+        self.mesh.machines.impair(pairs, impairment)
+        return self._end_and_check_traffic(pairs, lambda: self.mesh.machines.stop_impairing(pairs, impairment))
 
-    def _touching(self, pairs: Sequence[Pair], end: Callable[[], None]) -> End:
-        before = self.mesh.machines.touched(pairs)
+    def _end_and_check_traffic(self, pairs: Sequence[Pair], end: Callable[[], None]) -> End:
+        before = self.mesh.machines.affected_packets(pairs)
 
         def ended() -> bool:
-            touched = self.mesh.machines.touched(pairs) > before
+            affected_packets = self.mesh.machines.affected_packets(pairs) > before
             end()
-            return touched
+            return affected_packets
 
         return ended
 

@@ -14,28 +14,28 @@ from random import Random
 from tests.end_to_end import remains
 from tests.end_to_end.commands import TRACEBACK
 from tests.end_to_end.waiting import lines_of
-from tests.verification.chaos import asking, jobs
-from tests.verification.chaos.doing import Doing
+from tests.verification.chaos import call_log, jobs
+from tests.verification.chaos.fault_injector import FaultInjector
 from tests.verification.chaos.halting import SETTLE_SECONDS_MAX
 from tests.verification.chaos.judging import Judge, archived_in, judge_archive, judge_failures
 from tests.verification.chaos.machines import Machines
-from tests.verification.chaos.naming import WELL_SECONDS, Naming
-from tests.verification.chaos.parts import BEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
+from tests.verification.chaos.parts import HEARTBEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
 from tests.verification.chaos.plan import CLIENT, DEFAULT, DRAWN, MEMBERS, PYTHON, REPLICAS, Fault, Step, drawn
 from tests.verification.chaos.recorder import Recorder
+from tests.verification.chaos.status_checker import HEALTHY_SECONDS_MAX, StatusChecker
 from tests.verification.chaos.store_faults import MENDED_SECONDS_MAX
-from tests.verification.chaos.users import POLL_SECONDS, Users
+from tests.verification.chaos.users import POLL_SECONDS, LoadProcess
 
 from cotenant.cli.mesh.settings import ARCHIVE_FILE
 from cotenant.store.open import tls_of
 
 START_SECONDS_MAX, CALM_SECONDS_MAX, LEFT_SECONDS_MAX = 180.0, 180.0, 60.0
-OF_JOBS = ("job.py", "supervisor.py", "sleep 600")
-DRAWN_MAX = 4  # times as many steps as are wanted: where hardly any does anything something else is wrong
+JOB_PROGRAMS = ("job.py", "supervisor.py", "sleep 600")
+DRAWN_RATIO_MAX = 4  # times as many steps as are wanted: where hardly any does anything something else is wrong
 
 
 @dataclass
-class Told:
+class RunResult:
     """What came of a run."""
 
     seed: int
@@ -63,7 +63,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RunOptions:
     """What is to be done; `broken` names a build that is broken on purpose, and with `tls` all parts use it.
 
     With `names` parts reach each other by names that a name server tells.
@@ -86,36 +86,36 @@ class Wanted:
 class Driver:
     """A run."""
 
-    def __init__(self, directory: Path, wanted: Wanted, say: Callable[[str], None]) -> None:
-        seed = wanted.seed
-        self.directory, self.told, self._say = directory, Told(seed, wanted.tls), say
+    def __init__(self, directory: Path, options: RunOptions, log: Callable[[str], None]) -> None:
+        seed = options.seed
+        self.directory, self.result, self._log = directory, RunResult(seed, options.tls), log
         jobs.prepare(directory)
         rng = Random(f"machines {seed}")
         self.machines = Machines(directory, rng)
-        self.mesh = Mesh(directory, self.machines, wanted.broken, tls=wanted.tls, names=wanted.names)
-        self.naming = Naming(self.mesh)
-        self.judge = Judge(self.mesh.node_ids, LOST_AFTER_SECONDS - 2 * BEAT_SECONDS)
-        self._wanted = wanted
+        self.mesh = Mesh(directory, self.machines, options.broken, tls=options.tls, names=options.names)
+        self.status_checker = StatusChecker(self.mesh)
+        self.judge = Judge(self.mesh.node_ids, LOST_AFTER_SECONDS - 2 * HEARTBEAT_SECONDS)
+        self._wanted = options
         self._seen = [0, 0, 0]  # commits, answers and edges' events that were judged
 
-    def run(self, steps: Iterable[Step]) -> Told:
+    def run(self, steps: Iterable[Step]) -> RunResult:
         """Do steps until enough have done something; the run ends at the first rest that found anything wrong."""
-        begin, wanted = time.monotonic(), self._wanted
+        begin, options = time.monotonic(), self._wanted
         try:
             self._set_up()
             for step in steps:
-                self._wait(time.monotonic() + step.after_seconds * wanted.pace)
-                self._say(str(step))
-                self.doing.begin(step)
-                enough = self.doing.all_that_took().total() >= wanted.steps
-                last = enough or step.number == DRAWN_MAX * wanted.steps
-                rests = last or step.number % wanted.rest_every == 0
-                if rests and (not self._come_to_rest(for_good=last) or last):
+                self._wait(time.monotonic() + step.after_seconds * options.pace)
+                self._log(str(step))
+                self.fault_injector.begin(step)
+                enough = self.fault_injector.effective_counts().total() >= options.steps
+                last = enough or step.number == DRAWN_RATIO_MAX * options.steps
+                rests = last or step.number % options.rest_every == 0
+                if rests and (not self._quiesce(is_last=last) or last):
                     break
         finally:
-            self.told.seconds = time.monotonic() - begin
+            self.result.seconds = time.monotonic() - begin
             self._tear_down()
-        return self.told
+        return self.result
 
     # Beginning and end ---------------------------------------------------------------------------------------
 
@@ -129,59 +129,61 @@ class Driver:
         certificates = self.mesh.certificates
         tls = tls_of(certificates.variables(CLIENT)) if certificates else None
         self.recorder = Recorder(self.mesh.store, self.directory / "commits", tls)
-        self.doing = Doing(self.mesh, self.recorder, Random(f"moments {self.told.seed}"))
-        self.naming.not_launched = self.recorder.not_launched
-        self.doing.begun, self.doing.over = self.naming.begin, self.naming.over
+        self.fault_injector = FaultInjector(self.mesh, self.recorder, Random(f"moments {self.result.seed}"))
+        self.status_checker.not_launched = self.recorder.not_launched
+        self.fault_injector.on_begin, self.fault_injector.on_end = self.status_checker.begin, self.status_checker.on_end
         for name in PYTHON:
             self.mesh.start(name)
         self._until("all parts serve", lambda: all(map(self.mesh.serving, PYTHON)), START_SECONDS_MAX)
-        self.users = Users(self.mesh, self.told.seed)
+        self.users = LoadProcess(self.mesh, self.result.seed)
 
     def _tear_down(self) -> None:
         with contextlib.suppress(AttributeError):
             self.users.close()
-        self.naming.close()
+        self.status_checker.close()
         self.mesh.close()
         with contextlib.suppress(AttributeError):
             self.recorder.close()
         self.machines.emulator.close()
         remains.end(set(remains.processes_of(self.directory)))
         remains.remove(remains.groups_of(self.judge.users.replicas))
-        self.told.starts = self.mesh.starts.total()
-        self.told.garbled = self.machines.emulator.garbled.total()
-        self.told.jobs, self.told.commits = len(self.judge.users.replicas), self.judge.commits
-        self.told.edges = self.judge.edges
+        self.result.starts = self.mesh.starts.total()
+        self.result.garbled = self.machines.emulator.garbled.total()
+        self.result.jobs, self.result.commits = len(self.judge.users.replicas), self.judge.commits
+        self.result.edges = self.judge.edges
         with contextlib.suppress(AttributeError):
-            self.told.points = self._points()
-            self.told.reached = dict(self.doing.halts.reached)
-            self.told.done = dict(self.judge.users.promises.counts + self.judge.counts + self.recorder.stopped)
-            self.told.named = dict(self.naming.counts)
-            self.told.named_seconds = self.naming.named_seconds
-            self.told.done["jobs that were archived"] = len(self.judge.users.promises.forgotten)
-        self.told.attempts = len({tuple(words[1:3]) for words in self._journal()})
+            self.result.points = self._points()
+            self.result.reached = dict(self.fault_injector.armed_points.reached)
+            self.result.done = dict(
+                self.judge.users.acknowledgements.counts + self.judge.counts + self.recorder.stopped
+            )
+            self.result.named = dict(self.status_checker.counts)
+            self.result.named_seconds = self.status_checker.named_seconds
+            self.result.done["jobs that were archived"] = len(self.judge.users.acknowledgements.forgotten)
+        self.result.attempts = len({tuple(words[1:3]) for words in self._journal()})
 
     def _points(self) -> dict[str, list[int]]:
-        halts, fired = self.doing.halts, Counter[str]()
-        for what, times in halts.reached.items():
+        armed_points, fired = self.fault_injector.armed_points, Counter[str]()
+        for what, times in armed_points.reached.items():
             fired[what.partition(" ")[0]] += times
-        return {point: [halts.armed[point], self.mesh.passed(point), fired[point]] for point in DRAWN}
+        return {point: [armed_points.armed[point], self.mesh.pass_count(point), fired[point]] for point in DRAWN}
 
     def _until(self, what: str, holds: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not holds():
-            self._look_after()
+            self._poll()
             if time.monotonic() > deadline:
-                self.told.wrong.append(f"{what}: not within {seconds:.0f} s")
+                self.result.wrong.append(f"{what}: not within {seconds:.0f} s")
                 return False
             time.sleep(POLL_SECONDS)
         return True
 
-    def _look_after(self) -> None:
-        self.doing.look()
-        self.naming.look()
-        self.told.wrong += [*self.doing.wrong, *self.naming.wrong, *self.mesh.look_after()]
-        self.doing.wrong.clear()
-        self.naming.wrong.clear()
+    def _poll(self) -> None:
+        self.fault_injector.poll()
+        self.status_checker.poll()
+        self.result.wrong += [*self.fault_injector.wrong, *self.status_checker.wrong, *self.mesh.restart_ended_parts()]
+        self.fault_injector.wrong.clear()
+        self.status_checker.wrong.clear()
         if hasattr(self, "users") and self.users.ended():
             raise RuntimeError(f"the load ended: {(self.directory / 'logs' / 'client.log').read_text()[-2000:]}")
 
@@ -190,7 +192,7 @@ class Driver:
     def _wait(self, until: float) -> None:
         """Let time pass, and faults end whose time has come."""
         while (now := time.monotonic()) < until:
-            self._look_after()
+            self._poll()
             time.sleep(min(POLL_SECONDS, max(0.0, until - now)))
 
     # Rest ----------------------------------------------------------------------------------------------------
@@ -198,98 +200,107 @@ class Driver:
     def _journal(self) -> list[list[str]]:
         return [line.split() for line in lines_of(self.directory / "journal")]
 
-    def _come_to_rest(self, *, for_good: bool) -> bool:
+    def _quiesce(self, *, is_last: bool) -> bool:
         """End all faults, wait until all jobs have ended, and judge; False where something is wrong."""
-        self._wait(self.doing.lasts_until())
+        self._wait(self.fault_injector.end_of_named_faults())
         begin = time.monotonic()
-        self.doing.end_all()
-        self._until("the store is mended", self.doing.store.is_mended, MENDED_SECONDS_MAX)
-        self._settle_halts()
-        self._become_well()
-        if for_good:
-            self.doing.halts.end()
-        self.told.drawn, self.told.faults = dict(self.doing.drawn), dict(self.doing.all_that_took())
-        self.told.steps = sum(self.told.faults.values())
-        self.users.say("hush")
-        if self._until("all jobs end", self.users.is_calm, CALM_SECONDS_MAX):
+        self.fault_injector.end_all()
+        self._until("the store is mended", self.fault_injector.store.is_mended, MENDED_SECONDS_MAX)
+        self._settle_armed_points()
+        self._wait_until_healthy()
+        if is_last:
+            self.fault_injector.armed_points.end()
+        self.result.drawn, self.result.faults = (
+            dict(self.fault_injector.drawn),
+            dict(self.fault_injector.effective_counts()),
+        )
+        self.result.steps = sum(self.result.faults.values())
+        self.users.log("hush")
+        if self._until("all jobs end", self.users.is_idle, CALM_SECONDS_MAX):
             self._until("attempts are forgotten", lambda: not self._attempts_left(), LEFT_SECONDS_MAX)
-            self._until("no process is left", lambda: not self._left(), LEFT_SECONDS_MAX)
-            self.told.wrong += [f"process {pid} was left: {command}" for pid, command in self._left().items()]
+            self._until("no process is left", lambda: not self._leftover_processes(), LEFT_SECONDS_MAX)
+            self.result.wrong += [
+                f"process {pid} was left: {command}" for pid, command in self._leftover_processes().items()
+            ]
             self._judge()
-        self.told.refusals = self.users.refusals
-        self.users.say("go")
-        self.told.rests += 1
+        self.result.refusals = self.users.refusals
+        self.users.log("go")
+        self.result.rests += 1
         took = time.monotonic() - begin
-        self.told.settling_seconds += took
-        did = f"{self.told.steps} of {sum(self.told.drawn.values())} steps did something"
-        self._say(
+        self.result.settling_seconds += took
+        did = f"{self.result.steps} of {sum(self.result.drawn.values())} steps did something"
+        self._log(
             f"     at rest after {took:.1f} s: {did}, {self.judge.commits} commits, "
             f"{len(self.judge.users.replicas)} jobs"
         )
-        return not self.told.wrong
+        return not self.result.wrong
 
-    def _become_well(self) -> None:
+    def _wait_until_healthy(self) -> None:
         """Wait until `status` finds nothing wrong, while users go on as before."""
         begin = time.monotonic()
-        self.naming.ask_anew()
-        while not self.naming.is_well():
-            self._look_after()
-            if time.monotonic() > begin + WELL_SECONDS:
-                told = "; ".join(f"{one['where']}: {one['what']}" for one in self.naming.last_problems)
-                self.told.wrong.append(
-                    f"{WELL_SECONDS:.0f} s after the last fault status is not well: {told or self.naming.last_error}"
+        self.status_checker.require_fresh_answer()
+        while not self.status_checker.is_healthy():
+            self._poll()
+            if time.monotonic() > begin + HEALTHY_SECONDS_MAX:
+                result = "; ".join(f"{one['where']}: {one['what']}" for one in self.status_checker.last_problems)
+                self.result.wrong.append(
+                    f"{HEALTHY_SECONDS_MAX:.0f} s after the last fault status is not well: {result or self.status_checker.last_error}"
                 )
                 return
             time.sleep(POLL_SECONDS)
-        self.told.well_seconds = max(self.told.well_seconds, time.monotonic() - begin)
+        self.result.well_seconds = max(self.result.well_seconds, time.monotonic() - begin)
 
-    def _settle_halts(self) -> None:
+    def _settle_armed_points(self) -> None:
         """Let those come to a fail point who are still to, now that nothing else keeps them from it, and go on.
 
         Where nobody does, the point stays armed: what leads there comes seldom.
         """
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
-        while self.doing.halts.settling() and time.monotonic() < deadline:
-            self._look_after()
+        while self.fault_injector.armed_points.settling() and time.monotonic() < deadline:
+            self._poll()
             time.sleep(POLL_SECONDS)
 
     def _attempts_left(self) -> bool:
         return any(any(self.machines.all[node].disk.glob("state/nodes/*/attempts/*")) for node in self.mesh.node_ids)
 
-    def _left(self) -> dict[int, str]:
+    def _leftover_processes(self) -> dict[int, str]:
         """Processes that are neither parts nor ours: of jobs, when all have ended."""
         ours = {*self.mesh.pids(), self.users.pid}
         return {
             pid: command
             for pid, command in remains.processes_of(self.directory).items()
-            if pid not in ours and any(word in command for word in OF_JOBS)
+            if pid not in ours and any(word in command for word in JOB_PROGRAMS)
         }
 
     def _judge(self) -> None:
         revision = self.recorder.store_revision()
         self._until("the recorder has seen all", lambda: self.recorder.revision >= revision, LEFT_SECONDS_MAX)
-        pieces = [lines_of(self.directory / asking.ANSWERS), lines_of(self.directory / HISTORY)]
+        pieces = [lines_of(self.directory / call_log.ANSWERS), lines_of(self.directory / HISTORY)]
         commits = list(self.recorder.commits)
         answers, edges = (piece[seen:] for piece, seen in zip(pieces, self._seen[1:], strict=True))
-        absences, killed = self.doing.absences, self.doing.killed
+        absences, killed = self.fault_injector.absences, self.fault_injector.killed
         self.judge.take(commits[self._seen[0] :], answers, edges, self._journal(), absences, killed)
-        self.doing.absences = [absence for absence in self.doing.absences if absence.end == math.inf]
+        self.fault_injector.absences = [absence for absence in self.fault_injector.absences if absence.end == math.inf]
         self._seen = [len(commits), *map(len, pieces)]
         groups = remains.groups_of(self.judge.users.replicas)
-        found = [*self.judge.wrong, *self.recorder.wrong, *judge_failures(self.recorder.failed, self.doing.killed)]
+        found = [
+            *self.judge.wrong,
+            *self.recorder.wrong,
+            *judge_failures(self.recorder.failed, self.fault_injector.killed),
+        ]
         archives = [self.machines.all[name].disk / "state" / ARCHIVE_FILE for name in REPLICAS if "queue" in name]
-        found += judge_archive(self.judge.users.promises.forgotten, archived_in(archives))
+        found += judge_archive(self.judge.users.acknowledgements.forgotten, archived_in(archives))
         found += [f"the control group {group} was left" for group in groups]
         found += [
             f"{path.name} has a traceback"
             for path in sorted((self.directory / "logs").glob("*.log"))
             if TRACEBACK in path.read_text(errors="replace")
         ]
-        self.told.wrong += [what for what in found if what not in self.told.wrong]
+        self.result.wrong += [what for what in found if what not in self.result.wrong]
 
 
-def run(directory: Path, wanted: Wanted, say: Callable[[str], None]) -> Told:
+def run(directory: Path, options: RunOptions, log: Callable[[str], None]) -> RunResult:
     """Make a mesh in an empty directory, and do to it what is wanted."""
-    driver = Driver(directory, wanted, say)
-    faults = {fault for fault in wanted.faults if driver.mesh.clock or fault is not Fault.CLOCK}
-    return driver.run(drawn(wanted.seed, faults, wanted.points, wanted.lasting_share))
+    driver = Driver(directory, options, log)
+    faults = {fault for fault in options.faults if driver.mesh.clock or fault is not Fault.CLOCK}
+    return driver.run(drawn(options.seed, faults, options.points, options.lasting_share))

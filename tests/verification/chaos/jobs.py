@@ -21,11 +21,11 @@ SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0),
 SMALL_ARRAY, LARGE_ARRAY, LARGE = (1, 3), (60, 130), 0.2  # the last index; large ones are of several transactions
 ARRAY_SECONDS = (0.05, 3.0)  # so that some are left when the whole is changed
 RETRIES_MAX, FRAGILE = 1000, 0.3  # and the share of jobs that are tried once: only what we kill may fail them
-PROMISE = Qos(latency_seconds=0.1, latency_percentile=99.0, arrivals_per_second=10.0)
+OBJECTIVE = Qos(latency_seconds=0.1, latency_percentile=99.0, arrivals_per_second=10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnJob:
     """A job, and what has to be known of it to judge what becomes of it.
 
     `replicas` are its processes, 0 where that is left open; `alone` says that it must never run beside itself, and
@@ -39,7 +39,7 @@ class Drawn:
     after: dict[str, str] = field(default_factory=dict)  # by job: which condition
 
 
-def a_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> Drawn:
+def draw_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> DrawnJob:
     """Draw a job; some come after one of those `earlier`."""
     if rng.random() < SERVICE:
         return _service(directory, rng)
@@ -63,10 +63,10 @@ def a_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> Drawn:
         dependencies=tuple(Dependency(job_id, condition) for job_id, condition in after.items()),
         stop_after_disconnected_seconds=STOP_AFTER_SECONDS if alone else None,
     )
-    return Drawn(spec, replicas, alone, after={job_id: str(condition) for job_id, condition in after.items()})
+    return DrawnJob(spec, replicas, alone, after={job_id: str(condition) for job_id, condition in after.items()})
 
 
-def _service(directory: Path, rng: Random) -> Drawn:
+def _service(directory: Path, rng: Random) -> DrawnJob:
     """Draw something that runs until it is cancelled; some leave the number of their replicas open."""
     replicas = 0 if rng.random() < OPEN else rng.randint(1, 2)
     role = Role(replicas=max(1, replicas), request=Request(gpu_milli=1000, cores=1))
@@ -77,9 +77,9 @@ def _service(directory: Path, rng: Random) -> Drawn:
         command=_command(directory, rng.uniform(*SERVICE_SECONDS), daemon=False, elastic=False),
         grace_seconds=2.0,
         retries_max=RETRIES_MAX,
-        qos=PROMISE,
+        qos=OBJECTIVE,
     )
-    return Drawn(spec, replicas, service=True)
+    return DrawnJob(spec, replicas, service=True)
 
 
 def _command(directory: Path, seconds: float, *, daemon: bool, elastic: bool) -> tuple[str, ...]:

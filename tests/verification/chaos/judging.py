@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.verification.chaos.promises import Promises
+from tests.verification.chaos.acknowledgements import Acknowledgements
 
 from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.history import recording
@@ -21,23 +21,23 @@ from cotenant.history.checker import Checker
 from cotenant.history.events import Acknowledged, AttemptPut, Came, Commit, Event, GivenUp, JobGone, Left, Resized
 from cotenant.history.merging import Part, merged, that_ran
 
-FULL = os.strerror(errno.ENOSPC)
-OBEYED_SECONDS = 5.0  # after the answer that a node is given up: until what follows is committed, and heard of
+DISK_FULL = os.strerror(errno.ENOSPC)
+FORGET_SECONDS_MAX = 5.0  # after the answer that a node is given up: until what follows is committed, and heard of
 
 
-RECORDED_SECONDS = 5.0  # by which a commit may be recorded later than somebody heard of it
+RECORD_DELAY_SECONDS_MAX = 5.0  # by which a commit may be recorded later than somebody heard of it
 
 
 @dataclass
-class Users:
+class UserRecords:
     """What users know."""
 
     acknowledged: list[Acknowledged] = field(default_factory=list)
     replicas: dict[str, int] = field(default_factory=dict)  # by job
     cancelled: set[str] = field(default_factory=set)
     alone: set[str] = field(default_factory=set)  # jobs that must never run beside themselves
-    promises: Promises = field(default_factory=Promises)
-    gave_up: list[tuple[float, GivenUp]] = field(default_factory=list)  # nodes, from when on
+    acknowledgements: Acknowledgements = field(default_factory=Acknowledgements)
+    forgotten_nodes: list[tuple[float, GivenUp]] = field(default_factory=list)  # nodes, from when on
     gone: list[tuple[float, str]] = field(default_factory=list)  # when it was said that there is no such job
     wrong: list[str] = field(default_factory=list)
 
@@ -49,12 +49,12 @@ class Users:
                 self.replicas[line["job"]] = line["replicas"]
                 self.alone |= {line["job"]} if line["alone"] else set()
             self.cancelled |= set(line.get("cancel", ()))
-            self.promises.take_answer(line)
+            self.acknowledgements.take_answer(line)
             if "forgetting" in line:
-                self.gave_up.append((line["at"], GivenUp(line["forgetting"], math.inf)))
+                self.forgotten_nodes.append((line["at"], GivenUp(line["forgetting"], math.inf)))
             elif "forgot" in line:
-                begin, _ = self.gave_up.pop()
-                self.gave_up.append((begin, GivenUp(line["forgot"], line["at"] + OBEYED_SECONDS)))
+                begin, _ = self.forgotten_nodes.pop()
+                self.forgotten_nodes.append((begin, GivenUp(line["forgot"], line["at"] + FORGET_SECONDS_MAX)))
             self.gone += [(line["at"], line["gone"])] if "gone" in line else []
             self.wrong += [f"a user was told {line['wrong']}"] if "wrong" in line else []
 
@@ -93,7 +93,7 @@ class Judge:
 
     def __init__(self, node_ids: Mapping[str, str], lost_after_seconds: float) -> None:
         self.checker = Checker(lost_after_seconds)
-        self.users = Users()
+        self.users = UserRecords()
         self.archived: dict[str, float] = {}  # jobs and arrays that the queue has forgotten, from when on
         self.given_up: set[str] = set()  # jobs with an attempt that was lost, which may run on elsewhere
         self.commits = self.edges = 0
@@ -126,22 +126,24 @@ class Judge:
             for change in commit.changes:
                 if isinstance(change, JobGone):
                     self.archived.setdefault(change.job_id.partition("_")[0], commit.at_seconds)
-        self.users.promises.take_commits(commits)
+        self.users.acknowledgements.take_commits(commits)
         ran = that_ran(recording.read(edges), self._ran(journal))
         self.counts["resizes on nodes"] += sum(isinstance(event, Resized) for _, event in ran)
-        for event in merged(commits, [*self.users.gave_up, *with_absences(ran, absences, self._node_ids.values())]):
+        for event in merged(
+            commits, [*self.users.forgotten_nodes, *with_absences(ran, absences, self._node_ids.values())]
+        ):
             self.checker.take(event)
-        self.users.gave_up.clear()
+        self.users.forgotten_nodes.clear()
         for acknowledged in self.users.acknowledged[before:]:
             self.checker.take(acknowledged)
         found = [str(broken) for broken in self.checker.finish(settled=True)]
         for at_seconds, thing_id in self.users.gone:
-            if self.archived.get(thing_id, math.inf) > at_seconds + RECORDED_SECONDS:
+            if self.archived.get(thing_id, math.inf) > at_seconds + RECORD_DELAY_SECONDS_MAX:
                 found.append(f"a user was told that there is no {thing_id}, which was there")
         self.users.gone.clear()
         phases = {job_id: job.phase for job_id, job in self.checker.jobs.items()}
         found += [*self.users.wrong, *judge_journal(journal, self.users, phases, self.given_up, killed)]
-        found += self.users.promises.judge(ran)
+        found += self.users.acknowledgements.judge(ran)
         self.wrong += [what for what in dict.fromkeys(found) if what not in self.wrong]
 
     def _ran(self, journal: Sequence[Sequence[str]]) -> dict[Part, int]:
@@ -156,7 +158,7 @@ class Judge:
 
 def judge_journal(
     journal: Sequence[Sequence[str]],
-    users: Users,
+    users: UserRecords,
     phases: Mapping[str, Phase],
     given_up: set[str],
     killed: Collection[tuple[str, int]] = (),
@@ -183,7 +185,7 @@ def judge_journal(
         )
         if phase is Phase.SUCCEEDED and not whole:
             wrong.append(f"{job_id} succeeded, and never ran to its end")
-        may_be_cancelled = job_id in users.cancelled or users.promises.why_cancelled(job_id)
+        may_be_cancelled = job_id in users.cancelled or users.acknowledgements.why_cancelled(job_id)
         if phase is Phase.FAILED and job_id in may_fail:
             continue
         if phase is Phase.FAILED or (phase is Phase.CANCELLED and not may_be_cancelled):
@@ -214,5 +216,5 @@ def judge_failures(failed: Mapping[tuple[str, int], str], killed: Container[tupl
     return [
         f"{job_id}/{number} failed, and nothing of it was killed: {message}"
         for (job_id, number), message in failed.items()
-        if (job_id, number) not in killed and FULL not in message
+        if (job_id, number) not in killed and DISK_FULL not in message
     ]

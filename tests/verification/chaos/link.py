@@ -43,7 +43,7 @@ POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class Impairment:
     """What is done to the packets from one part to another."""
 
     delay_seconds_max: float = 0.0
@@ -56,7 +56,7 @@ class Emulator:
     """Holds the wires of one network namespace: that of the thread that makes it."""
 
     def __init__(self, rng: Random) -> None:
-        self.wires: dict[int, Wire] = {}
+        self.wires: dict[int, Impairment] = {}
         self.garbled: Counter[int] = Counter()  # by queue: packets
         self.delayed: Counter[int] = Counter()
         self._rng = rng
@@ -69,7 +69,7 @@ class Emulator:
         self._thread = threading.Thread(target=self._run, daemon=True, name="emulator")
         self._thread.start()
 
-    def put(self, queue: int, wire: Wire) -> None:
+    def put(self, queue: int, impairment: Impairment) -> None:
         """Begin, or change, what is done to the packets of a queue."""
         if queue not in self.wires:
             for body in (
@@ -78,7 +78,7 @@ class Emulator:
                 _attribute(LENGTH_MAX, struct.pack("!I", QUEUE_MAX)),
             ):
                 self._socket.send(_message(CONFIG, queue, body))
-        self.wires[queue] = wire
+        self.wires[queue] = impairment
 
     def close(self) -> None:
         """Let everything pass, and end."""
@@ -97,8 +97,8 @@ class Emulator:
                 with contextlib.suppress(OSError):
                     self._socket.send(heapq.heappop(self._waiting)[2])
 
-    def _garbled(self, packet: bytes, wire: Wire) -> bytes:
-        return garbled_anywhere(packet, self._rng) if wire.anywhere else garbled(packet)
+    def _garbled(self, packet: bytes, impairment: Impairment) -> bytes:
+        return garbled_anywhere(packet, self._rng) if impairment.anywhere else garbled(packet)
 
     def _take_all(self, data: bytes) -> None:
         for kind, body in _messages(data):
@@ -110,13 +110,17 @@ class Emulator:
             self._judge(queue, packet_id, attributes.get(PAYLOAD, b""))
 
     def _judge(self, queue: int, packet_id: int, packet: bytes) -> None:
-        wire = self.wires.get(queue, Wire())
+        impairment = self.wires.get(queue, Impairment())
         verdict = _attribute(VERDICT_HEADER, struct.pack("!II", ACCEPT, packet_id))
-        if wire.garbled and self._rng.random() < wire.garbled and (other := self._garbled(packet, wire)):
+        if (
+            impairment.garbled
+            and self._rng.random() < impairment.garbled
+            and (other := self._garbled(packet, impairment))
+        ):
             verdict += _attribute(PAYLOAD, other)
             self.garbled[queue] += 1
-        self.delayed[queue] += wire.delay_seconds_max > 0
-        until = time.monotonic() + self._rng.uniform(wire.delay_seconds_min, wire.delay_seconds_max)
+        self.delayed[queue] += impairment.delay_seconds_max > 0
+        until = time.monotonic() + self._rng.uniform(impairment.delay_seconds_min, impairment.delay_seconds_max)
         self._count += 1
         heapq.heappush(self._waiting, (until, self._count, _message(VERDICT, queue, verdict)))
 
@@ -127,11 +131,11 @@ def garbled(packet: bytes) -> bytes:
     That may be a frame of HTTP/2, a message of HTTP/1.1, or a chunk of one.
     """
     begin = _payload(packet)
-    if _begins_a_message(packet[begin:]):
-        return _with(packet, begin, BROKEN_BYTE)
-    if len(packet) - begin < FRAME_HEAD or not _begins_a_frame(packet[begin:]):
+    if _starts_message(packet[begin:]):
+        return _replaced(packet, begin, BROKEN_BYTE)
+    if len(packet) - begin < FRAME_HEAD or not _starts_frame(packet[begin:]):
         return b""
-    return _with(packet, begin, BROKEN_HEAD)
+    return _replaced(packet, begin, BROKEN_HEAD)
 
 
 def garbled_anywhere(packet: bytes, rng: Random) -> bytes:
@@ -140,7 +144,7 @@ def garbled_anywhere(packet: bytes, rng: Random) -> bytes:
     if begin >= len(packet):
         return b""
     place = rng.randrange(begin, len(packet))
-    return _with(packet, place, bytes([packet[place] ^ rng.randint(1, 255)]))
+    return _replaced(packet, place, bytes([packet[place] ^ rng.randint(1, 255)]))
 
 
 def _payload(packet: bytes) -> int:
@@ -155,7 +159,7 @@ def _tcp(packet: bytes) -> int:
     return (packet[0] & 15) * 4
 
 
-def _with(packet: bytes, place: int, other: bytes) -> bytes:
+def _replaced(packet: bytes, place: int, other: bytes) -> bytes:
     """Put other bytes into a packet, and the checksum that belongs to them."""
     changed, tcp = bytearray(packet), _tcp(packet)
     changed[place : place + len(other)] = other
@@ -165,7 +169,7 @@ def _with(packet: bytes, place: int, other: bytes) -> bytes:
     return bytes(changed)
 
 
-def _begins_a_message(payload: bytes) -> bool:
+def _starts_message(payload: bytes) -> bool:
     """Whether this is the head of a message, or a chunk of one, the whole of it [RFC 9112, 7.1]."""
     if MESSAGE_HEAD.match(payload):
         return True
@@ -175,7 +179,7 @@ def _begins_a_message(payload: bytes) -> bool:
     return payload[end : end + len(CHUNK_END)] == CHUNK_END
 
 
-def _begins_a_frame(payload: bytes) -> bool:
+def _starts_frame(payload: bytes) -> bool:
     """Whether this looks like frames, the first of them whole [RFC 9113, 4.1]: a body's bytes hardly ever do."""
     place = 0
     while len(payload) - place >= FRAME_HEAD:

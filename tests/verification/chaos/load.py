@@ -23,12 +23,12 @@ from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.verification.chaos.asking import ARCHIVED, OVER, PAGE, PAUSE_SECONDS, Asking
+from tests.verification.chaos.call_log import ALREADY_ENDED, ARCHIVED, PAGE, PAUSE_SECONDS, CallLog
 from tests.verification.chaos.certificates import of_process, of_tenants
-from tests.verification.chaos.jobs import LARGE_ARRAY, a_job
+from tests.verification.chaos.end_watcher import EndWatcher
+from tests.verification.chaos.isolation_probe import IsolationProbe
+from tests.verification.chaos.jobs import LARGE_ARRAY, draw_job
 from tests.verification.chaos.operating import Operator
-from tests.verification.chaos.prying import Prying
-from tests.verification.chaos.watching import Watching
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import ENDED, Phase
@@ -40,16 +40,16 @@ from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
 from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
-CALM = "calm"
-UNFINISHED = 14
-MINDS = {"cancel": 12, "suspend": 10, "update": 10, "move": 12, "": 56}  # what users do with a job, in hundredths
-ARRAYS = {"cancel": 40, "suspend": 30, "": 30}  # and with an array as a whole
-REPEATED = 0.1
+IDLE = "calm"
+UNFINISHED_MAX = 14
+ACTIONS = {"cancel": 12, "suspend": 10, "update": 10, "move": 12, "": 56}  # what users do with a job, in hundredths
+ARRAY_ACTIONS = {"cancel": 40, "suspend": 30, "": 30}  # and with an array as a whole
+REPEAT_SHARE = 0.1
 SOON_SECONDS, SUSPENDED_SECONDS, SERVED_SECONDS = (0.0, 2.0), (0.2, 3.0), (0.5, 5.0)
 UPDATES_MAX, PRIORITY_MAX, ARRIVALS = 3, 5, (1, 40)
 AVOID_SECONDS = 29 * 86_400  # longer than clocks ever jump
-EARLIER = 8  # jobs that others may come after
-FORGOTTEN_SECONDS = 15.0  # a job that is in no list for so long was forgotten, long after its end
+EARLIER_MAX = 8  # jobs that others may come after
+MISSING_SECONDS_MAX = 15.0  # a job that is in no list for so long was forgotten, long after its end
 TENANT = "default"
 
 
@@ -57,7 +57,7 @@ TENANT = "default"
 class Load:
     """Keeps some jobs unfinished, beside an operator, one who watches and, with tenants, people who pry."""
 
-    asking: Asking
+    call_log: CallLog
     jobs: Mapping[str, Any]  # by tenant: the calls of a user
     nodes: Any
     tenants: Any
@@ -68,55 +68,57 @@ class Load:
     missing: dict[str, float] = field(default_factory=dict)  # jobs that are in no list, since when
 
     def __post_init__(self) -> None:
-        self.watching = Watching(self.asking, self.jobs[TENANT])
+        self.end_watcher = EndWatcher(self.call_log, self.jobs[TENANT])
 
     async def run(self) -> None:
         """Submit, operate, watch and pry until the end of the input."""
-        loop, asking = asyncio.get_running_loop(), self.asking
-        operator = Operator(asking, self.nodes, self.tenants, self._submit_for_operator)
-        prying = Prying(asking, {name: stub for name, stub in self.jobs.items() if name != TENANT}, self.known)
+        loop, call_log = asyncio.get_running_loop(), self.call_log
+        operator = Operator(call_log, self.nodes, self.tenants, self._submit_for_operator)
+        isolation_probe = IsolationProbe(
+            call_log, {name: stub for name, stub in self.jobs.items() if name != TENANT}, self.known
+        )
         names = tuple(sorted({*self.jobs} - {TENANT})) or ("red",)
-        works = (self._follow(), operator.run(names), self.watching.run(), prying.run())
+        works = (self._track_ended(), operator.run(names), self.end_watcher.run(), isolation_probe.run())
         endless = [loop.create_task(work) for work in works]
-        endless, living = endless[: 3 + bool(prying.jobs)], set()
+        endless, living = endless[: 3 + bool(isolation_probe.jobs)], set()
         while not any(task.done() for task in endless):
-            if not asking.hushed.is_set() and len(self.open) + asking.busy < UNFINISHED:
-                living.add(task := loop.create_task(self._live()))
+            if not call_log.quiescing.is_set() and len(self.open) + call_log.busy < UNFINISHED_MAX:
+                living.add(task := loop.create_task(self._run_job()))
                 task.add_done_callback(living.discard)
             await asyncio.sleep(PAUSE_SECONDS)
         await asyncio.gather(*endless)
 
-    async def _live(self) -> None:
+    async def _run_job(self) -> None:
         """Submit a job, and perhaps change one's mind."""
-        self.asking.busy += 1
+        self.call_log.busy += 1
         try:
-            request_id, rng = self.asking.request(), Random(f"{self.asking.name} {self.asking.requests}")
+            request_id, rng = self.call_log.request(), Random(f"{self.call_log.name} {self.call_log.requests}")
             tenant = rng.choice(sorted(self.jobs))
             job, ids, service = await self._submit(tenant, request_id, rng)
             jobs = self.jobs[tenant]
-            mind = rng.choices(list(MINDS), list(MINDS.values()))[0]
+            action = rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
             if len(ids) > 1:
-                mind = rng.choices(list(ARRAYS), list(ARRAYS.values()))[0]
+                action = rng.choices(list(ARRAY_ACTIONS), list(ARRAY_ACTIONS.values()))[0]
             if service:
-                await self._serve(jobs, job, request_id, mind, rng)
+                await self._serve(jobs, job, request_id, action, rng)
             elif len(ids) > LARGE_ARRAY[0]:  # to run all of it would take too long
-                await self._change(jobs, job, ids, mind if mind == "suspend" else "", request_id, rng)
+                await self._change(jobs, job, ids, action if action == "suspend" else "", request_id, rng)
                 await self._change(jobs, job, ids, "cancel", request_id, rng)
             else:
-                await self._change(jobs, job, ids, mind, request_id, rng)
+                await self._change(jobs, job, ids, action, request_id, rng)
         finally:
-            self.asking.busy -= 1
+            self.call_log.busy -= 1
 
     async def _change(
-        self, jobs: Any, job: job_pb2.Job, ids: list[str], mind: str, request_id: str, rng: Random
+        self, jobs: Any, job: job_pb2.Job, ids: list[str], action: str, request_id: str, rng: Random
     ) -> None:
         whole = job.spec.array_task.array_id or job.id
-        match mind:
+        match action:
             case "cancel":
-                await self.asking.soon(SOON_SECONDS, rng)
+                await self.call_log.pause(SOON_SECONDS, rng)
                 await self._cancel(jobs, whole, ids, request_id)
             case "suspend":
-                await self.asking.soon(SOON_SECONDS, rng)
+                await self.call_log.pause(SOON_SECONDS, rng)
                 await self._suspend(jobs, whole, ids, request_id, rng)
             case "update":
                 await self._update(jobs, job.id, request_id, rng)
@@ -131,95 +133,95 @@ class Load:
 
     async def _submit(self, tenant: str, request_id: str, rng: Random) -> tuple[job_pb2.Job, list[str], bool]:
         """Submit a job; what was answered, the ids of all jobs that it is, and whether it is a service."""
-        earlier = self.earlier.setdefault(tenant, deque(maxlen=EARLIER))
+        earlier = self.earlier.setdefault(tenant, deque(maxlen=EARLIER_MAX))
         answered = None
         while answered is None:
-            drawn, jobs = a_job(self.asking.directory, rng, list(earlier)), self.jobs[tenant]
+            drawn, jobs = draw_job(self.call_log.directory, rng, list(earlier)), self.jobs[tenant]
             spec = specs.spec_to_wire(replace(drawn.spec, tenant=tenant))
             request = pb.CreateJobRequest(spec=spec, request_id=request_id)
-            answered = await self.asking.unless(OVER, jobs.CreateJob, request)
+            answered = await self.call_log.call_unless(ALREADY_ENDED, jobs.CreateJob, request)
             if answered is None:  # how one before it ended is in the archive of another queue
                 earlier.clear()
         answer = answered.job
         known = {"replicas": drawn.replicas, "alone": drawn.alone, "service": drawn.service, "after": drawn.after}
-        if rng.random() < REPEATED:
-            again = (await self.asking.call(jobs.CreateJob, request)).job
-            self.asking.tell(request=request_id, job=again.id, **known)
+        if rng.random() < REPEAT_SHARE:
+            again = (await self.call_log.call(jobs.CreateJob, request)).job
+            self.call_log.record(request=request_id, job=again.id, **known)
         ids = [answer.id]
         if drawn.spec.array:
             ids = [f"{answer.spec.array_task.array_id}_{index}" for index in drawn.spec.array.indices]
         for job_id in ids:
             own = request_id if job_id == answer.id else f"{request_id} {job_id}"
-            self.asking.tell(request=own, job=job_id, **known)
+            self.call_log.record(request=own, job=job_id, **known)
         self.open |= set(ids)
         self.known |= dict.fromkeys(ids, tenant)
         earlier += ids
         return answer, ids, drawn.service
 
     async def _cancel(self, jobs: Any, target: str, ids: list[str], request_id: str) -> None:
-        self.asking.tell(cancel=ids)
+        self.call_log.record(cancel=ids)
         request = pb.CancelJobRequest(id=target, request_id=f"{request_id} cancel")
-        if await self.asking.unless(ARCHIVED, jobs.CancelJob, request) is None:
-            self.asking.tell(gone=target)
+        if await self.call_log.call_unless(ARCHIVED, jobs.CancelJob, request) is None:
+            self.call_log.record(gone=target)
 
-    async def _serve(self, jobs: Any, job: job_pb2.Job, request_id: str, mind: str, rng: Random) -> None:
+    async def _serve(self, jobs: Any, job: job_pb2.Job, request_id: str, action: str, rng: Random) -> None:
         """Use a service for a while: it has to run, and goes on until it is cancelled."""
         await self._wait_for(jobs, job.id, Phase.RUNNING)
-        if mind == "suspend":
+        if action == "suspend":
             await self._suspend(jobs, job.id, [job.id], request_id, rng)
             await self._wait_for(jobs, job.id, Phase.RUNNING)
-        if mind == "update":
-            await self._promise(jobs, job.id, request_id, rng)
+        if action == "update":
+            await self._update_objective(jobs, job.id, request_id, rng)
             await self._wait_for(jobs, job.id, Phase.RUNNING)
-        if mind == "move":
+        if action == "move":
             await self._move(jobs, job.id, request_id)
             await self._wait_for(jobs, job.id, Phase.RUNNING)
-        await self.asking.soon(SERVED_SECONDS, rng)
+        await self.call_log.pause(SERVED_SECONDS, rng)
         await self._cancel(jobs, job.id, [job.id], request_id)
 
     async def _suspend(self, jobs: Any, whole: str, ids: list[str], request_id: str, rng: Random) -> None:
         """Hold a job or an array back for a while, unless it has ended; what begins meanwhile is to be stopped."""
         suspend = pb.SuspendJobRequest(id=whole, request_id=f"{request_id} suspend")
-        if await self.asking.unless(OVER, jobs.SuspendJob, suspend) is None:
+        if await self.call_log.call_unless(ALREADY_ENDED, jobs.SuspendJob, suspend) is None:
             return
         some = ids[:2] + ids[2:][-2:]
         if held := [job_id for job_id in some if await self._wait_for(jobs, job_id, Phase.SUSPENDED)]:
             begin = clock()
-            await self.asking.soon(SUSPENDED_SECONDS, rng)
+            await self.call_log.pause(SUSPENDED_SECONDS, rng)
             for job_id in held:
-                self.asking.tell(suspended=job_id, begin=begin, end=clock())
+                self.call_log.record(suspended=job_id, begin=begin, end=clock())
             resume = pb.ResumeJobRequest(id=whole, request_id=f"{request_id} resume")
-            await self.asking.unless(OVER, jobs.ResumeJob, resume)
-            if rng.random() < REPEATED:
-                await self.asking.unless(OVER, jobs.SuspendJob, suspend)  # an old one, that came late
+            await self.call_log.call_unless(ALREADY_ENDED, jobs.ResumeJob, resume)
+            if rng.random() < REPEAT_SHARE:
+                await self.call_log.call_unless(ALREADY_ENDED, jobs.SuspendJob, suspend)  # an old one, that came late
 
     async def _update(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
         """Give a job other priorities, one after the other; what came before is not to come back."""
         sent = []
         for turn in range(rng.randint(1, UPDATES_MAX)):
-            await self.asking.soon(SOON_SECONDS, rng)
+            await self.call_log.pause(SOON_SECONDS, rng)
             changed = job_pb2.Job(id=job_id, spec=job_pb2.JobSpec(priority=rng.randint(-PRIORITY_MAX, PRIORITY_MAX)))
             mask = FieldMask(paths=["spec.priority"])
             sent.append(pb.UpdateJobRequest(job=changed, update_mask=mask, request_id=f"{request_id} update {turn}"))
-            self.asking.tell(asked=job_id, priority=changed.spec.priority)
-            if not await self.asking.unless(OVER, jobs.UpdateJob, sent[-1]):
+            self.call_log.record(asked=job_id, priority=changed.spec.priority)
+            if not await self.call_log.call_unless(ALREADY_ENDED, jobs.UpdateJob, sent[-1]):
                 return
-            self.asking.tell(updated=job_id, priority=changed.spec.priority)
-        if rng.random() < 2 * REPEATED:
-            await self.asking.unless(OVER, jobs.UpdateJob, sent[0])
+            self.call_log.record(updated=job_id, priority=changed.spec.priority)
+        if rng.random() < 2 * REPEAT_SHARE:
+            await self.call_log.call_unless(ALREADY_ENDED, jobs.UpdateJob, sent[0])
 
-    async def _promise(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
+    async def _update_objective(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
         """Expect another number of requests from a service, which it then knows."""
         arrivals = float(rng.randint(*ARRIVALS))
         spec = job_pb2.JobSpec(qos=job_pb2.Qos(arrivals_per_second=arrivals))
         mask = FieldMask(paths=["spec.qos.arrivals_per_second"])
         changed = job_pb2.Job(id=job_id, spec=spec)
         request = pb.UpdateJobRequest(job=changed, update_mask=mask, request_id=f"{request_id} promise")
-        if (answer := await self.asking.unless(OVER, jobs.UpdateJob, request)) is None:
+        if (answer := await self.call_log.call_unless(ALREADY_ENDED, jobs.UpdateJob, request)) is None:
             return
-        self.asking.tell(promised=job_id)
+        self.call_log.record(promised=job_id)
         if answer.job.spec.qos.arrivals_per_second != arrivals:
-            self.asking.tell(wrong=f"that {job_id} gets {answer.job.spec.qos}, after {arrivals} requests a second")
+            self.call_log.record(wrong=f"that {job_id} gets {answer.job.spec.qos}, after {arrivals} requests a second")
 
     async def _move(self, jobs: Any, job_id: str, request_id: str) -> None:
         """Have a job go on elsewhere, once it runs somewhere; it does not come back."""
@@ -227,8 +229,8 @@ class Load:
             return
         avoid, number = Duration(seconds=AVOID_SECONDS), job.attempt.number
         move = pb.MoveJobRequest(id=job_id, number=number, avoid=avoid, request_id=f"{request_id} move")
-        if await self.asking.unless(OVER, jobs.MoveJob, move):
-            self.asking.tell(moved=job_id, number=number)
+        if await self.call_log.call_unless(ALREADY_ENDED, jobs.MoveJob, move):
+            self.call_log.record(moved=job_id, number=number)
 
     # Waiting -------------------------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class Load:
         """Wait until a job is in a phase; None where it has ended instead."""
         request = pb.ListJobsRequest(page_size=1, filter=pb.JobFilter(ids=[job_id]))
         while not self._is_forgotten(job_id):
-            found = (await self.asking.call(jobs.ListJobs, request)).jobs
+            found = (await self.call_log.call(jobs.ListJobs, request)).jobs
             self._note_missing([job_id], found)
             for job in found:
                 now = specs.PHASES.from_wire(job.phase)
@@ -254,31 +256,31 @@ class Load:
                 self.missing.setdefault(job_id, clock())
 
     def _is_forgotten(self, job_id: str) -> bool:
-        return clock() - self.missing.get(job_id, clock()) > FORGOTTEN_SECONDS
+        return clock() - self.missing.get(job_id, clock()) > MISSING_SECONDS_MAX
 
-    async def _follow(self) -> None:
+    async def _track_ended(self) -> None:
         """Take note of what has ended."""
         said = False
         while True:
-            if self.open or self.watching.awaited:
-                await self._look()
-            if self.asking.hushed.is_set() and not (self.open or self.asking.busy or self.watching.awaited):
+            if self.open or self.end_watcher.awaited:
+                await self._poll_open()
+            if self.call_log.quiescing.is_set() and not (self.open or self.call_log.busy or self.end_watcher.awaited):
                 if not said:
-                    print(json.dumps({CALM: True, "refusals": self.asking.refusals}), flush=True)
+                    print(json.dumps({IDLE: True, "refusals": self.call_log.refusals}), flush=True)
                 said = True
             else:
                 said = False
             await asyncio.sleep(PAUSE_SECONDS * 2)
 
-    async def _look(self) -> None:
-        asked = sorted({*self.open, *self.watching.awaited})
+    async def _poll_open(self) -> None:
+        asked = sorted({*self.open, *self.end_watcher.awaited})
         request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(ids=asked))
-        found = (await self.asking.call(self.jobs[TENANT].ListJobs, request)).jobs
+        found = (await self.call_log.call(self.jobs[TENANT].ListJobs, request)).jobs
         self._note_missing(asked, found)
         ended = {job.id for job in found if specs.PHASES.from_wire(job.phase) in ENDED}
         self.open -= ended
-        self.watching.expect(ended)
-        self.watching.look({job.id for job in found}, hushed=self.asking.hushed.is_set())
+        self.end_watcher.expect(ended)
+        self.end_watcher.poll({job.id for job in found}, quiescing=self.call_log.quiescing.is_set())
         self.open -= {job_id for job_id in asked if self._is_forgotten(job_id)}
 
 
@@ -294,20 +296,20 @@ async def main(directory: Path, queue: str, placement: str, seed: str) -> None:
             own = await stack.enter_async_context(channel.connect(queue, tls=files))
             jobs[tenant] = cast("Any", JobServiceStub(own))
         nodes, tenants = cast("Any", NodeServiceStub(to_placement)), cast("Any", TenantServiceStub(to_queue))
-        load = Load(Asking(directory, f"chaos {seed}"), jobs, nodes, tenants, Random(seed))
+        load = Load(CallLog(directory, f"chaos {seed}"), jobs, nodes, tenants, Random(seed))
         running = asyncio.get_running_loop().create_task(load.run())
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        listening = asyncio.get_running_loop().create_task(listen(reader, load.asking))
+        listening = asyncio.get_running_loop().create_task(obey_input(reader, load.call_log))
         await asyncio.wait([running, listening], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
 
 
-async def listen(reader: asyncio.StreamReader, asking: Asking) -> None:
+async def obey_input(reader: asyncio.StreamReader, call_log: CallLog) -> None:
     """Obey until the end of the input."""
     async for line in reader:
-        asking.hushed.set() if line.strip() == b"hush" else asking.hushed.clear()
+        call_log.quiescing.set() if line.strip() == b"hush" else call_log.quiescing.clear()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from tests.verification.chaos.link import Emulator, Wire
+from tests.verification.chaos.link import Emulator, Impairment
 
 TOOLS = ("unshare", "nsenter", "setpriv", "ip", "iptables-restore", "iptables-save", "mount")
 NAMESPACES = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -33,7 +33,7 @@ DROPPED = re.compile(r"\[(?P<packets>\d+):\d+\] -A FORWARD -s (?P<source>[\d.]+)
 Pair = tuple[str, str]  # packets from one machine to another
 
 
-def missing() -> str:
+def missing_tools() -> str:
     """Why no machines can be made here; empty where they can."""
     if os.geteuid() != 0:
         return "machines of their own for all parts need root"
@@ -44,7 +44,7 @@ def missing() -> str:
     return "" if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
 
 
-def entered() -> Path | None:
+def own_directory() -> Path | None:
     """The directory of whoever is inside; None for others."""
     return Path(os.environ[INSIDE]) if INSIDE in os.environ else None
 
@@ -107,9 +107,9 @@ class Machines:
     rng: Random
     all: dict[str, Machine] = field(default_factory=dict)
     _drops: dict[Pair, list[float]] = field(default_factory=dict)  # from and to: shares, 1.0 where cut
-    _wires: dict[Pair, list[Wire]] = field(default_factory=dict)
+    _impairments: dict[Pair, list[Impairment]] = field(default_factory=dict)
     _queues: dict[Pair, int] = field(default_factory=dict)
-    _holders: list[subprocess.Popen[bytes]] = field(default_factory=list)  # each of a machine's mounts
+    _namespace_holders: list[subprocess.Popen[bytes]] = field(default_factory=list)  # each of a machine's mounts
     _dropped: Counter[Pair] = field(default_factory=Counter)  # packets, before the rules of today
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Machines:
         """Start a process that keeps a namespace of mounts; a file cannot, for newer kernels do not always bind one."""
         own = os.stat("/proc/self/ns/mnt").st_ino
         holder = subprocess.Popen(["unshare", "--mount", "sleep", "infinity"])
-        self._holders.append(holder)
+        self._namespace_holders.append(holder)
         deadline = time.monotonic() + HELD_SECONDS_MAX
         while os.stat(f"/proc/{holder.pid}/ns/mnt").st_ino == own:
             if time.monotonic() > deadline:
@@ -162,34 +162,34 @@ class Machines:
             self._drops.setdefault(pair, []).append(share)
         self._set_rules()
 
-    def drop_no_more(self, pairs: Iterable[Pair], share: float = 1.0) -> None:
+    def stop_dropping(self, pairs: Iterable[Pair], share: float = 1.0) -> None:
         """End one such fault."""
         for pair in pairs:
             self._drops[pair].remove(share)
         self._set_rules()
 
-    def disturb(self, pairs: Iterable[Pair], wire: Wire) -> None:
+    def impair(self, pairs: Iterable[Pair], impairment: Impairment) -> None:
         """Delay or garble packets from one to another."""
         for pair in pairs:
-            self._wires.setdefault(pair, []).append(wire)
-            self._tell_emulator(pair)
+            self._impairments.setdefault(pair, []).append(impairment)
+            self._update_emulator(pair)
         self._set_rules()
 
-    def disturb_no_more(self, pairs: Iterable[Pair], wire: Wire) -> None:
+    def stop_impairing(self, pairs: Iterable[Pair], impairment: Impairment) -> None:
         """End one such fault."""
         for pair in pairs:
-            self._wires[pair].remove(wire)
-            self._tell_emulator(pair)
+            self._impairments[pair].remove(impairment)
+            self._update_emulator(pair)
         self._set_rules()
 
-    def touched(self, pairs: Iterable[Pair]) -> int:
+    def affected_packets(self, pairs: Iterable[Pair]) -> int:
         """How many packets from one to another were dropped, delayed or garbled by now."""
-        dropped, emulator = self._dropped + self._dropped_today(), self.emulator
+        dropped, emulator = self._dropped + self._dropped_by_current_rules(), self.emulator
         queues = [self._queues[pair] for pair in pairs if pair in self._queues]
         held = sum(emulator.garbled[queue] + emulator.delayed[queue] for queue in queues)
         return sum(dropped[pair] for pair in pairs) + held
 
-    def _dropped_today(self) -> Counter[Pair]:
+    def _dropped_by_current_rules(self) -> Counter[Pair]:
         """What the rules that there are have dropped."""
         names = {machine.address: name for name, machine in self.all.items()}
         found: Counter[Pair] = Counter()
@@ -198,15 +198,18 @@ class Machines:
                 found[names[rule["source"]], names[rule["target"]]] += int(rule["packets"])
         return found
 
-    def _tell_emulator(self, pair: Pair) -> None:
-        wires, queue = self._wires[pair], self._queues.setdefault(pair, len(self._queues))
-        delay_seconds = max((wire.delay_seconds_max for wire in wires), default=0.0)
-        least_seconds = max((wire.delay_seconds_min for wire in wires), default=0.0)
-        garbled, anywhere = max((wire.garbled for wire in wires), default=0.0), any(wire.anywhere for wire in wires)
-        self.emulator.put(queue, Wire(delay_seconds, least_seconds, garbled, anywhere))
+    def _update_emulator(self, pair: Pair) -> None:
+        impairments, queue = self._impairments[pair], self._queues.setdefault(pair, len(self._queues))
+        delay_seconds = max((impairment.delay_seconds_max for impairment in impairments), default=0.0)
+        least_seconds = max((impairment.delay_seconds_min for impairment in impairments), default=0.0)
+        garbled, anywhere = (
+            max((impairment.garbled for impairment in impairments), default=0.0),
+            any(impairment.anywhere for impairment in impairments),
+        )
+        self.emulator.put(queue, Impairment(delay_seconds, least_seconds, garbled, anywhere))
 
     def _set_rules(self) -> None:
-        self._dropped += self._dropped_today()  # new rules begin at none
+        self._dropped += self._dropped_by_current_rules()  # new rules begin at none
         rules = [
             f"-A FORWARD {self._between(*pair)} -j DROP"
             if max(shares) == 1.0
@@ -216,8 +219,8 @@ class Machines:
         ]
         rules += [
             f"-A FORWARD {self._between(*pair)} -j NFQUEUE --queue-num {self._queues[pair]} --queue-bypass"
-            for pair, wires in self._wires.items()
-            if wires
+            for pair, impairments in self._impairments.items()
+            if impairments
         ]
         _call(["iptables-restore"], "\n".join(["*filter", ":FORWARD ACCEPT [0:0]", *rules, "COMMIT", ""]))
 
@@ -226,7 +229,7 @@ class Machines:
 
     # Disks ---------------------------------------------------------------------------------------------------
 
-    def fill(self, name: str) -> None:
+    def fill_disk(self, name: str) -> None:
         """Leave no room on a machine's disk."""
         for left in reversed(range(FILLS_MAX)):
             disk = os.statvfs(self.all[name].disk)
@@ -239,7 +242,7 @@ class Machines:
             else:
                 return
 
-    def give_room(self, name: str) -> None:
+    def free_disk(self, name: str) -> None:
         """End that."""
         self._resize(name, DISK_BYTES)
 

@@ -22,7 +22,7 @@ A, IN = 1, 1
 POINTER = 0xC000 | HEAD  # to the name in the question
 
 
-class Names:
+class NameServer:
     """Answers with a machine's address for `NAME.mesh`. `modes` says by machine how it fails, for those that do."""
 
     def __init__(self) -> None:
@@ -55,25 +55,25 @@ class Names:
         while not self._over.is_set():
             for asked in select.select(list(self._sockets), [], [], POLL_SECONDS)[0]:
                 with contextlib.suppress(OSError):
-                    self._take(asked, *asked.recvfrom(BYTES_MAX))
+                    self._handle(asked, *asked.recvfrom(BYTES_MAX))
             now = time.monotonic()
             due, self._late = [one for one in self._late if one[0] <= now], [one for one in self._late if one[0] > now]
             for _, asked, answer, source in due:
                 with contextlib.suppress(OSError):
                     asked.sendto(answer, source)
 
-    def _take(self, asked: socket.socket, question: bytes, source: tuple[str, int]) -> None:
+    def _handle(self, asked: socket.socket, question: bytes, source: tuple[str, int]) -> None:
         machine = self._sockets[asked]
         mode = self.modes.get(machine)
         self.asked[machine] += mode is not None
-        answer = answer_to(question, self._addresses, refused=mode is Mode.REFUSED)
+        answer = answer_query(question, self._addresses, refused=mode is Mode.REFUSED)
         if mode is Mode.LATE:
             self._late.append((time.monotonic() + LATE_SECONDS, asked, answer, source))
-        elif mode is not Mode.UNHEARD:
+        elif mode is not Mode.SILENCED:
             asked.sendto(answer, source)
 
 
-def answer_to(question: bytes, addresses: Mapping[str, str], *, refused: bool = False) -> bytes:
+def answer_query(question: bytes, addresses: Mapping[str, str], *, refused: bool = False) -> bytes:
     """Answer one question [RFC 1035, 4]: an address where there is one, and otherwise that there is none."""
     labels, place = [], HEAD
     while length := question[place]:

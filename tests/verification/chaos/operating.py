@@ -11,20 +11,20 @@ from typing import Any
 
 import grpc
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.verification.chaos.asking import NOBODY, PAGE, PAUSE_SECONDS, Asking
+from tests.verification.chaos.call_log import NO_CODES, PAGE, PAUSE_SECONDS, CallLog
 
 from cotenant.v1 import node_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2
 
 BETWEEN_SECONDS, CORDONED_SECONDS, LOOK_SECONDS = (1.0, 6.0), (1.0, 4.0), 4.0
-DEEDS = {"drain": 45, "cordon": 25, "forget": 30}  # in hundredths
+ACTIONS = {"drain": 45, "cordon": 25, "forget": 30}  # in hundredths
 WEIGHT_MAX = 9
 STALE_SECONDS_MAX = (
     20.0  # a leader that is cut off from etcd answers by what it knows, and does not know of the next one
 )
-GUEST, REMOVED = "guest", 0.4  # a tenant that has no jobs
+GUEST, REMOVE_SHARE = "guest", 0.4  # a tenant that has no jobs
 GONE = frozenset({grpc.StatusCode.NOT_FOUND})
-THERE = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND})
+FORGET_REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND})
 
 Submit = Callable[[str, Random], Awaitable[str]]  # by request id: a job, which is seen to
 
@@ -33,7 +33,7 @@ Submit = Callable[[str, Random], Awaitable[str]]  # by request id: a job, which 
 class Operator:
     """One who knows all nodes. `submit` has a job submitted, so that others know what came after what."""
 
-    asking: Asking
+    call_log: CallLog
     nodes: Any
     tenants: Any
     submit: Submit
@@ -42,85 +42,87 @@ class Operator:
 
     async def run(self, tenants: tuple[str, ...]) -> None:
         """Do something now and then."""
-        rng = Random(f"{self.asking.name} operator")
+        rng = Random(f"{self.call_log.name} operator")
         while True:
-            await self.asking.soon(BETWEEN_SECONDS, rng)
-            if self.asking.hushed.is_set():
+            await self.call_log.pause(BETWEEN_SECONDS, rng)
+            if self.call_log.quiescing.is_set():
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            self.asking.busy += 1
+            self.call_log.busy += 1
             try:
-                await self._weigh(rng.choice(tenants), rng.randint(1, WEIGHT_MAX))
-                if rng.random() < REMOVED:
-                    await self._weigh(GUEST, rng.randint(1, WEIGHT_MAX))
+                await self._set_weight(rng.choice(tenants), rng.randint(1, WEIGHT_MAX))
+                if rng.random() < REMOVE_SHARE:
+                    await self._set_weight(GUEST, rng.randint(1, WEIGHT_MAX))
                     await self._remove(GUEST)
-                await self._do(rng.choices(list(DEEDS), list(DEEDS.values()))[0], rng)
+                await self._act(rng.choices(list(ACTIONS), list(ACTIONS.values()))[0], rng)
             finally:
-                self.asking.busy -= 1
+                self.call_log.busy -= 1
 
-    async def _weigh(self, tenant_id: str, weight: int) -> None:
+    async def _set_weight(self, tenant_id: str, weight: int) -> None:
         """Give a tenant another weight, which then is its."""
         tenant = tenant_service_pb2.Tenant(id=tenant_id, weight=weight)
         if tenant_id not in self.weights:
             self.weights[tenant_id] = weight
-            await self.asking.call(self.tenants.CreateTenant, tenant_service_pb2.CreateTenantRequest(tenant=tenant))
+            await self.call_log.call(self.tenants.CreateTenant, tenant_service_pb2.CreateTenantRequest(tenant=tenant))
         request = tenant_service_pb2.UpdateTenantRequest(tenant=tenant, update_mask=FieldMask(paths=["weight"]))
-        await self.asking.call(self.tenants.UpdateTenant, request)
-        self.asking.tell(weighed=tenant_id)
+        await self.call_log.call(self.tenants.UpdateTenant, request)
+        self.call_log.record(weighed=tenant_id)
         until, look = time.monotonic() + STALE_SECONDS_MAX, tenant_service_pb2.GetTenantRequest(id=tenant_id)
-        while (answer := await self.asking.call(self.tenants.GetTenant, look)).tenant.weight != weight:
+        while (answer := await self.call_log.call(self.tenants.GetTenant, look)).tenant.weight != weight:
             if time.monotonic() > until:
-                self.asking.tell(wrong=f"that {tenant_id} has weight {answer.tenant.weight}, after {weight} was given")
+                self.call_log.record(
+                    wrong=f"that {tenant_id} has weight {answer.tenant.weight}, after {weight} was given"
+                )
                 return
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _remove(self, tenant_id: str) -> None:
         """Remove a tenant, which then is gone."""
         remove = tenant_service_pb2.DeleteTenantRequest(id=tenant_id)
-        await self.asking.unless(GONE, self.tenants.DeleteTenant, remove)  # asked again, it may be
+        await self.call_log.call_unless(GONE, self.tenants.DeleteTenant, remove)  # asked again, it may be
         del self.weights[tenant_id]
-        self.asking.tell(removed=tenant_id)
+        self.call_log.record(removed=tenant_id)
         look = tenant_service_pb2.GetTenantRequest(id=tenant_id)
         until = time.monotonic() + STALE_SECONDS_MAX
-        while (left := await self.asking.unless(GONE, self.tenants.GetTenant, look)) is not None:
+        while (left := await self.call_log.call_unless(GONE, self.tenants.GetTenant, look)) is not None:
             if time.monotonic() > until:
-                self.asking.tell(wrong=f"that {tenant_id} has weight {left.tenant.weight}, after it was removed")
+                self.call_log.record(wrong=f"that {tenant_id} has weight {left.tenant.weight}, after it was removed")
                 return
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _do(self, deed: str, rng: Random) -> None:
-        nodes = (await self.asking.call(self.nodes.ListNodes, pb.ListNodesRequest(page_size=PAGE))).nodes
-        if deed == "forget":
+    async def _act(self, action: str, rng: Random) -> None:
+        nodes = (await self.call_log.call(self.nodes.ListNodes, pb.ListNodesRequest(page_size=PAGE))).nodes
+        if action == "forget":
             await self._forget(rng)
         elif nodes:
-            await self._close(rng.choice(sorted(node.id for node in nodes)), rng, drain=deed == "drain")
+            await self._close_node(rng.choice(sorted(node.id for node in nodes)), rng, drain=action == "drain")
 
-    def _unless_gone(self, node_id: str) -> frozenset[grpc.StatusCode]:
-        return GONE if node_id in self.forgotten else NOBODY
+    def _not_found_codes(self, node_id: str) -> frozenset[grpc.StatusCode]:
+        return GONE if node_id in self.forgotten else NO_CODES
 
-    async def _close(self, node_id: str, rng: Random, *, drain: bool) -> None:
+    async def _close_node(self, node_id: str, rng: Random, *, drain: bool) -> None:
         """Drain a node until nothing is left there, or cordon it for a while."""
-        request_id, gone = self.asking.request(), self._unless_gone(node_id)
+        request_id, gone = self.call_log.request(), self._not_found_codes(node_id)
         if drain:
             asked = pb.DrainNodeRequest(id=node_id, reason="to see it empty", request_id=request_id)
-            answer = await self.asking.unless(gone, self.nodes.DrainNode, asked)
+            answer = await self.call_log.call_unless(gone, self.nodes.DrainNode, asked)
         else:
             held = pb.CordonNodeRequest(id=node_id, reason="to see no more there", request_id=request_id)
-            answer = await self.asking.unless(gone, self.nodes.CordonNode, held)
+            answer = await self.call_log.call_unless(gone, self.nodes.CordonNode, held)
         if answer is None:
             return
         since = await self.submit(f"{request_id} since", Random(request_id))
-        self.asking.tell(**{"drained" if drain else "cordoned": node_id, "since": since})
+        self.call_log.record(**{"drained" if drain else "cordoned": node_id, "since": since})
         if drain:
             await self._wait_until_empty(node_id)
         else:
-            await self.asking.soon(CORDONED_SECONDS, rng)
+            await self.call_log.pause(CORDONED_SECONDS, rng)
         uncordon = pb.UncordonNodeRequest(id=node_id, request_id=f"{request_id} uncordon")
-        await self.asking.unless(gone, self.nodes.UncordonNode, uncordon)
+        await self.call_log.call_unless(gone, self.nodes.UncordonNode, uncordon)
 
     async def _wait_until_empty(self, node_id: str) -> None:
-        gone = self._unless_gone(node_id)
-        while answer := await self.asking.unless(gone, self.nodes.GetNode, pb.GetNodeRequest(id=node_id)):
+        gone = self._not_found_codes(node_id)
+        while answer := await self.call_log.call_unless(gone, self.nodes.GetNode, pb.GetNodeRequest(id=node_id)):
             if not answer.node.attempts:
                 return
             await asyncio.sleep(PAUSE_SECONDS * 2)
@@ -129,14 +131,14 @@ class Operator:
         """Give up a node that is away, if any is soon, as if it would not come back."""
         loop = asyncio.get_running_loop()
         until = loop.time() + LOOK_SECONDS
-        while loop.time() < until and not self.asking.hushed.is_set():
-            nodes = (await self.asking.call(self.nodes.ListNodes, pb.ListNodesRequest(page_size=PAGE))).nodes
+        while loop.time() < until and not self.call_log.quiescing.is_set():
+            nodes = (await self.call_log.call(self.nodes.ListNodes, pb.ListNodesRequest(page_size=PAGE))).nodes
             if away := sorted(node.id for node in nodes if node.state in (pb.NODE_STATE_AWAY, pb.NODE_STATE_LOST)):
                 node_id = rng.choice(away)
                 self.forgotten.add(node_id)
-                self.asking.tell(forgetting=node_id)
-                asked = pb.ForgetNodeRequest(id=node_id, reason="it is away", request_id=self.asking.request())
-                done = await self.asking.unless(THERE, self.nodes.ForgetNode, asked)
-                self.asking.tell(forgot=node_id, done=done is not None)
+                self.call_log.record(forgetting=node_id)
+                asked = pb.ForgetNodeRequest(id=node_id, reason="it is away", request_id=self.call_log.request())
+                done = await self.call_log.call_unless(FORGET_REFUSALS, self.nodes.ForgetNode, asked)
+                self.call_log.record(forgot=node_id, done=done is not None)
                 return
             await asyncio.sleep(PAUSE_SECONDS * 2)

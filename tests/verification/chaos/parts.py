@@ -20,7 +20,7 @@ from tests.support.etcd_server import EtcdServer
 from tests.support.paths import ROOT
 from tests.verification.chaos.certificates import CERTS, CLOCK, TENANTS, Certificates
 from tests.verification.chaos.machines import Machine, Machines
-from tests.verification.chaos.names import DOMAIN, Names
+from tests.verification.chaos.names import DOMAIN, NameServer
 from tests.verification.chaos.plan import CLIENT, GUEST, MEMBERS, NODES, OPERATOR, REPLICAS, SERVICES
 
 from cotenant import fail_points
@@ -29,11 +29,11 @@ from cotenant.history import recording
 PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
 TOKEN = "chaos"
 GPUS = 2
-LOST_AFTER_SECONDS, BEAT_SECONDS = 8.0, 0.5
+LOST_AFTER_SECONDS, HEARTBEAT_SECONDS = 8.0, 0.5
 ENDED_KEPT = 80  # jobs, so that some are forgotten in a run of a hundred steps, and none that was asked for lately
 HISTORY_SECONDS = 30.0  # the recorder is cut off from nobody, and may wait for a while until it has found a member
 SETTINGS = f"""\
-heartbeat_seconds = {BEAT_SECONDS}
+heartbeat_seconds = {HEARTBEAT_SECONDS}
 lost_after_seconds = {LOST_AFTER_SECONDS}
 retry_seconds = 0.2
 infrastructure_retries = 1000000
@@ -44,7 +44,7 @@ history_seconds = {HISTORY_SECONDS}
 ann = "root"
 bob = "root"
 """
-OUTSIDE = (CLIENT, GUEST, OPERATOR)  # whose times are compared with each other, so that no clock of theirs is set
+NON_PARTS = (CLIENT, GUEST, OPERATOR)  # whose times are compared with each other, so that no clock of theirs is set
 STORE_BYTES_MAX = 32 << 20  # etcd's quota, so that it can be reached in a moment
 ETCD_FLAGS = ("--max-txn-ops=4096", f"--quota-backend-bytes={STORE_BYTES_MAX}")
 RESOLVER = "/etc/resolv.conf"
@@ -116,7 +116,7 @@ class Mesh:
         (directory / "settings.toml").write_text(SETTINGS)
         for name in (*MEMBERS, *REPLICAS, *NODES, CLIENT, GUEST, OPERATOR):
             machines.add(name)
-        self.names = self._serve_names() if names else None
+        self.names = self._start_name_server() if names else None
         self.parts = {name: Part(name, machines.all[name]) for name in (*MEMBERS, *REPLICAS, *NODES)}
         self.certificates = self._issue() if tls else None
         for name in MEMBERS:
@@ -150,9 +150,9 @@ class Mesh:
         made.issue(addresses | dict.fromkeys(TENANTS, addresses[CLIENT]), self.clock)
         return made
 
-    def _serve_names(self) -> Names:
+    def _start_name_server(self) -> NameServer:
         """Have each machine look names up at its router."""
-        served = Names()
+        served = NameServer()
         served.start({name: machine.router for name, machine in self.machines.all.items()}, self.addresses)
         for name, machine in self.machines.all.items():
             file = self.directory / f"{name}.resolv"
@@ -165,7 +165,7 @@ class Mesh:
         """All machines' addresses."""
         return {name: machine.address for name, machine in self.machines.all.items()}
 
-    def reached(self, service: str) -> str:
+    def service_address(self, service: str) -> str:
         """Where all replicas of a service are."""
         replicas = [f"{service}-{number}" for number in (1, 2)]
         if self.names:
@@ -181,7 +181,7 @@ class Mesh:
     def _command(self, part: str) -> list[str]:
         machine = self.machines.all[part]
         words = [*machine.prefix, *self.program, "--state-dir", str(machine.disk / "state"), "serve", service_of(part)]
-        words += ["--endpoints", ",".join(f"{service}={self.reached(service)}" for service in SERVICES)]
+        words += ["--endpoints", ",".join(f"{service}={self.service_address(service)}" for service in SERVICES)]
         words += ["--config", str(self.directory / "settings.toml")]
         if part in NODES:
             return [*words, "--node", self.node_ids[part], "--gpus", f"fake:{GPUS}", "--address", machine.address]
@@ -194,13 +194,13 @@ class Mesh:
         """What a part's process sees."""
         more = {"COTENANT_TOKEN": TOKEN, "PYTHONPATH": self._modules}
         more |= {recording.VARIABLE: str(self.directory / HISTORY), fail_points.VARIABLE: str(self.points)}
-        if self.clock and part not in OUTSIDE:
+        if self.clock and part not in NON_PARTS:
             offset = self.machines.all[part].disk.parent / f"{part}.{OFFSET}"
             if not offset.exists():
                 offset.write_bytes(struct.pack("=q", 0))
             more |= {"LD_PRELOAD": str(self.clock), CLOCK: str(offset)}
         if self.certificates:
-            more |= self.certificates.variables(CLIENT if part in OUTSIDE else part)
+            more |= self.certificates.variables(CLIENT if part in NON_PARTS else part)
         return environment_of(self.directory, **more)
 
     # Life ----------------------------------------------------------------------------------------------------
@@ -221,11 +221,11 @@ class Mesh:
         """Where a part says what it does."""
         return self._logs / f"{name}.log"
 
-    def logged(self, name: str) -> int:
+    def log_size(self, name: str) -> int:
         """How much a part has logged, in bytes."""
         return self.log(name).stat().st_size if self.log(name).exists() else 0
 
-    def said_since(self, name: str, begin: int) -> str:
+    def log_since(self, name: str, begin: int) -> str:
         """What a part has logged after so many bytes."""
         with self.log(name).open("rb") as file:
             file.seek(begin)
@@ -248,7 +248,7 @@ class Mesh:
                 part.process.kill()
                 part.process = None
 
-    def come_back(self, *names: str) -> None:
+    def bring_back(self, *names: str) -> None:
         """Start parts again, once nothing keeps them down."""
         for name in names:
             self.parts[name].down -= 1
@@ -260,7 +260,7 @@ class Mesh:
         return self.stand_in(name, "tests.verification.chaos.impostor", str(term))
 
     def stand_in(self, name: str, module: str, *words: str) -> Serving:
-        """Kill a part and run a module of ours where it serves, until `come_back`."""
+        """Kill a part and run a module of ours where it serves, until `bring_back`."""
         self.kill(name)
         return self.run_on(name, module, self.address(name), *words)
 
@@ -289,7 +289,7 @@ class Mesh:
         self.start(name)
         return wrong
 
-    def runs(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         """Whether a part's process is there, and nothing has halted it."""
         return self.is_there(name) and not self.parts[name].paused and not self._has_halted(self.parts[name])
 
@@ -307,7 +307,7 @@ class Mesh:
             return Path(f"/proc/{part.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return False
 
-    def at(self, address: str) -> str:
+    def part_at(self, address: str) -> str:
         """Which part serves at an address; "" where none does."""
         return next((name for name in REPLICAS if self.address(name) == address), "")
 
@@ -321,7 +321,7 @@ class Mesh:
         """Let it not happen any more."""
         (self.points / point).unlink(missing_ok=True)
 
-    def taken(self, point: str) -> tuple[str, int, float] | None:
+    def take_reached(self, point: str) -> tuple[str, int, float] | None:
         """Who came to a fail point, its process, and how many seconds ago that was; what is told once is forgotten."""
         for file in self.points.glob(f"{point}.*"):
             pid = int(file.suffix[1:])
@@ -331,7 +331,7 @@ class Mesh:
             return next(names, ""), pid, seconds
         return None
 
-    def passed(self, point: str) -> int:
+    def pass_count(self, point: str) -> int:
         """How often processes came to a fail point, armed or not."""
         file = self.points / fail_points.PASSED / point
         return file.stat().st_size if file.exists() else 0
@@ -352,7 +352,7 @@ class Mesh:
         if part.paused == 1:
             self._signal(part, frozen=True)
 
-    def go_on(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         """Let it go on, once nothing stops it."""
         part = self.parts[name]
         part.paused -= 1
@@ -365,7 +365,7 @@ class Mesh:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 process.freeze() if frozen else process.thaw()
 
-    def look_after(self) -> list[str]:
+    def restart_ended_parts(self) -> list[str]:
         """Start what has ended by itself, as a system manager does; what of that should not have happened."""
         wrong = []
         for name, part in self.parts.items():
@@ -386,15 +386,15 @@ class Mesh:
             return part.member.ended()
         return part.process is not None and part.process.ended()
 
-    def fill(self, name: str) -> None:
+    def fill_disk(self, name: str) -> None:
         """Leave a part no room on its disk."""
         part = self.parts[name]
         part.full = part.was_full = True
-        self.machines.fill(name)
+        self.machines.fill_disk(name)
 
-    def give_room(self, name: str) -> None:
+    def free_disk(self, name: str) -> None:
         """End that."""
-        self.machines.give_room(name)
+        self.machines.free_disk(name)
         self.parts[name].full = False
 
     def set_clock(self, name: str, by_seconds: float) -> None:
@@ -420,7 +420,7 @@ class Mesh:
         part = self.parts[name]
         if part.member:
             return not part.member.ended()
-        said = "placement_joined" if name in NODES else f"{service_of(name)} serves at"
+        said = "placement_connected" if name in NODES else f"{service_of(name)} serves at"
         return part.process is not None and said in part.process.said
 
     def close(self) -> None:

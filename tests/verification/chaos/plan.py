@@ -17,7 +17,11 @@ LEASE_SECONDS = 2.0  # of whoever leads a service
 LONG_SECONDS = (LEASE_SECONDS + 0.5, 10.0)
 SHORT_SECONDS = (0.1, LEASE_SECONDS)
 LONG_SHARE = 0.35
-LONELY_SECONDS, LONELY_SHARE, LONELY_LONG_SHARE = (10.0, 18.0), 0.4, 0.5  # nodes alone: jobs of some stop by themselves
+ISOLATED_SECONDS, ISOLATED_SHARE, ISOLATED_LONG_SHARE = (
+    (10.0, 18.0),
+    0.4,
+    0.5,
+)  # nodes alone: jobs of some stop by themselves
 PAUSE_SECONDS = (0.2, 1.0)  # between two steps
 ETCD, SERVICES, AGENTS, CLIENT = "etcd", ("placement", "queue", "predictor", "contention"), 5, "client"
 GUEST, OPERATOR = "guest", "operator"  # machines of a client that is greedy, and of who asks for `status`
@@ -81,7 +85,7 @@ class Mode(StrEnum):
     RATE = "drifts"
     JUMPS = "jumps back and forth"
     REFUSED = "every name is refused"
-    UNHEARD = "no question is answered"
+    SILENCED = "no question is answered"
     LATE = "every answer is late"
     STREAMS = "watches are never read"
     CONNECTIONS = "connections are idle"
@@ -118,7 +122,7 @@ REPLICAS = tuple(f"{service}-{number}" for service in SERVICES for number in (1,
 NODES = tuple(f"agent-{number}" for number in range(1, AGENTS + 1))
 PYTHON = (*REPLICAS, *NODES)
 PARTS = (*MEMBERS, *PYTHON)
-WRITERS = (*NODES, *NODES, "queue-1", "queue-2")  # who writes on a disk of its own: attempts, and the archive
+DISK_WRITERS = (*NODES, *NODES, "queue-1", "queue-2")  # who writes on a disk of its own: attempts, and the archive
 WEIGHTS = {part: 5 if part.startswith(("placement", "queue")) else 1 for part in PARTS}  # what decides is hit the most
 PAIRS = (  # who speaks with whom, and how often that is disturbed
     (SERVICES[:2], (ETCD,), 4),
@@ -188,7 +192,7 @@ MODES = {
     Fault.REFUSE_LAUNCH: tuple(Hook),
     Fault.BLACK_HOLE: (Mode.SILENT, Mode.MUTE),
     Fault.DRIFT: (Mode.RATE, Mode.JUMPS),
-    Fault.NAME_ERROR: (Mode.REFUSED, Mode.UNHEARD, Mode.LATE),
+    Fault.NAME_ERROR: (Mode.REFUSED, Mode.SILENCED, Mode.LATE),
     Fault.GREEDY_CLIENT: (Mode.STREAMS, Mode.CONNECTIONS),
 }
 AMOUNTS = {
@@ -223,12 +227,12 @@ HARMLESS = (  # what no agent is cut off by
     Fault.DRIFT,
     Fault.GREEDY_CLIENT,
 )
-ELECTED = ("placement", "queue", "predictor")  # services whose leaders write
-UNDRAWN = ("restore.filling", "restore.filled")  # nobody comes there in a mesh
-DRAWN = tuple(point for point in POINTS if point not in UNDRAWN)
-OFTEN = ("queue", "placement", "predictor", "agent")  # kinds of fail points that are passed all the time
-SELDOM = ("placement.loading", "agent.resized")  # but for these
-TIMES_MAX = 4  # those are passed so often, less one, before anything happens
+LEADER_POINTS = ("placement", "queue", "predictor")  # services whose leaders write
+UNDRAWN_POINTS = ("restore.filling", "restore.filled")  # nobody comes there in a mesh
+DRAWN = tuple(point for point in POINTS if point not in UNDRAWN_POINTS)
+FREQUENT_POINTS = ("queue", "placement", "predictor", "agent")  # kinds of fail points that are passed all the time
+RARE_POINTS = ("placement.loading", "agent.resized")  # but for these
+CANCELS_MAX = 4  # those are passed so often, less one, before anything happens
 
 
 def plan(seed: int, steps: int, faults: Container[Fault] = DEFAULT, points: Collection[str] = DRAWN) -> list[Step]:
@@ -237,10 +241,10 @@ def plan(seed: int, steps: int, faults: Container[Fault] = DEFAULT, points: Coll
     >>> plan(7, 3) == plan(7, 4)[:3]
     True
     """
-    return list(islice(drawn(seed, faults, points), steps))
+    return list(islice(draw_steps(seed, faults, points), steps))
 
 
-def drawn(
+def draw_steps(
     seed: int,
     faults: Container[Fault] = DEFAULT,
     points: Collection[str] = DRAWN,
@@ -268,14 +272,14 @@ def cut_off(step: Step) -> frozenset[str]:
 
 def cut_off_without(touched: Set[str]) -> frozenset[str]:
     """Agents that placement may hear nothing from while something is wrong with some parts, or between them."""
-    if any(_is_of(part, ("placement", ETCD)) for part in touched) and not touched & {*NODES, CLIENT}:
+    if any(_is_of_kind(part, ("placement", ETCD)) for part in touched) and not touched & {*NODES, CLIENT}:
         return frozenset(NODES)
     return frozenset(touched & {*NODES})
 
 
 def _step(rng: Random, number: int, fault: Fault, deck: list[str], lasting: Mapping[Fault, float]) -> Step:
     after = round(rng.uniform(*PAUSE_SECONDS), 2)
-    part, peer = _drawn_for(fault, rng)
+    part, peer = _amount_and_mode(fault, rng)
     seconds, amount, point = _seconds(rng), 0.0, ""
     if fault in LONG:
         seconds = round(rng.uniform(*LONG_SECONDS), 2)
@@ -284,8 +288,8 @@ def _step(rng: Random, number: int, fault: Fault, deck: list[str], lasting: Mapp
     if fault in MODES:
         point = str(rng.choice([mode for mode in MODES[fault] if mode is not Mode.MUTE or part not in MEMBERS]))
     match fault:
-        case Fault.ISOLATE if part in NODES and rng.random() < LONELY_LONG_SHARE:
-            seconds = round(rng.uniform(*LONELY_SECONDS), 2)
+        case Fault.ISOLATE if part in NODES and rng.random() < ISOLATED_LONG_SHARE:
+            seconds = round(rng.uniform(*ISOLATED_SECONDS), 2)
         case Fault.FAIL_POINT:
             seconds = round(rng.uniform(*HALTED_SECONDS), 2)
             part, point = _point(rng, deck.pop())
@@ -303,12 +307,14 @@ def _step(rng: Random, number: int, fault: Fault, deck: list[str], lasting: Mapp
 def _point(rng: Random, point: str) -> tuple[str, str]:
     """Draw who is to come to a fail point, and what happens there."""
     kind = point.partition(".")[0]
-    times = rng.randint(1, TIMES_MAX) if kind in OFTEN and point not in SELDOM else 1
-    part = {"election": rng.choice(ELECTED), "array": "queue", "tenant": "queue", "upkeep": "queue"}.get(kind, kind)
+    times = rng.randint(1, CANCELS_MAX) if kind in FREQUENT_POINTS and point not in RARE_POINTS else 1
+    part = {"election": rng.choice(LEADER_POINTS), "array": "queue", "tenant": "queue", "upkeep": "queue"}.get(
+        kind, kind
+    )
     return part, f"{point}={rng.choice(('kill', 'stop'))}@{times}"
 
 
-def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
+def _amount_and_mode(fault: Fault, rng: Random) -> tuple[str, str]:
     """The part, and its peer where there has to be one."""
     match fault:
         case Fault.KILL_JOB | Fault.KILL_SUPERVISOR | Fault.REFUSE_LAUNCH:
@@ -318,15 +324,15 @@ def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
         case Fault.BLACK_HOLE:
             return _weighted(rng, (*MEMBERS, *REPLICAS)), ""
         case Fault.GREEDY_CLIENT:
-            return rng.choice([part for part in REPLICAS if _is_of(part, SERVICES[:2])]), ""
+            return rng.choice([part for part in REPLICAS if _is_of_kind(part, SERVICES[:2])]), ""
         case Fault.SLOW_STORE | Fault.FULL_STORE | Fault.OLD_STORE | Fault.OTHER_STORE:
             return ETCD, ""
         case Fault.FILL:
-            return rng.choice(WRITERS), ""
-        case Fault.ISOLATE if rng.random() < LONELY_SHARE:
+            return rng.choice(DISK_WRITERS), ""
+        case Fault.ISOLATE if rng.random() < ISOLATED_SHARE:
             return rng.choice(NODES), ""
         case Fault.OLD_LEADER:
-            return rng.choice([part for part in REPLICAS if _is_of(part, ("placement",))]), ""
+            return rng.choice([part for part in REPLICAS if _is_of_kind(part, ("placement",))]), ""
         case Fault.NO_MAJORITY:
             one, other = rng.sample(MEMBERS, 2)
             return one, other
@@ -337,12 +343,12 @@ def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
 
 def _pair(rng: Random) -> tuple[str, str]:
     ours, theirs, _ = rng.choices(PAIRS, [weight for *_, weight in PAIRS])[0]
-    part = rng.choice([part for part in (*PARTS, CLIENT) if _is_of(part, ours)])
-    peer = rng.choice([peer for peer in PARTS if _is_of(peer, theirs) and peer != part])
+    part = rng.choice([part for part in (*PARTS, CLIENT) if _is_of_kind(part, ours)])
+    peer = rng.choice([peer for peer in PARTS if _is_of_kind(peer, theirs) and peer != part])
     return (part, peer) if rng.random() < 0.5 else (peer, part)
 
 
-def _is_of(part: str, kinds: Sequence[str]) -> bool:
+def _is_of_kind(part: str, kinds: Sequence[str]) -> bool:
     return part.partition("-")[0] in kinds
 
 

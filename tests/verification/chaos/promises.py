@@ -36,7 +36,7 @@ ASKED = {
 
 
 @dataclass
-class Promises:
+class Acknowledgements:
     """What was answered, and what became of it."""
 
     after: dict[str, dict[str, str]] = field(default_factory=dict)  # by job: the jobs before it, with their conditions
@@ -103,14 +103,14 @@ class Promises:
 
         A start that was under way when its job was suspended may still happen; then it is stopped.
         """
-        wrong = [what for job_id, before in self.after.items() for what in self._out_of_turn(job_id, before)]
+        wrong = [what for job_id, before in self.after.items() for what in self._dependency_violation(job_id, before)]
         for job_id, allowed in self.priorities.items():
             if (job := self._jobs.get(job_id)) and job.priority not in allowed:
                 wrong.append(f"{job_id} was given priority {sorted(allowed)}, and has {job.priority}")
         by_themselves = (job_id for job_id in sorted(self.services) if self._phase(job_id) is Phase.SUCCEEDED)
         wrong += [f"{job_id}, a service, ended by itself" for job_id in by_themselves]
-        wrong += [what for node_id, since in self.closed for what in self._not_empty(node_id, since)]
-        wrong += [what for job_id, number in self.moved for what in self._came_back(job_id, number)]
+        wrong += [what for node_id, since in self.closed for what in self._closed_node_violation(node_id, since)]
+        wrong += [what for job_id, number in self.moved for what in self._migration_violation(job_id, number)]
         for job_id, begin, end in self.suspended:
             began = [event for at, event in edges if isinstance(event, Began) and begin <= at <= end]
             wrong += [
@@ -131,7 +131,7 @@ class Promises:
     def _phase(self, job_id: str) -> Phase | None:
         return self._jobs[job_id].phase if job_id in self._jobs else None
 
-    def _out_of_turn(self, job_id: str, before: Mapping[str, str]) -> list[str]:
+    def _dependency_violation(self, job_id: str, before: Mapping[str, str]) -> list[str]:
         first = self._first.get(job_id)
         if first is None:
             return []
@@ -144,7 +144,7 @@ class Promises:
             wrong.append(f"{job_id} ran, though what it comes after did not succeed")
         return wrong
 
-    def _not_empty(self, node_id: str, since: str) -> list[str]:
+    def _closed_node_violation(self, node_id: str, since: str) -> list[str]:
         """What was given to a node that took no work, from the first commit that surely came later until it did."""
         begin = self._made.get(since)
         if begin is None:
@@ -156,7 +156,7 @@ class Promises:
             if revision > begin and (end is None or revision < end)
         ]
 
-    def _came_back(self, job_id: str, number: int) -> list[str]:
+    def _migration_violation(self, job_id: str, number: int) -> list[str]:
         """Attempts of a job that were placed where it was to keep away from. Gangs may, where nothing else would do."""
         left = self._places.get((job_id, number), frozenset())
         return [

@@ -10,43 +10,43 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from tests.verification.chaos.asking import PAGE, PAUSE_SECONDS, Asking
+from tests.verification.chaos.call_log import PAGE, PAUSE_SECONDS, CallLog
 
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 BETWEEN_SECONDS, CALL_SECONDS_MAX, WATCH_SECONDS = (0.2, 1.5), 3.0, 1.0
-HIDDEN = frozenset(  # there is none, or none is known where another queue has archived some
+NOT_FOUND_CODES = frozenset(  # there is none, or none is known where another queue has archived some
     {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION}
 )
 
 
 @dataclass
-class Prying:
+class IsolationProbe:
     """Looks, lists, watches and meddles as each user by turns. `jobs` are the stubs, by the tenant of whoever calls."""
 
-    asking: Asking
+    call_log: CallLog
     jobs: Mapping[str, Any]
     known: Mapping[str, str]  # the tenant of each job that was submitted
 
     async def run(self) -> None:
         """Do so now and then."""
-        rng = Random(f"{self.asking.name} prying")
+        rng = Random(f"{self.call_log.name} prying")
         tenants = sorted(self.jobs)
         while tenants:
-            await self.asking.soon(BETWEEN_SECONDS, rng)
+            await self.call_log.pause(BETWEEN_SECONDS, rng)
             await asyncio.sleep(PAUSE_SECONDS)
             try:
-                await self._pry(rng.choice(tenants), rng)
+                await self._probe(rng.choice(tenants), rng)
             except grpc.aio.AioRpcError as error:
-                self.asking.refusals[error.code().name] += 1
+                self.call_log.refusals[error.code().name] += 1
 
-    async def _pry(self, tenant: str, rng: Random) -> None:
-        jobs, others = self.jobs[tenant], [one for one, whose in self.known.items() if whose != tenant]
+    async def _probe(self, tenant: str, rng: Random) -> None:
+        jobs, others = self.jobs[tenant], [one for one, owner in self.known.items() if owner != tenant]
         match rng.choice(("list", "watch", "get", "cancel", "get", "cancel")):
             case "list":
                 answer = await jobs.ListJobs(pb.ListJobsRequest(page_size=PAGE), timeout=CALL_SECONDS_MAX)
-                self._see(tenant, answer.jobs if answer else ())
+                self._check_visible(tenant, answer.jobs if answer else ())
             case "watch":
                 await self._watch(tenant)
             case "get" if others:
@@ -54,33 +54,35 @@ class Prying:
                 await self._ask(tenant, jobs.GetJob, pb.GetJobRequest(id=one))
             case "cancel" if others:
                 one = rng.choice(others)
-                await self._ask(tenant, jobs.CancelJob, pb.CancelJobRequest(id=one, request_id=self.asking.request()))
+                await self._ask(tenant, jobs.CancelJob, pb.CancelJobRequest(id=one, request_id=self.call_log.request()))
 
     async def _ask(self, tenant: str, method: Any, request: Any) -> None:
         """Ask for another tenant's job, which has to be none."""
         try:
             answer = await method(request, timeout=CALL_SECONDS_MAX)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in HIDDEN:
+            if error.code() not in NOT_FOUND_CODES:
                 raise
-            self.asking.tell(pried=tenant)
+            self.call_log.record(pried=tenant)
         else:
             if answer is not None:
-                self.asking.tell(wrong=f"an answer to {type(request).__name__} of {request.id} by a user of {tenant}")
+                self.call_log.record(
+                    wrong=f"an answer to {type(request).__name__} of {request.id} by a user of {tenant}"
+                )
 
     async def _watch(self, tenant: str) -> None:
         stream = self.jobs[tenant].WatchJobs(pb.WatchJobsRequest(), timeout=WATCH_SECONDS)
         try:
             async for told in stream:
-                self._see(tenant, [told.job] if told and told.HasField("job") else ())
+                self._check_visible(tenant, [told.job] if told and told.HasField("job") else ())
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
         finally:
             stream.cancel()
 
-    def _see(self, tenant: str, told: Iterable[job_pb2.Job]) -> None:
-        self.asking.tell(pried=tenant)
+    def _check_visible(self, tenant: str, told: Iterable[job_pb2.Job]) -> None:
+        self.call_log.record(pried=tenant)
         for job in told:
             if job.spec.tenant != tenant:
-                self.asking.tell(wrong=f"of {job.id} of {job.spec.tenant}, as a user of {tenant}")
+                self.call_log.record(wrong=f"of {job.id} of {job.spec.tenant}, as a user of {tenant}")

@@ -15,7 +15,7 @@ from cotenant.codec.specs import STOP_REASONS
 from cotenant.history.events import Commit, JobGone, JobPut, LeaderPut
 from cotenant.history.recording import clock
 from cotenant.history.stored import ATTEMPTS, LEADER, commit_of
-from cotenant.security.tls_files import Watched
+from cotenant.security.tls_files import WatchedTlsFiles
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import Changes
 from cotenant.v1 import job_pb2, records_pb2
@@ -30,7 +30,7 @@ BALLAST = "chaos-ballast/"  # keys that fill the store, and that no part knows
 class Recorder:
     """Follows the store from its first revision on, in a thread."""
 
-    def __init__(self, endpoints: Sequence[str], log: Path, tls: Watched | None = None) -> None:
+    def __init__(self, endpoints: Sequence[str], log: Path, tls: WatchedTlsFiles | None = None) -> None:
         self.commits: list[Commit] = []
         self.wrong: list[str] = []
         self.failed: dict[tuple[str, int], str] = {}  # by attempt: what was said of its end
@@ -44,10 +44,10 @@ class Recorder:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="recorder")
         self._thread.start()
-        self._store = self._ask(self._open())
+        self._store = self._run_on_loop(self._open())
         self._following = asyncio.run_coroutine_threadsafe(self._follow(), self._loop)
 
-    def _ask(self, what: Coroutine[Any, Any, T]) -> T:
+    def _run_on_loop(self, what: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(ANSWER_SECONDS_MAX)
 
     async def _open(self) -> EtcdStore:
@@ -59,12 +59,12 @@ class Recorder:
                 if not isinstance(changes, Changes):
                     self.wrong.append(f"history after {self.revision} was compacted before it was recorded")
                     return
-                self._take(changes)
+                self._record(changes)
                 for change in changes.changes:
                     value = b"" if change.key.startswith(BALLAST) else change.value or b""
                     print(changes.revision, change.key, value.hex(), file=log, flush=True)
 
-    def _take(self, changes: Changes) -> None:
+    def _record(self, changes: Changes) -> None:
         try:
             self.commits.append(commit := commit_of(changes, clock()))
             for done in commit.changes:
@@ -112,7 +112,7 @@ class Recorder:
 
     def store_revision(self) -> int:
         """At which revision the store is."""
-        return self._ask(self._now())
+        return self._run_on_loop(self._now())
 
     async def _now(self) -> int:
         return (await self._store.list("store/")).revision
@@ -120,6 +120,6 @@ class Recorder:
     def close(self) -> None:
         """Follow no more."""
         self._following.cancel()
-        self._ask(self._store.close())
+        self._run_on_loop(self._store.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -8,7 +8,7 @@ from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.node import NodeShape
 from cotenant.core.policy.protocols import Sizing
-from cotenant.core.sizing.resize import Running
+from cotenant.core.sizing.resize import ResizableJob
 
 
 class Restless:
@@ -25,10 +25,10 @@ class Restless:
         """Begin with one core, unless the user says how many."""
         return Sizing(tuple(1 if role.request.cores is None else role.request.cores for role in spec.roles), "to begin")
 
-    def resize(self, running: Running, now: float) -> Sizing | None:
+    def resize(self, running: ResizableJob, now: float) -> Sizing | None:
         """Change it."""
         return running.wish(running.most if int(now) % 2 else 1, "it is another second")
 
-    def weight(self, running: Running) -> float:
+    def weight(self, running: ResizableJob) -> float:
         """All are equal."""
         return 1.0

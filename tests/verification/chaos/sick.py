@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tests.end_to_end.commands import Serving
 from tests.verification.chaos import black_hole, greedy
 from tests.verification.chaos.limits import Limit
-from tests.verification.chaos.link import Wire
+from tests.verification.chaos.link import Impairment
 from tests.verification.chaos.parts import Mesh
 from tests.verification.chaos.plan import GUEST, MEMBERS, NODES, PYTHON, RUNNING_SECONDS, Fault, Hook, Mode, Step
 from tests.verification.chaos.refusing import refuse
@@ -19,14 +19,14 @@ from tests.verification.chaos.store_faults import StoreFaults
 End = Callable[[], bool]  # ends what a step did, and returns whether that was anything
 PERIOD_SECONDS = 0.1  # of a CPU quota
 JUMP_SECONDS = 0.5  # between two jumps of a clock that jumps back and forth
-LEAST_SHARE = 0.8  # of the longest delay of a slow store: every packet is slow
+MIN_DELAY_SHARE = 0.8  # of the longest delay of a slow store: every packet is slow
 STREAMS, CONNECTIONS = 150, 400
 EXPIRES_AFTER_SECONDS = 2
-RENEWED = "tls_files_renewed"
+RENEWED_EVENT = "tls_files_reloaded"
 
 
 @dataclass
-class Sick:
+class DegradationFaults:
     """Begins such faults; `tick` has to be called again and again while they last."""
 
     mesh: Mesh
@@ -84,19 +84,19 @@ class Sick:
     def _stutter(self, step: Step) -> End | bool:
         """Stop a part and let it go on, again and again. It has to have run when that began."""
         mesh, part, due, stopped = self.mesh, step.part, [0.0], [False]
-        ran = mesh.runs(part)
+        ran = mesh.is_running(part)
 
         def tick(now: float) -> None:
             if now < due[0]:
                 return
-            (mesh.go_on if stopped[0] else mesh.pause)(part)
+            (mesh.resume if stopped[0] else mesh.pause)(part)
             stopped[0] = not stopped[0]
             due[0] = now + (step.amount if stopped[0] else RUNNING_SECONDS)
 
         def end() -> bool:
             del self._ticking[step.number]
             if stopped[0]:
-                mesh.go_on(part)
+                mesh.resume(part)
             return ran
 
         self._ticking[step.number] = tick
@@ -129,7 +129,7 @@ class Sick:
 
         def end() -> bool:
             hole.kill()
-            self.mesh.come_back(step.part)
+            self.mesh.bring_back(step.part)
             return black_hole.MET in hole.said
 
         return end
@@ -138,14 +138,14 @@ class Sick:
         machines = self.mesh.machines
         pairs = [(part, member) for part in PYTHON if part not in NODES for member in MEMBERS]
         pairs += [(member, part) for part, member in pairs]
-        wire = Wire(delay_seconds_max=step.amount, delay_seconds_min=LEAST_SHARE * step.amount)
-        before = machines.touched(pairs)
-        machines.disturb(pairs, wire)
+        impairment = Impairment(delay_seconds_max=step.amount, delay_seconds_min=MIN_DELAY_SHARE * step.amount)
+        before = machines.affected_packets(pairs)
+        machines.impair(pairs, impairment)
 
         def end() -> bool:
-            touched = machines.touched(pairs) > before
-            machines.disturb_no_more(pairs, wire)
-            return touched
+            affected_packets = machines.affected_packets(pairs) > before
+            machines.stop_impairing(pairs, impairment)
+            return affected_packets
 
         return end
 
@@ -191,11 +191,11 @@ class Sick:
         mesh, certificates, clock = self.mesh, self.mesh.certificates, self.mesh.clock
         if certificates is None or clock is None:
             return False
-        begin = mesh.logged(step.part)
+        begin = mesh.log_size(step.part)
         certificates.reissue(step.part, mesh.addresses, clock, expires_after_seconds=EXPIRES_AFTER_SECONDS)
 
         def end() -> bool:
-            taken = RENEWED in mesh.said_since(step.part, begin)
+            taken = RENEWED_EVENT in mesh.log_since(step.part, begin)
             certificates.reissue(step.part, mesh.addresses, clock)
             return taken
 
@@ -211,12 +211,12 @@ class Sick:
 
         def end() -> bool:
             client.kill()
-            return held(client) > 0
+            return held_count(client) > 0
 
         return end
 
 
-def held(client: Serving) -> int:
+def held_count(client: Serving) -> int:
     """How many streams or connections a greedy client says that it holds."""
     words = [line.split() for line in client.said.splitlines() if line.startswith(greedy.HELD)]
     with contextlib.suppress(IndexError, ValueError):

@@ -32,7 +32,7 @@ MESSAGE_OPTIONS = (("grpc.ssl_target_name_override", MESH_NAME),)
 
 
 @dataclass
-class Work:
+class BackgroundWork:
     """Something that is done beside the steps. `stop` asks it to end; `did` and `wrong` are what came of it."""
 
     stop: threading.Event = field(default_factory=threading.Event)
@@ -40,13 +40,13 @@ class Work:
     wrong: str = ""
     thread: threading.Thread | None = None
 
-    def start(self, work: Callable[[Work], None]) -> Work:
+    def start(self, work: Callable[[BackgroundWork], None]) -> BackgroundWork:
         """Begin it."""
         self.thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="store")
         self.thread.start()
         return self
 
-    def _run(self, work: Callable[[Work], None]) -> None:
+    def _run(self, work: Callable[[BackgroundWork], None]) -> None:
         try:
             work(self)
         except (grpc.RpcError, OSError, subprocess.CalledProcessError) as error:
@@ -62,7 +62,7 @@ class StoreFaults:
 
     def __init__(self, mesh: Mesh, seen_revision: Callable[[], int]) -> None:
         self._mesh, self._seen_revision = mesh, seen_revision
-        self._works: list[Work] = []
+        self._works: list[BackgroundWork] = []
         self._busy = False  # one such fault at a time
 
     def begin(self, step: Step) -> End | bool:
@@ -85,20 +85,20 @@ class StoreFaults:
     # Full ----------------------------------------------------------------------------------------------------
 
     def _fill(self) -> End:
-        filling = Work().start(self._put_ballast)
+        filling = BackgroundWork().start(self._put_ballast)
         self._works.append(filling)
 
         def end() -> bool:
             filling.stop.set()
             if filling.thread:
                 filling.thread.join()
-            self._works.append(Work().start(self._free))
+            self._works.append(BackgroundWork().start(self._free))
             self._busy = False
             return filling.did
 
         return end
 
-    def _put_ballast(self, work: Work) -> None:
+    def _put_ballast(self, work: BackgroundWork) -> None:
         """Put values that are nobody's until etcd has no room; go on where the mesh makes some."""
         numbers, members = count(), cycle(MEMBERS)
         while not work.stop.is_set():
@@ -107,7 +107,7 @@ class StoreFaults:
             work.stop.wait(PAUSE_SECONDS)
 
     @staticmethod
-    def _put_over(channel: grpc.Channel, numbers: Iterator[int], work: Work) -> None:
+    def _put_over(channel: grpc.Channel, numbers: Iterator[int], work: BackgroundWork) -> None:
         while not work.stop.is_set():
             request = rpc.PutRequest(key=f"{BALLAST}{next(numbers)}".encode(), value=os.urandom(MIB))
             try:
@@ -118,27 +118,29 @@ class StoreFaults:
                 work.did = True
                 work.stop.wait(PAUSE_SECONDS)
 
-    def _free(self, work: Work) -> None:
+    def _free(self, work: BackgroundWork) -> None:
         """Remove what filled it, forget its history, give the room back, and disarm the alarm."""
         deadline = time.monotonic() + MENDED_SECONDS_MAX
         ballast = rpc.DeleteRangeRequest(
             key=BALLAST.encode(), range_end=(BALLAST[:-1] + chr(ord(BALLAST[-1]) + 1)).encode()
         )
-        gone = self._insist(deadline, lambda channel: rpc.KVStub(channel).DeleteRange(ballast, timeout=CALL_SECONDS))
+        gone = self._call_until_answered(
+            deadline, lambda channel: rpc.KVStub(channel).DeleteRange(ballast, timeout=CALL_SECONDS)
+        )
         while self._seen_revision() < gone.header.revision and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)  # what is compacted cannot be recorded
         seen = rpc.CompactionRequest(revision=self._seen_revision(), physical=True)
         with suppress(grpc.RpcError):  # the mesh itself may have compacted further
-            self._ask(lambda channel: rpc.KVStub(channel).Compact(seen, timeout=CALL_SECONDS))
+            self._call(lambda channel: rpc.KVStub(channel).Compact(seen, timeout=CALL_SECONDS))
         for member in MEMBERS:
             with suppress(grpc.RpcError):  # one that is down is small when it comes back, or will be compacted then
-                self._ask(
+                self._call(
                     lambda channel: rpc.MaintenanceStub(channel).Defragment(rpc.DefragmentRequest(), timeout=60.0),
                     [member],
                 )
         disarm = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, memberID=0, alarm=rpc.NOSPACE)
         while True:
-            alarms = self._insist(
+            alarms = self._call_until_answered(
                 deadline,
                 lambda channel: rpc.MaintenanceStub(channel).Alarm(
                     rpc.AlarmRequest(action=rpc.AlarmRequest.GET), timeout=CALL_SECONDS
@@ -148,18 +150,20 @@ class StoreFaults:
                 return
             for alarm in alarms.alarms:
                 disarm.memberID = alarm.memberID
-                self._insist(deadline, lambda channel: rpc.MaintenanceStub(channel).Alarm(disarm, timeout=CALL_SECONDS))
+                self._call_until_answered(
+                    deadline, lambda channel: rpc.MaintenanceStub(channel).Alarm(disarm, timeout=CALL_SECONDS)
+                )
 
-    def _insist(self, deadline: float, ask: Callable[[grpc.Channel], Any]) -> Any:
+    def _call_until_answered(self, deadline: float, ask: Callable[[grpc.Channel], Any]) -> Any:
         while True:
             try:
-                return self._ask(ask)
+                return self._call(ask)
             except grpc.RpcError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(PAUSE_SECONDS)
 
-    def _ask(self, ask: Callable[[grpc.Channel], Any], members: Sequence[str] = MEMBERS) -> Any:
+    def _call(self, ask: Callable[[grpc.Channel], Any], members: Sequence[str] = MEMBERS) -> Any:
         """Ask the first member that answers; raises what the last one said."""
         for name in members:
             try:
@@ -187,9 +191,9 @@ class StoreFaults:
     def _regress(self, step: Step) -> End:
         """Have members come up with other data, some time after a snapshot; the right data comes back at the end."""
         snapshot = self._mesh.directory / f"snapshot-{step.number}"
-        swapped = Work()
+        swapped = BackgroundWork()
 
-        def work(own: Work) -> None:
+        def work(own: BackgroundWork) -> None:
             if step.fault is Fault.OLD_STORE:
                 self._save(snapshot)
                 if own.stop.wait(KEPT_SECONDS):
@@ -231,7 +235,7 @@ class StoreFaults:
                 for part in rpc.MaintenanceStub(channel).Snapshot(rpc.SnapshotRequest(), timeout=CALL_SECONDS):
                     snapshot.write(part.blob)
 
-        self._ask(ask)
+        self._call(ask)
 
     def _restore(self, name: str, snapshot: Path) -> None:
         binary = etcd_binary()

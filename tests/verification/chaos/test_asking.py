@@ -14,9 +14,9 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import pytest
-from tests.verification.chaos.asking import ANSWERS, NOBODY, OVER, Asking
+from tests.verification.chaos.call_log import ALREADY_ENDED, ANSWERS, NO_CODES, CallLog
+from tests.verification.chaos.isolation_probe import IsolationProbe
 from tests.verification.chaos.operating import Operator
-from tests.verification.chaos.prying import Prying
 
 from cotenant.v1 import job_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -27,7 +27,7 @@ def refusal(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "no")
 
 
-def answering(*answers: Any) -> Callable[..., Any]:
+def returning(*answers: Any) -> Callable[..., Any]:
     """A method that answers so, one after the other, and the last for ever."""
     left = list(answers)
 
@@ -46,22 +46,22 @@ def told(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
+def call_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CallLog]:
     monkeypatch.setattr("tests.verification.chaos.asking.RETRY_SECONDS", 0.0)
-    asking = Asking(tmp_path, "test")
-    asking.hushed.set()
-    yield asking
-    asking.hushed.clear()
+    call_log = CallLog(tmp_path, "test")
+    call_log.quiescing.set()
+    yield call_log
+    call_log.quiescing.clear()
 
 
-async def test_one_asks_until_there_is_an_answer(asking: Asking) -> None:
+async def test_a_call_is_retried_until_answered(call_log: CallLog) -> None:
     away, over = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION
-    assert await asking.call(answering(away, None, over, "yes"), "?") == "yes"
-    assert await asking.unless(OVER, answering(away, over, "yes"), "?") is None
-    assert asking.refusals == {"UNAVAILABLE": 2, "unreadable": 1, "FAILED_PRECONDITION": 1}
+    assert await call_log.call(returning(away, None, over, "yes"), "?") == "yes"
+    assert await call_log.call_unless(ALREADY_ENDED, returning(away, over, "yes"), "?") is None
+    assert call_log.refusals == {"UNAVAILABLE": 2, "unreadable": 1, "FAILED_PRECONDITION": 1}
     with pytest.raises(grpc.aio.AioRpcError):
-        await asking.unless(NOBODY, answering(grpc.StatusCode.NOT_FOUND), "?")
-    assert ["NOT_FOUND" in one["wrong"] for one in told(asking.directory)] == [True]
+        await call_log.call_unless(NO_CODES, returning(grpc.StatusCode.NOT_FOUND), "?")
+    assert ["NOT_FOUND" in one["wrong"] for one in told(call_log.directory)] == [True]
 
 
 async def stream(*jobs: job_pb2.Job) -> AsyncIterator[pb.WatchJobsResponse]:
@@ -87,63 +87,63 @@ def a_job(job_id: str, tenant: str) -> job_pb2.Job:
 
 
 @pytest.mark.parametrize("leaks", [False, True])
-async def test_a_user_who_sees_anothers_job_is_told_of(asking: Asking, leaks: bool) -> None:
+async def test_a_user_who_sees_another_tenants_job_is_recorded(call_log: CallLog, leaks: bool) -> None:
     seen = [a_job("mine", "red"), *([a_job("theirs", "blue")] if leaks else [])]
     hidden = pb.GetJobResponse(job=seen[-1]) if leaks else grpc.StatusCode.NOT_FOUND
     jobs = SimpleNamespace(
-        ListJobs=answering(pb.ListJobsResponse(jobs=seen)),
+        ListJobs=returning(pb.ListJobsResponse(jobs=seen)),
         WatchJobs=lambda request, timeout: Stream(*seen),
-        GetJob=answering(hidden),
-        CancelJob=answering(hidden),
+        GetJob=returning(hidden),
+        CancelJob=returning(hidden),
     )
-    prying = Prying(asking, {"red": jobs}, {"mine": "red", "theirs": "blue"})
+    isolation_probe = IsolationProbe(call_log, {"red": jobs}, {"mine": "red", "theirs": "blue"})
     rng = Random(1)
     for _ in range(40):
-        await prying._pry("red", rng)
-    wrong = {one["wrong"] for one in told(asking.directory) if "wrong" in one}
+        await isolation_probe._probe("red", rng)
+    wrong = {one["wrong"] for one in told(call_log.directory) if "wrong" in one}
     assert len(wrong) == (3 if leaks else 0), wrong
-    assert len(told(asking.directory)) >= 40
+    assert len(told(call_log.directory)) >= 40
 
 
-def operator(asking: Asking, nodes: Any, weight: int) -> Operator:
+def operator(call_log: CallLog, nodes: Any, weight: int) -> Operator:
     tenant = tenant_service_pb2.GetTenantResponse(tenant=tenant_service_pb2.Tenant(id="red", weight=weight))
     tenants = SimpleNamespace(
-        CreateTenant=answering("made"), UpdateTenant=answering("changed"), GetTenant=answering(tenant)
+        CreateTenant=returning("made"), UpdateTenant=returning("changed"), GetTenant=returning(tenant)
     )
 
     async def submit(request_id: str, rng: Random) -> str:
         return "a-job"
 
-    return Operator(asking, nodes, cast("Any", tenants), submit)
+    return Operator(call_log, nodes, cast("Any", tenants), submit)
 
 
-async def test_a_weight_that_was_acknowledged_has_to_be_there(asking: Asking) -> None:
-    await operator(asking, None, 3)._weigh("red", 3)
-    await operator(asking, None, 3)._weigh("red", 4)
-    wrong = [one["wrong"] for one in told(asking.directory) if "wrong" in one]
+async def test_an_acknowledged_weight_must_take_effect(call_log: CallLog) -> None:
+    await operator(call_log, None, 3)._set_weight("red", 3)
+    await operator(call_log, None, 3)._set_weight("red", 4)
+    wrong = [one["wrong"] for one in told(call_log.directory) if "wrong" in one]
     assert wrong == ["that red has weight 3.0, after 4 was given"]
 
 
-async def test_an_operator_closes_nodes_and_gives_up_those_that_are_away(asking: Asking) -> None:
+async def test_an_operator_closes_nodes_and_forgets_disconnected_ones(call_log: CallLog) -> None:
     held, away = node_pb2.Node(id="n", attempts=["a/1"]), node_pb2.Node(id="m", state=node_pb2.NODE_STATE_AWAY)
     nodes = SimpleNamespace(
-        ListNodes=answering(node_pb2.ListNodesResponse(nodes=[held, away])),
-        GetNode=answering(node_pb2.GetNodeResponse(node=held), node_pb2.GetNodeResponse(node=node_pb2.Node(id="n"))),
-        ForgetNode=answering("forgotten"),
-        **{f"{deed}Node": answering("done") for deed in ("Drain", "Cordon", "Uncordon")},
+        ListNodes=returning(node_pb2.ListNodesResponse(nodes=[held, away])),
+        GetNode=returning(node_pb2.GetNodeResponse(node=held), node_pb2.GetNodeResponse(node=node_pb2.Node(id="n"))),
+        ForgetNode=returning("forgotten"),
+        **{f"{deed}Node": returning("done") for deed in ("Drain", "Cordon", "Uncordon")},
     )
-    asking.hushed.clear()
-    one = operator(asking, nodes, 1)
-    await one._close("n", Random(1), drain=True)
-    asking.hushed.set()
-    await one._close("n", Random(1), drain=False)
-    asking.hushed.clear()
+    call_log.quiescing.clear()
+    one = operator(call_log, nodes, 1)
+    await one._close_node("n", Random(1), drain=True)
+    call_log.quiescing.set()
+    await one._close_node("n", Random(1), drain=False)
+    call_log.quiescing.clear()
     await one._forget(Random(1))
-    nodes.DrainNode = answering(grpc.StatusCode.NOT_FOUND)
-    await one._close("m", Random(1), drain=True)  # which was given up
+    nodes.DrainNode = returning(grpc.StatusCode.NOT_FOUND)
+    await one._close_node("m", Random(1), drain=True)  # which was given up
     with suppress(grpc.aio.AioRpcError):
-        await asyncio.wait_for(one._close("n", Random(1), drain=True), 5.0)
-    facts = [{name: value for name, value in line.items() if name != "at"} for line in told(asking.directory)]
+        await asyncio.wait_for(one._close_node("n", Random(1), drain=True), 5.0)
+    facts = [{name: value for name, value in line.items() if name != "at"} for line in told(call_log.directory)]
     assert facts[:4] == [
         {"drained": "n", "since": "a-job"},
         {"cordoned": "n", "since": "a-job"},

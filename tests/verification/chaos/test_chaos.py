@@ -23,9 +23,9 @@ def chaos(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.root
 @pytest.mark.timeout(600)  # it takes about two minutes on a machine of its own
-def test_nothing_is_lost_owned_twice_or_left_whatever_happens_to_the_mesh(tmp_path: Path) -> None:
+def test_a_mesh_under_faults_loses_duplicates_and_leaks_nothing(tmp_path: Path) -> None:
     require_etcd()
-    if why := machines.missing():
+    if why := machines.missing_tools():
         pytest.skip(why)
     told = tmp_path / "told"
     pace = f"--rest-every={REST_EVERY}", f"--pace={PACE}"
@@ -40,7 +40,7 @@ def test_nothing_is_lost_owned_twice_or_left_whatever_happens_to_the_mesh(tmp_pa
     assert came_of_it["commits"] > came_of_it["jobs"]  # those of a large array share some
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_tools_are_named() -> None:
     ended = chaos("--steps=1", PATH=str(Path(sys.executable).parent))
     assert (ended.returncode, ended.stdout) == (0, "")
     assert ended.stderr.startswith("no chaos here: machines of their own for all parts need ")

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tests.verification.chaos import halting
-from tests.verification.chaos.halting import GIVES_WAY_SECONDS, HALTED_SECONDS, Halts
+from tests.verification.chaos.halting import HALTED_SECONDS, STEP_DOWN_SECONDS, ArmedPoints
 from tests.verification.chaos.judging import Absence
 from tests.verification.chaos.plan import NODES, Fault, Step
 
@@ -31,13 +31,13 @@ class Mesh:
     def disarm(self, point: str) -> None:
         self.did.append(f"disarm {point}")
 
-    def taken(self, point: str) -> tuple[str, int, float] | None:
+    def take_reached(self, point: str) -> tuple[str, int, float] | None:
         return (self.came.pop(point), PID, 0.5) if point in self.came else None
 
-    def at(self, address: str) -> str:
+    def part_at(self, address: str) -> str:
         return address
 
-    def runs(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         return True
 
     def restart(self, name: str) -> str:
@@ -47,7 +47,7 @@ class Mesh:
     def kill(self, name: str) -> None:
         self.did.append(f"kill {name}")
 
-    def come_back(self, name: str) -> None:
+    def bring_back(self, name: str) -> None:
         self.did.append(f"come back {name}")
 
     def thaw(self, name: str, pid: int) -> None:
@@ -73,104 +73,104 @@ def absence() -> Absence:
     return Absence(frozenset(), 0.0)
 
 
-def armed(mesh: Mesh, *steps: Step) -> Halts:
-    halts = Halts(cast("Any", mesh), lambda: {"placement": "placement-2"})
+def armed(mesh: Mesh, *steps: Step) -> ArmedPoints:
+    armed_points = ArmedPoints(cast("Any", mesh), lambda: {"placement": "placement-2"})
     for step in steps:
-        halts.arm(step, absence())
-    halts.look()
+        armed_points.arm(step, absence())
+    armed_points.poll()
     mesh.did.clear()
-    return halts
+    return armed_points
 
 
 @pytest.mark.parametrize(
     ("action", "did"),
     [("stop@2", [f"thaw placement-1 {PID}"]), ("kill@1", ["kill placement-1", "come back placement-1"])],
 )
-def test_who_comes_to_a_fail_point_is_away_for_its_time(
+def test_a_process_at_a_fail_point_is_absent_for_the_step_duration(
     pass_time: Callable[[float], None], action: str, did: list[str]
 ) -> None:
     mesh, away = Mesh(), absence()
-    halts = Halts(cast("Any", mesh), dict)
-    halts.arm(a_step(action), away)
-    assert halts.look() == []
+    armed_points = ArmedPoints(cast("Any", mesh), dict)
+    armed_points.arm(a_step(action), away)
+    assert armed_points.poll() == []
     assert (mesh.did, away.node_ids) == ([f"arm {POINT} {action}"], frozenset())
     mesh.came[POINT] = "placement-1"
-    halts.look()
+    armed_points.poll()
     assert (away.node_ids, away.end) == (frozenset(NODES), float("inf"))
-    assert halts.reached == {f"{POINT} ({action[:4]})": 1}
+    assert armed_points.reached == {f"{POINT} ({action[:4]})": 1}
     pass_time(3.9)
-    halts.look()
+    armed_points.poll()
     assert away.end == float("inf")
     pass_time(0.2)
-    halts.look()
+    armed_points.poll()
     assert mesh.did[1:] == did
     assert away.begin < away.end < float("inf")
-    assert not halts.settling()
+    assert not armed_points.is_settling()
 
 
-def test_one_is_waited_for_at_a_time(pass_time: Callable[[float], None]) -> None:
+def test_a_point_is_armed_for_one_fault_at_a_time(pass_time: Callable[[float], None]) -> None:
     mesh = Mesh()
-    halts = armed(mesh, a_step("kill@1"), a_step("stop@1"), a_step("stop@1", "placement.started"))
+    armed_points = armed(mesh, a_step("kill@1"), a_step("stop@1"), a_step("stop@1", "placement.started"))
     mesh.came[POINT] = "placement-1"
-    halts.look()
-    halts.look()
+    armed_points.poll()
+    armed_points.poll()
     assert mesh.did == ["kill placement-1", f"arm {POINT} stop@1"]
 
 
-def test_who_leads_gives_way_until_somebody_comes_to_lead(pass_time: Callable[[float], None]) -> None:
+def test_leaders_step_down_until_a_new_one_reaches_the_point(pass_time: Callable[[float], None]) -> None:
     mesh = Mesh()
-    halts = armed(mesh, a_step("kill@1", "election.won"))
-    halts.look()
-    halts.look()
+    armed_points = armed(mesh, a_step("kill@1", "election.won"))
+    armed_points.poll()
+    armed_points.poll()
     assert mesh.did == ["restart placement-2"]
-    pass_time(GIVES_WAY_SECONDS)
-    halts.look()
+    pass_time(STEP_DOWN_SECONDS)
+    armed_points.poll()
     assert mesh.did == ["restart placement-2"] * 2
     mesh.came["election.won"] = "placement-1"
-    pass_time(GIVES_WAY_SECONDS)
-    halts.look()
+    pass_time(STEP_DOWN_SECONDS)
+    armed_points.poll()
     assert mesh.did[2:] == ["kill placement-1"]
 
 
-def test_a_queue_gives_way_only_while_there_is_something_to_forget(pass_time: Callable[[float], None]) -> None:
+def test_a_queue_steps_down_only_if_there_are_jobs_to_remove(pass_time: Callable[[float], None]) -> None:
     mesh, much = Mesh(), [False]
-    halts = Halts(cast("Any", mesh), lambda: {"placement": "placement-2"}, lambda: much[0])
-    halts.arm(a_step("kill@1", "upkeep.archived"), absence())
-    halts.look()
-    halts.look()
+    armed_points = ArmedPoints(cast("Any", mesh), lambda: {"placement": "placement-2"}, lambda: much[0])
+    armed_points.arm(a_step("kill@1", "upkeep.archived"), absence())
+    armed_points.poll()
+    armed_points.poll()
     assert mesh.did == ["arm upkeep.archived kill@1"]
     much[0] = True
-    halts.look()
+    armed_points.poll()
     assert mesh.did[1:] == ["restart placement-2"]
     mesh.came["upkeep.archived"] = "placement-2"
-    halts.look()
-    assert halts.armed == {"upkeep.archived": 1}
-    assert halts.reached == {"upkeep.archived (kill)": 1}
+    armed_points.poll()
+    assert armed_points.armed == {"upkeep.archived": 1}
+    assert armed_points.reached == {"upkeep.archived (kill)": 1}
 
 
-def test_at_rest_who_is_halted_is_not_for_long_and_nobody_is_waited_for_at_the_end(
+def test_stops_are_short_at_rest_and_points_are_disarmed_at_the_end(
     pass_time: Callable[[float], None],
 ) -> None:
     mesh = Mesh()
-    halts = armed(mesh, a_step("stop@1"), a_step("stop@1", "placement.started"), a_step("stop@1"))
+    armed_points = armed(mesh, a_step("stop@1"), a_step("stop@1", "placement.started"), a_step("stop@1"))
     mesh.came[POINT] = "placement-1"
-    halts.look()
-    assert halts.settling()
+    armed_points.poll()
+    assert armed_points.is_settling()
     pass_time(HALTED_SECONDS)
-    halts.look()
+    armed_points.poll()
     mesh.did.clear()
-    halts.end()
+    armed_points.end()
     assert mesh.did == ["disarm placement.started", f"disarm {POINT}"]
-    assert halts.reached.total() == 1
-    assert not halts.settling()
+    assert armed_points.reached.total() == 1
+    assert not armed_points.is_settling()
 
 
-def test_who_has_ended_meanwhile_is_left_alone(pass_time: Callable[[float], None]) -> None:
+def test_a_part_that_has_ended_in_between_is_left_alone(pass_time: Callable[[float], None]) -> None:
     mesh = Mesh()
-    halts = armed(mesh, a_step("kill@1"))
+    armed_points = armed(mesh, a_step("kill@1"))
     mesh.came[POINT] = ""
-    halts.look()
+    armed_points.poll()
     pass_time(5.0)
-    halts.look()
+    armed_points.poll()
     assert mesh.did == []
-    assert halts.reached.total() == 1
+    assert armed_points.reached.total() == 1

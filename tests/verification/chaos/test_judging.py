@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.verification.chaos.judging import (
     Absence,
     Judge,
-    Users,
+    UserRecords,
     archived_in,
     judge_archive,
     judge_failures,
@@ -43,11 +43,11 @@ def judged(commits: list[Commit], answers: list[str], edges: list[str], journal:
     return judge.wrong
 
 
-def test_a_run_in_which_all_is_well_breaks_nothing() -> None:
+def test_a_correct_run_has_no_errors() -> None:
     assert judged(COMMITS, [ANSWER], [BEGAN, OVER], [START, END]) == []
 
 
-def test_what_each_of_them_tells_is_judged() -> None:
+def test_commits_answers_edges_and_journals_are_checked() -> None:
     assert "never kept" in judged([], [ANSWER], [], [])[0]
     assert "never began on" in judged(COMMITS, [ANSWER], [BEGAN, OVER], [])[0]  # nothing ran
     assert "has not ended" in judged(COMMITS[:1], [ANSWER], [], [])[0]
@@ -59,7 +59,7 @@ def test_what_each_of_them_tells_is_judged() -> None:
 
 
 def test_a_journal_is_compared_with_how_jobs_ended() -> None:
-    users = Users()
+    users = UserRecords()
     gang = {"request": "s", "job": "b", "replicas": 2, "alone": False}
     users.take([ANSWER, json.dumps(gang), json.dumps({"cancel": ["b"]})])
     done = {"a": Phase.SUCCEEDED, "b": Phase.CANCELLED}
@@ -76,8 +76,8 @@ def test_a_journal_is_compared_with_how_jobs_ended() -> None:
     assert judge_journal([START, END], users, done, set()) == ["b cancelled, for which there is no reason"]
 
 
-def test_a_job_that_was_given_up_may_run_beside_itself_but_on_nothing_of_anothers() -> None:
-    users = Users()
+def test_a_lost_attempt_may_overlap_the_next_but_not_use_others_resources() -> None:
+    users = UserRecords()
     users.take([ANSWER])
     twice = [["twice:job-a-0", "a", "2", "0", "m"], ["twice:m-core-0", "a", "2", "0", "m"], START, END]
     assert len(judge_journal(twice, users, {"a": Phase.SUCCEEDED}, set())) == 2
@@ -86,7 +86,7 @@ def test_a_job_that_was_given_up_may_run_beside_itself_but_on_nothing_of_another
     assert len(judge_journal(twice, users, {"a": Phase.SUCCEEDED}, {"a"})) == 2
 
 
-def test_a_node_is_away_from_a_fault_on_until_it_comes_after_its_end() -> None:
+def test_a_node_is_absent_from_a_fault_until_it_connects_after_its_end() -> None:
     came = [(1.0, Came("n")), (3.0, Came("n")), (5.0, Came("n")), (3.0, Came("o"))]
     found = with_absences(came, [Absence(frozenset({"n"}), 2.0, 4.0)], ["n", "o"])
     assert found[0] == (2.0, Left("n", 2.0))
@@ -94,12 +94,12 @@ def test_a_node_is_away_from_a_fault_on_until_it_comes_after_its_end() -> None:
     assert (3.0, Came("o")) in found
 
 
-def test_an_attempt_fails_only_where_it_was_killed_or_its_disk_was_full() -> None:
+def test_an_attempt_fails_only_if_it_was_killed_or_its_disk_was_full() -> None:
     failed = {("a", 1): "its supervisor died", ("b", 1): "cannot write: No space left on device", ("c", 2): "died"}
     assert judge_failures(failed, {("a", 1)}) == ["c/2 failed, and nothing of it was killed: died"]
 
 
-def test_a_node_that_an_operator_gave_up_loses_what_runs_and_no_other_does() -> None:
+def test_only_a_forgotten_node_loses_its_running_attempts() -> None:
     lost = AttemptPut("a", 1, 2, AttemptState.LOST, HELD, frozenset({NODE}), (0,), 1)
     commits = [*COMMITS[:2], Commit(3, (lost,), 4.0)]
     asked = [json.dumps({"forgetting": NODE, "at": 3.0}), json.dumps({"forgot": NODE, "done": True, "at": 3.5})]
@@ -110,7 +110,7 @@ def test_a_node_that_an_operator_gave_up_loses_what_runs_and_no_other_does() -> 
     assert any("was given up, and runs" in what for what in judged(late, given_up, [BEGAN], [START]))
 
 
-async def test_what_is_forgotten_has_to_be_in_an_archive(tmp_path: Path) -> None:
+async def test_a_removed_job_must_be_in_an_archive(tmp_path: Path) -> None:
     files = [tmp_path / "one", tmp_path / "other", tmp_path / "none"]
     spec = job_pb2.JobSpec(kind=job_pb2.JOB_KIND_CPU)
     for job_id, file in zip("ab", files[:2], strict=True):

@@ -27,7 +27,7 @@ def frame(body: bytes, kind: int = 0, stream: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"an odd length", bytes(1000)])
-def test_a_frame_gets_a_head_that_is_none_under_a_right_checksum(body: bytes) -> None:
+def test_a_garbled_frame_has_an_invalid_head_and_a_correct_checksum(body: bytes) -> None:
     whole = packet(frame(body))
     changed = garbled(whole)
     assert len(changed) == len(whole)
@@ -35,7 +35,7 @@ def test_a_frame_gets_a_head_that_is_none_under_a_right_checksum(body: bytes) ->
     assert changed == packet(BROKEN_HEAD + body)  # the same headers, but for the checksum
 
 
-def test_what_does_not_begin_a_frame_is_left_alone() -> None:
+def test_packets_without_a_frame_head_are_unchanged() -> None:
     assert garbled(packet(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == b""
     assert garbled(packet(frame(bytes(100))[:50])) == b""  # its end comes later
     assert garbled(packet(frame(b"x") + bytes([0, 0, 1, 77, 0, 0, 0, 0, 1]))) == b""  # a body that looks like a head
@@ -45,7 +45,7 @@ def test_what_does_not_begin_a_frame_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("head", [b"POST /raft HTTP/1.1\r\n", b"GET /raft/stream HTTP/1.1\r\n", b"HTTP/1.1 200 OK\r\n"])
-def test_between_members_of_etcd_heads_of_messages_and_of_chunks_are_spoilt(head: bytes) -> None:
+def test_between_etcd_members_message_and_chunk_heads_are_garbled(head: bytes) -> None:
     chunk = b"1f\r\n" + bytes(0x1F) + b"\r\n"
     for whole in (head, chunk, chunk + b"1f\r\n" + bytes(4)):
         assert garbled(packet(whole)) == packet(b"\xff" + whole[1:])
@@ -53,7 +53,7 @@ def test_between_members_of_etcd_heads_of_messages_and_of_chunks_are_spoilt(head
     assert garbled(packet(bytes(3) + chunk)) == b""
 
 
-def test_with_tls_any_byte_of_what_is_delivered_is_another_under_a_right_checksum() -> None:
+def test_with_tls_any_payload_byte_changes_under_a_correct_checksum() -> None:
     rng, body = Random(1), bytes(range(200))
     found = set()
     for _ in range(2000):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.verification.chaos.names import answer_to
+from tests.verification.chaos.names import answer_query
 
 ADDRESSES = {"queue-1.mesh": "10.91.7.2"}
 HEAD = struct.pack("!HHHHHH", 7, 0x0100, 1, 0, 0, 0)
@@ -16,19 +16,19 @@ def question(name: str, kind: int = 1) -> bytes:
     return HEAD + labels + b"\0" + struct.pack("!HH", kind, 1)
 
 
-def test_a_name_that_is_known_has_its_address_whatever_its_case() -> None:
-    answer = answer_to(question("Queue-1.mesh"), ADDRESSES)
+def test_a_known_name_has_an_address_in_any_case() -> None:
+    answer = answer_query(question("Queue-1.mesh"), ADDRESSES)
     assert struct.unpack_from("!HHHHHH", answer) == (7, 0x8180, 1, 1, 0, 0)
     assert answer.endswith(bytes([10, 91, 7, 2]))
 
 
-def test_a_name_that_is_unknown_does_not_exist_and_one_without_such_a_record_does() -> None:
-    assert struct.unpack_from("!HHHH", answer_to(question("other.mesh"), ADDRESSES)) == (7, 0x8183, 1, 0)
-    assert struct.unpack_from("!HHHH", answer_to(question("queue-1.mesh", kind=28), ADDRESSES)) == (7, 0x8180, 1, 0)
+def test_an_unknown_name_is_nxdomain_and_a_missing_record_is_not() -> None:
+    assert struct.unpack_from("!HHHH", answer_query(question("other.mesh"), ADDRESSES)) == (7, 0x8183, 1, 0)
+    assert struct.unpack_from("!HHHH", answer_query(question("queue-1.mesh", kind=28), ADDRESSES)) == (7, 0x8180, 1, 0)
 
 
-def test_a_server_that_refuses_says_so_of_every_name() -> None:
-    assert struct.unpack_from("!HHHH", answer_to(question("queue-1.mesh"), ADDRESSES, refused=True)) == (
+def test_a_refusing_server_refuses_every_name() -> None:
+    assert struct.unpack_from("!HHHH", answer_query(question("queue-1.mesh"), ADDRESSES, refused=True)) == (
         7,
         0x8182,
         1,

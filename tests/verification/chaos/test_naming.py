@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.verification.chaos.naming import NAMED_SECONDS, Naming
 from tests.verification.chaos.plan import LASTING_SECONDS, NODES, Fault, Step
+from tests.verification.chaos.status_checker import NAMED_SECONDS_MAX, StatusChecker
 
 NODE = "run-agent-1"
 
@@ -34,36 +34,36 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def answered(asker: Naming, now: list[float], after: float, *problems: tuple[str, str]) -> list[str]:
+def answered(asker: StatusChecker, now: list[float], after: float, *problems: tuple[str, str]) -> list[str]:
     """Let an answer come to a question that is asked so many seconds later."""
-    now[0] = asker._asked_at = 100.0 + after
-    asker._judge({"problems": [{"where": where, "what": what} for where, what in problems]})
+    now[0] = asker._started_at = 100.0 + after
+    asker._check_expected({"problems": [{"where": where, "what": what} for where, what in problems]})
     return asker.wrong
 
 
-def asks(fault: Fault, part: str, seconds: float = LASTING_SECONDS[0], amount: float = 0.0) -> Naming:
+def asks(fault: Fault, part: str, seconds: float = LASTING_SECONDS[0], amount: float = 0.0) -> StatusChecker:
     mesh: Any = Mesh()
-    asker = Naming(mesh, not_launched={})
-    asker._is_given_up = lambda lasting: False  # type: ignore[method-assign]  # nobody has given up anything
+    asker = StatusChecker(mesh, not_launched={})
+    asker._is_given_up = lambda expected: False  # type: ignore[method-assign]  # nobody has given up anything
     asker.begin(Step(1, 0.5, fault, part, seconds=seconds, amount=amount))
     return asker
 
 
-def test_what_lasts_and_is_never_named_is_wrong_once_it_is_late(now: list[float]) -> None:
+def test_a_lasting_fault_that_is_not_named_in_time_is_an_error(now: list[float]) -> None:
     asker = asks(Fault.PAUSE, "agent-1")
-    assert answered(asker, now, NAMED_SECONDS - 1, ("queue-1", "it does not answer")) == []
-    (wrong,) = answered(asker, now, NAMED_SECONDS + 1, ("queue-1", "it does not answer"))
+    assert answered(asker, now, NAMED_SECONDS_MAX - 1, ("queue-1", "it does not answer")) == []
+    (wrong,) = answered(asker, now, NAMED_SECONDS_MAX + 1, ("queue-1", "it does not answer"))
     assert "does not name run-agent-1" in wrong
 
 
-def test_what_is_named_in_time_is_well(now: list[float]) -> None:
+def test_a_fault_named_in_time_is_no_error(now: list[float]) -> None:
     asker = asks(Fault.PAUSE, "agent-1")
     answered(asker, now, 12.0, (NODE, "its agent is away"))
     assert answered(asker, now, 60.0) == []
     assert asker.named_seconds == {"pause": 12.0}
 
 
-def test_a_problem_of_another_kind_names_no_certificate(now: list[float]) -> None:
+def test_an_unrelated_problem_does_not_name_a_certificate(now: list[float]) -> None:
     asker = asks(Fault.EXPIRE, "queue-1")
     answered(asker, now, 5.0, ("queue at queue-1", "it does not answer"))
     assert asker.named_seconds == {}
@@ -71,16 +71,16 @@ def test_a_problem_of_another_kind_names_no_certificate(now: list[float]) -> Non
     assert asker.named_seconds == {"expire": 6.0}
 
 
-def test_a_node_has_to_be_named_only_once_it_has_refused_some_launches(now: list[float]) -> None:
+def test_a_node_must_be_named_only_after_some_refused_launches(now: list[float]) -> None:
     asker = asks(Fault.REFUSE_LAUNCH, "agent-1")
-    assert answered(asker, now, NAMED_SECONDS + 1) == []
+    assert answered(asker, now, NAMED_SECONDS_MAX + 1) == []
     asker.not_launched = {NODE: 3}
-    assert answered(asker, now, NAMED_SECONDS + 2) == []
-    assert answered(asker, now, NAMED_SECONDS + 10) == []
-    assert answered(asker, now, 2 * NAMED_SECONDS + 5) != []
+    assert answered(asker, now, NAMED_SECONDS_MAX + 2) == []
+    assert answered(asker, now, NAMED_SECONDS_MAX + 10) == []
+    assert answered(asker, now, 2 * NAMED_SECONDS_MAX + 5) != []
 
 
-def test_nothing_is_expected_of_what_is_short_or_cannot_be_seen(now: list[float]) -> None:
+def test_short_and_invisible_faults_need_not_be_named(now: list[float]) -> None:
     for asker in (asks(Fault.PAUSE, "agent-1", seconds=5.0), asks(Fault.STARVE, "agent-1")):
         assert answered(asker, now, 100.0) == []
 
@@ -99,7 +99,7 @@ def test_nothing_is_expected_of_what_is_short_or_cannot_be_seen(now: list[float]
         (Fault.NAME_ERROR, "agent-1", 0.0, (NODE, "it cannot resolve queue.mesh: no answer within 13 s")),
     ],
 )
-def test_what_is_slow_has_to_be_named_as_slow(
+def test_slow_parts_must_be_named_as_slow(
     now: list[float], fault: Fault, part: str, amount: float, problem: tuple[str, str]
 ) -> None:
     asker = asks(fault, part, amount=amount)
@@ -109,18 +109,18 @@ def test_what_is_slow_has_to_be_named_as_slow(
     assert asker.named_seconds == {str(fault): 6.0}
     now[0] = 100.0
     late = asks(fault, part, amount=amount)
-    assert answered(late, now, NAMED_SECONDS + 1) != []
+    assert answered(late, now, NAMED_SECONDS_MAX + 1) != []
     now[0] = 100.0
     if amount:
-        assert answered(asks(fault, part, amount=0.1), now, NAMED_SECONDS + 1) == []
+        assert answered(asks(fault, part, amount=0.1), now, NAMED_SECONDS_MAX + 1) == []
 
 
-def test_clocks_that_are_off_have_to_be_named_and_no_others() -> None:
+def test_exactly_the_clocks_that_are_off_must_be_named() -> None:
     mesh: Any = Mesh()
-    asker = Naming(mesh, not_launched={})
+    asker = StatusChecker(mesh, not_launched={})
     off = {"where": "queue at queue-1", "what": "its clock is 50 s ahead"}
-    assert asker._misjudged_clocks([]) == []
-    assert asker._misjudged_clocks([off]) == ["at queue-1: its clock is off by 0.0 s and named"]
+    assert asker._clock_errors([]) == []
+    assert asker._clock_errors([off]) == ["at queue-1: its clock is off by 0.0 s and named"]
     mesh.offsets["queue-1"] = 50.0
-    assert asker._misjudged_clocks([off]) == []
-    assert asker._misjudged_clocks([]) == ["at queue-1: its clock is off by 50.0 s and not named"]
+    assert asker._clock_errors([off]) == []
+    assert asker._clock_errors([]) == ["at queue-1: its clock is off by 50.0 s and not named"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.verification.chaos.promises import Promises
+from tests.verification.chaos.acknowledgements import Acknowledgements
 
 from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.history.events import AttemptPut, Began, Change, Commit, JobGone, JobPut, NodePut
@@ -17,11 +17,11 @@ def attempt(job_id: str, number: int = 1, node_id: str = "n") -> AttemptPut:
 
 
 def judged(changes: list[Change], *answers: dict[str, Any], began: tuple[float, ...] = ()) -> list[str]:
-    promises = Promises()
+    acknowledgements = Acknowledgements()
     for answer in answers:
-        promises.take_answer(answer)
-    promises.take_commits(Commit(revision, (change,)) for revision, change in enumerate(changes, 1))
-    return promises.judge([(at, Began("n", "a", 1, 2)) for at in began])
+        acknowledgements.take_answer(answer)
+    acknowledgements.take_commits(Commit(revision, (change,)) for revision, change in enumerate(changes, 1))
+    return acknowledgements.judge([(at, Began("n", "a", 1, 2)) for at in began])
 
 
 def queued(job_id: str, priority: int = 0) -> JobPut:
@@ -32,7 +32,7 @@ def ended(job_id: str, phase: Phase = Phase.SUCCEEDED, priority: int = 0) -> Job
     return JobPut(job_id, phase, priority=priority)
 
 
-def test_a_change_that_was_acknowledged_stays_and_an_unanswered_one_may() -> None:
+def test_an_acknowledged_update_stays_and_an_unanswered_one_may() -> None:
     asked, told = {"asked": "a", "priority": 3}, {"updated": "a", "priority": 3}
     later = {"asked": "a", "priority": 4}
     assert judged([ended("a", priority=3)], asked, told) == []
@@ -41,7 +41,7 @@ def test_a_change_that_was_acknowledged_stays_and_an_unanswered_one_may() -> Non
     assert judged([ended("a", priority=0)], asked, told) == ["a was given priority [3], and has 0"]
 
 
-def test_what_begins_while_it_is_suspended_is_stopped() -> None:
+def test_an_attempt_that_begins_during_a_suspension_is_stopped() -> None:
     answer = {"suspended": "a", "begin": 5.0, "end": 8.0}
     assert judged([ended("a")], answer, began=(4.0, 9.0)) == []
     assert judged([ended("a")], answer, began=(6.0,)) == ["a/1 began on n while it was suspended, and was not stopped"]
@@ -50,7 +50,7 @@ def test_what_begins_while_it_is_suspended_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("condition", ["after", "after_ok"])
-def test_a_job_begins_after_those_that_come_before_it(condition: str) -> None:
+def test_a_job_begins_after_its_dependencies(condition: str) -> None:
     answer = {"job": "b", "after": {"a": condition}}
     assert judged([queued("a"), ended("a"), attempt("b")], answer) == []
     assert judged([queued("a"), attempt("b"), ended("a")], answer) == ["b began at 2, and a before it ended at 3"]
@@ -59,15 +59,15 @@ def test_a_job_begins_after_those_that_come_before_it(condition: str) -> None:
     assert len(failed) == (condition == "after_ok")
 
 
-def test_only_what_comes_after_a_success_is_cancelled_where_there_was_none() -> None:
-    promises = Promises()
-    promises.take_answer({"job": "b", "after": {"a": "after_ok"}})
-    promises.take_answer({"job": "c", "after": {"a": "after"}})
-    promises.take_commits([Commit(1, (ended("a", Phase.CANCELLED),))])
-    assert (promises.why_cancelled("b"), promises.why_cancelled("c")) == (True, False)
+def test_only_a_job_whose_dependency_failed_is_cancelled() -> None:
+    acknowledgements = Acknowledgements()
+    acknowledgements.take_answer({"job": "b", "after": {"a": "after_ok"}})
+    acknowledgements.take_answer({"job": "c", "after": {"a": "after"}})
+    acknowledgements.take_commits([Commit(1, (ended("a", Phase.CANCELLED),))])
+    assert (acknowledgements.why_cancelled("b"), acknowledgements.why_cancelled("c")) == (True, False)
 
 
-def test_a_drained_node_is_given_nothing_until_it_takes_work_again() -> None:
+def test_a_drained_node_gets_no_work_until_it_is_uncordoned() -> None:
     answer = {"drained": "n", "since": "since"}
     closed, opened = NodePut("n", takes_work=False), NodePut("n", takes_work=True)
     late: list[Change] = [closed, attempt("a"), queued("since")]  # decided on before, and stopped by the drain itself
@@ -77,12 +77,12 @@ def test_a_drained_node_is_given_nothing_until_it_takes_work_again() -> None:
     ]
 
 
-def test_a_cordoned_node_is_given_nothing_either() -> None:
+def test_a_cordoned_node_gets_no_work() -> None:
     changes: list[Change] = [NodePut("n", takes_work=False), queued("since"), attempt("a")]
     assert len(judged(changes, {"cordoned": "n", "since": "since"})) == 1
 
 
-def test_a_job_that_was_moved_does_not_come_back() -> None:
+def test_a_migrated_job_does_not_return_to_its_node() -> None:
     answer = {"moved": "a", "number": 1}
     assert judged([attempt("a"), attempt("a", 2, "m"), ended("a")], answer) == []
     assert judged([attempt("a"), attempt("a", 2), ended("a")], answer) == [
@@ -92,14 +92,14 @@ def test_a_job_that_was_moved_does_not_come_back() -> None:
     assert judged([attempt("a"), gang, ended("a")], answer) == []
 
 
-def test_what_is_forgotten_is_known_as_it_ended() -> None:
-    promises = Promises()
+def test_a_removed_job_keeps_its_final_phase() -> None:
+    acknowledgements = Acknowledgements()
     changes: list[Change] = [ended("a"), queued("b"), JobGone("a"), JobGone("b")]
-    promises.take_commits(Commit(revision, (change,)) for revision, change in enumerate(changes, 1))
-    assert promises.forgotten == {"a": Phase.SUCCEEDED}
+    acknowledgements.take_commits(Commit(revision, (change,)) for revision, change in enumerate(changes, 1))
+    assert acknowledgements.forgotten == {"a": Phase.SUCCEEDED}
 
 
-def test_a_service_does_not_end_by_itself() -> None:
+def test_a_service_ends_only_when_cancelled() -> None:
     answer = {"job": "a", "service": True}
     assert judged([ended("a", Phase.CANCELLED)], answer) == []
     assert judged([ended("a")], answer) == ["a, a service, ended by itself"]

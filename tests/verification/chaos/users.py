@@ -15,7 +15,7 @@ from tests.verification.chaos.plan import CLIENT
 POLL_SECONDS = 0.02
 
 
-class Users:
+class LoadProcess:
     """The process that submits."""
 
     def __init__(self, mesh: Mesh, seed: int) -> None:
@@ -28,7 +28,7 @@ class Users:
         ]
         with (mesh.directory / "logs" / "client.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, mesh.reached("queue"), mesh.reached("placement"), str(seed)],
+                [*command, mesh.service_address("queue"), mesh.service_address("placement"), str(seed)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -44,13 +44,13 @@ class Users:
         for line in self._process.stdout:
             self._lines.put(line)
 
-    def say(self, word: str) -> None:
+    def send(self, word: str) -> None:
         """Tell it what to do."""
         assert self._process.stdin
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
-    def is_calm(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether all that it submitted has ended, since it was asked to hush."""
         with contextlib.suppress(queue.Empty):
             self.refusals = json.loads(self._lines.get(timeout=POLL_SECONDS))["refusals"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
-from tests.verification.chaos.asking import RETRY_SECONDS, Asking
+from tests.verification.chaos.call_log import RETRY_SECONDS, CallLog
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import ENDED
@@ -16,14 +16,14 @@ from cotenant.history.recording import clock
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-HEARD_SECONDS_MAX = 60.0  # after nothing is wrong any more; a stream that was cut off goes on after some of them
+REPORTED_SECONDS_MAX = 60.0  # after nothing is wrong any more; a stream that was cut off goes on after some of them
 
 
 @dataclass
-class Watching:
+class EndWatcher:
     """Watches, and knows whose end it has yet to hear of, since when. `jobs` are the calls of one who sees all."""
 
-    asking: Asking
+    call_log: CallLog
     jobs: Any
     awaited: dict[str, float] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)  # that were heard of
@@ -34,7 +34,7 @@ class Watching:
             try:
                 await self._watch()
             except grpc.aio.AioRpcError as error:
-                self.asking.refusals[error.code().name] += 1
+                self.call_log.refusals[error.code().name] += 1
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _watch(self) -> None:
@@ -44,11 +44,11 @@ class Watching:
                 if told is None:
                     return  # it was garbled, and what it said is to be asked for
                 if told.HasField("job"):
-                    self.hear(told.job)
+                    self.observe(told.job)
         finally:
             stream.cancel()
 
-    def hear(self, job: job_pb2.Job) -> None:
+    def observe(self, job: job_pb2.Job) -> None:
         """Take in what was told of a job."""
         if specs.PHASES.from_wire(job.phase) in ENDED:
             self._ended.add(job.id)
@@ -60,13 +60,13 @@ class Watching:
             if job_id not in self._ended:
                 self.awaited.setdefault(job_id, clock())
 
-    def look(self, there: Container[str], *, hushed: bool) -> None:
+    def poll(self, there: Container[str], *, quiescing: bool) -> None:
         """Wait no more for what is in no list, for it is in no picture either; tell what took too long."""
         for job_id, since in list(self.awaited.items()):
             if job_id not in there:
                 del self.awaited[job_id]
-            elif not hushed:
+            elif not quiescing:
                 self.awaited[job_id] = clock()
-            elif clock() - since > HEARD_SECONDS_MAX:
+            elif clock() - since > REPORTED_SECONDS_MAX:
                 del self.awaited[job_id]
-                self.asking.tell(wrong=f"nothing of the end of {job_id}, who watched")
+                self.call_log.record(wrong=f"nothing of the end of {job_id}, who watched")

@@ -20,7 +20,7 @@ from tests.verification.control_plane.faults import Faults
 from tests.verification.control_plane.mutants import MUTANTS, mutant
 from tests.verification.control_plane.playing import Outcome
 
-TOLD_EVERY_SECONDS = 15.0
+PROGRESS_EVERY_SECONDS = 15.0
 SETTINGS = {
     "PYTHONHASHSEED": "0",  # the order of sets of words is part of what is replayed
     "OPENBLAS_NUM_THREADS": "1",  # each copy would start its own, which have nothing to do
@@ -43,10 +43,10 @@ def main() -> int:
         words = [sys.executable, "-m", "tests.verification.control_plane", *sys.argv[1:]]
         return subprocess.run(words, env=os.environ | SETTINGS, check=False).returncode
     if options.mutants:
-        return _find_out(options.seeds)
+        return _detect_mutants(options.seeds)
     faults = MUTANTS[options.mutant].faults if options.mutant else None
     with mutant(options.mutant) if options.mutant else nullcontext():
-        return _replay(options.seed, faults) if options.seed is not None else _play(options, faults)
+        return _replay(options.seed, faults) if options.seed is not None else _play_seeds(options, faults)
 
 
 def _replay(seed: int, faults: Faults | None) -> int:
@@ -54,11 +54,11 @@ def _replay(seed: int, faults: Faults | None) -> int:
     for place, event in enumerate(outcome.events, 1):
         print(place, event)
     print(*outcome.faults, sep="\n")
-    return _tell(outcome)
+    return _print_outcome(outcome)
 
 
 @dataclass
-class _Sum:
+class _Totals:
     """What came of many seeds."""
 
     seeds: int
@@ -82,12 +82,12 @@ class _Sum:
     def seconds(self) -> float:
         return time.perf_counter() - self.began
 
-    def so_far(self) -> str:
+    def progress(self) -> str:
         left_seconds = self.seconds / self.played * (self.seeds - self.played)
         pace = f"{60 * self.played / self.seconds:,.0f} a minute, about {left_seconds:,.0f} s left"
         return f"{self.played:,} of {self.seeds:,} seeds, {self.wrong} with something wrong; {pace}"
 
-    def whole(self) -> str:
+    def summary(self) -> str:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         each = (used.ru_utime + used.ru_stime) / max(1, self.played)
         points = ", ".join(f"{point} {times}" for point, times in sorted(self.reached.items()))
@@ -106,23 +106,23 @@ class _Sum:
         )
 
 
-def _play(options: argparse.Namespace, faults: Faults | None) -> int:
-    total, told_at = _Sum(options.seeds), TOLD_EVERY_SECONDS
+def _play_seeds(options: argparse.Namespace, faults: Faults | None) -> int:
+    total, next_progress = _Totals(options.seeds), PROGRESS_EVERY_SECONDS
     seeds = range(options.first, options.first + options.seeds)
     with closing(outcomes(seeds, options.jobs, faults, digests=options.digests)) as played:
         for outcome in played:
             total.add(outcome)
-            _tell(outcome)
+            _print_outcome(outcome)
             if outcome.wrong and not options.mutant:
                 _play_alone(outcome, faults)
             if options.digests:
                 print(f"seed {outcome.seed}: {outcome.digest}")
-            if total.seconds > told_at:
-                print(total.so_far(), file=sys.stderr, flush=True)
-                told_at = total.seconds + TOLD_EVERY_SECONDS
+            if total.seconds > next_progress:
+                print(total.progress(), file=sys.stderr, flush=True)
+                next_progress = total.seconds + PROGRESS_EVERY_SECONDS
             if (total.wrong and options.mutant) or total.seconds > options.seconds:
                 break
-    print(total.whole())
+    print(total.summary())
     return int(total.wrong > 0)
 
 
@@ -135,7 +135,7 @@ def _play_alone(outcome: Outcome, faults: Faults | None) -> None:
         )
 
 
-def _find_out(seeds: int) -> int:
+def _detect_mutants(seeds: int) -> int:
     """Play each broken build until its rule is broken; 1 where one is not in so many seeds."""
     missed = 0
     for name, broken in MUTANTS.items():
@@ -151,7 +151,7 @@ def _find_out(seeds: int) -> int:
     return int(missed > 0)
 
 
-def _tell(outcome: Outcome) -> int:
+def _print_outcome(outcome: Outcome) -> int:
     if outcome.wrong:
         print(f"seed {outcome.seed}: {'; '.join(outcome.wrong)}")
         print(f"  replay: python -m tests.verification.control_plane --seed {outcome.seed}", flush=True)

@@ -24,11 +24,11 @@ from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
 QUEUES = ("queue-0", "queue-1")
-CALL_SECONDS, AGAIN_SECONDS, LOOK_SECONDS = 3.0, 0.2, 1.5
+CALL_SECONDS, RETRY_SECONDS, LOOK_SECONDS = 3.0, 0.2, 1.5
 PAGE = 1000
 OVER = [specs.PHASES.to_wire(phase) for phase in sorted(ENDED)]
 TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-SENSELESS = (grpc.StatusCode.FAILED_PRECONDITION,)
+INVALID_STATE = (grpc.StatusCode.FAILED_PRECONDITION,)
 AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITION_AFTER_OK
 
 
@@ -46,7 +46,9 @@ class Clients:
         """A client's way to the queue, whichever replica answers."""
         return job_service_pb2_grpc.JobServiceStub(self._network.channel(Process(name), QUEUES))
 
-    async def insist(self, call: Any, request: Any, *, refused: Sequence[grpc.StatusCode] = SENSELESS) -> Any:
+    async def call_until_answered(
+        self, call: Any, request: Any, *, refused: Sequence[grpc.StatusCode] = INVALID_STATE
+    ) -> Any:
         """Ask the same until there is an answer; None where what is wanted makes no sense any more."""
         repeatable = "request_id" in request.DESCRIPTOR.fields_by_name
         if repeatable and not request.request_id:
@@ -62,7 +64,7 @@ class Clients:
                         self._failures.append(f"{asked}: {error.code()} {error.details()}")
                     answer = None
                 else:
-                    await asyncio.sleep(AGAIN_SECONDS * (0.5 + self._rng.random()))
+                    await asyncio.sleep(RETRY_SECONDS * (0.5 + self._rng.random()))
                     continue
             self.unanswered.pop(asked, None)
             return answer
@@ -73,9 +75,9 @@ class Clients:
         """Submit a job or an array until it is acknowledged, and change one's mind; some send the same twice."""
         stub = self.stub(f"client-{number}")
         await asyncio.sleep(self._rng.random() * within_seconds)
-        request = pb.CreateJobRequest(spec=self._story(number), request_id=f"request-{number}")
+        request = pb.CreateJobRequest(spec=self._run_job(number), request_id=f"request-{number}")
         times = self._rng.choice([1, 1, 2])
-        answers = await asyncio.gather(*(self.insist(stub.CreateJob, request) for _ in range(times)))
+        answers = await asyncio.gather(*(self.call_until_answered(stub.CreateJob, request) for _ in range(times)))
         if not (made := [answer.job for answer in answers if answer]):
             return
         job, array_id = made[0], made[0].spec.array_task.array_id
@@ -87,7 +89,7 @@ class Clients:
         self.acknowledged.append(array_id or job.id)
         await self._change(stub, array_id or job.id, ids)
 
-    def _story(self, number: int) -> job_pb2.JobSpec:
+    def _run_job(self, number: int) -> job_pb2.JobSpec:
         rng = self._rng
         gpus, replicas = rng.choice([(1, 1)] * 4 + [(2, 1), (1, 2), (1, 3), (0, 1)])
         told = spec(
@@ -110,28 +112,28 @@ class Clients:
             await asyncio.sleep(3 * self._rng.random() ** 2)
             (wish,) = self._rng.choices(["cancel", "suspend", "resume", "move", "update"], [2, 1, 1, 2, 4])
             if wish == "cancel":
-                if await self.insist(stub.CancelJob, pb.CancelJobRequest(id=thing_id)):
+                if await self.call_until_answered(stub.CancelJob, pb.CancelJobRequest(id=thing_id)):
                     self._events.extend(Cancelled(job_id) for job_id in job_ids)
             elif wish == "suspend":
-                await self.insist(stub.SuspendJob, pb.SuspendJobRequest(id=thing_id))
+                await self.call_until_answered(stub.SuspendJob, pb.SuspendJobRequest(id=thing_id))
             elif wish == "resume":
-                await self.insist(stub.ResumeJob, pb.ResumeJobRequest(id=thing_id))
+                await self.call_until_answered(stub.ResumeJob, pb.ResumeJobRequest(id=thing_id))
             elif wish == "move":
                 await self._move(stub, self._rng.choice(job_ids))
             else:
                 job_id, priority = self._rng.choice(job_ids), self._rng.randint(-5, 5)
                 changed = job_pb2.Job(id=job_id, spec=job_pb2.JobSpec(priority=priority))
                 request = pb.UpdateJobRequest(job=changed, update_mask=FieldMask(paths=["spec.priority"]))
-                if await self.insist(stub.UpdateJob, request):
+                if await self.call_until_answered(stub.UpdateJob, request):
                     self._events.append(Prioritized(job_id, priority))
 
     async def _move(self, stub: Any, job_id: str) -> None:
         """Have a job go on elsewhere, if it has begun."""
-        job = (await self.insist(stub.GetJob, pb.GetJobRequest(id=job_id))).job
+        job = (await self.call_until_answered(stub.GetJob, pb.GetJobRequest(id=job_id))).job
         if job.attempt.number:
             request = pb.MoveJobRequest(id=job_id, number=job.attempt.number, reason="somebody says so")
             request.avoid.FromSeconds(self._rng.randint(0, 3))
-            await self.insist(stub.MoveJob, request)
+            await self.call_until_answered(stub.MoveJob, request)
 
     # Those who look on ---------------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Clients:
                     if not response.synced:
                         seen[response.job.id] = phase = phase_of(response.job.phase)
                         self._events.append(Watched(name, stream, response.job.id, phase))
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def hold_watches(self, name: str, count: int, seconds: float) -> None:
         """Open watches of all jobs, read nothing of them, and end them after a while."""
@@ -159,7 +161,7 @@ class Clients:
     async def read(self, address: str) -> None:
         """Ask one replica again and again what has ended; what it answers by itself bears a revision."""
         name = f"reader of {address}"
-        stub: Any = job_service_pb2_grpc.JobServiceStub(self._network.passage(Process(name), address))
+        stub: Any = job_service_pb2_grpc.JobServiceStub(self._network.forwarding_channel(Process(name), address))
         request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(phases=OVER))
         while True:
             await asyncio.sleep(LOOK_SECONDS * (0.5 + self._rng.random()))

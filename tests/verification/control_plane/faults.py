@@ -13,7 +13,7 @@ from tests.verification.control_plane.world import REPLICAS, World
 from cotenant.fail_points import POINTS
 
 Faults = tuple[tuple[Callable[[World], Awaitable[None]], int], ...]  # how often, beside the others
-MEET_SECONDS_MAX = 4.0
+FAIL_POINT_SECONDS_MAX = 4.0
 STOPPED_SECONDS, RUNNING_SECONDS, STUTTER_SECONDS_MAX = (0.05, 3.0), 0.2, 6.0
 LAG_SECONDS = (0.05, 0.5)
 JUMP_SECONDS = (0.5, 2.0, 30.0, 3600.0)
@@ -55,14 +55,14 @@ async def lose_store(world: World) -> None:
     world.store.away = False
 
 
-async def lose_way_to_store(world: World) -> None:
+async def disconnect_from_store(world: World) -> None:
     """One replica does not reach the store; others reach it."""
     name = _replica(world)
     world.faults[-1] += f" {name}"
-    await _keep_from_store(world, name, world.rng.random() * 5)
+    await _disconnect(world, name, world.rng.random() * 5)
 
 
-async def _keep_from_store(world: World, name: str, seconds: float) -> None:
+async def _disconnect(world: World, name: str, seconds: float) -> None:
     store = world.stores[name]
     store.reached = False
     await asyncio.sleep(seconds)
@@ -135,25 +135,25 @@ async def repeat_frames(world: World) -> None:
     name = world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     for _ in range(5):
-        world.agents[name].hear_again()
+        world.agents[name].redeliver()
         await asyncio.sleep(world.rng.random() / 2)
 
 
 async def repeat_calls(world: World) -> None:
     """Calls come once more, as where somebody on their way was paused; whoever made them has made others since."""
     for _ in range(4):
-        world.network.hear_again()
+        world.network.redeliver()
         await asyncio.sleep(world.rng.random())
 
 
 async def repeat_plans(world: World) -> None:
     """Plans come once more."""
     for _ in range(8):
-        world.network.hear_again("/PlanPlacement")
+        world.network.redeliver("/PlanPlacement")
         await asyncio.sleep(world.rng.random() / 2)
 
 
-async def _meet(world: World, happens: Callable[[Process], None], name: str = "", point: str = "") -> str:
+async def _at_fail_point(world: World, action: Callable[[Process], None], name: str = "", point: str = "") -> str:
     """Let something happen to a replica when it next comes to a fail point; its name, "" where it does not come."""
     name = name or _replica(world)
     service = name.partition("-")[0]
@@ -164,12 +164,12 @@ async def _meet(world: World, happens: Callable[[Process], None], name: str = ""
     came = asyncio.Event()
 
     def meet(process: Process) -> None:
-        happens(process)
+        action(process)
         came.set()
 
     world.armed[name, point] = meet
     try:
-        async with asyncio.timeout(MEET_SECONDS_MAX):
+        async with asyncio.timeout(FAIL_POINT_SECONDS_MAX):
             await came.wait()
     except TimeoutError:
         world.armed.pop((name, point), None)
@@ -179,7 +179,7 @@ async def _meet(world: World, happens: Callable[[Process], None], name: str = ""
 
 async def cut_off(world: World) -> None:
     """A replica is killed at a fail point, and started again after a while."""
-    if name := await _meet(world, Process.cut):
+    if name := await _at_fail_point(world, Process.cut):
         await world.kill(name)
         await asyncio.sleep(world.rng.random() * 2)
         world.start(name)
@@ -187,7 +187,7 @@ async def cut_off(world: World) -> None:
 
 async def halt(world: World) -> None:
     """A replica is paused at a fail point, often for longer than its lease lasts."""
-    if name := await _meet(world, Process.pause):
+    if name := await _at_fail_point(world, Process.pause):
         process = world.processes[name]
         await asyncio.sleep(world.rng.random() * 5)
         process.resume()
@@ -309,7 +309,7 @@ FAULTS: Faults = (
     (halt, 4),
     (slow_down, 2),
     (lose_store, 2),
-    (lose_way_to_store, 2),
+    (disconnect_from_store, 2),
     (lose_answers, 3),
     (partition, 2),
     (lose_agent, 2),
@@ -326,12 +326,12 @@ FAULTS: Faults = (
 async def depose(world: World) -> None:
     """The queue's leader is replaced, and hears everybody but the store, who would say so."""
     if name := world.leader("queue"):
-        await _keep_from_store(world, name, 4 + 4 * world.rng.random())
+        await _disconnect(world, name, 4 + 4 * world.rng.random())
 
 
 async def cut_off_in_commit(world: World) -> None:
     """The queue's leader is killed before it keeps what it has heard of an attempt."""
-    if (name := world.leader("queue")) and await _meet(world, Process.cut, name, "queue.committing"):
+    if (name := world.leader("queue")) and await _at_fail_point(world, Process.cut, name, "queue.committing"):
         await world.kill(name)
         world.start(name)
 
@@ -344,30 +344,34 @@ async def replace_placement(world: World) -> None:
         world.start(name)
 
 
-EVERY: Faults = (*FAULTS, (depose, 2), (cut_off_in_commit, 2), (replace_placement, 2), (repeat_plans, 3))
-EVERY_SHARE, KINDS_MIN, KINDS_MAX = 0.25, 2, 5
+ALL_FAULTS: Faults = (*FAULTS, (depose, 2), (cut_off_in_commit, 2), (replace_placement, 2), (repeat_plans, 3))
+ALL_FAULTS_SHARE, KINDS_MIN, KINDS_MAX = 0.25, 2, 5
 
 
-def drawn(seed: int) -> Faults:
+def draw_faults(seed: int) -> Faults:
     """Draw what may befall a seed's world: mostly a few kinds, again and again, for many kinds hide each other.
 
     As in swarm testing (Groce et al., ISSTA 2012 [P]).
     """
     rng = Random(f"faults {seed}")
-    return EVERY if rng.random() < EVERY_SHARE else tuple(rng.sample(EVERY, rng.randint(KINDS_MIN, KINDS_MAX)))
+    return (
+        ALL_FAULTS
+        if rng.random() < ALL_FAULTS_SHARE
+        else tuple(rng.sample(ALL_FAULTS, rng.randint(KINDS_MIN, KINDS_MAX)))
+    )
 
 
-PAUSES: Faults = ((pause, 2), (halt, 3))
-OF_REPLACED_QUEUES: Faults = ((depose, 3), (cut_off_in_commit, 3), (crash, 1))
-OF_LATE_PLANS: Faults = ((replace_placement, 2), (repeat_plans, 5))
-OF_LOST_NODES: Faults = ((lose_node, 3), (lose_agent, 3), (repeat_calls, 3))
-OF_NEW_QUEUES: Faults = ((replace_queue, 1),)
-OF_SICK_NODES: Faults = ((refuse_launches, 1),)
+PAUSE_FAULTS: Faults = ((pause, 2), (halt, 3))
+REPLACED_QUEUE_FAULTS: Faults = ((depose, 3), (cut_off_in_commit, 3), (crash, 1))
+LATE_PLAN_FAULTS: Faults = ((replace_placement, 2), (repeat_plans, 5))
+LOST_NODE_FAULTS: Faults = ((lose_node, 3), (lose_agent, 3), (repeat_calls, 3))
+NEW_QUEUE_FAULTS: Faults = ((replace_queue, 1),)
+SICK_NODE_FAULTS: Faults = ((refuse_launches, 1),)
 
 
-async def trouble(world: World, faults: Faults | None = None) -> None:
+async def inject_faults(world: World, faults: Faults | None = None) -> None:
     """Let something befall the world every second or so; several things may be so at once."""
-    faults = faults or drawn(world.seed)
+    faults = faults or draw_faults(world.seed)
     world.clocks_jump = any(fault is jump_clocks for fault, _ in faults)
     under_way: list[asyncio.Task[None]] = []
     until = world.loop.time() + world.size.trouble_seconds
@@ -375,14 +379,14 @@ async def trouble(world: World, faults: Faults | None = None) -> None:
         await asyncio.sleep(world.rng.expovariate(1 / world.size.pause_seconds))
         (fault,) = world.rng.choices([fault for fault, _ in faults], [weight for _, weight in faults])
         world.faults.append(f"{world.loop.time():.3f} {fault.__name__}")
-        under_way.append(asyncio.create_task(_one(fault, world)))
+        under_way.append(asyncio.create_task(_run_fault(fault, world)))
     await asyncio.gather(*under_way)
 
 
-async def _one(fault: Callable[[World], Awaitable[None]], world: World) -> None:
+async def _run_fault(fault: Callable[[World], Awaitable[None]], world: World) -> None:
     await fault(world)
 
 
-async def peace(world: World) -> None:
+async def no_faults(world: World) -> None:
     """Nothing befalls it."""
     await asyncio.sleep(world.size.trouble_seconds)

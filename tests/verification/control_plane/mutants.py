@@ -10,30 +10,30 @@ from unittest import mock
 
 from google.protobuf.message import Message
 from tests.verification.control_plane.faults import (
-    OF_LATE_PLANS,
-    OF_LOST_NODES,
-    OF_NEW_QUEUES,
-    OF_REPLACED_QUEUES,
-    OF_SICK_NODES,
-    PAUSES,
+    LATE_PLAN_FAULTS,
+    LOST_NODE_FAULTS,
+    NEW_QUEUE_FAULTS,
+    PAUSE_FAULTS,
+    REPLACED_QUEUE_FAULTS,
+    SICK_NODE_FAULTS,
     Faults,
 )
 
 from cotenant.history.checker import Rule
 from cotenant.leadership.fenced_store import FencedStore
-from cotenant.node_agent.control.epoch_fence import Fence
+from cotenant.node_agent.control.epoch_fence import EpochFence
 from cotenant.services.placement.api import server as placement
 from cotenant.services.placement.cluster.committer import Committer
 from cotenant.services.placement.cluster.live_records import Node
 from cotenant.services.placement.planning import plan_runner
-from cotenant.services.placement.planning.plan_runner import Planning
-from cotenant.services.placement.registry.node_removal import Forgetting
+from cotenant.services.placement.planning.plan_runner import PlanRunner
+from cotenant.services.placement.registry.node_removal import NodeRemoval
 from cotenant.services.queue.api import server as queue
 from cotenant.services.queue.api.follower_reads import QueueReader
 from cotenant.services.queue.attempts import attempt_watcher
 from cotenant.services.queue.jobs import job_arrays, job_store, launch_failures
-from cotenant.services.queue.jobs.dependency_gate import Gates
-from cotenant.services.queue.jobs.job_store import Request, request_of
+from cotenant.services.queue.jobs.dependency_gate import DependencyGate
+from cotenant.services.queue.jobs.job_store import IdempotencyKey, idempotency_key_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.store.port import Committed, Compare, Conflict, Entry, Operation
@@ -43,17 +43,17 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 Patch = tuple[object, str, object]
 
 
-def obeys_all(self: Fence, *_: object) -> bool:
+def accept_any_order(self: EpochFence, *_: object) -> bool:
     """An agent that compares no terms and no epochs."""
     return True
 
 
-def forgetful(method: str, request_id: str, message: Message) -> Request:
+def ignore_request_id(method: str, request_id: str, message: Message) -> IdempotencyKey:
     """A queue that knows no request again."""
-    return request_of(method, "", message)
+    return idempotency_key_of(method, "", message)
 
 
-async def unfenced(
+async def transact_unfenced(
     self: FencedStore, compares: Sequence[Compare], operations: Sequence[Operation]
 ) -> Committed | Conflict:
     """A queue that writes without comparing its term."""
@@ -68,37 +68,37 @@ def start_unfenced(self: Committer, fence: Compare, revisions: dict[str, int]) -
     _start(self, Compare("nobody/leader", 0), revisions)
 
 
-def led_by_anybody(term: int) -> tuple[Compare, ...]:
+def no_leader_comparison(term: int) -> tuple[Compare, ...]:
     """A placement that does whatever any queue says."""
     return ()
 
 
-def whatever_it_is(job_id: str, revision: int, term: int) -> tuple[Compare, ...]:
+def no_job_comparison(job_id: str, revision: int, term: int) -> tuple[Compare, ...]:
     """A placement that starts a job whatever has become of it."""
     return ()
 
 
-def idle_anyway(record: Record, entry: Entry | None) -> Compare:
+def no_idle_comparison(record: Record, entry: Entry | None) -> Compare:
     """A queue that does not look what runs before it ends a job."""
     return Compare("nobody/leader", 0)
 
 
-def heedless(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
+def drop_wish(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
     """A queue that says that a job is cancelled, and keeps nothing of it."""
     return False
 
 
-def always_open(self: Gates, record: Record) -> bool:
+def ignore_dependencies(self: DependencyGate, record: Record) -> bool:
     """A queue that lets no job wait for others."""
     return True
 
 
-def never_backs_off(self: State, record: Record) -> bool:
+def no_back_off(self: State, record: Record) -> bool:
     """A queue that tries what failed again at once."""
     return False
 
 
-def stays(job: job_pb2.Job, now: float) -> bool:
+def count_as_failure(job: job_pb2.Job, now: float) -> bool:
     """A queue that takes a launch that failed for the job's own failure."""
     return False
 
@@ -107,35 +107,35 @@ connected = property(lambda self: self.connected)  # of a node to which work is 
 _read = QueueReader._read
 
 
-def read_once(self: QueueReader, key: str) -> None:
+def read_stale(self: QueueReader, key: str) -> None:
     """A queue that follows, and does not see that something has ended since it was last asked."""
     ended = self._ended
     _read(self, key)
     self._ended = ended
 
 
-_tell = State._tell
+_notify = State._notify
 
 
-def tell_of_the_living(self: State, job_id: str) -> None:
+def notify_unless_ended(self: State, job_id: str) -> None:
     """A queue that does not tell those who watch of ends."""
     if job_id in self.records and not self.records[job_id].phase.ended:
-        _tell(self, job_id)
+        _notify(self, job_id)
 
 
-class Nothing(Counter[str]):
+class NothingEnding(Counter[str]):
     """A queue that does not see what is ending."""
 
     def __contains__(self, key: object) -> bool:
         return False
 
 
-def none_late(self: Planning, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Refused]:
+def no_late_plans(self: PlanRunner, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Refused]:
     """A placement that remembers nothing that is over."""
     return []
 
 
-def none_left(self: Forgetting, node_id: str) -> list[str]:
+def no_earlier_requests(self: NodeRemoval, node_id: str) -> list[str]:
     """A placement that gives a new node up by the request that was about the one before it."""
     return []
 
@@ -152,42 +152,45 @@ class Mutant:
 
 MUTANTS: dict[str, Mutant] = {
     "agents compare no terms and no epochs": Mutant(
-        ((Fence, "raise_term", obeys_all), (Fence, "raise_epoch", obeys_all)), Rule.EPOCH
+        ((EpochFence, "raise_term", accept_any_order), (EpochFence, "raise_epoch", accept_any_order)), Rule.EPOCH
     ),
-    "the queue knows no request again": Mutant(((queue, "request_of", forgetful),), Rule.ONCE),
-    "the queue compares no term": Mutant(((FencedStore, "transact", unfenced),), Rule.TERM, PAUSES, 3),
-    "placement compares no term": Mutant(((Committer, "start", start_unfenced),), Rule.TERM, PAUSES, 26),
+    "the queue knows no request again": Mutant(((queue, "idempotency_key_of", ignore_request_id),), Rule.ONCE),
+    "the queue compares no term": Mutant(((FencedStore, "transact", transact_unfenced),), Rule.TERM, PAUSE_FAULTS, 3),
+    "placement compares no term": Mutant(((Committer, "start", start_unfenced),), Rule.TERM, PAUSE_FAULTS, 26),
     "placement obeys any queue, and remembers nothing that is over": Mutant(
         (
-            (plan_runner, "led_by", led_by_anybody),
-            (placement, "led_by", led_by_anybody),
-            (Planning, "_late", none_late),
+            (plan_runner, "leader_condition", no_leader_comparison),
+            (placement, "leader_condition", no_leader_comparison),
+            (PlanRunner, "_already_over", no_late_plans),
         ),
         Rule.LIFE,
-        OF_REPLACED_QUEUES,
+        REPLACED_QUEUE_FAULTS,
     ),
     "placement starts a job whatever has become of it": Mutant(
-        ((plan_runner, "as_known", whatever_it_is),), Rule.LIFE, OF_LATE_PLANS
+        ((plan_runner, "job_condition", no_job_comparison),), Rule.LIFE, LATE_PLAN_FAULTS
     ),
     "the queue ends a job without a look at what runs": Mutant(
-        ((job_store, "idle_by", idle_anyway), (job_arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES, 36
+        ((job_store, "idle_condition", no_idle_comparison), (job_arrays, "idle_condition", no_idle_comparison)),
+        Rule.LIFE,
+        NEW_QUEUE_FAULTS,
+        36,
     ),
     "the queue says that jobs are cancelled, and keeps nothing of it": Mutant(
-        ((queue, "hold_back", heedless), (queue, "want", heedless)), Rule.LOST
+        ((queue, "cancel_or_suspend", drop_wish), (queue, "want", drop_wish)), Rule.LOST
     ),
-    "jobs wait for no others": Mutant(((Gates, "open", always_open),), Rule.TURN),
-    "jobs that failed are tried again at once": Mutant(((State, "backing_off", never_backs_off),), Rule.TURN),
+    "jobs wait for no others": Mutant(((DependencyGate, "open", ignore_dependencies),), Rule.TURN),
+    "jobs that failed are tried again at once": Mutant(((State, "backing_off", no_back_off),), Rule.TURN),
     "what a node could not launch fails its job": Mutant(
-        ((launch_failures, "goes_elsewhere", stays),), Rule.PLATFORM, OF_SICK_NODES
+        ((launch_failures, "can_launch_elsewhere", count_as_failure),), Rule.PLATFORM, SICK_NODE_FAULTS
     ),
     "nodes that are drained are given work": Mutant(((Node, "open", connected),), Rule.TURN),
-    "a queue that follows does not see what has ended since": Mutant(((QueueReader, "_read", read_once),), Rule.READ),
-    "whoever watches is not told of ends": Mutant(((State, "_tell", tell_of_the_living),), Rule.READ),
+    "a queue that follows does not see what has ended since": Mutant(((QueueReader, "_read", read_stale),), Rule.READ),
+    "whoever watches is not told of ends": Mutant(((State, "_notify", notify_unless_ended),), Rule.READ),
     "the queue plans for jobs whose attempt is ending, and placement starts them": Mutant(
-        ((attempt_watcher, "Counter", Nothing), (plan_runner, "as_known", whatever_it_is)), Rule.ONCE
+        ((attempt_watcher, "Counter", NothingEnding), (plan_runner, "job_condition", no_job_comparison)), Rule.ONCE
     ),
     "placement gives up whoever has come by the name of a node that was given up": Mutant(
-        ((Forgetting, "requests_left", none_left),), Rule.RESTART, OF_LOST_NODES, 60
+        ((NodeRemoval, "past_request_ids", no_earlier_requests),), Rule.RESTART, LOST_NODE_FAULTS, 60
     ),
 }
 

@@ -14,17 +14,17 @@ from tests.verification.control_plane.virtual import Process
 
 from cotenant.history.events import Began, Came, Event, Left, Over, Rebooted, Resized, Told, Welcomed
 from cotenant.history.stored import holds_of
-from cotenant.node_agent.control.epoch_fence import Fence
+from cotenant.node_agent.control.epoch_fence import EpochFence
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 RECONNECT_SECONDS = 0.2  # as a real agent does at first
-FAILING, RESIZES_FAILING = 0.15, 0.15
+FAILURE_SHARE, RESIZE_FAILURE_SHARE = 0.15, 0.15
 
 Key = tuple[str, int]
 
 
-class MemoryFence(Fence):
+class MemoryFence(EpochFence):
     """The agent's fence; its disk is this object, which outlives the agent."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class MemoryFence(Fence):
         """Nothing was ever seen."""
 
 
-class OldTerm(Exception):
+class StaleTerm(Exception):
     """Whoever welcomed us has been replaced."""
 
 
@@ -54,7 +54,7 @@ class FencedAgent(SimulatedAgent):
         self._heard: list[tuple[int, node_pb2.ConnectResponse]] = []  # with the terms of those who said it
         self.on_report = self._reported
         self.cannot_launch = lambda order: self.refusing
-        self.cannot_resize = lambda order: "its cgroup is read-only" if rng.random() < RESIZES_FAILING else ""
+        self.cannot_resize = lambda order: "its cgroup is read-only" if rng.random() < RESIZE_FAILURE_SHARE else ""
 
     def start(self) -> None:
         """Connect, in the process that this is."""
@@ -74,7 +74,7 @@ class FencedAgent(SimulatedAgent):
             try:
                 async for message in stream:
                     self._take(message)
-            except (grpc.aio.AioRpcError, OldTerm):
+            except (grpc.aio.AioRpcError, StaleTerm):
                 stream.cancel()
             self.leave()
             await asyncio.sleep(RECONNECT_SECONDS)
@@ -92,7 +92,7 @@ class FencedAgent(SimulatedAgent):
     def _take(self, message: node_pb2.ConnectResponse) -> None:
         if message.HasField("welcome"):
             if not self.fence.raise_term(message.welcome.term):
-                raise OldTerm
+                raise StaleTerm
             self._record(Welcomed(self.node_id, message.welcome.term))
             self._record(Came(self.node_id))
         welcome = message.welcome if message.HasField("welcome") else self.welcomes[-1]
@@ -106,7 +106,7 @@ class FencedAgent(SimulatedAgent):
         for order in message.stops:
             self._stop(order)
 
-    def hear_again(self) -> None:
+    def redeliver(self) -> None:
         """Read what a placement, perhaps one of before, has said, from a connection that came late."""
         if not self._heard:
             return
@@ -118,7 +118,7 @@ class FencedAgent(SimulatedAgent):
 
     def finish(self, key: Key, code: int | None = None) -> None:
         """End a process; some fail."""
-        super().finish(key, int(self._rng.random() < FAILING) if code is None else code)
+        super().finish(key, int(self._rng.random() < FAILURE_SHARE) if code is None else code)
 
     def _assign(self, assignment: node_pb2.Assignment) -> None:
         key = (assignment.job_id, assignment.number)
@@ -127,12 +127,12 @@ class FencedAgent(SimulatedAgent):
         if known := self.attempts.get(key):
             self._out.put_nowait(node_pb2.ConnectRequest(reports=[known]))
         elif not obeys or key in self._had:
-            self._tell_refused(key, assignment.epoch)
+            self._report_refused(key, assignment.epoch)
         else:
             self._had.add(key)
             super()._take(node_pb2.ConnectResponse(assignments=[assignment]))
 
-    def _tell_refused(self, key: Key, epoch: int) -> None:
+    def _report_refused(self, key: Key, epoch: int) -> None:
         report = node_pb2.AttemptReport(job_id=key[0], number=key[1], epoch=epoch, message="refused")
         if key in self._had:
             report.state = job_pb2.ATTEMPT_STATE_FAILED

@@ -21,12 +21,12 @@ from unittest import mock
 
 import structlog
 from tests.verification.control_plane.virtual import current_process, virtual_time
-from tests.verification.control_plane.world import LAST_SECONDS, REPLICAS, World, size_of
+from tests.verification.control_plane.world import REPLICAS, SETTLE_SECONDS_MAX, World, size_of
 
 from cotenant import fail_points, plugins
 from cotenant.core.policy.protocols import Sizing
 from cotenant.core.sizing import resize as resize_module
-from cotenant.history.checker import Broken
+from cotenant.history.checker import RuleViolation
 from cotenant.history.events import Event
 from cotenant.leadership import forwarding, replica
 from cotenant.policies.proportional import Proportional
@@ -37,10 +37,10 @@ from cotenant.store.port import StoreUnavailable
 
 CHUNK_MAX = 2  # jobs of an array in one transaction, so that each takes several
 INSTALLED = cache(entry_points)  # each leader made anew would read them from the disk
-EXAMINED, LOAD = plugins._examined, plugins.load
-PASSING = (StoreUnavailable, Fenced, Halted, Outdated)  # what work that nobody waits for may end with
+EXAMINE, LOAD = plugins._examined, plugins.load
+EXPECTED_ERRORS = (StoreUnavailable, Fenced, Halted, Outdated)  # what work that nobody waits for may end with
 
-Befall = Callable[[World], Awaitable[None]]
+InjectFaults = Callable[[World], Awaitable[None]]
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Outcome:
     """What came of a seed."""
 
     seed: int
-    broken: list[Broken]
+    broken: list[RuleViolation]
     failures: list[str]  # a part failed within, or it did not settle
     events: list[Event] = field(default_factory=list, repr=False)
     faults: list[str] = field(default_factory=list, repr=False)
@@ -68,15 +68,15 @@ def digest_of(events: list[Event]) -> str:
     return hashlib.sha256("\n".join(map(repr, events)).encode()).hexdigest()[:16]
 
 
-def run_seed(seed: int, befall: Befall) -> Outcome:
-    """Play one seed; `befall` is what happens to the world while jobs are submitted."""
-    failed: list[str] = []
+def run_seed(seed: int, inject: InjectFaults) -> Outcome:
+    """Play one seed; `inject` is what happens to the world while jobs are submitted."""
+    errors: list[str] = []
 
     def note(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         error, process = event.get("exc_info"), current_process()
-        if error and not isinstance(error if isinstance(error, BaseException) else sys.exc_info()[1], PASSING):
+        if error and not isinstance(error if isinstance(error, BaseException) else sys.exc_info()[1], EXPECTED_ERRORS):
             where = f"{time.monotonic():.3f} {process.name if process else 'nobody'}"
-            failed.append(f"{where}: {event['event']}: {_told(error)}")
+            errors.append(f"{where}: {event['event']}: {_describe_error(error)}")
         raise structlog.DropEvent
 
     before = structlog.get_config()
@@ -85,20 +85,20 @@ def run_seed(seed: int, befall: Befall) -> Outcome:
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         cache_logger_on_first_use=False,
     )
-    collects = gc.isenabled()
+    gc_was_enabled = gc.isenabled()
     gc.disable()  # what it ends, it ends at any time
     try:
         with virtual_time(seed) as loop:
-            outcome = loop.run_until_complete(_play(seed, befall, failed))
+            outcome = loop.run_until_complete(_play(seed, inject, errors))
             outcome.virtual_seconds = loop.time()
             return outcome
     finally:
-        if collects:
+        if gc_was_enabled:
             gc.enable()
         structlog.configure(**before)
 
 
-async def _play(seed: int, befall: Befall, failed: list[str]) -> Outcome:
+async def _play(seed: int, inject: InjectFaults, errors: list[str]) -> Outcome:
     size = size_of(seed)
     world = World(seed, size)
     with (
@@ -120,11 +120,11 @@ async def _play(seed: int, befall: Befall, failed: list[str]) -> Outcome:
         await asyncio.sleep(0.5 + world.rng.random())
         jobs = range(world.rng.randint(size.jobs_min, size.jobs_max))
         callers = asyncio.gather(*(world.clients.submit(number, size.submit_seconds) for number in jobs))
-        world.look_on()
-        await befall(world)
+        world.start_watchers()
+        await inject(world)
         world.heal()
         try:
-            async with asyncio.timeout(LAST_SECONDS):
+            async with asyncio.timeout(SETTLE_SECONDS_MAX):
                 await callers
             await world.settle()
         except TimeoutError:
@@ -132,7 +132,7 @@ async def _play(seed: int, befall: Befall, failed: list[str]) -> Outcome:
         await world.close()
     broken = world.checked().finish(settled=not world.failures)
     counted = Counter(type(event).__name__ for event in world.events)
-    return Outcome(seed, broken, [*world.failures, *failed], world.events, world.faults, world.reached, counted)
+    return Outcome(seed, broken, [*world.failures, *errors], world.events, world.faults, world.reached, counted)
 
 
 class Restless(Proportional):
@@ -145,14 +145,14 @@ class Restless(Proportional):
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def resize(self, running: resize_module.Running, now: float) -> Sizing | None:
+    def resize(self, running: resize_module.ResizableJob, now: float) -> Sizing | None:
         """Wish for other cores, now and then."""
         if self._rng.random() < 0.5:
             return None
         cores = self._rng.randint(1, 4)
         return Sizing((cores,), f"{cores} cores were wished for")
 
-    def weight(self, running: resize_module.Running) -> float:
+    def weight(self, running: resize_module.ResizableJob) -> float:
         """A gain is a gain."""
         return 1.0
 
@@ -163,7 +163,7 @@ def _loaded(allocator: Restless, group: str, name: str, options: Mapping[str, st
 
 @cache
 def _examined_once(group: str, points: tuple[Any, ...]) -> list[plugins.Plugin]:
-    return EXAMINED(group, list(points))
+    return EXAMINE(group, list(points))
 
 
 def _examined(group: str, points: list[Any]) -> list[plugins.Plugin]:
@@ -173,10 +173,10 @@ def _examined(group: str, points: list[Any]) -> list[plugins.Plugin]:
 def _passage(world: World, address: str) -> Any:
     source = current_process()
     assert source
-    return world.network.passage(source, address)
+    return world.network.forwarding_channel(source, address)
 
 
-def _told(exc_info: Any) -> str:
+def _describe_error(exc_info: Any) -> str:
     """Name what was raised, and where."""
     error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]
     where = traceback.extract_tb(error.__traceback__)[-9:] if error else []

@@ -9,7 +9,7 @@ from random import Random
 from tests.verification.control_plane.virtual import Dead, Process
 
 from cotenant.history.events import Wrote
-from cotenant.leadership.fenced_store import Through
+from cotenant.leadership.fenced_store import DelegatingStore
 from cotenant.store.keyspace import Draft, HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (
@@ -41,7 +41,7 @@ class RecordedStore(MemoryStore):
         self.away = False
         self.full = False  # it refuses whatever would make it larger, and answers reads
         self.lag_seconds = 0.0  # that every question takes at least
-        self._told, self._on_commit = 1, on_commit
+        self._notified_revision, self._on_commit = 1, on_commit
 
     def now(self, key: str) -> Entry | None:
         """What is kept under a key, at once."""
@@ -50,28 +50,28 @@ class RecordedStore(MemoryStore):
 
     def _keep(self, draft: Draft) -> None:
         super()._keep(draft)
-        for changes in self._keyspace.since(self._told):
-            self._told = changes.revision
+        for changes in self._keyspace.since(self._notified_revision):
+            self._notified_revision = changes.revision
             self._on_commit(changes)
 
 
-class ProcessStore(Through):
+class ProcessStore(DelegatingStore):
     """The store as one process reaches it. `losing` is the share of transactions of which a half is lost either way."""
 
     def __init__(self, store: RecordedStore, process: Process, rng: Random, record: Callable[[Wrote], None]) -> None:
         super().__init__(store)
         self.losing = 0.0
         self.reached = True
-        self._whole, self._process, self._rng, self._record = store, process, rng, record
+        self._shared, self._process, self._rng, self._record = store, process, rng, record
 
     async def _pass(self) -> None:
-        await asyncio.sleep(WAIT_SECONDS * self._rng.random() + self._whole.lag_seconds)
+        await asyncio.sleep(WAIT_SECONDS * self._rng.random() + self._shared.lag_seconds)
         if not self._process.goes:
             try:
                 await self._process.gate()
             except Dead as error:
                 raise StoreUnavailable("this process has ended") from error
-        if self._whole.away or not self.reached:
+        if self._shared.away or not self.reached:
             await asyncio.sleep(DEADLINE_SECONDS * self._rng.random())
             raise StoreUnavailable("the store is away")
 
@@ -92,7 +92,7 @@ class ProcessStore(Through):
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
         """Do all operations if all comparisons hold; or lose the request, or the answer."""
         await self._pass()
-        if self._whole.full and any(isinstance(one, Put) for one in operations):
+        if self._shared.full and any(isinstance(one, Put) for one in operations):
             raise StoreUnavailable(NO_SPACE)
         lost = self._rng.random() < self.losing
         if lost and self._rng.random() < 0.5:
@@ -118,7 +118,7 @@ class ProcessStore(Through):
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncIterator[Changes | Relisted]:
         """Yield what is committed, as soon as the store can be reached."""
         async for news in super().watch(prefix, after_revision=after_revision):
-            while self._whole.away or not self.reached:  # noqa: ASYNC110  # one of several things may end it
+            while self._shared.away or not self.reached:  # noqa: ASYNC110  # one of several things may end it
                 await asyncio.sleep(0.1)
             await self._process.gate()
             yield news
@@ -126,7 +126,7 @@ class ProcessStore(Through):
     async def grant(self, ttl_seconds: float) -> Lease:
         """Make a lease."""
         await self._pass()
-        if self._whole.full:
+        if self._shared.full:
             raise StoreUnavailable(NO_SPACE)
         return await super().grant(ttl_seconds)
 

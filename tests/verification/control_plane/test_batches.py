@@ -6,33 +6,33 @@ import os
 from collections import Counter
 from itertools import count
 
-from tests.verification.control_plane.batches import SEEDS_EACH, played
+from tests.verification.control_plane.batches import SEEDS_PER_WORKER, played
 from tests.verification.control_plane.playing import Outcome
 
-ENDS, GOES_ROUND = 2, 5
+ENDS, LOOPS = 2, 5
 
 
 def play(seed: int) -> Outcome:
     """End over one seed, and go round in circles over another."""
     if seed == ENDS:
         os._exit(3)
-    while seed == GOES_ROUND:
+    while seed == LOOPS:
         pass
     return Outcome(seed, [], [], faults=[str(os.getpid())])
 
 
-def test_each_seed_is_told_of_in_order_also_where_a_copy_ends_or_never_does() -> None:
+def test_each_seed_has_an_outcome_in_order_even_if_its_worker_ends_or_hangs() -> None:
     told = list(played(play, range(8), jobs=2, seconds_max=0.5))
     assert [one.seed for one in told] == list(range(8))
     assert {one.seed: one.failures for one in told if one.failures} == {
         ENDS: ["the process that played it ended with 3"],
-        GOES_ROUND: ["it has not come to its end in 0.5 s"],
+        LOOPS: ["it has not come to its end in 0.5 s"],
     }
 
 
-def test_copies_play_so_many_seeds_and_no_more_of_them_are_played_than_are_asked_for() -> None:
-    by_copy = Counter(one.faults[0] for one in played(play, range(10, 11 + 2 * SEEDS_EACH), jobs=1))
-    assert sorted(by_copy.values()) == [1, SEEDS_EACH, SEEDS_EACH]
+def test_workers_are_replaced_and_seeds_are_run_on_demand() -> None:
+    by_copy = Counter(one.faults[0] for one in played(play, range(10, 11 + 2 * SEEDS_PER_WORKER), jobs=1))
+    assert sorted(by_copy.values()) == [1, SEEDS_PER_WORKER, SEEDS_PER_WORKER]
     endless = played(play, count(10), jobs=2)
     assert [next(endless).seed for _ in range(3)] == [10, 11, 12]
     endless.close()

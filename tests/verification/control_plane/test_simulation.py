@@ -32,7 +32,7 @@ def play(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_nothing_is_broken_whatever_befalls_it_and_each_seed_is_always_the_same_history() -> None:
+def test_no_rule_is_violated_and_each_seed_repeats_its_history() -> None:
     done = play("--seeds", str(SEEDS), "--digests")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{SEEDS} seeds" in done.stdout
@@ -44,7 +44,7 @@ def test_nothing_is_broken_whatever_befalls_it_and_each_seed_is_always_the_same_
     assert digest in again.stdout.splitlines()
 
 
-def test_builds_that_are_broken_on_purpose_are_found_out() -> None:
+def test_broken_builds_are_detected() -> None:
     done = play("--mutants", "--seeds", str(MUTANT_SEEDS))
     assert done.returncode == 0, done.stdout + done.stderr
     for name, mutant in MUTANTS.items():
@@ -52,7 +52,7 @@ def test_builds_that_are_broken_on_purpose_are_found_out() -> None:
         assert f"({mutant.rule})" in line
 
 
-def test_the_page_tells_of_every_rule_fail_point_and_broken_build() -> None:
+def test_the_page_lists_every_rule_fail_point_and_broken_build() -> None:
     page = (ROOT / "docs" / "proof.md").read_text()
     for word in (*Rule, *(f"`{point}` | {what}" for point, what in POINTS.items())):
         assert f"| {word} |" in page

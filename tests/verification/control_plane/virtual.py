@@ -30,7 +30,7 @@ ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]  # priva
 NOWHERE = Context()  # of what asks for none
 
 
-class NothingComes(Exception):
+class Deadlock(Exception):
     """All wait, and nothing is planned: it would never go on."""
 
 
@@ -128,7 +128,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if (owner := _process.get() if context is None else context.get(_process)) is not None:
             owner.tasks.append(task)
             if len(owner.tasks) > owner.tasks_max:
-                owner.let_go()
+                owner.release()
         return task
 
     def _run_once(self) -> None:
@@ -155,7 +155,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while timers and timers[0][2].done():
             come(timers)
         if not timers:
-            raise NothingComes
+            raise Deadlock
         due = [come(timers)]
         if due[0][0] > self._now:
             self._now = due[0][0]
@@ -237,7 +237,7 @@ class Process:
         self._context = copy_context()
         self._context.run(_process.set, self)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget tasks that have come to their end."""
         self.tasks = [one for one in self.tasks if not one.done()]
         self.tasks_max = TASKS_KEPT_MIN + 2 * len(self.tasks)

@@ -15,12 +15,12 @@ import grpc
 import grpc.aio
 from tests.verification.control_plane.virtual import Dead, Process
 
-from cotenant.rpc.auth_interceptor import Guard
+from cotenant.rpc.auth_interceptor import AuthInterceptor
 from cotenant.rpc.channel import Channel
 from cotenant.security.identity import Anyone
 
 HOP_SECONDS = 0.0005
-HEARD_MAX, REPEAT_SECONDS = 200, 10.0
+RECORDED_CALLS_MAX, REPEAT_SECONDS = 200, 10.0
 SLOW_SECONDS_MAX = 0.4
 SLOW_SHARE = 0.03
 DEADLINE_SECONDS = 60.0
@@ -70,7 +70,7 @@ class SimulatedServer:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self._guard = Guard(Anyone(), DEADLINE_SECONDS)
+        self._auth_interceptor = AuthInterceptor(Anyone(), DEADLINE_SECONDS)
         self._handlers: dict[str, Any] = {}
         self._generic: list[Any] = []
         self._guarded: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class SimulatedServer:
             handlers = (generic.service(call) for generic in self._generic)
             return self._handlers.get(path) or next((handler for handler in handlers if handler is not None), None)
 
-        self._guarded[path] = await self._guard.intercept_service(found, call)
+        self._guarded[path] = await self._auth_interceptor.intercept_service(found, call)
         return self._guarded[path]
 
 
@@ -125,7 +125,7 @@ class Network:
         self.cut: set[frozenset[str]] = set()
         self.slow_share, self.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
         self.lags: dict[str, float] = {}  # by name: seconds that a process takes longer for whatever it says or hears
-        self.heard: deque[_Heard] = deque(maxlen=HEARD_MAX)  # calls that came once, the last ones
+        self.recorded: deque[_RecordedCall] = deque(maxlen=RECORDED_CALLS_MAX)  # calls that came once, the last ones
         self._repeated: list[_Call] = []
         self._rng = rng
 
@@ -133,18 +133,18 @@ class Network:
         """A channel of a process's to whoever listens at one of some addresses, in turn."""
         return Channel(lambda: _Wire(self, source, addresses), "")
 
-    def passage(self, source: Process, address: str) -> Any:
+    def forwarding_channel(self, source: Process, address: str) -> Any:
         """A channel on which calls are passed on as they came."""
         return _Wire(self, source, [address])
 
-    def hear_again(self, methods: str = "") -> None:
+    def redeliver(self, methods: str = "") -> None:
         """Let a call of a while ago come once more, perhaps to another replica: nobody waits for its answer."""
-        calls = [one for one in self.heard if one.path.endswith(methods)]
+        calls = [one for one in self.recorded if one.path.endswith(methods)]
         if calls:
             one = self._rng.choice(calls)
             wire = _Wire(self, Process("nobody"), self._rng.sample(one.addresses, len(one.addresses)))
-            call = _Call(wire, one.path, _same, _same, one.metadata, REPEAT_SECONDS)
-            self._repeated.append(call.unary(one.sent, asks=False))
+            call = _Call(wire, one.path, _identity, _identity, one.metadata, REPEAT_SECONDS)
+            self._repeated.append(call.unary(one.sent, streams_requests=False))
 
     def close(self) -> None:
         """End the calls for whose answers nobody waits."""
@@ -171,7 +171,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _RecordedCall:
     path: str
     sent: bytes
     metadata: Any
@@ -194,38 +194,38 @@ class _Wire:
                 return server
         raise Dead("nobody listens")
 
-    def _made(self, path: str, write: Any, read: Any, *, asks: bool, streams: bool) -> Callable[..., Any]:
+    def _method(self, path: str, write: Any, read: Any, *, streams_requests: bool, streams: bool) -> Callable[..., Any]:
         def call(request: Any, *, timeout: float | None = None, metadata: Any = None, **_: Any) -> Any:
-            made = _Call(self, path, write or _same, read or _same, metadata, timeout)
-            return made.stream(request, asks) if streams else made.unary(request, asks)
+            made = _Call(self, path, write or _identity, read or _identity, metadata, timeout)
+            return made.stream(request, streams_requests) if streams else made.unary(request, streams_requests)
 
         return call
 
     def unary_unary(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
     ) -> Any:
-        return self._made(path, request_serializer, response_deserializer, asks=False, streams=False)
+        return self._method(path, request_serializer, response_deserializer, streams_requests=False, streams=False)
 
     def unary_stream(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
     ) -> Any:
-        return self._made(path, request_serializer, response_deserializer, asks=False, streams=True)
+        return self._method(path, request_serializer, response_deserializer, streams_requests=False, streams=True)
 
     def stream_unary(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
     ) -> Any:
-        return self._made(path, request_serializer, response_deserializer, asks=True, streams=False)
+        return self._method(path, request_serializer, response_deserializer, streams_requests=True, streams=False)
 
     def stream_stream(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
     ) -> Any:
-        return self._made(path, request_serializer, response_deserializer, asks=True, streams=True)
+        return self._method(path, request_serializer, response_deserializer, streams_requests=True, streams=True)
 
     async def close(self, grace: float | None = None) -> None:
         """Nothing is held."""
 
 
-def _same(message: Any) -> Any:
+def _identity(message: Any) -> Any:
     return message
 
 
@@ -238,19 +238,19 @@ class _Call:
         self._answers: asyncio.Queue[Any]  # of a stream
         self._task: asyncio.Task[Any] | None = None
 
-    def unary(self, request: Any, asks: bool) -> _Call:
-        self._task = asyncio.get_running_loop().create_task(self._converse(request, asks, streams=False))
-        self._task.add_done_callback(_looked_at)
+    def unary(self, request: Any, streams_requests: bool) -> _Call:
+        self._task = asyncio.get_running_loop().create_task(self._converse(request, streams_requests, streams=False))
+        self._task.add_done_callback(_retrieve_exception)
         return self
 
-    def stream(self, request: Any, asks: bool) -> _Call:
+    def stream(self, request: Any, streams_requests: bool) -> _Call:
         self._answers = asyncio.Queue(16)
-        self._task = asyncio.get_running_loop().create_task(self._converse(request, asks, streams=True))
+        self._task = asyncio.get_running_loop().create_task(self._converse(request, streams_requests, streams=True))
         self._task.add_done_callback(self._end)
         return self
 
     def _end(self, task: asyncio.Task[Any]) -> None:
-        _looked_at(task)
+        _retrieve_exception(task)
         while self._answers.full():
             self._answers.get_nowait()
         self._answers.put_nowait(None)
@@ -284,10 +284,10 @@ class _Call:
     async def trailing_metadata(self) -> Any:
         return self._trailers
 
-    async def _converse(self, request: Any, asks: bool, *, streams: bool) -> Any:
-        timer = self._begin_waiting()
+    async def _converse(self, request: Any, streams_requests: bool, *, streams: bool) -> Any:
+        timer = self._start_deadline()
         try:
-            return await self._hold(request, asks, streams)
+            return await self._exchange(request, streams_requests, streams)
         except asyncio.CancelledError:
             if self._late and self._task and not self._task.uncancel():
                 raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "too late") from None
@@ -300,33 +300,37 @@ class _Call:
             if timer:
                 timer.cancel()
 
-    def _begin_waiting(self) -> asyncio.Handle | None:
+    def _start_deadline(self) -> asyncio.Handle | None:
         """Cancel the call once it is too late: `asyncio.timeout` does the same, and takes thrice as long."""
         if self._timeout is None:
             return None
         loop = asyncio.get_running_loop()
-        return loop.call_later(self._timeout, self._give_up) if self._timeout > 0 else loop.call_soon(self._give_up)
+        return (
+            loop.call_later(self._timeout, self._on_deadline)
+            if self._timeout > 0
+            else loop.call_soon(self._on_deadline)
+        )
 
-    def _give_up(self) -> None:
+    def _on_deadline(self) -> None:
         assert self._task
         self._late = True
         self._task.cancel()
 
-    async def _hold(self, request: Any, asks: bool, streams: bool) -> Any:
+    async def _exchange(self, request: Any, streams_requests: bool, streams: bool) -> Any:
         network, source, server = self._wire.network, self._wire.source, self._wire.server()
         loop = asyncio.get_running_loop()
         deadline = None if self._timeout is None else loop.time() + self._timeout
-        sent = self._write(request) if not asks else None
+        sent = self._write(request) if not streams_requests else None
         kept = sent is not None and not streams
-        heard = _Heard(self._path, sent or b"", self._metadata, self._wire.addresses) if kept else None
-        if heard:
-            network.heard.append(heard)
+        recorded = _RecordedCall(self._path, sent or b"", self._metadata, self._wire.addresses) if kept else None
+        if recorded:
+            network.recorded.append(recorded)
         await network.hop(source, server.process)
         context = _Context(self._metadata, loop, deadline)
         handler = await server.handler(self._path, self._metadata)
-        pieces: asyncio.Queue[bytes | None] | None = asyncio.Queue() if asks else None
+        pieces: asyncio.Queue[bytes | None] | None = asyncio.Queue() if streams_requests else None
         serving = server.process.start(
-            self._serve(handler, _each(pieces) if pieces is not None else sent, context, streams, server.process)
+            self._serve(handler, _drain_queue(pieces) if pieces is not None else sent, context, streams, server.process)
         )
         sending = (
             asyncio.ensure_future(self._send(request, pieces, serving, server.process)) if pieces is not None else None
@@ -339,8 +343,8 @@ class _Call:
                 raise Dead(server.process.name)
             answer = serving.result()
         except _Aborted as aborted:
-            if heard and aborted.error.code() in REFUSED and heard in network.heard:
-                network.heard.remove(heard)  # whoever was refused has gone another way
+            if recorded and aborted.error.code() in REFUSED and recorded in network.recorded:
+                network.recorded.remove(recorded)  # whoever was refused has gone another way
             raise
         finally:
             serving.cancel()
@@ -355,7 +359,7 @@ class _Call:
     ) -> None:
         """Send one request after the other, in the caller's own time; a call whose caller is cut off is ended."""
         try:
-            async for request in _one_by_one(requests):
+            async for request in _iterate_requests(requests):
                 await self._wire.network.hop(self._wire.source, target)
                 pieces.put_nowait(self._write(request))
         except Dead:
@@ -363,9 +367,9 @@ class _Call:
         pieces.put_nowait(None)
 
     async def _serve(self, handler: Any, sent: Any, context: _Context, streams: bool, process: Process) -> Any:
-        parse = handler.request_deserializer or _same
-        write = handler.response_serializer or _same
-        message = _parsed(parse, sent) if handler.request_streaming else parse(sent)
+        parse = handler.request_deserializer or _identity
+        write = handler.response_serializer or _identity
+        message = _decode_each(parse, sent) if handler.request_streaming else parse(sent)
         if not streams:
             behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
             return write(await behavior(message, context))
@@ -378,7 +382,7 @@ class _Call:
         return None
 
 
-def _looked_at(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
 
@@ -388,7 +392,7 @@ def _end(over: asyncio.Future[None], _: Any) -> None:
         over.set_result(None)
 
 
-async def _one_by_one(requests: Any) -> AsyncIterator[Any]:
+async def _iterate_requests(requests: Any) -> AsyncIterator[Any]:
     if hasattr(requests, "__aiter__"):
         async for request in requests:
             yield request
@@ -397,11 +401,11 @@ async def _one_by_one(requests: Any) -> AsyncIterator[Any]:
             yield request
 
 
-async def _each(pieces: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
+async def _drain_queue(pieces: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
     while (piece := await pieces.get()) is not None:
         yield piece
 
 
-async def _parsed(parse: Any, pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+async def _decode_each(parse: Any, pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     async for piece in pieces:
         yield parse(piece)

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import grpc
-from tests.verification.control_plane.clients import SENSELESS, Clients
+from tests.verification.control_plane.clients import INVALID_STATE, Clients
 from tests.verification.control_plane.nodes import FencedAgent
 from tests.verification.control_plane.stores import ProcessStore, RecordedStore
 from tests.verification.control_plane.virtual import BEGIN_UNIX_SECONDS, Process, current_process
@@ -23,12 +23,12 @@ from cotenant.history.checker import Checker
 from cotenant.history.events import Event
 from cotenant.history.stored import commit_of
 from cotenant.leadership.election import Election
-from cotenant.leadership.leadership_term import Held, leader_of
+from cotenant.leadership.leadership_term import HeldTerm, leader_of
 from cotenant.leadership.replica import Replica
 from cotenant.rpc.server import Host
 from cotenant.services.placement.api import server as placement
 from cotenant.services.queue.api import server as queue
-from cotenant.services.queue.queue_replica import Replicated
+from cotenant.services.queue.queue_replica import QueueReplica
 from cotenant.store.port import Changes, Entry, Store, StoreUnavailable
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -36,15 +36,15 @@ from cotenant.v1 import node_service_pb2_grpc
 
 REPLICAS = {"placement": ("placement-0", "placement-1"), "queue": ("queue-0", "queue-1")}
 PLACEMENT = placement.PlacementConfig(heartbeat_seconds=1.0, lost_after_seconds=6.0)
-SOON = RetryRules(
+RETRY_RULES = RetryRules(
     back_off_seconds=0.5, back_off_seconds_max=2.0, untold_back_off_seconds=0.5, untold_back_off_seconds_max=2.0
 )
 QUEUES = (
-    queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=SOON),
-    queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.5,2"}}, retrying=SOON),  # which preempts
+    queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=RETRY_RULES),
+    queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.5,2"}}, retrying=RETRY_RULES),  # which preempts
 )
-LAST_SECONDS, SEEN_SECONDS = 120.0, 10.0
-WATCHERS = 1
+SETTLE_SECONDS_MAX, WATCH_SECONDS_MAX = 120.0, 10.0
+WATCHER_COUNT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class World:
         """Let happen what is armed for a fail point in the process that has come to it."""
         self.reached[point] += 1
         process = current_process()
-        if process and (happens := self.armed.pop((process.name, point), None)):
-            happens(process)
+        if process and (action := self.armed.pop((process.name, point), None)):
+            action(process)
             await process.halt()
 
     def _committed(self, changes: Changes) -> None:
@@ -149,8 +149,8 @@ class World:
             return Replica(stand_in, store, election, queue.SERVICES, "queue/", made.lead, read=made.read)
         return Replica(stand_in, store, election, placement.SERVICES, "placement/", self._placement())
 
-    def _placement(self) -> Callable[[Host, Store, Held], Awaitable[placement.Placement]]:
-        async def lead(host: Host, store: Store, held: Held) -> placement.Placement:
+    def _placement(self) -> Callable[[Host, Store, HeldTerm], Awaitable[placement.Placement]]:
+        async def lead(host: Host, store: Store, held: HeldTerm) -> placement.Placement:
             made = placement.Placement(store, PLACEMENT, held)
             made.add_to(host)
             try:
@@ -162,15 +162,15 @@ class World:
 
         return lead
 
-    def _queue(self, process: Process) -> Replicated:
+    def _queue(self, process: Process) -> QueueReplica:
         to_placement = self.network.channel(process, REPLICAS["placement"])
         to_predictor = self.network.channel(process, ["predictor"])  # nobody is there: nothing is predicted
-        return Replicated(self._config, to_placement, to_predictor)
+        return QueueReplica(self._config, to_placement, to_predictor)
 
-    def look_on(self) -> None:
+    def start_watchers(self) -> None:
         """Let some watch all jobs, and one of each replica of the queue ask what has ended."""
         process = self.processes["lookers"] = Process("lookers")
-        for number in range(WATCHERS):
+        for number in range(WATCHER_COUNT):
             process.start(self.clients.watch(f"watcher-{number}"))
         for name in REPLICAS["queue"]:
             process.start(self.clients.read(name))
@@ -207,13 +207,13 @@ class World:
         stub: Any = node_service_pb2_grpc.NodeServiceStub(
             self.network.channel(Process("operator"), REPLICAS["placement"])
         )
-        gone = (*SENSELESS, grpc.StatusCode.NOT_FOUND)  # it was given up
+        gone = (*INVALID_STATE, grpc.StatusCode.NOT_FOUND)  # it was given up
         if drain:
-            await self.clients.insist(stub.DrainNode, node_pb2.DrainNodeRequest(id=name), refused=gone)
+            await self.clients.call_until_answered(stub.DrainNode, node_pb2.DrainNodeRequest(id=name), refused=gone)
         else:
-            await self.clients.insist(stub.CordonNode, node_pb2.CordonNodeRequest(id=name), refused=gone)
+            await self.clients.call_until_answered(stub.CordonNode, node_pb2.CordonNodeRequest(id=name), refused=gone)
         await asyncio.sleep(seconds)
-        await self.clients.insist(stub.UncordonNode, node_pb2.UncordonNodeRequest(id=name), refused=gone)
+        await self.clients.call_until_answered(stub.UncordonNode, node_pb2.UncordonNodeRequest(id=name), refused=gone)
 
     async def forget_node(self, name: str) -> None:
         """Give a node up that is switched off; whoever repeats that may hear that there is none any more."""
@@ -221,7 +221,7 @@ class World:
             self.network.channel(Process("operator"), REPLICAS["placement"])
         )
         request = node_pb2.ForgetNodeRequest(id=name, reason="it is switched off", powered_off=True)
-        await self.clients.insist(stub.ForgetNode, request, refused=[grpc.StatusCode.NOT_FOUND])
+        await self.clients.call_until_answered(stub.ForgetNode, request, refused=[grpc.StatusCode.NOT_FOUND])
 
     # Checks --------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class World:
         """Wait until nothing is left to do."""
         kept: Sequence[Entry] = ()
         try:
-            async with asyncio.timeout(LAST_SECONDS):
+            async with asyncio.timeout(SETTLE_SECONDS_MAX):
                 while True:
                     checker = self.checked()
                     kept = (await self.store.list("placement/attempts/")).entries
@@ -268,7 +268,7 @@ class World:
             self.failures.append(f"it did not settle: jobs {left}, kept {[one.key for one in kept]}, nodes {on_nodes}")
             return
         with suppress(TimeoutError):  # then the checker says what is missing
-            async with asyncio.timeout(SEEN_SECONDS):
+            async with asyncio.timeout(WATCH_SECONDS_MAX):
                 while not all(self._shows(seen, checker) for seen in self.clients.seen.values()):  # noqa: ASYNC110  # any of several may change
                     await asyncio.sleep(0.25)
 
@@ -283,7 +283,7 @@ class World:
             return
         stub = self.clients.stub("operator")
         for job_id in suspended:
-            await self.clients.insist(stub.ResumeJob, pb.ResumeJobRequest(id=job_id))
+            await self.clients.call_until_answered(stub.ResumeJob, pb.ResumeJobRequest(id=job_id))
 
     async def close(self) -> None:
         """End everything."""

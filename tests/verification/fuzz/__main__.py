@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.verification.fuzz import agent_sockets, calls, connections, sequences
-from tests.verification.fuzz.running import GROWTH_BYTES_MAX, Finding, Outcome, Traced, name_of, run
+from tests.verification.fuzz.running import GROWTH_BYTES_MAX, Finding, LastInput, Outcome, name_of, run
 from tests.verification.fuzz.targets import Target, all_targets
 
 PROGRESS_SECONDS = 10.0
@@ -30,7 +30,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Batch:
     """So many inputs of a target, drawn from a seed of their own."""
 
     name: str
@@ -40,12 +40,12 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningBatch:
     """A turn that is under way in another process."""
 
-    turn: Turn
+    batch: Batch
     child: BaseProcess
-    traced: Traced
+    last_input: LastInput
     outcome: Outcome
 
 
@@ -59,20 +59,22 @@ def main() -> int:
     parser.add_argument("--only", default="", help="targets whose name holds one of these, by commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; one for each core")
     parser.add_argument("--keep", type=Path, help="a directory for inputs that show findings")
-    told = parser.parse_args()
-    only = told.only.split(",")
+    options = parser.parse_args()
+    only = options.only.split(",")
     targets = {name: target for name, target in _targets() if any(part in name for part in only)}
-    print(f"seed {told.seed}; {len(targets)} targets, {told.jobs} at a time", flush=True)
+    print(f"seed {options.seed}; {len(targets)} targets, {options.jobs} at a time", flush=True)
     if not targets:
         return 2
     begun = time.monotonic()
-    even = {name: told.inputs // (2 * len(targets)) for name in targets}
-    first = _all([Turn(name, targets[name], even[name], f"{told.seed}") for name in targets], told.jobs)
+    even = {name: options.inputs // (2 * len(targets)) for name in targets}
+    first = _run_batches([Batch(name, targets[name], even[name], f"{options.seed}") for name in targets], options.jobs)
     rates = {one.target: _rate(one) for one in first}
-    left, sum_of_rates = told.inputs - sum(even.values()), sum(rates.values())
+    left, sum_of_rates = options.inputs - sum(even.values()), sum(rates.values())
     by_time = {name: round(left * rate / sum_of_rates) for name, rate in rates.items()}
-    second = _all([Turn(name, targets[name], by_time[name], f"{told.seed}, on") for name in targets], told.jobs)
-    return _sum_up(_joined([*first, *second]), told.keep, time.monotonic() - begun)
+    second = _run_batches(
+        [Batch(name, targets[name], by_time[name], f"{options.seed}, on") for name in targets], options.jobs
+    )
+    return _print_summary(_merge([*first, *second]), options.keep, time.monotonic() - begun)
 
 
 def _targets() -> Iterator[tuple[str, Target | Callable[..., Outcome]]]:
@@ -89,64 +91,64 @@ def _rate(outcome: Outcome) -> float:
     return outcome.inputs / outcome.seconds if outcome.seconds and outcome.inputs else 1.0
 
 
-def _all(turns: Sequence[Turn], jobs: int) -> list[Outcome]:
+def _run_batches(batches: Sequence[Batch], jobs: int) -> list[Outcome]:
     """Run turns, so many at a time; the ones that take long first, as far as is known."""
-    waiting, running, outcomes = list(turns), dict[Connection, Running](), list[Outcome]()
+    waiting, running, outcomes = list(batches), dict[Connection, RunningBatch](), list[Outcome]()
     shown = time.monotonic()
     while waiting or running:
         while waiting and len(running) < max(1, jobs):
-            receiving, one = _begin(waiting.pop())
-            running[receiving] = one
+            pipe, one = _start(waiting.pop())
+            running[pipe] = one
         ready = wait(list(running), PROGRESS_SECONDS)
-        for receiving in [one for one in running if one in ready]:
-            if _heard(receiving, one := running[receiving]):
-                del running[receiving]
+        for pipe in [one for one in running if one in ready]:
+            if _receive(pipe, one := running[pipe]):
+                del running[pipe]
                 outcomes.append(one.outcome)
                 print("\n".join([_line(one.outcome), *map(str, one.outcome.findings)]), flush=True)
         if time.monotonic() - shown > PROGRESS_SECONDS:
             shown = time.monotonic()
-            told = ", ".join(
-                f"{one.turn.name} {one.outcome.inputs:,} of {one.turn.inputs:,}" for one in running.values()
+            options = ", ".join(
+                f"{one.batch.name} {one.outcome.inputs:,} of {one.batch.inputs:,}" for one in running.values()
             )
-            print(f"  … {told}", flush=True)
+            print(f"  … {options}", flush=True)
     return outcomes
 
 
-def _begin(turn: Turn) -> tuple[Connection, Running]:
+def _start(batch: Batch) -> tuple[Connection, RunningBatch]:
     """Start a turn in a process of its own."""
-    traced = Traced()
-    receiving, sending = FORK.Pipe(duplex=False)
-    child = FORK.Process(target=_child, args=(turn, traced, sending))
+    last_input = LastInput()
+    pipe, sending = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=_run_in_child, args=(batch, last_input, sending))
     child.start()
     sending.close()
-    return receiving, Running(turn, child, traced, Outcome(turn.name))
+    return pipe, RunningBatch(batch, child, last_input, Outcome(batch.name))
 
 
-def _heard(receiving: Connection, one: Running) -> bool:
+def _receive(pipe: Connection, one: RunningBatch) -> bool:
     """Take in what a process says; True once it has ended."""
     try:
-        one.outcome, ended = receiving.recv()
+        one.outcome, ended = pipe.recv()
     except EOFError:
         one.child.join()
         what = f"the process ended with {one.child.exitcode}"
-        one.outcome.findings.append(Finding(one.turn.name, what, one.traced.last()))
+        one.outcome.findings.append(Finding(one.batch.name, what, one.last_input.last()))
         return True
     if ended:
         one.child.join()
     return bool(ended)
 
 
-def _child(turn: Turn, traced: Traced, sending: Connection) -> None:
+def _run_in_child(batch: Batch, last_input: LastInput, sending: Connection) -> None:
     def watch(so_far: Outcome) -> None:
         sending.send((so_far, False))
 
     place = IN_MEMORY if IN_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="cotenant-fuzz-", dir=place) as directory:
         path = Path(directory)
-        if isinstance(turn.target, Target):
-            outcome = run(turn.target, turn.inputs, turn.seed, path, traced, watch)
+        if isinstance(batch.target, Target):
+            outcome = run(batch.target, batch.inputs, batch.seed, path, last_input, watch)
         else:
-            outcome = turn.target(turn.name, turn.inputs, turn.seed, path, watch)
+            outcome = batch.target(batch.name, batch.inputs, batch.seed, path, watch)
     sending.send((outcome, True))
     sending.close()
 
@@ -158,7 +160,7 @@ def _line(outcome: Outcome) -> str:
     )
 
 
-def _joined(outcomes: Sequence[Outcome]) -> Mapping[str, Outcome]:
+def _merge(outcomes: Sequence[Outcome]) -> Mapping[str, Outcome]:
     """Put the turns of each target together."""
     joined: dict[str, Outcome] = {}
     for one in outcomes:
@@ -171,7 +173,7 @@ def _joined(outcomes: Sequence[Outcome]) -> Mapping[str, Outcome]:
     return joined
 
 
-def _sum_up(outcomes: Mapping[str, Outcome], keep: Path | None, seconds: float) -> int:
+def _print_summary(outcomes: Mapping[str, Outcome], keep: Path | None, seconds: float) -> int:
     print("\nin all:")
     for outcome in outcomes.values():
         print(_line(outcome))

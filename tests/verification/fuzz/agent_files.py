@@ -13,26 +13,26 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.verification.fuzz.targets import Prepared, Target, of_file, within
+from tests.verification.fuzz.targets import Prepared, Target, file_target, within
 
 from cotenant.node_agent.control.agent import Agent
-from cotenant.node_agent.control.epoch_fence import Fence, remembered
+from cotenant.node_agent.control.epoch_fence import EpochFence, read_store_memory
 from cotenant.node_agent.control.health_file import HealthFile
-from cotenant.node_agent.control.machine_claims import Claim, MachineTaken, take
+from cotenant.node_agent.control.machine_claims import Claim, MachineClaimConflict, acquire_claim
 from cotenant.node_agent.control.pattern_process import search
-from cotenant.node_agent.control.progress import Track, newest_lines, parse_line
-from cotenant.node_agent.control.state_directory import AnotherNode, open_state_directory
+from cotenant.node_agent.control.progress import ProgressTracker, newest_lines, parse_line
+from cotenant.node_agent.control.state_directory import NodeMismatch, open_state_directory
 from cotenant.node_agent.probes.hot_plug import HotPlug
-from cotenant.node_agent.probes.inventory import ProbeWishes
+from cotenant.node_agent.probes.inventory import ProbeOptions
 from cotenant.node_agent.probes.pressure import parse_pressure
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory, key_of
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Exit, Status, parse_status, report
 from cotenant.node_agent.runtime.launch import SUPERVISOR
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.runtime.output_tail import TAIL_BYTES_MAX, tail_of
-from cotenant.node_agent.runtime.socket_paths import PLACE, _place
+from cotenant.node_agent.runtime.socket_paths import LOCATION_FILE, _directory_in_use
 from cotenant.node_agent.supervisor.kernel_files import number_in, parse_cpu_list
-from cotenant.node_agent.supervisor.lease import Lease, Leash, boot_seconds, read_lease
+from cotenant.node_agent.supervisor.lease import DisconnectLimit, Lease, boot_seconds, read_lease
 from cotenant.store.witness import REVISION_MAX
 from cotenant.v1 import node_service_pb2, resources_pb2
 
@@ -72,31 +72,31 @@ def targets() -> Iterator[Target]:
     yield Target("throttle", _of("throttle", lambda there: there.throttled(), throttle))
     yield Target("assignment", _of("assignment", lambda there: there.assignment(), ASSIGNMENT))
     yield Target("spec", _spec)
-    yield Target("boot", _of("boot", lambda there: there.of_earlier_boot(), b"1f0c-77\n"))
-    yield Target("supervisor.log", _of("supervisor.log", lambda there: there.last_words(), b"a\nOSError: b\n"))
+    yield Target("boot", _of("boot", lambda there: there.from_earlier_boot(), b"1f0c-77\n"))
+    yield Target("supervisor.log", _of("supervisor.log", lambda there: there.last_log_line(), b"a\nOSError: b\n"))
     yield Target("directory's name", lambda directory: Prepared(_name, (b"job-1", b"j-0-22", b"a-b-3")))
-    yield Target("health.json", of_file("health.json", lambda path: HealthFile(path.parent).read(), (HEALTH,)))
+    yield Target("health.json", file_target("health.json", lambda path: HealthFile(path.parent).read(), (HEALTH,)))
     yield Target("stop.json", _stop_order)
     fence = b'{"term": 7}\n\n{"job": "a", "epoch": 40}\n{"job": "b", "epoch": 41}\n'
-    yield Target("fence", of_file("fence", _fence, (fence,)))
+    yield Target("fence", file_target("fence", _fence, (fence,)))
     store = (
         b'{"store": {"id": "a", "generation": 1, "revision": 9, "era": "e", "era_revision": 8, "signature": "00ff"}}\n'
     )
-    yield Target("what a fence remembers of the store", of_file("fence.jsonl", _remembered, (fence + store,)))
-    yield Target("cores.json", of_file("cores.json", _cores, (b'{"0": 0, "1": 0, "2": 1, "3": 1}',)))
-    yield Target("node's name", of_file("node", _claimed, (b"node-1\n",)), (AnotherNode,))
-    yield Target("lease", of_file("lease", _lease, (b"12.500 12.500".ljust(48),)))
+    yield Target("what a fence remembers of the store", file_target("fence.jsonl", _remembered, (fence + store,)))
+    yield Target("cores.json", file_target("cores.json", _cores, (b'{"0": 0, "1": 0, "2": 1, "3": 1}',)))
+    yield Target("node's name", file_target("node", _claimed, (b"node-1\n",)), (NodeMismatch,))
+    yield Target("lease", file_target("lease", _lease, (b"12.500 12.500".ljust(48),)))
     yield Target("sockets.path", _sockets)
-    yield Target("machine claim", _claims, (MachineTaken,))
+    yield Target("machine claim", _claims, (MachineClaimConflict,))
     yield Target("output", _output)
     yield Target("files of the kernel", lambda directory: Prepared(_kernel, KERNEL))
 
 
 def _fence(path: Path) -> None:
     """What is taken in counts, is written down anew, and is raised as any other."""
-    fence = Fence(path)
-    told = Fence(path)
-    if (told.term, told.epoch_of("a")) != (fence.term, fence.epoch_of("a")):
+    fence = EpochFence(path)
+    parsed = EpochFence(path)
+    if (parsed.term, parsed.epoch_of("a")) != (fence.term, fence.epoch_of("a")):
         raise AssertionError("another fence after it was written anew")
     node_service_pb2.Welcome(term=fence.term)
     if not (fence.raise_term(1 << 62) and fence.raise_epoch("a", 1 << 62)):
@@ -105,7 +105,7 @@ def _fence(path: Path) -> None:
 
 def _remembered(path: Path) -> None:
     """What is remembered is what a store could have had."""
-    memory = remembered(path)
+    memory = read_store_memory(path)
     if memory and not (memory.id and 0 <= memory.revision <= REVISION_MAX):
         raise AssertionError(f"remembers {memory}")
 
@@ -114,10 +114,10 @@ def _cores(path: Path) -> None:
     """The cores that are offered can be told, and no two have one id."""
     inventory = resources_pb2.Inventory()
     plug = HotPlug(
-        inventory, ProbeWishes("n"), path.parent, changed=lambda: None, heal=_heal, interval_seconds=1.0,
+        inventory, ProbeOptions("n"), path.parent, changed=lambda: None, heal=_heal, interval_seconds=1.0,
         sysfs=path.parent / "none", allowed=lambda: range(4),
     )  # fmt: skip
-    plug.look()
+    plug.refresh()
     ids = [core.id for core in inventory.cores]
     if len(set(ids)) != 4:
         raise AssertionError(f"cores {ids} are offered")
@@ -136,7 +136,7 @@ def _claimed(path: Path) -> None:
 def _lease(path: Path) -> None:
     heard = boot_seconds() - 100
     sensible = 100 < read_lease(str(path)) < heard + 100
-    if not sensible and not Leash(str(path), 5.0, heard).over():
+    if not sensible and not DisconnectLimit(str(path), 5.0, heard).expired():
         raise AssertionError("a lease without end")
     lease = Lease(str(path))
     lease.renew(5.0)
@@ -150,10 +150,10 @@ def _sockets(directory: Path) -> Prepared:
     deep.mkdir()
 
     def read(path: Path) -> None:
-        if (found := _place(path.parent)) not in (None, made):
+        if (found := _directory_in_use(path.parent)) not in (None, made):
             raise AssertionError(f"sockets would lie in {found}")
 
-    return of_file(PLACE, read, (str(made).encode(),))(deep)
+    return file_target(LOCATION_FILE, read, (str(made).encode(),))(deep)
 
 
 def _claims(directory: Path) -> Prepared:
@@ -166,13 +166,13 @@ def _claims(directory: Path) -> Prepared:
 
     def read(path: Path) -> None:
         try:
-            os.close(take(directory, wanted))
-        except MachineTaken as error:
+            os.close(acquire_claim(directory, wanted))
+        except MachineClaimConflict as error:
             str(error).encode()
             raise
 
     seeds = [json.dumps(asdict(Claim("b", "/b", 8, cpus, 1 << 30, 1 << 34))).encode() for cpus in ((2, 3), (1, 2))]
-    return of_file("held.json", read, seeds)(directory)
+    return file_target("held.json", read, seeds)(directory)
 
 
 def _output(directory: Path) -> Prepared:
@@ -218,7 +218,7 @@ def _of(name: str, read: Callable[[AttemptDirectory], object], *seeds: bytes) ->
     def prepare(directory: Path) -> Prepared:
         there = AttemptDirectory(directory, KEY)
         there.path.mkdir(exist_ok=True)
-        return of_file(name, lambda path: read(there), seeds)(there.path)
+        return file_target(name, lambda path: read(there), seeds)(there.path)
 
     return prepare
 
@@ -228,23 +228,23 @@ def _spec(directory: Path) -> Prepared:
     there.path.mkdir(exist_ok=True)
     there.write_spec(SPEC)
     written = (there.path / "spec").read_bytes()
-    return of_file("spec", lambda path: there.recorded_group(), (written,))(there.path)
+    return file_target("spec", lambda path: there.recorded_group(), (written,))(there.path)
 
 
 def _progress(data: bytes) -> None:
-    track, now = Track(), 5.0
+    track, now = ProgressTracker(), 5.0
     for line in newest_lines(data):
-        if told := parse_line(line):
+        if parsed := parse_line(line):
             now += 0.5
-            track.take(told, now)
+            track.acquire_claim(parsed, now)
     rate = track.rate_per_second(now)
     if not (math.isfinite(rate) and rate >= 0):
         raise AssertionError(f"a rate of {rate}")
     reports: list[node_service_pb2.ProgressReport] = []
     agent = SimpleNamespace(
-        _throttling=SimpleNamespace(told=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
+        _throttling=SimpleNamespace(parsed=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
     )
-    Agent._tell_progress(agent, KEY, track, rate, 1e9)  # type: ignore[arg-type]  # it needs no more of an agent
+    Agent._report_progress(agent, KEY, track, rate, 1e9)  # type: ignore[arg-type]  # it needs no more of an agent
     reports[0].SerializeToString()
 
 
@@ -273,5 +273,7 @@ def _stop_order(directory: Path) -> Prepared:
     def read(path: Path) -> None:
         ordered_grace_seconds()  # it reads the file in the working directory
 
-    prepared = of_file("stop.json", read, (b'{"grace_seconds": 30.0}'.ljust(64), b'{"grace_seconds": null}'))(directory)
+    prepared = file_target("stop.json", read, (b'{"grace_seconds": 30.0}'.ljust(64), b'{"grace_seconds": null}'))(
+        directory
+    )
     return Prepared(within(directory, prepared.run), prepared.seeds)

@@ -28,9 +28,9 @@ from tests.verification.fuzz.loop_lag import LoopLag
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.mutating import Mutator
 from tests.verification.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, live_bytes
-from tests.verification.fuzz.well_meant import WellMeant
+from tests.verification.fuzz.well_meant import ValidRequests
 
-from cotenant.leadership.replica_service import serve_description
+from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.services.contention.api import server as contention
@@ -70,14 +70,14 @@ def methods() -> Iterator[MethodDescriptor]:
 def run(name: str, inputs: int, seed: int | str, directory: Path, watch: Watch = lambda outcome: None) -> Outcome:
     """Fuzz one of `NAMES` with so many inputs."""
     outcome = Outcome(name)
-    heard = Heard(outcome)
+    heard = LogFindings(outcome)
     lag = LoopLag()
     with heard.listening(), lag.watching():
         asyncio.run(_Fuzzing(outcome, Random(f"{name} {seed}"), watch, lag).run(name, inputs))
     return outcome
 
 
-class Heard(logging.Handler):
+class LogFindings(logging.Handler):
     """Takes whatever is logged with a traceback as a finding, once for each place."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -90,23 +90,23 @@ class Heard(logging.Handler):
         if not record.exc_info or record.name.startswith("grpc._cython"):  # it tells of each header that is no text
             return
         if str(record.exc_info[1]) != LOOP_BEFORE:
-            self.tell(record.getMessage()[:80], record.exc_info[1])
+            self.report(record.getMessage()[:80], record.exc_info[1])
 
     def process(self, logger: Any, method: str, event: dict[str, Any]) -> Any:
         """Hear of what the services log."""
         told = event.get("exc_info")
         if told:
-            self.tell(
+            self.report(
                 f"{event.get('event')} {event.get('method', '')}",
                 told if isinstance(told, BaseException) else sys.exc_info()[1],
             )
         raise structlog.DropEvent
 
-    def tell(self, what: str, error: BaseException | None) -> None:
+    def report(self, what: str, error: BaseException | None) -> None:
         """Note it, unless it is known."""
-        from tests.verification.fuzz.running import _told
+        from tests.verification.fuzz.running import _describe
 
-        where = _told(error) if error else ""
+        where = _describe(error) if error else ""
         kind = where.partition(":")[0] + where[where.rfind("[") :]
         if kind not in self._seen and len(self.outcome.findings) < FINDINGS_MAX:
             self._seen.add(kind)
@@ -114,11 +114,11 @@ class Heard(logging.Handler):
 
     def listening(self) -> Any:
         """Listen for as long as the context lasts."""
-        return _Listening(self)
+        return _LogCapture(self)
 
 
-class _Listening:
-    def __init__(self, heard: Heard) -> None:
+class _LogCapture:
+    def __init__(self, heard: LogFindings) -> None:
         self._heard = heard
 
     def __enter__(self) -> None:
@@ -165,7 +165,7 @@ class _Fuzzing:
             await self._start_contention()
             self.agents = [await mesh.agent("n1", run_seconds=0.05), await mesh.agent("n2", gpus=2, run_seconds=0.2)]
             await mesh.tenants.CreateTenant(tenants_pb.CreateTenantRequest(tenant=tenants_pb.Tenant(id="t1")))
-            self.well_meant = WellMeant(self.rng, self.known, self.agents[0].inventory)
+            self.well_meant = ValidRequests(self.rng, self.known, self.agents[0].inventory)
             for _ in range(3):
                 self._know(await mesh.submit(gpus=1))
             settled = 0
@@ -225,12 +225,12 @@ class _Fuzzing:
         server = Server("127.0.0.1:0")
         self.mesh.ports["contention"] = server.bind()
         service = await contention.start(server, serve_policies(server), queue=self.mesh.channel("queue"))
-        serve_description(server, lambda: replica_service_pb2.Replica(service="contention"))
+        serve_replica_service(server, lambda: replica_service_pb2.Replica(service="contention"))
         await server.start()
-        from tests.unit.services.mesh import Part, StoreOfOneProcess
+        from tests.unit.services.mesh import CuttableStore, Part
 
         self.mesh.parts["contention"] = Part(
-            StoreOfOneProcess(self.mesh.store), server, service, self.mesh.ports["contention"]
+            CuttableStore(self.mesh.store), server, service, self.mesh.ports["contention"]
         )
 
     def _plain(self, part: str) -> Any:

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from tests.unit.services.mesh import again
-from tests.verification.fuzz.calls import Heard
+from tests.verification.fuzz.calls import LogFindings
 from tests.verification.fuzz.mutating import Mutator
 from tests.verification.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
 
@@ -26,9 +26,9 @@ from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.security.certificates import Authority, Issued
 from cotenant.security.credentials import Credentials
-from cotenant.security.grpc_tls import TlsFiles, Watched
+from cotenant.security.grpc_tls import TlsFiles, WatchedTlsFiles
 from cotenant.security.server_security import Security
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
 
 NAME = "bytes of TLS"
@@ -50,7 +50,7 @@ def run(
 ) -> Outcome:
     """Open so many connections."""
     outcome = Outcome(name)
-    with Heard(outcome).listening():
+    with LogFindings(outcome).listening():
         asyncio.run(_Fuzzing(outcome, Random(f"{name} {seed}"), directory).run(inputs, watch))
     return outcome
 
@@ -61,11 +61,13 @@ class _Fuzzing:
         ours, others = Authority(directory / "ours"), Authority(directory / "others")
         for authority in (ours, others):
             authority.create()
-        served = ours.issue(Bearer.parse("service/queue"), ["127.0.0.1"])
-        eve = Bearer.parse("user/eve?tenants=lab")
+        served = ours.issue(Subject.parse("service/queue"), ["127.0.0.1"])
+        eve = Subject.parse("user/eve?tenants=lab")
         self.shown = TlsFiles(ours.cert_path, (mine := ours.issue(eve)).path, mine.key_path)
-        self.security = Security(Credentials("mesh"), Watched(TlsFiles(ours.cert_path, served.path, served.key_path)))
-        self.known, self.stranger, self.nobody = _context(mine), _context(others.issue(eve)), _context(None)
+        self.security = Security(
+            Credentials("mesh"), WatchedTlsFiles(TlsFiles(ours.cert_path, served.path, served.key_path))
+        )
+        self.known, self.foreign, self.anonymous = _context(mine), _context(others.issue(eve)), _context(None)
         self.hello = Mutator(rng, (_hello(self.known),))
         self.inside = Mutator(rng, (CALL,))
         self.port = 0
@@ -133,22 +135,22 @@ class _Fuzzing:
         def damage(number: int, data: bytes) -> bytes:
             return Mutator(self.rng, (data,)).draw() if number == flight else data
 
-        await _Hands(self.known, reader, writer, damage).shake()
+        await _TlsClient(self.known, reader, writer, damage).shake()
         await self._heard_a_little(reader)
 
     async def _inside(self, reader: Any, writer: Any) -> None:
         """Be known, and then say what is no HTTP/2."""
-        hands = _Hands(self.known, reader, writer)
-        await hands.shake()
-        await hands.say(self.inside.draw())
+        client = _TlsClient(self.known, reader, writer)
+        await client.shake()
+        await client.say(self.inside.draw())
         await self._heard_a_little(reader)
 
     async def _not_known(self, reader: Any, writer: Any) -> None:
         """Show no certificate, or another authority's, and make a good call."""
-        hands = _Hands(self.rng.choice((self.stranger, self.nobody)), reader, writer)
-        await hands.shake()
-        await hands.say(CALL)
-        if heard := await hands.hear():
+        client = _TlsClient(self.rng.choice((self.foreign, self.anonymous)), reader, writer)
+        await client.shake()
+        await client.say(CALL)
+        if heard := await client.hear():
             self._finding(f"a stranger hears {heard[:60]!r}")
 
     async def _heard_a_little(self, reader: Any) -> None:
@@ -160,7 +162,7 @@ class _Fuzzing:
             self.outcome.findings.append(Finding(self.outcome.target, what, b""))
 
 
-class _Hands:
+class _TlsClient:
     """One end of a TLS connection, whose flights may be changed on their way."""
 
     def __init__(

@@ -25,21 +25,21 @@ from cotenant.core.model.job import JobKind, JobSpec, Qos, Request, Role
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.policy.protocols import Follows, Predictor, Trains
 from cotenant.core.prediction.chain import Chain
-from cotenant.core.sizing.rate_history import Tracks
-from cotenant.core.sizing.rate_history import kind_of as tracked
+from cotenant.core.sizing.rate_history import RateHistories
+from cotenant.core.sizing.rate_history import job_class_of as tracked
 from cotenant.policies.lightgbm_duration import runtime_model
 from cotenant.policies.lightgbm_duration.blending import Blend
 from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
 from cotenant.services.predictor.api.profile_view import profile_of
 from cotenant.services.predictor.api.server import GROUP
-from cotenant.services.predictor.codec import Kind
-from cotenant.services.predictor.models.job_classes import Kinds
-from cotenant.services.predictor.models.model_store import ASIDE, PREFIX, Follower, Keeper, Kept
-from cotenant.services.predictor.profiling.profile_store import Measured
+from cotenant.services.predictor.codec import JobClass
+from cotenant.services.predictor.models.job_classes import JobClasses
+from cotenant.services.predictor.models.model_store import ASIDE, PREFIX, ModelFollower, ModelStore, Persistent
+from cotenant.services.predictor.profiling.profile_store import ProfileStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
 
-KIND: Kind = ("ann", "bert", "nightly", 2000, 2)
+KIND: JobClass = ("ann", "bert", "nightly", 2000, 2)
 CANDIDATES = (Candidate(0), Candidate(2, 1000), Candidate(8, 1000, 2, "V100"), Candidate(4, 1000, 1, "", 2, 1, 2))
 GOAL = LossGoal(target=0.6)
 COMPRESSED = b"\x78"  # how zlib's streams begin
@@ -50,8 +50,8 @@ def targets() -> Iterator[Target]:
     """Give the targets."""
     for plugin in plugins.discover(GROUP):
         yield Target(f"what {plugin.name} learnt", _of(plugin.make, plugin.name))
-    yield Target("measured rates", _of(Measured, "measured"))
-    yield Target("kinds of jobs", _of(Kinds, "kinds"))
+    yield Target("measured rates", _of(ProfileStore, "measured"))
+    yield Target("kinds of jobs", _of(JobClasses, "kinds"))
     yield Target("what allocators learnt", _tracks)
     yield Target("what blends learnt", _blends, (ValueError,))
 
@@ -84,15 +84,15 @@ def _queries() -> Sequence[Query]:
 def _records(name: str) -> Mapping[str, bytes]:
     """What is kept of good observations; a model among it where one is learnt."""
     if name in ("measured", "kinds"):
-        kept: Kept = Measured() if name == "measured" else Kinds()
+        kept: Persistent = ProfileStore() if name == "measured" else JobClasses()
         _see(kept)
         return dict(kept.dump())
     predictor = _made(name)
     for observation in _observations():
         predictor.observe(observation)
-    if isinstance(predictor, Trains) and (lesson := predictor.lesson()):
+    if isinstance(predictor, Trains) and (training_task := predictor.training_task()):
         with patch.object(runtime_model, "ROUNDS", 2):  # trees so few that what is written fits into an input
-            predictor.adopt(lesson.train())
+            predictor.adopt(training_task.train())
     return dict(predictor.dump())
 
 
@@ -103,16 +103,16 @@ def _made(name: str) -> Predictor:
     return made
 
 
-def _see(kept: Kept, *, few: bool = False) -> None:
+def _see(kept: Persistent, *, few: bool = False) -> None:
     """Show what was measured to what is no predictor."""
     for number, observation in enumerate(FEW if few else _observations()):
-        if isinstance(kept, Measured):
-            kept.saw(KIND, observation)
-        elif isinstance(kept, Kinds):
-            kept.saw(KIND, 100.0 * number)
+        if isinstance(kept, ProfileStore):
+            kept.record(KIND, observation)
+        elif isinstance(kept, JobClasses):
+            kept.record(KIND, 100.0 * number)
 
 
-def _of(make: Callable[[], Kept], name: str) -> Callable[[Path], Prepared]:
+def _of(make: Callable[[], Persistent], name: str) -> Callable[[Path], Prepared]:
     def prepare(directory: Path) -> Prepared:
         loop, good = asyncio.new_event_loop(), _records(name)
         keys = sorted(good)
@@ -149,12 +149,12 @@ def _same_trees(good: bytes, other: bytes) -> bool:
     return True
 
 
-async def _restored(make: Callable[[], Kept], name: str, records: Mapping[str, bytes], key: str) -> None:
+async def _restored(make: Callable[[], Persistent], name: str, records: Mapping[str, bytes], key: str) -> None:
     """Begin with records of which one is damaged, as a service does; then ask, observe, write and read again."""
     store, kept = MemoryStore(), make()
     await store.transact([], [Put(f"{PREFIX}{name}/{one}", content) for one, content in records.items()])
-    keeper = Keeper(store, {name: kept}, lambda ready: None)
-    await keeper.restore()
+    model_store = ModelStore(store, {name: kept}, lambda ready: None)
+    await model_store.restore()
     left = {entry.key for entry in (await store.list("")).entries}
     if {one.removeprefix(ASIDE).removeprefix(PREFIX) for one in left} != {f"{name}/{one}" for one in records}:
         raise AssertionError(f"records are lost: {sorted(left)}")
@@ -163,15 +163,15 @@ async def _restored(make: Callable[[], Kept], name: str, records: Mapping[str, b
         if not together:
             raise AssertionError(f"good records were set aside: {sorted(left)}")
     _used(name, kept)
-    while await keeper.keep():
+    while await model_store.save():
         pass
     again = make()
     prefix = f"{PREFIX}{name}/"
     told = {entry.key.removeprefix(prefix): entry.value for entry in (await store.list(prefix)).entries}
     if unread := again.restore(told):
         raise AssertionError(f"what it wrote it cannot read: {unread}")
-    follower = Follower(store, {name: (follows := make())}, lambda ready: None)
-    follower._take(name, follows, records)
+    follower = ModelFollower(store, {name: (follows := make())}, lambda ready: None)
+    follower._apply(name, follows, records)
     if not sum(records[key][:64]) % 4:  # it is as slow as all the rest
         _used(name, follows)
 
@@ -180,11 +180,11 @@ def _failed(predictor: Predictor, error: str) -> None:
     raise AssertionError(f"{predictor.name} failed: {error}")
 
 
-def _used(name: str, kept: Kept) -> None:
+def _used(name: str, kept: Persistent) -> None:
     """Ask for what is known, and add to it."""
-    if isinstance(kept, Measured | Kinds):
-        measured = kept if isinstance(kept, Measured) else Measured()
-        kinds = kept if isinstance(kept, Kinds) else Kinds()
+    if isinstance(kept, ProfileStore | JobClasses):
+        measured = kept if isinstance(kept, ProfileStore) else ProfileStore()
+        kinds = kept if isinstance(kept, JobClasses) else JobClasses()
         for kind, seen in [(KIND, 5.0), *kinds.of(kinds.find())]:
             profile_of(kind, seen, measured, Chain([_made("history")], _failed), _failed).SerializeToString()
             for gpu_type in ("", "V100"):
@@ -223,22 +223,22 @@ def _tracks(directory: Path) -> Prepared:
     """What placement keeps of kinds for its allocators."""
     spec = JobSpec(name="nightly", tenant="ann", model="bert", roles=(Role("worker", 2, Request(1000, 4)),))
 
-    def shown(tracks: Tracks) -> None:
+    def shown(tracks: RateHistories) -> None:
         tracks.informed(spec, Estimate(), ("", "V100"))
         for cores in (1, 2, 3, 4, 3, 2):
             tracks.add(tracked(spec), cores, 2.0 * min(cores, 3))
 
-    first = Tracks()
+    first = RateHistories()
     shown(first)
     [(key, good)] = first.dump().items()
 
     def run(data: bytes) -> None:
-        tracks = Tracks()
+        tracks = RateHistories()
         unread = tracks.restore({key: data, "fresh": good})
         if "fresh" in unread or set(unread) - {key}:
             raise AssertionError(f"not read: {unread}")
         shown(tracks)
-        again = Tracks()
+        again = RateHistories()
         if unread := again.restore({name: content for name, content in tracks.dump().items() if content}):
             raise AssertionError(f"what it wrote it cannot read: {unread}")
         shown(again)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.records import _reader, good
 from tests.verification.fuzz.store_files import _damaged, _good_archive, _write
-from tests.verification.fuzz.targets import Made, Prepared, Target, of_file
+from tests.verification.fuzz.targets import Made, Prepared, Target, file_target
 
 from cotenant.cli.mesh.agent_processes import AgentProcess
 from cotenant.cli.mesh.shared_identity import MARK_FILE, check_token_for
@@ -24,7 +24,7 @@ from cotenant.node_agent.__main__ import BadSettings, ChildSettings
 from cotenant.node_agent.control.agent_config import AgentConfig
 from cotenant.security.tls_files import TlsFiles
 from cotenant.services.placement.cluster.live_records import ATTEMPTS, NODES
-from cotenant.services.queue.jobs.job_store import JOBS, Keeper
+from cotenant.services.queue.jobs.job_store import JOBS, JobStore
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
@@ -44,7 +44,7 @@ def targets() -> Iterator[Target]:
     lines = [ChildSettings(config, tls, 1024).to_line() for tls in (None, TlsFiles(Path("/ca.pem"), Path("/c")))]
     yield Target("settings of an agent", lambda directory: Prepared(_settings, lines), (BadSettings,))
     yield Target("answer of an agent", _answer)
-    yield Target("identity.json", of_file(MARK_FILE, _token, (b'{"only_user": "ann"}',)), (CommandError,))
+    yield Target("identity.json", file_target(MARK_FILE, _token, (b'{"only_user": "ann"}',)), (CommandError,))
     yield Target("spec parts", _parts, (BadRecord,))
     yield Target("divided record", _divided, (BadRecord, NewerSchema))
     newer = (NewerSchema,)
@@ -64,7 +64,7 @@ def _answer(directory: Path) -> Prepared:
     """An agent's pipe: what libraries print into it is no answer."""
     loop = asyncio.new_event_loop()
 
-    async def told(data: bytes) -> None:
+    async def run_one(data: bytes) -> None:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         os.write(writer, data)
@@ -76,7 +76,9 @@ def _answer(directory: Path) -> Prepared:
         if not isinstance(answer, dict) or (answer and not answer.keys() & {"ready", "error"}):
             raise AssertionError(f"{answer!r} is taken for an answer")
 
-    return Prepared(lambda data: loop.run_until_complete(told(data)), (*ANSWERS, b"a library's words\n" + ANSWERS[0]))
+    return Prepared(
+        lambda data: loop.run_until_complete(run_one(data)), (*ANSWERS, b"a library's words\n" + ANSWERS[0])
+    )
 
 
 def _token(path: Path) -> None:
@@ -130,9 +132,9 @@ async def _read_in_each_way(store: SpecStore) -> bytes:
         updates = store.watch(JOBS, after_revision=1)
         try:
             async for update in updates:
-                for told in update.entries if isinstance(update, Relisted) else update.changes:
-                    if told.value is not None:
-                        return told.value
+                for run_one in update.entries if isinstance(update, Relisted) else update.changes:
+                    if run_one.value is not None:
+                        return run_one.value
         finally:
             await updates.aclose()
         raise AssertionError("no change is told")
@@ -209,7 +211,7 @@ async def _accepted(entries: dict[str, bytes], state_dir: Path, mesh: dict[str, 
 
 
 async def _queue(store: SpecStore) -> None:
-    await Keeper(store, State()).load()
+    await JobStore(store, State()).load()
 
 
 async def _placement(store: SpecStore) -> None:

@@ -21,10 +21,10 @@ from cotenant.codec.errors import Problem
 from cotenant.core.policy.protocols import Predictor
 from cotenant.core.prediction.chain import Chain
 from cotenant.services.predictor.api.server import GROUP, PredictorServicer
-from cotenant.services.predictor.models.failure_log import Failures
-from cotenant.services.predictor.models.job_classes import Kinds
-from cotenant.services.predictor.models.model_store import Keeper
-from cotenant.services.predictor.profiling.profile_store import Measured
+from cotenant.services.predictor.models.failure_log import FailureLog
+from cotenant.services.predictor.models.job_classes import JobClasses
+from cotenant.services.predictor.models.model_store import ModelStore
+from cotenant.services.predictor.profiling.profile_store import ProfileStore
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
@@ -32,7 +32,7 @@ from cotenant.v1 import predictor_service_pb2 as pb
 M = TypeVar("M", bound=Message)
 
 AT_ONCE = 8
-BEGUN_ANEW = 40  # inputs
+RESTART_EVERY = 40  # inputs
 NUMBERS = (1e-9, 1e-6, 0.5, 1.0, 2.0, 7.0, 1e3, 1e6, 1e9)
 KNOWN = {"tenant": ["default"], "model": ["bert", ""], "role": ["worker", "ps"], "job_id": ["j"], "phase": ["", "v"]}
 
@@ -42,7 +42,7 @@ def targets() -> Iterator[Target]:
     yield Target("observations", _observations, (Problem,))
 
 
-class _Told(Failures):
+class _FailureFindings(FailureLog):
     """Takes each failure of a predictor for a finding."""
 
     def add(self, predictor: Predictor, error: str) -> None:
@@ -50,11 +50,11 @@ class _Told(Failures):
 
 
 def _servicer() -> PredictorServicer:
-    failures, store = _Told(), MemoryStore()
+    failures, store = _FailureFindings(), MemoryStore()
     chain = Chain([plugin.make() for plugin in plugins.discover(GROUP)], failures.add)
-    keeper = Keeper(store, {}, lambda ready: None)
-    keeper.restored = True
-    return PredictorServicer(chain, Measured(), keeper, failures, kinds=Kinds())
+    model_store = ModelStore(store, {}, lambda ready: None)
+    model_store.restored = True
+    return PredictorServicer(chain, ProfileStore(), model_store, failures, job_classes=JobClasses())
 
 
 def observation(rng: Random, seconds: float) -> pb.Observation:
@@ -124,7 +124,7 @@ def _observations(directory: Path) -> Prepared:
 
     def run(data: bytes) -> None:
         state["inputs"] += 1
-        if state["inputs"] % BEGUN_ANEW == 0:
+        if state["inputs"] % RESTART_EVERY == 0:
             servicers[0] = _servicer()
         try:
             loop.run_until_complete(told(data))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.verification.fuzz.targets import Prepared, Target, of_file
+from tests.verification.fuzz.targets import Prepared, Target, file_target
 
 import cotenant.core.failures.rules as failure_rules
 from cotenant.cli.flags import Flags
@@ -17,14 +17,14 @@ from cotenant.cli.jobs.job_fields import JOB_FIELDS, OTHER_NAMES, ROLE_FIELDS
 from cotenant.cli.jobs.job_file import load_jobs
 from cotenant.cli.jobs.submit import example_text
 from cotenant.cli.mesh.audit import _lines as audit_lines
-from cotenant.cli.mesh.security_options import guarding_of
-from cotenant.cli.mesh.settings import Settings, merged, read_settings, rules_of
+from cotenant.cli.mesh.security_options import read_security_settings
+from cotenant.cli.mesh.settings import Settings, merged, read_settings, sharing_rules
 from cotenant.cli.mesh.tenant_file import load_tenants
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.research.predicting.measurements import load_measurements
 from cotenant.codec.specs import spec_to_wire
 from cotenant.core.failures.rules import BadRules
-from cotenant.rpc.access import NoAccess, find
+from cotenant.rpc.access import AccessError, find
 from cotenant.security.certificates import Authority, BadCertificate
 from cotenant.security.certificates import read as read_certificate
 from cotenant.security.grpc_tls import BadTls, TlsFiles, load
@@ -98,18 +98,18 @@ def targets() -> Iterator[Target]:
     fields = [name.encode() for name in (*JOB_FIELDS, *ROLE_FIELDS, *OTHER_NAMES)]
     settings = [name.encode() for name in Settings.__dataclass_fields__]
     wrong = (CommandError,)
-    yield Target("jobs", of_file("job.yaml", _jobs, JOBS, fields), wrong)
-    yield Target("tenants", of_file("t.yaml", load_tenants, TENANTS), wrong)
-    yield Target("settings", of_file("c.toml", _settings, SETTINGS, settings), wrong)
-    yield Target("failure rules", of_file("r.toml", lambda path: read_rules(str(path)), RULES), (BadRules,))
-    yield Target("clusters", of_file("c.yaml", lambda path: parse_cluster(str(path)), CLUSTERS), (BadCluster,))
+    yield Target("jobs", file_target("job.yaml", _jobs, JOBS, fields), wrong)
+    yield Target("tenants", file_target("t.yaml", load_tenants, TENANTS), wrong)
+    yield Target("settings", file_target("c.toml", _settings, SETTINGS, settings), wrong)
+    yield Target("failure rules", file_target("r.toml", lambda path: read_rules(str(path)), RULES), (BadRules,))
+    yield Target("clusters", file_target("c.yaml", lambda path: parse_cluster(str(path)), CLUSTERS), (BadCluster,))
     yield Target("cluster words", _words, (BadCluster,))
-    yield Target("measurements", of_file("m.csv", lambda path: load_measurements(str(path)), MEASUREMENTS), wrong)
-    yield Target("client's settings", of_file("cc.toml", _config, CONFIG), (NoAccess,))
-    yield Target("endpoint.json", of_file("endpoint.json", _state_dir, ENDPOINT), (NoAccess,))
-    yield Target("token", of_file("token", _state_dir, (b"abc-DEF_123\n",)), (NoAccess,))
-    yield Target("tokens.json", of_file("tokens.json", lambda path: TokenFile(path).tokens(), TOKENS), (BadTokens,))
-    yield Target("audit log", of_file("audit.jsonl", lambda path: list(audit_lines(path)), AUDIT), wrong)
+    yield Target("measurements", file_target("m.csv", lambda path: load_measurements(str(path)), MEASUREMENTS), wrong)
+    yield Target("client's settings", file_target("cc.toml", _config, CONFIG), (AccessError,))
+    yield Target("endpoint.json", file_target("endpoint.json", _state_dir, ENDPOINT), (AccessError,))
+    yield Target("token", file_target("token", _state_dir, (b"abc-DEF_123\n",)), (AccessError,))
+    yield Target("tokens.json", file_target("tokens.json", lambda path: TokenFile(path).tokens(), TOKENS), (BadTokens,))
+    yield Target("audit log", file_target("audit.jsonl", lambda path: list(audit_lines(path)), AUDIT), wrong)
     yield Target("certificates", _certificates, (BadTls, BadCertificate))
     yield Target("backups", _backups, (BadBackup,))
 
@@ -121,9 +121,9 @@ def _jobs(path: Path) -> None:
 
 def _settings(path: Path) -> None:
     settings = read_settings(path)
-    rules_of(settings)
+    sharing_rules(settings)
     merged(settings.options, {})
-    guarding_of(settings.sections, Flags(), insecure=False)
+    read_security_settings(settings.sections, Flags(), insecure=False)
 
 
 def _words(directory: Path) -> Prepared:
@@ -169,7 +169,7 @@ def _certificates(directory: Path) -> Prepared:
 def _backups(directory: Path) -> Prepared:
     good = directory / "good"
     write_file(Contents(7, (("/a", b"1"), ("/b/c", b"\x00" * 30))), good)
-    run = of_file("backup", read_file, ())(directory).run
+    run = file_target("backup", read_file, ())(directory).run
     plain = gzip.decompress(good.read_bytes())
 
     def pack(data: bytes) -> bytes:

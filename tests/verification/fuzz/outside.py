@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tests.verification.fuzz.calls import methods
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.records import _document as keys_document
-from tests.verification.fuzz.targets import Prepared, Target, of_file
+from tests.verification.fuzz.targets import Prepared, Target, file_target
 
 from cotenant.cli import views
 from cotenant.cli.connection import access_of
@@ -36,14 +36,14 @@ from cotenant.history import recording
 from cotenant.history.events import Began
 from cotenant.history.stored import commit_of
 from cotenant.reproduction.cache import _read as read_kept
-from cotenant.rpc.access import NoAccess
+from cotenant.rpc.access import AccessError
 from cotenant.rpc.paging import page_of
 from cotenant.security.certificates import Authority, BadCertificate
-from cotenant.security.grpc_tls import TlsFiles, Watched
-from cotenant.security.identity import CALLER, OPERATOR, Identity, bearer, speaking_for, spoken_for
+from cotenant.security.grpc_tls import TlsFiles, WatchedTlsFiles
+from cotenant.security.identity import CALLER, OPERATOR, Identity, acting_identity, bearer_token, on_behalf_header
 from cotenant.security.oidc import Oidc, OidcRules
 from cotenant.security.permissions import Role
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.store.open import open_raw, tls_of
 from cotenant.store.port import Change, Changes, StoreUnavailable
 from cotenant.v1 import records_pb2
@@ -74,16 +74,18 @@ def targets() -> Iterator[Target]:
     yield Target("errors of servers", _errors)
     yield Target("callers passed on", _callers, (Problem,))
     yield Target("page tokens", _pages, (Problem,))
-    yield Target("environment", _environment, (NoAccess,))
+    yield Target("environment", _environment, (AccessError,))
     yield Target("names of stores", _stores, (ValueError, StoreUnavailable))
     yield Target("answers of a provider", _provider)
     yield Target("authority", _authority, (BadCertificate,))
     yield Target("certificates that change", _watched)
     yield Target(
         "kept runs",
-        of_file("kept.jsonl", lambda path: dict(read_kept(path.read_text(errors="replace").splitlines())), (KEPT_RUN,)),
+        file_target(
+            "kept.jsonl", lambda path: dict(read_kept(path.read_text(errors="replace").splitlines())), (KEPT_RUN,)
+        ),
     )
-    yield Target("history", of_file("history", _history, (EVENT * 2,)), (ValueError,))
+    yield Target("history", file_target("history", _history, (EVENT * 2,)), (ValueError,))
     yield Target("commits", _commits, (ValueError, DecodeError))
 
 
@@ -117,7 +119,7 @@ def _shown(answer: Message) -> None:
                 case "Policy":
                     shown.append(policies._view(one))
     if answer.DESCRIPTOR.name == "ExplainJobResponse":
-        shown.append(explain.explained_view(answer, 5.0))  # type: ignore[arg-type]  # by its name it is one
+        shown.append(explain.explanation_view(answer, 5.0))  # type: ignore[arg-type]  # by its name it is one
     if isinstance(answer, ListReplicasResponse):
         processes = [replicas._view(one) | replicas._process(answer, 5.0, 6.0) for one in answer.replicas]
         members = replicas._merged([(teller, one) for teller in ("a:1", "b:1") for one in answer.store_members])
@@ -171,17 +173,17 @@ def _errors(directory: Path) -> Prepared:
 
 def _callers(directory: Path) -> Prepared:
     service = Identity("service/queue", frozenset({Role.SERVICE}), None, None)
-    _, good = speaking_for(Bearer.parse("user/eve?tenants=lab").identity)
+    _, good = on_behalf_header(Subject.parse("user/eve?tenants=lab").identity)
 
     def run(data: bytes) -> None:
         text = data.decode(errors="replace")
-        bearer((("authorization", text), ("authorization", data)))
+        bearer_token((("authorization", text), ("authorization", data)))
         for metadata in (((CALLER, text),), ((CALLER, text), (CALLER, text))):
-            known = spoken_for(service, metadata)
+            known = acting_identity(service, metadata)
             if known.via != service.name:
                 raise AssertionError(f"{known} by nobody")
         with suppress(Problem):
-            spoken_for(OPERATOR, ((CALLER, text),))
+            acting_identity(OPERATOR, ((CALLER, text),))
 
     return Prepared(run, (good.encode(),))
 
@@ -285,7 +287,7 @@ def _authority(directory: Path) -> Prepared:
     cert, key = authority.cert_path.read_bytes(), authority.cert_path.with_name("ca.key").read_bytes()
 
     good = {authority.cert_path: cert, authority.cert_path.with_name("ca.key"): key}
-    eve = Bearer.parse("user/eve?tenants=lab")
+    eve = Subject.parse("user/eve?tenants=lab")
 
     def run(data: bytes) -> None:
         refusal: BadCertificate | None = None
@@ -308,10 +310,10 @@ def _watched(directory: Path) -> Prepared:
     """Files that are exchanged while a server runs: what does not fit is passed over, what was there before stays."""
     authority = Authority(directory / "ca")
     authority.create("lab", 10)
-    issued = authority.issue(Bearer.parse("service/queue"), ["127.0.0.1"])
+    issued = authority.issue(Subject.parse("service/queue"), ["127.0.0.1"])
     good = {path: path.read_bytes() for path in (authority.cert_path, issued.path, issued.key_path)}
     clock = iter(range(0, 1 << 60, 1000)).__next__
-    watched = Watched(TlsFiles(authority.cert_path, issued.path, issued.key_path), clock=lambda: float(clock()))
+    watched = WatchedTlsFiles(TlsFiles(authority.cert_path, issued.path, issued.key_path), clock=lambda: float(clock()))
     before = watched.material
 
     def run(data: bytes) -> None:

@@ -29,10 +29,10 @@ from cotenant.leadership.leadership_term import leader_of
 from cotenant.security.oidc import BadOidc, Oidc, OidcRules
 from cotenant.services.placement.api.server import Placement, PlacementConfig
 from cotenant.services.placement.cluster.live_records import ATTEMPTS, NODES
-from cotenant.services.placement.placement_leadership import LEADER, Leadership
-from cotenant.services.queue.jobs.archived_jobs import ARCHIVES, Past
-from cotenant.services.queue.jobs.job_store import ARRAYS, JOBS, TENANTS, Keeper
-from cotenant.services.queue.jobs.queue_state import State, kept_message
+from cotenant.services.placement.placement_leadership import LEADER, PlacementLeadership
+from cotenant.services.queue.jobs.archived_jobs import ARCHIVES, ArchivedJobs
+from cotenant.services.queue.jobs.job_store import ARRAYS, JOBS, TENANTS, JobStore
+from cotenant.services.queue.jobs.queue_state import State, stored_message
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Entry, Put
@@ -126,15 +126,15 @@ def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[
 async def _queue(store: MemoryStore) -> None:
     """Load as the queue does, and tell of what was loaded."""
     state = State()
-    await Keeper(store, state).load()
+    await JobStore(store, state).load()
     for record in state.records.values():
-        kept_message(record).SerializeToString()
+        stored_message(record).SerializeToString()
         state.row(record)
 
 
 async def _past(store: MemoryStore) -> None:
     """Learn of archives as the queue does when it begins to lead."""
-    await Past(store, None).start()
+    await ArchivedJobs(store, None).start()
 
 
 async def _placement(store: MemoryStore) -> None:
@@ -153,7 +153,7 @@ async def _placement(store: MemoryStore) -> None:
 
 
 @cache
-def _reader() -> Leadership:
+def _reader() -> PlacementLeadership:
     """What reads placement's records; to make all of it takes a hundred times as long as to read one."""
     return Placement(MemoryStore(), PlacementConfig()).leadership
 

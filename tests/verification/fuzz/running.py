@@ -65,7 +65,7 @@ class Outcome:
     findings: list[Finding] = field(default_factory=list)
 
 
-class Traced:
+class LastInput:
     """The input that is under way, where a parent can read it after a crash."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def run(
     inputs: int,
     seed: int | str,
     directory: Path,
-    traced: Traced | None = None,
+    last_input: LastInput | None = None,
     watch: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:
     """Put so many inputs into a target. A seed's inputs are the same for any number of them."""
@@ -104,11 +104,11 @@ def run(
                 outcome.findings.append(Finding(target.name, f"a good input: {what}", seed_input))
         while outcome.inputs < inputs and len(outcome.findings) < FINDINGS_MAX:
             data = prepared.pack(mutator.draw())
-            if traced:
-                traced.note(data)
+            if last_input:
+                last_input.note(data)
             if (what := _what(target, prepared.run, data, outcome)) and (kind := _kind(what)) not in kinds:
                 kinds.add(kind)
-                small = _smaller(data, _fails_alike(target, prepared.run, kind))
+                small = _smaller(data, _fails_the_same_way(target, prepared.run, kind))
                 outcome.findings.append(Finding(target.name, what, small))
             outcome.inputs += 1
             if outcome.inputs == int(inputs * SETTLED_SHARE):
@@ -121,7 +121,7 @@ def run(
     return outcome
 
 
-def _fails_alike(target: Target, run: Callable[[bytes], None], kind: str) -> Callable[[bytes], bool]:
+def _fails_the_same_way(target: Target, run: Callable[[bytes], None], kind: str) -> Callable[[bytes], bool]:
     return lambda data: _kind(_what(target, run, data, None)) == kind
 
 
@@ -141,7 +141,7 @@ def _what(target: Target, run: Callable[[bytes], None], data: bytes, outcome: Ou
     except Hung:
         return f"hung: more than {target.seconds_max:g} s"
     except (Exception, RecursionError, MemoryError) as error:
-        return _told(error)
+        return _describe(error)
     if seconds > loop_lag.bound_seconds():
         return f"held the loop: {seconds * 1000:.0f} ms of CPU time"
     return ""
@@ -170,7 +170,7 @@ def _held_seconds(run: Callable[[bytes], None], data: bytes) -> float:
     return seconds
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """Name an error and the last places of ours that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if "/fuzz/" not in frame.filename]

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.unit.services.mesh import Mesh, again, running, spec, until
-from tests.verification.fuzz.calls import Heard, recount
+from tests.verification.fuzz.calls import LogFindings, recount
 from tests.verification.fuzz.inflating import PATTERNS
 from tests.verification.fuzz.loop_lag import LoopLag, bound_seconds
 from tests.verification.fuzz.messages import Drawer
@@ -64,7 +64,7 @@ def run(
     """Make about so many calls, in sequences of at most `STEPS`."""
     outcome, rng, before = Outcome(name), Random(f"{name} {seed}"), hypothesis.core.global_force_seed
     lag = LoopLag()
-    with Heard(outcome).listening(), asyncio.Runner() as runner, lag.watching():
+    with LogFindings(outcome).listening(), asyncio.Runner() as runner, lag.watching():
         run = Sequence_.run = _Run(runner.get_loop(), outcome, watch, inputs, time.monotonic(), lag)
         while outcome.inputs < inputs and not outcome.findings:
             left = min(AT_ONCE, max(1, (inputs - outcome.inputs) // STEPS))

@@ -24,15 +24,15 @@ from cotenant.cli.jobs.history import _found, _row
 from cotenant.cli.mesh.backup import _fill, _is_of_others, _read, _run
 from cotenant.cli.outcome import CommandError
 from cotenant.services.queue.jobs.archive import Archive
-from cotenant.services.queue.jobs.archived_jobs import Past
+from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.visibility import View
-from cotenant.store.backup_file import BadBackup, Contents, fill, read_file, read_store, write_file
+from cotenant.store.backup_file import BadBackup, Contents, read_file, read_store, restore_entries, write_file
 from cotenant.store.eras import ERAS
 from cotenant.store.identity_check import IDENTITY, PROGRESS
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put, Relisted, StoreUnavailable
-from cotenant.store.revision_offset import BASE, FILLING, OWN, ShiftedStore
+from cotenant.store.revision_offset import BASE, FILLING, OWN, OffsetStore
 from cotenant.store.sqlite import SqliteStore
 from cotenant.v1 import job_pb2
 
@@ -148,14 +148,14 @@ def _stores(directory: Path) -> Prepared:
         try:
             before = await store.list("")
             await store.transact([], [Put("fresh", b"here")])
-            told = await store.list("")
+            written = await store.list("")
             for revision in (0, before.revision - 1, before.revision):
-                await asyncio.wait_for(_told_of(store, "fresh", revision), WATCH_SECONDS_MAX)
+                await asyncio.wait_for(_wait_for_change(store, "fresh", revision), WATCH_SECONDS_MAX)
         finally:
             await store.close()
         again = SqliteStore(path)
         try:
-            if await again.list("") != told:
+            if await again.list("") != written:
                 raise AssertionError("another content after it was opened again")
         finally:
             await again.close()
@@ -167,12 +167,12 @@ def _stores(directory: Path) -> Prepared:
     return Prepared(run, (good,), pack=lambda data: _damaged(good, data, directory, TABLES))
 
 
-async def _told_of(store: SqliteStore, key: str, revision: int) -> None:
+async def _wait_for_change(store: SqliteStore, key: str, revision: int) -> None:
     """Watch from a revision on until the change of a key is told."""
     async with aclosing(store.watch("", after_revision=revision)) as news:
         async for update in news:
-            told = update.entries if isinstance(update, Relisted) else update.changes
-            if any(one.key == key for one in told):
+            written = update.entries if isinstance(update, Relisted) else update.changes
+            if any(one.key == key for one in written):
                 return
 
 
@@ -270,11 +270,11 @@ def _archives_to_write(directory: Path) -> Prepared:
     """Add jobs to it, as a queue does that forgets them; what is written can be read, and what was before is found."""
     good, path = _good_archive(directory), directory / "written.sqlite"
     archive, loop = Archive(path), asyncio.new_event_loop()
-    past, view = Past(MemoryStore(), archive), View(State())
+    past, view = ArchivedJobs(MemoryStore(), archive), View(State())
 
     def run(data: bytes) -> None:
         _write(path, data)
-        loop.run_until_complete(past.named(view, ["j1", "array", "j2"]))
+        loop.run_until_complete(past.list(view, ["j1", "array", "j2"]))
         loop.run_until_complete(archive.add(_jobs()))
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("SELECT job FROM jobs WHERE id = 'j2'").fetchone()
@@ -308,17 +308,17 @@ def _restore(directory: Path) -> Prepared:
         for key, value in before.items():
             await store.transact([], [Put(key, value)])
         try:
-            goes_on = await fill(ShiftedStore(store), contents, replace=True)
+            goes_on = await restore_entries(OffsetStore(store), contents, replace=True)
         except BadBackup:
             found = {entry.key: entry.value for entry in (await store.list("")).entries}
             if found != before:
                 raise AssertionError(f"half done: {sorted(found)}") from None
             raise
-        told = await read_store(restored := ShiftedStore(store))
-        if dict(told.entries) != {key: value for key, value in entries if not key.endswith("/leader")}:
+        written = await read_store(restored := OffsetStore(store))
+        if dict(written.entries) != {key: value for key, value in entries if not key.endswith("/leader")}:
             raise AssertionError("something else is in the store")
-        if not max(contents.revision, 0) < goes_on <= told.revision < 2**63:
-            raise AssertionError(f"it goes on from {goes_on}, at {told.revision}")
+        if not max(contents.revision, 0) < goes_on <= written.revision < 2**63:
+            raise AssertionError(f"it goes on from {goes_on}, at {written.revision}")
         await restored.transact([], [Put("queue/jobs/fresh", b"")])
 
     return Prepared(lambda data: loop.run_until_complete(filled(data)), (b"0", b"1", b"abc"))

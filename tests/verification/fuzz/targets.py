@@ -39,7 +39,7 @@ class Target:
     in_loop: bool = False
 
 
-def of_file(name: str, read: Callable[[Path], object], seeds: Sequence[bytes], words: Sequence[bytes] = ()) -> Made:
+def file_target(name: str, read: Callable[[Path], object], seeds: Sequence[bytes], words: Sequence[bytes] = ()) -> Made:
     """Make a target of what reads a file."""
 
     def prepare(directory: Path) -> Prepared:

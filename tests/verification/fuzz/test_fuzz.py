@@ -165,13 +165,13 @@ def shown(outcome: Outcome) -> str:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_whatever_is_read_is_taken_or_refused_in_words(name: str, tmp_path: Path) -> None:
+def test_input_is_accepted_or_refused_with_a_message(name: str, tmp_path: Path) -> None:
     outcome = run(TARGETS[name], INPUTS, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
 
 
 @pytest.mark.parametrize(("name", "data"), FOUND, ids=lambda part: part if isinstance(part, str) else "")
-def test_what_was_found_stays_mended(name: str, data: bytes, tmp_path: Path) -> None:
+def test_past_findings_stay_fixed(name: str, data: bytes, tmp_path: Path) -> None:
     target, packed = TARGETS[name], gzip.compress(data) if name == "backups" else data
 
     def prepare(directory: Path) -> Prepared:
@@ -182,12 +182,12 @@ def test_what_was_found_stays_mended(name: str, data: bytes, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", calls.NAMES)
-def test_whatever_is_called_is_answered_or_refused_in_words(name: str, tmp_path: Path) -> None:
+def test_calls_are_answered_or_refused_with_a_message(name: str, tmp_path: Path) -> None:
     outcome = calls.run(name, CALLS, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
 
 
-def test_what_it_takes_to_measure_memory_is_not_held_against_the_calls(
+def test_measuring_memory_is_not_counted_as_loop_lag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def slow() -> int:
@@ -201,7 +201,7 @@ def test_what_it_takes_to_measure_memory_is_not_held_against_the_calls(
     assert "held the loop" not in capfd.readouterr().err
 
 
-async def test_a_callback_that_takes_long_is_named() -> None:
+async def test_a_slow_callback_is_named() -> None:
     lag = LoopLag()
 
     async def spins() -> None:
@@ -215,22 +215,22 @@ async def test_a_callback_that_takes_long_is_named() -> None:
     assert "spins" in lag.finding()
 
 
-def test_whatever_comes_over_tls_strangers_hear_nothing_and_others_are_served(tmp_path: Path) -> None:
+def test_unknown_tls_clients_receive_nothing_and_valid_ones_are_served(tmp_path: Path) -> None:
     outcome = connections.run(connections.NAME, CALLS, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
 
 
-def test_whatever_comes_to_an_agents_sockets_it_beats_and_hears_the_others(tmp_path: Path) -> None:
+def test_an_agent_under_a_flood_of_datagrams_keeps_its_heartbeats(tmp_path: Path) -> None:
     outcome = agent_sockets.run(agent_sockets.NAME, CALLS, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
 
 
-def test_whatever_is_called_in_a_row_all_that_was_acknowledged_comes_to_an_end(tmp_path: Path) -> None:
+def test_acknowledged_jobs_end_after_any_sequence_of_calls(tmp_path: Path) -> None:
     outcome = sequences.run(sequences.NAME, IN_A_ROW, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
 
 
-def test_a_fault_is_found_and_its_input_made_small(tmp_path: Path) -> None:
+def test_a_failure_is_found_and_its_input_minimized(tmp_path: Path) -> None:
     def fails(data: bytes) -> None:
         assert b"7" not in data
 
@@ -239,7 +239,7 @@ def test_a_fault_is_found_and_its_input_made_small(tmp_path: Path) -> None:
     assert finding.what.startswith("AssertionError")
 
 
-def test_what_takes_too_long_is_found(tmp_path: Path) -> None:
+def test_a_hang_is_found(tmp_path: Path) -> None:
     def hangs(data: bytes) -> None:
         while data.startswith(b"x"):
             pass
@@ -265,7 +265,7 @@ def leaves_garbage(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("run_one", "grows"), [(leaks, True), (leaves_garbage, False)])
-def test_memory_that_stays_is_found_and_what_is_only_garbage_is_none(
+def test_a_memory_leak_is_found_and_garbage_is_not(
     run_one: Callable[[bytes], None], grows: bool, tmp_path: Path
 ) -> None:
     outcome = run(Target("grows", lambda directory: Prepared(run_one, (b"x",))), LEAKS, SEED, tmp_path)
@@ -277,7 +277,7 @@ def test_memory_that_stays_is_found_and_what_is_only_garbage_is_none(
     "allocated",
     [lambda: C.malloc(9 << 20), lambda: [b"%d" % number for number in range(300_000)]],
 )
-def test_what_lives_is_measured_in_c_and_in_python(allocated: Callable[[], object]) -> None:
+def test_live_bytes_include_c_and_python_allocations(allocated: Callable[[], object]) -> None:
     before = live_bytes()
     kept = allocated()
     grown = live_bytes() - before
@@ -286,7 +286,7 @@ def test_what_lives_is_measured_in_c_and_in_python(allocated: Callable[[], objec
     assert 8 << 20 <= grown < 32 << 20
 
 
-def test_what_is_free_again_does_not_live_though_the_process_holds_it() -> None:
+def test_freed_memory_held_by_the_process_is_not_live() -> None:
     before = live_bytes()
     many = [bytes(200) for _ in range(200_000)]
     few = many[::500]

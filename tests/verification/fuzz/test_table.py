@@ -14,7 +14,7 @@ from cotenant.security.permissions import ROLES
 SERVERS = {*calls.NAMES, connections.NAME, agent_sockets.NAME, sequences.NAME}
 
 
-def test_whatever_reads_is_passed_through_by_a_target_or_is_excused(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_reader_is_reached_by_a_target_or_excused(tmp_path_factory: pytest.TempPathFactory) -> None:
     reached: set[str] = set()
     with table.reaching(reached):
         for target in all_targets():
@@ -34,7 +34,7 @@ def test_every_method_is_called() -> None:
     assert {method.containing_service.name for method in fuzzed.values()} <= calls.SERVED_BY.keys()
 
 
-def test_a_reader_is_found_however_it_reads(tmp_path: Path) -> None:
+def test_readers_of_every_kind_are_found(tmp_path: Path) -> None:
     code = """
 class A:
     def one(self): return [json.loads(x) for x in y]

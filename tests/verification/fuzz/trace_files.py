@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from tests.verification.fuzz.targets import Prepared, Target, of_file
+from tests.verification.fuzz.targets import Prepared, Target, file_target
 
 from cotenant.cli.research.replay import _about, _show
 from cotenant.core.policy.options import BadOption
@@ -86,16 +86,18 @@ def targets() -> Iterator[Target]:
     columns = [name.encode() for name in (*REQUIRED, *OPTIONAL)]
     bad = (BadTrace,)
     for name, seeds in TRACES.items():
-        yield Target(f"trace {name}", of_file(f"{name}.csv", partial(_strict, name), seeds), bad)
+        yield Target(f"trace {name}", file_target(f"{name}.csv", partial(_strict, name), seeds), bad)
     every = [seed for seeds in TRACES.values() for seed in seeds]
-    yield Target("trace of any format", of_file("any.csv", _lenient, every, columns), bad)
+    yield Target("trace of any format", file_target("any.csv", _lenient, every, columns), bad)
     yield Target("trace in Parquet", _parquet, bad)
-    yield Target("snapshot", of_file("snapshot.json", _lenient, (SNAPSHOT,)), bad)
+    yield Target("snapshot", file_target("snapshot.json", _lenient, (SNAPSHOT,)), bad)
     yield Target("recording", _recordings, (BadRecording,))
     yield Target("recording in Parquet", _recording_in_parquet, (BadRecording,))
     table = b"job,gpus,seconds\n1,8,60\n2,1,9.5\n"
     yield Target(
-        "published table", of_file("table.csv", lambda path: list(published(path, "job", "gpus")), (table,)), (BadData,)
+        "published table",
+        file_target("table.csv", lambda path: list(published(path, "job", "gpus")), (table,)),
+        (BadData,),
     )
     yield Target("overlays", _overlays, (BadOption,))
 
@@ -138,7 +140,7 @@ def _recordings(directory: Path) -> Prepared:
     lines = whole.splitlines(keepends=True)
     files = whole.replace(b'"files":{', b'"files":{"cluster":"cd",', 1)
     few = b"".join([lines[0], *lines[1:-1:5], lines[-1]])
-    return Prepared(of_file("events.jsonl", _recording, ())(directory).run, (whole, few, files))
+    return Prepared(file_target("events.jsonl", _recording, ())(directory).run, (whole, few, files))
 
 
 def _recording_in_parquet(directory: Path) -> Prepared:
@@ -158,12 +160,12 @@ def _recording_in_parquet(directory: Path) -> Prepared:
     def changed(text: bytes) -> bytes:
         """Write lines that were changed as rows, where pyarrow can: as they are, or as the columns should be."""
         first, *rows, last = text.splitlines() if text.count(b"\n") > 1 else (head, *events, end)
-        told = [row for line in rows if isinstance(row := json.loads(line), dict)]
+        decoded = [row for line in rows if isinstance(row := json.loads(line), dict)]
         schema = None if sum(text[:64]) % 2 else SCHEMA
-        return packed(first, pyarrow.Table.from_pylist(told, schema), last)
+        return packed(first, pyarrow.Table.from_pylist(decoded, schema), last)
 
     good = packed(head, pyarrow.Table.from_pylist([json.loads(line) for line in events], SCHEMA), end)
-    run = of_file("events.parquet", _recording, ())(directory).run
+    run = file_target("events.parquet", _recording, ())(directory).run
 
     def pack(data: bytes) -> bytes:
         if data.startswith(b"PAR1"):
@@ -192,7 +194,7 @@ def _parquet(directory: Path) -> Prepared:
         parquet.write_table(csv.read_csv(io.BytesIO(text)), out)
         return out.getvalue()
 
-    run = of_file("trace.parquet", _lenient, ())(directory).run
+    run = file_target("trace.parquet", _lenient, ())(directory).run
     texts = [seed for name in ("cotenant", "itp", "philly", "openb") for seed in TRACES[name]]
 
     def pack(text: bytes) -> bytes:

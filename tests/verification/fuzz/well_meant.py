@@ -25,7 +25,7 @@ STRANGERS = ("x1", "x2", "x3")  # jobs that no queue knows
 MASKS = ("spec.priority", "spec.labels", "spec.name", "spec.deadline", "spec.retries_max", "spec.command", "spec.roles")
 
 
-class WellMeant:
+class ValidRequests:
     """Makes them. `known` names what is there, and may be added to; `inventory` is what a node is made of."""
 
     def __init__(self, rng: Random, known: Mapping[str, Sequence[str]], inventory: resources_pb2.Inventory) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.verification.fuzz.targets import Prepared, Target, of_file
+from tests.verification.fuzz.targets import Prepared, Target, file_target
 
 from cotenant.store import witness_file
 from cotenant.store.eras import ERAS, KEPT_MAX, begun, eras_of, name_of
@@ -15,18 +15,18 @@ from cotenant.store.identity_check import IDENTITY, PROGRESS, STOPPED, look_of
 from cotenant.store.keyspace import Keyspace
 from cotenant.store.port import Entry, Listing
 from cotenant.store.sqlite_sidecar import Note, Sidecar, packed
-from cotenant.store.witness import REVISION_MAX, Identity, Memory, judge, learn
+from cotenant.store.witness import REVISION_MAX, Identity, RememberedStore, compare_store, learn
 
-MEMORY = Memory("a" * 32, 1_700_000_000, 40, 39, "era", 38)
+MEMORY = RememberedStore("a" * 32, 1_700_000_000, 40, 39, "era", 38)
 IDENTITIES = (Identity("a" * 32, 1_700_000_000, "00ff", ("b",)).encode(), b'{"id": "a", "generation": 1, "key": ""}')
 
 
 def targets() -> Iterator[Target]:
     """Give the targets."""
     memory = json.dumps(asdict(MEMORY)).encode()
-    yield Target("a service's memory of its store", of_file("queue.json", _memory, (memory,)))
+    yield Target("a service's memory of its store", file_target("queue.json", _memory, (memory,)))
     notes = packed(Note(1, 40, b"0" * 16)) + packed(Note(2, 41, b"1" * 16))
-    yield Target("note beside SQLite", of_file("s.db-witness", _note, (notes,)))
+    yield Target("note beside SQLite", file_target("s.db-witness", _note, (notes,)))
     yield Target("store's identity", lambda directory: Prepared(_identity, IDENTITIES))
     yield Target("store's eras", lambda directory: Prepared(_eras, (b'[["x",3],["y",8]]', begun((), 0)[1])))
 
@@ -55,8 +55,8 @@ def _identity(data: bytes) -> None:
     for stopped in ((), (Entry(STOPPED, data, 5, 5),)):
         entries = (Entry(IDENTITY, data, 2, 2), Entry(PROGRESS, b"", 3, 6), *stopped)
         look = look_of(Listing(entries, 7))
-        judge(MEMORY, look.seen)
-        if look.seen.identity and judge(learn(None, look.seen), look.seen):
+        compare_store(MEMORY, look.seen)
+        if look.seen.identity and compare_store(learn(None, look.seen), look.seen):
             raise AssertionError("what was just learnt is not believed")
 
 

@@ -1,4 +1,4 @@
-"""Tests for machines that are started for them and thrown away: `make test-vm`."""
+"""Tests for disposable virtual machines: `make test-vm`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They take CPUs off line and cut the power: nothing for a machine that somebody needs."""
+    """Skip on other machines: these tests take CPUs offline and cut the power."""
     if "COTENANT_MACHINE" in os.environ:
         return
     for item in items:

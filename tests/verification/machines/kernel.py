@@ -1,4 +1,4 @@
-"""What the kernel itself says of the machine and its processes, read without any code of ours."""
+"""The kernel's own view of the machine and its processes, read without any of our code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def need_siblings() -> None:
 
 
 def anonymous_pages(pid: int, at_least: int) -> dict[int, int]:
-    """The pages by node of a process's private mappings that have so many or more of them."""
+    """Return the pages by node of a process's private mappings of at least a given size."""
     pages: dict[int, int] = {}
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
         if (anonymous := re.search(r"\banon=(\d+)", line)) and int(anonymous[1]) >= at_least:
@@ -65,12 +65,12 @@ def number(path: Path, key: str) -> int:
 
 
 def stalled_microseconds(path: Path) -> int:
-    """For how long some task had to wait, as a pressure file says."""
+    """Return for how long some task had to wait, from a pressure file."""
     return number(path, "some avg10=.* total")
 
 
 def new_group(name: str) -> Group:
-    """A group among those of a node, with all controllers; the test removes it."""
+    """Return a new group among those of a node, with all controllers; the test removes it."""
     node, notes = open_node_group("test-vm")
     assert node is not None
     assert notes == []

@@ -93,7 +93,7 @@ async def test_everything_is_enforced_below_the_delegated_group(
 
 
 def without_identity(not_enforced: Sequence[str]) -> list[str]:
-    """What is not enforced but that all jobs run as one user, as they do on such a node."""
+    """Return what is not enforced, without the note that all jobs run as one user, which is expected here."""
     return [sentence for sentence in not_enforced if not sentence.startswith("every job runs as")]
 
 

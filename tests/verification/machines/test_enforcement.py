@@ -1,4 +1,4 @@
-"""Limits of control groups of version 2, as the kernel keeps them: memory, processes, kills, frozen jobs, pressure."""
+"""Limits of version 2 control groups, as the kernel enforces them: memory, processes, kills, freezing, pressure."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ async def test_a_frozen_job_can_be_stopped(placement: Placement, agent: RunningA
     assert not place.exists()
 
 
-async def test_those_who_share_a_cpu_are_under_pressure_and_others_are_not(group: Group) -> None:
+async def test_only_jobs_that_share_a_cpu_are_under_pressure(group: Group) -> None:
     crowd, alone = group.child("crowd"), group.child("alone")
-    group.open_to_children()
+    group.delegate_controllers()
     for child, cpus in ((crowd, CPUS[:1]), (alone, CPUS[1:2])):
         child.create()
         child.set_cpus(cpus)

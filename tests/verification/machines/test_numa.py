@@ -1,4 +1,4 @@
-"""Memory of jobs on the NUMA node that they were given, and on another after a resize."""
+"""Memory of jobs on their NUMA node, and on another after a resize."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ async def holder(placement: Placement, told: Path, node: int) -> int:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-async def test_pages_lie_on_the_node_of_the_job(
-    placement: Placement, agent: RunningAgent, tmp_path: Path, node: int
-) -> None:
+async def test_pages_are_on_the_jobs_node(placement: Placement, agent: RunningAgent, tmp_path: Path, node: int) -> None:
     pid = await holder(placement, tmp_path / "pid", node)
     pages = anonymous_pages(pid, HELD_BYTES // PAGE_BYTES)
     assert set(pages) == {node}
@@ -75,7 +73,7 @@ async def test_pages_move_with_the_job_to_another_node_and_back(
         assert set(pages) == {node}, pages
 
 
-async def test_memory_may_lie_on_both_nodes(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
+async def test_memory_may_be_on_both_nodes(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
     pid = await holder(placement, tmp_path / "pid", 1)
     placement.send(resizes=[resize_order("job", on_node(1, memory_nodes=(0, 1)), epoch=11)])
     assert await placement.answered(11) == ""
@@ -83,7 +81,7 @@ async def test_memory_may_lie_on_both_nodes(placement: Placement, agent: Running
     assert set(anonymous_pages(pid, HELD_BYTES // PAGE_BYTES)) == {1}  # what may stay, stays
 
 
-async def test_a_memory_node_that_is_not_there_is_refused_and_nothing_moves(
+async def test_a_missing_memory_node_is_refused_and_nothing_moves(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     pid = await holder(placement, tmp_path / "pid", 1)
@@ -95,7 +93,7 @@ async def test_a_memory_node_that_is_not_there_is_refused_and_nothing_moves(
     assert set(anonymous_pages(pid, HELD_BYTES // PAGE_BYTES)) == {1}
 
 
-async def test_the_agent_tells_each_core_with_its_node_and_socket(placement: Placement, agent: RunningAgent) -> None:
+async def test_the_agent_reports_each_cores_node_and_socket(placement: Placement, agent: RunningAgent) -> None:
     await placement.until(lambda: placement.hellos)
     inventory = placement.hellos[-1].inventory
     told: dict[int, list[int]] = {}

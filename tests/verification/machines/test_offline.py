@@ -1,4 +1,4 @@
-"""CPUs that go off line under running jobs, and come back."""
+"""CPUs that go offline under running jobs and come back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def sleeper(placement: Placement, told: Path, cpus: list[int]) -> int:
     return pid
 
 
-async def test_a_job_that_loses_a_cpu_runs_on_with_the_other_and_has_it_back_later(
+async def test_a_job_that_loses_a_cpu_continues_on_the_other_and_gets_it_back(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     one, other = last_two()
@@ -55,7 +55,7 @@ async def test_a_job_that_loses_a_cpu_runs_on_with_the_other_and_has_it_back_lat
     await until(lambda: os.sched_getaffinity(pid) == {one, other})
 
 
-async def test_an_agent_that_starts_then_offers_what_is_there_and_keeps_the_job(
+async def test_an_agent_started_with_an_offline_cpu_offers_the_others_and_keeps_the_job(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     one, other = last_two()
@@ -69,7 +69,7 @@ async def test_an_agent_that_starts_then_offers_what_is_there_and_keeps_the_job(
     assert alive(pid)
 
 
-async def test_a_job_can_be_given_other_cpus_for_one_that_is_off_line(
+async def test_an_offline_cpu_of_a_job_can_be_replaced(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     one, other = last_two()
@@ -84,7 +84,7 @@ async def test_a_job_can_be_given_other_cpus_for_one_that_is_off_line(
     assert os.sched_getaffinity(pid) == {1, one}
 
 
-async def test_a_cpu_that_is_off_line_is_refused_to_a_job_and_the_job_keeps_what_it_has(
+async def test_an_offline_cpu_is_refused_and_the_job_keeps_its_cpus(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     one, other = last_two()
@@ -115,7 +115,7 @@ async def test_a_job_that_loses_all_its_cpus_runs_on_and_survives_the_agent(
     await until(lambda: os.sched_getaffinity(pid) == {one, other})
 
 
-async def test_a_running_agent_tells_of_a_cpu_that_goes_and_comes_back_and_heals_what_it_took(
+async def test_a_running_agent_reports_a_cpu_that_goes_offline_and_restores_it(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     await agent.stop()

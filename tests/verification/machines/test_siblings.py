@@ -1,4 +1,4 @@
-"""Cores with two threads: a job has both, and never one that is another job's neighbour on the same core."""
+"""Cores with two threads: a job has both, and never one whose sibling belongs to another job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.node_agent.jobs import assignment, profile_order, task
 from tests.unit.node_agent.placement import Placement
 from tests.verification.machines.kernel import need_siblings, siblings_of
 
-from cotenant.node_agent.probes.inventory import ProbeWishes, probe
+from cotenant.node_agent.probes.inventory import ProbeOptions, probe
 from cotenant.v1 import resources_pb2
 
 pytestmark = pytest.mark.root
@@ -31,16 +31,16 @@ def siblings() -> None:
 
 
 def inventory(*, split_siblings: bool = False) -> resources_pb2.Inventory:
-    return probe(ProbeWishes("node", gpus="fake:2", split_siblings=split_siblings))
+    return probe(ProbeOptions("node", gpus="fake:2", split_siblings=split_siblings))
 
 
-def test_a_core_has_the_threads_that_the_kernel_calls_siblings() -> None:
+def test_a_cores_threads_are_the_kernels_siblings() -> None:
     cores = inventory().cores
     assert len(cores) * 2 == os.cpu_count()
     assert all(set(core.cpus) == siblings_of(core.cpus[0]) for core in cores)
 
 
-def test_threads_are_cores_where_the_operator_wants_it() -> None:
+def test_threads_are_cores_if_the_operator_wants_it() -> None:
     assert [list(core.cpus) for core in inventory(split_siblings=True).cores] == [
         [cpu] for cpu in range(os.cpu_count() or 0)
     ]

@@ -1,1 +1,1 @@
-"""Commands about jobs."""
+"""Commands for jobs."""

@@ -11,14 +11,14 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from cotenant.cli import options, units, views
-from cotenant.cli.connection import Mesh, away, reach, told
+from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.array_view import array_standing, is_array, read_array
-from cotenant.cli.jobs.follow import standing
+from cotenant.cli.jobs.array_view import array_summary, is_array, read_array
+from cotenant.cli.jobs.follow import phase_line
 from cotenant.cli.jobs.job_fields import QOS
 from cotenant.cli.jobs.list_jobs import split_labels
-from cotenant.cli.name_lookup import find_things, phase_of
-from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.name_lookup import find_jobs_and_arrays, phase_of
+from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import duration, timestamp
 from cotenant.core.model.lifecycle import HOLDING, Phase
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
-    """End jobs, or whole arrays. What runs gets its warning signal, and its grace, first.
+    """Cancel jobs or whole arrays. Running jobs get their warning signal and grace period first.
 
     \b
     Example:
@@ -64,7 +64,7 @@ def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
 
 
 def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
-    """Stop jobs or whole arrays, with their grace, and hold them back until they are resumed.
+    """Stop jobs or whole arrays, with their grace period, and hold them until they are resumed.
 
     \b
     Example:
@@ -80,7 +80,7 @@ def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.As
 
 
 def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
-    """Let suspended jobs, or those of arrays, queue again.
+    """Requeue suspended jobs or arrays.
 
     \b
     Example:
@@ -92,64 +92,60 @@ def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
 def move(
     context: typer.Context,
     job_id: options.JobId,
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why, for those who look at the job.", show_default=False)
-    ] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the job.", show_default=False)] = "",
     avoid: Annotated[
-        str, typer.Option(metavar="TIME", help="For so long it keeps away from the nodes where it is; 0s: not at all.")
+        str, typer.Option(metavar="TIME", help="Avoid its current nodes for this long; 0s: do not.")
     ] = "1h",
     as_json: options.AsJson = False,
 ) -> None:
-    """Stop a running job, with its grace, and queue it again at once, to go on elsewhere.
+    """Migrate a running job: stop it gracefully, requeue it and avoid its current nodes for a while.
 
-    That counts as a migration, not as a failure. Where no other node could ever hold it, it comes back.
+    This counts as a migration, not as a failure. A job that fits nowhere else returns to its current nodes.
 
     \b
     Example:
-      cotenant move ID --reason "node 7 is to be looked at" --avoid 2h
+      cotenant move ID --reason "node 7 needs maintenance" --avoid 2h
     """
     try:
         seconds = units.parse_seconds(avoid)
     except ValueError as error:
-        raise usage(f"--avoid {error}") from None
+        raise usage_error(f"--avoid {error}") from None
 
     def moved(job: Job) -> MoveJobRequest:
         return MoveJobRequest(id=job.id, number=max(1, job.attempt.number), reason=reason, avoid=duration(seconds))
 
-    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.MoveJob(moved(job)), sent="will move")
+    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.MoveJob(moved(job)), sent="migrating")
 
 
 def update(
     context: typer.Context,
     job_id: options.JobId,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Another name.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="New name.", show_default=False)] = None,
     priority: Annotated[
         str | None,
-        typer.Option(metavar="CLASS|N", help="low, normal, high or urgent, or a number: higher runs earlier."),
+        typer.Option(metavar="CLASS|N", help="low, normal, high, urgent or a number; higher runs earlier."),
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="2h, or 2030-01-31T18:00; none takes it away.")
+        str | None, typer.Option(metavar="TIME", help="Deadline: 2h, or 2030-01-31T18:00; none removes it.")
     ] = None,
     retries: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, max=RETRIES_MAX, help="How many times a failed attempt is tried again."),
+        typer.Option(metavar="N", min=0, max=RETRIES_MAX, help="How often a failed attempt is retried."),
     ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Set a label; with K= alone, remove it.")
-    ] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Set a label; K= removes it.")] = None,
     preemptible: Annotated[
-        bool | None, typer.Option("--preemptible/--not-preemptible", help="Whether it may be stopped to make room.")
+        bool | None, typer.Option("--preemptible/--not-preemptible", help="Whether the job may be preempted.")
     ] = None,
     latency: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long requests to a service may take.")
+        str | None, typer.Option(metavar="DURATION", help="Latency objective of a service, such as 50ms.")
     ] = None,
-    percentile: Annotated[str | None, typer.Option(metavar="P", help="The share for which that holds.")] = None,
-    arrivals: Annotated[str | None, typer.Option(metavar="N", help="Requests that arrive in a second.")] = None,
+    percentile: Annotated[str | None, typer.Option(metavar="P", help="Percentile of the latency objective.")] = None,
+    arrivals: Annotated[str | None, typer.Option(metavar="N", help="Requests per second.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Change a job that has not ended.
+    """Change a job that has not finished.
 
-    A service that runs goes on as it is; with `replicas: auto` its next start heeds what its requests are by then.
+    A running service is not restarted; with `replicas: auto` the new objectives apply from its next start.
 
     \b
     Examples:
@@ -157,31 +153,31 @@ def update(
       cotenant update ID --label project=vision --not-preemptible
       cotenant update ID --arrivals 900 --latency 50ms
     """
-    said: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "name": name,
         "priority": None if priority is None else _priority(priority),
         "retries_max": retries,
         "not_preemptible": None if preemptible is None else not preemptible,
         "deadline": deadline,
         "labels": label,
-        **_promise({"latency": latency, "percentile": percentile, "arrivals": arrivals}),
+        **_objectives({"latency": latency, "percentile": percentile, "arrivals": arrivals}),
     }
-    given = {field: value for field, value in said.items() if value is not None}
+    given = {field: value for field, value in changes.items() if value is not None}
     if not given:
-        raise usage("nothing to change", hint="`cotenant update --help` shows what can be changed")
+        raise usage_error("nothing to change", hint="see `cotenant update --help`")
     if deadline is not None:
         given["deadline"] = None if deadline == NO_DEADLINE else _deadline(deadline)
     _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.UpdateJob(_updated(job, given)))
 
 
 def _updated(job: Job, given: Mapping[str, Any]) -> UpdateJobRequest:
-    """Ask for the given values and nothing else."""
+    """Return a request that updates only the given fields."""
     request = UpdateJobRequest(job=Job(id=job.id), update_mask=FieldMask(paths=[f"spec.{field}" for field in given]))
     spec = request.job.spec
     for field, value in given.items():
         if field == "labels":
-            spec.labels.update(_relabelled(job, value))
-            request.job.etag = job.etag  # labels are changed as a whole, so only those that were read
+            spec.labels.update(_merged_labels(job, value))
+            request.job.etag = job.etag  # labels are replaced as a whole; the etag guards against concurrent changes
         elif field.startswith("qos."):
             setattr(spec.qos, field.removeprefix("qos."), value)
         elif field != "deadline":
@@ -191,15 +187,15 @@ def _updated(job: Job, given: Mapping[str, Any]) -> UpdateJobRequest:
     return request
 
 
-def _promise(said: Mapping[str, str | None]) -> dict[str, float]:
-    """Read what a service promises, as job files are read; by its place on the wire."""
+def _objectives(changes: Mapping[str, str | None]) -> dict[str, float]:
+    """Return objectives by their field paths, parsed as in job files."""
     given: dict[str, float] = {}
-    for name, text in said.items():
+    for name, text in changes.items():
         if text is not None:
             try:
                 given[QOS[name].wire] = QOS[name].read(text)
             except ValueError as error:
-                raise usage(f"--{name} {error}") from None
+                raise usage_error(f"--{name} {error}") from None
     return given
 
 
@@ -207,9 +203,9 @@ def _priority(text: str) -> int:
     try:
         priority = parse_priority(text)
     except ValueError as error:
-        raise usage(f"--priority {error}") from None
+        raise usage_error(f"--priority {error}") from None
     if abs(priority) > PRIORITY_MAX:
-        raise usage(f"--priority must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {priority}")
+        raise usage_error(f"--priority must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {priority}")
     return priority
 
 
@@ -217,10 +213,10 @@ def _deadline(text: str) -> float:
     try:
         return units.parse_deadline(text, time.time())
     except ValueError as error:
-        raise usage(f"--deadline {error}") from None
+        raise usage_error(f"--deadline {error}") from None
 
 
-def _relabelled(job: Job, pairs: Sequence[str]) -> dict[str, str]:
+def _merged_labels(job: Job, pairs: Sequence[str]) -> dict[str, str]:
     labels = {**job.spec.labels, **split_labels(pairs)}
     return {key: value for key, value in labels.items() if value}
 
@@ -233,42 +229,42 @@ def _change(
     goal: Phase | None = None,
     sent: str = "",
 ) -> None:
-    """Do something to each of the jobs, once it is clear which ones are meant; print how they stand then.
+    """Apply `act` to each job after all ids are resolved, then print the jobs.
 
     Raises:
-        CommandError: the mesh refused for some of them; the others are done and printed all the same.
+        CommandError: the mesh refused some of the jobs; the others are changed and printed.
     """
     changed: list[Job] = []
     refusals: list[tuple[str, CommandError]] = []
 
     async def work(mesh: Mesh) -> None:
-        for job in await find_things(mesh, texts):
+        for job in await find_jobs_and_arrays(mesh, texts):
             try:
                 answer = (await act(mesh, job)).job
                 changed.append(await read_array(mesh, job.id) if is_array(job) else answer)
             except grpc.aio.AioRpcError as error:
-                if away(error.code()):
+                if is_unreachable(error.code()):
                     raise
-                refusals.append((job.id, told(from_error(error))))
+                refusals.append((job.id, command_error(from_error(error))))
 
     try:
-        reach(Flags.of(context), work)
+        with_mesh(Flags.of(context), work)
     finally:
-        _print(changed, as_json, sent or (f"will be {goal}" if goal else ""))
+        _print(changed, as_json, sent or (f"stopping, then {goal}" if goal else ""))
     if len(refusals) == 1:
         raise refusals[0][1]
     if refusals:
         lines = [f"{job_id}: {refusal.message}" for job_id, refusal in refusals]
         worst = max(refusal.code for _, refusal in refusals)
-        raise CommandError(f"{len(refusals)} jobs were left as they are", details=lines, code=worst)
+        raise CommandError(f"{len(refusals)} jobs were not changed", details=lines, code=worst)
 
 
 def _print(jobs: Sequence[Job], as_json: bool, sent: str) -> None:
-    """Print how jobs stand; one that has to stop first is not yet where it was sent."""
+    """Print the phases of jobs; a job that must stop first has not reached its new phase yet."""
     if as_json:
         now = time.time()
         views.print_json([views.job_view(job, now) for job in jobs])
         return
     for job in jobs:
         first = f"{sent}: " if sent and phase_of(job) in HOLDING else ""
-        print(f"{job.id} {array_standing(job) if is_array(job) else first + standing(job)}")
+        print(f"{job.id} {array_summary(job) if is_array(job) else first + phase_line(job)}")

@@ -1,4 +1,4 @@
-"""What the predictor says of a job, in words and for programs. What is not known is null, and why is told."""
+"""Estimates of the predictor as text and for `--json`. Unknown values are null; `source` explains why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pairs = Iterator[tuple[str, str]]
 
 
 def percent(share: float) -> str:
-    """Write a share for a table.
+    """Return a share as a percentage for a table.
 
     >>> percent(0.5), percent(0.999), percent(1.0), percent(0.0)
     ('50 %', '99.9 %', '100 %', '0 %')
@@ -25,7 +25,7 @@ def percent(share: float) -> str:
 
 
 def estimate_view(estimate: Estimate) -> View:
-    """Tell all that a predictor says of a job."""
+    """Return an estimate of a job."""
     return {
         "predictable": estimate.predictable,
         "confidence": estimate.confidence,
@@ -39,25 +39,25 @@ def estimate_view(estimate: Estimate) -> View:
     }
 
 
-def candidate_view(judged: CandidateEstimate) -> View:
-    """Tell what is known of a job under one allocation."""
+def candidate_view(candidate: CandidateEstimate) -> View:
+    """Return the estimate of a job for one candidate allocation."""
     return {
-        "rate_per_second": judged.rate_per_second or None,
-        "remaining_seconds": _seconds(judged, "remaining"),
-        "confidence": judged.confidence,
-        "latency": _latency_view(latency_from_wire(judged.latency)) if judged.HasField("latency") else None,
+        "rate_per_second": candidate.rate_per_second or None,
+        "remaining_seconds": _seconds(candidate, "remaining"),
+        "confidence": candidate.confidence,
+        "latency": _latency_view(latency_from_wire(candidate.latency)) if candidate.HasField("latency") else None,
     }
 
 
 def estimate_card(view: View) -> Pairs:
-    """Tell the same to people."""
+    """Yield an estimate as text."""
     if view["predictable"]:
         yield "remaining", f"{remaining(view)}, confidence {percent(view['confidence'])}"
     else:
         yield "remaining", "unpredictable"
     if view["cores_useful"]:
-        sure = percent(view["cores_useful_confidence"]) if view["cores_useful_confidence"] else "not told"
-        yield "useful cores", f"{view['cores_useful']} per replica (θ), confidence {sure}; more gain nothing"
+        sure = percent(view["cores_useful_confidence"]) if view["cores_useful_confidence"] else "unknown"
+        yield "useful cores", f"{view['cores_useful']} per replica (θ), confidence {sure}; more cores do not help"
     latencies = [one["latency"] for one in view["candidates"] if one["latency"]]
     if latencies:
         yield "latency", latency_words(latencies[0])
@@ -66,7 +66,7 @@ def estimate_card(view: View) -> Pairs:
 
 
 def remaining(view: View) -> str:
-    """Write a remaining time with its interval.
+    """Return a remaining time with its interval.
 
     >>> remaining({"remaining_seconds": 60.0, "remaining_p10_seconds": 50.0, "remaining_p90_seconds": 90.0})
     '1m00s (50s to 1m30s)'
@@ -79,26 +79,26 @@ def remaining(view: View) -> str:
 
 
 def latency_words(view: View) -> str:
-    """Write a service's latency.
+    """Return a service's latency as text.
 
     >>> latency_words({"replicas": 2, "keeps_up": False, "confidence": 0.5})
-    'grows without end: 2 replicas do not keep up, confidence 50 %'
+    'unbounded: 2 replicas do not keep up, confidence 50 %'
     """
     what, sure = plural(view["replicas"], "replica"), f"confidence {percent(view['confidence'])}"
     if not view["keeps_up"]:
-        return f"grows without end: {what} {'does' if view['replicas'] == 1 else 'do'} not keep up, {sure}"
+        return f"unbounded: {what} {'does' if view['replicas'] == 1 else 'do'} not keep up, {sure}"
     names = (("mean at most", "mean_seconds_max"), ("95th percentile", "p95_seconds"), ("99th", "p99_seconds"))
-    told = [f"{name} {_short(view[key])}" for name, key in names if view[key] is not None]
+    parts = [f"{name} {_short(view[key])}" for name, key in names if view[key] is not None]
     if view["promised_seconds"] is not None:
-        told.append(f"at the promised percentile {_short(view['promised_seconds'])}")
-    return f"{', '.join(told)}, for {what}; {sure}"
+        parts.append(f"at the objective's percentile {_short(view['promised_seconds'])}")
+    return f"{', '.join(parts)}, for {what}; {sure}"
 
 
 def _needed(view: View) -> str:
-    """Write how many replicas keep the promise; a latency that tells none has no promise, or none that can be kept."""
+    """Return how many replicas meet the latency objective; "" if there is none or no number meets it."""
     if view["replicas_needed"] is None:
         return ""
-    return f"{view['replicas_needed']} keep the promise"
+    return f"{view['replicas_needed']} to meet the latency objective"
 
 
 def _latency_view(latency: Latency) -> View:
@@ -114,14 +114,14 @@ def _latency_view(latency: Latency) -> View:
     }
 
 
-def _short(told: float) -> str:
-    """Write a latency with three digits.
+def _short(latency_seconds: float) -> str:
+    """Return a latency with three digits.
 
     >>> _short(0.0234), _short(2.5)
     ('23.4 ms', '2.5 s')
     """
-    return f"{1000 * told:.3g} ms" if told < 1 else f"{told:.3g} s"
+    return f"{1000 * latency_seconds:.3g} ms" if latency_seconds < 1 else f"{latency_seconds:.3g} s"
 
 
 def _seconds(message: Estimate | CandidateEstimate, field: str) -> float | None:
-    return seconds(getattr(message, field)) if message.HasField(field) else None  # type: ignore[arg-type]  # its name
+    return seconds(getattr(message, field)) if message.HasField(field) else None  # type: ignore[arg-type]  # a field's name

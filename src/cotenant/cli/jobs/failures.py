@@ -1,4 +1,4 @@
-"""The command that sums failures up."""
+"""`cotenant failures`: a summary of job failures."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli import options, units, views
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import usage
+from cotenant.cli.outcome import usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.specs import seconds, timestamp
 from cotenant.v1 import job_service_pb2 as pb
 
 
-class By(StrEnum):
-    """What failures are counted by, beside their class."""
+class GroupBy(StrEnum):
+    """What failures are grouped by, in addition to their class."""
 
     TENANT = "tenant"
     NODE = "node"
@@ -27,14 +27,14 @@ class By(StrEnum):
 
 
 _GROUPS = {
-    By.TENANT: pb.FAILURE_GROUP_TENANT,
-    By.NODE: pb.FAILURE_GROUP_NODE,
-    By.USER: pb.FAILURE_GROUP_SUBMITTER,
-    By.MODEL: pb.FAILURE_GROUP_MODEL,
+    GroupBy.TENANT: pb.FAILURE_GROUP_TENANT,
+    GroupBy.NODE: pb.FAILURE_GROUP_NODE,
+    GroupBy.USER: pb.FAILURE_GROUP_SUBMITTER,
+    GroupBy.MODEL: pb.FAILURE_GROUP_MODEL,
 }
 COLUMNS = (
     Column("CLASS"),
-    Column("BLAME"),
+    Column("RESPONSIBLE"),
     Column("ATTEMPTS", right=True),
     Column("JOBS", right=True),
     Column("GPU-HOURS", right=True),
@@ -51,14 +51,15 @@ def register(app: typer.Typer) -> None:
 
 def failures(
     context: typer.Context,
-    by: Annotated[By | None, typer.Option(help="Count by this too.", show_default=False)] = None,
+    by: Annotated[GroupBy | None, typer.Option(help="Group by this as well.", show_default=False)] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only of the last 7d, 12h or the like.", show_default=False)
+        str | None,
+        typer.Option(metavar="TIME", help="Only failures of the last TIME, such as 7d or 12h.", show_default=False),
     ] = None,
     tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.", show_default=False)] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Sum up how jobs fail: by class and by whose matter it is, with the GPU time that was lost and after how long.
+    """Summarize job failures by class and by who is responsible, with the GPU time lost and the run time until failure.
 
     \b
     Examples:
@@ -72,24 +73,24 @@ def failures(
         try:
             request.since.CopyFrom(timestamp(max(0.0, time.time() - units.parse_seconds(since))))
         except ValueError as error:
-            raise usage(f"--since {error}") from None
+            raise usage_error(f"--since {error}") from None
 
     async def work(mesh: Mesh) -> pb.SummarizeFailuresResponse:
         answer: pb.SummarizeFailuresResponse = await mesh.jobs.SummarizeFailures(request)
         return answer
 
-    answer = reach(Flags.of(context), work)
+    answer = with_mesh(Flags.of(context), work)
     rows = [view(count) for count in answer.counts]
     if as_json:
         views.print_json({"attempts": answer.attempts, "failures": rows})
         return
     columns = (Column(by.upper()), *COLUMNS) if by else COLUMNS
     cells = [[one["group"] or "-", *_row(one)] if by else _row(one) for one in rows]
-    print_table(columns, cells, nothing=f"none of {answer.attempts} attempts that have ended has failed")
+    print_table(columns, cells, nothing=f"no failures in {answer.attempts} finished attempts")
 
 
 def view(count: pb.FailureCount) -> dict[str, Any]:
-    """Write a count for programs."""
+    """Return a count as `--json` prints it."""
     return {
         "group": count.group,
         **views.failure_view(count.failure),

@@ -1,4 +1,4 @@
-"""`cotenant history`: jobs that ended long ago, from the archive."""
+"""`cotenant history`: archived jobs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 
 from cotenant.cli import options, units, views
 from cotenant.cli.mesh.settings import ARCHIVE_FILE
-from cotenant.cli.mesh.up import state_dir_of
+from cotenant.cli.mesh.up import resolve_state_dir
 from cotenant.cli.name_lookup import phase_of
-from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.specs import seconds
 from cotenant.core.model.lifecycle import ENDED
@@ -31,7 +31,7 @@ COLUMNS = (
     Column("ENDED"),
     Column("RUN", right=True),
     Column("GPU HOURS", right=True),
-    Column("WHY", elastic=True),
+    Column("REASON", elastic=True),
 )
 
 
@@ -43,18 +43,22 @@ def register(app: typer.Typer) -> None:
 def history(
     context: typer.Context,
     tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.")] = "",
-    name: Annotated[str, typer.Option(metavar="NAME", help="Only jobs of this name.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Only jobs with this name.")] = "",
     job_id: Annotated[str, typer.Option("--id", metavar="ID", help="Only this job, or the jobs of this array.")] = "",
-    phase: Annotated[str, typer.Option(metavar="PHASE", help=f"Only jobs that {', '.join(sorted(ENDED))}.")] = "",
-    since: Annotated[str, typer.Option(metavar="DATE", help="Only jobs that ended at this day or later.")] = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
-    archive: Annotated[Path | None, typer.Option(metavar="FILE", help="The archive; the state directory's.")] = None,
+    phase: Annotated[
+        str, typer.Option(metavar="PHASE", help=f"Only jobs in this phase: {', '.join(sorted(ENDED))}.")
+    ] = "",
+    since: Annotated[str, typer.Option(metavar="DATE", help="Only jobs that ended on this day or later.")] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Show at most N jobs, newest first.")] = LIMIT_DEFAULT,
+    archive: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Archive file; default: the one in the state directory.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List jobs that ended so long ago that the mesh keeps them no longer; `cotenant jobs --all` lists the others.
+    """List archived jobs: those that ended long ago. `cotenant jobs --all` lists recent ones.
 
-    The archive is an SQLite file beside the queue's state, written by the queue that leads. Its table `jobs` can be
-    asked by anything that reads SQLite.
+    The archive is an SQLite file next to the queue's state, written by the leading queue. Any SQLite client can query
+    its table `jobs`.
 
     \b
     Examples:
@@ -64,14 +68,14 @@ def history(
       sqlite3 archive.sqlite 'SELECT tenant, count(*) FROM jobs GROUP BY 1'
     """
     if phase and phase not in set(ENDED):
-        raise usage(f"--phase: {phase!r} is not one of {', '.join(sorted(ENDED))}")
-    path = archive or state_dir_of(context) / ARCHIVE_FILE
+        raise usage_error(f"--phase must be one of {', '.join(sorted(ENDED))}, not {phase!r}")
+    path = archive or resolve_state_dir(context) / ARCHIVE_FILE
     wanted: dict[str, str | float] = {
         "? IN (id, substr(id, 1, 12))": job_id,
         "tenant = ?": tenant,
         "name = ?": name,
         "phase = ?": phase,
-        "end_time >= ?": _begin(since),
+        "end_time >= ?": _since_seconds(since),
     }
     found = list(_found(path, {term: value for term, value in wanted.items() if value}, limit))
     if as_json:
@@ -80,22 +84,20 @@ def history(
         print_table(COLUMNS, [_row(job) for job in found], nothing=f"no such jobs in {path}")
 
 
-def _begin(day: str) -> float:
+def _since_seconds(day: str) -> float:
     try:
         moment = datetime.fromisoformat(day) if day else None
     except ValueError:
-        raise usage(f"--since: {day!r} is no date; write it like 2026-01-31") from None
+        raise usage_error(f"--since must be a date such as 2026-01-31, not {day!r}") from None
     if moment is None:
         return 0.0
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _found(path: Path, wanted: dict[str, str | float], limit: int) -> Iterator[Job]:
-    """Read jobs, newest end first."""
+    """Yield archived jobs, most recently ended first."""
     if not path.exists():
-        raise CommandError(
-            f"there is no archive {path}", hint="jobs are written into it when the mesh forgets them, after 30 days"
-        )
+        raise CommandError(f"archive {path} not found", hint="jobs are archived 30 days after they end")
     where = f"WHERE {' AND '.join(wanted)}" if wanted else ""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
@@ -115,7 +117,7 @@ def _row(job: Job) -> tuple[str, ...]:
         job.spec.name,
         job.spec.tenant,
         phase_of(job),
-        views.written(seconds(job.end_time)),
+        views.format_time(seconds(job.end_time)),
         units.short_seconds(seconds(job.run_time)),
         f"{job.attained_gpu_seconds / 3600:.2f}",
         job.phase_reason,

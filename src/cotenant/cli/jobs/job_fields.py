@@ -1,4 +1,4 @@
-"""The fields of a job file: what each sets, what it is called on the wire, and how it is read."""
+"""The fields of a job file: the attribute each sets, its path on the wire, and its parser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _profiled(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of one text: the attribute that it sets, its path on the wire, and how it is read."""
+    """A scalar field: the attribute it sets, its path on the wire, and its parser."""
 
     attribute: str
     wire: str
@@ -57,10 +57,10 @@ JOB = {
     "grace": Field("grace_seconds", "grace", units.parse_seconds),
     "signal": Field("warning_signal", "warning_signal", _signal),
     "retries": Field("retries_max", "retries_max", units.parse_integer),
-    "preemptible": Field("preemptible", "not_preemptible", units.parse_truth),
+    "preemptible": Field("preemptible", "not_preemptible", units.parse_bool),
     "locality": Field("locality", "locality", _choice(Locality)),
     "profile": Field("profiled", "not_profiled", _profiled),
-    "best_effort": Field("best_effort", "best_effort", units.parse_truth),
+    "best_effort": Field("best_effort", "best_effort", units.parse_bool),
     "stop_after_disconnected": Field("stop_after_disconnected_seconds", "stop_after_disconnected", units.parse_seconds),
     "pre_run": Field("pre_run_seconds", "pre_run", units.parse_seconds),
     "pids": Field("pids_max", "pids_max", units.parse_integer),
@@ -78,7 +78,7 @@ REPLICAS = {
     "replicas_min": Field("least", "open.min", units.parse_integer),
     "replicas_max": Field("most", "open.max", units.parse_integer),
 }
-SHORT_ROLE = {"role": Field("name", "name"), **REPLICAS}  # of a job with one role, whose fields are the job's
+SINGLE_ROLE = {"role": Field("name", "name"), **REPLICAS}  # of a job with a single role
 ROLE = {"name": Field("name", "name"), **REPLICAS}
 QOS = {
     "rate": Field("rate_min_per_second", "qos.rate_min_per_second", units.parse_number),
@@ -94,9 +94,9 @@ GOAL = {
 PROGRESS = {"regex": Field("progress_regex", "progress.regex")}
 AFTER = {"after": Condition.AFTER, "after_ok": Condition.AFTER_OK}
 NESTED = (*AFTER, "command", "deadline", "env", "goal", "labels", "progress", "qos", "roles")
-JOB_FIELDS = (*JOB, *SHORT_ROLE, *REQUEST, *NESTED)
+JOB_FIELDS = (*JOB, *SINGLE_ROLE, *REQUEST, *NESTED)
 ROLE_FIELDS = (*ROLE, *REQUEST, "command")
-OTHER_NAMES = {  # what the wire, or another scheduler, calls a field
+OTHER_NAMES = {  # names on the wire or in other schedulers
     "environment": "env",
     "min_replicas": "replicas_min",
     "max_replicas": "replicas_max",

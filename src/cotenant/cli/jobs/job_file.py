@@ -1,8 +1,8 @@
-r"""Job files: what a user wants to be run, in YAML, and every mistake in it at once with its line and column.
+r"""Job files in YAML: parse them, and report all mistakes at once with their lines and columns.
 
-A file holds one job, or several that are parted by `---`. The fields are those of the options of `cotenant submit`,
-and options are read by the same code: they are a document whose places are `--gpus` and the like. Durations,
-sizes and counts are texts until the field that takes them reads them.
+A file holds one or more jobs separated by `---`. The fields are those of the options of `cotenant submit`, and options
+are read by the same code: they form a document whose positions are `--gpus` and the like. Durations, sizes and counts
+stay texts until their field parses them.
 
 >>> [job] = read_jobs("gpus: 8\nmemory: 64GiB\ncommand: [python3, train.py]", "job.yaml", now=0.0)
 >>> job.spec.kind.value, job.spec.gpu_milli, job.spec.roles[0].request.memory_bytes
@@ -33,11 +33,21 @@ from cotenant.cli.jobs.job_fields import (
     REQUEST,
     ROLE,
     ROLE_FIELDS,
-    SHORT_ROLE,
+    SINGLE_ROLE,
     Field,
 )
-from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage
-from cotenant.cli.source_positions import Fault, Fields, Items, Node, Place, Text, compose, kind_of, overlay
+from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage_error
+from cotenant.cli.source_positions import (
+    DocumentError,
+    ListNode,
+    MapNode,
+    Node,
+    ScalarNode,
+    SourcePosition,
+    compose,
+    kind_of,
+    overlay,
+)
 from cotenant.codec.specs import spec_to_wire
 from cotenant.core.model.dependencies import Dependency
 from cotenant.core.model.job import JobSpec, OpenReplicas, Qos, Request, Role, SubmitDirectory
@@ -50,28 +60,28 @@ FILE_BYTES_MAX = 2**20
 JOBS_MAX = 1000
 MISTAKES_SHOWN_MAX = 100
 STDIN = "-"
-SHELL = ("sh", "-c")  # runs a command that is one text
+SHELL = ("sh", "-c")  # runs a command given as one string
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something wrong at a place; `label` names the field, where the place does not."""
+    """A mistake at a position; `label` names the field unless the position does."""
 
-    place: Place
+    place: SourcePosition
     label: str
     message: str
 
     def __str__(self) -> str:
-        """The mistake on one line."""
+        """Return the mistake on one line."""
         named_by_place = self.place.source.startswith("--")
         return ": ".join([str(self.place), *([self.label] if self.label and not named_by_place else []), self.message])
 
 
 class BadJobs(CommandError):
-    """Jobs that cannot be taken, with all that is wrong with them."""
+    """Invalid jobs, with all their mistakes."""
 
     def __init__(self, source: str, mistakes: Iterable[Mistake]) -> None:
-        self.mistakes = tuple(dict.fromkeys(mistakes))  # an option over several jobs is wrong once
+        self.mistakes = tuple(dict.fromkeys(mistakes))  # a wrong option is reported once, not per job
         count = len(self.mistakes)
         lines = [str(mistake) for mistake in self.mistakes[:MISTAKES_SHOWN_MAX]]
         if count > MISTAKES_SHOWN_MAX:
@@ -82,25 +92,25 @@ class BadJobs(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A job that was read: its spec, and where each field of it was written."""
+    """A parsed job: its spec, and the position of each field."""
 
     spec: JobSpec
-    place: Place
-    places: Mapping[str, tuple[Place, str]]  # of a wire path: the place, and the field's name in the file
+    place: SourcePosition
+    places: Mapping[str, tuple[SourcePosition, str]]  # by wire path: the position, and the field's name in the file
 
     def submitted_from(self, folder: SubmitDirectory | None) -> Draft:
         """Return this job, submitted from a folder."""
         return replace(self, spec=replace(self.spec, submit_directory=folder))
 
     def to_wire(self, spec: JobSpec) -> job_pb2.JobSpec:
-        """Write a spec of this job; where no tenant was named, the caller's own is meant, which the queue knows."""
+        """Return the message of a spec; without an explicit tenant, the queue uses the caller's own."""
         message = spec_to_wire(spec)
         if "tenant" not in self.places:
             message.ClearField("tenant")
         return message
 
     def mistake(self, field: str, message: str) -> Mistake:
-        """Point at the field that a violation names, or at the nearest one around it that was written."""
+        """Return a violation as a mistake at its field, or at the nearest enclosing field in the file."""
         path = field.removeprefix("spec.")
         while path:
             if path in self.places:
@@ -110,31 +120,31 @@ class Draft:
         return Mistake(self.place, field.removeprefix("spec."), message)
 
 
-def load_jobs(path: str, now: float, above: Fields | None = None) -> list[Draft]:
-    """Read a job file, or stdin where the path is `-`, with options over it.
+def load_jobs(path: str, now: float, overrides: MapNode | None = None) -> list[Draft]:
+    """Return the jobs of a file, or of stdin for `-`, with overrides applied.
 
     Raises:
         CommandError: the file cannot be read.
-        BadJobs: what stands in it cannot be taken.
+        BadJobs: the file has mistakes.
     """
     try:
         raw = sys.stdin.buffer.read(FILE_BYTES_MAX + 1) if path == STDIN else _head(Path(path))
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise usage(f"cannot read {path}: {why}", hint="a command to run stands behind `--`") from None
+        raise usage_error(f"cannot read {path}: {why}", hint="put a command to run after `--`") from None
     source = source_of(path)
     if len(raw) > FILE_BYTES_MAX:
-        raise usage(f"{source} has more than 1 MiB", hint="a job file says what to run; put data elsewhere")
+        raise usage_error(f"{source} is larger than 1 MiB", hint="a job file only describes jobs; store data elsewhere")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise BadJobs(source, [Mistake(Place(source, line), "", "is no UTF-8 text")]) from None
-    return read_jobs(text, source, now, above)
+        raise BadJobs(source, [Mistake(SourcePosition(source, line), "", "not UTF-8 text")]) from None
+    return read_jobs(text, source, now, overrides)
 
 
 def source_of(path: str) -> str:
-    """Name a file in errors."""
+    """Return the name of a file for error messages."""
     return "stdin" if path == STDIN else path
 
 
@@ -143,36 +153,36 @@ def _head(path: Path) -> bytes:
         return file.read(FILE_BYTES_MAX + 1)
 
 
-def read_jobs(text: str, source: str, now: float, above: Fields | None = None) -> list[Draft]:
-    """Read all jobs of a YAML text, with options over each.
+def read_jobs(text: str, source: str, now: float, overrides: MapNode | None = None) -> list[Draft]:
+    """Return all jobs of a YAML text, with overrides applied to each.
 
     Raises:
-        BadJobs: naming every mistake in every job.
+        BadJobs: names every mistake in every job.
     """
     drafts, mistakes = [], []
     for node in compose(text, source):
-        if isinstance(node, Fault):
+        if isinstance(node, DocumentError):
             mistakes.append(Mistake(node.place, "", node.message))
             continue
         reader = _Reader(now)
         node = _with_plain_keys(node)
-        drafts.append(reader.job(overlay(node, above) if above else node))
+        drafts.append(reader.job(overlay(node, overrides) if overrides else node))
         mistakes += sorted(reader.mistakes, key=lambda mistake: mistake.place[1:])
         if len(drafts) > JOBS_MAX:
-            mistakes.append(Mistake(node.place, "", f"is one job too many; a file may have {JOBS_MAX}"))
+            mistakes.append(Mistake(node.place, "", f"too many jobs; a file may have {JOBS_MAX}"))
             break
     if not (drafts or mistakes):
-        mistakes.append(Mistake(Place(source), "", "has no job in it; `cotenant submit --example` shows one"))
+        mistakes.append(Mistake(SourcePosition(source), "", "contains no job; see `cotenant submit --example`"))
     if mistakes:
         raise BadJobs(source, mistakes)
     return drafts
 
 
-def read_options(options: Fields, now: float) -> Draft:
-    """Read a job from options alone.
+def read_options(options: MapNode, now: float) -> Draft:
+    """Return a job built from options alone.
 
     Raises:
-        BadJobs: naming every option that cannot be taken.
+        BadJobs: names every invalid option.
     """
     reader = _Reader(now)
     draft = reader.job(options)
@@ -182,17 +192,17 @@ def read_options(options: Fields, now: float) -> Draft:
 
 
 class _Reader:
-    """Reads one document, and goes on after a mistake."""
+    """Reads one document and continues after mistakes."""
 
     def __init__(self, now: float) -> None:
         self.mistakes: list[Mistake] = []
         self._now = now
-        self._place = Place("")
-        self._places: dict[str, tuple[Place, str]] = {}
+        self._place = SourcePosition("")
+        self._places: dict[str, tuple[SourcePosition, str]] = {}
         self._failed: set[str] = set()
 
     def job(self, node: Node) -> Draft:
-        """Read a job; what could not be read keeps its default."""
+        """Return a job; unreadable fields keep their defaults."""
         self._place = node.place
         given = self._fields(node, JOB_FIELDS, "job")
         deadline = {
@@ -214,40 +224,40 @@ class _Reader:
             dependencies=self._dependencies(given),
         )
         draft = Draft(spec, node.place, self._places)
-        if isinstance(node, Fields):
-            self._judge(draft)
+        if isinstance(node, MapNode):
+            self._check_rules(draft)
         return draft
 
-    def _judge(self, draft: Draft) -> None:
-        """Apply the rules that every job obeys, except where a field that a rule looks at could not be read."""
+    def _check_rules(self, draft: Draft) -> None:
+        """Validate the job, skipping rules about fields that could not be read."""
         unread = {field.rsplit(".", 1)[-1] for field in self._failed}
-        doubtful = {"kind", "gpu_type"} if unread & {"gpu_milli", "roles"} else set()
+        unchecked = {"kind", "gpu_type"} if unread & {"gpu_milli", "roles"} else set()
         for violation in check_spec(draft.spec, now=self._now):
             path = violation.field.removeprefix("spec.")
             leaf = path.rsplit(".", 1)[-1]
-            if path not in self._failed and leaf not in doubtful and not (leaf == "command" and leaf in unread):
+            if path not in self._failed and leaf not in unchecked and not (leaf == "command" and leaf in unread):
                 self.mistakes.append(draft.mistake(violation.field, violation.description))
 
-    def _fields(self, node: Node, known: Iterable[str], what: str) -> dict[str, tuple[Text, Node]]:
-        """Take a map apart; report what is no field, and what stands twice."""
-        if not isinstance(node, Fields):
-            self._report(node.place, "", f"a {what} is a map of fields, not {kind_of(node)}")
+    def _fields(self, node: Node, known: Iterable[str], what: str) -> dict[str, tuple[ScalarNode, Node]]:
+        """Return the fields of a map; report unknown and duplicate fields."""
+        if not isinstance(node, MapNode):
+            self._report(node.place, "", f"a {what} must be a map of fields, not {kind_of(node)}")
             return {}
-        found: dict[str, tuple[Text, Node]] = {}
+        found: dict[str, tuple[ScalarNode, Node]] = {}
         for key, value in node.entries:
             if key.text not in known:
-                meant = _meant(key.text, known) if len(self.mistakes) < MISTAKES_SHOWN_MAX else ""
-                self._report(key.place, "", f"a {what} has no field {shown(key.text)}{meant}")
+                meant = _suggestion(key.text, known) if len(self.mistakes) < MISTAKES_SHOWN_MAX else ""
+                self._report(key.place, "", f"unknown {what} field {shown(key.text)}{meant}")
             elif key.text in found:
-                self._report(key.place, key.text, "stands twice")
+                self._report(key.place, key.text, "duplicate field")
             else:
                 found[key.text] = (key, value)
         return found
 
     def _scalars(
-        self, given: Mapping[str, tuple[Text, Node]], known: Mapping[str, Field], wire: str = "", label: str = ""
+        self, given: Mapping[str, tuple[ScalarNode, Node]], known: Mapping[str, Field], wire: str = "", label: str = ""
     ) -> dict[str, Any]:
-        """Read the fields of one text each."""
+        """Return the values of scalar fields."""
         values = {}
         for name, field in known.items():
             if name not in given:
@@ -264,27 +274,29 @@ class _Reader:
                 self._fail(path, node.place, f"{label}{name}", str(error))
         return values
 
-    def _inner(self, given: Mapping[str, tuple[Text, Node]], name: str, known: Mapping[str, Field]) -> dict[str, Any]:
+    def _inner(
+        self, given: Mapping[str, tuple[ScalarNode, Node]], name: str, known: Mapping[str, Field]
+    ) -> dict[str, Any]:
         if name not in given:
             return {}
         return self._scalars(self._fields(given[name][1], known, f"{name} entry"), known, label=f"{name}.")
 
-    def _roles(self, given: Mapping[str, tuple[Text, Node]]) -> tuple[Role, ...]:
-        """Read the list of roles, or the one role whose fields are the job's."""
+    def _roles(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[Role, ...]:
+        """Return the listed roles, or the single role whose fields are the job's own."""
         if "roles" not in given:
             self._places["roles[0].command"] = self._place, "command"
-            values = self._role_values(given, SHORT_ROLE, "roles[0].")
+            values = self._role_values(given, SINGLE_ROLE, "roles[0].")
             return (Role(**values, request=Request(**self._scalars(given, REQUEST, "roles[0]."))),)
-        for name in (*SHORT_ROLE, *REQUEST):
+        for name in (*SINGLE_ROLE, *REQUEST):
             if name in given:
-                self._report(given[name][0].place, name, "stands beside roles; say it in each role")
+                self._report(given[name][0].place, name, "not allowed beside roles; set it in each role")
         node = given["roles"][1]
         self._places["roles"] = node.place, "roles"
-        if not isinstance(node, Items):
+        if not isinstance(node, ListNode):
             self._fail("roles", node.place, "roles", f"must be a list of roles, not {kind_of(node)}")
             return (Role(),)
         if len(node.items) > ROLES_MAX:
-            self._fail("roles", node.place, "roles", f"at most {ROLES_MAX} are taken, not {len(node.items)}")
+            self._fail("roles", node.place, "roles", f"must have at most {ROLES_MAX} roles, not {len(node.items)}")
         return tuple(self._role(index, item) for index, item in enumerate(node.items[:ROLES_MAX]))
 
     def _role(self, index: int, node: Node) -> Role:
@@ -296,9 +308,9 @@ class _Reader:
         return Role(**values, request=request, command=self._command(given, wire, label))
 
     def _role_values(
-        self, given: Mapping[str, tuple[Text, Node]], known: Mapping[str, Field], wire: str, label: str = ""
+        self, given: Mapping[str, tuple[ScalarNode, Node]], known: Mapping[str, Field], wire: str, label: str = ""
     ) -> dict[str, Any]:
-        """Read a role's own fields; where its replicas are `auto`, their number is open between some bounds."""
+        """Return a role's own fields; with `replicas: auto` the number is chosen within bounds."""
         values = self._scalars(given, known, wire, label)
         bounds = {name: values.pop(name) for name in ("least", "most") if name in values}
         if values.get("replicas", 1) is None:
@@ -306,45 +318,45 @@ class _Reader:
             return {**values, "replicas": max(1, bounds.get("least", 1)), "open": OpenReplicas(**bounds)}
         for name in ("replicas_min", "replicas_max"):
             if name in given:
-                self._report(given[name][0].place, f"{label}{name}", "says something only beside `replicas: auto`")
+                self._report(given[name][0].place, f"{label}{name}", "only allowed with `replicas: auto`")
         return values
 
-    def _dependencies(self, given: Mapping[str, tuple[Text, Node]]) -> tuple[Dependency, ...]:
-        """Read what comes first: a list of ids or names, or one text of them with commas between."""
+    def _dependencies(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[Dependency, ...]:
+        """Return dependencies: a list of ids or names, or one comma-separated text."""
         found: list[Dependency] = []
         for name, condition in AFTER.items():
-            node = given[name][1] if name in given else Items(self._place, ())
-            for item in node.items if isinstance(node, Items) else (node,):
+            node = given[name][1] if name in given else ListNode(self._place, ())
+            for item in node.items if isinstance(node, ListNode) else (node,):
                 text = self._text(item, f"dependencies[{len(found)}].id", name)
-                for word in [text] if isinstance(node, Items) else (text or "").split(","):
+                for word in [text] if isinstance(node, ListNode) else (text or "").split(","):
                     self._places[f"dependencies[{len(found)}].id"] = item.place, name
                     found.append(Dependency((word or "").strip(), condition))
         return tuple(found)
 
-    def _command(self, given: Mapping[str, tuple[Text, Node]], wire: str, label: str) -> tuple[str, ...]:
-        """Read a command: a list is run as it stands, a text by the shell."""
+    def _command(self, given: Mapping[str, tuple[ScalarNode, Node]], wire: str, label: str) -> tuple[str, ...]:
+        """Return a command: a list is run as is, a text by the shell."""
         if "command" not in given:
             return ()
         path, name = f"{wire}command", f"{label}command"
         node = given["command"][1]
         self._places[path] = node.place, name
         match node:
-            case Items(items=items):
+            case ListNode(items=items):
                 words = [self._text(item, path, f"{name}[{index}]") for index, item in enumerate(items)]
                 return tuple(word for word in words if word is not None)
-            case Text(null=False):
+            case ScalarNode(null=False):
                 script = self._text(node, path, name)
                 return () if script is None else (*SHELL, script)
-        self._fail(path, node.place, name, f"must be a list of words, or a text for the shell, not {kind_of(node)}")
+        self._fail(path, node.place, name, f"must be a list of words or a shell command, not {kind_of(node)}")
         return ()
 
-    def _pairs(self, given: Mapping[str, tuple[Text, Node]], name: str, wire: str) -> tuple[tuple[str, str], ...]:
-        """Read a map of texts."""
+    def _pairs(self, given: Mapping[str, tuple[ScalarNode, Node]], name: str, wire: str) -> tuple[tuple[str, str], ...]:
+        """Return the pairs of a map of texts."""
         if name not in given:
             return ()
         node = given[name][1]
         self._places[wire] = node.place, name
-        if not isinstance(node, Fields):
+        if not isinstance(node, MapNode):
             self._fail(wire, node.place, name, f"must be a map of texts, not {kind_of(node)}")
             return ()
         pairs: dict[str, str] = {}
@@ -352,39 +364,39 @@ class _Reader:
             path, label = f"{wire}[{shown(key.text)}]", f"{name}.{key.text}"
             self._places[path] = key.place, label
             if key.text in pairs:
-                self._report(key.place, label, "stands twice")
+                self._report(key.place, label, "duplicate key")
             text = self._text(value, path, label)
             if text is not None:
                 pairs[key.text] = text
         return tuple(sorted(pairs.items()))
 
     def _text(self, node: Node, path: str, label: str) -> str | None:
-        if isinstance(node, Text) and not node.null:
+        if isinstance(node, ScalarNode) and not node.null:
             if is_text(node.text):
                 return node.text
-            self._fail(path, node.place, label, "has a character that cannot be written in UTF-8")
+            self._fail(path, node.place, label, "contains a character that cannot be encoded in UTF-8")
             return None
-        empty = "has no value; write '' for an empty text" if isinstance(node, Text) else ""
-        self._fail(path, node.place, label, empty or f"must be one value, not {kind_of(node)}")
+        empty = "value is missing; write '' for an empty text" if isinstance(node, ScalarNode) else ""
+        self._fail(path, node.place, label, empty or f"must be a single value, not {kind_of(node)}")
         return None
 
-    def _fail(self, path: str, place: Place, label: str, message: str) -> None:
+    def _fail(self, path: str, place: SourcePosition, label: str, message: str) -> None:
         self._failed.add(path)
         self._report(place, label, message)
 
-    def _report(self, place: Place, label: str, message: str) -> None:
+    def _report(self, place: SourcePosition, label: str, message: str) -> None:
         self.mistakes.append(Mistake(place, label, message))
 
 
 def _with_plain_keys(node: Node) -> Node:
-    """Take `after-ok` for `after_ok`, as options are written."""
-    if not isinstance(node, Fields):
+    """Return the document with keys such as `after-ok`, the spelling of options, as `after_ok`."""
+    if not isinstance(node, MapNode):
         return node
     plain = [(key, key.text.replace("-", "_")) for key, _ in node.entries]
     keys = [replace(key, text=name) if name in JOB_FIELDS else key for key, name in plain]
     return replace(node, entries=tuple(zip(keys, (value for _, value in node.entries), strict=True)))
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str]) -> str:
     other = OTHER_NAMES.get(name, "")
     return f"; did you mean {other}?" if other in known else did_you_mean(name, known)

@@ -1,4 +1,4 @@
-"""A job as options say it: one table for `submit` and `whatif`, read by the code that reads job files."""
+"""Options that describe a job: one table for `submit`, `whatif` and `predict`, read by the job file parser."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import typer
 from typer.core import TyperCommand
 
 from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake, load_jobs, read_options, source_of
-from cotenant.cli.outcome import usage
-from cotenant.cli.source_positions import Fields, Items, Node, Place, Text
+from cotenant.cli.outcome import usage_error
+from cotenant.cli.source_positions import ListNode, MapNode, Node, ScalarNode, SourcePosition
 
-THE_COMMAND_LINE = Place("the command line")
-TAIL = "cotenant.tail"  # what stands behind `--`, in the context's meta
+THE_COMMAND_LINE = SourcePosition("the command line")
+TAIL = "cotenant.tail"  # key in the context's meta: the words after `--`
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class JobOption:
 
     @property
     def flag(self) -> str:
-        """The option as it is written."""
+        """The option's flag."""
         return f"--{self.name or self.field.replace('_', '-')}"
 
     @property
@@ -40,50 +40,50 @@ class JobOption:
 
 
 TEXTS = (
-    JobOption("name", "NAME", "A name for people; need not be unique."),
-    JobOption("kind", "KIND", "training, inference or cpu; left out: training with GPUs, cpu without."),
-    JobOption("gpus", "N", "GPUs of each replica: 1, 8, or a share such as 0.5."),
-    JobOption("cpus", "N|auto", "Cores of each replica; auto finds how many are useful."),
-    JobOption("memory", "SIZE", "Memory of each replica, such as 4GiB."),
-    JobOption("gpu_type", "TYPE", "The GPU type wanted, such as V100, or one of several: 'V100|A100'."),
-    JobOption("replicas", "N|auto", "How many processes start together; auto: as many as a service's latency needs."),
-    JobOption("replicas_min", "N", "The fewest replicas that auto may choose; 1 by default."),
-    JobOption("replicas_max", "N", "The most replicas that auto may choose; 64 by default."),
-    JobOption("qos.latency", "DURATION", "How long requests to a service may take, such as 50ms.", "latency"),
-    JobOption("qos.percentile", "P", "The share of requests for which that holds, such as 99.", "percentile"),
-    JobOption("qos.arrivals", "N", "Requests that arrive in a second, over all replicas.", "arrivals"),
-    JobOption("qos.rate", "N", "The slowest acceptable rate, in steps per second.", "rate"),
-    JobOption("role", "NAME", "What the replicas are called; worker by default."),
-    JobOption("tenant", "ID", "Who pays."),
-    JobOption("queue", "ID", "The queue."),
-    JobOption("priority", "CLASS|N", "low, normal, high or urgent, or a number: higher runs earlier."),
-    JobOption("deadline", "TIME", "When it should be done: 2h, or 2030-01-31T18:00."),
-    JobOption("expected", "DURATION", "How long you think that it runs."),
-    JobOption("model", "TAG", "The model tag under which history is kept."),
-    JobOption("steps", "N", "Steps until it is done."),
-    JobOption("progress.regex", "REGEX", "Reads the step from its output, such as 'step (\\d+)'.", "progress-regex"),
-    JobOption("profile", "auto|never", "Whether its cores may be measured while it runs; never: they are left alone."),
-    JobOption("locality", "WISH", "server, rack or anywhere."),
-    JobOption("retries", "N", "How many times a failed attempt is tried again."),
-    JobOption("grace", "DURATION", "Between the warning signal and the kill; 30s by default."),
-    JobOption("signal", "SIGNAL", "The warning signal; SIGTERM by default."),
-    JobOption("after", "ID,…", "Starts once these jobs or arrays have ended, however: ids, or names in the same file."),
-    JobOption("after_ok", "ID,…", "Starts once these have succeeded; cancelled where one has not."),
-    JobOption("array", "INDICES", "Many jobs, one for each index: 0-99, 1,3,5-9, or 0-99%10 for 10 at once."),
-    JobOption("workdir", "DIR", "Where it starts; a directory of its own by default."),
+    JobOption("name", "NAME", "Display name; need not be unique."),
+    JobOption("kind", "KIND", "training, inference or cpu; default: training with GPUs, cpu without."),
+    JobOption("gpus", "N", "GPUs per replica: 1, 8, or a fraction such as 0.5."),
+    JobOption("cpus", "N|auto", "Cores per replica; auto finds the useful number."),
+    JobOption("memory", "SIZE", "Memory per replica, such as 4GiB."),
+    JobOption("gpu_type", "TYPE", "GPU type, such as V100, or alternatives: 'V100|A100'."),
+    JobOption("replicas", "N|auto", "Processes that start together; auto: as many as a service's objective needs."),
+    JobOption("replicas_min", "N", "Minimum for --replicas auto; default 1."),
+    JobOption("replicas_max", "N", "Maximum for --replicas auto; default 64."),
+    JobOption("qos.latency", "DURATION", "Latency objective of a service, such as 50ms.", "latency"),
+    JobOption("qos.percentile", "P", "Percentile of the latency objective, such as 99.", "percentile"),
+    JobOption("qos.arrivals", "N", "Requests per second over all replicas.", "arrivals"),
+    JobOption("qos.rate", "N", "Minimum rate in steps per second.", "rate"),
+    JobOption("role", "NAME", "Role name of the replicas; default worker."),
+    JobOption("tenant", "ID", "Tenant to charge."),
+    JobOption("queue", "ID", "Queue."),
+    JobOption("priority", "CLASS|N", "low, normal, high, urgent or a number; higher runs earlier."),
+    JobOption("deadline", "TIME", "Deadline: 2h, or 2030-01-31T18:00."),
+    JobOption("expected", "DURATION", "Expected run time."),
+    JobOption("model", "TAG", "Model tag; jobs with the same tag share history."),
+    JobOption("steps", "N", "Total number of steps."),
+    JobOption("progress.regex", "REGEX", "Reads the step from the output, such as 'step (\\d+)'.", "progress-regex"),
+    JobOption("profile", "auto|never", "Whether the job may be profiled on fewer cores while it runs."),
+    JobOption("locality", "LEVEL", "Topology level for all replicas: server, rack or anywhere."),
+    JobOption("retries", "N", "How often a failed attempt is retried."),
+    JobOption("grace", "DURATION", "Grace period between warning signal and kill; default 30s."),
+    JobOption("signal", "SIGNAL", "Warning signal; default SIGTERM."),
+    JobOption("after", "ID,…", "Start after these jobs or arrays have ended: ids, or names in the same file."),
+    JobOption("after_ok", "ID,…", "Start after these have succeeded; cancel the job if one has not."),
+    JobOption("array", "INDICES", "One job per index: 0-99, 1,3,5-9, or 0-99%10 for 10 at a time."),
+    JobOption("workdir", "DIR", "Working directory; default: a directory per attempt."),
 )
 PAIRS = (
-    JobOption("env", "K[=V]", "A variable of its environment; K alone takes yours; repeatable."),
-    JobOption("labels", "K=V", "A label of your own; repeatable.", "label"),
+    JobOption("env", "K[=V]", "Environment variable; K alone copies yours; repeatable."),
+    JobOption("labels", "K=V", "Label; repeatable.", "label"),
 )
-NOT_PREEMPTIBLE = JobOption("not_preemptible", "", "It is never stopped to make room.")
+NOT_PREEMPTIBLE = JobOption("not_preemptible", "", "Never preempt the job.")
 
 
 class TailCommand(TyperCommand):
-    """A command behind whose options another command may stand, after `--`."""
+    """A command that accepts another command line after `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep what stands behind `--` as it is."""
+        """Keep the words after `--` unparsed."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[TAIL] = args[:at], args[at + 1 :]
@@ -94,13 +94,13 @@ class TailCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- CMD...]"]
 
 
-def takes_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options of a job; it is called with `job`, what they say together with the tail."""
+def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with all job options, passed as the document `job`, including the words after `--`."""
 
     def wrapper(context: typer.Context, **given: Any) -> None:
         names = {option.parameter for option in (*TEXTS, *PAIRS, NOT_PREEMPTIBLE)}
-        said = {name: given.pop(name) for name in names}
-        command(context=context, job=_document(said, context.meta.get(TAIL)), **given)
+        given_options = {name: given.pop(name) for name in names}
+        command(context=context, job=_document(given_options, context.meta.get(TAIL)), **given)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [*(one for one in own if one.name != "job"), *_parameters()]
@@ -110,18 +110,18 @@ def takes_job(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def read_drafts(files: Iterable[str], job: Fields, now: float) -> list[Draft]:
-    """Read the jobs of all files with the options over each, or the one job of the options.
+def read_drafts(files: Iterable[str], job: MapNode, now: float) -> list[Draft]:
+    """Return the jobs of all files with the options applied to each, or the job described by the options alone.
 
     Raises:
-        BadJobs: naming every mistake in every file.
+        BadJobs: names every mistake in every file.
     """
     paths = list(files)
     if not paths:
         if not any(key.text == "command" for key, _ in job.entries):
-            raise usage(
+            raise usage_error(
                 "nothing to run",
-                hint="name a job file, or write the command behind `--`, as in: submit --gpus 1 -- python3 train.py",
+                hint="name a job file, or put the command after `--`: cotenant submit --gpus 1 -- python3 train.py",
             )
         return [read_options(job, now)]
     drafts: list[Draft] = []
@@ -136,16 +136,16 @@ def read_drafts(files: Iterable[str], job: Fields, now: float) -> list[Draft]:
     return drafts
 
 
-def read_questions(files: Iterable[str], job: Fields, now: float) -> list[Draft]:
-    """Read jobs that are only asked about: such a question needs no program, but a spec does.
+def read_whatif_drafts(files: Iterable[str], job: MapNode, now: float) -> list[Draft]:
+    """Return jobs that will not be submitted, so that options need no command; a spec needs one, so it gets `true`.
 
     Raises:
-        BadJobs: naming every mistake in every file.
+        BadJobs: names every mistake in every file.
     """
     paths = list(files)
     if not paths and not any(key.text == "command" for key, _ in job.entries):
-        nothing = Items(job.place, (Text(job.place, "true"),))
-        job = Fields(job.place, (*job.entries, (Text(job.place, "command"), nothing)))
+        nothing = ListNode(job.place, (ScalarNode(job.place, "true"),))
+        job = MapNode(job.place, (*job.entries, (ScalarNode(job.place, "command"), nothing)))
     return read_drafts(paths, job, now)
 
 
@@ -161,52 +161,58 @@ def _parameters() -> Iterable[inspect.Parameter]:
     yield parameter(NOT_PREEMPTIBLE, bool, False)
 
 
-def _document(said: Mapping[str, Any], tail: list[str] | None) -> Fields:
-    """Make a job file's content of options."""
-    texts = ((option, said[option.parameter]) for option in TEXTS)
-    pairs = ((option, said[option.parameter]) for option in PAIRS)
-    entries: list[tuple[Text, Node]] = [
-        *_gathered(_entry(option.field, option.flag, text) for option, text in texts if text is not None),
-        *((Text(Place(option.flag), option.field), _pairs(option, given)) for option, given in pairs if given),
+def _document(given_options: Mapping[str, Any], tail: list[str] | None) -> MapNode:
+    """Return the options as a job file document."""
+    texts = ((option, given_options[option.parameter]) for option in TEXTS)
+    pairs = ((option, given_options[option.parameter]) for option in PAIRS)
+    entries: list[tuple[ScalarNode, Node]] = [
+        *_merge_nested(_entry(option.field, option.flag, text) for option, text in texts if text is not None),
+        *(
+            (ScalarNode(SourcePosition(option.flag), option.field), _pairs(option, given))
+            for option, given in pairs
+            if given
+        ),
     ]
-    if said[NOT_PREEMPTIBLE.parameter]:
+    if given_options[NOT_PREEMPTIBLE.parameter]:
         entries.append(_entry("preemptible", NOT_PREEMPTIBLE.flag, "false"))
     if tail:
-        words = tuple(Text(THE_COMMAND_LINE, word) for word in tail)
-        entries.append((Text(THE_COMMAND_LINE, "command"), Items(THE_COMMAND_LINE, words)))
-    return Fields(THE_COMMAND_LINE, tuple(entries))
+        words = tuple(ScalarNode(THE_COMMAND_LINE, word) for word in tail)
+        entries.append((ScalarNode(THE_COMMAND_LINE, "command"), ListNode(THE_COMMAND_LINE, words)))
+    return MapNode(THE_COMMAND_LINE, tuple(entries))
 
 
-def _gathered(entries: Iterable[tuple[Text, Node]]) -> Iterable[tuple[Text, Node]]:
-    """Make one entry of those that set fields inside the same field."""
-    found: dict[str, tuple[Text, Node]] = {}
+def _merge_nested(entries: Iterable[tuple[ScalarNode, Node]]) -> Iterable[tuple[ScalarNode, Node]]:
+    """Return entries with those that set nested fields of the same field merged."""
+    found: dict[str, tuple[ScalarNode, Node]] = {}
     for key, value in entries:
         before = found.get(key.text)
-        if before and isinstance(before[1], Fields) and isinstance(value, Fields):
-            value = Fields(before[1].place, (*before[1].entries, *value.entries))
+        if before and isinstance(before[1], MapNode) and isinstance(value, MapNode):
+            value = MapNode(before[1].place, (*before[1].entries, *value.entries))
         found[key.text] = before[0] if before else key, value
     return found.values()
 
 
-def _entry(field: str, flag: str, text: str) -> tuple[Text, Node]:
-    """Set a field, `progress.regex` as one inside another."""
+def _entry(field: str, flag: str, text: str) -> tuple[ScalarNode, Node]:
+    """Return the entry that sets a field; `progress.regex` is a nested field."""
     outer, _, inner = field.partition(".")
-    place = Place(flag)
-    value: Node = Text(place, text)
+    place = SourcePosition(flag)
+    value: Node = ScalarNode(place, text)
     if inner:
-        value = Fields(place, ((Text(place, inner), value),))
-    return Text(place, outer), value
+        value = MapNode(place, ((ScalarNode(place, inner), value),))
+    return ScalarNode(place, outer), value
 
 
-def _pairs(option: JobOption, pairs: Iterable[str]) -> Fields:
-    taken: dict[str, str] = {}
+def _pairs(option: JobOption, pairs: Iterable[str]) -> MapNode:
+    pairs_given: dict[str, str] = {}
     for pair in pairs:
         key, given, value = pair.partition("=")
         if not given and option.field == "env" and key in os.environ:
             value, given = os.environ[key], "="
         if not given or not key:
-            meant = "; it is not set here" if option.field == "env" and key else ""
-            raise usage(f"{option.flag} {pair}: has no value{meant}", hint=f"write {option.flag} KEY=VALUE")
-        taken[key] = value
-    place = Place(option.flag)
-    return Fields(place, tuple((Text(place, key), Text(place, value)) for key, value in taken.items()))
+            meant = ", and your environment does not set it" if option.field == "env" and key else ""
+            raise usage_error(f"{option.flag} {pair}: value is missing{meant}", hint=f"write {option.flag} KEY=VALUE")
+        pairs_given[key] = value
+    place = SourcePosition(option.flag)
+    return MapNode(
+        place, tuple((ScalarNode(place, key), ScalarNode(place, value)) for key, value in pairs_given.items())
+    )

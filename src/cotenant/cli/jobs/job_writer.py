@@ -1,4 +1,4 @@
-"""Writes jobs as a job file that reads as the same jobs."""
+"""Writing jobs as job files that parse to the same jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 100
 
 
 def write_jobs(specs: Iterable[JobSpec]) -> str:
-    """Write job files, parted by `---`; what is as by default is left out.
+    """Return job files separated by `---`; default values are omitted.
 
     >>> from cotenant.core.model.job import Request
     >>> print(write_jobs([JobSpec(name="a", roles=(Role(request=Request(gpu_milli=500)),), command=("true",))]), end="")
@@ -36,29 +36,29 @@ def write_jobs(specs: Iterable[JobSpec]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes maps in blocks and lists of words in a row, and never an alias."""
+    """Writes maps in block style, lists of words in flow style, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write everything out."""
+        """Return true: write repeated values in full."""
         return True
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
-        """Give each field a line of its own."""
+        """Write each field on its own line."""
         return super().represent_mapping(tag, mapping, flow_style=False)
 
     def represent_text(self, data: str) -> Any:
-        """Escape what would not come through as it is: line breaks of other scripts, control characters."""
+        """Escape unprintable characters, such as Unicode line breaks and control characters."""
         style = None if data.isprintable() else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
     def represent_script(self, data: str) -> Any:
-        """Write lines as lines."""
+        """Write a script as a literal block."""
         plain = all(line.isprintable() for line in data.split("\n"))
         return self.represent_scalar("tag:yaml.org,2002:str", data, "|" if plain else '"')
 
 
 class _Script(str):
-    """A text that the shell runs."""
+    """A shell command."""
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
@@ -156,7 +156,7 @@ def _qos(qos: Qos) -> dict[str, Any]:
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what says nothing."""
+    """Return fields without empty values."""
     return {
         name: value
         for name, value in fields.items()

@@ -1,4 +1,4 @@
-"""Why an attempt was not launched, as `--json` prints it."""
+"""Launch failures as `--json` prints them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from cotenant.v1.job_pb2 import LaunchFailure
 
 
 def launch_failure_view(failure: LaunchFailure) -> dict[str, Any]:
-    """Return why an attempt was not launched, where; a newer server's cause keeps its number."""
+    """Return why and where an attempt was not launched; a cause that only a newer server knows keeps its number."""
     cause = LAUNCH_CAUSES.names.get(failure.cause, f"cause {failure.cause}")
     return {"cause": cause, "reason": failure.reason, "node": failure.node_id}

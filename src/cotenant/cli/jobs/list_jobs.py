@@ -1,4 +1,4 @@
-"""`cotenant jobs`: which jobs there are, once or as they change."""
+"""`cotenant jobs`: list jobs once, or watch them change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli import options, units, views
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.array_view import array_standing, is_array, leading
-from cotenant.cli.name_lookup import find_thing, phase_of
-from cotenant.cli.outcome import note, usage
-from cotenant.cli.render import Column, joined, print_table
+from cotenant.cli.jobs.array_view import array_summary, is_array, leading_phase
+from cotenant.cli.name_lookup import find_job_or_array, phase_of
+from cotenant.cli.outcome import note, usage_error
+from cotenant.cli.render import Column, join_or_count, print_table
 from cotenant.cli.watch import changes, live_table
 from cotenant.codec.specs import seconds
 from cotenant.core.model.lifecycle import ENDED, Phase
@@ -26,7 +26,7 @@ from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
 LIMIT_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
 NODES_NAMED_MAX = 2
-HELD_BACK = "held back on "
+THROTTLED = "throttled on "
 
 COLUMNS = (
     Column("ID"),
@@ -36,7 +36,7 @@ COLUMNS = (
     Column("CORES", right=True),
     Column("WAIT", right=True),
     Column("RUN", right=True),
-    Column("WHERE, OR WHY NOT", elastic=True),
+    Column("NODES / REASON", elastic=True),
 )
 WIDE = (
     *COLUMNS[:2],
@@ -61,20 +61,20 @@ def jobs(
     ] = None,
     tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.")] = "",
     queue: Annotated[str, typer.Option(metavar="QUEUE", help="Only jobs of this queue.")] = "",
-    name: Annotated[str, typer.Option(metavar="NAME", help="Only jobs of this name.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Only jobs with this name.")] = "",
     node: Annotated[
         str, typer.Option(metavar="NODE", help="Only jobs on this node.", autocompletion=options.complete_node)
     ] = "",
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only jobs with this label.")] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended, and all pages.")] = False,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
-    array: Annotated[str, typer.Option(metavar="ID", help="Only jobs of this array, by index.")] = "",
-    expand: Annotated[bool, typer.Option("--expand", help="Each job of an array in a row of its own.")] = False,
-    wide: Annotated[bool, typer.Option("--wide", help="Also kind, tenant, queue and priority.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them as they change.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended; no limit.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Show at most N jobs, newest first.")] = LIMIT_DEFAULT,
+    array: Annotated[str, typer.Option(metavar="ID", help="Only jobs of this array, sorted by index.")] = "",
+    expand: Annotated[bool, typer.Option("--expand", help="Show each job of an array in its own row.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Add kind, tenant, queue and priority.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing jobs as they change.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """List jobs, newest first; ended ones only with --all or --phase. An array has one row.
+    """List jobs, newest first. Jobs that have ended need --all or --phase. An array has one row.
 
     \b
     Examples:
@@ -87,13 +87,13 @@ def jobs(
     flags = Flags.of(context)
     if watch:
         shown = _shown(phase or [], everything, since=time.time())
-        with suppress(KeyboardInterrupt):  # the way in which watching ends
-            reach(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
+            with_mesh(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
         return
     wanted.phases.extend(_phases(phase or [], everything))
     folded = not (expand or array or as_json)
-    limit_now = None if everything or array else limit  # those of an array are sorted only here
-    found, total = reach(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded))
+    limit_now = None if everything or array else limit  # jobs of an array are sorted here
+    found, total = with_mesh(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded))
     if array:
         found.sort(key=lambda job: job.spec.array_task.index)
         found = found if everything else found[:limit]
@@ -104,49 +104,49 @@ def jobs(
     rows = [_row(_view(job, now), wide) for job in found]
     print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(everything))
     if total > len(found):
-        note(f"{total - len(found)} more; --limit or --all shows them")
+        note(f"{total - len(found)} more; show them with --limit or --all")
 
 
 def _nothing(everything: bool) -> str:
-    return "no jobs" if everything else "no jobs; --all shows ended ones too"
+    return "no jobs" if everything else "no jobs; --all includes jobs that have ended"
 
 
 def split_labels(pairs: Sequence[str]) -> dict[str, str]:
-    """Take `KEY=VALUE` apart."""
+    """Return labels from `KEY=VALUE` texts."""
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
-        raise usage(f"--label {wrong[0]} has no value", hint="write --label KEY=VALUE")
+        raise usage_error(f"--label {wrong[0]}: value is missing", hint="write --label KEY=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _phases(chosen: Sequence[Phase], everything: bool) -> list[JobPhase.ValueType]:
-    """Take those that were asked for, else those of jobs that live, else all."""
+    """Return the requested phases; by default those of live jobs; none, meaning any phase, with --all."""
     if not chosen and everything:
         return []
     return [JobPhase.Value(f"JOB_PHASE_{phase.name}") for phase in chosen or Phase if chosen or phase not in ENDED]
 
 
 def _view(job: Job, now: float) -> dict[str, Any]:
-    """Tell of a job, or of a whole array as if it were one."""
+    """Return the view of a job, or of an array as a single row."""
     view = views.job_view(job, now)
     if not job.array_phases:
         return view
     return view | {
         "id": job.spec.array_task.array_id,
-        "phase": str(leading(job)),
+        "phase": str(leading_phase(job)),
         "times": job.spec.array_task.count,
-        "standing": array_standing(job),
+        "standing": array_summary(job),
     }
 
 
 async def _listed(
     mesh: Mesh, wanted: JobFilter, limit: int | None, array: str, *, fold_arrays: bool
 ) -> tuple[list[Job], int]:
-    """Read pages until there are enough jobs; also tell how many there are in all."""
+    """Return jobs, read page by page up to the limit, and their total number."""
     if array:
-        found_array = await find_thing(mesh, array)
+        found_array = await find_job_or_array(mesh, array)
         if not is_array(found_array):
-            raise usage(f"{found_array.id} is no array", hint="`cotenant jobs` lists arrays in one row each")
+            raise usage_error(f"{found_array.id} is not an array", hint="list arrays with `cotenant jobs`")
         wanted.array_id = found_array.id
     found: list[Job] = []
     token, total = "", 0
@@ -163,7 +163,7 @@ async def _listed(
 
 
 def _shown(chosen: Sequence[Phase], everything: bool, since: float) -> Callable[[Job], bool]:
-    """Choose jobs while watching. Their phases change, so the server cannot do it: the end of a job is to be seen."""
+    """Return the filter for watching. The server cannot apply it: phases change, and ends of jobs must be seen."""
 
     def shown(job: Job) -> bool:
         if chosen:
@@ -174,7 +174,7 @@ def _shown(chosen: Sequence[Phase], everything: bool, since: float) -> Callable[
 
 
 async def _watch(mesh: Mesh, wanted: JobFilter, shown: Callable[[Job], bool], wide: bool, as_json: bool) -> None:
-    """Show jobs as they change: in place on a terminal, else a line for each change."""
+    """Show jobs as they change: in place on a terminal, otherwise one line per change."""
     columns = WIDE if wide else COLUMNS
     if as_json:
         async for job in changes(mesh, wanted):
@@ -200,7 +200,7 @@ def _row(view: dict[str, Any], wide: bool) -> list[str]:
 
 
 def cells(view: dict[str, Any]) -> list[str]:
-    """Write a job's phase, size, times and place."""
+    """Return the cells for a job's phase, size, times and nodes."""
     ran = view["run_seconds"]
     if "times" in view:
         times, cores = view["times"], units.write_cores(view["cores"])
@@ -216,10 +216,10 @@ def cells(view: dict[str, Any]) -> list[str]:
 
 
 def where(view: dict[str, Any]) -> str:
-    """Say where a job runs, or why it does not."""
+    """Return where a job runs, or why it does not run."""
     if view["nodes"]:
-        mark = HELD_BACK if views.throttle_of(view) else ""
-        return mark + joined(view["nodes"], NODES_NAMED_MAX, "nodes")
+        mark = THROTTLED if views.throttle_of(view) else ""
+        return mark + join_or_count(view["nodes"], NODES_NAMED_MAX, "nodes")
     if view["phase"] == Phase.QUEUED and view["reason"]:
         return str(view["reason"]["code"])
     return str(view["phase_reason"])

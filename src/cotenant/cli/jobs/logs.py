@@ -1,4 +1,4 @@
-"""`cotenant logs`: what a job printed."""
+"""`cotenant logs`: the output of a job."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from cotenant.cli import options, units
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.follow import Output, copy_output, follow, is_gang, standing
+from cotenant.cli.jobs.follow import Output, copy_output, follow, is_gang, phase_line
 from cotenant.cli.name_lookup import find_job
-from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.core.model.validation import REPLICAS_MAX
 from cotenant.v1.job_service_pb2 import ReadLogsRequest
 
@@ -27,23 +27,19 @@ def register(app: typer.Typer) -> None:
 def logs(
     context: typer.Context,
     job_id: options.JobId,
-    following: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    following: Annotated[bool, typer.Option("--follow", "-f", help="Stream output until the job ends.")] = False,
     rank: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=RANK_MAX, help="Only the process of this rank.")
+        int | None, typer.Option(metavar="N", min=0, max=RANK_MAX, help="Only the process with this rank.")
     ] = None,
-    tail: Annotated[
-        str, typer.Option(metavar="SIZE", help="Only the last so many bytes of what is there, such as 64KiB.")
-    ] = "",
+    tail: Annotated[str, typer.Option(metavar="SIZE", help="Only the last SIZE bytes so far, such as 64KiB.")] = "",
     attempt: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, max=ATTEMPT_MAX, help="Of this attempt; the last one by default.", show_default=False
-        ),
+        typer.Option(metavar="N", min=0, max=ATTEMPT_MAX, help="Attempt; default: the last.", show_default=False),
     ] = 0,
 ) -> None:
-    """Print a job's output, as its processes wrote it.
+    """Print a job's output as its processes wrote it.
 
-    Lines of a gang have the rank of their process before them, unless --rank chooses one.
+    Lines of a gang are prefixed with the rank of their process, unless --rank selects one process.
 
     \b
     Examples:
@@ -52,14 +48,14 @@ def logs(
       cotenant logs --rank 3 ID
     """
     request = ReadLogsRequest(attempt=attempt, tail_bytes=_tail(tail), rank=rank)
-    reach(Flags.of(context), lambda mesh: _print(mesh, job_id, request, following))
+    with_mesh(Flags.of(context), lambda mesh: _print(mesh, job_id, request, following))
 
 
 def _tail(text: str) -> int:
     try:
         return int(text) if text.isdecimal() else units.parse_bytes(text) if text else 0
     except ValueError as error:
-        raise usage(f"--tail: {error}") from None
+        raise usage_error(f"--tail: {error}") from None
 
 
 async def _print(mesh: Mesh, text: str, request: ReadLogsRequest, following: bool) -> None:
@@ -71,7 +67,7 @@ async def _print(mesh: Mesh, text: str, request: ReadLogsRequest, following: boo
         return
     if not job.HasField("attempt"):
         raise CommandError(
-            f"{job.id} has no output yet: {standing(job)}", hint="`cotenant logs -f` waits for it to start"
+            f"{job.id} has no output yet: {phase_line(job)}", hint="wait for it to start with `cotenant logs -f`"
         )
     request.follow = following
-    await copy_output(mesh, request, output, patient=following)
+    await copy_output(mesh, request, output, resumable=following)

@@ -1,4 +1,4 @@
-"""`cotenant show`: all that is known of a job."""
+"""`cotenant show`: everything known about a job."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Annotated
 import typer
 
 from cotenant.cli import options, units, views
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.array_view import array_standing, counts, is_array, read_array, read_tasks, spec_of
+from cotenant.cli.jobs.array_view import array_summary, counts, is_array, read_array, read_tasks, spec_of
 from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
-from cotenant.cli.jobs.follow import exit_words
+from cotenant.cli.jobs.follow import exit_line
 from cotenant.cli.jobs.job_writer import write_jobs
-from cotenant.cli.name_lookup import find_thing, phase_of
-from cotenant.cli.outcome import note, usage
+from cotenant.cli.name_lookup import find_job_or_array, phase_of
+from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
 from cotenant.codec.specs import seconds, spec_from_wire
-from cotenant.core.model.job_array import of_indices
+from cotenant.core.model.job_array import from_indices
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.priority import in_words
 from cotenant.core.model.refusal import gpus, plural
@@ -29,7 +29,7 @@ from cotenant.v1.job_pb2 import DEPENDENCY_CONDITION_AFTER, DEPENDENCY_CONDITION
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
 
 CORES_SHOWN_MAX = 12
-PRE_RUN = "the pre-run on one GPU"
+PRE_RUN = "pre-run on one GPU"
 AFTER_WORDS = {DEPENDENCY_CONDITION_AFTER: "after", DEPENDENCY_CONDITION_AFTER_OK: "after success of"}
 Pairs = Iterator[tuple[str, str]]
 
@@ -42,24 +42,22 @@ def register(app: typer.Typer) -> None:
 def show(
     context: typer.Context,
     job_id: options.JobId,
-    as_file: Annotated[
-        bool, typer.Option("--file", help="Print the job file that it could be submitted with.")
-    ] = False,
+    as_file: Annotated[bool, typer.Option("--file", help="Print a job file that submits the same job.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show all that is known of a job, or of an array.
+    """Show everything known about a job or an array.
 
     \b
     Examples:
       cotenant show ID
       cotenant show --file ID > again.yaml
     """
-    job, estimate, tasks = reach(Flags.of(context), lambda mesh: _asked(mesh, job_id))
+    job, estimate, tasks = with_mesh(Flags.of(context), lambda mesh: _read(mesh, job_id))
     if tasks:
         _show_array(job, tasks, as_file, as_json)
     elif as_file:
         if job.archived:
-            note("the archive has no environments: what the job had in its own is missing here")
+            note("archived jobs have no environment variables: `env` is missing in this file")
         print(write_jobs([spec_from_wire(job.spec)]), end="")
     elif as_json:
         views.print_json({**views.job_view(job, time.time()), "estimate": estimate})
@@ -67,20 +65,18 @@ def show(
         print_card([*_card(job, time.time()), *(estimate_card(estimate) if estimate else ())])
 
 
-async def _asked(mesh: Mesh, job_id: str) -> tuple[Job, views.View | None, list[Job]]:
-    """Read a job, and what the predictor says of it while it has not ended; or an array and its jobs."""
-    job = await find_thing(mesh, job_id)
+async def _read(mesh: Mesh, job_id: str) -> tuple[Job, views.View | None, list[Job]]:
+    """Return a job, its estimate unless it has ended, and no tasks; or an array, no estimate and its jobs."""
+    job = await find_job_or_array(mesh, job_id)
     if is_array(job) and job.archived:
-        hint = f"`cotenant history --id {job.id}` lists them where the archive is"
-        raise usage(
-            f"{job.id} was an array of {plural(job.spec.array_task.count, 'job')}, which are archived", hint=hint
-        )
+        hint = f"list them with `cotenant history --id {job.id}` on the queue's machine"
+        raise usage_error(f"array {job.id} is archived, with {plural(job.spec.array_task.count, 'job')}", hint=hint)
     if is_array(job):
         return await read_array(mesh, job.id), None, await read_tasks(mesh, job.id)
     if phase_of(job) in ENDED:
         return job, None, []
-    told: ExplainJobResponse = await mesh.jobs.ExplainJob(ExplainJobRequest(id=job.id))
-    return job, estimate_view(told.estimate) if told.HasField("estimate") else None, []
+    answer: ExplainJobResponse = await mesh.jobs.ExplainJob(ExplainJobRequest(id=job.id))
+    return job, estimate_view(answer.estimate) if answer.HasField("estimate") else None, []
 
 
 def _show_array(array: Job, tasks: list[Job], as_file: bool, as_json: bool) -> None:
@@ -91,7 +87,7 @@ def _show_array(array: Job, tasks: list[Job], as_file: bool, as_json: bool) -> N
         jobs = [views.job_view(job, now) for job in tasks]
         views.print_json({"id": array.id, "array": str(wanted), "phases": counts(array), "jobs": jobs})
     else:
-        print_card(_array_card(array, str(of_indices(wanted.indices))))
+        print_card(_array_card(array, str(from_indices(wanted.indices))))
 
 
 def _array_card(array: Job, indices: str) -> Pairs:
@@ -99,10 +95,10 @@ def _array_card(array: Job, indices: str) -> Pairs:
     yield "id", array.id
     yield "name", spec.name
     yield "array", f"{plural(spec.array_task.count, 'job')}: {indices}"
-    yield "at once", str(spec.array_task.running_max or "")
-    yield "jobs", array_standing(array)
+    yield "running at most", str(spec.array_task.running_max or "")
+    yield "jobs", array_summary(array)
     yield "tenant, queue", f"{spec.tenant}, {spec.queue}"
-    yield from _wishes(array)
+    yield from _spec_lines(array)
     yield "submitted", views.time_of(array, "create_time") or ""
     yield "submitted by", array.submitter
 
@@ -115,29 +111,29 @@ def _card(job: Job, now: float) -> Pairs:
     if view["reason"]:
         yield "waits for", f"{view['reason']['code']}: {view['reason']['detail']}"
         yield "remedy", view["reason"]["remedy"]
-    if told := view["array"]:
-        yield "array", f"{told['id']}, index {told['index']} of {told['count']} jobs"
-    yield "kept", "in the archive alone, without its environment" if view["archived"] else ""
+    if array := view["array"]:
+        yield "array", f"{array['id']}, index {array['index']} of {array['count']} jobs"
+    yield "archived", "yes, without its environment" if view["archived"] else ""
     yield "kind", view["kind"]
     yield "tenant, queue", f"{view['tenant']}, {view['queue']}"
-    yield from _wishes(job)
+    yield from _spec_lines(job)
     yield from _times(view)
-    yield from _service(view)
+    yield from _progress_lines(view)
     yield from _attempt(view)
 
 
-def _wishes(job: Job) -> Pairs:
-    """Tell what the user asked for."""
+def _spec_lines(job: Job) -> Pairs:
+    """Yield what the user requested."""
     spec = job.spec
     for role in spec.roles:
-        wants = role.resources
-        cores = plural(wants.cores, "core") if wants.HasField("cores") else "auto cores"
-        memory = f", {units.short_bytes(wants.memory_bytes)}" if wants.memory_bytes else ""
-        kind = f" {wants.gpu_type}" if wants.gpu_type else ""
+        requests = role.resources
+        cores = plural(requests.cores, "core") if requests.HasField("cores") else "auto cores"
+        memory = f", {units.short_bytes(requests.memory_bytes)}" if requests.memory_bytes else ""
+        kind = f" {requests.gpu_type}" if requests.gpu_type else ""
         count = (
             f"{role.replicas} (auto, {role.open.min} to {role.open.max})" if role.HasField("open") else role.replicas
         )
-        yield f"role {role.name}", f"{count} × ({gpus(wants.gpu_milli)}{kind}, {cores}{memory})"
+        yield f"role {role.name}", f"{count} × ({gpus(requests.gpu_milli)}{kind}, {cores}{memory})"
     yield "command", shlex.join(spec.command)
     yield "model", spec.model
     yield "priority", in_words(spec.priority) if spec.priority else ""
@@ -150,27 +146,27 @@ def _wishes(job: Job) -> Pairs:
     yield "working directory", spec.working_directory
     yield "submitted from", spec.submit_directory.path
     yield "progress rule", spec.progress.regex
-    yield "done", _goal(spec.loss_goal)
-    yield "promises", _promises(spec.qos)
+    yield "goal", _goal(spec.loss_goal)
+    yield "objectives", _objectives(spec.qos)
     if spec.HasField("pre_run"):
-        yield "pre-run", f"on one GPU first, for {units.write_seconds(seconds(spec.pre_run))} at most"
+        yield "pre-run", f"on one GPU first, at most {units.write_seconds(seconds(spec.pre_run))}"
 
 
 def _goal(goal: LossGoal) -> str:
-    parts = [f"at a loss of {goal.target:g}"] if goal.HasField("target") else []
+    parts = [f"a loss of {goal.target:g}"] if goal.HasField("target") else []
     if goal.fall_steps:
-        parts.append(f"when {goal.fall_steps} steps lower its loss by less than {goal.fall_min:g}")
+        parts.append(f"{goal.fall_steps} steps that lower the loss by less than {goal.fall_min:g}")
     return ", or ".join(parts)
 
 
-def _promises(qos: Qos) -> str:
+def _objectives(qos: Qos) -> str:
     parts = []
     if qos.rate_min_per_second:
-        parts.append(f"at least {qos.rate_min_per_second:g} steps a second")
+        parts.append(f"at least {qos.rate_min_per_second:g} steps per second")
     if qos.latency_seconds:
-        parts.append(f"{units.write_seconds(qos.latency_seconds)} at percentile {qos.latency_percentile:g}")
+        parts.append(f"latency {units.write_seconds(qos.latency_seconds)} at percentile {qos.latency_percentile:g}")
     if qos.arrivals_per_second:
-        parts.append(f"at {qos.arrivals_per_second:g} requests a second")
+        parts.append(f"at {qos.arrivals_per_second:g} requests per second")
     return ", ".join(parts)
 
 
@@ -183,31 +179,33 @@ def _times(view: views.View) -> Pairs:
     yield "ended", view["end_time"] or ""
 
 
-def _service(view: views.View) -> Pairs:
-    """Tell how far the job has come, and at what cost."""
-    yield "held back", views.throttle_of(view)
-    told = view["progress"]
-    if told and (told["step"] or told["rate_per_second"] or told["loss"] is not None or not told["throttle"]):
-        of = f" of {told['steps']}" if told["steps"] else ""
-        loss = "" if told["loss"] is None else f", loss {told['loss']:g}"
-        yield "progress", f"step {told['step']}{of}, {told['rate_per_second']:g} a second{loss}"
+def _progress_lines(view: views.View) -> Pairs:
+    """Yield the progress of a job, and what it has consumed."""
+    yield "throttled", views.throttle_of(view)
+    progress = view["progress"]
+    if progress and (
+        progress["step"] or progress["rate_per_second"] or progress["loss"] is not None or not progress["throttle"]
+    ):
+        of = f" of {progress['steps']}" if progress["steps"] else ""
+        loss = "" if progress["loss"] is None else f", loss {progress['loss']:g}"
+        yield "progress", f"step {progress['step']}{of}, {progress['rate_per_second']:g} per second{loss}"
     yield "GPU-hours", f"{view['attained_gpu_seconds'] / 3600:.3g}" if view["attained_gpu_seconds"] else ""
-    yield "failures", f"{view['failures']} of at most {view['retries']} retried" if view["failures"] else ""
-    yield "not launched", f"{view['launch_failures']} times, at no cost to it" if view["launch_failures"] else ""
+    yield "failures", f"{view['failures']} (at most {view['retries']} are retried)" if view["failures"] else ""
+    yield "launch failures", f"{view['launch_failures']} (not counted as failures)" if view["launch_failures"] else ""
     yield "preemptions", str(view["preemptions"] or "")
     yield "migrations", str(view["migrations"] or "")
     for one in view["avoided_nodes"]:
-        yield "keeps away from", f"{one['node']} until {one['until']}: {one['reason']}"
+        yield "avoids node", f"{one['node']} until {one['until']}: {one['reason']}"
 
 
 def _attempt(view: views.View) -> Pairs:
-    """Tell of the last attempt, and what it holds or held."""
+    """Yield the attempts, and what the last one holds or held."""
     for past in view["past_attempts"]:
         words = [
             past["state"],
             PRE_RUN * past["pre_run"],
             past["message"],
-            exit_words(past["exit"]) if past["exit"] else "",
+            exit_line(past["exit"]) if past["exit"] else "",
         ]
         yield f"attempt {past['number']}", "; ".join(word for word in words if word)
     attempt = view["attempt"]
@@ -219,21 +217,21 @@ def _attempt(view: views.View) -> Pairs:
     if failure := attempt["failure"]:
         yield "failure", ": ".join(filter(None, (f"{failure['class']} ({failure['blame']})", failure["evidence"])))
     if attempt["exit"]:
-        yield "exit", exit_words(attempt["exit"])
+        yield "exit", exit_line(attempt["exit"])
     for allocation in attempt["allocations"]:
         for task in allocation["tasks"]:
-            yield f"rank {task['rank']}", f"{allocation['node']}: {held(task)}"
+            yield f"rank {task['rank']}", f"{allocation['node']}: {held_resources(task)}"
 
 
-def held(task: views.View) -> str:
-    """Write what a task holds, its cores as ranges, and what becomes of them.
+def held_resources(task: views.View) -> str:
+    """Return the resources that a task holds, cores as ranges, with a resize in progress.
 
     >>> task = {"cores": [0, 1, 2, 5], "gpus": [{"uuid": "GPU-1", "share": 0.5}], "reclaimable": False}
-    >>> held(task | {"lent_cores": 1, "target_cores": 3})
-    'cores 0-2,5 (1 of them lent), being changed to 3 cores; 0.5 of GPU-1'
+    >>> held_resources(task | {"lent_cores": 1, "target_cores": 3})
+    'cores 0-2,5 (1 lent), resizing to 3 cores; 0.5 of GPU-1'
     """
-    lent = f" ({task['lent_cores']} of them lent)" if task["lent_cores"] else ""
-    change = f", being changed to {plural(task['target_cores'], 'core')}" if task["target_cores"] else ""
+    lent = f" ({task['lent_cores']} lent)" if task["lent_cores"] else ""
+    change = f", resizing to {plural(task['target_cores'], 'core')}" if task["target_cores"] else ""
     parts = [f"cores {ranges(task['cores'])}{lent}{change}"] if task["cores"] else []
     parts += [
         f"{share['share']:g} of {share['uuid']}" if share["share"] != 1 else share["uuid"] for share in task["gpus"]
@@ -242,7 +240,7 @@ def held(task: views.View) -> str:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Write numbers as the kernel writes cpusets.
+    """Return numbers in the kernel's cpuset notation.
 
     >>> ranges([0, 1, 2, 5, 7, 8])
     '0-2,5,7-8'

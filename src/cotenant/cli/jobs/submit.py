@@ -1,4 +1,4 @@
-"""`cotenant submit`: jobs from files or from options, and waiting for their end."""
+"""`cotenant submit`: submit jobs from files or options, and optionally wait for them."""
 
 from __future__ import annotations
 
@@ -13,59 +13,67 @@ import grpc.aio
 import typer
 
 from cotenant.cli import options, views
-from cotenant.cli.connection import Mesh, away, exit_code, reach, told
+from cotenant.cli.connection import Mesh, command_error, exit_code, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.array_view import as_array, is_array, read_tasks
-from cotenant.cli.jobs.follow import Output, Teller, ended, ending, follow, is_gang, try_to_copy
+from cotenant.cli.jobs.array_view import is_array, read_tasks, to_array
+from cotenant.cli.jobs.follow import (
+    Output,
+    PhasePrinter,
+    follow,
+    is_gang,
+    outcome_line,
+    try_copy_output,
+    watch_until_ended,
+)
 from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake
-from cotenant.cli.jobs.job_options import TailCommand, read_drafts, takes_job
+from cotenant.cli.jobs.job_options import TailCommand, read_drafts, with_job_options
 from cotenant.cli.jobs.submit_directory import current_directory
-from cotenant.cli.jobs.submit_order import Step, arrange
-from cotenant.cli.name_lookup import find_thing, phase_of
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage
-from cotenant.cli.source_positions import Fields
+from cotenant.cli.jobs.submit_order import Step, order_steps
+from cotenant.cli.name_lookup import find_job_or_array, phase_of
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
+from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import CreateJobRequest, ReadLogsRequest
 
-REQUEST_ID_LENGTH_MAX = 120  # leaves room for a number behind it
+REQUEST_ID_LENGTH_MAX = 120  # leaves room for a suffix
 FAILED_SHOWN_MAX = 20
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("submit", cls=TailCommand)(takes_job(submit))
+    app.command("submit", cls=TailCommand)(with_job_options(submit))
 
 
 def submit(
     context: typer.Context,
-    job: Fields,
+    job: MapNode,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Job files; - is stdin.", show_default=False)
     ] = None,
-    example: Annotated[bool, typer.Option("--example", help="Print a job file with comments, and stop.")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Print a commented job file and exit.")] = False,
     empty_workdir: Annotated[
-        bool, typer.Option("--empty-workdir", help="Start in an empty folder, not in the current one.")
+        bool, typer.Option("--empty-workdir", help="Start in an empty folder instead of the current one.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say whether the jobs would be taken.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether the jobs are valid.")] = False,
     request_id: Annotated[
-        str, typer.Option(metavar="TEXT", help="A repeat with the same text submits nothing twice.")
+        str, typer.Option(metavar="KEY", help="Idempotency key: a retry with the same key creates no second job.")
     ] = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end, print the output; exit 0 where the jobs succeeded.")
+        bool, typer.Option("--wait", help="Wait for the jobs and print their output; exit 0 if all succeed.")
     ] = False,
-    following: Annotated[bool, typer.Option("--follow", "-f", help="As --wait, and print output as it comes.")] = False,
+    following: Annotated[bool, typer.Option("--follow", "-f", help="Like --wait, but stream the output.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Submit jobs from files, or one from options; print their ids.
+    """Submit jobs from files, or one job from options, and print their ids.
 
     A job starts in the current folder, with your PATH and virtual environment, on every node that has
     this folder: on this machine, or through a shared file system. On other nodes it starts in an empty
     folder. --workdir names another one.
 
-    Options go over each job of the files. All jobs are checked before the first one is submitted. --array makes many
-    jobs of one; --after and --after-ok let it wait for others.
+    Options override the fields of each job in the files. All jobs are validated before the first is submitted. --array
+    runs a job once per index; --after and --after-ok make it wait for other jobs.
 
     \b
     Examples:
@@ -80,39 +88,41 @@ def submit(
         print(example_text(), end="")
         return
     if len(request_id) > REQUEST_ID_LENGTH_MAX:
-        raise usage(f"--request-id: at most {REQUEST_ID_LENGTH_MAX} characters are taken, not {len(request_id)}")
+        raise usage_error(f"--request-id must have at most {REQUEST_ID_LENGTH_MAX} characters, not {len(request_id)}")
     folder = None if empty_workdir else current_directory(os.environ)
     drafts = [draft.submitted_from(folder) for draft in read_drafts(files or [], job, time.time())]
-    steps = arrange(drafts)
+    steps = order_steps(drafts)
     if following and (len(steps) > 1 or steps[0].draft.spec.array):
-        raise usage("--follow prints the output of one job", hint="--wait prints that of several, each at its end")
-    taken: list[Job] = []
+        raise usage_error(
+            "--follow takes one job", hint="use --wait for several jobs; it prints each output at the end"
+        )
+    accepted: list[Job] = []
     try:
-        reach(Flags.of(context), lambda mesh: _submit(mesh, steps, request_id, dry_run, taken))
+        with_mesh(Flags.of(context), lambda mesh: _submit(mesh, steps, request_id, dry_run, accepted))
         if wait or following:
-            taken[:] = reach(Flags.of(context), lambda mesh: _wait(mesh, taken, following, quiet=as_json))
+            accepted[:] = with_mesh(Flags.of(context), lambda mesh: _wait(mesh, accepted, following, quiet=as_json))
     except KeyboardInterrupt:
-        _still_there(taken, dry_run, "no longer waiting")
+        _note_jobs_continue(accepted, dry_run, "no longer waiting")
         raise
     except CommandError as error:
         if error.code == ExitCode.UNREACHABLE:
-            _still_there(taken, dry_run, "no longer waiting: the mesh is away")
+            _note_jobs_continue(accepted, dry_run, "no longer waiting: the mesh is unreachable")
         raise
-    _print(taken, as_json, dry_run, waited=wait or following)
+    _print(accepted, as_json, dry_run, waited=wait or following)
 
 
 def example_text() -> str:
-    """Read the job file that shows every field."""
+    """Return a job file with every field, commented."""
     return resources("cotenant.cli.jobs").joinpath("example.yaml").read_text(encoding="utf-8")
 
 
-async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: bool, taken: list[Job]) -> None:
-    """Check all jobs where there are several, then submit one after the other; `taken` has them as they were read."""
-    steps = await found(mesh, steps)
+async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: bool, accepted: list[Job]) -> None:
+    """Submit the jobs one by one, and collect them in `accepted` in file order; several are all checked first."""
+    steps = await resolve_ids(mesh, steps)
     if dry_run or len(steps) > 1:
         checked = await _check(mesh, steps)
         if dry_run:
-            taken += checked
+            accepted += checked
             return
     made: dict[int, Job] = {}
     for step in steps:
@@ -121,18 +131,18 @@ async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: b
         try:
             answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=step.draft.to_wire(spec), request_id=own_id))
         except grpc.aio.AioRpcError as error:
-            if taken:
-                note(f"submitted before that: {' '.join(job.id for job in taken)}")
-            raise refused([(step.draft, from_error(error))]) from error
-        made[step.number] = as_array(answer.job) if step.draft.spec.array else answer.job
-        taken[:] = [made[number] for number in sorted(made)]
+            if accepted:
+                note(f"already submitted: {' '.join(job.id for job in accepted)}")
+            raise rejection([(step.draft, from_error(error))]) from error
+        made[step.number] = to_array(answer.job) if step.draft.spec.array else answer.job
+        accepted[:] = [made[number] for number in sorted(made)]
 
 
-async def found(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
-    """Put ids for what users write of them: the beginning or the end is enough.
+async def resolve_ids(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
+    """Return steps with dependencies resolved to full ids; users may write a prefix or a suffix.
 
     Raises:
-        BadJobs: naming all that is waited for but is not there.
+        BadJobs: names every dependency that was not found.
     """
     ids: dict[str, str] = {}
     mistakes: list[Mistake] = []
@@ -140,7 +150,7 @@ async def found(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         for place, text in step.others():
             try:
-                ids[text] = ids.get(text) or (await find_thing(mesh, text)).id
+                ids[text] = ids.get(text) or (await find_job_or_array(mesh, text)).id
             except CommandError as error:
                 hint = f"; {error.hint}" if error.hint else ""
                 mistakes.append(step.draft.mistake(f"spec.dependencies[{place}].id", f"{error.message}{hint}"))
@@ -151,10 +161,10 @@ async def found(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
 
 
 async def _check(mesh: Mesh, steps: Sequence[Step]) -> list[Job]:
-    """Ask whether each job would be taken.
+    """Validate each job on the server without submitting it.
 
     Raises:
-        CommandError: naming every job that would not.
+        CommandError: names every invalid job.
     """
     jobs: list[Job] = []
     problems: list[tuple[Draft, Problem]] = []
@@ -163,18 +173,18 @@ async def _check(mesh: Mesh, steps: Sequence[Step]) -> list[Job]:
             spec = step.draft.to_wire(step.spec({}))
             answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec, validate_only=True))
         except grpc.aio.AioRpcError as error:
-            if away(error.code()):
+            if is_unreachable(error.code()):
                 raise
             problems.append((step.draft, from_error(error)))
         else:
             jobs.append(answer.job)
     if problems:
-        raise refused(problems)
+        raise rejection(problems)
     return jobs
 
 
-def refused(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
-    """Tell why jobs are refused, pointing at their fields."""
+def rejection(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
+    """Return an error that explains why jobs are rejected, with the positions of their fields."""
     mistakes = [
         draft.mistake(violation.field, violation.description)
         for draft, problem in problems
@@ -183,35 +193,37 @@ def refused(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
     if mistakes and all(problem.violations for _, problem in problems):
         return BadJobs("the submission", sorted(mistakes, key=lambda mistake: mistake.place))
     if len(problems) == 1:
-        return told(problems[0][1])
-    plain = [f"{draft.place}: {told(problem).message}" for draft, problem in problems if not problem.violations]
+        return command_error(problems[0][1])
+    plain = [
+        f"{draft.place}: {command_error(problem).message}" for draft, problem in problems if not problem.violations
+    ]
     worst = max(exit_code(problem.code) for _, problem in problems)
-    return CommandError(f"{len(problems)} jobs are refused", details=[*map(str, mistakes), *plain], code=worst)
+    return CommandError(f"{len(problems)} jobs were rejected", details=[*map(str, mistakes), *plain], code=worst)
 
 
 async def _wait(mesh: Mesh, jobs: Sequence[Job], following: bool, quiet: bool) -> list[Job]:
-    """Wait until all jobs have ended, telling how they stand, and print their output unless `quiet`."""
-    teller = Teller()
+    """Wait until all jobs have ended, print each new phase, and print their output unless `quiet`."""
+    on_change = PhasePrinter()
     for job in jobs:
         note(f"submitted {job.id} {job.spec.name}".rstrip())
     if following and not quiet:
         [job] = jobs
         output = Output(sys.stdout.buffer, marked=is_gang(job))
-        return [await follow(mesh, job.id, ReadLogsRequest(id=job.id), output, teller)]
+        return [await follow(mesh, job.id, ReadLogsRequest(id=job.id), output, on_change)]
     last = {one.id: one for job in jobs for one in (await read_tasks(mesh, job.id) if is_array(job) else [job])}
-    async for job in ended(mesh, list(last), teller):
+    async for job in watch_until_ended(mesh, list(last), on_change):
         last[job.id] = job
         if not quiet and job.HasField("attempt"):
-            await try_to_copy(mesh, ReadLogsRequest(id=job.id), Output(sys.stdout.buffer, marked=is_gang(job)))
+            await try_copy_output(mesh, ReadLogsRequest(id=job.id), Output(sys.stdout.buffer, marked=is_gang(job)))
     return list(last.values())
 
 
-def _still_there(taken: Sequence[Job], dry_run: bool, why: str) -> None:
-    """Say that the end of waiting is not the end of the jobs."""
-    if taken and not dry_run:
-        ids = " ".join(job.id for job in taken)
-        note(f"{why}; {'the jobs run' if len(taken) > 1 else 'the job runs'} on")
-        note(f"to end {'them' if len(taken) > 1 else 'it'}: cotenant cancel {ids}")
+def _note_jobs_continue(accepted: Sequence[Job], dry_run: bool, why: str) -> None:
+    """Print a note that the jobs continue although the command stops waiting."""
+    if accepted and not dry_run:
+        ids = " ".join(job.id for job in accepted)
+        note(f"{why}; {'the jobs continue' if len(accepted) > 1 else 'the job continues'}")
+        note(f"cancel {'them' if len(accepted) > 1 else 'it'} with: cotenant cancel {ids}")
 
 
 def _print(jobs: Sequence[Job], as_json: bool, dry_run: bool, waited: bool) -> None:
@@ -219,7 +231,7 @@ def _print(jobs: Sequence[Job], as_json: bool, dry_run: bool, waited: bool) -> N
         now = time.time()
         views.print_json([views.job_view(job, now) for job in jobs])
     elif dry_run:
-        print("the job would be taken" if len(jobs) == 1 else f"all {len(jobs)} jobs would be taken")
+        print("the job is valid" if len(jobs) == 1 else f"all {len(jobs)} jobs are valid")
     elif not waited:
         for job in jobs:
             print(job.id)
@@ -233,8 +245,8 @@ def _print(jobs: Sequence[Job], as_json: bool, dry_run: bool, waited: bool) -> N
 
 def _failure(failed: Sequence[Job]) -> CommandError:
     if len(failed) == 1:
-        return CommandError(f"{failed[0].id} {ending(failed[0])}", code=ExitCode.FAILED)
-    lines = [f"{job.id} {ending(job)}" for job in failed[:FAILED_SHOWN_MAX]]
+        return CommandError(f"{failed[0].id} {outcome_line(failed[0])}", code=ExitCode.FAILED)
+    lines = [f"{job.id} {outcome_line(job)}" for job in failed[:FAILED_SHOWN_MAX]]
     if len(failed) > FAILED_SHOWN_MAX:
         lines.append(f"and {len(failed) - FAILED_SHOWN_MAX:,} more")
     return CommandError(f"{len(failed)} jobs did not succeed", details=lines, code=ExitCode.FAILED)

@@ -1,4 +1,4 @@
-"""`cotenant whatif`: what would become of jobs if they were submitted now."""
+"""`cotenant whatif`: what would happen to jobs if they were submitted now."""
 
 from __future__ import annotations
 
@@ -11,73 +11,75 @@ import grpc.aio
 import typer
 
 from cotenant.cli import options, views
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.explain import ahead_card
+from cotenant.cli.jobs.explain import ahead_lines
 from cotenant.cli.jobs.job_file import Draft
-from cotenant.cli.jobs.job_options import TailCommand, read_questions, takes_job
-from cotenant.cli.jobs.show import held
-from cotenant.cli.jobs.submit import found, refused
-from cotenant.cli.jobs.submit_order import arrange
+from cotenant.cli.jobs.job_options import TailCommand, read_whatif_drafts, with_job_options
+from cotenant.cli.jobs.show import held_resources
+from cotenant.cli.jobs.submit import rejection, resolve_ids
+from cotenant.cli.jobs.submit_order import order_steps
 from cotenant.cli.render import print_card
-from cotenant.cli.source_positions import Fields
+from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
 from cotenant.v1.job_service_pb2 import CreateJobRequest, SimulateJobRequest, SimulateJobResponse
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("whatif", cls=TailCommand)(takes_job(whatif))
+    app.command("whatif", cls=TailCommand)(with_job_options(whatif))
 
 
 def whatif(
     context: typer.Context,
-    job: Fields,
+    job: MapNode,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Job files; - is stdin.", show_default=False)
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Tell what would happen to jobs now, all of them together, without submitting them.
+    """Show what would happen to jobs if they were submitted now; nothing is changed.
 
-    Whether they start at once and where, or why they would wait and until about when; when they will have finished;
-    and whom they would stop or delay. Nothing is changed by it. Several jobs, of one file or of several, are taken as
-    submitted together, in this order.
+    Shows whether and where they would start at once, or why and until about when they would wait; when they would
+    finish; and which jobs they would preempt or delay. Several jobs, from one or more files, are treated as submitted
+    together in this order.
 
     \b
     Examples:
       cotenant whatif job.yaml
       cotenant whatif --gpus 8 --locality server -- python3 train.py
     """
-    drafts = read_questions(files or [], job, time.time())
-    answers = reach(Flags.of(context), lambda mesh: _simulated(mesh, drafts))
+    drafts = read_whatif_drafts(files or [], job, time.time())
+    answers = with_mesh(Flags.of(context), lambda mesh: _simulated(mesh, drafts))
     if as_json:
         views.print_json([_view(draft, answer) for draft, answer in zip(drafts, answers, strict=True)])
         return
     alone = len(drafts) == 1
     for draft, answer in zip(drafts, answers, strict=True):
-        print_card([*_card(_view(draft, answer), answer), *(_to_others(answer) if alone else ()), *_places(answer)])
+        print_card(
+            [*_card(_view(draft, answer), answer), *(_effects_on_others(answer) if alone else ()), *_places(answer)]
+        )
         if not alone:
             print()
     if not alone:
-        print_card(_to_others(answers[0]))
+        print_card(_effects_on_others(answers[0]))
 
 
 async def _simulated(mesh: Mesh, drafts: list[Draft]) -> list[SimulateJobResponse]:
-    """Ask about all jobs together; of those that they would wait for, only such as are there already count."""
-    steps = sorted(await found(mesh, arrange(drafts)), key=lambda step: step.number)
+    """Return the answers for all jobs, simulated together; only dependencies on existing jobs count."""
+    steps = sorted(await resolve_ids(mesh, order_steps(drafts)), key=lambda step: step.number)
     drafts = [replace(step.draft, spec=step.spec({})) for step in steps]
     first, *more = (draft.to_wire(draft.spec) for draft in drafts)
     try:
         answer: Any = await mesh.jobs.SimulateJob(SimulateJobRequest(spec=first, more=more))
     except grpc.aio.AioRpcError as error:
         problems = [problem async for problem in _problems(mesh, drafts)] if more else []
-        raise refused(problems or [(drafts[0], from_error(error))]) from error
+        raise rejection(problems or [(drafts[0], from_error(error))]) from error
     return [answer, *answer.more]
 
 
 async def _problems(mesh: Mesh, drafts: list[Draft]) -> AsyncIterator[tuple[Draft, Problem]]:
-    """Find out which of several jobs would be refused."""
+    """Yield the jobs that would be rejected, with the reasons."""
     for draft in drafts:
         try:
             await mesh.jobs.CreateJob(CreateJobRequest(spec=draft.to_wire(draft.spec), validate_only=True))
@@ -108,18 +110,18 @@ def _card(view: views.View, answer: SimulateJobResponse) -> Iterator[tuple[str, 
     if view["reason"]:
         yield "would wait for", f"{view['reason']['code']}: {view['reason']['detail']}"
         yield "remedy", view["reason"]["remedy"]
-    yield from ahead_card("waits for end", answer.ending, answer.forecast.ending_count)
+    yield from ahead_lines("waits for end of", answer.ending, answer.forecast.ending_count)
     if view["position"]:
         yield "position", str(view["position"])
 
 
-def _to_others(answer: SimulateJobResponse) -> Iterator[tuple[str, str]]:
-    """What all of them together would do to others."""
+def _effects_on_others(answer: SimulateJobResponse) -> Iterator[tuple[str, str]]:
+    """Yield the effects of all jobs together on other jobs."""
     yield "would preempt", ", ".join(answer.preempted_job_ids)
-    yield from ahead_card("would delay", answer.delayed, answer.delayed_count)
+    yield from ahead_lines("would delay", answer.delayed, answer.delayed_count)
 
 
 def _places(answer: SimulateJobResponse) -> Iterator[tuple[str, str]]:
     for allocation in map(views.allocation_view, answer.allocations):
         for task in allocation["tasks"]:
-            yield f"rank {task['rank']}", f"{allocation['node']}: {held(task)}"
+            yield f"rank {task['rank']}", f"{allocation['node']}: {held_resources(task)}"

@@ -1,1 +1,1 @@
-"""Commands about the mesh: run it, secure it, look at it, back it up."""
+"""Commands for the mesh: run it, secure it, inspect it, back it up."""

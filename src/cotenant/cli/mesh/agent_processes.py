@@ -1,11 +1,11 @@
 """The agents of `cotenant up`: one process per node, started and supervised here.
 
-An agent is a process of its own so that the control plane's file descriptors, memory and crashes are not the agent's: a
-flood of connections that takes the last descriptor of the services leaves the agent able to launch, to stop and to
-report. There is one per node, not one per machine, as where `cotenant serve agent` runs: what holds there holds here.
+Agents are separate processes so that they do not share the control plane's file descriptors, memory and crashes: a
+flood of connections that exhausts the services' descriptors leaves agents able to launch, stop and report. There is one
+process per node, not per machine, so that agents behave the same as under `cotenant serve agent`.
 
-A process that ends by itself is started again, after a wait that doubles while it keeps ending. Processes are started
-before the services are imported, and get their settings once these serve: they import meanwhile.
+A process that exits by itself is restarted with exponential backoff. Processes are started before the services are
+imported, and receive their settings once the services run: both import in parallel.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 log = telemetry.logger()
 
 RESTART_SECONDS_FIRST, RESTART_SECONDS_MAX = 0.5, 30.0
-STEADY_SECONDS = 60.0  # after which an end is not taken as one in a row
-STARTS_MAX = 3  # in a row, without ever having been ready: then something is wrong that another start does not mend
-END_SECONDS_MAX = 10.0  # then it is killed, which does no harm to jobs
-ANSWERS = frozenset({"ready", "error"})  # one of these is in each answer of an agent
+STEADY_SECONDS = 60.0  # a process that ran this long resets the backoff
+STARTS_MAX = 3  # in a row without ever being ready: further restarts would not help
+END_SECONDS_MAX = 10.0  # then it is killed, which does not affect jobs
+ANSWERS = frozenset({"ready", "error"})  # each answer of an agent has one of these keys
 SHOWN_BYTES_MAX = 200
 NOT_INHERITED = ("NOTIFY_SOCKET",)  # systemd waits for `up`
 
 
 class AgentFailed(Exception):
-    """An agent cannot run; the message says why. `bad_settings`: it was told something that cannot be."""
+    """An agent cannot run; the message says why. `bad_settings`: its settings are invalid."""
 
     def __init__(self, message: str, *, bad_settings: bool = False) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class AgentFailed(Exception):
 
 
 class AgentProcess:
-    """One process, which waits for its settings."""
+    """An agent process, waiting for its settings."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -57,25 +57,25 @@ class AgentProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={name: value for name, value in os.environ.items() if name not in NOT_INHERITED},
-            start_new_session=True,  # Ctrl-C is for `up`, which ends its agents in order
+            start_new_session=True,  # Ctrl-C reaches only `up`, which stops its agents in order
         )
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
-    def tell(self, line: bytes) -> None:
-        """Write its settings. One that has ended already is found by `answer`."""
+    def send(self, line: bytes) -> None:
+        """Send the settings to the process. If it has already exited, `answer` notices."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
     async def answer(self) -> dict[str, Any]:
-        """Return what it says once: that it is ready, or why it cannot be; nothing where it ended without a word.
+        """Return its answer, ready or an error; empty if it exited without answering.
 
-        Other lines are skipped: a library that the agent loads may print to the same pipe.
+        Other lines are skipped: a library loaded by the agent may print to the same pipe.
         """
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -96,7 +96,7 @@ class AgentProcess:
             transport.close()
 
     async def wait(self) -> int:
-        """Wait for its end, and return the exit code; of one that was killed the negative number of the signal."""
+        """Wait until the process exits and return its exit code, or the negated signal number if it was killed."""
         if (code := self._process.poll()) is not None:
             return code
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -109,15 +109,15 @@ class AgentProcess:
             os.close(pidfd)
         return self._process.wait()
 
-    def leave(self) -> None:
-        """Close its stdin: it ends in order."""
+    def close_input(self) -> None:
+        """Close its stdin, which makes it shut down in order."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     async def end(self) -> None:
-        """Have it end, and wait for that."""
-        self.leave()
+        """Shut the process down and wait for its exit; kill it if it takes too long."""
+        self.close_input()
         try:
             async with asyncio.timeout(END_SECONDS_MAX):
                 await self.wait()
@@ -128,7 +128,7 @@ class AgentProcess:
 
 
 def _answer_in(line: bytes) -> dict[str, Any]:
-    """Return the answer in a line of an agent's output; nothing where it is not one."""
+    """Return the answer in a line of an agent's output; empty if the line is not an answer."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -137,23 +137,23 @@ def _answer_in(line: bytes) -> dict[str, Any]:
 
 
 class AgentProcesses:
-    """The processes of all nodes of this machine."""
+    """The agent processes of all nodes on this machine."""
 
     def __init__(self, node_ids: Sequence[str] = ()) -> None:
-        """Start a process for each of these nodes at once; `start` gives them their settings."""
+        """Start a process for each of these nodes now; `start` sends them their settings."""
         self._waiting = {node_id: AgentProcess(node_id) for node_id in node_ids}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, AgentProcess] = {}
         self._rng = Random()
 
     def start(self, configs: Sequence[AgentConfig], tls: TlsFiles | None) -> None:
-        """Run an agent with each of these settings, until `close`."""
+        """Run an agent with each of these settings until `close`."""
         for config in configs:
             keeper = asyncio.create_task(self._keep(config, tls), name=f"agent {config.node_id}")
             self._keepers[config.node_id] = keeper
 
     async def failed(self, seconds: float) -> None:
-        """Wait for so long.
+        """Wait for this long, or until an agent fails.
 
         Raises:
             AgentFailed: an agent cannot run.
@@ -169,7 +169,7 @@ class AgentProcesses:
         """Keep an agent running until cancelled.
 
         Raises:
-            AgentFailed: it was never ready, and says why it cannot be, or has ended several times.
+            AgentFailed: it reported an error before ever being ready, or exited several times.
         """
         from cotenant.node_agent.__main__ import ChildSettings
         from cotenant.node_agent.backoff import Backoff
@@ -181,13 +181,13 @@ class AgentProcesses:
             process = self._waiting.pop(config.node_id, None) or AgentProcess(config.node_id)
             self._running[config.node_id] = process
             starts += 1
-            process.tell(line)
+            process.send(line)
             answer = await process.answer()
             was_ready = was_ready or "ready" in answer
             if "error" in answer and not was_ready:
                 raise AgentFailed(str(answer["error"]), bad_settings=bool(answer.get("bad_settings")))
             code = await process.wait()
-            ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            ended = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             if not was_ready and starts >= STARTS_MAX:
                 raise AgentFailed(f"the agent of {config.node_id} {ended} {starts} times before it was ready")
             if time.monotonic() - process.began > STEADY_SECONDS:
@@ -203,7 +203,7 @@ class AgentProcesses:
             await asyncio.sleep(wait_seconds)
 
     async def close(self) -> None:
-        """End all of them; jobs run on."""
+        """Shut all agents down; jobs keep running."""
         for keeper in self._keepers.values():
             keeper.cancel()
         await asyncio.gather(*self._keepers.values(), return_exceptions=True)

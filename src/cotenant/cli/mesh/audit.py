@@ -1,4 +1,4 @@
-"""`cotenant audit`: who did what, from the audit logs of this state directory."""
+"""`cotenant audit`: the audit log of this state directory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli import options, units
-from cotenant.cli.mesh.up import state_dir_of
-from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.cli.render import Column, print_table
 
-AUDIT_FILE = "audit.jsonl"  # as cotenant.security.audit names it, which loads grpc
+AUDIT_FILE = "audit.jsonl"  # the name in cotenant.security.audit, whose import would load grpc
 LINES_DEFAULT = 50
 COLUMNS = (
     Column("TIME"),
-    Column("WHO", elastic=True),
-    Column("WHAT"),
-    Column("ON", elastic=True),
+    Column("CALLER", elastic=True),
+    Column("METHOD"),
+    Column("TARGET", elastic=True),
     Column("FROM", elastic=True),
-    Column("ANSWER"),
+    Column("RESULT"),
 )
 
 
@@ -38,31 +38,31 @@ def register(app: typer.Typer) -> None:
 
 def audit(
     context: typer.Context,
-    who: Annotated[str, typer.Option(metavar="NAME", help="Only what this caller did.")] = "",
-    what: Annotated[str, typer.Option(metavar="METHOD", help="Only this method, such as CancelJob.")] = "",
-    on: Annotated[str, typer.Option(metavar="ID", help="Only what was done to this job, node or tenant.")] = "",
-    since: Annotated[str, typer.Option(metavar="TIME", help="Only of the last so long, such as 2h.")] = "",
-    refused: Annotated[bool, typer.Option("--refused", help="Only what was not done.")] = False,
-    last: Annotated[int, typer.Option(metavar="N", min=0, help="The last so many lines; 0: all.")] = LINES_DEFAULT,
-    file: Annotated[str, typer.Option(metavar="FILE", help="Another file than the state directory's.")] = "",
+    who: Annotated[str, typer.Option(metavar="NAME", help="Only calls by this caller.")] = "",
+    what: Annotated[str, typer.Option(metavar="METHOD", help="Only calls of this method, such as CancelJob.")] = "",
+    on: Annotated[str, typer.Option(metavar="ID", help="Only calls on this job, node or tenant.")] = "",
+    since: Annotated[str, typer.Option(metavar="TIME", help="Only calls of the last TIME, such as 2h.")] = "",
+    refused: Annotated[bool, typer.Option("--refused", help="Only refused or failed calls.")] = False,
+    last: Annotated[int, typer.Option(metavar="N", min=0, help="Show the last N calls; 0: all.")] = LINES_DEFAULT,
+    file: Annotated[str, typer.Option(metavar="FILE", help="Audit log; default: the one in the state directory.")] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Show who did what, on what, from where, and what was answered.
+    """Show the audit log: caller, method, target, origin and result of each call.
 
-    Reads the file that the servers of this state directory append to, which its owner alone can read, and those that
-    were moved to `….1` and so on before it. A call that one replica passed on to another is shown once where both
-    append to it; with --json all lines are shown as they are.
+    Reads the file to which the servers of this state directory append, readable only by its owner, and its rotated
+    files `….1` and so on. A call forwarded from one replica to another appears once if both append to the same file;
+    --json shows all lines as they are.
 
     \b
     Examples:
       cotenant audit --since 1d --who eve
       cotenant audit --refused --json
     """
-    path = Path(file) if file else state_dir_of(context) / AUDIT_FILE
+    path = Path(file) if file else resolve_state_dir(context) / AUDIT_FILE
     try:
         after = time.time() - units.parse_seconds(since) if since else 0.0
     except ValueError as error:
-        raise usage(f"--since {error}") from None
+        raise usage_error(f"--since {error}") from None
     found = (
         line
         for line in chain.from_iterable(map(_lines, _files(path)))
@@ -88,11 +88,11 @@ def audit(
         )
         for line in kept
     ]
-    print_table(COLUMNS, rows, "nothing of that kind was written down")
+    print_table(COLUMNS, rows, "no matching calls")
 
 
 def _calls(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Make one of the lines of a call that a replica passed on: what its leader wrote, with where the call came from.
+    """Return lines with those of a forwarded call merged: what the leader wrote, with the call's origin.
 
     >>> served, passed = {"call": "1", "answer": "OK", "from": "b"}, {"call": "1", "forwarded": "l", "from": "a"}
     >>> _calls([served, passed])
@@ -112,7 +112,7 @@ def _call(line: Mapping[str, Any]) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """A log's files, the oldest first."""
+    """Return a log's files, oldest first."""
     numbers = sorted(
         (int(tail), one)
         for one in path.parent.glob(f"{glob.escape(path.name)}.*")
@@ -122,7 +122,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Read the log; a line that was cut, as by a full disk, is passed over."""
+    """Yield the lines of a log; truncated lines, as after a full disk, are skipped."""
     try:
         with path.open(errors="replace") as file:
             for text in file:
@@ -133,7 +133,9 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
                 if isinstance(line, dict):
                     yield line
     except FileNotFoundError:
-        raise CommandError(f"there is no audit log {path}", hint="--state-dir names the servers' directory") from None
+        raise CommandError(
+            f"audit log {path} not found", hint="set --state-dir to the servers' state directory"
+        ) from None
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from None
 

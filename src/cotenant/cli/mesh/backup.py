@@ -1,4 +1,4 @@
-"""`cotenant backup`, `restore` and `migrate`: what the mesh knows, in a file, back, and from one store to another."""
+"""`cotenant backup`, `restore` and `migrate`: save the store to a file, restore it, copy it to another store."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from cotenant.cli import options, views
-from cotenant.cli.mesh.up import state_dir_of
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 
 if TYPE_CHECKING:
     from cotenant.store.backup_file import Contents, Progress
     from cotenant.store.port import Entry
-    from cotenant.store.revision_offset import ShiftedStore
-    from cotenant.store.witness import Memory
+    from cotenant.store.revision_offset import OffsetStore
+    from cotenant.store.witness import RememberedStore
 
 T = TypeVar("T")
 MAGIC, HEAD_BYTES, APPLICATION_ID = b"SQLite format 3\0", 100, slice(68, 72)  # sqlite.org/fileformat2.html, section 1.3
 StoreOption = Annotated[
-    str, typer.Option("--store", metavar="URL", help="sqlite:PATH or etcd://HOST:PORT,…; the state directory's.")
+    str,
+    typer.Option(
+        "--store", metavar="URL", help="sqlite:PATH or etcd://HOST:PORT,…; default: the state directory's store."
+    ),
 ]
-Replace = Annotated[bool, typer.Option("--replace", help="Remove what the store holds now.")]
-FilePath = Annotated[Path, typer.Argument(metavar="FILE", help="What `cotenant backup` wrote.", show_default=False)]
+Replace = Annotated[bool, typer.Option("--replace", help="Delete the store's current contents.")]
+FilePath = Annotated[Path, typer.Argument(metavar="FILE", help="Backup file.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,14 +43,16 @@ def register(app: typer.Typer) -> None:
 
 def backup(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Left out: named by the time.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Backup file; default: named by the current time.")
+    ] = None,
     store: StoreOption = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Save all that the store holds, at one moment: jobs, tenants, nodes, allocations, profiles.
+    """Save a consistent snapshot of the store: jobs, tenants, nodes, allocations, profiles.
 
-    With etcd the mesh may run on meanwhile. A file of SQLite belongs to one process: end `cotenant up` first.
-    Commands and environments of jobs are in the file, which only you can read.
+    With etcd, the mesh may keep running. An SQLite file belongs to one process: stop `cotenant up` first. The backup
+    contains commands and environments of jobs; only you can read it.
 
     \b
     Examples:
@@ -62,7 +67,9 @@ def backup(
         write_file(contents, path)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    _tell(as_json, f"{len(contents.entries)} keys at revision {contents.revision} are in {path}", contents, path=path)
+    _print_result(
+        as_json, f"saved {len(contents.entries)} keys at revision {contents.revision} to {path}", contents, path=path
+    )
 
 
 def restore(
@@ -72,10 +79,10 @@ def restore(
     replace: Replace = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fill a store with what a backup holds. No part of the mesh may run on it meanwhile.
+    """Restore a backup into a store. Stop all parts of the mesh that use the store first.
 
-    What was submitted after the backup is lost, and attempts that were started after it are stopped by their agents.
-    The store's revisions go on far above those of the backup, so that agents obey.
+    Jobs submitted after the backup are lost; attempts started after it are stopped by their agents. The store's
+    revisions continue far above those of the backup, so that agents accept its orders.
 
     \b
     Examples:
@@ -84,34 +91,34 @@ def restore(
     """
     from cotenant.store.backup_file import BadBackup, read_file
 
-    urls = _urls(context, store, there=False)
+    urls = _urls(context, store, must_exist=False)
     if len(urls) > 1:
-        raise usage("the state directory has a file for each service; name one store with --store")
+        raise usage_error("the state directory has one store file per service; name one store with --store")
     try:
         contents = read_file(file)
     except BadBackup as error:
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
     except OSError as error:
-        raise usage(f"cannot read {file}: {error.strerror}") from None
-    goes_on = _run(_fill(urls[0], contents, replace=replace, known=_known(context)))
-    _tell(
-        as_json, f"{len(contents.entries)} keys are in {urls[0]}, which goes on from {goes_on}", contents, store=urls[0]
+        raise usage_error(f"cannot read {file}: {error.strerror}") from None
+    revision = _run(_fill(urls[0], contents, replace=replace, known=_known(context)))
+    _print_result(
+        as_json, f"restored {len(contents.entries)} keys to {urls[0]} at revision {revision}", contents, store=urls[0]
     )
 
 
 def migrate(
     context: typer.Context,
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="The store to fill: etcd://HOST:PORT,…")],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="Target store: etcd://HOST:PORT,…")],
     source: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="URL", help="The store to read; repeatable; those of the state directory."),
+        typer.Option("--from", metavar="URL", help="Source store; repeatable; default: the state directory's."),
     ] = None,
     replace: Replace = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Move the state of a mesh to another store, with the mesh stopped; the old store stays as it is.
+    """Copy the state of a stopped mesh to another store; the old store is not changed.
 
-    Running jobs run on meanwhile. Afterwards start the services with the new store.
+    Running jobs continue. Start the services with the new store afterwards.
 
     \b
     Examples:
@@ -120,31 +127,31 @@ def migrate(
     """
     urls = source or _urls(context, "")
     if to in urls:
-        raise usage(f"{to} is the store to read and the one to fill")
+        raise usage_error(f"{to} is both source and target")
     contents = _run(_read(urls))
-    goes_on = _run(_fill(to, contents, replace=replace, known=_known(context)))
-    text = f"{len(contents.entries)} keys of {', '.join(urls)} are in {to}, which goes on from {goes_on}"
-    _tell(as_json, text, contents, store=to)
+    revision = _run(_fill(to, contents, replace=replace, known=_known(context)))
+    text = f"copied {len(contents.entries)} keys from {', '.join(urls)} to {to} at revision {revision}"
+    _print_result(as_json, text, contents, store=to)
 
 
-def _urls(context: typer.Context, store: str, *, there: bool = True) -> list[str]:
-    """Name the stores that are meant: the one given, or the files of the state directory."""
+def _urls(context: typer.Context, store: str, *, must_exist: bool = True) -> list[str]:
+    """Return the store URLs: the given one, or the files of the state directory."""
     if store and store != "sqlite":
         return [store]
-    state_dir = state_dir_of(context)
-    if there:
+    state_dir = resolve_state_dir(context)
+    if must_exist:
         files = sorted(path for path in state_dir.glob("*.sqlite") if not _is_of_others(path))
         if not files:
-            raise usage(f"there is no store in {state_dir}; name one with --store")
+            raise usage_error(f"no store in {state_dir}; name one with --store")
         return [f"sqlite:{path}" for path in files]
     return [f"sqlite:{state_dir / 'cotenant.sqlite'}"]
 
 
 def _is_of_others(path: Path) -> bool:
-    """Whether a file is an SQLite database that never was a store, as the archive of ended jobs is.
+    """Return whether a file is an SQLite database that is not a store, such as the archive of ended jobs.
 
-    One that is damaged, or cannot be read, is no such file: whoever opens it tells of it. Nor is one with a write-ahead
-    log, in which the head of a store is while a mesh runs, or was killed; archives have none between writes.
+    Damaged or unreadable files count as stores, so that opening them reports the error. So do files with a write-ahead
+    log, which holds the header of a store while a mesh runs or after it was killed; archives have none between writes.
     """
     try:
         with path.open("rb") as file:
@@ -158,7 +165,7 @@ def _is_of_others(path: Path) -> bool:
 
 
 async def _read(urls: Sequence[str]) -> Contents:
-    """Read stores that have nothing in common, as one."""
+    """Return the contents of several disjoint stores as one."""
     from cotenant.store.backup_file import Contents, read_store
 
     found: dict[str, bytes] = {}
@@ -167,33 +174,35 @@ async def _read(urls: Sequence[str]) -> Contents:
         async with _opened(url) as store:
             contents = await read_store(store)
         if twice := found.keys() & dict(contents.entries).keys():
-            raise usage(f"{url} holds {min(twice)}, as another of these stores does")
+            raise usage_error(f"{url} and another source store both hold {min(twice)}")
         found.update(contents.entries)
         revision, named = max(revision, contents.revision), max(named, (contents.store_id, contents.generation))
     return Contents(revision, tuple(sorted(found.items())), *named)
 
 
-def _known(context: typer.Context) -> list[Memory]:
-    """Return what the services of this state directory remember: they accept the store that is filled."""
+def _known(context: typer.Context) -> list[RememberedStore]:
+    """Return the stores that the services of this state directory remember, so that they accept the filled store."""
     from cotenant.store.witness_file import memories_of
 
-    return list(memories_of(state_dir_of(context)).values())
+    return list(memories_of(resolve_state_dir(context)).values())
 
 
-async def _fill(url: str, contents: Contents, *, replace: bool, known: Sequence[Memory] = ()) -> int:
+async def _fill(url: str, contents: Contents, *, replace: bool, known: Sequence[RememberedStore] = ()) -> int:
     from cotenant.cli.mesh.armed_fail_points import arm_fail_points
-    from cotenant.store.backup_file import fill
+    from cotenant.store.backup_file import restore_entries
 
     arm_fail_points()
     with _bar("keys") as progress:
         async with _opened(url) as store:
-            return await fill(store, contents, replace=replace, leads=_leads, progress=progress, known=known)
+            return await restore_entries(
+                store, contents, replace=replace, leads=_is_live_leader, progress=progress, known=known
+            )
 
 
-def _leads(entry: Entry) -> bool:
-    """Tell whether a leadership key is that of a process which leads now.
+def _is_live_leader(entry: Entry) -> bool:
+    """Return whether a leadership key belongs to a live leader.
 
-    One without an address was left by `cotenant up`, which takes no lease: it says nothing of whether that still runs.
+    A key without an address was left by `cotenant up`, which takes no lease: it does not say whether that still runs.
     """
     from cotenant.leadership.leadership_term import leader_of
 
@@ -202,11 +211,11 @@ def _leads(entry: Entry) -> bool:
 
 
 @asynccontextmanager
-async def _opened(url: str) -> AsyncIterator[ShiftedStore]:
+async def _opened(url: str) -> AsyncIterator[OffsetStore]:
     from cotenant.store.open import open_raw
-    from cotenant.store.revision_offset import ShiftedStore
+    from cotenant.store.revision_offset import OffsetStore
 
-    store = ShiftedStore(await open_raw(url))
+    store = OffsetStore(await open_raw(url))
     try:
         yield store
     finally:
@@ -215,7 +224,7 @@ async def _opened(url: str) -> AsyncIterator[ShiftedStore]:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Progress]:
-    """Show how far it is, where somebody looks."""
+    """Show a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
@@ -225,7 +234,7 @@ def _bar(what: str) -> Iterator[Progress]:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Do something with stores; what they refuse is told in a user's words."""
+    """Run work on stores; translate their errors for users."""
     from cotenant.store.backup_file import BadBackup, InUse, NotEmpty
     from cotenant.store.port import StoreInUse, StoreUnavailable
 
@@ -234,18 +243,18 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     except ValueError as error:
         if isinstance(error, BadBackup):
             raise CommandError(str(error)) from None
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
     except StoreInUse as error:
-        raise CommandError(str(error), hint="end the mesh first; running jobs run on") from None
+        raise CommandError(str(error), hint="stop the mesh first; running jobs continue") from None
     except (NotEmpty, InUse) as error:
         raise CommandError(str(error)) from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
 
 
-def _tell(as_json: bool, text: str, contents: Contents, **more: object) -> None:
+def _print_result(as_json: bool, text: str, contents: Contents, **more: object) -> None:
     if as_json:
-        told = {"keys": len(contents.entries), "revision": contents.revision, "sha256": contents.digest}
-        views.print_json(told | {name: str(value) for name, value in more.items()})
+        view = {"keys": len(contents.entries), "revision": contents.revision, "sha256": contents.digest}
+        views.print_json(view | {name: str(value) for name, value in more.items()})
     else:
         note(text)

@@ -1,4 +1,4 @@
-"""`cotenant certs`: a small certificate authority for a lab."""
+"""`cotenant certs`: a small certificate authority for labs."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from typing import Annotated
 import typer
 
 from cotenant.cli import options
-from cotenant.cli.mesh.up import state_dir_of
-from cotenant.cli.outcome import CommandError, note, usage
+from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.outcome import CommandError, note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.core.model.refusal import plural
 from cotenant.rpc.endpoints import MESH_NAME
 from cotenant.security.certificates import CA_CERT, CA_DAYS, LEAF_DAYS, Authority, BadCertificate, Issued
 from cotenant.security.permissions import Role
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 
 HERE = ("localhost", "127.0.0.1")
 COLUMNS = (
     Column("FILE"),
-    Column("BEARER", elastic=True),
+    Column("SUBJECT", elastic=True),
     Column("NAMES", elastic=True),
-    Column("UNTIL"),
-    Column("DAYS", right=True),
+    Column("EXPIRES"),
+    Column("DAYS LEFT", right=True),
     Column("STATE", styled=True),
 )
 Directory = Annotated[
-    str, typer.Option("--dir", metavar="DIR", help="The authority's; `certs` of the state directory.")
+    str,
+    typer.Option("--dir", metavar="DIR", help="Directory of the authority; default: `certs` in the state directory."),
 ]
-Days = Annotated[int, typer.Option(metavar="N", help="Valid for so many days.")]
+Days = Annotated[int, typer.Option(metavar="N", help="Days of validity.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -47,10 +48,11 @@ def register(app: typer.Typer) -> None:
 
 
 def certs(context: typer.Context) -> None:
-    """Make certificates for a lab; ones from elsewhere work as well.
+    """Issue certificates for a lab; certificates from other authorities work as well.
 
-    `init` makes an authority: one directory, whose `ca.key` stays where it is. Each part then gets `ca.pem`, and a
-    certificate and key of its own. A certificate says who bears it: agent/NODE, service/NAME, user/NAME and so on.
+    `init` creates an authority in one directory, whose `ca.key` must stay there. Each part of the mesh then gets
+    `ca.pem` and its own certificate and key. A certificate names its subject: agent/NODE, service/NAME, user/NAME
+    and so on.
 
     \b
     Examples:
@@ -66,37 +68,40 @@ def certs(context: typer.Context) -> None:
 
 
 def init(context: typer.Context, directory: Directory = "", days: Days = CA_DAYS) -> None:
-    """Make an authority.
+    """Create an authority.
 
     \b
     Example:
       cotenant certs init --dir /etc/cotenant/certs
     """
     authority = _authority(context, directory)
-    with _told():
+    with _as_command_errors():
         authority.create(days=days)
-    note(f"made the authority {authority.cert_path}; its key, ca.key beside it, is to stay on this machine")
+    note(f"created the authority {authority.cert_path}; keep its key, ca.key next to it, on this machine")
 
 
 def issue(
     context: typer.Context,
-    bearer: Annotated[str, typer.Argument(metavar="ROLE/NAME", help=f"The role is one of {', '.join(Role)}.")],
+    subject: Annotated[str, typer.Argument(metavar="ROLE/NAME", help=f"Subject; roles: {', '.join(Role)}.")],
     tenant: Annotated[
         list[str] | None,
         typer.Option(
-            "--tenant", "--tenants", metavar="TENANT,…", help="Whose jobs concern a person; repeatable; '*' for all."
+            "--tenant",
+            "--tenants",
+            metavar="TENANT,…",
+            help="Tenants whose jobs a user may access; repeatable; '*' for all.",
         ),
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST", help="A DNS name or address by which a service is called; repeatable."),
+        typer.Option(metavar="HOST", help="DNS name or address of a service; repeatable."),
     ] = None,
     directory: Directory = "",
     days: Days = LEAF_DAYS,
 ) -> None:
     """Issue a certificate and its key.
 
-    One that the bearer has is replaced; once its files are where they are used, nothing has to be restarted.
+    An existing certificate of the subject is replaced; processes load new files without a restart.
 
     \b
     Examples:
@@ -104,27 +109,27 @@ def issue(
       cotenant certs issue user/eve --tenant vision
     """
     try:
-        whose = Bearer.parse(bearer, ",".join(tenant or ()))
+        owner = Subject.parse(subject, ",".join(tenant or ()))
     except ValueError as error:
-        raise usage(f"no certificate can be issued: {error}") from None
-    names = [*(name or [socket.getfqdn()]), MESH_NAME, *HERE] if whose.serves else list(name or ())
-    with _told():
-        made = _authority(context, directory).issue(whose, list(dict.fromkeys(names)), days)
-    note(f"issued {made.path} with its key {made.key_path.name}: {made.bearer}, until {made.ends:%Y-%m-%d}")
+        raise usage_error(f"cannot issue a certificate: {error}") from None
+    names = [*(name or [socket.getfqdn()]), MESH_NAME, *HERE] if owner.serves else list(name or ())
+    with _as_command_errors():
+        made = _authority(context, directory).issue(owner, list(dict.fromkeys(names)), days)
+    note(f"issued {made.path} with its key {made.key_path.name}: {made.subject}, valid until {made.ends:%Y-%m-%d}")
 
 
 def show(context: typer.Context, directory: Directory = "", as_json: options.AsJson = False) -> None:
-    """Show who bears which certificate, and until when.
+    """List certificates with their subjects and expiry.
 
-    One is due, that is to be renewed, when 30 days are left, or a third of its time where that is less. What the parts
-    of a mesh show, which may be older than what lies here, `cotenant status` tells.
+    A certificate is due for renewal 30 days before it expires, or in the last third of its validity if that is
+    shorter. `cotenant status` shows the certificates in use, which may be older than these files.
 
     \b
     Example:
       cotenant certs show --json
     """
     authority = _authority(context, directory)
-    with _told():
+    with _as_command_errors():
         issued = authority.issued()
     if as_json:
         print(json.dumps([_view(one) for one in issued], indent=2))
@@ -133,28 +138,27 @@ def show(context: typer.Context, directory: Directory = "", as_json: options.AsJ
         (one.path.name, _bearer(one), ", ".join(one.names), f"{one.ends:%Y-%m-%d}", str(_days_left(one)), _state(one))
         for one in issued
     ]
-    print_table(COLUMNS, rows, f"there are no certificates in {authority.directory}; `cotenant certs init` begins")
+    print_table(COLUMNS, rows, f"no certificates in {authority.directory}; start with `cotenant certs init`")
     due = [one for one in issued if one.validity.is_due(datetime.now(UTC))]
     if any(one.path.name == CA_CERT for one in due):
-        note("the authority itself runs out: `cotenant certs rotate --ca` makes a new one; see `certs rotate --help`")
+        note("the authority itself expires: replace it with `cotenant certs rotate --ca`; see `certs rotate --help`")
     elif due:
-        note(f"{plural(len(due), 'certificate')} to be renewed: `cotenant certs rotate --due`, then copy what it names")
+        note(f"{plural(len(due), 'certificate')} due: run `cotenant certs rotate --due`, then copy the files it names")
 
 
 def rotate(
     context: typer.Context,
-    bearers: Annotated[list[str] | None, typer.Argument(metavar="ROLE/NAME", help="Whose; all.")] = None,
-    due: Annotated[bool, typer.Option("--due", help="Only those that are due, as `show` says.")] = False,
-    ca: Annotated[bool, typer.Option("--ca", help="Make a new authority first; the old one is believed too.")] = False,
-    forget_old: Annotated[bool, typer.Option("--forget-old", help="Then believe the old authority no more.")] = False,
+    bearers: Annotated[list[str] | None, typer.Argument(metavar="ROLE/NAME", help="Subjects; default: all.")] = None,
+    due: Annotated[bool, typer.Option("--due", help="Only certificates due for renewal.")] = False,
+    ca: Annotated[bool, typer.Option("--ca", help="Create a new authority first; the old one stays trusted.")] = False,
+    forget_old: Annotated[bool, typer.Option("--forget-old", help="Stop trusting old authorities.")] = False,
     directory: Directory = "",
     days: Days = LEAF_DAYS,
 ) -> None:
-    """Issue certificates anew.
+    """Renew certificates, with new keys and the same names.
 
-    They get new keys, and keep their names. To replace the authority: `rotate --ca`, then copy ca.pem and everybody's
-    files to where they are used, and once all have them `rotate --forget-old`, and copy ca.pem again. Nothing is
-    restarted meanwhile.
+    To replace the authority: run `rotate --ca`, copy ca.pem and all certificates and keys to where they are used, then
+    run `rotate --forget-old` and copy ca.pem again. Nothing needs a restart.
 
     \b
     Examples:
@@ -164,43 +168,43 @@ def rotate(
       cotenant certs rotate --ca
     """
     authority = _authority(context, directory)
-    with _told():
+    with _as_command_errors():
         if forget_old:
-            note(f"{authority.forget_old()} old authorities are believed no more; copy {CA_CERT} to everybody")
+            note(f"{authority.forget_old()} old authorities are no longer trusted; copy {CA_CERT} to all machines")
             return
-        known = [(whose, one) for one in authority.issued()[1:] if (whose := Bearer.of_uri(one.bearer))]
-        if missing := set(bearers or ()) - {str(whose) for whose, _ in known}:
-            raise usage(
-                f"there is no certificate of {', '.join(sorted(missing))}", hint="`cotenant certs show` lists them"
+        known = [(owner, one) for one in authority.issued()[1:] if (owner := Subject.of_uri(one.subject))]
+        if missing := set(bearers or ()) - {str(owner) for owner, _ in known}:
+            raise usage_error(
+                f"no certificate for {', '.join(sorted(missing))}", hint="list certificates with `cotenant certs show`"
             )
         if ca:
             authority.renew()
-            note(f"a new authority signs; copy {CA_CERT} to everybody before anything else")
+            note(f"created a new authority; copy {CA_CERT} to all machines first")
         now = datetime.now(UTC)
-        meant = [
-            (whose, one)
-            for whose, one in known
-            if (not bearers or str(whose) in bearers) and (not due or one.validity.is_due(now))
+        selected = [
+            (owner, one)
+            for owner, one in known
+            if (not bearers or str(owner) in bearers) and (not due or one.validity.is_due(now))
         ]
-        for whose, one in meant:
-            made = authority.issue(whose, one.names, days)
-            note(f"issued {made.path} anew, until {made.ends:%Y-%m-%d}")
-        if due and not meant:
-            note("none is due")
+        for owner, one in selected:
+            made = authority.issue(owner, one.names, days)
+            note(f"renewed {made.path}, valid until {made.ends:%Y-%m-%d}")
+        if due and not selected:
+            note("no certificate is due")
 
 
 def _authority(context: typer.Context, directory: str) -> Authority:
-    return Authority(Path(directory).expanduser() if directory else state_dir_of(context) / "certs")
+    return Authority(Path(directory).expanduser() if directory else resolve_state_dir(context) / "certs")
 
 
 def _bearer(issued: Issued) -> str:
     if issued.path.name == CA_CERT:
         return "(the authority)"
-    return issued.bearer.removeprefix("cotenant://") or "(nobody)"
+    return issued.subject.removeprefix("cotenant://") or "(none)"
 
 
 def _state(issued: Issued) -> str:
-    """Say in a word whether it can be shown."""
+    """Return the state of a certificate: valid, due, expired or not yet valid."""
     now = datetime.now(UTC)
     if now > issued.ends:
         return "expired"
@@ -216,7 +220,7 @@ def _days_left(issued: Issued) -> int:
 def _view(issued: Issued) -> dict[str, object]:
     return {
         "file": str(issued.path),
-        "bearer": issued.bearer,
+        "bearer": issued.subject,
         "names": list(issued.names),
         "begins": issued.begins.isoformat(),
         "ends": issued.ends.isoformat(),
@@ -226,7 +230,7 @@ def _view(issued: Issued) -> dict[str, object]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_command_errors() -> Iterator[None]:
     try:
         yield
     except BadCertificate as error:

@@ -20,7 +20,7 @@ from cotenant.cli.render import Column, console, print_table, styled
 from cotenant.cli.units import short_seconds
 from cotenant.core.model.refusal import Code
 
-if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
+if TYPE_CHECKING:  # grpc and the services are imported only when the mesh starts
     from rich.text import Text
 
     from cotenant.cli.mesh.demo_report import Bar, Line
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
 GPUS = 4
 SECONDS_DEFAULT, SECONDS_MIN = 20.0, 10.0
 REFRESH_SECONDS = 0.25
-PATIENCE = 3.0  # the workload may take so many times what it was made for, on a slow machine, before it is cut off
+TIMEOUT_FACTOR = 3.0  # a slow machine may take this multiple of the planned time
 REFUSED, NOT_YET = "refused", "…"
 COLUMNS = (
     Column("JOB"),
@@ -42,7 +42,7 @@ COLUMNS = (
     Column("WAITED", right=True),
     Column("RAN", right=True),
     Column("STEPS/S", right=True),
-    Column("WHERE, OR WHY NOT", elastic=True),
+    Column("CORES / REASON", elastic=True),
 )
 
 
@@ -53,16 +53,16 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     seconds: Annotated[
-        float, typer.Option(min=SECONDS_MIN, help="About how long the workload takes on two cores.")
+        float, typer.Option(min=SECONDS_MIN, help="Approximate length of the workload on two cores.")
     ] = SECONDS_DEFAULT,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the HTML report; ~/.cache/cotenant/demo.html.")
+        Path | None, typer.Option(metavar="FILE", help="HTML report; default: ~/.cache/cotenant/demo.html.")
     ] = None,
 ) -> None:
-    """Run the whole mesh on this machine with a real mixed workload, and report on it.
+    """Run the whole mesh on this machine with a real mixed workload and write a report.
 
-    The processes, their cores and cgroups are real. The GPUs are declared: nothing here needs one. At the end a
-    bundled public trace is replayed by the same scheduling core under a simulated clock.
+    The processes, their cores and cgroups are real. The GPUs are declared: none is needed. At the end, the same
+    scheduler replays a bundled public trace under a simulated clock.
 
     \b
     Examples:
@@ -73,8 +73,8 @@ def demo(
 
 
 @dataclass(slots=True)
-class Seen:
-    """What the demo has seen of its jobs."""
+class DemoState:
+    """The demo's jobs and their latest states."""
 
     jobs: Sequence[DemoJob]
     began: float = field(default_factory=time.time)
@@ -87,40 +87,40 @@ async def _demo(seconds: float, report: Path | None) -> None:
     from cotenant import telemetry
     from cotenant.cli.mesh.demo_workload import workload
     from cotenant.cli.mesh.settings import Settings
-    from cotenant.cli.mesh.up import mesh_config, opened, start_agents
+    from cotenant.cli.mesh.up import mesh_config, running_mesh, start_agents
 
-    os.environ.setdefault("COTENANT_LOG", "error")  # that its node goes away at the end is no news
+    os.environ.setdefault("COTENANT_LOG", "error")  # its node disconnecting at the end is expected
     telemetry.setup("cli")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as directory:
         settings = Settings(gpus=f"fake:{GPUS}", share_machine=True)
         agents = start_agents(settings)
-        async with opened(mesh_config(settings, Path(directory), {}), agents) as mesh:
+        async with running_mesh(mesh_config(settings, Path(directory), {}), agents) as mesh:
             (node,) = await mesh.nodes_ready()
             cores = len(node.inventory.cores)
             machine = f"{node.id}: {cores} cores, {GPUS} declared GPUs (no GPU is needed or used)"
-            _say(f"The mesh is up after {time.monotonic() - begun:.1f} s on {machine}.")
+            _print(f"The mesh is up after {time.monotonic() - begun:.1f} s on {machine}.")
             for sentence in node.inventory.not_enforced:
-                _say(f"Not enforced here: {sentence}")
-            seen = Seen(workload(GPUS, cores, (seconds - 2) / 18))
-            _say(f"{len(seen.jobs)} jobs go in: training, a gang, CPU jobs, one too big, one with a typo.\n")
+                _print(f"Not enforced here: {sentence}")
+            state = DemoState(workload(GPUS, cores, (seconds - 2) / 18))
+            _print(f"{len(state.jobs)} jobs submitted: training, a gang, CPU jobs, one too big, one with a typo.\n")
             try:
-                await asyncio.wait_for(_run(mesh, seen), seconds * PATIENCE)
+                await asyncio.wait_for(_run(mesh, state), seconds * TIMEOUT_FACTOR)
             except TimeoutError:
-                raise CommandError(f"the workload did not end within {seconds * PATIENCE:.0f} s") from None
+                raise CommandError(f"the workload did not end within {seconds * TIMEOUT_FACTOR:.0f} s") from None
             finally:
-                await _cancel_all(mesh, seen)
-    lines = [_line(seen, job) for job in seen.jobs]
+                await _cancel_all(mesh, state)
+    lines = [_line(state, job) for job in state.jobs]
     print_table(COLUMNS, [_cells(line) for line in lines])
     replay = _replay()
-    written = _write(report, lines, _bars(seen), replay, machine)
-    _say(f"\nThe report with a chart of who held which core: {written}")
-    _say("\nNext:  cotenant up --gpus fake:4            start the mesh")
-    _say("       cotenant submit --gpus 1 --wait -- python3 -c 'print(42)'")
-    _say("       cotenant --help                      everything else")
+    written = _write(report, lines, _bars(state), replay, machine)
+    _print(f"\nReport with a chart of cores over time: {written}")
+    _print("\nNext:  cotenant up --gpus fake:4            start the mesh")
+    _print("       cotenant submit --gpus 1 --wait -- python3 -c 'print(42)'")
+    _print("       cotenant --help                      everything else")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)
 
 
@@ -130,8 +130,8 @@ def _stub(mesh: EmbeddedMesh) -> JobServiceAsyncStub:
     return cast("JobServiceAsyncStub", JobServiceStub(mesh.channel))
 
 
-async def _run(mesh: EmbeddedMesh, seen: Seen) -> None:
-    """Submit everything, and show it until the last job has ended."""
+async def _run(mesh: EmbeddedMesh, state: DemoState) -> None:
+    """Submit all jobs and show them until the last one has ended."""
     import grpc.aio
 
     from cotenant.codec import specs
@@ -139,74 +139,74 @@ async def _run(mesh: EmbeddedMesh, seen: Seen) -> None:
     from cotenant.v1 import job_service_pb2 as pb
 
     stub = _stub(mesh)
-    for job in seen.jobs:
+    for job in state.jobs:
         try:
             answer = await stub.CreateJob(pb.CreateJobRequest(spec=specs.spec_to_wire(job.spec)))
-            seen.ids[job.spec.name], seen.latest[answer.job.id] = answer.job.id, answer.job
+            state.ids[job.spec.name], state.latest[answer.job.id] = answer.job.id, answer.job
         except grpc.aio.AioRpcError as error:
             problem = from_error(error)
-            seen.refused[job.spec.name] = f"{problem.reason}: {problem.message}"
+            state.refused[job.spec.name] = f"{problem.reason}: {problem.message}"
     watch = stub.WatchJobs(pb.WatchJobsRequest(until_ended=True))
-    showing = asyncio.create_task(_show(seen))
+    showing = asyncio.create_task(_show(state))
     try:
         async for change in watch:
             if not change.synced:
-                seen.latest[change.job.id] = change.job
+                state.latest[change.job.id] = change.job
     finally:
         showing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await showing
 
 
-async def _show(seen: Seen) -> None:
-    """Keep a live table on a terminal; elsewhere tell only what changes."""
+async def _show(state: DemoState) -> None:
+    """Show a live table on a terminal; elsewhere print only changes."""
     if not sys.stdout.isatty():
-        told: dict[str, str] = {}
+        printed: dict[str, str] = {}
         while True:
-            for job in seen.jobs:
-                line = _line(seen, job)
-                if told.get(line.job) != line.phase and line.where != NOT_YET:
-                    told[line.job] = line.phase
-                    _say(f"{time.time() - seen.began:5.1f} s  {line.job:<12} {line.phase:<10} {line.where}")
+            for job in state.jobs:
+                line = _line(state, job)
+                if printed.get(line.job) != line.phase and line.where != NOT_YET:
+                    printed[line.job] = line.phase
+                    _print(f"{time.time() - state.began:5.1f} s  {line.job:<12} {line.phase:<10} {line.where}")
             await asyncio.sleep(REFRESH_SECONDS)
     from rich.live import Live
 
     screen = console()
     with Live(console=screen, refresh_per_second=1 / REFRESH_SECONDS, transient=True) as live:
         while True:
-            live.update(_picture(seen, screen.width))
+            live.update(_screen(state, screen.width))
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _picture(seen: Seen, width: int) -> Text:
-    return styled(COLUMNS, [_cells(_line(seen, job)) for job in seen.jobs], width)
+def _screen(state: DemoState, width: int) -> Text:
+    return styled(COLUMNS, [_cells(_line(state, job)) for job in state.jobs], width)
 
 
-async def _cancel_all(mesh: EmbeddedMesh, seen: Seen) -> None:
-    """Leave nothing running behind."""
+async def _cancel_all(mesh: EmbeddedMesh, state: DemoState) -> None:
+    """Cancel all jobs and wait for their ends."""
     import grpc.aio
 
     from cotenant.v1 import job_service_pb2 as pb
 
     stub = _stub(mesh)
     with contextlib.suppress(grpc.aio.AioRpcError):
-        for job_id in seen.ids.values():
+        for job_id in state.ids.values():
             await stub.CancelJob(pb.CancelJobRequest(id=job_id))
         async with asyncio.timeout(5):
             async for _ in stub.WatchJobs(pb.WatchJobsRequest(until_ended=True)):
                 pass
 
 
-def _line(seen: Seen, job: DemoJob) -> Line:
+def _line(state: DemoState, job: DemoJob) -> Line:
     from cotenant.cli import views
     from cotenant.cli.mesh.demo_report import Line
     from cotenant.codec import specs
 
     name, now = job.spec.name, time.time()
     gpus = f"{job.spec.gpu_milli / 1000:g}"
-    if name in seen.refused:
-        return Line(name, job.shows, REFUSED, gpus, "", "", "", "", seen.refused[name])
-    known = seen.latest.get(seen.ids.get(name, ""))
+    if name in state.refused:
+        return Line(name, job.shows, REFUSED, gpus, "", "", "", "", state.refused[name])
+    known = state.latest.get(state.ids.get(name, ""))
     if known is None:
         return Line(name, job.shows, "", gpus, "", "", "", "", "")
     phase = specs.PHASES.from_wire(known.phase).value
@@ -222,7 +222,7 @@ def _line(seen: Seen, job: DemoJob) -> Line:
         shows=job.shows,
         phase=phase,
         gpus=gpus,
-        cores=f"{views.held_cores(known.attempt)}" if tasks else "",
+        cores=f"{views.allocated_cores(known.attempt)}" if tasks else "",
         wait=short_seconds(views.wait_seconds(known, now)),
         run=short_seconds(ran) if ran else "",
         rate=f"{rate:.1f}" if rate else "",
@@ -234,16 +234,16 @@ def _cells(line: Line) -> list[str]:
     return [line.job, line.phase, line.gpus, line.cores, line.wait, line.run, line.rate, line.where]
 
 
-def _bars(seen: Seen) -> list[Bar]:
+def _bars(state: DemoState) -> list[Bar]:
     from cotenant.cli.mesh.demo_report import Bar
     from cotenant.codec.specs import seconds
 
     bars = []
-    for job in seen.latest.values():
+    for job in state.latest.values():
         attempt = job.attempt
         if not attempt.HasField("start_time"):
             continue
-        begin, end = seconds(attempt.start_time) - seen.began, seconds(attempt.end_time) - seen.began
+        begin, end = seconds(attempt.start_time) - state.began, seconds(attempt.end_time) - state.began
         for task in (task for part in attempt.allocations for task in part.tasks):
             lanes = [f"core {cpu}" for cpu in task.cpu_ids] + [f"GPU {share.uuid[-1]}" for share in task.gpus]
             bars += [Bar(lane, job.spec.name, begin, end) for lane in lanes]
@@ -253,7 +253,7 @@ def _bars(seen: Seen) -> list[Bar]:
 def _replay() -> list[tuple[str, str, str, str]]:
     from cotenant.simulator import simulate
 
-    _say("\nThe same core replays a public trace (ITP, 260 jobs) on two simulated servers of 8 GPUs:")
+    _print("\nThe same scheduler replays a public trace (ITP, 260 jobs) on two simulated servers with 8 GPUs each:")
     rows = []
     arms: Sequence[tuple[str, str, dict[str, str]]] = (
         ("fifo, strict", "fifo", {"mode": "strict"}),
@@ -274,8 +274,8 @@ def _replay() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _own_report() -> Path:
-    """Where the report goes unless told otherwise: to the folder of the user's own that other programs use so."""
+def _default_report() -> Path:
+    """Return the default path of the report, in the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cotenant" / "demo.html"
 
 
@@ -289,7 +289,7 @@ def _write(
     from cotenant.cli.mesh.demo_report import page
     from cotenant.rpc.access import replace_file
 
-    path = report or _own_report()
+    path = report or _default_report()
     try:
         path.parent.mkdir(mode=0o777 if report else 0o700, parents=True, exist_ok=True)
         text = page(lines, bars, replay, machine)

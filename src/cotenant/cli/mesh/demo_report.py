@@ -1,4 +1,4 @@
-"""The demo's report: one self-contained HTML page with a chart of who held which core when."""
+"""The demo's report: one self-contained HTML page with a chart of cores and GPUs over time."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ th,.sub{color:#999} th,td{border-color:#333} code{background:#262626} svg text.a
 
 
 def page(lines: Sequence[Line], bars: Sequence[Bar], replay: Sequence[tuple[str, str, str, str]], machine: str) -> str:
-    """Write the whole page."""
+    """Return the whole page."""
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Cotenant demo</title>
 <meta name="viewport" content="width=device-width"><style>{STYLE}</style>
 <h1>What the demo did</h1><p class="sub">{escape(machine)}</p>
-<h2>Who held which core and GPU, and when</h2>{chart(bars)}
-<h2>Each job</h2>{_jobs(lines)}
-<h2>A public trace, replayed by the same core</h2>
-<p>260 jobs of a Microsoft cluster (ITP, 2021, MIT licence) on two simulated servers of 8 GPUs.</p>{_replay(replay)}
+<h2>Cores and GPUs over time</h2>{chart(bars)}
+<h2>Jobs</h2>{_jobs(lines)}
+<h2>A public trace, replayed by the same scheduler</h2>
+<p>260 jobs of a Microsoft cluster (ITP, 2021, MIT license) on two simulated servers of 8 GPUs.</p>{_replay(replay)}
 <h2>Next</h2><p><code>cotenant up --gpus fake:4</code> starts the mesh;
 <code>cotenant submit --gpus 1 --wait -- python3 train.py</code> runs a job on it;
-<code>cotenant explain ID</code> tells why one waits.</p></html>
+<code>cotenant explain ID</code> explains why a job waits.</p></html>
 """
 
 
 def chart(bars: Sequence[Bar]) -> str:
-    """Draw lanes over time as SVG."""
+    """Return the lanes over time as SVG."""
     lanes = sorted({bar.lane for bar in bars}, key=lambda lane: (lane.split()[0] != "core", lane))
     names = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.begin_seconds)))
-    colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+    colors = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
     end = max((bar.end_seconds for bar in bars), default=1.0)
     height = TOP + ROW * len(lanes) + 8
     drawn = [f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img" aria-label="cores and GPUs over time">']
@@ -85,7 +85,7 @@ def chart(bars: Sequence[Bar]) -> str:
         title = f"{bar.job}: {bar.begin_seconds:.1f}–{bar.end_seconds:.1f} s"
         drawn.append(
             f'<g><title>{escape(title)}</title><rect x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}" '
-            f'rx="3" fill="{colours[bar.job]}"/>'
+            f'rx="3" fill="{colors[bar.job]}"/>'
             f'<text x="{x + 6:.1f}" y="{y + 19}" fill="#fff">{escape(label)}</text></g>'
         )
     return "".join(drawn) + "</svg>"
@@ -103,7 +103,7 @@ def _jobs(lines: Sequence[Line]) -> str:
             ("Waited", ' class="n"'),
             ("Ran", ' class="n"'),
             ("Steps/s", ' class="n"'),
-            ("Where, or why not", ""),
+            ("Cores / reason", ""),
         )
     )
     rows = "".join(

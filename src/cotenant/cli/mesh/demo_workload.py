@@ -1,4 +1,4 @@
-"""What the demo runs: a mixed workload of real processes, and two jobs that cannot go well."""
+"""The demo's workload: real processes of several kinds, and two jobs that must fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.core.model.job import JobKind, JobSpec, Request, Role
 
 @dataclass(frozen=True, slots=True)
 class DemoJob:
-    """A job of the demo, when it is submitted, and what it is there to show."""
+    """A job of the demo, when it is submitted, and what it demonstrates."""
 
     spec: JobSpec
     after_seconds: float
@@ -20,7 +20,7 @@ class DemoJob:
 
 
 def workload(gpus: int, cores: int, scale: float) -> Sequence[DemoJob]:
-    """Make the demo's jobs for a machine; `scale` stretches their work (1 is about 15 s on two cores)."""
+    """Return the demo's jobs for a machine; `scale` stretches their work (1 is about 15 s on two cores)."""
     steps, packing = max(10, round(50 * scale)), f"{2 * scale:.2f}"
     wide = min(2, cores)
     jobs = [
@@ -29,16 +29,16 @@ def workload(gpus: int, cores: int, scale: float) -> Sequence[DemoJob]:
             "train",
             ["--steps", f"{steps}"],
             Request(1000),
-            "cores left to the allocator",
+            "cores chosen by the allocator",
             model="resnet",
         ),
-        _job("pack-logs-1", "compress", ["--cpu-seconds", packing], Request(cores=1), "a CPU job beside it"),
+        _job("pack-logs-1", "compress", ["--cpu-seconds", packing], Request(cores=1), "a CPU job next to it"),
         _job(
             "gang-of-2",
             "gang",
             ["--steps", f"{steps}"],
             Request(1000, 1),
-            "two processes, whole or not at all",
+            "two processes that start together or not at all",
             replicas=2,
         ),
         _job("pack-logs-2", "compress", ["--cpu-seconds", packing], Request(cores=1), "backfills while the gang waits"),
@@ -51,7 +51,7 @@ def workload(gpus: int, cores: int, scale: float) -> Sequence[DemoJob]:
             model="resnet",
         ),
         _job("pack-logs-3", "compress", ["--cpu-seconds", packing], Request(cores=1), "one more CPU job"),
-        _job("too-big", "train", [], Request((gpus + 5) * 1000, 1), "refused at once: no node could ever hold it"),
+        _job("too-big", "train", [], Request((gpus + 5) * 1000, 1), "rejected at once: no node is large enough"),
         DemoJob(
             JobSpec(
                 name="typo",

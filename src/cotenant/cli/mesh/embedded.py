@@ -1,4 +1,4 @@
-"""The whole control plane in one process: every service on one loopback port, one store; agents are processes."""
+"""The whole control plane in one process: all services on one loopback port with one store. Agents are processes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from cotenant.cli.mesh.agent_processes import AgentProcesses
-from cotenant.cli.mesh.security_options import Guarding, security_of
+from cotenant.cli.mesh.security_options import SecuritySettings, make_security
 from cotenant.core.failures.launch_health import RULES as HOLDING
 from cotenant.core.failures.launch_health import HoldRules
 from cotenant.core.failures.retry import RetryRules
-from cotenant.core.policy.options import by_owner
+from cotenant.core.policy.options import options_by_policy
 from cotenant.core.scheduling.admission import SHARING, Rules
 from cotenant.leadership.fenced_store import FencedStore
-from cotenant.leadership.leadership_set import Offices
-from cotenant.leadership.leadership_term import Held
-from cotenant.leadership.replica_service import serve_description
+from cotenant.leadership.leadership_set import LeadershipSet
+from cotenant.leadership.leadership_term import HeldTerm
+from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.node_agent.control.agent_config import AgentConfig
 from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.rpc.task_group import Background
+from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.server_security import PLAIN
 from cotenant.services.contention.api import server as contention
 from cotenant.services.placement.api import server as placement
@@ -38,10 +38,10 @@ from cotenant.services.predictor.predictor_replica import LEADER as PREDICTOR_LE
 from cotenant.services.predictor.profiling.profile_planner import ProfileRules
 from cotenant.services.queue.api import server as queue
 from cotenant.services.queue.estimates.observation_sink import WINDOW_SECONDS
-from cotenant.services.queue.jobs.transitions import RETRYING
+from cotenant.services.queue.jobs.transitions import RETRY_RULES_DEFAULT
 from cotenant.services.queue.queue_replica import LEADER as QUEUE_LEADER
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
-from cotenant.store.compaction import KEPT_SECONDS, Upkeep
+from cotenant.store.compaction import HISTORY_SECONDS, Compactor
 from cotenant.store.guarded_store import trust_of
 from cotenant.store.identity_check import Trust
 from cotenant.store.open import open_store
@@ -61,7 +61,7 @@ NODES_READY_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MeshConfig:
-    """What the mesh is made of. Policies go by name; their options by group, for example `queue.mode`."""
+    """The configuration of the mesh. Policies are given by name, their options by group, for example `queue.mode`."""
 
     state_dir: Path
     listen: str = "127.0.0.1:0"
@@ -77,31 +77,31 @@ class MeshConfig:
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0
     rules: Rules = SHARING
-    window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
-    failure_rules: str = ""  # a file of the operator's
-    retrying: RetryRules = RETRYING
+    window_seconds: float = WINDOW_SECONDS  # over which rates of running jobs are measured
+    failure_rules: str = ""  # the operator's file
+    retrying: RetryRules = RETRY_RULES_DEFAULT
     holding: HoldRules = HOLDING
-    checkpoint_seconds: float = 300.0  # jobs are taken to save their work about that often
-    ended_jobs: int = 20_000  # so many are kept
-    ended_days: float = 30.0  # for so long at most
-    history_seconds: float = KEPT_SECONDS  # of what the store was
-    archive: Path | None = None  # where they are written before they are forgotten
-    profile_seconds: float = 300.0  # what a profile of a running job may take; 0: none is made
-    guarding: Guarding | None = None  # None: the mesh's own token alone
+    checkpoint_seconds: float = 300.0  # assumed interval of jobs' checkpoints
+    ended_jobs: int = 20_000  # kept at most
+    ended_days: float = 30.0  # kept at most this long
+    history_seconds: float = HISTORY_SECONDS  # of store revisions
+    archive: Path | None = None  # where ended jobs are written before they are deleted
+    profile_seconds: float = 300.0  # time limit of profiling a running job; 0: no profiling
+    security_settings: SecuritySettings | None = None  # None: only the mesh's own token
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
-    """A part that was started, and how it is ended."""
+class Closer:
+    """A started part and how to close it."""
 
     name: str
     close: Callable[[], Awaitable[None] | None]
 
 
 class EmbeddedMesh:
-    """Everything that was started, to be closed; what runs on nodes runs on then.
+    """The services and agents of a mesh, started and closed together; jobs on nodes survive closing.
 
-    `agents` are processes that were started already, and wait for their settings.
+    `agents` are processes that are already started and wait for their settings.
     """
 
     def __init__(self, config: MeshConfig, agents: AgentProcesses | None = None) -> None:
@@ -109,8 +109,8 @@ class EmbeddedMesh:
         self.token = ""
         self.address = ""
         self.channel: Channel | None = None
-        self._closing: list[Closing] = []
-        self._offices: Offices | None = None
+        self._closing: list[Closer] = []
+        self._offices: LeadershipSet | None = None
         self._trust: Trust | None = None
         self._published = False
         self._agents = agents or AgentProcesses()
@@ -119,12 +119,12 @@ class EmbeddedMesh:
         """Start everything, or nothing.
 
         Raises:
-            UnknownPolicy, BadOption: a policy cannot be used as told.
-            ValueError: the store's URL names none.
+            UnknownPolicy, BadOption: a policy or its options are invalid.
+            ValueError: the store URL is invalid.
             StoreInUse, StoreUnavailable: the state cannot be read.
-            AnotherLeads: another process serves on the same store.
-            CannotListen: the address cannot be taken.
-            NoAccess: the state directory is not ours to write.
+            AnotherLeads: another process leads on the same store.
+            CannotListen: the address cannot be bound.
+            NoAccess: the state directory is not writable.
         """
         try:
             await self._start()
@@ -138,50 +138,52 @@ class EmbeddedMesh:
         url = config.store_url or f"sqlite:{config.state_dir / STORE_FILE}"
         store = await open_store(url, path_of(config.state_dir, "cotenant"), config.store_limits)
         self._trust = trust_of(store)
-        self._closing.append(Closing("store", store.close))
-        upkeep = Background()
-        upkeep.forever("store-upkeep", Upkeep(store, kept_seconds=self.config.history_seconds).run)
-        self._closing.append(Closing("upkeep", upkeep.close))
-        guarding = config.guarding
-        security = security_of(guarding, config.state_dir, "cotenant", self.token) if guarding else PLAIN
+        self._closing.append(Closer("store", store.close))
+        upkeep = BackgroundTasks()
+        upkeep.forever("store-upkeep", Compactor(store, kept_seconds=self.config.history_seconds).run)
+        self._closing.append(Closer("upkeep", upkeep.close))
+        security_settings = config.security_settings
+        security = (
+            make_security(security_settings, config.state_dir, "cotenant", self.token) if security_settings else PLAIN
+        )
         server = Server(config.listen, self.token, security=security)
         port = server.bind()
         self.address = f"{config.listen.rpartition(':')[0]}:{port}"
         channel = self.channel = connect(_reachable(self.address), self.token)
-        self._closing.append(Closing("channel", channel.close))
+        self._closing.append(Closer("channel", channel.close))
         predicts, places_by, queues = await self._elected(store)
         policies = serve_policies(server)
-        serve_description(server, store=store)
+        serve_replica_service(server, store=store)
         predicting = await predictor.start(server, _fenced(store, predicts), policies, self._predictor())
-        self._closing.append(Closing("predictor", predicting.close))
-        self._closing.append(Closing("server", lambda: server.stop(grace_seconds=1.0)))
+        self._closing.append(Closer("predictor", predicting.close))
+        self._closing.append(Closer("server", lambda: server.stop(grace_seconds=1.0)))
         watching = await contention.start(server, policies, self._contention(), queue=channel)
-        self._closing.append(Closing("contention", watching.close))
+        self._closing.append(Closer("contention", watching.close))
         places = await placement.start(server, store, policies, self._placement(), places_by)
-        self._closing.append(Closing("placement", places.close))
+        self._closing.append(Closer("placement", places.close))
         term = queues.term if queues else 0
         jobs = await queue.start(server, _fenced(store, queues), policies, self._queue(), channel, channel, term)
-        self._closing.append(Closing("queue", jobs.close))
+        self._closing.append(Closer("queue", jobs.close))
         await server.start()
         jobs.run()
         self._start_agents()
         access.publish(config.state_dir, Endpoints.one(_reachable(self.address)))
         self._published = True
 
-    async def _elected(self, store: Store) -> Sequence[Held | None]:
-        """Be elected to lead predictor, placement and queue, where others could; else nobody has to be."""
+    async def _elected(self, store: Store) -> Sequence[HeldTerm | None]:
+        """Return the leadership terms of predictor, placement and queue; None on a store that only one process uses."""
         if is_of_one_process(store):
             return None, None, None
-        self._offices = Offices(store, self.address)
-        self._closing.append(Closing("offices", self._offices.close))
+        self._offices = LeadershipSet(store, self.address)
+        self._closing.append(Closer("offices", self._offices.close))
         return await self._offices.take((PREDICTOR_LEADER, PLACEMENT_LEADER, QUEUE_LEADER))
 
     async def lost(self) -> str:
-        """Wait until this mesh may lead no more, which one that has its store alone always may; tells why."""
+        """Wait until this mesh loses its leadership and return the reason; never with a store of its own."""
         if self._offices:
             return await self._offices.lost()
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("unreachable")
 
     def _options(self, group: str) -> Mapping[str, str]:
         return self.config.options.get(group, {})
@@ -190,7 +192,7 @@ class EmbeddedMesh:
         names = self.config.predictors
         return predictor.Config(
             predictors=names,
-            options=by_owner(names, self._options("predictor")),
+            options=options_by_policy(names, self._options("predictor")),
             profiles=ProfileRules(seconds=self.config.profile_seconds),
         )
 
@@ -221,27 +223,27 @@ class EmbeddedMesh:
             window_seconds=config.window_seconds,
             failure_rules=config.failure_rules,
             retrying=config.retrying,
-            tenant_jobs_max=config.guarding.limits.jobs_per_tenant if config.guarding else 0,
-            tenant_bytes_max=config.guarding.limits.bytes_per_tenant if config.guarding else 0,
+            tenant_jobs_max=config.security_settings.limits.jobs_per_tenant if config.security_settings else 0,
+            tenant_bytes_max=config.security_settings.limits.bytes_per_tenant if config.security_settings else 0,
             ended_kept_max=config.ended_jobs,
             ended_kept_seconds=config.ended_days * 86_400,
             archive=config.archive,
         )
 
     def _start_agents(self) -> None:
-        reached, guarding = _reachable(self.address), self.config.guarding
+        reached, security_settings = _reachable(self.address), self.config.security_settings
         complete = [
             replace(config, placement_endpoint=reached, contention_endpoint=reached, token=self.token)
             for config in self.config.agents
         ]
-        self._agents.start(complete, guarding.tls_files if guarding else None)
+        self._agents.start(complete, security_settings.tls_files if security_settings else None)
 
     async def nodes_ready(self) -> Sequence[node_service_pb2.Node]:
-        """Return the nodes of this mesh's agents, once all of them are connected.
+        """Return the nodes of this mesh's agents once all of them are connected.
 
         Raises:
             AgentFailed: an agent cannot run.
-            StoreRegressed, StoreReplaced: an agent knows that the store is not what it was.
+            StoreRegressed, StoreReplaced: an agent remembers a different state of the store.
         """
         stub = cast("NodeServiceAsyncStub", node_service_pb2_grpc.NodeServiceStub(self.channel))
         wanted = {config.node_id for config in self.config.agents}
@@ -257,8 +259,8 @@ class EmbeddedMesh:
             await self._agents.failed(NODES_READY_POLL_SECONDS)
 
     async def close(self) -> None:
-        """End agents first, so that the services hear from them to the last; jobs run on."""
-        if self._published:  # else what stands there is another mesh's
+        """Close the agents first, so that services receive their last reports; jobs keep running."""
+        if self._published:  # otherwise the published address is another mesh's
             access.withdraw(self.config.state_dir)
             self._published = False
         await self._agents.close()
@@ -266,17 +268,17 @@ class EmbeddedMesh:
             try:
                 if (ending := step.close()) is not None:
                     await ending
-            except Exception:  # the other parts must be closed all the same
+            except Exception:  # the other parts must be closed anyway
                 log.exception("close_failed", part=step.name)
         self._closing.clear()
 
 
-def _fenced(store: Store, held: Held | None) -> Store:
-    """The store of who was elected: nothing is written any more once another leads."""
+def _fenced(store: Store, held: HeldTerm | None) -> Store:
+    """Return the store fenced by a leadership term, so that a deposed leader cannot write."""
     return FencedStore(store, held) if held else store
 
 
 def _reachable(address: str) -> str:
-    """The address under which a process of this machine reaches a listener; 0.0.0.0 is reached at the loopback."""
+    """Return the address at which local processes reach a listener; for 0.0.0.0 the loopback address."""
     host, _, port = address.rpartition(":")
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else address

@@ -1,4 +1,4 @@
-"""`cotenant health`: whether the services answer, and whether they can do their work; for people and for probes."""
+"""`cotenant health`: whether the services answer and can do their work; for people and for probes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from cotenant.cli import options, views
 from cotenant.cli.connection import access_of
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import CommandError, ExitCode, usage
+from cotenant.cli.outcome import CommandError, ExitCode, usage_error
 from cotenant.cli.render import Column, print_table
-from cotenant.rpc.access import NoAccess
+from cotenant.rpc.access import AccessError
 from cotenant.rpc.channel import connect, replicas_of, secure
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.security.grpc_tls import BadTls
 
 SERVING = "serving"
 SECONDS = 3.0
-COLUMNS = (Column("SERVICE"), Column("ADDRESS"), Column("STATE"), Column("WHY", elastic=True))
-# By the name of each in the health protocol. A server that hosts several of them answers for each.
+COLUMNS = (Column("SERVICE"), Column("ADDRESS"), Column("STATE"), Column("REASON", elastic=True))
+# The name of each service in the health protocol. A server that hosts several services answers for each.
 SERVICE_NAMES = {
     "queue": "cotenant.v1.JobService",
     "placement": "cotenant.v1.PlacementService",
@@ -37,7 +37,7 @@ SERVICE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What one service said of itself."""
+    """The health of one service."""
 
     service: str
     address: str
@@ -52,22 +52,22 @@ def register(app: typer.Typer) -> None:
 
 def health(
     context: typer.Context,
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Only the server there.")] = "",
-    alive: Annotated[bool, typer.Option("--alive", help="Enough if it answers, though it cannot work now.")] = False,
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Check only the server at this address.")] = "",
+    alive: Annotated[bool, typer.Option("--alive", help="Check only whether it answers.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Ask each service whether it can do its work, which it cannot while the store is away or nobody leads.
+    """Check whether each service can do its work; without a reachable store or a leader it cannot.
 
-    The exit code is 0 if all can, 1 if one cannot, and 3 if one does not answer; so it serves as a probe. Of several
-    replicas one is enough; which of them cannot is told beside it, and `cotenant replicas` tells who leads.
+    The exit code is 0 if all services can, 1 if one cannot, and 3 if one does not answer, so the command serves as a
+    probe. One serving replica is enough; replicas that do not serve are listed. `cotenant replicas` shows leaders.
 
     \b
     Examples:
       cotenant health
       cotenant health 127.0.0.1:7070
-      cotenant health --alive 127.0.0.1:7070    # a probe of life: a restart would not bring the store back
+      cotenant health --alive 127.0.0.1:7070    # liveness probe: a restart would not help the store
     """
-    found = asyncio.run(_ask(_asked(Flags.of(context), address)))
+    found = asyncio.run(_ask(_addresses(Flags.of(context), address)))
     if as_json:
         views.print_json([asdict(one) for one in found])
     else:
@@ -78,15 +78,15 @@ def health(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _asked(flags: Flags, address: str) -> list[Health]:
-    """Say whom to ask."""
+def _addresses(flags: Flags, address: str) -> list[Health]:
+    """Return the services to check, with their addresses."""
     try:
         only = Endpoints.parse(address).queue if address else ""
         access = access_of(replace(flags, endpoint=address or flags.endpoint))
         secure(access.tls)
     except (ValueError, BadTls) as error:
-        raise usage(str(error)) from None
-    except NoAccess as error:
+        raise usage_error(str(error)) from None
+    except AccessError as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
     if only:
         return [Health("", only)]
@@ -94,17 +94,17 @@ def _asked(flags: Flags, address: str) -> list[Health]:
 
 
 async def _ask(wanted: Sequence[Health]) -> list[Health]:
-    return await asyncio.gather(*(_answer_of(one) for one in wanted))
+    return await asyncio.gather(*(_check(one) for one in wanted))
 
 
-async def _answer_of(wanted: Health) -> Health:
-    """Ask as every call would, and each replica by itself, to tell which of them nothing comes to."""
+async def _check(wanted: Health) -> Health:
+    """Return the health of a service as callers see it, with the replicas that do not serve."""
     replicas = replicas_of(wanted.address)
     if len(replicas) < 2:
-        return await _asked_at(wanted, wanted.address)
+        return await _check_at(wanted, wanted.address)
     whole, *each = await asyncio.gather(
-        _asked_at(wanted, wanted.address),
-        *(_asked_at(Health(wanted.service, address), address, called) for address, called in replicas),
+        _check_at(wanted, wanted.address),
+        *(_check_at(Health(wanted.service, address), address, called) for address, called in replicas),
     )
     if whole.state != SERVING:
         return whole
@@ -112,17 +112,17 @@ async def _answer_of(wanted: Health) -> Health:
     return replace(whole, why=", ".join(missing))
 
 
-async def _asked_at(wanted: Health, address: str, called: str = "") -> Health:
+async def _check_at(wanted: Health, address: str, called: str = "") -> Health:
     request = HealthCheckRequest(service=SERVICE_NAMES.get(wanted.service, ""))
     try:
         async with connect(address, called=called) as channel:
             answer = await HealthStub(channel).Check(request, timeout=SECONDS)
-    except ValueError as error:  # names that cannot be found
+    except ValueError as error:  # names that cannot be resolved
         return replace(wanted, state="away", why=str(error))
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
-            return replace(wanted, state="not there", why="what answers at this address is another service")
+            return replace(wanted, state="not there", why="another service answers at this address")
         return replace(wanted, state="away", why=(error.details() or error.code().name).partition("\n")[0])
     if answer.status == HealthCheckResponse.SERVING:
         return replace(wanted, state=SERVING)
-    return replace(wanted, state="not serving", why="it cannot work now: its store is away, or nobody leads")
+    return replace(wanted, state="not serving", why="cannot work: its store is unreachable or it has no leader")

@@ -1,4 +1,4 @@
-"""`cotenant policies`: which policies are installed, from which package, and which of them work."""
+"""`cotenant policies`: installed policies, their packages, and whether they load."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer
 
 from cotenant import plugins
 from cotenant.cli import options, views
-from cotenant.cli.connection import Mesh, reach, told
+from cotenant.cli.connection import Mesh, command_error, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.errors import from_error
 from cotenant.core.spelling import did_you_mean
@@ -28,7 +28,7 @@ COLUMNS = (
     Column("VERSION", elastic=True),
     Column("OK", styled=True),
     Column("ACTIVE"),
-    Column("WHAT IT DOES, OR WHAT IS WRONG", elastic=True),
+    Column("DESCRIPTION / ERROR", elastic=True),
 )
 
 
@@ -41,13 +41,13 @@ def policies(
     context: typer.Context,
     group: Annotated[str, typer.Option(metavar="GROUP", help="Only this group, such as queue_policies.")] = "",
     here: Annotated[
-        bool, typer.Option("--here", help="Those of this Python, which simulations use; ask no mesh.")
+        bool, typer.Option("--here", help="Only policies of this Python installation, without asking the mesh.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """List installed policies, from which package they come, and which of them work.
+    """List installed policies, the packages they come from, and whether they load.
 
-    A mesh that answers says what it has, and which of them are active; else those of this Python are listed.
+    Lists the policies of the mesh and marks the active ones; without a reachable mesh, those of this Python.
 
     \b
     Examples:
@@ -64,28 +64,28 @@ def policies(
 
 
 def _installed(group: str) -> list[Policy]:
-    """Look at what is installed beside this command."""
+    """Return the policies installed with this command."""
     if group and group not in plugins.GROUPS:
-        raise usage(
-            f"--group: {group!r} is not one of {', '.join(plugins.GROUPS)}{did_you_mean(group, plugins.GROUPS)}"
+        raise usage_error(
+            f"--group must be one of {', '.join(plugins.GROUPS)}, not {group!r}{did_you_mean(group, plugins.GROUPS)}"
         )
     return [policy_of(plugin) for plugin in plugins.discover() if group in ("", plugin.group)]
 
 
 def _known(flags: Flags, group: str) -> list[Policy]:
-    """Ask the mesh; without one, look at what is installed here."""
+    """Return the mesh's policies; without a reachable mesh, those installed here."""
     try:
-        return reach(flags, lambda mesh: _collected(mesh, group))
+        return with_mesh(flags, lambda mesh: _collected(mesh, group))
     except CommandError as error:
         if error.code is not ExitCode.UNREACHABLE:
             raise
         found = _installed(group)
-        note(f"these are installed here; which are active only a mesh knows, and none answers: {error.message}")
+        note(f"showing policies installed here, without active marks: the mesh is unreachable: {error.message}")
         return found
 
 
 async def _collected(mesh: Mesh, group: str) -> list[Policy]:
-    """Ask every service for its groups and join what they say; fail only where none answers."""
+    """Return the policies of all services, merged; fails only if no service answers."""
     stubs = mesh.policies()
     request = ListPoliciesRequest(group=group)
     answers = await asyncio.gather(*(stub.ListPolicies(request) for stub in stubs.values()), return_exceptions=True)
@@ -101,12 +101,12 @@ async def _collected(mesh: Mesh, group: str) -> list[Policy]:
     if len(failures) == len(stubs):
         raise next(iter(failures.values()))
     for service, failure in failures.items():
-        note(f"{service} does not tell of its policies: {told(from_error(failure)).message}")
+        note(f"cannot list policies of {service}: {command_error(from_error(failure)).message}")
     return [joined[key] for key in sorted(joined)]
 
 
 def _join(joined: dict[tuple[str, str, str], Policy], answer: ListPoliciesResponse) -> None:
-    """Add what one service says; a policy is active where any service uses it."""
+    """Merge one service's policies; a policy is active if any service uses it."""
     for policy in answer.policies:
         known = joined.setdefault((policy.group, policy.name, policy.package), policy)
         known.active = known.active or policy.active

@@ -1,4 +1,4 @@
-"""Telling systemd that a service serves, where its unit is of the type `notify` [sd_notify(3)]."""
+"""Readiness notification to systemd, for units of type `notify` [sd_notify(3)]."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cotenant.cli.outcome import note
 VARIABLE = "NOTIFY_SOCKET"
 
 
-def tell_ready() -> None:
-    """Say so once; nothing that is started later finds the variable. Without one nobody wants to know."""
+def notify_ready() -> None:
+    """Notify systemd once; the variable is removed so that child processes do not inherit it."""
     address = os.environ.pop(VARIABLE, "")
     if not address:
         return
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-            told.connect(f"\0{address[1:]}" if address.startswith("@") else address)
-            told.sendall(b"READY=1")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket:
+            notify_socket.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+            notify_socket.sendall(b"READY=1")
     except OSError as error:
-        note(f"systemd could not be told that this serves: {error.strerror}")
+        note(f"cannot notify systemd: {error.strerror}")

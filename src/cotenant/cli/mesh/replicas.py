@@ -1,4 +1,4 @@
-"""`cotenant replicas`: which processes there are of each service, and which of them leads."""
+"""`cotenant replicas`: the processes of each service and their leaders."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import grpc.aio
 import typer
 
 from cotenant.cli import options, views
-from cotenant.cli.condition_views import NOTHING_TOLD, process_view
-from cotenant.cli.connection import Mesh, away, reach, told
+from cotenant.cli.condition_views import EMPTY_PROCESS_VIEW, process_view
+from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.errors import from_error
@@ -31,20 +31,20 @@ COLUMNS = (
     Column("ADDRESS", elastic=True),
     Column("STATE", styled=True),
     Column("TERM", right=True),
-    Column("SEEN", right=True),
+    Column("REVISION", right=True),
     Column("RELEASE"),
-    Column("LEADER, OR WHAT IS WRONG", elastic=True),
+    Column("LEADER / PROBLEM", elastic=True),
 )
-ANSWER_SECONDS_MAX = 5.0  # for one process; whoever looks wants to see the others soon
+ANSWER_SECONDS_MAX = 5.0  # per process: a slow process must not delay the list
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What all processes told: of themselves, and of the members of their store."""
+class MeshReport:
+    """Reports of all processes about themselves and about their store."""
 
     processes: list[views.View]
     members: list[views.View]
-    trusts: list[views.View]  # what each process knows of the store
+    trusts: list[views.View]  # each process's view of the store's identity
     capacity: views.View | None = None  # of the store
 
 
@@ -54,28 +54,28 @@ def register(app: typer.Typer) -> None:
 
 
 def replicas(context: typer.Context, as_json: options.AsJson = False) -> None:
-    """List the processes of each service, which of them leads, since which term, and which release each runs.
+    """List the processes of each service with their state, leadership term and release.
 
-    Of one that follows, SEEN is the store's revision up to which it knows what the leader has written. It asks every
-    address that it knows of, so name all of them: `--endpoint 'queue=a:7070|b:7070,…'`.
+    REVISION is the store revision up to which a follower has replicated the leader's writes. Only known addresses are
+    asked, so list all of them: `--endpoint 'queue=a:7070|b:7070,…'`.
 
     \b
     Examples:
       cotenant replicas
       cotenant --endpoint 'queue=a:7070|b:7070' replicas --json
     """
-    found = reach(Flags.of(context), look).processes
+    found = with_mesh(Flags.of(context), look).processes
     if as_json:
         views.print_json(found)
         return
     print_table(COLUMNS, [_row(view) for view in found], nothing="no replicas")
 
 
-async def look(mesh: Mesh) -> Told:
-    """Ask every address of every service.
+async def look(mesh: Mesh) -> MeshReport:
+    """Return the reports of all processes, at every address of every service.
 
     Raises:
-        AioRpcError: one refused to tell.
+        AioRpcError: a process refused the call.
     """
     known = mesh.replicas()
     answers = await asyncio.gather(*(_asked(stub) for _, _, stub in known), return_exceptions=True)
@@ -96,23 +96,26 @@ async def look(mesh: Mesh) -> Told:
             processes.setdefault((service, address), _missing(service, address, outcome))
         else:
             raise outcome
-    return Told(
-        [view for _, view in sorted(processes.items())], _merged(members), list(trusts.values()), _fullest(capacities)
+    return MeshReport(
+        [view for _, view in sorted(processes.items())],
+        _merged(members),
+        list(trusts.values()),
+        _fullest_store(capacities),
     )
 
 
 async def _asked(stub: Any) -> tuple[ListReplicasResponse, float, float]:
-    """Return a process's answer, and when it was asked and had answered, by this machine's wall clock."""
+    """Return a process's answer with the local wall-clock times of request and response."""
     asked, begin = time.time(), time.monotonic()
     answer = await stub.ListReplicas(ListReplicasRequest(), timeout=ANSWER_SECONDS_MAX)
     return answer, asked, asked + time.monotonic() - begin
 
 
-def _fullest(told_of: Sequence[StoreCapacity]) -> views.View | None:
-    """Return what is told of the store that has the least space: processes may have stores of their own."""
-    if not told_of:
+def _fullest_store(capacities: Sequence[StoreCapacity]) -> views.View | None:
+    """Return the capacity of the fullest store: processes may have separate stores."""
+    if not capacities:
         return None
-    one = max(told_of, key=lambda one: (bool(one.problem), one.size_bytes / max(1, one.limit_bytes)))
+    one = max(capacities, key=lambda one: (bool(one.problem), one.size_bytes / max(1, one.limit_bytes)))
     return {
         "size_bytes": one.size_bytes,
         "in_use_bytes": one.in_use_bytes,
@@ -124,16 +127,16 @@ def _fullest(told_of: Sequence[StoreCapacity]) -> views.View | None:
     }
 
 
-def trust_view(address: str, told: StoreTrust) -> views.View:
-    """Return what a process knows of the store, as `--json` prints it."""
+def trust_view(address: str, trust: StoreTrust) -> views.View:
+    """Return a process's view of the store's identity, as `--json` prints it."""
     return {
         "address": address,
-        "store_id": told.store_id,
-        "generation": told.generation,
-        "revision": told.revision,
-        "reason": told.reason or None,
-        "problem": told.problem or None,
-        "remedy": told.remedy or None,
+        "store_id": trust.store_id,
+        "generation": trust.generation,
+        "revision": trust.revision,
+        "reason": trust.reason or None,
+        "problem": trust.problem or None,
+        "remedy": trust.remedy or None,
         "witnesses": [
             {
                 "name": one.name,
@@ -141,7 +144,7 @@ def trust_view(address: str, told: StoreTrust) -> views.View:
                 "generation": one.generation or None,
                 "revision": one.revision or None,
             }
-            for one in told.witnesses
+            for one in trust.witnesses
         ],
     }
 
@@ -160,7 +163,7 @@ def _view(replica: Replica) -> views.View:
 
 
 def _serving(service: str, address: str, state: str = "serves", problem: str | None = None) -> views.View:
-    """Tell of a process that elects nobody, or of an address that did not answer."""
+    """Return the view of a process without elections, or of an address that did not answer."""
     return {
         "service": service,
         "address": address,
@@ -173,12 +176,12 @@ def _serving(service: str, address: str, state: str = "serves", problem: str | N
         "start_time": None,
         "certificate": None,
         "problems": [],
-        **NOTHING_TOLD,
+        **EMPTY_PROCESS_VIEW,
     }
 
 
 def _process(answer: ListReplicasResponse, asked: float, answered: float) -> views.View:
-    """Tell of the process itself; one of an older release says nothing of it."""
+    """Return the process's own fields; older releases do not report them."""
     return {
         "release": answer.process.version or None,
         "start_time": views.time_of(answer.process, "start_time"),
@@ -189,25 +192,31 @@ def _process(answer: ListReplicasResponse, asked: float, answered: float) -> vie
 
 
 def _missing(service: str, address: str, error: grpc.aio.AioRpcError) -> views.View:
-    """Tell of an address that did not answer, or of an older process that elects nobody."""
+    """Return the view of an address that did not answer, or of an older process without elections."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return _serving(service, address)
-    if not away(error.code()):
+    if not is_unreachable(error.code()):
         raise error
-    return _serving(service, address, "away", told(from_error(error)).message)
+    return _serving(service, address, "away", command_error(from_error(error)).message)
 
 
-def _merged(told_of: Sequence[tuple[str, StoreMember]]) -> list[views.View]:
-    """Take members of one endpoint together: one that any process can use is there, and who cannot is named."""
+def _merged(capacities: Sequence[tuple[str, StoreMember]]) -> list[views.View]:
+    """Return reports merged by endpoint: a member that any process reaches is up; processes that cannot are named."""
     by_endpoint: dict[str, list[tuple[str, StoreMember]]] = {}
-    for teller, one in told_of:
-        by_endpoint.setdefault(one.endpoint, []).append((teller, one))
+    for reporter, one in capacities:
+        by_endpoint.setdefault(one.endpoint, []).append((reporter, one))
     found = []
-    for endpoint, tellings in sorted(by_endpoint.items()):
-        well = [one for _, one in tellings if not one.problem]
-        ill = sorted(teller for teller, one in tellings if one.problem)
-        best = (well or sorted((one for _, one in tellings), key=lambda one: not one.version))[0]
-        problem = best.problem if not well else f"not for {', '.join(dict.fromkeys(ill))}" if ill else ""
+    for endpoint, reports in sorted(by_endpoint.items()):
+        healthy = [one for _, one in reports if not one.problem]
+        unhealthy = sorted(reporter for reporter, one in reports if one.problem)
+        best = (healthy or sorted((one for _, one in reports), key=lambda one: not one.version))[0]
+        problem = (
+            best.problem
+            if not healthy
+            else f"unreachable for {', '.join(dict.fromkeys(unhealthy))}"
+            if unhealthy
+            else ""
+        )
         found.append(
             {
                 "endpoint": endpoint,

@@ -1,4 +1,4 @@
-"""What `up` and `serve` are told of certificates, tokens, limits and the audit log, and what is made of it."""
+"""Security settings of `up` and `serve`: certificates, tokens, limits, audit log."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.core.spelling import did_you_mean
 
-if TYPE_CHECKING:  # grpc loads only when something is served
+if TYPE_CHECKING:  # grpc is imported only by servers
     from cotenant.security.grpc_tls import TlsFiles
     from cotenant.security.server_security import Security
 
@@ -21,7 +21,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TlsSection:
-    """`[tls]`: files in PEM, and whether clients must show a certificate."""
+    """`[tls]`: PEM files, and whether clients must present a certificate."""
 
     ca: str = ""
     cert: str = ""
@@ -45,9 +45,9 @@ class OidcSection:
 
 @dataclass(frozen=True, slots=True)
 class LimitsSection:
-    """`[limits]`: what a user may take, and how many jobs of a tenant may not have ended; 0: any number.
+    """`[limits]`: rate limits per user, and live jobs per tenant; 0 means unlimited.
 
-    `bytes_per_tenant` of the store are for the jobs of a tenant that has no limit of its own; 0: a quarter of it.
+    `bytes_per_tenant` limits the store space for jobs of tenants without their own limit; 0: a quarter of the store.
     """
 
     calls_per_second: float = 50.0
@@ -62,9 +62,9 @@ class LimitsSection:
 
 @dataclass(frozen=True, slots=True)
 class AuditSection:
-    """`[audit]`: where the log is (`audit.jsonl` in the state directory), what it has beside changes, and its bounds.
+    """`[audit]`: the log's path (default `audit.jsonl` in the state directory), what it records, and its rotation.
 
-    A file of `bytes_max` is moved to `….1`, and so on, `files` of them; 0: it grows until somebody moves it.
+    A file that reaches `bytes_max` is rotated to `….1` and so on, keeping `files` of them; 0: no rotation.
     """
 
     path: str = ""
@@ -79,16 +79,16 @@ SECTIONS: Mapping[str, type[Any] | None] = {
     "oidc": OidcSection,
     "limits": LimitsSection,
     "audit": AuditSection,
-    "bearers": None,  # texts by text: who bears which foreign certificate
-    "users": None,  # the same: as whom jobs of a submitter run on this node
+    "bearers": None,  # strings by string: subjects of foreign certificates
+    "users": None,  # strings by string: the local user that runs a submitter's jobs
 }
 
 
-def wrong_sections(sections: Mapping[str, Any]) -> list[str]:
-    """Name everything that is wrong with the sections of a configuration file.
+def invalid_sections(sections: Mapping[str, Any]) -> list[str]:
+    """Return all errors in the sections of a configuration file.
 
-    >>> wrong_sections({"tls": {"crt": "x"}, "users": {"eve": 7}})
-    ['tls.crt: no such setting; did you mean cert?', 'users.eve: must be a text, not 7']
+    >>> invalid_sections({"tls": {"crt": "x"}, "users": {"eve": 7}})
+    ['tls.crt: unknown setting; did you mean cert?', 'users.eve: must be a string, not 7']
     """
     wrong: list[str] = []
     for name, table in sections.items():
@@ -99,14 +99,14 @@ def wrong_sections(sections: Mapping[str, Any]) -> list[str]:
         known = {field.name: field.default for field in fields(kind)} if kind else dict.fromkeys(table, "")
         for key, value in table.items():
             if key not in known:
-                wrong.append(f"{name}.{key}: no such setting{did_you_mean(key, known)}")
-            elif told := _unfit(known[key], value):
-                wrong.append(f"{name}.{key}: {told}")
+                wrong.append(f"{name}.{key}: unknown setting{did_you_mean(key, known)}")
+            elif reason := _type_error(known[key], value):
+                wrong.append(f"{name}.{key}: {reason}")
     return wrong
 
 
-def _unfit(default: object, value: object) -> str:
-    kinds: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+def _type_error(default: object, value: object) -> str:
+    kinds: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
     wanted = type(default)
     fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and wanted is not bool):
@@ -117,8 +117,8 @@ def _unfit(default: object, value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Guarding:
-    """All that was said of security, from flags, the environment and the configuration file."""
+class SecuritySettings:
+    """All security settings from flags, the environment and the configuration file."""
 
     tls: TlsSection
     oidc: OidcSection
@@ -127,55 +127,55 @@ class Guarding:
     bearers: Mapping[str, str]
     users: Mapping[str, str]
     insecure: bool = False
-    only_user: str = ""  # as whom every job runs, so that nobody else may submit; empty where others may
+    only_user: str = ""  # the user all jobs run as, who alone may submit; empty if others may
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """The certificates; None where there are none."""
+        """Return the TLS files; None without certificates."""
         from cotenant.security.grpc_tls import TlsFiles
 
-        told = self.tls
-        if not told.ca:
-            if told.cert or told.key:
-                raise usage("a certificate alone does not tell whom to believe: --tls-ca names the authorities")
+        tls = self.tls
+        if not tls.ca:
+            if tls.cert or tls.key:
+                raise usage_error("a certificate needs trusted authorities: set --tls-ca")
             return None
-        cert, key = (Path(path).expanduser() if path else None for path in (told.cert, told.key))
-        return TlsFiles(Path(told.ca).expanduser(), cert, key, told.clients)
+        cert, key = (Path(path).expanduser() if path else None for path in (tls.cert, tls.key))
+        return TlsFiles(Path(tls.ca).expanduser(), cert, key, tls.clients)
 
     @property
     def mutual(self) -> bool:
-        """Whether callers are known by certificates, so that the mesh needs no token of its own."""
+        """Whether callers authenticate by certificate, so that the mesh needs no token of its own."""
         return bool(self.tls.ca) and self.tls.clients
 
 
-def guarding_of(sections: Sections | None, flags: Flags, *, insecure: bool) -> Guarding:
-    """Put together what was said; flags win over the environment, and that over the configuration file."""
-    said = sections or {}
-    tls = TlsSection(**said.get("tls", {}))
-    nearer = [
+def read_security_settings(sections: Sections | None, flags: Flags, *, insecure: bool) -> SecuritySettings:
+    """Return the merged settings; flags override the environment, which overrides the configuration file."""
+    given = sections or {}
+    tls = TlsSection(**given.get("tls", {}))
+    overriding = [
         {"ca": flags.tls_ca, "cert": flags.tls_cert, "key": flags.tls_key},
         {name: os.environ.get(f"COTENANT_TLS_{name.upper()}", "") for name in ("ca", "cert", "key")},
     ]
-    for level in nearer:
+    for level in overriding:
         if any(level.values()):
             tls = TlsSection(**level, clients=tls.clients)
             break
-    return Guarding(
+    return SecuritySettings(
         tls,
-        OidcSection(**said.get("oidc", {})),
-        LimitsSection(**said.get("limits", {})),
-        AuditSection(**said.get("audit", {})),
-        said.get("bearers", {}),
-        said.get("users", {}),
+        OidcSection(**given.get("oidc", {})),
+        LimitsSection(**given.get("limits", {})),
+        AuditSection(**given.get("audit", {})),
+        given.get("bearers", {}),
+        given.get("users", {}),
         insecure,
     )
 
 
-def check_listen(listen: str, guarding: Guarding) -> None:
-    """Refuse to be reached from elsewhere without TLS.
+def check_listen(listen: str, security_settings: SecuritySettings) -> None:
+    """Reject a listen address that other machines can reach without TLS.
 
     Raises:
-        CommandError: what is to be done instead.
+        CommandError: the address needs TLS or --insecure.
     """
     from cotenant.rpc.access import is_local
     from cotenant.rpc.endpoints import host_and_port
@@ -183,47 +183,49 @@ def check_listen(listen: str, guarding: Guarding) -> None:
     try:
         local = is_local(host_and_port(listen)[0])
     except ValueError:
-        return  # whoever listens there says what is wrong with it
-    if guarding.tls.ca or guarding.insecure or local:
+        return  # listening on it reports the error
+    if security_settings.tls.ca or security_settings.insecure or local:
         return
-    raise usage(
-        f"{listen} can be reached from other machines, and without TLS everybody on the way reads the token",
-        hint="`cotenant certs init` makes certificates for --tls-ca, --tls-cert and --tls-key; "
-        "--insecure serves without, on a network that you trust",
+    raise usage_error(
+        f"{listen} is reachable from other machines, and without TLS the token can be intercepted",
+        hint="create certificates with `cotenant certs init` and set --tls-ca, --tls-cert and --tls-key; "
+        "on a trusted network, --insecure serves without TLS",
     )
 
 
-def security_of(guarding: Guarding, state_dir: Path, service: str, token: str) -> Security:
-    """Make what guards a server, and let this process call others with its certificate.
+def make_security(security_settings: SecuritySettings, state_dir: Path, service: str, token: str) -> Security:
+    """Return the security of a server, and make this process use its certificate for calls.
 
     Raises:
-        CommandError: certificates, keys or settings cannot be used.
+        CommandError: certificates, keys or settings are invalid.
     """
-    from cotenant.cli.mesh.shared_identity import refusal_of
+    from cotenant.cli.mesh.shared_identity import submit_refusal
     from cotenant.rpc import channel
     from cotenant.security.audit import AUDIT_FILE, Audit
     from cotenant.security.credentials import Credentials
-    from cotenant.security.grpc_tls import BadTls, Watched
+    from cotenant.security.grpc_tls import BadTls, WatchedTlsFiles
     from cotenant.security.limits import LimitRules, Limits
     from cotenant.security.oidc import BadOidc, Oidc, OidcRules
-    from cotenant.security.one_user import OneUser
+    from cotenant.security.one_user import SingleUserAuthenticator
     from cotenant.security.server_security import Security
     from cotenant.security.tokens import TOKENS_FILE, TokenFile
 
-    told = guarding.oidc
-    limits, audit = guarding.limits, guarding.audit
+    oidc_settings = security_settings.oidc
+    limits, audit = security_settings.limits, security_settings.audit
     try:
-        files = guarding.tls_files
+        files = security_settings.tls_files
         if files is not None and files.cert is None:
-            raise usage("a server shows a certificate: --tls-cert and --tls-key name it")
+            raise usage_error("a server needs a certificate: set --tls-cert and --tls-key")
         channel.secure(files)
-        rules = OidcRules(**{field.name: getattr(told, field.name) for field in fields(OidcSection)})
-        oidc = Oidc(rules) if told.issuer or told.audience or told.jwks else None
-        known = Credentials(token, TokenFile(state_dir / TOKENS_FILE), oidc, guarding.bearers)
-        credentials = OneUser(known, refusal_of(guarding)) if guarding.only_user else known
-        tls = Watched(files) if files else None
+        rules = OidcRules(**{field.name: getattr(oidc_settings, field.name) for field in fields(OidcSection)})
+        oidc = Oidc(rules) if oidc_settings.issuer or oidc_settings.audience or oidc_settings.jwks else None
+        known = Credentials(token, TokenFile(state_dir / TOKENS_FILE), oidc, security_settings.bearers)
+        credentials = (
+            SingleUserAuthenticator(known, submit_refusal(security_settings)) if security_settings.only_user else known
+        )
+        tls = WatchedTlsFiles(files) if files else None
     except (BadTls, BadOidc, ValueError) as error:
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
     rates = LimitRules(
         limits.calls_per_second,
         limits.calls_at_once,
@@ -241,21 +243,21 @@ def security_of(guarding: Guarding, state_dir: Path, service: str, token: str) -
     )
 
 
-def secure_calls(guarding: Guarding) -> None:
-    """Let a process that serves nothing call others with its certificate.
+def secure_calls(security_settings: SecuritySettings) -> None:
+    """Make a process that is not a server use its certificate for calls.
 
     Raises:
-        CommandError: it cannot be used.
+        CommandError: the certificate cannot be used.
     """
     from cotenant.rpc import channel
     from cotenant.security.grpc_tls import BadTls
 
     try:
-        channel.secure(guarding.tls_files)
+        channel.secure(security_settings.tls_files)
     except BadTls as error:
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
 
 
 def unwritable(path: Path, error: OSError) -> CommandError:
-    """A file of ours cannot be written."""
+    """Return the error that a file cannot be written."""
     return CommandError(f"cannot write {path}: {error.strerror}")

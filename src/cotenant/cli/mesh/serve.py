@@ -1,4 +1,4 @@
-"""`cotenant serve`: one service of the mesh in a process of its own."""
+"""`cotenant serve`: one service of the mesh in its own process."""
 
 from __future__ import annotations
 
@@ -16,24 +16,30 @@ import typer
 from cotenant import file_descriptors
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.armed_fail_points import arm_fail_points
-from cotenant.cli.mesh.readiness import tell_ready
-from cotenant.cli.mesh.security_options import Guarding, check_listen, guarding_of, secure_calls, security_of
+from cotenant.cli.mesh.readiness import notify_ready
+from cotenant.cli.mesh.security_options import (
+    SecuritySettings,
+    check_listen,
+    make_security,
+    read_security_settings,
+    secure_calls,
+)
 from cotenant.cli.mesh.settings import (
     Settings,
-    archive_of,
+    archive_path,
     check_failure_rules,
-    holding_of,
+    hold_rules,
     merged,
     node_name,
     read_options,
     read_settings,
-    retrying_of,
-    rules_of,
-    store_limits_of,
+    read_store_limits,
+    retry_rules,
+    sharing_rules,
 )
 from cotenant.cli.mesh.shared_identity import secret_paths
-from cotenant.cli.mesh.up import BACKFILL, state_dir_of
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.mesh.up import BACKFILL, resolve_state_dir
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.units import parse_bytes
 from cotenant.core.spelling import did_you_mean
 
@@ -50,8 +56,8 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What every service is told."""
+class ServiceSetup:
+    """The settings that all services share."""
 
     settings: Settings
     options: dict[str, dict[str, str]]
@@ -60,55 +66,60 @@ class Told:
     store_url: str
     token: str
     endpoints: str
-    guarding: Guarding
+    security_settings: SecuritySettings
     address: str = ""
 
 
 def serve(
     context: typer.Context,
     service: Annotated[str, typer.Argument(metavar="SERVICE", help=f"One of {', '.join(SERVICES)}.")],
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; flags win over them.")] = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; flags override them.")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = None,
     store: Annotated[str | None, typer.Option(metavar="URL", help="sqlite, sqlite:PATH or etcd://HOST:PORT,…")] = None,
     endpoints: Annotated[
-        str, typer.Option(metavar="…", help="Where the others are: HOST:PORT, or NAME=…,NAME=…; replicas: A|B.")
+        str, typer.Option(metavar="…", help="Addresses of the services: HOST:PORT, or NAME=…,NAME=…; replicas: A|B.")
     ] = "",
-    node: Annotated[str, typer.Option(metavar="ID", help="The agent's node; this machine's name.")] = "",
-    gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="The agent's GPUs.")] = None,
-    cpus: Annotated[str, typer.Option(metavar="0-3,8", help="The CPUs that the agent may give to jobs; all.")] = "",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="The memory that the agent may give to jobs; all.")] = "",
-    address: Annotated[str, typer.Option(metavar="HOST", help="Where others reach this machine; its name.")] = "",
+    node: Annotated[str, typer.Option(metavar="ID", help="Node id of the agent; default: the host name.")] = "",
+    gpus: Annotated[
+        str | None, typer.Option(metavar="auto|fake:N", help="GPUs of the agent: found by NVML, or declared.")
+    ] = None,
+    cpus: Annotated[str, typer.Option(metavar="0-3,8", help="CPUs for jobs; default: all.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for jobs; default: all.")] = "",
+    address: Annotated[
+        str, typer.Option(metavar="HOST", help="Address of this machine for others; default: its name.")
+    ] = "",
     follow: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The predictor that takes observations; this one reads what it keeps."),
+        typer.Option(metavar="HOST:PORT", help="Predictor that records observations; this one only reads its models."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
-        bool, typer.Option("--shared-identity", help="An agent that is not root runs other people's jobs as its user.")
+        bool, typer.Option("--shared-identity", help="Let an agent without root run other users' jobs as its own user.")
     ] = False,
     share_machine: Annotated[
         bool,
         typer.Option(
             "--share-machine",
             envvar="COTENANT_SHARE_MACHINE",
-            help="The agent offers CPUs and GPUs that another agent on this machine offers too.",
+            help="Let the agent offer CPUs and GPUs that another agent on this machine offers as well.",
         ),
     ] = False,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
+        list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Policy option; repeatable.")
     ] = None,
 ) -> None:
     """Run one service of the mesh in the foreground: queue, placement, predictor, contention or agent.
 
-    All of them read the same token: from COTENANT_TOKEN, else from the file `token` of the state directory, which the
-    first one makes. Without --listen they serve on loopback at the ports 7070 (queue), 7071 (placement), 7072
-    (predictor) and 7073 (contention); without --endpoints they look for each other there. With the store `sqlite`
-    each keeps a file of its own in the state directory; several machines share an etcd. There each may run
-    several times: one leads, the others pass on to it what only it can answer, and when it ends another one leads.
-    A predictor that is to take no observations at all names the one that does with --follow.
+    All services share a token, from COTENANT_TOKEN or from the file `token` in the state directory, which the first
+    service creates. Without --listen they listen on loopback ports 7070 (queue), 7071 (placement), 7072 (predictor) and
+    7073 (contention); without --endpoints they look for each other there.
 
-    Other machines are served with TLS: --tls-ca, --tls-cert and --tls-key, or [tls] in the settings. Then every part
-    is known by its certificate, and no token is needed; `cotenant certs` makes certificates.
+    With the store `sqlite`, each service keeps its own file in the state directory; several machines share an etcd.
+    With etcd, each service may have several replicas: one leads, the others forward to it, and when it fails another
+    takes over. A predictor with --follow records no observations and reads those of another predictor.
+
+    Serving other machines needs TLS: --tls-ca, --tls-cert and --tls-key, or [tls] in the settings. Certificates then
+    authenticate every part and no token is needed; create them with `cotenant certs`.
 
     \b
     Examples:
@@ -118,7 +129,9 @@ def serve(
       cotenant serve agent --endpoints 'placement=10.0.0.5:7071|10.0.0.6:7071' --gpus auto
     """
     if service not in SERVICES:
-        raise usage(f"there is no service {service!r}{did_you_mean(service, SERVICES)}; {', '.join(SERVICES)} are")
+        raise usage_error(
+            f"unknown service {service!r}{did_you_mean(service, SERVICES)}; services are {', '.join(SERVICES)}"
+        )
     arm_fail_points()
     file_descriptors.raise_limit()
     settings = read_settings(config)
@@ -130,54 +143,54 @@ def serve(
     if follow is not None:
         settings = replace(settings, follow=follow)
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
-        raise usage("to follow another predictor takes the etcd that both share: --store etcd://HOST:PORT")
-    state_dir = state_dir_of(context)
-    guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)
+        raise usage_error("--follow needs an etcd shared with the other predictor: --store etcd://HOST:PORT")
+    state_dir = resolve_state_dir(context)
+    security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
     if listen and service != "agent":
-        check_listen(listen, guarding)
-    told = Told(
+        check_listen(listen, security_settings)
+    setup = ServiceSetup(
         settings=settings,
         options=merged(BACKFILL if settings.queue == "fifo" else {}, settings.options, read_options(option or ())),
         state_dir=state_dir,
         listen=listen or f"127.0.0.1:{PORTS.get(service, 0)}",
         store_url=_store_url(store or settings.store, state_dir, service),
-        token=os.environ.get("COTENANT_TOKEN", "") if guarding.mutual else _token(state_dir),
-        guarding=guarding,
+        token=os.environ.get("COTENANT_TOKEN", "") if security_settings.mutual else _token(state_dir),
+        security_settings=security_settings,
         address=address,
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
     if service == "agent":
         part = _cpus(cpus), _memory(memory)
-        work = _agent(told, node or node_name(), gpus or settings.gpus, part, address)
+        work = _agent(setup, node or node_name(), gpus or settings.gpus, part, address)
     else:
-        work = _service(service, told)
+        work = _service(service, setup)
     asyncio.run(_until_signal(work))
 
 
 def _store_url(store: str, state_dir: Path, service: str) -> str:
-    """Name the store; a file of the state directory gets one, which with certificates no token has made."""
-    from cotenant.rpc.access import NoAccess, ensure_private
+    """Return the store URL; for a file in the state directory, create the directory."""
+    from cotenant.rpc.access import AccessError, ensure_private
 
     if store != "sqlite" or service == "agent":
         return store
     try:
         ensure_private(state_dir)
-    except NoAccess as error:
+    except AccessError as error:
         raise CommandError(str(error)) from None
     return f"sqlite:{state_dir / service}.sqlite"
 
 
 def _token(state_dir: Path) -> str:
-    from cotenant.rpc.access import NoAccess, ensure_token
+    from cotenant.rpc.access import AccessError, ensure_token
 
     try:
         return os.environ.get("COTENANT_TOKEN") or ensure_token(state_dir)
-    except NoAccess as error:
+    except AccessError as error:
         raise CommandError(str(error)) from None
 
 
 def _cpus(text: str) -> tuple[int, ...] | None:
-    """Read a list of CPUs as the kernel writes it.
+    """Return a list of CPUs given in the kernel's notation.
 
     >>> _cpus("0-2,8")
     (0, 1, 2, 8)
@@ -188,11 +201,11 @@ def _cpus(text: str) -> tuple[int, ...] | None:
         ranges = [part.partition("-") for part in text.split(",")]
         return tuple(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))
     except ValueError:
-        raise usage(f"{text!r} is no list of CPUs; write it like 0-3,8") from None
+        raise usage_error(f"--cpus must be a list such as 0-3,8, not {text!r}") from None
 
 
 def _memory(text: str) -> int | None:
-    """Read an amount of memory; None for "".
+    """Return an amount of memory; None for "".
 
     >>> _memory("2GiB")
     2147483648
@@ -200,36 +213,36 @@ def _memory(text: str) -> int | None:
     try:
         return parse_bytes(text) if text else None
     except ValueError as error:
-        raise usage(f"--memory cannot be taken: {error}") from None
+        raise usage_error(f"--memory {error}") from None
 
 
-def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
-    """Compose one of the four services."""
+def _service(service: str, setup: ServiceSetup) -> Coroutine[Any, Any, None]:
+    """Return the coroutine that runs one of the four services."""
     from cotenant.rpc import gc_tuning
 
-    common: dict[str, Any] = {"address": told.listen, "store_url": told.store_url, "token": told.token}
-    if service != "contention":  # which keeps nothing
+    common: dict[str, Any] = {"address": setup.listen, "store_url": setup.store_url, "token": setup.token}
+    if service != "contention":  # contention has no store
         from cotenant.store.witness_file import path_of
 
-        common["memory"] = path_of(told.state_dir, service)
-    common["security"] = security_of(told.guarding, told.state_dir, service, told.token)
+        common["memory"] = path_of(setup.state_dir, service)
+    common["security"] = make_security(setup.security_settings, setup.state_dir, service, setup.token)
 
     def started(port: int) -> None:
-        gc_tuning.settle()
-        note(f"{service} serves at {told.listen.rpartition(':')[0]}:{port}")
-        tell_ready()
+        gc_tuning.tune_gc()
+        note(f"{service} serves at {setup.listen.rpartition(':')[0]}:{port}")
+        notify_ready()
 
     common["on_start"] = started
     compose = {"placement": _placement, "predictor": _predictor, "contention": _contention, "queue": _queue}
-    return compose[service](told, common)
+    return compose[service](setup, common)
 
 
-def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+def _placement(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     from cotenant.services.placement.__main__ import serve as run
     from cotenant.services.placement.api.server import PlacementConfig
     from cotenant.services.placement.planning.cluster_view import StopCosts
 
-    settings, options = told.settings, told.options
+    settings, options = setup.settings, setup.options
     config = PlacementConfig(
         placement=settings.placement,
         allocator=settings.allocator,
@@ -240,68 +253,68 @@ def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.lost_after_seconds,
         stop_costs=StopCosts(settings.checkpoint_seconds),
-        holding=holding_of(settings),
+        holding=hold_rules(settings),
     )
-    return run(**common, config=config, advertised=told.address)
+    return run(**common, config=config, advertised=setup.address)
 
 
-def _predictor(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
-    from cotenant.core.policy.options import by_owner
+def _predictor(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+    from cotenant.core.policy.options import options_by_policy
     from cotenant.services.predictor.__main__ import serve as run
     from cotenant.services.predictor.api.server import Config
     from cotenant.services.predictor.profiling.profile_planner import ProfileRules
 
-    names = told.settings.predictors
-    options = by_owner(names, told.options.get("predictor", {}))
-    profiles = ProfileRules(seconds=told.settings.profile_seconds)
-    follow = told.settings.follow
+    names = setup.settings.predictors
+    options = options_by_policy(names, setup.options.get("predictor", {}))
+    profiles = ProfileRules(seconds=setup.settings.profile_seconds)
+    follow = setup.settings.follow
     config = Config(predictors=names, options=options, profiles=profiles, follow=follow)
-    return run(**common, config=config, advertised=told.address)
+    return run(**common, config=config, advertised=setup.address)
 
 
-def _contention(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+def _contention(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     from cotenant.services.contention.__main__ import serve as run
     from cotenant.services.contention.api.server import Config
 
-    config = Config(policy=told.settings.contention, options=told.options.get("contention", {}))
-    return run(**common, config=config, queue=_endpoints(told).queue)
+    config = Config(policy=setup.settings.contention, options=setup.options.get("contention", {}))
+    return run(**common, config=config, queue=_endpoints(setup).queue)
 
 
-def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+def _queue(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     from cotenant.services.queue.__main__ import serve as run
     from cotenant.services.queue.api.server import QueueConfig
 
     config = QueueConfig(
-        policy=told.settings.queue,
-        options={told.settings.queue: told.options.get("queue", {})},
-        rules=rules_of(told.settings),
-        window_seconds=told.settings.window_seconds,
-        failure_rules=check_failure_rules(told.settings),
-        retrying=retrying_of(told.settings),
-        tenant_jobs_max=told.guarding.limits.jobs_per_tenant,
-        tenant_bytes_max=told.guarding.limits.bytes_per_tenant,
-        store_limits=store_limits_of(told.settings),
-        ended_kept_max=told.settings.ended_jobs,
-        ended_kept_seconds=told.settings.ended_days * 86_400,
-        history_seconds=told.settings.history_seconds,
-        archive=archive_of(told.settings, told.state_dir),
+        policy=setup.settings.queue,
+        options={setup.settings.queue: setup.options.get("queue", {})},
+        rules=sharing_rules(setup.settings),
+        window_seconds=setup.settings.window_seconds,
+        failure_rules=check_failure_rules(setup.settings),
+        retrying=retry_rules(setup.settings),
+        tenant_jobs_max=setup.security_settings.limits.jobs_per_tenant,
+        tenant_bytes_max=setup.security_settings.limits.bytes_per_tenant,
+        store_limits=read_store_limits(setup.settings),
+        ended_kept_max=setup.settings.ended_jobs,
+        ended_kept_seconds=setup.settings.ended_days * 86_400,
+        history_seconds=setup.settings.history_seconds,
+        archive=archive_path(setup.settings, setup.state_dir),
     )
-    return run(**common, endpoints=_endpoints(told), config=config, advertised=told.address)
+    return run(**common, endpoints=_endpoints(setup), config=config, advertised=setup.address)
 
 
-def _endpoints(told: Told) -> Endpoints:
+def _endpoints(setup: ServiceSetup) -> Endpoints:
     from cotenant.rpc.endpoints import Endpoints
 
     try:
-        return Endpoints.parse(told.endpoints)
+        return Endpoints.parse(setup.endpoints)
     except ValueError as error:
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run a service until SIGINT or SIGTERM; what keeps it from starting is told in a user's words."""
+    """Run a service until SIGINT or SIGTERM; translate startup errors for users."""
     from cotenant import plugins
-    from cotenant.node_agent.control.state_directory import AnotherAgent, AnotherNode
+    from cotenant.node_agent.control.state_directory import AgentAlreadyRunning, NodeMismatch
     from cotenant.node_agent.runtime.socket_paths import UnsafeDirectory
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreDistrusted, StoreInUse, StoreUnavailable
@@ -314,7 +327,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
     except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
     except StoreDistrusted as error:
         raise CommandError(f"{error.reason}: {error}", hint=error.remedy) from None
     except StoreUnavailable as error:
@@ -324,8 +337,8 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         NewerSchema,
         BadRecord,
         CannotListen,
-        AnotherAgent,
-        AnotherNode,
+        AgentAlreadyRunning,
+        NodeMismatch,
         UnsafeDirectory,
         OSError,
     ) as error:
@@ -333,23 +346,23 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _agent(
-    told: Told, node: str, gpus: str, part: tuple[tuple[int, ...] | None, int | None], address: str
+    setup: ServiceSetup, node: str, gpus: str, part: tuple[tuple[int, ...] | None, int | None], address: str
 ) -> None:
     from cotenant import telemetry
     from cotenant.node_agent.__main__ import serve as serve_agent
     from cotenant.node_agent.control.agent_config import AgentConfig
 
-    settings, endpoints = told.settings, _endpoints(told)
-    secure_calls(told.guarding)
+    settings, endpoints = setup.settings, _endpoints(setup)
+    secure_calls(setup.security_settings)
     telemetry.setup("agent")
     try:
         await serve_agent(
             AgentConfig(
                 node_id=node,
-                state_dir=told.state_dir / "nodes" / node,
+                state_dir=setup.state_dir / "nodes" / node,
                 placement_endpoint=endpoints.placement,
                 contention_endpoint=endpoints.contention,
-                token=told.token,
+                token=setup.token,
                 gpus=gpus,
                 cpus=part[0],
                 memory_bytes=part[1],
@@ -362,12 +375,12 @@ async def _agent(
                 pids_max=settings.pids_max,
                 work_bytes_max=settings.work_bytes_max,
                 disk_reserve_bytes=settings.disk_reserve_bytes,
-                users=told.guarding.users,
+                users=setup.security_settings.users,
                 shared_identity=settings.shared_identity,
-                hidden=secret_paths(settings, told.guarding, told.state_dir),
+                hidden=secret_paths(settings, setup.security_settings, setup.state_dir),
                 share_machine=settings.share_machine,
             ),
-            tell_ready,
+            notify_ready,
         )
     finally:
         telemetry.shutdown()

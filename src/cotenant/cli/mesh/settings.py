@@ -1,4 +1,4 @@
-"""What `up` and `serve` are told: options of policies, a configuration file, this machine's nodes."""
+"""Settings of `up` and `serve`: the configuration file, policy options, this machine's nodes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotenant.cli.mesh.security_options import SECTIONS, wrong_sections
-from cotenant.cli.outcome import usage
-from cotenant.core.policy.options import BadOption, names_of, parse, written
+from cotenant.cli.mesh.security_options import SECTIONS, invalid_sections
+from cotenant.cli.outcome import usage_error
+from cotenant.core.policy.options import BadOption, parse, split_names, written
 from cotenant.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a configuration file may say of the mesh; flags win over it."""
+    """The settings of a configuration file; flags override them."""
 
     listen: str = "127.0.0.1:0"
     store: str = "sqlite"
@@ -76,43 +76,43 @@ class Settings:
     history_seconds: float = 600.0
     archive: str = ""
     options: Mapping[str, Mapping[str, str]] | None = None
-    sections: Mapping[str, Mapping[str, Any]] | None = None  # those of cotenant.cli.mesh.security_options, by name
+    sections: Mapping[str, Mapping[str, Any]] | None = None  # tables of cotenant.cli.mesh.security_options, by name
 
     @property
     def predictors(self) -> tuple[str, ...]:
-        """The predictors that are asked, in their order."""
-        return names_of(self.predictor)
+        """The predictors in the order in which they are asked."""
+        return split_names(self.predictor)
 
 
 def read_settings(path: Path | None) -> Settings:
-    """Read a TOML file; without one all is as by default.
+    """Return the settings of a TOML file; the defaults without a file.
 
     Raises:
-        CommandError: the file cannot be read, is no TOML (with line and column), or has unknown or unfit keys.
+        CommandError: the file is unreadable, is not TOML (with line and column), or has unknown or invalid keys.
     """
     if path is None:
         return Settings()
     try:
         table = tomllib.loads(path.read_text())
     except OSError as error:
-        raise usage(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # also no UTF-8, a number without end, or nested too deeply
-        raise usage(f"{path} is no TOML: {error}") from None
+        raise usage_error(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # also not UTF-8, an endless number, or nested too deeply
+        raise usage_error(f"{path} is not TOML: {error}") from None
     sections = {name: table.pop(name) for name in SECTIONS if name in table}
     kinds = {field.name: field for field in fields(Settings) if field.name != "sections"}
-    wrong = [f"{key}: no such setting{did_you_mean(key, [*kinds, *SECTIONS])}" for key in table if key not in kinds]
-    wrong += wrong_sections(sections)
+    wrong = [f"{key}: unknown setting{did_you_mean(key, [*kinds, *SECTIONS])}" for key in table if key not in kinds]
+    wrong += invalid_sections(sections)
     known = {key: value for key, value in table.items() if key in kinds}
-    wrong += [told for key, value in known.items() if (told := _unfit(key, value))]
+    wrong += [reason for key, value in known.items() if (reason := _type_error(key, value))]
     if wrong:
-        raise usage(f"{path} cannot be taken", details=wrong)
+        raise usage_error(f"{path} has invalid settings", details=wrong)
     if "options" in known:
         known["options"] = {group: dict(_flat(own)) for group, own in known["options"].items()}
     return Settings(**known, sections=sections)
 
 
 def _flat(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Write options as flags would have them; those in a table within the group's are for the one it is named by."""
+    """Yield options as flags would give them; a nested table holds options of the policy it is named after."""
     for key, value in own.items():
         if isinstance(value, dict):
             yield from ((f"{key}.{name}", text) for name, text in _flat(value))
@@ -120,36 +120,36 @@ def _flat(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, str(value)
 
 
-def rules_of(settings: Settings) -> Rules:
-    """Say who may be stopped for whom.
+def sharing_rules(settings: Settings) -> Rules:
+    """Return the rules for preemption, reclaim, reservations and fair share.
 
     Raises:
-        CommandError: naming every setting that makes no sense.
+        CommandError: names every invalid setting.
     """
-    from cotenant.core.scheduling.admission import Rules  # numpy, which --help need not wait for
+    from cotenant.core.scheduling.admission import Rules  # imports numpy, too slow for --help
 
     names = ("preemption", "run_seconds_min", "reclaim", "reserve_after_seconds", "reservations", "fair_share")
     given = {name: getattr(settings, name) for name in names}
     if given["reserve_after_seconds"] == math.inf:
-        given["reserve_after_seconds"] = None  # TOML has no other word for it
+        given["reserve_after_seconds"] = None  # TOML has no null
     try:
         return parse(Rules, {name: written(value) for name, value in given.items()})
     except BadOption as error:
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
 
 
-def store_limits_of(settings: Settings) -> StoreLimits:
-    """Return what the operator says of the store's limits."""
+def read_store_limits(settings: Settings) -> StoreLimits:
+    """Return the operator's store limits."""
     from cotenant.store.capacity import StoreLimits
 
     return StoreLimits(settings.store_quota_bytes, settings.disk_reserve_bytes)
 
 
 def check_failure_rules(settings: Settings) -> str:
-    """Return the operator's file of failure rules, if there is one, once it is known to be sound.
+    """Return the operator's file of failure rules, "" if there is none, after validating it.
 
     Raises:
-        CommandError: naming the file, the line and the field that is wrong.
+        CommandError: names the file, line and field of an error.
     """
     from cotenant.core.failures.rules import BadRules
     from cotenant.services.queue.jobs.failure_classifier import read_rules
@@ -157,14 +157,14 @@ def check_failure_rules(settings: Settings) -> str:
     try:
         read_rules(settings.failure_rules)
     except BadRules as error:
-        raise usage(str(error)) from None
+        raise usage_error(str(error)) from None
     return settings.failure_rules
 
 
-def retrying_of(settings: Settings) -> RetryRules:
-    """Say how failures are retried.
+def retry_rules(settings: Settings) -> RetryRules:
+    """Return how failures are retried.
 
-    >>> rules = retrying_of(Settings(retry_seconds_max=60))
+    >>> rules = retry_rules(Settings(retry_seconds_max=60))
     >>> rules.back_off_seconds_max, rules.untold_back_off_seconds_max
     (60, 60)
     """
@@ -179,10 +179,10 @@ def retrying_of(settings: Settings) -> RetryRules:
     )
 
 
-def holding_of(settings: Settings) -> HoldRules:
-    """Return when nodes are held for what becomes of launches there.
+def hold_rules(settings: Settings) -> HoldRules:
+    """Return when nodes are held because of launch failures.
 
-    >>> holding_of(Settings(canary_seconds=1.0)).interval_seconds(2)
+    >>> hold_rules(Settings(canary_seconds=1.0)).interval_seconds(2)
     4.0
     """
     from cotenant.core.failures.launch_health import HoldRules
@@ -195,10 +195,10 @@ def holding_of(settings: Settings) -> HoldRules:
     )
 
 
-def archive_of(settings: Settings, state_dir: Path) -> Path | None:
-    """Say into which file ended jobs are written before they are forgotten; None where they are not.
+def archive_path(settings: Settings, state_dir: Path) -> Path | None:
+    """Return the file for ended jobs before they are deleted from the store; None if they are not archived.
 
-    >>> archive_of(Settings(), Path("/s")), archive_of(Settings(archive="none"), Path("/s"))
+    >>> archive_path(Settings(), Path("/s")), archive_path(Settings(archive="none"), Path("/s"))
     (PosixPath('/s/archive.sqlite'), None)
     """
     if settings.archive == "none":
@@ -206,12 +206,12 @@ def archive_of(settings: Settings, state_dir: Path) -> Path | None:
     return state_dir / (settings.archive or ARCHIVE_FILE)
 
 
-def _unfit(key: str, value: Any) -> str:
+def _type_error(key: str, value: Any) -> str:
     if key == "options":
         if not isinstance(value, dict) or not all(isinstance(own, dict) for own in value.values()):
-            return "options: must be tables by group, for example [options.queue]"
+            return "options: must be tables by group, such as [options.queue]"
         unknown = [group for group in value if group not in GROUPS]
-        return f"options.{unknown[0]}: no such group{did_you_mean(unknown[0], GROUPS)}" if unknown else ""
+        return f"options.{unknown[0]}: unknown group{did_you_mean(unknown[0], GROUPS)}" if unknown else ""
     default = getattr(Settings(), key)
     if isinstance(default, bool) != isinstance(value, bool):
         return f"{key}: must be {_kind(default)}, not {value!r}"
@@ -223,17 +223,17 @@ def _unfit(key: str, value: Any) -> str:
 
 
 def _kind(default: Any) -> str:
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type(default)]
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}[type(default)]
 
 
 def read_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Read `group.key=value` options.
+    """Return `group.key=value` options by group.
 
     >>> read_options(["queue.mode=backfill"])
     {'queue': {'mode': 'backfill'}}
 
     Raises:
-        CommandError: naming every one that is not of this form.
+        CommandError: names every invalid option.
     """
     options: dict[str, dict[str, str]] = {}
     wrong = []
@@ -241,18 +241,18 @@ def read_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         path, equals, value = text.partition("=")
         group, dot, key = path.partition(".")
         if not (equals and dot and key):
-            wrong.append(f"{text!r} is not of the form group.key=value")
+            wrong.append(f"{text!r} must have the form group.key=value")
         elif group not in GROUPS:
-            wrong.append(f"{text!r}: no such group{did_you_mean(group, GROUPS)}; {', '.join(GROUPS)} are")
+            wrong.append(f"{text!r}: unknown group{did_you_mean(group, GROUPS)}; groups are {', '.join(GROUPS)}")
         else:
             options.setdefault(group, {})[key] = value
     if wrong:
-        raise usage("options cannot be taken", details=wrong)
+        raise usage_error("invalid options", details=wrong)
     return options
 
 
 def merged(*layers: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, str]]:
-    """Lay options over each other; later layers win."""
+    """Return options merged; later layers override earlier ones."""
     result: dict[str, dict[str, str]] = {}
     for layer in layers:
         for group, own in (layer or {}).items():
@@ -261,13 +261,13 @@ def merged(*layers: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[st
 
 
 def node_name() -> str:
-    """This machine's name as a node's id."""
+    """Return a node id made from the host name."""
     name = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname().lower()).strip("-.")
     return name or "node"
 
 
 def split_cpus(nodes: int) -> list[tuple[int, ...] | None]:
-    """Divide this machine's CPUs among so many nodes; None stands for all of them.
+    """Return this machine's CPUs divided among nodes; None means all CPUs.
 
     Raises:
         CommandError: there are fewer CPUs than nodes.
@@ -276,9 +276,9 @@ def split_cpus(nodes: int) -> list[tuple[int, ...] | None]:
         return [None]
     cpus = sorted(os.sched_getaffinity(0))
     if not 1 <= nodes <= len(cpus):
-        raise usage(
-            f"this machine has {len(cpus)} CPUs; they make from 1 to {len(cpus)} nodes, not {nodes}",
-            hint="each node needs a CPU of its own, since cores are never shared",
+        raise usage_error(
+            f"this machine has {len(cpus)} CPUs, enough for 1 to {len(cpus)} nodes, not {nodes}",
+            hint="each node needs its own CPU, because cores are never shared",
         )
     size, more = divmod(len(cpus), nodes)
     bounds = [number * size + min(number, more) for number in range(nodes + 1)]

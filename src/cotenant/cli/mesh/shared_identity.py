@@ -1,4 +1,4 @@
-"""A mesh that does not run as root: who may submit to it, and what its jobs are not to see."""
+"""A mesh that does not run as root: who may submit to it, and which files are hidden from its jobs."""
 
 from __future__ import annotations
 
@@ -9,66 +9,68 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from cotenant.cli.mesh.security_options import Guarding
+from cotenant.cli.mesh.security_options import SecuritySettings
 from cotenant.cli.mesh.settings import Settings
-from cotenant.cli.outcome import usage
+from cotenant.cli.outcome import usage_error
 
 MARK_FILE = "identity.json"
-INSIST = (
-    "--shared-identity (or shared_identity = true in the settings) accepts that; root runs jobs as their submitters"
+OVERRIDE_HINT = (
+    "accept that with --shared-identity (or shared_identity = true), or run as root: then jobs run as their submitters"
 )
 
 
-def guarded(guarding: Guarding, settings: Settings, state_dir: Path) -> Guarding:
-    """Return what guards a mesh with agents of its own, and note for `cotenant tokens` whether others may submit.
+def restrict_submitters(security_settings: SecuritySettings, settings: Settings, state_dir: Path) -> SecuritySettings:
+    """Return security settings for a mesh with its own agents: one submitter only, unless identity is shared.
+
+    Also records for `cotenant tokens` whether others may submit.
 
     Raises:
-        CommandError: the settings let others submit, and nobody has said that they may share our identity.
+        CommandError: the settings admit other submitters without --shared-identity.
     """
     from cotenant.node_agent.runtime.run_as import user_name
 
     alone = os.geteuid() != 0 and not settings.shared_identity
     own = user_name(os.geteuid())
-    if alone and (letting := _letting_others_in(guarding, own)):
-        raise usage(
-            f"{letting} lets other people submit jobs, and every job of this mesh would run as {own!r}, who runs it",
-            hint=INSIST,
+    if alone and (admitting := _setting_admitting_others(security_settings, own)):
+        raise usage_error(
+            f"{admitting} lets other users submit jobs, but every job of this mesh would run as its operator {own!r}",
+            hint=OVERRIDE_HINT,
         )
-    _note(state_dir, own if alone else "")
-    return replace(guarding, only_user=own) if alone else guarding
+    _write_mark(state_dir, own if alone else "")
+    return replace(security_settings, only_user=own) if alone else security_settings
 
 
-def refusal_of(guarding: Guarding) -> Callable[[str], str]:
-    """Return what says why a caller may not submit; "" where it may."""
-    from cotenant.node_agent.runtime.run_as import refusal_of_others, runs_as
+def submit_refusal(security_settings: SecuritySettings) -> Callable[[str], str]:
+    """Return a function that returns why a caller may not submit; "" if it may."""
+    from cotenant.node_agent.runtime.run_as import runs_as, shared_identity_refusal
 
-    own = guarding.only_user
-    return lambda name: "" if runs_as(own, name, guarding.users) else refusal_of_others(own, name)
+    own = security_settings.only_user
+    return lambda name: "" if runs_as(own, name, security_settings.users) else shared_identity_refusal(own, name)
 
 
-def _letting_others_in(guarding: Guarding, own: str) -> str:
-    """Return the first setting by which somebody else could submit; "" where there is none."""
+def _setting_admitting_others(security_settings: SecuritySettings, own: str) -> str:
+    """Return the first setting that admits other submitters; "" if there is none."""
     from cotenant.node_agent.runtime.run_as import runs_as
-    from cotenant.security.one_user import submits
-    from cotenant.security.subjects import Bearer
+    from cotenant.security.one_user import may_submit
+    from cotenant.security.subjects import Subject
 
-    if guarding.oidc.issuer and guarding.users.get("*") != own:
+    if security_settings.oidc.issuer and security_settings.users.get("*") != own:
         return "[oidc]"
-    for name, text in guarding.bearers.items():
+    for name, text in security_settings.bearers.items():
         try:
-            bearer = Bearer.parse(text)
+            subject = Subject.parse(text)
         except ValueError:
-            continue  # whoever reads the certificates says what is wrong with it
-        if submits(bearer.identity.roles) and not runs_as(own, bearer.name, guarding.users):
+            continue  # reading the certificates reports the error
+        if may_submit(subject.identity.roles) and not runs_as(own, subject.name, security_settings.users):
             return f"[bearers] {name!r}"
     return ""
 
 
-def _note(state_dir: Path, only_user: str) -> None:
+def _write_mark(state_dir: Path, only_user: str) -> None:
     from cotenant.rpc.access import replace_file
 
     mark = state_dir / MARK_FILE
-    with suppress(OSError):  # the mesh itself says what is wrong with a directory that it cannot use
+    with suppress(OSError):  # the mesh itself reports an unusable directory
         if only_user:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(mark, json.dumps({"only_user": only_user}))
@@ -77,12 +79,12 @@ def _note(state_dir: Path, only_user: str) -> None:
 
 
 def check_token_for(name: str, state_dir: Path, *, insist: bool) -> str:
-    """Return what to say of a new token for somebody who may submit jobs; "" where there is nothing to say.
+    """Return a warning about a new token of a submitter; "" if there is nothing to warn about.
 
     Raises:
-        CommandError: the mesh of the state directory takes no such token.
+        CommandError: the mesh of the state directory does not accept such a token.
     """
-    from cotenant.node_agent.runtime.run_as import refusal_of_others
+    from cotenant.node_agent.runtime.run_as import shared_identity_refusal
 
     if os.geteuid() == 0 or insist:
         return ""
@@ -91,23 +93,23 @@ def check_token_for(name: str, state_dir: Path, *, insist: bool) -> str:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         own = None
     if not isinstance(own, str) or not own:
-        return "an agent that does not run as root runs jobs of other people only with --shared-identity"
+        return "an agent that does not run as root runs other users' jobs only with --shared-identity"
     if name == own:
         return ""
-    raise usage(
-        f"this mesh takes no tokens of other people: {refusal_of_others(own, name)}",
-        hint="start it with `cotenant up --shared-identity`, and pass the same here; a viewer's token needs neither",
+    raise usage_error(
+        f"this mesh does not accept tokens of other users: {shared_identity_refusal(own, name)}",
+        hint="start it with `cotenant up --shared-identity` and pass it here; viewers' tokens need neither",
     )
 
 
-def secret_paths(settings: Settings, guarding: Guarding | None, state_dir: Path) -> tuple[Path, ...]:
-    """What jobs are not to see where namespaces can hide it: all state, and keys and tokens that lie elsewhere."""
-    from cotenant.cli.mesh.settings import archive_of
+def secret_paths(settings: Settings, security_settings: SecuritySettings | None, state_dir: Path) -> tuple[Path, ...]:
+    """Return the paths to hide from jobs if namespaces allow it: the state, and keys and tokens stored elsewhere."""
+    from cotenant.cli.mesh.settings import archive_path
     from cotenant.rpc.access import default_config
 
     store = settings.store.removeprefix("sqlite:")
-    found = [state_dir, default_config(os.environ).parent, archive_of(settings, state_dir)]
-    elsewhere = (guarding.tls.key, guarding.audit.path) if guarding else ()
+    found = [state_dir, default_config(os.environ).parent, archive_path(settings, state_dir)]
+    elsewhere = (security_settings.tls.key, security_settings.audit.path) if security_settings else ()
     found += [Path(path).expanduser() for path in elsewhere if path]
     found += [Path(f"{store}{end}") for end in ("", "-wal", "-shm") if store != settings.store]
     return tuple(path.absolute() for path in found if path is not None)

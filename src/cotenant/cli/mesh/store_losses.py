@@ -1,11 +1,11 @@
-"""What accepting an older store loses or changes, and what of it can be saved: from the knowledge of agents and others.
+"""What accepting an older store loses or changes, and what the mesh's memory and agents can restore.
 
-What the running mesh still has in memory is the best knowledge: jobs that the store lacks, or has in an older state,
-are written again, ends included. Next come agents: an attempt that runs here and that the store does not know is
-adopted, for its agent holds the whole assignment; the records of job and attempt are written again. That needs the
-parts of all of its nodes; without them only the job is written again, and what runs of it is stopped and queued again.
-An attempt that the store takes for running and that has ended here is over, with an end that is not known: its job is
-queued again, and the next attempt gets another number.
+The memory of the running mesh is the best source: jobs that the store lacks, or has in an older state, are written
+back, including their ends. Agents come next: an attempt that runs here but is missing in the store is adopted, because
+its agent holds the whole assignment; the records of job and attempt are written back. That needs the assignments of all
+its nodes; without them only the job is written back, and its attempt is stopped and the job requeued. An attempt that
+is running according to the store but has ended here has an unknown outcome: its job is requeued, and the next attempt
+gets another number.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Key = tuple[str, int]  # a job's id and the number of its attempt
 
 @dataclass(slots=True)
 class Found:
-    """What the nodes of a state directory know: parts of attempts by node rank, and attempts that are over."""
+    """What the nodes of a state directory know: assignments of attempts by node rank, and attempts that have ended."""
 
     parts: dict[Key, dict[int, node_service_pb2.Assignment]] = field(default_factory=dict)
     over: set[Key] = field(default_factory=set)
 
     def newest(self) -> dict[str, Key]:
-        """Return the last attempt of each job that is still here."""
+        """Return the last attempt of each job with an assignment here."""
         return {key[0]: key for key in sorted(self.parts)}
 
 
@@ -60,14 +60,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What accepting a store means, and the writes that save what can be saved."""
+    """The effects of accepting a store, and the writes that restore what can be restored."""
 
     losses: tuple[Loss, ...]
     changes: tuple[Operation, ...]
 
 
 def found_on_nodes(state_dir: Path) -> Found:
-    """Return what the agents of a state directory hold; what is damaged is skipped."""
+    """Return what the agents of a state directory know; damaged files are skipped."""
     found = Found()
     for directory in sorted((state_dir / "nodes").glob("*/attempts/*-*")):
         assignment = node_service_pb2.Assignment()
@@ -86,7 +86,7 @@ def found_on_nodes(state_dir: Path) -> Found:
 
 
 def _is_whole(assignment: node_service_pb2.Assignment, directory: Path) -> bool:
-    """Return whether services can load the records of an assignment that lies in a directory."""
+    """Return whether services can load the records of an assignment found in a directory."""
     try:
         check_held((specs.allocation_from_wire(assignment.allocation),))
         spec = specs.spec_from_wire(assignment.spec)
@@ -97,7 +97,7 @@ def _is_whole(assignment: node_service_pb2.Assignment, directory: Path) -> bool:
 
 
 def archived(path: Path, ids: Sequence[str]) -> dict[str, str]:
-    """Return the phases in which jobs were archived, by id; none where there is no archive."""
+    """Return the phases of archived jobs by id; empty without an archive."""
     if not path.exists():
         return {}
     phases: dict[str, str] = {}
@@ -118,10 +118,10 @@ def plan(
     mesh: Mapping[str, job_pb2.Job] | None = None,
     archive: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Compare a store with what the running mesh, nodes and the archive know, and say what becomes of the difference.
+    """Return the effects of accepting a store, from a comparison with the running mesh, nodes and archive.
 
-    `mesh` holds the jobs that the running mesh has in memory, `archive` the phases of archived jobs. Records that are
-    damaged count as missing: they are written again where somebody knows better.
+    `mesh` holds the jobs in the running mesh's memory, `archive` the phases of archived jobs. Damaged records count as
+    missing: they are written back if another source has them.
 
     Raises:
         NewerSchema: a newer version wrote one of the records.
@@ -140,7 +140,7 @@ def plan(
 
 
 class _Known:
-    """A store's jobs and attempts, and what is to be written of what others know better."""
+    """A store's jobs and attempts, and the corrections to write."""
 
     def __init__(
         self, jobs: Mapping[str, records_pb2.StoredJob], attempts: Mapping[str, records_pb2.StoredAttempt]
@@ -150,7 +150,7 @@ class _Known:
         self.changes: dict[str, Operation] = {}
 
     def take_job(self, job: job_pb2.Job) -> None:
-        """Write a job again as the mesh has it in memory, where the store has an older one or none."""
+        """Write back a job from the mesh's memory if the store has an older version or none."""
         kept, phase = self._jobs.get(job.id), specs.PHASES.from_wire(job.phase)
         before = specs.PHASES.from_wire(kept.job.phase) if kept else None
         number = max(kept.job.attempt.number, self._number(job.id)) if kept else 0
@@ -168,7 +168,7 @@ class _Known:
         self.losses[job.id] = Loss(job.id, "written_again", f"{phase} in the mesh's memory, {stored}")
 
     def take_parts(self, job_id: str, key: Key, parts: Mapping[int, node_service_pb2.Assignment]) -> None:
-        """Write the records of an attempt that is here and that the store does not know."""
+        """Adopt an attempt that runs here but is missing in the store."""
         job = self._jobs.get(job_id)
         if job_id in self.losses or self._number(job_id) >= key[1] or _is_ended(job):
             return
@@ -177,7 +177,7 @@ class _Known:
             self._put_job(_job_of(first))
         tasks = sum(len(part.allocation.tasks) for part in parts.values())
         if sorted(parts) != list(range(len(parts))) or tasks != first.world_size:
-            detail = f"attempt {key[1]} runs on nodes that are not all here; it is stopped"
+            detail = f"attempt {key[1]} also runs on nodes not found here; it is stopped"
             self.losses[job_id] = Loss(job_id, "queued_again", detail)
             return
         attempt = job_pb2.Attempt(
@@ -190,24 +190,24 @@ class _Known:
         )
         attempt.assign_time.GetCurrentTime()
         self._put_attempt(attempt, first.spec, first.trace_parent, first.submitter)
-        known = "" if job else ", nor is its job"
-        self.losses[job_id] = Loss(job_id, "adopted", f"attempt {key[1]} runs, and is not in the store{known}")
+        known = "" if job else ", like its job"
+        self.losses[job_id] = Loss(job_id, "adopted", f"attempt {key[1]} is running but missing in the store{known}")
 
     def take_end(self, key: Key) -> None:
-        """Queue a job again of which the store takes an attempt for running that has ended here."""
+        """Requeue a job whose attempt is running according to the store but has ended here."""
         job, attempt = self._jobs.get(key[0]), self._attempts.get(key[0])
         if key[0] in self.losses or job is None or attempt is None:
             return
         if attempt.attempt.number == key[1] and not _attempt_ended(attempt.attempt):
             self.changes[ATTEMPTS + key[0]] = Delete(ATTEMPTS + key[0])
             self._put_job(_queued_after(job, attempt.attempt))
-            detail = f"attempt {key[1]} has ended here, and how is not in the store"
+            detail = f"attempt {key[1]} has ended here with an outcome missing in the store"
             self.losses[key[0]] = Loss(key[0], "queued_again", detail)
 
     def take_archived(self, job_id: str, phase: str) -> None:
-        """Name a job that has ended and that the store takes for one that has not."""
+        """Record the loss of a job that is archived but live according to the store."""
         if job_id in self._jobs and job_id not in self.losses and not _is_ended(self._jobs[job_id]):
-            self.losses[job_id] = Loss(job_id, "runs_again", f"{phase} in the archive, not ended in the store")
+            self.losses[job_id] = Loss(job_id, "runs_again", f"{phase} in the archive, live in the store")
 
     def _number(self, job_id: str) -> int:
         stored = self._attempts.get(job_id)
@@ -230,7 +230,7 @@ def _attempt_ended(attempt: job_pb2.Attempt) -> bool:
 
 
 def _stored_again(job: job_pb2.Job, kept: records_pb2.StoredJob | None) -> records_pb2.StoredJob:
-    """Return the record of a job as the mesh has it in memory. What it holds is for placement's record to say."""
+    """Return the record of a job from the mesh's memory; its resources are left to placement's record."""
     stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION)
     if kept:
         stored.CopyFrom(kept)
@@ -240,12 +240,12 @@ def _stored_again(job: job_pb2.Job, kept: records_pb2.StoredJob | None) -> recor
     if specs.PHASES.from_wire(job.phase).holds_resources:
         stored.job.phase = job_pb2.JOB_PHASE_QUEUED
         before = kept.job.attempt if kept else job_pb2.Attempt()
-        stored.job.attempt.CopyFrom(before)  # placement tells the rest
-    _note(stored, "written again from the mesh's memory: the store was older")
+        stored.job.attempt.CopyFrom(before)  # placement has the current attempt
+    _add_event(stored, "written back from the mesh's memory: the store was older")
     return stored
 
 
-def _note(stored: records_pb2.StoredJob, detail: str) -> None:
+def _add_event(stored: records_pb2.StoredJob, detail: str) -> None:
     event = stored.events.add(what="store_accepted", detail=detail)
     event.time.GetCurrentTime()
 
@@ -266,7 +266,7 @@ def _attempts(entries: Sequence[Entry]) -> Iterator[tuple[str, records_pb2.Store
 
 
 def _record(kind: type[M], entry: Entry) -> M | None:
-    """Return a record as the store keeps it; None where it is damaged."""
+    """Return a decoded record; None if it is damaged."""
     record = kind()
     try:
         record.ParseFromString(entry.value)
@@ -274,8 +274,8 @@ def _record(kind: type[M], entry: Entry) -> M | None:
         return None
     if record.schema_version > PARTED_VERSION:
         raise NewerSchema(
-            f"{entry.key} has schema {record.schema_version}, and this version reads up to {PARTED_VERSION}: a newer "
-            "version wrote it; hint: run that one"
+            f"{entry.key} has schema {record.schema_version}, but this version reads up to {PARTED_VERSION}: a newer "
+            "version wrote it; hint: run that version"
         )
     return record
 
@@ -291,17 +291,17 @@ def _job_of(assignment: node_service_pb2.Assignment) -> records_pb2.StoredJob:
     job.spec.CopyFrom(assignment.spec)
     job.phase = job_pb2.JOB_PHASE_QUEUED
     job.create_time.GetCurrentTime()
-    _note(stored, "written again from what its node knows: the store was older")
+    _add_event(stored, "written back from its node's assignment: the store was older")
     return stored
 
 
 def _queued_after(job: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> records_pb2.StoredJob:
-    """Queue a job again behind an attempt of which the end is not known: no other attempt gets its number."""
+    """Return a job requeued after an attempt with an unknown outcome, whose number is not used again."""
     stored = records_pb2.StoredJob()
     stored.CopyFrom(job)
     stored.job.phase = job_pb2.JOB_PHASE_QUEUED
     stored.job.attempt.CopyFrom(attempt)
     stored.job.attempt.state = job_pb2.ATTEMPT_STATE_STOPPED
-    stored.job.attempt.message = "it ended while the store was older than what was committed"
-    _note(stored, "queued again: the end of its attempt is not in the store, which was older")
+    stored.job.attempt.message = "it ended, but the store has lost the record of its end"
+    _add_event(stored, "requeued: the store has lost the end of its attempt")
     return stored

@@ -1,4 +1,4 @@
-"""`cotenant tenants`: what tenants are guaranteed, what they may hold and what they do hold."""
+"""`cotenant tenants`: quotas, limits, weights and current usage of tenants."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from cotenant.cli import options, units, views
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import usage
+from cotenant.cli.outcome import usage_error
 from cotenant.cli.render import Column, print_table
-from cotenant.cli.shared_options import takes
+from cotenant.cli.shared_options import with_options_of
 from cotenant.v1.tenant_service_pb2 import (
     CreateTenantRequest,
     DeleteTenantRequest,
@@ -39,33 +39,31 @@ COLUMNS = (
 )
 
 TenantId = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.", show_default=False)]
-Settings = dict[str, float | str | None]  # by the names of the wire; None takes away
+Settings = dict[str, float | str | None]  # by wire name; None removes
 
 
 def _settings(
     parent: Annotated[
         str | None,
-        typer.Option(metavar="TENANT", help="The tenant that it belongs to; it shares its guarantee and limit."),
+        typer.Option(metavar="TENANT", help="Parent tenant, whose quota and limit it shares."),
     ] = None,
     quota_gpus: Annotated[
-        str | None, typer.Option(metavar="N", help="GPUs that are always the tenant's; others borrow them while idle.")
+        str | None, typer.Option(metavar="N", help="Guaranteed GPUs; others may borrow them while idle.")
     ] = None,
-    quota_cores: Annotated[str | None, typer.Option(metavar="N", help="Cores that are always the tenant's.")] = None,
-    limit_gpus: Annotated[
-        str | None, typer.Option(metavar="N", help="The most GPUs that it may hold, borrowed ones too.")
-    ] = None,
-    limit_cores: Annotated[str | None, typer.Option(metavar="N", help="The most cores that it may hold.")] = None,
+    quota_cores: Annotated[str | None, typer.Option(metavar="N", help="Guaranteed cores.")] = None,
+    limit_gpus: Annotated[str | None, typer.Option(metavar="N", help="Maximum GPUs, including borrowed ones.")] = None,
+    limit_cores: Annotated[str | None, typer.Option(metavar="N", help="Maximum cores.")] = None,
     limit_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The most that its jobs may take of the store, such as 256MiB.")
+        str | None, typer.Option(metavar="SIZE", help="Maximum store space for its jobs, such as 256MiB.")
     ] = None,
     weight: Annotated[
-        float | None, typer.Option(metavar="W", help="Its weight: twice the weight, twice the fair share.")
+        float | None, typer.Option(metavar="W", help="Weight: twice the weight, twice the fair share.")
     ] = None,
 ) -> Settings:
-    """Read what was given of a tenant.
+    """Return the given fields of a tenant.
 
     Raises:
-        CommandError: naming every option that is no number.
+        CommandError: names every invalid option.
     """
     texts = (
         ("quota_gpu_milli", "--quota-gpus", quota_gpus, units.parse_gpu_milli),
@@ -90,7 +88,7 @@ def _settings(
     if parent is not None:
         given["parent"] = None if parent == NONE else parent
     if wrong:
-        raise usage("the tenant cannot be taken", details=wrong)
+        raise usage_error("invalid tenant", details=wrong)
     return given
 
 
@@ -105,15 +103,15 @@ def register(app: typer.Typer) -> None:
 
 
 def tenants(context: typer.Context, as_json: options.AsJson = False) -> None:
-    """List tenants: what they hold, what they are guaranteed and what they may hold; or change them.
+    """List tenants with their usage, quotas, limits and weights; or create, update and delete them.
 
-    STORE is what a tenant's jobs take of the store, those included that have ended and are still kept.
+    STORE is the store space of a tenant's jobs, including jobs that have ended and are still kept.
 
-    A guarantee is room that is always the tenant's. Others borrow what of it is idle, and give it back when its owner
-    wants it. A tenant that nobody made has no guarantee, no limit and the weight 1.
+    A quota is capacity guaranteed to a tenant. Idle quota is lent to others and reclaimed when its owner needs it. A
+    tenant that was never created has no quota, no limit and weight 1.
 
-    Tenants share the cluster fairly: the next start is that of the tenant that holds the least for its weight, and the
-    queue policy orders the jobs of each tenant. Tenants that belong to another one share what is fair for that.
+    Tenants share the cluster fairly: the tenant that holds the least for its weight starts the next job, and the queue
+    policy orders the jobs of each tenant. Child tenants share their parent's fair share.
 
     \b
     Examples:
@@ -128,16 +126,16 @@ def tenants(context: typer.Context, as_json: options.AsJson = False) -> None:
     async def work(mesh: Mesh) -> list[Tenant]:
         return [tenant async for tenant in all_tenants(mesh)]
 
-    rows = [tenant_view(tenant) for tenant in reach(Flags.of(context), work)]
+    rows = [tenant_view(tenant) for tenant in with_mesh(Flags.of(context), work)]
     if as_json:
         views.print_json(rows)
         return
     print_table(COLUMNS, [_row(view, depth) for view, depth in _families(rows)], nothing="no tenants")
 
 
-@takes(_settings)
+@with_options_of(_settings)
 def create(given: Settings, context: typer.Context, tenant_id: TenantId, as_json: options.AsJson = False) -> None:
-    """Make a tenant. The same call again changes nothing.
+    """Create a tenant. Repeating the same call changes nothing.
 
     \b
     Examples:
@@ -148,35 +146,35 @@ def create(given: Settings, context: typer.Context, tenant_id: TenantId, as_json
     _act(context, as_json, lambda mesh: mesh.tenants.CreateTenant(CreateTenantRequest(tenant=tenant)))
 
 
-@takes(_settings)
+@with_options_of(_settings)
 def update(given: Settings, context: typer.Context, tenant_id: TenantId, as_json: options.AsJson = False) -> None:
-    """Change what is given, and nothing else.
+    """Update the given fields of a tenant.
 
-    `none` takes a guarantee, a limit or a parent away.
+    `none` removes a quota, a limit or the parent.
 
     \b
     Example:
       cotenant tenants update vision --quota-gpus 12 --limit-gpus none
     """
     if not given:
-        raise usage("nothing to change", hint="`cotenant tenants update --help` shows what can be changed")
+        raise usage_error("nothing to change", hint="see `cotenant tenants update --help`")
     request = UpdateTenantRequest(tenant=_tenant(tenant_id, given), update_mask=FieldMask(paths=list(given)))
     _act(context, as_json, lambda mesh: mesh.tenants.UpdateTenant(request))
 
 
 def delete(context: typer.Context, tenant_id: TenantId) -> None:
-    """Forget a tenant that has no live job.
+    """Delete a tenant without live jobs.
 
     \b
     Example:
       cotenant tenants delete vision
     """
-    reach(Flags.of(context), lambda mesh: mesh.tenants.DeleteTenant(DeleteTenantRequest(id=tenant_id)))
+    with_mesh(Flags.of(context), lambda mesh: mesh.tenants.DeleteTenant(DeleteTenantRequest(id=tenant_id)))
     print(f"{tenant_id} deleted")
 
 
 async def all_tenants(mesh: Mesh) -> AsyncIterator[Tenant]:
-    """Yield all tenants by id, page after page."""
+    """Yield all tenants by id, page by page."""
     token = ""
     while True:
         page = await mesh.tenants.ListTenants(ListTenantsRequest(page_size=PAGE_SIZE, page_token=token))
@@ -196,7 +194,7 @@ def _tenant(tenant_id: str, given: Settings) -> Tenant:
 
 
 def _act(context: typer.Context, as_json: bool, act: Callable[[Mesh], Awaitable[Any]]) -> None:
-    view = tenant_view(reach(Flags.of(context), act).tenant)
+    view = tenant_view(with_mesh(Flags.of(context), act).tenant)
     if as_json:
         views.print_json(view)
     else:
@@ -204,7 +202,7 @@ def _act(context: typer.Context, as_json: bool, act: Callable[[Mesh], Awaitable[
 
 
 def tenant_view(tenant: Tenant) -> views.View:
-    """Tell all that is known of a tenant."""
+    """Return everything known about a tenant."""
 
     def of(name: str) -> Any:
         return getattr(tenant, name) if tenant.HasField(name) else None  # type: ignore[arg-type]  # a field's name
@@ -229,7 +227,7 @@ def tenant_view(tenant: Tenant) -> views.View:
 
 
 def _families(rows: list[views.View], parent: str | None = None, depth: int = 0) -> Iterator[tuple[views.View, int]]:
-    """Give tenants below those that they belong to, each with how deep it stands."""
+    """Yield tenants in tree order, each with its depth."""
     known = {view["id"] for view in rows}
     for view in rows:
         if view["parent"] == parent or (parent is None and view["parent"] not in known):

@@ -1,4 +1,4 @@
-"""`cotenant tokens`: tokens for people, agents and services, kept as digests beside the servers."""
+"""`cotenant tokens`: access tokens for users, agents and services, stored as digests in the state directory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import typer
 
 from cotenant.cli import options, units
 from cotenant.cli.mesh.shared_identity import check_token_for
-from cotenant.cli.mesh.up import state_dir_of
-from cotenant.cli.outcome import CommandError, note, usage
+from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.outcome import CommandError, note, usage_error
 from cotenant.cli.render import Column, print_table
-from cotenant.security.one_user import submits
+from cotenant.security.one_user import may_submit
 from cotenant.security.permissions import Role
-from cotenant.security.subjects import Bearer, tenants_in_words
+from cotenant.security.subjects import Subject, tenants_text
 from cotenant.security.tokens import TOKENS_FILE, BadTokens, Token, TokenFile
 
 COLUMNS = (
@@ -42,10 +42,10 @@ def register(app: typer.Typer) -> None:
 
 
 def tokens(context: typer.Context, as_json: options.AsJson = False) -> None:
-    """List the tokens that servers with this state directory take; or make and revoke them.
+    """List the tokens that servers with this state directory accept; or create and revoke tokens.
 
-    Servers read the file `tokens.json` of their state directory again within a second of a change. It keeps digests:
-    nobody can read a token from it.
+    Servers reload `tokens.json` in their state directory within a second of a change. The file contains only digests of
+    tokens.
 
     \b
     Examples:
@@ -58,7 +58,7 @@ def tokens(context: typer.Context, as_json: options.AsJson = False) -> None:
 
 
 def tokens_list(context: typer.Context, as_json: options.AsJson = False) -> None:
-    """List the tokens.
+    """List tokens.
 
     \b
     Example:
@@ -69,23 +69,26 @@ def tokens_list(context: typer.Context, as_json: options.AsJson = False) -> None
 
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Whose it is; an agent's is its node.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Owner of the token; for agents, the node.")],
     role: Annotated[str, typer.Option(metavar="ROLE", help=f"One of {', '.join(Role)}.")] = Role.USER,
     tenant: Annotated[
         list[str] | None,
         typer.Option(
-            "--tenant", "--tenants", metavar="TENANT,…", help="Whose jobs concern it; repeatable; '*' for all."
+            "--tenant",
+            "--tenants",
+            metavar="TENANT,…",
+            help="Tenants whose jobs it may access; repeatable; '*' for all.",
         ),
     ] = None,
-    expires: Annotated[str, typer.Option(metavar="TIME", help="After so long, such as 90d; 0: never.")] = "0",
+    expires: Annotated[str, typer.Option(metavar="TIME", help="Lifetime, such as 90d; 0: never expires.")] = "0",
     shared_identity: Annotated[
-        bool, typer.Option("--shared-identity", help="Though everybody's jobs run as the user who runs the mesh.")
+        bool, typer.Option("--shared-identity", help="Accept that all jobs run as the mesh's user.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Make a token and print it; it is shown this once.
+    """Create a token and print it; it is shown only once.
 
-    A mesh that does not run as root runs every job as one user, and takes tokens of other people who may submit jobs
+    A mesh that does not run as root runs every job as one user, and accepts other users' tokens that may submit jobs
     only if it was started with --shared-identity.
 
     \b
@@ -95,65 +98,65 @@ def create(
     """
     try:
         seconds = 0.0 if expires in ("", "0") else units.parse_seconds(expires)
-        bearer = Bearer.parse(f"{role}/{name}", ",".join(tenant or ()))
+        subject = Subject.parse(f"{role}/{name}", ",".join(tenant or ()))
     except ValueError as error:
-        raise usage(f"the token cannot be made: {error}") from None
-    if submits(bearer.identity.roles) and (
-        remark := check_token_for(bearer.name, state_dir_of(context), insist=shared_identity)
+        raise usage_error(f"cannot create the token: {error}") from None
+    if may_submit(subject.identity.roles) and (
+        warning := check_token_for(subject.name, resolve_state_dir(context), insist=shared_identity)
     ):
-        note(remark)
-    with _told():
-        made, secret = _file(context).create(bearer, time.time() + seconds if seconds else 0.0)
+        note(warning)
+    with _as_command_errors():
+        made, secret = _file(context).create(subject, time.time() + seconds if seconds else 0.0)
     if as_json:
         print(json.dumps({**_view(made), "token": secret}, indent=2))
         return
-    note(f"the token {made.id} of {bearer}, shown this once; pass it in COTENANT_TOKEN:")
+    note(f"created token {made.id} for {subject}, shown only once; pass it in COTENANT_TOKEN:")
     print(secret)
 
 
 def revoke(
     context: typer.Context,
-    token: Annotated[str, typer.Argument(metavar="ID|NAME", help="A token's id, or a name: all of its tokens.")],
+    token: Annotated[str, typer.Argument(metavar="ID|NAME", help="Token id, or a name: revokes all its tokens.")],
 ) -> None:
     """Revoke tokens.
 
-    Servers let nobody in by them from the next second on.
+    Servers reject revoked tokens within a second.
 
     \b
     Example:
       cotenant tokens revoke eve
     """
-    with _told():
+    with _as_command_errors():
         gone = _file(context).revoke(token)
     if not gone:
-        raise usage(f"there is no token {token!r}", hint="`cotenant tokens` lists them")
+        raise usage_error(f"token {token!r} not found", hint="list tokens with `cotenant tokens`")
     for one in gone:
-        note(f"revoked {one.id} of {one.bearer}")
+        note(f"revoked {one.id} of {one.subject}")
 
 
 def _file(context: typer.Context) -> TokenFile:
-    return TokenFile(state_dir_of(context) / TOKENS_FILE)
+    return TokenFile(resolve_state_dir(context) / TOKENS_FILE)
 
 
 def _show(file: TokenFile, as_json: bool) -> None:
-    with _told():
+    with _as_command_errors():
         known = file.tokens()
     if as_json:
         print(json.dumps([_view(one) for one in known], indent=2))
         return
     rows = [
-        (one.id, one.bearer.role, one.bearer.name, tenants_in_words(one.bearer.tenants), _day(one.created), _end(one))
+        (one.id, one.subject.role, one.subject.name, tenants_text(one.subject.tenants), _day(one.created), _end(one))
         for one in known
     ]
-    print_table(COLUMNS, rows, "there are no tokens but the mesh's own")
+    print_table(COLUMNS, rows, "no tokens besides the mesh's own")
 
 
 def _view(token: Token) -> dict[str, Any]:
-    tenants = token.bearer.tenants
+    tenants = token.subject.tenants
     return {
         "id": token.id,
-        "role": str(token.bearer.role),
-        "name": token.bearer.name,
+        "role": str(token.subject.role),
+        "name": token.subject.name,
         "tenants": None if tenants is None else sorted(tenants),
         "created": token.created,
         "expires": token.expires or None,
@@ -165,7 +168,7 @@ def _end(token: Token) -> str:
         return "never"
     if token.expired(now := time.time()):
         return "expired"
-    return token.runs_out(now) or _day(token.expires)
+    return token.expires_soon(now) or _day(token.expires)
 
 
 def _day(seconds: float) -> str:
@@ -173,7 +176,7 @@ def _day(seconds: float) -> str:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_command_errors() -> Iterator[None]:
     try:
         yield
     except BadTokens as error:

@@ -16,30 +16,30 @@ import typer
 
 from cotenant import file_descriptors
 from cotenant.cli.flags import Flags
-from cotenant.cli.mesh.security_options import Guarding, check_listen, guarding_of
+from cotenant.cli.mesh.security_options import SecuritySettings, check_listen, read_security_settings
 from cotenant.cli.mesh.settings import (
     Settings,
-    archive_of,
+    archive_path,
     check_failure_rules,
-    holding_of,
+    hold_rules,
     merged,
     node_name,
     read_options,
     read_settings,
-    retrying_of,
-    rules_of,
+    read_store_limits,
+    retry_rules,
+    sharing_rules,
     split_cpus,
-    store_limits_of,
 )
-from cotenant.cli.mesh.shared_identity import guarded, secret_paths
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.mesh.shared_identity import restrict_submitters, secret_paths
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 
-if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
+if TYPE_CHECKING:  # grpc and the services are imported only when the mesh starts
     from cotenant.cli.mesh.agent_processes import AgentProcesses
     from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
 
 RETRY_SECONDS = 1.0
-BACKFILL = {"queue": {"mode": "backfill"}}  # a gang that finds no room holds nobody back, unless that is wanted
+BACKFILL = {"queue": {"mode": "backfill"}}  # by default a gang that does not fit blocks no other job
 
 
 def register(app: typer.Typer) -> None:
@@ -49,11 +49,13 @@ def register(app: typer.Typer) -> None:
 
 def up(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; flags win over them.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; flags override them.")] = None,
     store: Annotated[str | None, typer.Option(metavar="URL", help="sqlite, sqlite:PATH or etcd://HOST:PORT,…")] = None,
-    gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="Found by NVML, or declared.")] = None,
-    nodes: Annotated[int | None, typer.Option(metavar="N", help="Divide this machine into so many nodes.")] = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve; a free port.")] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="GPUs: found by NVML, or declared.")] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Divide this machine into N nodes.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on; default: a free loopback port.")
+    ] = None,
     queue: Annotated[str | None, typer.Option(metavar="NAME", help="Queue policy.")] = None,
     placement: Annotated[str | None, typer.Option(metavar="NAME", help="Placement policy.")] = None,
     allocator: Annotated[str | None, typer.Option(metavar="NAME", help="CPU allocator.")] = None,
@@ -62,46 +64,50 @@ def up(
     ] = None,
     contention: Annotated[str | None, typer.Option(metavar="NAME", help="Contention policy.")] = None,
     preemption: Annotated[
-        str | None, typer.Option(metavar="RULE", help="Who is stopped for others: policy, priority or never.")
+        str | None, typer.Option(metavar="RULE", help="Which jobs may be preempted: policy, priority or never.")
     ] = None,
     run_seconds_min: Annotated[
-        float | None, typer.Option(metavar="S", help="Nobody who has run for less is stopped for others.")
+        float | None, typer.Option(metavar="S", help="Do not preempt jobs that have run for less.")
     ] = None,
     reserve_after_seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="A gang that waits for so long gets a reservation; inf: never.")
+        float | None,
+        typer.Option(metavar="S", help="Reserve resources for gangs that have waited this long; inf: never."),
     ] = None,
-    reservations: Annotated[int | None, typer.Option(metavar="N", help="So many reservations at a time.")] = None,
+    reservations: Annotated[
+        int | None, typer.Option(metavar="N", help="Maximum number of reservations at a time.")
+    ] = None,
     reclaim: Annotated[
-        bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
+        bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants reclaim lent quota.")
     ] = None,
     fair_share: Annotated[
         str | None,
-        typer.Option(metavar="RULE", help="Who shares the cluster fairly, by weight: tenants, or off for nobody."),
+        typer.Option(metavar="RULE", help="Fair sharing by weight: tenants, or off."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool | None,
-        typer.Option("--shared-identity", help="Not as root: let other people submit, though their jobs run as you."),
+        typer.Option("--shared-identity", help="Without root: let other users submit, though their jobs run as you."),
     ] = None,
     share_machine: Annotated[
         bool | None,
         typer.Option(
             "--share-machine",
             envvar="COTENANT_SHARE_MACHINE",
-            help="Offer CPUs and GPUs that another agent on this machine offers too.",
+            help="Offer CPUs and GPUs that another agent on this machine offers as well.",
         ),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
+        list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Policy option; repeatable.")
     ] = None,
 ) -> None:
     """Run the whole mesh on this machine, in the foreground.
 
-    The agent of each node is a process of its own, which is started again if it ends. Jobs run in processes of their
-    own, too: Ctrl-C ends the mesh and no job; the next `up` with the same state directory
-    finds them again. The mesh listens on loopback and asks for the token that it keeps in its state directory. On an
-    etcd on which another mesh or service leads it does not start; `cotenant serve` runs several on one. Where etcd is
-    away for a while the mesh goes on with what it knows, and writes again once that is back.
+    Each node's agent is a separate process, which is restarted if it exits. Ctrl-C stops the mesh; jobs keep running.
+    The next `cotenant up` with the same state directory re-attaches to them.
+
+    The mesh listens on loopback and requires the token in its state directory. It does not start on an etcd where
+    another mesh or service leads; `cotenant serve` runs several processes on one etcd. While etcd is unreachable, the
+    mesh keeps working from memory, and resumes writing afterwards.
 
     \b
     Examples:
@@ -134,25 +140,25 @@ def up(
         **{name: getattr(settings, name) for name in Settings.__dataclass_fields__}
         | {name: value for name, value in flags.items() if value is not None}
     )
-    guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)
-    check_listen(settings.listen, guarding)
-    guarding = guarded(guarding, settings, state_dir_of(context))
+    security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
+    check_listen(settings.listen, security_settings)
+    security_settings = restrict_submitters(security_settings, settings, resolve_state_dir(context))
     file_descriptors.raise_limit()
     agents = start_agents(settings)
-    mesh = mesh_config(settings, state_dir_of(context), read_options(option or ()), guarding)
+    mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
     asyncio.run(run(mesh, agents))
 
 
-def state_dir_of(context: typer.Context) -> Path:
-    """The state directory: from the flag, else COTENANT_STATE_DIR, else the default one."""
-    from cotenant.rpc.access import default_state_dir  # imports no grpc, but a little that --help need not wait for
+def resolve_state_dir(context: typer.Context) -> Path:
+    """Return the state directory: from the flag, COTENANT_STATE_DIR or the default."""
+    from cotenant.rpc.access import default_state_dir  # avoids an import on --help
 
     given = context.find_root().params.get("state_dir") or os.environ.get("COTENANT_STATE_DIR")
     return Path(given).absolute() if given else default_state_dir(os.environ)
 
 
 def start_agents(settings: Settings) -> AgentProcesses:
-    """Start the processes of this machine's agents. They import what they need while the services are imported here."""
+    """Start this machine's agent processes; their imports run in parallel with those of the services here."""
     from cotenant.cli.mesh.agent_processes import AgentProcesses
 
     return AgentProcesses(node_ids_of(settings))
@@ -169,12 +175,15 @@ def node_ids_of(settings: Settings) -> list[str]:
 
 
 def mesh_config(
-    settings: Settings, state_dir: Path, options: dict[str, dict[str, str]], guarding: Guarding | None = None
+    settings: Settings,
+    state_dir: Path,
+    options: dict[str, dict[str, str]],
+    security_settings: SecuritySettings | None = None,
 ) -> MeshConfig:
-    """Make of settings what the mesh is made of.
+    """Return the configuration of the mesh, made from settings.
 
     Raises:
-        CommandError: a setting cannot be taken.
+        CommandError: a setting is invalid.
     """
     from cotenant.cli.mesh.embedded import MeshConfig
     from cotenant.node_agent.control.agent_config import AgentConfig
@@ -186,7 +195,7 @@ def mesh_config(
             node_id=node_id,
             placement_endpoint="",  # filled in once the mesh has its port
             state_dir=state_dir / "nodes" / node_id,
-            gpus=settings.gpus if number == 1 or settings.gpus != "auto" else "fake:0",  # a GPU is one node's
+            gpus=settings.gpus if number == 1 or settings.gpus != "auto" else "fake:0",  # a GPU belongs to one node
             cpus=cpus,
             machine_parts=len(parts),
             rack=settings.rack,
@@ -198,9 +207,9 @@ def mesh_config(
             pids_max=settings.pids_max,
             work_bytes_max=settings.work_bytes_max,
             disk_reserve_bytes=settings.disk_reserve_bytes,
-            users=guarding.users if guarding else {},
+            users=security_settings.users if security_settings else {},
             shared_identity=settings.shared_identity,
-            hidden=secret_paths(settings, guarding, state_dir),
+            hidden=secret_paths(settings, security_settings, state_dir),
             share_machine=settings.share_machine,
         )
         for number, (node_id, cpus) in enumerate(zip(node_ids_of(settings), parts, strict=True), 1)
@@ -209,7 +218,7 @@ def mesh_config(
         state_dir=state_dir,
         listen=settings.listen,
         store_url="" if settings.store == "sqlite" else settings.store,
-        store_limits=store_limits_of(settings),
+        store_limits=read_store_limits(settings),
         agents=agents,
         queue=settings.queue,
         placement=settings.placement,
@@ -219,23 +228,23 @@ def mesh_config(
         options=merged(defaults, settings.options, options),
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.lost_after_seconds,
-        rules=rules_of(settings),
+        rules=sharing_rules(settings),
         window_seconds=settings.window_seconds,
         failure_rules=check_failure_rules(settings),
-        retrying=retrying_of(settings),
-        holding=holding_of(settings),
+        retrying=retry_rules(settings),
+        holding=hold_rules(settings),
         checkpoint_seconds=settings.checkpoint_seconds,
         profile_seconds=settings.profile_seconds,
-        guarding=guarding,
+        security_settings=security_settings,
         ended_jobs=settings.ended_jobs,
         ended_days=settings.ended_days,
         history_seconds=settings.history_seconds,
-        archive=archive_of(settings, state_dir),
+        archive=archive_path(settings, state_dir),
     )
 
 
 async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
-    """Run the mesh until a signal ends it, which may come while it is still starting."""
+    """Run the mesh until a signal stops it, possibly during startup."""
     from cotenant import telemetry
 
     telemetry.setup("cotenant")
@@ -246,7 +255,7 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
-            note("ending the mesh; jobs run on, and the next `cotenant up` with this state directory finds them again")
+            note("stopping the mesh; jobs keep running, and the next `cotenant up` re-attaches to them")
             serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
@@ -256,22 +265,22 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
 
 
 async def _serve(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
-    """Run the mesh until cancelled. One that lost its lead, as where its store was away, begins anew at its address."""
+    """Run the mesh until cancelled. After losing its leadership, as in a store outage, restart it in place."""
     from cotenant.rpc import gc_tuning
 
-    async with opened(config, agents) as mesh:
-        gc_tuning.settle()
-        await tell_ready(mesh)
+    async with running_mesh(config, agents) as mesh:
+        gc_tuning.tune_gc()
+        await notify_ready(mesh)
         address, why = mesh.address, await mesh.lost()
     while True:
-        note(f"this mesh leads no more on its store, and begins anew: {why}")
-        async with opened(replace(config, listen=address), patient=True) as mesh:
+        note(f"the mesh lost its leadership and restarts: {why}")
+        async with running_mesh(replace(config, listen=address), wait_for_store=True) as mesh:
             note(f"the mesh is up again at {mesh.address}")
             why = await mesh.lost()
 
 
-async def _start(mesh: EmbeddedMesh, *, patient: bool) -> None:
-    """Start a mesh; a patient one waits for its store, and for its port where somebody still holds that."""
+async def _start(mesh: EmbeddedMesh, *, wait_for_store: bool) -> None:
+    """Start a mesh; with `wait_for_store`, wait for its store and for its port to become available."""
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreUnavailable
 
@@ -280,22 +289,22 @@ async def _start(mesh: EmbeddedMesh, *, patient: bool) -> None:
             await mesh.start()
             return
         except (StoreUnavailable, CannotListen) as error:
-            if not patient:
+            if not wait_for_store:
                 raise
-            note(f"it cannot begin yet: {error}")
+            note(f"cannot start yet: {error}")
         await asyncio.sleep(RETRY_SECONDS)
 
 
 @asynccontextmanager
-async def opened(
-    config: MeshConfig, agents: AgentProcesses | None = None, *, patient: bool = False
+async def running_mesh(
+    config: MeshConfig, agents: AgentProcesses | None = None, *, wait_for_store: bool = False
 ) -> AsyncIterator[EmbeddedMesh]:
-    """Run the mesh inside; what keeps it from starting is told in a user's words."""
+    """Run the mesh inside the context; translate startup errors for users."""
     from cotenant import plugins
     from cotenant.cli.mesh.agent_processes import AgentFailed
     from cotenant.cli.mesh.embedded import EmbeddedMesh
-    from cotenant.leadership.leadership_set import AnotherLeads
-    from cotenant.rpc.access import NoAccess
+    from cotenant.leadership.leadership_set import LedByAnotherProcess
+    from cotenant.rpc.access import AccessError
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreDistrusted, StoreInUse, StoreUnavailable
     from cotenant.store.schema import BadRecord, NewerSchema
@@ -303,15 +312,17 @@ async def opened(
     mesh = EmbeddedMesh(config, agents)
     try:
         try:
-            await _start(mesh, patient=patient)
+            await _start(mesh, wait_for_store=wait_for_store)
             await mesh.nodes_ready()
         except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
-            raise usage(str(error), hint="`cotenant policies` and `cotenant up --help` show what there is") from None
+            raise usage_error(
+                str(error), hint="`cotenant policies` lists policies, `cotenant up --help` options"
+            ) from None
         except StoreInUse as error:
-            hint = "another `cotenant up` runs here; stop it, or pass --state-dir"
+            hint = "another `cotenant up` uses this state directory; stop it, or pass --state-dir"
             raise CommandError(str(error), hint=hint) from None
-        except AnotherLeads as error:
-            hint = "one mesh uses a store; `cotenant serve` runs several processes of each service on one etcd"
+        except LedByAnotherProcess as error:
+            hint = "a store serves one mesh; to run several processes of a service on one etcd, use `cotenant serve`"
             raise CommandError(str(error), hint=hint) from None
         except StoreDistrusted as error:
             raise CommandError(f"{error.reason}: {error}", hint=error.remedy) from None
@@ -319,7 +330,7 @@ async def opened(
             raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
         except AgentFailed as error:
             raise CommandError(str(error), code=ExitCode.USAGE if error.bad_settings else ExitCode.FAILED) from None
-        except (NewerSchema, BadRecord, CannotListen, NoAccess, OSError) as error:
+        except (NewerSchema, BadRecord, CannotListen, AccessError, OSError) as error:
             raise CommandError(str(error)) from None
         yield mesh
     finally:
@@ -327,7 +338,7 @@ async def opened(
 
 
 def _shares_disk(config: MeshConfig) -> str:
-    """Return a warning where jobs can fill the file system that the store is on; "" where they cannot."""
+    """Return a warning if jobs can fill the store's file system; "" otherwise."""
     nodes = [agent.state_dir for agent in config.agents]
     try:
         together = not config.store_url and any(one.stat().st_dev == config.state_dir.stat().st_dev for one in nodes)
@@ -335,15 +346,15 @@ def _shares_disk(config: MeshConfig) -> str:
         return ""
     reserve = config.store_limits.reserve_bytes // 2**20
     return (
-        f"jobs' directories share a file system with the store; below {reserve} MiB of free space the largest jobs are "
-        f"ended. To keep them apart, mount another file system at {config.state_dir / 'nodes'}"
+        f"job directories share a file system with the store; below {reserve} MiB of free space the largest jobs are "
+        f"stopped. To separate them, mount another file system at {config.state_dir / 'nodes'}"
         if together
         else ""
     )
 
 
-async def tell_ready(mesh: EmbeddedMesh) -> None:
-    """Say where the mesh is, once its nodes are there."""
+async def notify_ready(mesh: EmbeddedMesh) -> None:
+    """Print the mesh's address once its nodes are ready."""
     from cotenant.rpc.access import default_state_dir
 
     nodes = await mesh.nodes_ready()

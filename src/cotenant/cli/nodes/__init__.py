@@ -1,1 +1,1 @@
-"""Commands about nodes."""
+"""Commands for nodes."""

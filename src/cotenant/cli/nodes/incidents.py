@@ -1,4 +1,4 @@
-"""`cotenant incidents`: who slowed whom on which node, what was done about it, and what that brought."""
+"""`cotenant incidents`: contention incidents with victim, suspect, actions and outcome."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import grpc.aio
 import typer
 
 from cotenant.cli import options, units, views
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.name_lookup import find_job, find_node
-from cotenant.cli.outcome import harmless
+from cotenant.cli.outcome import sanitize
 from cotenant.cli.render import Column, console, plain_lines, print_table, styled
-from cotenant.cli.stream_retry import Patience
+from cotenant.cli.stream_retry import StreamRetry
 from cotenant.codec.specs import seconds
 from cotenant.v1.contention_service_pb2 import Incident, ListIncidentsRequest
 
-if TYPE_CHECKING:  # this name is the type checker's alone
+if TYPE_CHECKING:
     from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
 
 LIMIT_DEFAULT = 50
 PAGE_SIZE_MAX = 1000
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 
 COLUMNS = (
-    Column("BEGAN", right=True),
-    Column("LASTED", right=True),
+    Column("STARTED", right=True),
+    Column("DURATION", right=True),
     Column("NODE"),
     Column("VICTIM"),
     Column("SUSPECT"),
-    Column("FELL BY", right=True),
-    Column("IS AT", right=True),
-    Column("OUTCOME, OR WHAT WAS DONE LAST", elastic=True),
+    Column("SLOWDOWN", right=True),
+    Column("RECOVERED", right=True),
+    Column("OUTCOME / LAST ACTION", elastic=True),
 )
 
 
@@ -49,21 +49,25 @@ def register(app: typer.Typer) -> None:
 def incidents(
     context: typer.Context,
     node: Annotated[
-        str, typer.Option(metavar="NODE", help="Only on this node.", autocompletion=options.complete_node)
+        str, typer.Option(metavar="NODE", help="Only incidents on this node.", autocompletion=options.complete_node)
     ] = "",
     job: Annotated[
         str,
-        typer.Option(metavar="ID", help="Only with this job, victim or suspect.", autocompletion=options.complete_job),
+        typer.Option(
+            metavar="ID", help="Only incidents with this job as victim or suspect.", autocompletion=options.complete_job
+        ),
     ] = "",
-    only_open: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
-    actions: Annotated[bool, typer.Option("--actions", help="Also all that was done, a line each.")] = False,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them as they change.")] = False,
+    only_open: Annotated[bool, typer.Option("--open", help="Only open incidents.")] = False,
+    actions: Annotated[bool, typer.Option("--actions", help="Show every action on its own line.")] = False,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Show at most N incidents, newest first.")
+    ] = LIMIT_DEFAULT,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing incidents as they change.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """List cases of contention, newest first: who was slowed, who slowed it, what was done and what it brought.
+    """List contention incidents, newest first: victim, suspect, actions taken and their outcome.
 
-    They are kept in memory, the last 1,000 of them; a restart of the contention service forgets them.
+    The contention service keeps the last 1,000 incidents in memory; a restart discards them.
 
     \b
     Examples:
@@ -74,28 +78,28 @@ def incidents(
     flags = Flags.of(context)
     wanted = ListIncidentsRequest(node_id=node, job_id=job, open_only=only_open)
     if watch:
-        with suppress(KeyboardInterrupt):  # the way in which watching ends
-            reach(flags, lambda mesh: _watch(mesh, wanted, limit, as_json))
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
+            with_mesh(flags, lambda mesh: _watch(mesh, wanted, limit, as_json))
         return
-    found = reach(flags, lambda mesh: _found(mesh, wanted, limit))
+    found = with_mesh(flags, lambda mesh: _found(mesh, wanted, limit))
     now = time.time()
     if as_json:
         views.print_json([incident_view(one, now) for one in found])
     elif actions:
-        print("\n\n".join("\n".join(_told(one, now)) for one in found) or "no incidents")
+        print("\n\n".join("\n".join(_story(one, now)) for one in found) or "no incidents")
     else:
         print_table(COLUMNS, [_row(incident_view(one, now)) for one in found], nothing="no incidents")
 
 
 async def _found(mesh: Mesh, wanted: ListIncidentsRequest, limit: int) -> list[Incident]:
-    """Find out which node and job are meant, and read pages until there are enough."""
+    """Return matching incidents up to the limit, with the node and job resolved to full ids."""
     request = ListIncidentsRequest()
     request.CopyFrom(wanted)
     if wanted.node_id:
         request.node_id = (await find_node(mesh, wanted.node_id)).id
     if wanted.job_id:
         request.job_id = (await find_job(mesh, wanted.job_id)).id
-    found = await mesh.of_each_contention(lambda contention: _listed(contention, request, limit))
+    found = await mesh.call_contention_replicas(lambda contention: _listed(contention, request, limit))
     return sorted(found, key=lambda one: seconds(one.start_time), reverse=True)[:limit]
 
 
@@ -114,7 +118,7 @@ async def _listed(contention: ContentionServiceAsyncStub, wanted: ListIncidentsR
 
 
 def incident_view(incident: Incident, now: float) -> views.View:
-    """Tell all that is known of an incident."""
+    """Return everything known about an incident."""
     over = incident.HasField("end_time")
     began = seconds(incident.start_time)
     return {
@@ -148,33 +152,33 @@ def _row(view: views.View) -> list[str]:
     ]
 
 
-def _told(incident: Incident, now: float) -> list[str]:
-    """Tell an incident as a story."""
+def _story(incident: Incident, now: float) -> list[str]:
+    """Return an incident as lines: a headline, the actions, the outcome."""
     view = incident_view(incident, now)
     victim = f"{view['victim']} was slowed by {view['slowdown']:.0%}, " if view["victim"] else ""
-    head = f"{view['start_time']} {view['node']}: {victim}{view['suspect']} held back"
-    rest = [*view["actions"], view["outcome"] or "it is not over"]
-    return [harmless(head), *(f"  {harmless(line)}" for line in rest)]
+    head = f"{view['start_time']} {view['node']}: {victim}{view['suspect']} throttled"
+    rest = [*view["actions"], view["outcome"] or "still open"]
+    return [sanitize(head), *(f"  {sanitize(line)}" for line in rest)]
 
 
 async def _watch(mesh: Mesh, wanted: ListIncidentsRequest, limit: int, as_json: bool) -> None:
-    """Look again and again: a table in place on a terminal, else a line for each change."""
+    """Poll incidents: a table updated in place on a terminal, otherwise one line per change."""
     known: dict[str, bytes] = {}
-    patience = Patience(mesh, "contention is away")
+    retry = StreamRetry(mesh, "lost the connection to the contention service")
     if sys.stdout.isatty() and not as_json:
-        await _watch_live(mesh, wanted, limit, patience)
+        await _watch_live(mesh, wanted, limit, retry)
         return
     while True:
         try:
             found = await _found(mesh, wanted, limit)
         except grpc.aio.AioRpcError as error:
-            await patience.wait(error)
+            await retry.wait(error)
             continue
-        patience.renew()
+        retry.reset()
         fresh = [one for one in reversed(found) if known.get(one.id) != one.SerializeToString(deterministic=True)]
         known = {one.id: one.SerializeToString(deterministic=True) for one in found}
         _print_changes(fresh, as_json)
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _print_changes(fresh: Sequence[Incident], as_json: bool) -> None:
@@ -184,10 +188,10 @@ def _print_changes(fresh: Sequence[Incident], as_json: bool) -> None:
         if as_json:
             views.print_json_line(view)
         else:
-            print(plain_lines(COLUMNS, [[harmless(cell) for cell in _row(view)]])[1], flush=True)
+            print(plain_lines(COLUMNS, [[sanitize(cell) for cell in _row(view)]])[1], flush=True)
 
 
-async def _watch_live(mesh: Mesh, wanted: ListIncidentsRequest, limit: int, patience: Patience) -> None:
+async def _watch_live(mesh: Mesh, wanted: ListIncidentsRequest, limit: int, retry: StreamRetry) -> None:
     from rich.live import Live
 
     out = console()
@@ -196,9 +200,9 @@ async def _watch_live(mesh: Mesh, wanted: ListIncidentsRequest, limit: int, pati
             try:
                 found = await _found(mesh, wanted, limit)
             except grpc.aio.AioRpcError as error:
-                await patience.wait(error)
+                await retry.wait(error)
                 continue
-            patience.renew()
-            rows = [[harmless(cell) for cell in _row(incident_view(one, time.time()))] for one in found]
+            retry.reset()
+            rows = [[sanitize(cell) for cell in _row(incident_view(one, time.time()))] for one in found]
             live.update(styled(COLUMNS, rows, out.width), refresh=True)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""One node, with all that is known of it."""
+"""One node with everything known about it: `cotenant nodes NODE`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Pairs = Iterator[tuple[str, str]]
 
 
 def show_node(node: Node, as_json: bool) -> None:
-    """Print what is known of a node."""
-    view = {**views.node_view(node, time.time()), **parts_view(node)}
+    """Print a node."""
+    view = {**views.node_view(node, time.time()), **hardware_view(node)}
     if as_json:
         views.print_json(view)
     else:
         print_card(_card(view))
 
 
-def parts_view(node: Node) -> views.View:
-    """Tell what it is made of, piece by piece: each GPU, and the cores of each NUMA node."""
+def hardware_view(node: Node) -> views.View:
+    """Return a node's hardware: each GPU, and the cores of each NUMA node."""
     cores: dict[int, list[int]] = defaultdict(list)
     for core in node.inventory.cores:
         cores[core.numa_node].append(core.id)
@@ -55,13 +55,13 @@ def _card(view: views.View) -> Pairs:
     yield "last seen", "" if view["seen_seconds"] is None else f"{units.short_seconds(view['seen_seconds'])} ago"
     yield "first seen", view["create_time"] or ""
     yield "address, rack", ", ".join(filter(None, (view["address"], view["rack"])))
-    yield "agent's release", view["agent_version"]
+    yield "agent release", view["agent_version"]
     if valid := views.validity_of(view):
-        yield "its certificate", valid.in_words(datetime.now(UTC))
-    yield "GPUs held", f"{view['gpus_used']:g} of {view['gpus']}" if view["gpus"] else ""
-    yield "cores held", f"{view['cores_used']} of {view['cores']}"
+        yield "certificate", valid.in_words(datetime.now(UTC))
+    yield "GPUs used", f"{view['gpus_used']:g} of {view['gpus']}" if view["gpus"] else ""
+    yield "cores used", f"{view['cores_used']} of {view['cores']}"
     memory = units.short_bytes(view["memory_used_bytes"]), units.short_bytes(view["memory_bytes"])
-    yield "memory held", f"{memory[0]} of {memory[1]}"
+    yield "memory used", f"{memory[0]} of {memory[1]}"
     for one in view["numa_nodes"]:
         yield f"NUMA node {one['id']}", f"{plural(len(one['cores']), 'core')}: {ranges(one['cores'])}"
     for gpu in view["gpu_list"]:
@@ -79,6 +79,6 @@ def _card(view: views.View) -> Pairs:
 def _gpu(gpu: views.View) -> str:
     declared = f"{gpu['model']} (declared)".strip() if gpu["declared"] else gpu["model"]
     memory = units.short_bytes(gpu["memory_bytes"]) if gpu["memory_bytes"] else ""
-    ill = f"ill: {gpu['unhealthy_reason']}" if gpu["unhealthy_reason"] else ""
+    health = f"unhealthy: {gpu['unhealthy_reason']}" if gpu["unhealthy_reason"] else ""
     place = f"NUMA node {gpu['numa_node']}" if gpu["numa_node"] >= 0 else ""
-    return ", ".join(filter(None, (gpu["uuid"], declared, memory, place, "shareable" * gpu["shareable"], ill)))
+    return ", ".join(filter(None, (gpu["uuid"], declared, memory, place, "shareable" * gpu["shareable"], health)))

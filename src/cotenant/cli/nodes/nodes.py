@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli import options, units, views
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.mesh.slowness import lateness
+from cotenant.cli.mesh.slowness import heartbeat_delay
 from cotenant.cli.name_lookup import all_nodes, find_node
 from cotenant.cli.nodes.node_card import show_node
-from cotenant.cli.outcome import note, usage
+from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.v1.node_service_pb2 import (
     CordonNodeRequest,
@@ -36,7 +36,7 @@ COLUMNS = (
     Column("JOBS", right=True),
     Column("NOTES", elastic=True),
 )
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, for those who look.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the node.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,12 +54,12 @@ def nodes(
     node_id: Annotated[
         str,
         typer.Argument(
-            metavar="NODE", help="Show all that is known of this one.", autocompletion=options.complete_node
+            metavar="NODE", help="Show everything known about this node.", autocompletion=options.complete_node
         ),
     ] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """List nodes: their state, and what is used of what they have; or show one, with its GPUs and what ails it.
+    """List nodes with their state and used resources; or show one node with its GPUs and problems.
 
     \b
     Examples:
@@ -68,14 +68,14 @@ def nodes(
       cotenant nodes --json
     """
     if node_id:
-        show_node(reach(Flags.of(context), lambda mesh: find_node(mesh, node_id)), as_json)
+        show_node(with_mesh(Flags.of(context), lambda mesh: find_node(mesh, node_id)), as_json)
         return
 
     async def work(mesh: Mesh) -> list[Node]:
         return [node async for node in all_nodes(mesh)]
 
     now = time.time()
-    rows = [views.node_view(node, now) for node in reach(Flags.of(context), work)]
+    rows = [views.node_view(node, now) for node in with_mesh(Flags.of(context), work)]
     if as_json:
         views.print_json(rows)
         return
@@ -91,7 +91,7 @@ def nodes(
 def drain(
     context: typer.Context, node_id: options.NodeId, reason: Reason = "", as_json: options.AsJson = False
 ) -> None:
-    """Empty a node: it gets no new work, and what runs there is stopped with its grace and queued again.
+    """Drain a node: it gets no new work; running jobs are stopped gracefully and requeued.
 
     \b
     Example:
@@ -104,7 +104,7 @@ def drain(
 def cordon(
     context: typer.Context, node_id: options.NodeId, reason: Reason = "", as_json: options.AsJson = False
 ) -> None:
-    """Give a node no new work; what runs there runs on.
+    """Cordon a node: it gets no new work; running jobs continue.
 
     \b
     Example:
@@ -115,7 +115,7 @@ def cordon(
 
 
 def uncordon(context: typer.Context, node_id: options.NodeId, as_json: options.AsJson = False) -> None:
-    """Take back a cordon or a drain.
+    """Undo a cordon or a drain.
 
     \b
     Example:
@@ -127,10 +127,10 @@ def uncordon(context: typer.Context, node_id: options.NodeId, as_json: options.A
 def release(
     context: typer.Context,
     node_id: options.NodeId,
-    gpu: Annotated[str, typer.Argument(help="Its UUID, or the beginning or the end of it.", metavar="GPU")],
+    gpu: Annotated[str, typer.Argument(help="GPU UUID, or a unique prefix or suffix of it.", metavar="GPU")],
     as_json: options.AsJson = False,
 ) -> None:
-    """End what holds a GPU back from work, once it has been seen to; what is still wrong with it is found again.
+    """Return an unhealthy GPU to service after repair; problems that persist are detected again.
 
     \b
     Example:
@@ -149,13 +149,15 @@ def forget(
     reason: Reason = "",
     powered_off: Annotated[
         bool,
-        typer.Option("--powered-off", help="Nothing runs there: also give up jobs that must never run twice at once."),
+        typer.Option(
+            "--powered-off", help="Nothing runs there any longer: also requeue jobs that must never run twice."
+        ),
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take a node whose agent is away as gone: what it had is started elsewhere at once, and the node is not listed.
+    """Remove a node that is permanently lost: its jobs are requeued at once and the node is no longer listed.
 
-    If it comes back, it is a new node, and what still runs there from before is stopped.
+    If the node returns, it registers as a new node, and attempts from before are stopped.
 
     \b
     Examples:
@@ -168,25 +170,31 @@ def forget(
         node: Node = (await mesh.nodes.ForgetNode(_to(request, await find_node(mesh, node_id)))).node
         return node
 
-    view = views.node_view(reach(Flags.of(context), work), time.time())
+    view = views.node_view(with_mesh(Flags.of(context), work), time.time())
     if as_json:
         views.print_json(view)
     elif kept := view["attempts"]:
-        print(f"{view['id']} is forgotten once these have gone: {', '.join(kept)}")
-        note("who must never run twice at once is waited for, unless with --powered-off, and so is who stops elsewhere")
+        print(f"{view['id']} will be removed once these attempts have ended: {', '.join(kept)}")
+        note(
+            "waiting for attempts stopping on other nodes, and for jobs that must never run twice unless --powered-off"
+        )
     else:
-        print(f"{view['id']} is forgotten")
+        print(f"{view['id']} removed")
 
 
 def _gpu_of(node: Node, text: str) -> str:
-    """Find the GPU that is meant. Raises `CommandError` where none is, or more than one."""
+    """Return the UUID of the matching GPU.
+
+    Raises:
+        CommandError: no GPU matches, or more than one.
+    """
     uuids = [one.uuid for one in node.inventory.gpus]
-    meant = [uuid for uuid in uuids if text and (uuid.startswith(text) or uuid.endswith(text))]
-    if text in uuids or len(meant) == 1:
-        return text if text in uuids else meant[0]
+    matching = [uuid for uuid in uuids if text and (uuid.startswith(text) or uuid.endswith(text))]
+    if text in uuids or len(matching) == 1:
+        return text if text in uuids else matching[0]
     has = ", ".join(uuids) or "none"
-    raise usage(
-        f"{text!r} may be any of {len(meant)} GPUs" if meant else f"{node.id} has no GPU {text!r}; it has {has}"
+    raise usage_error(
+        f"{text!r} matches {len(matching)} GPUs" if matching else f"{node.id} has no GPU {text!r}; it has {has}"
     )
 
 
@@ -200,16 +208,16 @@ def _act(context: typer.Context, text: str, as_json: bool, act: Callable[[Mesh, 
         node: Node = (await act(mesh, await find_node(mesh, text))).node
         return node
 
-    view = views.node_view(reach(Flags.of(context), work), time.time())
+    view = views.node_view(with_mesh(Flags.of(context), work), time.time())
     if as_json:
         views.print_json(view)
         return
-    running = f", {len(view['attempts'])} still there" if view["attempts"] else ""
+    running = f", {len(view['attempts'])} attempts still running" if view["attempts"] else ""
     print(f"{view['id']} {view['state']}{running}")
 
 
 def row(view: views.View) -> list[str]:
-    """Write a node for a table: used of all."""
+    """Return a node's row, resources as used/total."""
     return [
         view["id"],
         view["state"],
@@ -223,7 +231,7 @@ def row(view: views.View) -> list[str]:
 
 
 def _model(view: views.View) -> str:
-    """Name the GPUs; declared ones as what they are."""
+    """Return the GPU models, with declared GPUs marked."""
     names = ", ".join(model for model in view["gpu_models"] if model)
     if not view["gpus_declared"]:
         return names
@@ -232,13 +240,13 @@ def _model(view: views.View) -> str:
 
 
 def _notes(view: views.View) -> str:
-    told = [view["state_reason"]] if view["state_reason"] else []
+    notes = [view["state_reason"]] if view["state_reason"] else []
     if view["gpus_unhealthy"]:
-        told.append(f"{len(view['gpus_unhealthy'])} GPUs ill: {next(iter(view['gpus_unhealthy'].values()))}")
+        notes.append(f"{len(view['gpus_unhealthy'])} GPUs unhealthy: {next(iter(view['gpus_unhealthy'].values()))}")
     if view["state"] in ("away", "lost") and view["seen_seconds"] is not None:
-        told.append(f"last seen {units.short_seconds(view['seen_seconds'])} ago")
-    if late := lateness(view):
-        told.append(late)
+        notes.append(f"last seen {units.short_seconds(view['seen_seconds'])} ago")
+    if late := heartbeat_delay(view):
+        notes.append(late)
     if (valid := views.validity_of(view)) and valid.is_due(now := datetime.now(UTC)):
-        told.append(f"its certificate {valid.in_words(now)}")
-    return "; ".join(told)
+        notes.append(f"certificate {valid.in_words(now)}")
+    return "; ".join(notes)

@@ -1,4 +1,4 @@
-"""`cotenant top`: nodes and jobs with the cores that they use, as the last samples have it."""
+"""`cotenant top`: nodes and running jobs with their current usage, from the latest samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import grpc.aio
 import typer
 
 from cotenant.cli import options, units, views
-from cotenant.cli.connection import Mesh, away, reach, told
+from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.name_lookup import all_jobs, all_nodes
-from cotenant.cli.outcome import harmless, note, usage
-from cotenant.cli.render import Column, console, joined, plain_lines, styled
+from cotenant.cli.outcome import note, sanitize, usage_error
+from cotenant.cli.render import Column, console, join_or_count, plain_lines, styled
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
 from cotenant.core.model.lifecycle import HOLDING
 from cotenant.v1.contention_service_pb2 import AttemptSample, ListSamplesRequest, NodeSample
 from cotenant.v1.job_service_pb2 import JobFilter
 
-if TYPE_CHECKING:  # this name is the type checker's alone
+if TYPE_CHECKING:
     from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
 
 INTERVAL_DEFAULT = "2s"
@@ -58,8 +58,8 @@ JOB_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """All that one look shows."""
+class Usage:
+    """Nodes and jobs with their usage."""
 
     nodes: list[views.View]
     jobs: list[views.View]
@@ -72,11 +72,11 @@ def register(app: typer.Typer) -> None:
 
 def top(
     context: typer.Context,
-    interval: Annotated[str, typer.Option(metavar="DURATION", help="How often to look.")] = INTERVAL_DEFAULT,
-    once: Annotated[bool, typer.Option("--once", help="Look once; so it does where stdout is no terminal.")] = False,
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="Refresh interval.")] = INTERVAL_DEFAULT,
+    once: Annotated[bool, typer.Option("--once", help="Print once; the default if stdout is not a terminal.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Watch nodes and running jobs: the cores that they hold, and those that they keep busy.
+    """Watch nodes and running jobs: the cores they hold and the cores they keep busy.
 
     \b
     Examples:
@@ -86,47 +86,47 @@ def top(
     pause_seconds = _interval(interval)
     flags = Flags.of(context)
     if sys.stdout.isatty() and not once and not as_json:
-        with suppress(KeyboardInterrupt):  # the way in which watching ends
-            reach(flags, lambda mesh: _live(mesh, pause_seconds))
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
+            with_mesh(flags, lambda mesh: _live(mesh, pause_seconds))
         return
-    picture = reach(flags, look)
+    usage_view = with_mesh(flags, read_usage)
     if as_json:
-        views.print_json({"nodes": picture.nodes, "jobs": picture.jobs})
+        views.print_json({"nodes": usage_view.nodes, "jobs": usage_view.jobs})
         return
-    print("\n".join(plain_lines(NODE_COLUMNS, _cleaned(map(_node_row, picture.nodes)))))
+    print("\n".join(plain_lines(NODE_COLUMNS, _cleaned(map(_node_row, usage_view.nodes)))))
     print()
-    print("\n".join(plain_lines(JOB_COLUMNS, _cleaned(map(_job_row, picture.jobs)))))
+    print("\n".join(plain_lines(JOB_COLUMNS, _cleaned(map(_job_row, usage_view.jobs)))))
 
 
 def _interval(text: str) -> float:
     try:
         seconds = units.parse_seconds(text)
     except ValueError as error:
-        raise usage(f"--interval {error}") from None
+        raise usage_error(f"--interval {error}") from None
     return max(seconds, INTERVAL_SECONDS_MIN)
 
 
-async def look(mesh: Mesh) -> Picture:
-    """Ask for nodes, for jobs that hold something, and for the last sample of each node."""
+async def read_usage(mesh: Mesh) -> Usage:
+    """Return all nodes, the jobs that hold resources, and their usage from each node's latest sample."""
     wanted = JobFilter(phases=[PHASES.to_wire(phase) for phase in sorted(HOLDING)])
     nodes = [node async for node in all_nodes(mesh)]
     jobs = [job async for job in all_jobs(mesh, wanted)]
     samples = {sample.node_id: sample for sample in await _samples(mesh)}
     now = time.time()
-    return Picture(
+    return Usage(
         [{**views.node_view(node, now), **_node_use(samples.get(node.id))} for node in nodes],
         [{**views.job_view(job, now), **_job_use(job.id, samples.values())} for job in jobs],
     )
 
 
 async def _samples(mesh: Mesh) -> list[NodeSample]:
-    """Ask contention; without it there is still much to see."""
+    """Return the latest samples; none, with a note, if the contention service is unreachable."""
     try:
-        return await mesh.of_each_contention(_listed)
+        return await mesh.call_contention_replicas(_listed)
     except grpc.aio.AioRpcError as error:
-        if not away(error.code()) and error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+        if not is_unreachable(error.code()) and error.code() is not grpc.StatusCode.UNIMPLEMENTED:
             raise
-        note(f"no samples: {told(from_error(error)).message}")
+        note(f"no samples: {command_error(from_error(error)).message}")
         return []
 
 
@@ -147,7 +147,7 @@ def _node_use(sample: NodeSample | None) -> dict[str, Any]:
 
 
 def _job_use(job_id: str, samples: Iterable[NodeSample]) -> dict[str, Any]:
-    """Sum what a job does over its nodes."""
+    """Return a job's usage, summed over its nodes."""
     parts = [attempt for sample in samples for attempt in sample.attempts if attempt.job_id == job_id]
     known = [part.gpu_utilisation_percent for part in parts if part.gpu_utilisation_percent >= 0]
     return {
@@ -158,36 +158,36 @@ def _job_use(job_id: str, samples: Iterable[NodeSample]) -> dict[str, Any]:
 
 
 def _rate(parts: list[AttemptSample]) -> float | None:
-    """Take the slowest part's rate: a gang steps together."""
+    """Return the rate of the slowest part: a gang steps together."""
     rates = [part.rate_per_second for part in parts if part.rate_per_second > 0]
     return min(rates) if rates else None
 
 
 async def _live(mesh: Mesh, pause_seconds: float) -> None:
-    """Look again and again; while the mesh is away, the last picture stays."""
+    """Refresh the display; while the mesh is unreachable, keep the last data."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     out = console()
     with Live(console=out, auto_refresh=False, screen=True) as live:
-        shown: list[Any] = []
+        tables: list[Any] = []
         while True:
             try:
-                picture = await look(mesh)
-                nodes = styled(NODE_COLUMNS, _cleaned(map(_node_row, picture.nodes)), out.width)
-                jobs = styled(JOB_COLUMNS, _cleaned(map(_job_row, picture.jobs)), out.width)
-                shown, status = [nodes, Text(), jobs], f"{time.strftime('%H:%M:%S')}  Ctrl-C ends"
+                usage_view = await read_usage(mesh)
+                nodes = styled(NODE_COLUMNS, _cleaned(map(_node_row, usage_view.nodes)), out.width)
+                jobs = styled(JOB_COLUMNS, _cleaned(map(_job_row, usage_view.jobs)), out.width)
+                tables, status = [nodes, Text(), jobs], f"{time.strftime('%H:%M:%S')}  Ctrl-C to quit"
             except grpc.aio.AioRpcError as error:
-                if not away(error.code()):
+                if not is_unreachable(error.code()):
                     raise
-                status = f"not reachable: {told(from_error(error)).message}"
-            live.update(Group(Text(harmless(status), style="dim"), Text(), *shown), refresh=True)
+                status = f"unreachable: {command_error(from_error(error)).message}"
+            live.update(Group(Text(sanitize(status), style="dim"), Text(), *tables), refresh=True)
             await asyncio.sleep(pause_seconds)
 
 
 def _cleaned(rows: Iterable[list[str]]) -> list[list[str]]:
-    return [[harmless(cell) for cell in row] for row in rows]
+    return [[sanitize(cell) for cell in row] for row in rows]
 
 
 def _node_row(view: views.View) -> list[str]:
@@ -215,7 +215,7 @@ def _job_row(view: views.View) -> list[str]:
         _number(view["cores_busy"]),
         UNKNOWN if view["rate_per_second"] is None else f"{view['rate_per_second']:.3g}/s",
         units.short_seconds(view["run_seconds"]),
-        joined(view["nodes"], NODES_NAMED_MAX, "nodes"),
+        join_or_count(view["nodes"], NODES_NAMED_MAX, "nodes"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Snapshots without names: they can be given to strangers."""
+"""Anonymized snapshots, which can be shared."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cotenant.core.model.job import TENANT_DEFAULT
 from cotenant.simulator.snapshots import Snapshot
 
 
-def without_names(snapshot: Snapshot) -> Snapshot:
-    """Give numbers for names, the same one wherever a name stands, so that all is decided as before.
+def anonymize(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot with names replaced consistently by numbers, so that all decisions stay the same.
 
-    Reasons to wait are left out, for their sentences name jobs; racks and GPU types stay.
+    Reasons to wait are removed, because their sentences name jobs; racks and GPU types stay.
     """
     node, job, tenant = _numbered("node"), _numbered("job"), _numbered("tenant", keeps=TENANT_DEFAULT)
     user, model, name = _numbered("user"), _numbered("model"), _numbered("name")
@@ -36,7 +36,7 @@ def without_names(snapshot: Snapshot) -> Snapshot:
 
 
 def _numbered(word: str, keeps: str = "") -> Callable[[str], str]:
-    """Name things by a word and a number, in the order in which they are met; what has no name gets none."""
+    """Return a function that replaces names by a word and a number in order of appearance; "" stays empty."""
     numbers, known = count(1), {"": "", keeps: keeps}
 
     def name(text: str) -> str:

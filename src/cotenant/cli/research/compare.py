@@ -1,4 +1,4 @@
-"""`cotenant compare`: several arms on the same trace and cluster."""
+"""`cotenant compare`: several policies (arms) on the same trace and cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import typer
 
 from cotenant.cli.outcome import ExitCode, note
 from cotenant.cli.render import Column, print_table
-from cotenant.cli.research.simulation_options import Bar, complete_arms, report_to, stop_on_interrupt, with_scenario
+from cotenant.cli.research.simulation_options import Bar, complete_arms, report_writer, stop_on_interrupt, with_scenario
 from cotenant.cli.units import short_seconds
 
-if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+if TYPE_CHECKING:  # numpy and the core are imported only to simulate
     from cotenant.simulator.comparison.summary import Comparison, Spread
     from cotenant.simulator.scenario import Scenario
 
@@ -35,7 +35,7 @@ COLUMNS = (
     RATIO,
     Column("MEDIAN", right=True),
     RATIO,
-    Column("99 %", right=True),
+    Column("P99", right=True),
     RATIO,
     Column("QUEUEING", right=True),
     RATIO,
@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the command."""
     app.command("compare")(with_scenario(compare))
 
 
@@ -55,31 +55,29 @@ def compare(
         str,
         typer.Option(
             metavar="A,B,…",
-            help="Queue policies, each perhaps with options, as fifo:mode=backfill.",
+            help="Queue policies, optionally with options: fifo:mode=backfill.",
             autocompletion=complete_arms,
         ),
     ] = "",
     arm: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LABEL=CHOICES", help="One more arm: its queue policy, GROUP=NAME and GROUP.KEY=VALUE; repeatable."
+            metavar="LABEL=CHOICES", help="Another arm: queue policy, GROUP=NAME and GROUP.KEY=VALUE; repeatable."
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, max=SEEDS_MAX, help="Seeds for arms that chance has a part in.")
+        int, typer.Option(metavar="N", min=1, max=SEEDS_MAX, help="Number of seeds for randomized arms.")
     ] = 1,
-    jobs: Annotated[
-        int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one for each core that may be used.")
-    ] = 0,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
+    jobs: Annotated[int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one per available core.")] = 0,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML report.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the report's plots as PNG files as well.")
     ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the report's plots as PNG files too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; `about` in it explains it.")] = False,
 ) -> None:
-    """Run several arms on the same trace and cluster, and compare them with the first.
+    """Run several arms on the same trace and cluster and compare them with the first.
 
-    What an arm does not say is as the options say that all arms share.
+    Settings that an arm does not give are those of the shared options.
 
     \b
     Examples:
@@ -93,7 +91,7 @@ def compare(
 
     names = [name for name in arms.split(",") if name.strip()]
     wanted = arms_of(names, arm or (), scenario)
-    write = report_to(report, png)
+    write = report_writer(report, png)
     with stop_on_interrupt() as stop, Bar("runs") as bar:
         comparison = compare(
             wanted,
@@ -103,24 +101,24 @@ def compare(
             stopped=lambda: stop.asked,
             progress=bar.show,
         )
-    _tell(comparison, as_json=as_json)
+    _print_comparison(comparison, as_json=as_json)
     if write and comparison.runs.complete:
         write(comparison)
     if not comparison.runs.complete:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _tell(comparison: Comparison, *, as_json: bool) -> None:
-    for told in comparison.notes:
-        note(f"note: {told}")
+def _print_comparison(comparison: Comparison, *, as_json: bool) -> None:
+    for text in comparison.notes:
+        note(f"note: {text}")
     if as_json:
         print(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
         return
     print_table(COLUMNS, [*_rows(comparison), *_bounds(comparison)])
     print(f"×: relative to {comparison.baseline}")
     if comparison.bound:
-        print("pooled srsf: shortest remaining service first, all known in advance, all GPUs in one server")
-        print("lower bound: no schedule of these jobs on so many GPUs has a smaller average")
+        print("pooled srsf: shortest remaining service first, known in advance, with all GPUs in one server")
+        print("lower bound: no schedule of these jobs on this many GPUs has a smaller average")
 
 
 def _rows(comparison: Comparison) -> Iterator[list[str]]:
@@ -140,7 +138,7 @@ def _cells(
 ) -> Iterator[str]:
     for name in FIGURES:
         figure, ratio = figures.get(name), ratios.get(name)
-        yield _range(*(_written(name, end) for end in ends(figure))) if figure else "-"
+        yield _range(*(_format(name, end) for end in ends(figure))) if figure else "-"
         if name.endswith("_seconds"):
             yield _range(*(_ratio(end) for end in ends(ratio))) if ratio else ""
 
@@ -150,7 +148,7 @@ def _range(least: str, most: str) -> str:
 
 
 def _bounds(comparison: Comparison) -> Iterator[list[str]]:
-    """Say what is left to gain."""
+    """Yield rows with bounds on what any schedule can achieve."""
     if bound := comparison.bound:
         base = bound.arms[comparison.baseline]
         for label, seconds in (
@@ -162,7 +160,7 @@ def _bounds(comparison: Comparison) -> Iterator[list[str]]:
 
 
 def _ratio(ratio: float) -> str:
-    """Write a ratio: two decimals, or two digits where it is small.
+    """Return a ratio with two decimals, or two digits if it is small.
 
     >>> [_ratio(ratio) for ratio in (1.234, 0.98, 0.00123)]
     ['1.23', '0.98', '0.0012']
@@ -170,7 +168,7 @@ def _ratio(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= 0.1 or not ratio else f"{ratio:.2g}"
 
 
-def _written(name: str, value: float) -> str:
+def _format(name: str, value: float) -> str:
     if name.endswith("_seconds"):
         return short_seconds(value)
     return f"{value:.1%}" if name.endswith("_utilisation") else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""`cotenant predict`: fit measurements, tell what is known of models, and estimate a job before it is submitted."""
+"""`cotenant predict`: fit measurements, show profiles of models, and estimate jobs before they are submitted."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.cli import options, views
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.job_options import TailCommand, read_questions, takes_job
-from cotenant.cli.outcome import CommandError, harmless, note, usage
+from cotenant.cli.jobs.job_options import TailCommand, read_whatif_drafts, with_job_options
+from cotenant.cli.outcome import CommandError, note, sanitize, usage_error
 from cotenant.cli.render import WIDTH_MAX, print_card, print_table
-from cotenant.cli.source_positions import Fields
+from cotenant.cli.source_positions import MapNode
 from cotenant.cli.units import parse_integer, parse_seconds
 from cotenant.core.model.refusal import plural
 from cotenant.core.model.validation import CORES_MAX
 
-if TYPE_CHECKING:  # numpy is slow to import, and `--help` needs none of it
-    from cotenant.cli.research.predicting.fitting import Asked, Fitted
+if TYPE_CHECKING:  # numpy is slow to import, and `--help` does not need it
+    from cotenant.cli.research.predicting.fitting import FitOptions, FitResult
     from cotenant.cli.research.predicting.measurements import Measurements, Row
     from cotenant.v1.predictor_service_pb2 import Profile
 
 KIND_NAMES = ("cores", "scaling", "parameter-server", "loss", "latency")
 NODES_MAX = 100_000
-Fit = Callable[["Sequence[Row]", str, "Asked"], "Fitted"]
+Fit = Callable[["Sequence[Row]", str, "FitOptions"], "FitResult"]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,12 +38,12 @@ def register(app: typer.Typer) -> None:
     group.callback()(predict)
     group.command("fit")(fit)
     group.command("show")(show)
-    group.command("job", cls=TailCommand)(takes_job(job))
+    group.command("job", cls=TailCommand)(with_job_options(job))
     app.add_typer(group, name="predict")
 
 
 def predict() -> None:
-    """Tell how fast and how long jobs run, and how sure that is.
+    """Predict rates and run times of jobs, with confidence.
 
     \b
     Examples:
@@ -62,41 +62,42 @@ def fit(
     kind: Annotated[
         str,
         typer.Option(
-            metavar="KIND", help=f"{', '.join(KIND_NAMES)}; else the header tells.", autocompletion=_complete_kind
+            metavar="KIND", help=f"{', '.join(KIND_NAMES)}; default: by the header.", autocompletion=_complete_kind
         ),
     ] = "",
     cores_max: Annotated[
-        int, typer.Option(metavar="N", min=0, help="The most cores that could be given, where they were not measured.")
+        int, typer.Option(metavar="N", min=0, help="Largest core count to consider, if it was not measured.")
     ] = 0,
-    goal_loss: Annotated[
-        float | None, typer.Option(metavar="LOSS", help="The loss at which a training is done.")
-    ] = None,
+    goal_loss: Annotated[float | None, typer.Option(metavar="LOSS", help="Loss at which training is done.")] = None,
     goal_fall: Annotated[
-        str, typer.Option(metavar="FALL/STEPS", help="Or: done once so many steps lower it by less, as in 0.001/1000.")
+        str,
+        typer.Option(
+            metavar="FALL/STEPS", help="Or done when STEPS steps lower the loss by less than FALL: 0.001/1000."
+        ),
     ] = "",
     rate: Annotated[
-        float, typer.Option(metavar="R", min=0, help="Steps a second of a loss curve, to tell what time is left.")
+        float, typer.Option(metavar="R", min=0, help="Steps per second of a loss curve, for the remaining time.")
     ] = 0.0,
-    arrivals: Annotated[float, typer.Option(metavar="R", min=0, help="Requests a second that a service gets.")] = 0.0,
-    replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Replicas that share these requests.")] = 1,
-    latency: Annotated[str, typer.Option(metavar="TIME", help="The latency promised, such as 50ms.")] = "",
+    arrivals: Annotated[float, typer.Option(metavar="R", min=0, help="Requests per second of a service.")] = 0.0,
+    replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Replicas that share the requests.")] = 1,
+    latency: Annotated[str, typer.Option(metavar="TIME", help="Latency objective, such as 50ms.")] = "",
     percentile: Annotated[
-        float, typer.Option(metavar="P", min=0, max=100, help="The percentile at which it is promised.")
+        float, typer.Option(metavar="P", min=0, max=100, help="Percentile of the latency objective.")
     ] = 99.0,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw it into a .png, .svg or .html, by matplotlib.")
+        Path | None, typer.Option(metavar="FILE", help="Plot into a .png, .svg or .html file; needs matplotlib.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fit measurements by the predictors' own code.
+    """Fit measurements with the predictors' own code.
 
-    It tells what they say, how sure that is, and what to measure next.
+    Shows the fit, its confidence, and what to measure next.
 
-    The header of the file tells what was measured; a column `model` parts several models:
+    The header of the file determines the kind of measurements; a column `model` separates several models:
 
     \b
       cores,rate[,phase][,model]                 steps per second by CPU cores: θ and the curve
-      gpus,nodes,rate[,cores][,model]            by placement: computing and communicating
+      gpus,nodes,rate[,cores][,model]            by placement: compute and communication
       workers,servers,rate[,cores][,server_cores][,gpus][,model]    with parameter servers
       step,loss[,model]                          a loss curve: when a goal is reached
       batch,seconds[,model]                      batches of a service: its latency
@@ -110,11 +111,13 @@ def fit(
     from cotenant.cli.research.predicting.figure import check_target, write_plot
     from cotenant.cli.research.predicting.measurements import load_measurements
 
-    asked = _asked(cores_max, goal_loss, goal_fall, rate, arrivals, replicas, latency, percentile)
+    fit_options = _read_fit_options(cores_max, goal_loss, goal_fall, rate, arrivals, replicas, latency, percentile)
     if plot is not None:
         check_target(plot)
     read = load_measurements(file, kind)
-    found = {name: _fits()[read.kind.name](rows, _title(read, name), asked) for name, rows in read.groups().items()}
+    found = {
+        name: _fits()[read.kind.name](rows, _title(read, name), fit_options) for name, rows in read.groups().items()
+    }
     if as_json:
         views.print_json(_view(read, found))
     else:
@@ -122,22 +125,22 @@ def fit(
     if plot is not None:
         charts = [one.chart for one in found.values() if one.chart]
         if not charts:
-            raise usage(f"there is nothing to draw into {plot}")
+            raise usage_error(f"nothing to plot into {plot}")
         write_plot(charts, plot)
-        note(f"drawn to {plot}")
+        note(f"plotted to {plot}")
 
 
 def show(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model, or a job's name; all where left out.", show_default=False)
+        str, typer.Argument(metavar="MODEL", help="Model, or a job's name; default: all.", show_default=False)
     ] = "",
-    user: Annotated[str, typer.Option(metavar="TENANT", help="Only of this tenant's jobs.")] = "",
+    user: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.")] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Tell what the mesh knows of models.
+    """Show the mesh's profiles of models.
 
-    Measured rates, useful cores (θ), run times, and who says so.
+    Shows measured rates, useful cores (θ), run times, and the predictors that estimate them.
 
     \b
     Examples:
@@ -150,13 +153,13 @@ def show(
         return [profile async for profile in knowing.profiles(mesh, model, user)]
 
     now = time.time()
-    found = [knowing.profile_view(profile, now) for profile in reach(Flags.of(context), work)]
+    found = [knowing.profile_view(profile, now) for profile in with_mesh(Flags.of(context), work)]
     if as_json:
         views.print_json(found)
     elif not model:
-        print_table(knowing.COLUMNS, [knowing.row(view) for view in found], nothing="no job has told anything yet")
+        print_table(knowing.COLUMNS, [knowing.row(view) for view in found], nothing="no profiles yet")
     elif not found:
-        raise CommandError(f"nothing is known of {model!r}", hint="`cotenant predict show` lists what is known")
+        raise CommandError(f"no profile of {model!r}", hint="list profiles with `cotenant predict show`")
     for index, view in enumerate(found if model and not as_json else ()):
         if index:
             print()
@@ -165,21 +168,21 @@ def show(
 
 def job(
     context: typer.Context,
-    job: Fields,
+    job: MapNode,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Job files; - is stdin.", show_default=False)
     ] = None,
     cores: Annotated[
-        str, typer.Option(metavar="N,…", help="Also under so many cores per replica, as in 1,2,4,8.")
+        str, typer.Option(metavar="N,…", help="Also estimate for these core counts per replica: 1,2,4,8.")
     ] = "",
-    nodes: Annotated[str, typer.Option(metavar="N,…", help="Also spread over so many nodes, as in 1,2.")] = "",
+    nodes: Annotated[str, typer.Option(metavar="N,…", help="Also estimate for these node counts: 1,2.")] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Estimate jobs that were not submitted.
+    """Estimate jobs without submitting them.
 
-    Rate, remaining time, useful cores, latency; how sure that is, and who says so.
+    Shows rate, remaining time, useful cores and latency, with confidence and the predictor that estimates them.
 
-    Where nothing is known of a job it says so, and what would help.
+    For an unknown job, shows what would make it predictable.
 
     \b
     Examples:
@@ -191,9 +194,9 @@ def job(
 
     counts, spans = _counts("--cores", cores, CORES_MAX), _counts("--nodes", nodes, NODES_MAX)
     if (len(counts) or 1) * (len(spans) or 1) > asking.CANDIDATES_MAX:
-        raise usage(f"--cores and --nodes together are more than {asking.CANDIDATES_MAX} candidates")
-    drafts = read_questions(files or [], job, time.time())
-    answers = reach(Flags.of(context), lambda mesh: asking.ask(mesh, drafts, counts, spans))
+        raise usage_error(f"--cores and --nodes combine to more than {asking.CANDIDATES_MAX} candidates")
+    drafts = read_whatif_drafts(files or [], job, time.time())
+    answers = with_mesh(Flags.of(context), lambda mesh: asking.ask(mesh, drafts, counts, spans))
     if as_json:
         views.print_json(answers)
         return
@@ -210,19 +213,19 @@ def job(
 
 
 def _counts(option: str, text: str, most: int) -> list[int]:
-    """Read whole numbers from 1 on.
+    """Return a list of whole numbers from 1.
 
     Raises:
-        CommandError: something else stands there.
+        CommandError: the text is not such a list.
     """
     counts = []
     for part in text.split(",") if text else ():
         try:
             counts.append(parse_integer(part))
         except ValueError as error:
-            raise usage(f"{option}: {error}") from None
+            raise usage_error(f"{option}: {error}") from None
         if not 1 <= counts[-1] <= most:
-            raise usage(f"{option}: must be from 1 to {most}, not {counts[-1]}")
+            raise usage_error(f"{option}: must be from 1 to {most}, not {counts[-1]}")
     return list(dict.fromkeys(counts))
 
 
@@ -238,7 +241,7 @@ def _fits() -> Mapping[str, Fit]:
     }
 
 
-def _asked(
+def _read_fit_options(
     cores_max: int,
     goal_loss: float | None,
     goal_fall: str,
@@ -247,13 +250,13 @@ def _asked(
     replicas: int,
     latency: str,
     percentile: float,
-) -> Asked:
-    """Gather what is asked beside the fit.
+) -> FitOptions:
+    """Return the options of a fit.
 
     Raises:
-        CommandError: naming every option that cannot be taken.
+        CommandError: names every invalid option.
     """
-    from cotenant.cli.research.predicting.fitting import Asked
+    from cotenant.cli.research.predicting.fitting import FitOptions
     from cotenant.core.model.job import Qos
     from cotenant.core.model.loss_goal import LossGoal
 
@@ -265,14 +268,14 @@ def _asked(
             if not (0 < fall < float("inf") and steps > 0):
                 raise ValueError
         except ValueError:
-            wrong.append(f"--goal-fall must be a fall over steps, as in 0.001/1000, not {goal_fall!r}")
+            wrong.append(f"--goal-fall must be FALL/STEPS such as 0.001/1000, not {goal_fall!r}")
     if latency:
         try:
             seconds = parse_seconds(latency)
         except ValueError as error:
             wrong.append(f"--latency {error}")
     if latency and not arrivals:
-        wrong.append("--latency needs --arrivals: how long requests wait depends on how many come")
+        wrong.append("--latency needs --arrivals: latency depends on the arrival rate")
     if cores_max > CORES_MAX:
         wrong.append(f"--cores-max must be at most {CORES_MAX}, not {cores_max}")
     figures = (("--goal-loss", goal_loss), ("--rate", rate), ("--arrivals", arrivals), ("--percentile", percentile))
@@ -280,24 +283,24 @@ def _asked(
         f"{name} must be finite" for name, given in figures if given is not None and not abs(given) < float("inf")
     ]
     if wrong:
-        raise usage("this cannot be asked", details=wrong)
+        raise usage_error("invalid options", details=wrong)
     promise = Qos(
         latency_seconds=seconds, latency_percentile=percentile if seconds else 0.0, arrivals_per_second=arrivals
     )
-    return Asked(cores_max, LossGoal(goal_loss, steps, fall), rate, promise, replicas)
+    return FitOptions(cores_max, LossGoal(goal_loss, steps, fall), rate, promise, replicas)
 
 
 def _title(read: Measurements, group: tuple[str, str]) -> str:
-    return ", ".join(harmless(part) for part in group if part) or read.kind.about
+    return ", ".join(sanitize(part) for part in group if part) or read.kind.about
 
 
-def _view(read: Measurements, found: Mapping[tuple[str, str], Fitted]) -> views.View:
+def _view(read: Measurements, found: Mapping[tuple[str, str], FitResult]) -> views.View:
     fits = [{"model": model or None, "phase": phase or None, **one.view} for (model, phase), one in found.items()]
     return {"source": read.source, "kind": read.kind.name, "columns_ignored": list(read.ignored), "fits": fits}
 
 
-def _print(read: Measurements, found: Mapping[tuple[str, str], Fitted]) -> None:
-    ignored = f"; columns passed over: {', '.join(read.ignored)}" if read.ignored else ""
+def _print(read: Measurements, found: Mapping[tuple[str, str], FitResult]) -> None:
+    ignored = f"; ignored columns: {', '.join(read.ignored)}" if read.ignored else ""
     note(f"{read.source}: {plural(len(read.rows), 'row')} of {read.kind.about} ({read.kind.name}){ignored}")
     for index, (group, one) in enumerate(found.items()):
         if index:
@@ -313,7 +316,7 @@ def _print(read: Measurements, found: Mapping[tuple[str, str], Fitted]) -> None:
             _print_chart(one)
 
 
-def _print_chart(one: Fitted) -> None:
+def _print_chart(one: FitResult) -> None:
     from cotenant.cli.research.predicting.chart import draw
 
     assert one.chart is not None
@@ -321,6 +324,6 @@ def _print_chart(one: Fitted) -> None:
     try:
         "\u2812\u25cf".encode(sys.stdout.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
-        note("no curve is drawn: this terminal lacks the characters; --plot draws it into a file")
+        note("no chart: this terminal lacks the characters; use --plot to write a file")
         return
     print("\n".join(draw(one.chart, width)))

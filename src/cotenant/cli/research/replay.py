@@ -1,4 +1,4 @@
-"""`cotenant replay`: tell the story of a recorded simulation, or run it again and compare."""
+"""`cotenant replay`: show the events of a recorded simulation, or repeat and compare it."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli import options
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.render import Column, print_table
-from cotenant.cli.research.simulation_options import Bar, Watcher, stop_on_interrupt, told_errors
+from cotenant.cli.research.simulation_options import Bar, Watcher, as_command_errors, stop_on_interrupt
 from cotenant.cli.units import short_seconds
 from cotenant.core.model.refusal import gpus, plural
 
-if TYPE_CHECKING:  # numpy and the core load only when they are needed
+if TYPE_CHECKING:  # numpy and the core are imported only when needed
     from cotenant.simulator.recording.event_file import Recording
     from cotenant.simulator.recording.replay import Difference, Verdict
 
-COLUMNS = (Column("AT", right=True), Column("WHAT"), Column("JOB", elastic=True), Column("HOW", elastic=True))
+COLUMNS = (Column("TIME", right=True), Column("EVENT"), Column("JOB", elastic=True), Column("DETAILS", elastic=True))
 LINE_SHOWN_MAX = 2_000
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the command."""
     app.command("replay")(replay)
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `cotenant simulate --events` wrote.")],
-    check: Annotated[bool, typer.Option("--check", help="Simulate it again and compare every event.")] = False,
-    trace: Annotated[str | None, typer.Option(metavar="FILE", help="Where the trace lies now, for --check.")] = None,
-    job: Annotated[str | None, typer.Option(metavar="ID", help="Only what is about this job.")] = None,
-    node: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only what is about this node.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recording written by `cotenant simulate --events`.")],
+    check: Annotated[bool, typer.Option("--check", help="Repeat the simulation and compare every event.")] = False,
+    trace: Annotated[str | None, typer.Option(metavar="FILE", help="Current path of the trace, for --check.")] = None,
+    job: Annotated[str | None, typer.Option(metavar="ID", help="Only events of this job.")] = None,
+    node: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only events on this node.")] = None,
     kind: Annotated[
         list[str] | None, typer.Option(metavar="KIND", help="Only events of this kind; repeatable.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what happened in a recorded simulation, or check that it happens again.
+    """Show the events of a recorded simulation, or check that repeating it yields the same events.
 
     \b
     Examples:
@@ -48,12 +48,12 @@ def replay(
       cotenant replay las.jsonl --kind preempted --json
       cotenant replay las.jsonl --check
     """
-    with told_errors():
+    with as_command_errors():
         from cotenant.simulator.recording.event_file import Recording
         from cotenant.simulator.recording.events import Kind
 
         if unknown := [each for each in kind or () if each not in set(Kind)]:
-            raise usage(f"there are no events of kind {unknown[0]!r}", hint=f"kinds are {', '.join(Kind)}")
+            raise usage_error(f"unknown event kind {unknown[0]!r}", hint=f"kinds are {', '.join(Kind)}")
         recording = Recording(file)
         if check:
             _check(recording, trace, as_json=as_json)
@@ -67,17 +67,17 @@ def _check(recording: Recording, trace: str | None, *, as_json: bool) -> None:
     with stop_on_interrupt() as stop, Bar("jobs finished") as bar:
         verdict = check(recording, trace=trace, watch=Watcher(stop, bar))
     if verdict.difference and verdict.versions:
-        note(f"note: it was recorded with {', '.join(verdict.versions)}")
+        note(f"note: recorded with {', '.join(verdict.versions)}")
     if as_json:
         print(json.dumps(_verdict(verdict), indent=2, ensure_ascii=False))
     if verdict.interrupted:
-        note(f"stopped after {verdict.events:,} events, all of them the same")
+        note(f"stopped after {verdict.events:,} identical events")
         raise typer.Exit(ExitCode.INTERRUPTED)
     if verdict.difference:
         raise _differs(recording, verdict.difference)
     if not as_json:
-        end = "" if verdict.complete else "; the recording is incomplete, and was followed as far as it goes"
-        print(f"the same: {verdict.events:,} events, byte for byte{end}")
+        end = "" if verdict.complete else "; the recording is incomplete and was compared up to its end"
+        print(f"identical: {verdict.events:,} events, byte for byte{end}")
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
@@ -99,26 +99,26 @@ def _differs(recording: Recording, difference: Difference) -> CommandError:
             f"recorded: {_line(difference.recorded)}",
             f"repeated: {_line(difference.repeated)}",
         ),
-        hint="the file was changed, or the policies are not those that it was recorded with",
+        hint="the file was changed, or the policies differ from those of the recording",
     )
 
 
 def _line(line: str | None) -> str:
     if line is None:
-        return "nothing more"
+        return "end of events"
     return line if len(line) <= LINE_SHOWN_MAX else f"{line[:LINE_SHOWN_MAX]}…"
 
 
 def _about(
     events: Iterable[dict[str, Any]], job: str | None, node: int | None, kinds: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Keep what is about a job, a node and of some kinds."""
+    """Yield the events of a job, on a node and of the given kinds."""
     first: int | None = None
     shape: int | None = None
     waits, there = False, set[str]()
     for event in events:
         kind, job_id = event["kind"], event.get("job_id", "")
-        here = node is None or _concerns(event, node, there)
+        here = node is None or _is_on_node(event, node, there)
         if job_id == job:
             first = event.get("shape") if kind == "submitted" else first
             shape = first if kind == "started" else event.get("shape", shape)
@@ -131,8 +131,8 @@ def _about(
             yield event
 
 
-def _concerns(event: Mapping[str, Any], node: int, there: set[str]) -> bool:
-    """Tell whether an event happened on a node, and remember who is there."""
+def _is_on_node(event: Mapping[str, Any], node: int, there: set[str]) -> bool:
+    """Return whether an event happened on a node; updates the jobs `there`."""
     kind, job_id = event["kind"], event.get("job_id", "")
     if kind == "started":
         there.discard(job_id)
@@ -155,18 +155,18 @@ def _show(recording: Recording, events: Iterator[dict[str, Any]], *, as_json: bo
     else:
         scenario = recording.header.get("scenario") or {}
         note(" ".join(f"{key} {scenario.get(key)}" for key in ("trace", "cluster", "queue", "placement", "seed")))
-        print_table(COLUMNS, (_row(event) for event in events), nothing="no such events")
+        print_table(COLUMNS, (_row(event) for event in events), nothing="no matching events")
     if recording.end is None or recording.end.get("complete") is not True:
         note("note: the recording is incomplete: the simulation was stopped")
 
 
 def _row(event: Mapping[str, Any]) -> list[str]:
     whom = event.get("job_id") or (f"shape {event['shape']}" if "shape" in event else "")
-    return [f"{event['at_seconds']:.3f}", event["kind"].replace("_", " "), whom, "; ".join(_told(event))]
+    return [f"{event['at_seconds']:.3f}", event["kind"].replace("_", " "), whom, "; ".join(_details(event))]
 
 
-def _told(event: Mapping[str, Any]) -> Iterator[str]:
-    """Say what an event says beside whom it is about, in words."""
+def _details(event: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the details of an event as text."""
     places = event.get("nodes", ())
     if places:
         yield f"run {event['run']} on " + ", ".join(f"node {place['node']} ({_size(place)})" for place in places)
@@ -175,7 +175,7 @@ def _told(event: Mapping[str, Any]) -> Iterator[str]:
     if "work_seconds" in event:
         yield f"{short_seconds(event['work_seconds'])} of work"
     if event["kind"] == "planned":
-        yield f"{len(event.get('starts', ()))} start, {len(event.get('stops', ()))} stop, {event['waiting']} wait"
+        yield f"{len(event.get('starts', ()))} start, {len(event.get('stops', ()))} stop, {event['waiting']} waiting"
     if event.get("by"):
         yield f"makes room for {', '.join(event['by'])}"
     if "ran_seconds" in event:

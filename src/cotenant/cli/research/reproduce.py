@@ -1,4 +1,4 @@
-"""`cotenant reproduce`: what five papers report, measured again."""
+"""`cotenant reproduce`: the results of five papers, measured again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.cli.research.simulation_options import Bar, stop_on_interrupt
 
-if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+if TYPE_CHECKING:  # numpy and the core are imported only to simulate
     from collections.abc import Iterator
 
     from cotenant.reproduction.model import Asked, Paper
@@ -28,10 +28,10 @@ ALL = "all"
 CLAIM = (
     Column("CLAIM", elastic=True),
     Column("WORKLOAD"),
-    Column("OURS"),
-    Column("AGAINST"),
+    Column("POLICY"),
+    Column("BASELINE"),
     Column("PUBLISHED", right=True),
-    Column("HERE", right=True),
+    Column("MEASURED", right=True),
     Column("SPREAD"),
     Column("VERDICT", styled=True),
     Column("PREDICTIONS"),
@@ -39,7 +39,7 @@ CLAIM = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the command."""
     app.command("reproduce")(reproduce)
 
 
@@ -57,39 +57,37 @@ def reproduce(
         ),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="A minute's version: smaller workloads, fewer settings.")
+        bool, typer.Option("--quick", help="A version of about a minute: smaller workloads, fewer settings.")
     ] = False,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=SEEDS_MAX, help="How many seeds.")] = SEEDS,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The first of them.")] = 0,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=SEEDS_MAX, help="Number of seeds.")] = SEEDS,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="First seed.")] = 0,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Public traces, as docs/reproduction.md names them; else bundled ones alone."),
+        typer.Option(metavar="DIR", help="Public traces named in docs/reproduction.md; default: only bundled traces."),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one for each core that may be used.")
-    ] = 0,
+    jobs: Annotated[int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one per available core.")] = 0,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep figures there as runs are done; take those that the same code kept."),
+        typer.Option(metavar="DIR", help="Cache results of finished runs in DIR, and reuse those of the same code."),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML report.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the report's plots as PNG files as well.")
     ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the report's plots as PNG files too.")] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, or for all a list of them.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object; for `all`, a list of objects.")] = False,
 ) -> None:
-    """Run a paper's comparison on public workloads, and set our figures beside the published ones.
+    """Run a paper's comparison on public workloads and compare the results with the published ones.
 
-    Each claim gets a verdict: exceeded, reached (within 2 % or one standard deviation), missed, or open where it was
-    not measured. Ctrl-C tells what is done, and with --keep the next run goes on from there. docs/reproduction.md has
-    the method and every assumption.
+    Each claim gets a verdict: exceeded, reached (within 2 % or one standard deviation), missed, or open if it was not
+    measured. Ctrl-C prints the results so far; with --keep the next run continues from there. docs/reproduction.md
+    describes the method and every assumption.
 
     \b
     Examples:
       cotenant reproduce coda --quick
       cotenant reproduce philly --report philly.html --keep report/kept
-      cotenant reproduce twins      live, on two CPUs of this machine, beside the simulation
+      cotenant reproduce twins      live, on two CPUs of this machine, next to the simulation
       cotenant reproduce all --quick --json > figures.json
     """
     from cotenant.reproduction.model import Asked, Data
@@ -97,17 +95,20 @@ def reproduce(
     from cotenant.reproduction.papers import paper as load
 
     if paper not in (*NAMES, ALL):
-        raise usage(f"no paper is called {paper!r}", hint=f"there are {', '.join(NAMES)}, and all")
+        raise usage_error(f"unknown paper {paper!r}", hint=f"papers are {', '.join(NAMES)}, or all")
     if report is not None and paper == ALL:
-        raise usage("a report is of one paper", hint="run it once for each: cotenant reproduce coda --report coda.html")
+        raise usage_error(
+            "--report takes one paper, not all",
+            hint="run it once per paper: cotenant reproduce coda --report coda.html",
+        )
     write = _writer(report, png)
     found: list[Reproduced] = []
-    with _told(), stop_on_interrupt() as stop:
+    with _as_command_errors(), stop_on_interrupt() as stop:
         for name in NAMES if paper == ALL else (paper,):
             asked = Asked(quick, tuple(range(seed, seed + seeds)), Data(data))
             found.append(_run(load(name), asked, jobs, keep, lambda: stop.asked))
             if not (as_json or as_markdown):
-                _tell(found[-1])
+                _print_findings(found[-1])
             if stop.asked:
                 break
     if as_json:
@@ -132,8 +133,8 @@ def _run(paper: Paper, asked: Asked, jobs: int, keep: Path | None, stopped: Call
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Put what a reproduction raises into the one error that a user is shown."""
+def _as_command_errors() -> Iterator[None]:
+    """Translate errors of a reproduction into command errors."""
     from cotenant.reproduction.cache import BadDirectory
     from cotenant.reproduction.model import BadData
     from cotenant.reproduction.runner import CaseFailed
@@ -142,7 +143,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except (BadData, BadDirectory, BadTrace) as error:
-        raise usage(str(error)) from error
+        raise usage_error(str(error)) from error
     except CaseFailed as error:
         raise CommandError(str(error)) from error
 
@@ -168,10 +169,10 @@ def _writer(report: Path | None, png: Path | None) -> Callable[[Reproduced], Non
     try:
         return writer_of(plots_of, page_of, report, png)  # type: ignore[arg-type]  # plots, which load slowly
     except BadReport as error:
-        raise usage(str(error)) from error
+        raise usage_error(str(error)) from error
 
 
-def _tell(found: Reproduced) -> None:
+def _print_findings(found: Reproduced) -> None:
     from cotenant.reproduction.report import claim_rows, ran, table_rows
 
     print(f"{found.paper.title}\n{found.paper.reference}\n")

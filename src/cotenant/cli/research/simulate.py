@@ -1,4 +1,4 @@
-"""`cotenant simulate`: replay a trace on a cluster that exists only here."""
+"""`cotenant simulate`: replay a trace on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cotenant.cli.research.simulation_options import (
     Bar,
     RowWatcher,
     Watcher,
-    report_to,
+    report_writer,
     stop_on_interrupt,
     with_scenario,
 )
 from cotenant.cli.units import short_seconds
 
-if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+if TYPE_CHECKING:  # numpy and the core are imported only to simulate
     from cotenant.simulator import Result
     from cotenant.simulator.comparison.summary import Comparison
     from cotenant.simulator.comparison.time_series import Sampler
@@ -36,7 +36,7 @@ TENANTS_SHOWN_MAX = 10
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the command."""
     app.command("simulate")(with_scenario(simulate))
 
 
@@ -44,18 +44,14 @@ def simulate(
     scenario: Scenario,
     events: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write all that happens to a .jsonl or .parquet file; see `cotenant replay`."
-        ),
+        typer.Option(metavar="FILE", help="Record all events in a .jsonl or .parquet file; see `cotenant replay`."),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML report.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; `about` in it explains it.")] = False,
 ) -> None:
-    """Replay a trace through the scheduler and tell how long jobs took.
+    """Replay a trace through the scheduler and show job completion times.
 
-    The policies and the scheduling cycle are those of the live mesh; only the clock is simulated.
+    The policies and the scheduling cycle are those of the live mesh; only the clock and the cluster are simulated.
 
     \b
     Examples:
@@ -64,7 +60,7 @@ def simulate(
       cotenant simulate --trace sample --cluster 2x8 --option queue.mode=backfill
       cotenant simulate --trace sample --cluster 2x8 --queue las --events las.jsonl
     """
-    write = report_to(report)
+    write = report_writer(report)
     with stop_on_interrupt() as stop:
         with Bar("rows read") as bar:
             trace = scenario.read(watch=RowWatcher(stop, bar))
@@ -73,7 +69,7 @@ def simulate(
             result = scenario.run(watch=Watcher(stop, bar), recorder=_several(file, sampler), trace=trace)
             if file:
                 file.end(complete=result.complete)
-    _tell(result)
+    _print_notes(result)
     if as_json:
         print(json.dumps(result.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -100,30 +96,30 @@ def _sampler(jobs: int) -> Sampler:
 
 
 def _several(*listeners: Recorder | None) -> Recorder | None:
-    """Let all listen that there are; with none nothing is told."""
+    """Return one recorder for all given ones; None without any."""
     there = tuple(listener for listener in listeners if listener)
     if not there:
         return None
-    from cotenant.simulator.recording.events import Several
+    from cotenant.simulator.recording.events import MultiRecorder
 
-    return Several(there)
+    return MultiRecorder(there)
 
 
 def _report(write: Callable[[Comparison], None], scenario: Scenario, result: Result, sampler: Sampler | None) -> None:
-    from cotenant.simulator.comparison.runner import ran_of
-    from cotenant.simulator.comparison.summary import alone
+    from cotenant.simulator.comparison.runner import arm_run_of
+    from cotenant.simulator.comparison.summary import comparison_of_one
 
-    write(alone(scenario, ran_of(result, sampler)))
+    write(comparison_of_one(scenario, arm_run_of(result, sampler)))
 
 
-def _tell(result: Result) -> None:
-    """Say on stderr what a user should know beside the figures."""
-    for told in result.notes:
-        note(f"note: {told}")
+def _print_notes(result: Result) -> None:
+    """Print notes about the result on stderr."""
+    for text in result.notes:
+        note(f"note: {text}")
     for row in result.skipped_rows[:SKIPPED_SHOWN_MAX]:
         note(f"skipped: {row}")
     if more := result.skipped_rows[SKIPPED_SHOWN_MAX:]:
-        note(f"skipped: {len(more)} more rows, which --json lists")
+        note(f"skipped: {len(more)} more rows; list them with --json")
     if not result.complete:
         note(
             f"stopped after {short_seconds(result.simulated_seconds)} of simulated time: "
@@ -138,17 +134,17 @@ def _card(result: Result) -> Iterator[tuple[str, str]]:
     yield "policies", ", ".join(result.policies[group] for group in ("queue", "placement", "allocator", "predictor"))
     yield "jobs finished", f"{result.finished:,} of {result.jobs:,}"
     if result.given_up:
-        yield "jobs given up", f"{result.given_up:,}"
+        yield "jobs abandoned", f"{result.given_up:,}"
     yield "average JCT", _seconds(result.avg_jct_seconds)
     yield "median JCT", _seconds(result.median_jct_seconds)
-    yield "95 % JCT", _seconds(result.p95_jct_seconds)
-    yield "99 % JCT", _seconds(result.p99_jct_seconds)
+    yield "P95 JCT", _seconds(result.p95_jct_seconds)
+    yield "P99 JCT", _seconds(result.p99_jct_seconds)
     yield "makespan", _seconds(result.makespan_seconds)
     yield "average queueing", _seconds(result.avg_queue_seconds)
     yield "preemptions", f"{result.preemptions:,}"
     yield "GPU time held", _percent(result.gpu_occupancy)
     if result.gpu_utilisation != result.gpu_occupancy:
-        yield "GPU utilisation", _percent(result.gpu_utilisation)
+        yield "GPU utilization", _percent(result.gpu_utilisation)
     yield "core time held", _percent(result.cpu_utilisation)
     if result.sizing:
         given, lent = (result.sizing[name] or 0.0 for name in ("slimmed_cores", "lent_cores"))
@@ -157,7 +153,7 @@ def _card(result: Result) -> Iterator[tuple[str, str]]:
         if seconds:
             yield (
                 f"waits for {kind.replace('_', ' ')}",
-                f"{short_seconds(seconds)}, most of all for {result.waits[kind]:,} jobs",
+                f"{short_seconds(seconds)}, the longest wait of {result.waits[kind]:,} jobs",
             )
     if result.ends["killed"] or result.ends["failed"]:
         yield "outcomes", ", ".join(f"{count:,} {ended}" for ended, count in result.ends.items())
@@ -170,14 +166,14 @@ def _card(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _tenants(result: Result) -> Iterator[tuple[str, str]]:
-    """Tell of tenants, those with the most GPU time first, where there are several."""
+    """Yield the results of tenants, most GPU time first, if there are several."""
     most = sorted(result.tenants.items(), key=lambda each: (-(each[1]["gpu_seconds"] or 0.0), each[0]))
     for tenant, figures in most[:TENANTS_SHOWN_MAX] if len(most) > 1 else ():
         waited = figures["avg_queue_seconds"]
-        told = f"{figures['jobs']:,} jobs, {_percent(figures['gpu_share']) or 'none'} of the GPU time held"
-        yield f"tenant {tenant}", told + ("" if waited is None else f", {short_seconds(waited)} average queueing")
+        text = f"{figures['jobs']:,} jobs, {_percent(figures['gpu_share']) or 'none'} of the GPU time held"
+        yield f"tenant {tenant}", text + ("" if waited is None else f", {short_seconds(waited)} average queueing")
     if len(most) > TENANTS_SHOWN_MAX:
-        yield "tenants", f"{len(most) - TENANTS_SHOWN_MAX} more, which --json lists"
+        yield "tenants", f"{len(most) - TENANTS_SHOWN_MAX} more; list them with --json"
 
 
 def _seconds(seconds: float | None) -> str:

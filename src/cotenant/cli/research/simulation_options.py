@@ -1,4 +1,4 @@
-"""What commands that simulate share: their options, how they end early, and how their errors are told."""
+"""What simulating commands share: options, interruption, progress bars and translation of errors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cotenant.cli.outcome import CommandError, usage
-from cotenant.cli.shared_options import takes
+from cotenant.cli.outcome import CommandError, usage_error
+from cotenant.cli.shared_options import with_options_of
 
-if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+if TYPE_CHECKING:  # numpy and the core are imported only to simulate
     from rich.progress import Progress
 
     from cotenant.simulator.comparison.summary import Comparison
     from cotenant.simulator.engine import Simulation
     from cotenant.simulator.scenario import Scenario
 
-QUIET_SECONDS = 0.5  # what is over sooner shows no progress
+QUIET_SECONDS = 0.5  # shorter operations show no progress bar
 OWN_PREDICTORS = ("oracle", "noisy-oracle", "none", "recorded")
 
 
 def _named(group: str, *own: str) -> Callable[[str], list[str]]:
-    """Offer a shell the names of installed policies."""
+    """Return a completion function for the names of installed policies."""
 
     def offers(incomplete: str) -> list[str]:
         from importlib.metadata import entry_points
@@ -41,42 +41,44 @@ def _named(group: str, *own: str) -> Callable[[str], list[str]]:
 
 
 def complete_predictors(incomplete: str) -> list[str]:
-    """Offer a shell one more predictor at the end of a list of them; the simulator's own stand alone."""
+    """Complete the last predictor of a list; the simulator's own predictors cannot be combined."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in _named("predictors", *(() if comma else OWN_PREDICTORS))(last)]
 
 
 def complete_arms(incomplete: str) -> list[str]:
-    """Offer a shell one more arm at the end of a list of them."""
+    """Complete the last arm of a list."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in _named("queue_policies")(last)]
 
 
 def _scenario(
     trace: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Trace, plain or gzipped; `sample` is a bundled one of 260 jobs.")
+        str | None, typer.Option(metavar="FILE", help="Trace, plain or gzipped; `sample` is bundled, with 260 jobs.")
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="NxG or NxGxC: nodes, GPUs and cores of each (3 a GPU); or a file."),
+        typer.Option(
+            metavar="SIZE", help="NxG or NxGxC: nodes, GPUs and cores per node (default 3 per GPU); or a file."
+        ),
     ] = None,
     from_snapshot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Go on from a `cotenant snapshot` instead, under its policies unless named."),
+        typer.Option(metavar="FILE", help="Start from a `cotenant snapshot`, by default with its policies."),
     ] = None,
     format_name: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="NAME",
-            help="cotenant, gavel, itp, muri, openb, philly, snapshot, synergy or tiresias; left out, the file tells.",
+            help="cotenant, gavel, itp, muri, openb, philly, snapshot, synergy or tiresias; default: detected.",
         ),
     ] = None,
     queue: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Queue policy: who runs first.",
+            help="Queue policy: order of jobs.",
             autocompletion=_named("queue_policies"),
             show_default="fifo",
         ),
@@ -85,7 +87,7 @@ def _scenario(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Placement policy: where.",
+            help="Placement policy: choice of nodes.",
             autocompletion=_named("placement_policies"),
             show_default="consolidate",
         ),
@@ -94,7 +96,7 @@ def _scenario(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="CPU allocator: on how many cores.",
+            help="CPU allocator: number of cores.",
             autocompletion=_named("cpu_allocators"),
             show_default="requested",
         ),
@@ -103,23 +105,23 @@ def _scenario(
         str | None,
         typer.Option(
             metavar="NAME[,NAME]",
-            help="Known in advance: oracle, noisy-oracle, none, predictors that learn, or what a snapshot recorded.",
+            help="oracle, noisy-oracle, none, learning predictors, or recorded (estimates of the snapshot).",
             autocompletion=complete_predictors,
             show_default="oracle",
         ),
     ] = None,
     contention: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Contention policy; only none yet.", show_default="none")
+        str | None, typer.Option(metavar="NAME", help="Contention policy; only none so far.", show_default="none")
     ] = None,
     tenants: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Tenants in YAML: guarantees, limits and weights; others have none."),
+        typer.Option(metavar="FILE", help="Tenants in YAML: quotas, limits and weights."),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             metavar="GROUP.KEY=VALUE",
-            help="Of queue, placement, allocator, predictor or simulator; of one predictor among several,"
+            help="Option of queue, placement, allocator, predictor or simulator; of one of several predictors:"
             " predictor.NAME.KEY=VALUE; repeatable.",
         ),
     ] = None,
@@ -127,33 +129,31 @@ def _scenario(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE,…",
-            help="Adds what the trace does not tell: models, cores, cpu-jobs, tenants, deadlines, … and a seed,"
+            help="Add what the trace lacks: models, cores, cpu-jobs, tenants, deadlines, … and a seed,"
             " such as models=synergy,cores=auto,seed=3; repeatable.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of what chance the policies use.")] = 0,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and list them.")
-    ] = False,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of randomized policies.")] = 0,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Skip unreadable rows and list them.")] = False,
     fair_share: Annotated[
         bool | None,
         typer.Option(
             "--fair-share/--no-fair-share",
-            help="Whether tenants share the cluster fairly, by weight.",
-            show_default="as in the snapshot; else not",
+            help="Whether tenants share the cluster fairly by weight.",
+            show_default="as in the snapshot, else off",
         ),
     ] = None,
 ) -> Scenario:
-    """Make a scenario of the options that all commands share which simulate: an option is added here, once."""
+    """Return a scenario from the options that all simulating commands share."""
     from cotenant.cli.mesh.tenant_file import load_tenants
     from cotenant.simulator.overlays import parse_overlays
     from cotenant.simulator.scenario import Scenario
 
-    parse_overlays(overlay or ())  # a typo is told before a long trace is read
+    parse_overlays(overlay or ())  # report a typo before reading a long trace
     if from_snapshot is None and not (trace and cluster):
-        raise usage("a --trace and a --cluster are needed, or --from-snapshot")
+        raise usage_error("--trace and --cluster are required, or --from-snapshot")
     if from_snapshot is not None and (trace or cluster or format_name):
-        raise usage("--from-snapshot tells jobs and cluster; --trace, --cluster and --format do not go with it")
+        raise usage_error("--from-snapshot cannot be combined with --trace, --cluster or --format")
     traced = Scenario(trace or "", cluster or "", format_name)
     base = traced if from_snapshot is None else Scenario.of_snapshot(from_snapshot)
     asked = {
@@ -177,13 +177,13 @@ def _scenario(
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Read options by group and name.
+    """Return options by group and key.
 
     >>> parse_options(["queue.mode=backfill", "simulator.preemption_cost_seconds=30"])
     {'queue': {'mode': 'backfill'}, 'simulator': {'preemption_cost_seconds': '30'}}
 
     Raises:
-        BadOption: one is not written as group.key=value.
+        BadOption: an option does not have the form group.key=value.
     """
     from cotenant.core.model.validation import Violation
     from cotenant.core.policy.options import BadOption
@@ -199,8 +199,8 @@ def parse_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 @contextmanager
-def told_errors() -> Iterator[None]:
-    """Put what a simulation raises into the one error that a user is shown."""
+def as_command_errors() -> Iterator[None]:
+    """Translate errors of a simulation into command errors."""
     try:
         yield
     except Exception as error:
@@ -214,14 +214,14 @@ def told_errors() -> Iterator[None]:
 
         bad = simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording | BadArm | BadReport
         if isinstance(error, bad) or (isinstance(error, ArmFailed) and error.input_at_fault):
-            raise usage(str(error)) from error
+            raise usage_error(str(error)) from error
         if isinstance(error, simulator.PolicyFailed | ArmFailed):
             raise CommandError(str(error)) from error
         raise
 
 
-def report_to(report: Path | None, png: Path | None = None) -> Callable[[Comparison], None] | None:
-    """Make what writes a report, so that what it lacks is known before anything is simulated."""
+def report_writer(report: Path | None, png: Path | None = None) -> Callable[[Comparison], None] | None:
+    """Return a function that writes a report; missing requirements are reported before simulating."""
     if report is None and png is None:
         return None
     from cotenant.simulator.report.writing import writer
@@ -230,14 +230,14 @@ def report_to(report: Path | None, png: Path | None = None) -> Callable[[Compari
 
 
 class Stop:
-    """Whether the user wants no more."""
+    """Whether the user asked to stop."""
 
     asked = False
 
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Stop]:
-    """Let a first Ctrl-C end the simulation between two events; a second one ends the program."""
+    """Make the first Ctrl-C end the simulation between two events, and the second end the program."""
     stop = Stop()
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -253,7 +253,7 @@ def stop_on_interrupt() -> Iterator[Stop]:
 
 
 class Bar:
-    """A bar on stderr, for what takes a while, where somebody watches."""
+    """A progress bar on stderr, shown only on a terminal."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -267,7 +267,7 @@ class Bar:
             self._bar.stop()
 
     def show(self, done: float, of: float | None) -> None:
-        """Show how far it is; `of` None: nobody knows how much there is."""
+        """Show the progress; `of` is None if the total is unknown."""
         if not sys.stderr.isatty():
             return
         if self._bar is None:
@@ -277,19 +277,19 @@ class Bar:
             self._bar = Progress(console=Console(stderr=True), transient=True)
             self._bar.add_task(self._what, total=of)
             self._bar.start()
-        told = self._what if of is not None else f"{self._what}: {done:,.0f}"
-        self._bar.update(self._bar.task_ids[0], completed=done, description=told)
+        description = self._what if of is not None else f"{self._what}: {done:,.0f}"
+        self._bar.update(self._bar.task_ids[0], completed=done, description=description)
 
 
 class Watcher:
-    """Watches a simulation: shows how far it is, and ends it where the user wants no more."""
+    """Watches a simulation: shows its progress and stops it if the user asks."""
 
     def __init__(self, stop: Stop, bar: Bar) -> None:
         self._stop, self._bar = stop, bar
         self._calls = 0
 
     def __call__(self, simulation: Simulation) -> bool:
-        """Show how far it is; False ends it."""
+        """Show the progress; return False to stop."""
         from cotenant.simulator.run import WATCH_SECONDS
 
         self._calls += 1
@@ -299,7 +299,7 @@ class Watcher:
 
 
 class RowWatcher:
-    """Watches a trace being read: shows how far it is, and ends it where the user wants no more."""
+    """Watches a trace being read: shows the progress and stops if the user asks."""
 
     def __init__(self, stop: Stop, bar: Bar) -> None:
         self._stop, self._bar = stop, bar
@@ -309,7 +309,7 @@ class RowWatcher:
         """Show how many rows were read.
 
         Raises:
-            KeyboardInterrupt: the user wants no more; there is nothing to show for it yet.
+            KeyboardInterrupt: the user asked to stop; there are no results yet.
         """
         if self._stop.asked:
             raise KeyboardInterrupt
@@ -317,4 +317,4 @@ class RowWatcher:
             self._bar.show(rows, None)
 
 
-with_scenario = takes(_scenario, told_errors, unimported=("Scenario",))
+with_scenario = with_options_of(_scenario, as_command_errors, unimported=("Scenario",))

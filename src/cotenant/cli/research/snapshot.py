@@ -1,4 +1,4 @@
-"""`cotenant snapshot`: the cluster and its jobs as they are now, in a file to be simulated from."""
+"""`cotenant snapshot`: save the cluster and its jobs to a file, as the start of simulations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.cli import options
-from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.tenants import all_tenants
 from cotenant.cli.name_lookup import all_jobs, all_nodes
-from cotenant.cli.outcome import note, usage
+from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import Phase
@@ -29,7 +29,7 @@ from cotenant.v1.predictor_service_pb2 import Estimate, EstimateQuery, EstimateR
 from cotenant.v1.resources_pb2 import NodeAllocation
 from cotenant.v1.tenant_service_pb2 import ListQueuesRequest
 
-if TYPE_CHECKING:  # the simulator loads only when a snapshot is taken
+if TYPE_CHECKING:  # the simulator is imported only to take a snapshot
     from cotenant.core.model.tenancy import Tenant
     from cotenant.simulator import snapshots
 
@@ -53,16 +53,17 @@ def snapshot(
     context: typer.Context,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout. Left out: named by the time."),
+        typer.Option("--output", "-o", metavar="FILE", help="Output file; - is stdout; default: named by the time."),
     ] = None,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Give tenants, users, jobs, models and nodes numbers for names.")
+        bool, typer.Option("--anonymous", help="Replace names of tenants, users, jobs, models and nodes by numbers.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Save the cluster as it is: its nodes, the jobs that wait and run, and the policies that decide.
+    """Save the cluster's state: nodes, waiting and running jobs, and policies.
 
-    No command, environment or label of a job is in it. `cotenant simulate --from-snapshot FILE` replays it.
+    Commands, environments and labels of jobs are not included. Simulate it with `cotenant simulate --from-snapshot
+    FILE`.
 
     \b
     Examples:
@@ -70,11 +71,11 @@ def snapshot(
       cotenant snapshot --anonymous -o - | gzip > support.json.gz
       cotenant simulate --from-snapshot snapshot-20260102-030405.json --queue srsf
     """
-    taken = reach(Flags.of(context), _take)
+    taken = with_mesh(Flags.of(context), _take)
     if anonymous:
-        from cotenant.cli.research.anonymous import without_names
+        from cotenant.cli.research.anonymous import anonymize
 
-        taken = without_names(taken)
+        taken = anonymize(taken)
     text = taken.dump()
     if output == STDOUT:
         print(text, end="")
@@ -84,18 +85,18 @@ def snapshot(
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise usage(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+        raise usage_error(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
     running = sum(job.running_since_seconds is not None for job in taken.jobs)
     counts = {"nodes": len(taken.nodes), "running": running, "waiting": len(taken.jobs) - running}
     if as_json:
         print(json.dumps({"file": str(path), **counts}))
         return
     print_card([("file", str(path)), *((name, f"{count:,}") for name, count in counts.items())])
-    note(f"replay it: cotenant simulate --from-snapshot {path}")
+    note(f"simulate it: cotenant simulate --from-snapshot {path}")
 
 
 async def _take(mesh: Mesh) -> snapshots.Snapshot:
-    """Gather it all. Jobs come before nodes: a node that has joined meanwhile does no harm."""
+    """Return a snapshot. Jobs are read before nodes, so that every node in use is included."""
     from cotenant.codec.tenants import tenant_of
     from cotenant.simulator import snapshots
 
@@ -104,9 +105,9 @@ async def _take(mesh: Mesh) -> snapshots.Snapshot:
     found = sorted([job async for job in all_jobs(mesh, wanted)], key=lambda job: job.create_time.ToNanoseconds())
     jobs = [job for job in found if job.refusal.code != Code.DEPENDENCY]
     if len(jobs) < len(found):
-        note(f"jobs that wait for others are left out: {len(found) - len(jobs):,}")
+        note(f"omitted jobs that wait for other jobs: {len(found) - len(jobs):,}")
     if held := sum(job.refusal.code == Code.ARRAY_LIMIT for job in jobs):
-        note(f"jobs that wait for the limit of their array, which a simulation does not know: {held:,}")
+        note(f"jobs at their array's limit, which simulations ignore: {held:,}")
     nodes = [node async for node in all_nodes(mesh)]
     estimates = [estimate async for estimate in _estimates(mesh, jobs)]
     tenants = [tenant_of(tenant) async for tenant in all_tenants(mesh)]
@@ -123,19 +124,19 @@ async def _take(mesh: Mesh) -> snapshots.Snapshot:
         now,
         tuple(_node(node) for node in nodes),
         tuple(_job(job, estimate, known) for job, estimate in zip(jobs, estimates, strict=True)),
-        tuple(tenant for tenant in tenants if _matters(tenant, parents)),
+        tuple(tenant for tenant in tenants if _affects_scheduling(tenant, parents)),
         in_use,
         dict(queues.queues[0].rules),
     )
 
 
-def _matters(tenant: Tenant, parents: frozenset[str]) -> bool:
-    """Whether a tenant makes a difference to any decision."""
+def _affects_scheduling(tenant: Tenant, parents: frozenset[str]) -> bool:
+    """Return whether a tenant can affect a decision."""
     return bool(tenant.has_quota or tenant.has_limit or tenant.weight != 1 or tenant.parent or tenant.id in parents)
 
 
 async def _estimates(mesh: Mesh, jobs: Sequence[Job]) -> AsyncIterator[Estimate]:
-    """Ask the predictor about all jobs, as the queue asks it."""
+    """Yield the predictor's estimates of all jobs, queried as the queue does."""
     for first in range(0, len(jobs), ESTIMATES_MAX):
         queries = [
             EstimateQuery(
@@ -174,7 +175,9 @@ def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.J
     from cotenant.simulator import snapshots
 
     spec, attempt = specs.spec_from_wire(job.spec), job.attempt
-    runs = specs.PHASES.from_wire(job.phase).holds_resources and not attempt.pre_run  # whose gang still waits
+    runs = (
+        specs.PHASES.from_wire(job.phase).holds_resources and not attempt.pre_run
+    )  # in a pre-run, the gang still waits
     since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
     ran = specs.seconds(job.run_time)
     known = None

@@ -1,4 +1,4 @@
-"""`cotenant trace`: look into traces, and write them in our own format."""
+"""`cotenant trace`: summarize traces and convert them to Cotenant's format."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.cli import options
-from cotenant.cli.outcome import note, usage
+from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
-from cotenant.cli.research.simulation_options import Bar, RowWatcher, stop_on_interrupt, told_errors
+from cotenant.cli.research.simulation_options import Bar, RowWatcher, as_command_errors, stop_on_interrupt
 from cotenant.cli.units import short_seconds
 
-if TYPE_CHECKING:  # numpy loads only when a trace is read
+if TYPE_CHECKING:  # numpy is imported only to read a trace
     from cotenant.simulator import Trace
     from cotenant.simulator.traces.summary import Summary
 
 SHOWN_MAX = 10  # counts in one line of the card, and rows that were skipped
 
-Source = Annotated[str, typer.Argument(metavar="TRACE", help="Trace in any format; `sample` is a bundled one.")]
+Source = Annotated[str, typer.Argument(metavar="TRACE", help="Trace in any supported format; `sample` is bundled.")]
 FormatName = Annotated[
-    str | None, typer.Option("--format", metavar="NAME", help="The trace's format; left out, the file tells.")
+    str | None, typer.Option("--format", metavar="NAME", help="Format of the trace; default: detected.")
 ]
-SkipBadRows = Annotated[
-    bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and list them.")
-]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip unreadable rows and list them.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command with its subcommands."""
-    group = typer.Typer(help="Look into traces, and write them in our own format.")
+    group = typer.Typer(help="Summarize traces and convert them to Cotenant's format.")
     group.command("show")(show)
     group.command("convert")(convert)
     app.add_typer(group, name="trace")
@@ -44,7 +42,7 @@ def show(
     skip_bad_rows: SkipBadRows = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Sum up what is in a trace.
+    """Summarize a trace.
 
     \b
     Examples:
@@ -62,20 +60,16 @@ def show(
 
 def convert(
     source: Source,
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="File to write: .csv, .csv.gz or .parquet tells its format.")
-    ],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Output file: .csv, .csv.gz or .parquet.")],
     format_name: FormatName = None,
     skip_bad_rows: SkipBadRows = False,
     overlay: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE,…", help="Lay this over it first, as `simulate` does; needs --cluster."),
+        typer.Option(metavar="KEY=VALUE,…", help="Apply this overlay first, as `simulate` does; needs --cluster."),
     ] = None,
-    cluster: Annotated[
-        str, typer.Option(metavar="SIZE", help="The cluster for which the overlay is: NxG[xC] or a file.")
-    ] = "",
+    cluster: Annotated[str, typer.Option(metavar="SIZE", help="Cluster for the overlay: NxG[xC] or a file.")] = "",
 ) -> None:
-    """Write a trace in our own format, whatever format it is in.
+    """Convert a trace to Cotenant's format.
 
     \b
     Examples:
@@ -86,29 +80,29 @@ def convert(
     from cotenant.simulator.overlays import parse_overlays
     from cotenant.simulator.traces import write
 
-    with told_errors():
+    with as_command_errors():
         overlays = parse_overlays(overlay or ())
         if overlays and not cluster:
-            raise usage("an overlay is laid over a trace for a cluster", hint="tell it with --cluster")
+            raise usage_error("--overlay needs a cluster", hint="set it with --cluster")
         place = parse_cluster(cluster) if cluster else None
     trace = _read(source, format_name, skip_bad_rows)
-    with told_errors():
+    with as_command_errors():
         laid = overlays.apply(trace, place) if place else trace
         write(laid.jobs, target)
-    note(f"{len(laid):,} jobs were written to {target}")
+    note(f"wrote {len(laid):,} jobs to {target}")
 
 
 def _read(source: str, format_name: str | None, skip_bad_rows: bool) -> Trace:
     from cotenant.simulator import load
 
-    with told_errors(), stop_on_interrupt() as stop, Bar("rows read") as bar:
+    with as_command_errors(), stop_on_interrupt() as stop, Bar("rows read") as bar:
         trace = load(source, format_name, skip_bad_rows=skip_bad_rows, watch=RowWatcher(stop, bar))
     for row in trace.skipped[:SHOWN_MAX]:
         note(f"skipped: {row}")
     if more := trace.skipped[SHOWN_MAX:]:
         note(f"skipped: {len(more)} more rows")
-    for told in trace.notes:
-        note(f"note: {told}")
+    for text in trace.notes:
+        note(f"note: {text}")
     return trace
 
 
@@ -123,7 +117,7 @@ def _card(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "core hours", f"{summary.core_hours:,.1f}" if summary.core_hours else ""
     yield "jobs by GPUs", _counts(_sizes(summary.sizes))
     yield "work", ", ".join(f"{name} {short_seconds(seconds)}" for name, seconds in work.items())
-    yield "ask for cores", f"{summary.cores_asked:,} a number, {summary.cores_auto:,} auto"
+    yield "core requests", f"{summary.cores_asked:,} jobs a number, {summary.cores_auto:,} jobs auto"
     yield "tenants", f"{summary.tenants:,}"
     yield "users", f"{summary.users:,}" if summary.users else ""
     yield "models", _counts(summary.models)
@@ -133,7 +127,7 @@ def _card(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Count shares of a GPU together: there are as many as users think of.
+    """Return counts by size with all fractions of a GPU together: there may be many distinct ones.
 
     >>> _sizes({"0": 1, "0.3": 2, "0.5": 3, "1": 4})
     {'0': 1, '<1': 5, '1': 4}

@@ -1,1 +1,1 @@
-"""What is free on which node: the ledger, and counts and totals over it."""
+"""What is free on each node: the ledger, and counts and totals over it."""

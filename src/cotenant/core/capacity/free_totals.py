@@ -1,4 +1,4 @@
-"""What is free on the nodes that take work, summed up by kind of node, and not again while nothing changes."""
+"""Free resources on nodes that take work, added up by node class, and cached while nothing changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cotenant.core.capacity.ledger import Ledger, Sums
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.refusal import Refusal
 
-KINDS_FEW = 4  # are summed up one by one
+KINDS_FEW = 4  # classes are added up one by one
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What there is on the nodes that take work, summed up by kind of node: GPUs in thousandths, cores and memory.
+class FreeTotals:
+    """Resources on nodes that take work, added up by node class: GPUs in thousandths, cores and memory.
 
-    It holds for as long as the ledger's stamp is this one.
+    Valid as long as the ledger's stamp is the same.
     """
 
     stamp: tuple[int, int, bytes]
@@ -26,10 +26,10 @@ class Tally:
     free: tuple[tuple[int, int, int], ...]
     total: tuple[tuple[int, int, int], ...]
     known: dict[tuple[bool, ...], tuple[Sums, Sums]] = field(default_factory=dict)
-    told: dict[Hashable, Refusal] = field(default_factory=dict)  # what gangs were told of it, by what they lack
+    refusals: dict[Hashable, Refusal] = field(default_factory=dict)  # refusals given so far, by what is short
 
     def sums(self, kinds: tuple[bool, ...]) -> tuple[Sums, Sums]:
-        """Sum up what is free on nodes of some kinds, and what they have."""
+        """Return what is free on nodes of some classes, and what these nodes have."""
         if (known := self.known.get(kinds)) is None:
             free, total = (
                 [one for one, there in zip(some, kinds, strict=True) if there] for some in (self.free, self.total)
@@ -45,9 +45,9 @@ def _added(some: Iterable[Sums]) -> Sums:
     return milli, cores, memory
 
 
-def tally_of(ledger: Ledger) -> Tally:
-    """Sum up by kind of node what is there and what is free, where that is not known."""
-    if known := known_tally(ledger):
+def current_totals(ledger: Ledger) -> FreeTotals:
+    """Return the totals by node class, computed if they are not cached."""
+    if known := cached_totals(ledger):
         return known
     taking, count = ledger.open, ledger.kinds.shape[1]
     if count <= KINDS_FEW:
@@ -56,22 +56,22 @@ def tally_of(ledger: Ledger) -> Tally:
         free = np.zeros((count, 3), dtype=np.int64)
         for number, column in enumerate((ledger.free_milli, ledger.free_cores, ledger.free_memory)):
             np.add.at(free[:, number], ledger.kind_of[taking], column[taking])
-    counts = open_by_kind(ledger)
+    counts = open_nodes_by_kind(ledger)
     nodes = np.array(counts, dtype=np.int64)
     total = (ledger.kinds * np.array([[WHOLE_GPU_MILLI], [1], [1]]) * nodes).T
     left, have = (tuple((milli, cores, memory) for milli, cores, memory in sums.tolist()) for sums in (free, total))
-    tally = ledger.tally = Tally(_stamp(ledger), counts, left, have)
-    return tally
+    totals = ledger.totals = FreeTotals(_stamp(ledger), counts, left, have)
+    return totals
 
 
-def known_tally(ledger: Ledger) -> Tally | None:
-    """Give that sum if it is known, for nothing has changed since it was made."""
-    tally = ledger.tally
-    return tally if isinstance(tally, Tally) and tally.stamp == _stamp(ledger) else None
+def cached_totals(ledger: Ledger) -> FreeTotals | None:
+    """Return the cached totals if nothing has changed since; else None."""
+    totals = ledger.totals
+    return totals if isinstance(totals, FreeTotals) and totals.stamp == _stamp(ledger) else None
 
 
-def open_by_kind(ledger: Ledger) -> tuple[int, ...]:
-    """Count the nodes of each kind that take work."""
+def open_nodes_by_kind(ledger: Ledger) -> tuple[int, ...]:
+    """Return the number of nodes of each class that take work."""
     taking = ledger.open.tobytes()
     if ledger.open_kinds is None or ledger.open_kinds[0] != taking:
         counts = np.bincount(ledger.kind_of[ledger.open], minlength=ledger.kinds.shape[1])
@@ -80,4 +80,4 @@ def open_by_kind(ledger: Ledger) -> tuple[int, ...]:
 
 
 def _stamp(ledger: Ledger) -> tuple[int, int, bytes]:
-    return ledger.mark, ledger.guise, ledger.open.tobytes()
+    return ledger.mark, ledger.override_version, ledger.open.tobytes()

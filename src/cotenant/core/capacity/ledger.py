@@ -1,12 +1,12 @@
-"""The ledger: what is free on which node, in columns, so that one question goes to all nodes at once.
+"""The ledger: what is free on each node, in columns, so that one question goes to all nodes at once.
 
-Theory of operation. Most of a schedule is counting: how many replicas of a demand could each node take? The ledger
-answers that for all nodes in a few numpy operations. It knows counts, not names: which cores and which GPUs is a
-second question, asked only for what is really placed (see `books`). The one exception are nodes whose GPUs may be
-shared in thousandths; there a count does not tell whether a share fits, so the ledger keeps those GPUs one by one: a
+Theory of operation. Most of scheduling is counting: how many replicas of a demand could each node take? The ledger
+answers that for all nodes in a few numpy operations. It knows counts, not names: the choice of cores and GPUs is a
+second step, made only for what is really placed (see `device_assignment`). The one exception are nodes whose GPUs may
+be shared in thousandths; there a count does not tell whether a share fits, so the ledger keeps those GPUs one by one: a
 row per node in a table, as wide as the node with the most GPUs.
 
-Placing is speculative: `with ledger.attempt() as attempt` undoes whatever was taken unless it is committed.
+Placing is speculative: `with ledger.transaction() as transaction` undoes what was taken unless it is committed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cotenant.core.capacity.replica_counts import Counts as Counts
 from cotenant.core.capacity.replica_counts import count_in_each, count_room
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.job import WHOLE_GPU_MILLI
-from cotenant.core.model.node import Illness, NodeShape, is_of_type
+from cotenant.core.model.node import NodeShape, UnhealthyCapacity, matches_gpu_type
 
-KINDS_FEW = 32  # are counted one by one
-DEMANDS_MAX = 4096  # of which it is remembered how many an empty node could take
-CHANGES_MAX = 2**14  # remembered for those who keep figures by node
+KINDS_FEW = 32  # classes are counted one by one
+DEMANDS_MAX = 4096  # cached: how many of each an empty node could take
+CHANGES_MAX = 2**14  # remembered for users that keep figures by node
 
 
 class Overcommitted(Exception):
-    """Something was taken that was not free, or freed that was not taken: a bug in whoever asked."""
+    """Something was taken that was not free, or released that was not taken: a bug in the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of an offer: so many replicas of one part of the gang on one node.
+    """A part of an offer: some replicas of one part of the gang on one node.
 
-    `gpus` may say for each replica which GPU, by its index, is to be shared; where it is empty the ledger chooses.
+    `gpus` may give for each replica the index of the GPU to share; if empty, the ledger chooses.
     """
 
     node: int
@@ -64,33 +64,33 @@ Sums = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class Attempt:
-    """What was taken since the attempt began, to be undone unless it is committed."""
+class Transaction:
+    """What was taken since the transaction began, to be undone unless it is committed."""
 
     ledger: Ledger
     taken: list[Holding] = field(default_factory=list)
     committed: bool = False
 
     def take(self, node: int, demand: Demand, replicas: int = 1, gpus: tuple[int, ...] = ()) -> Holding:
-        """Take on the ledger, remembering it."""
+        """Take resources on the ledger as part of the transaction."""
         holding = self.ledger.take(node, demand, replicas, gpus)
         self.taken.append(holding)
         return holding
 
     def commit(self) -> tuple[Holding, ...]:
-        """Let what was taken stay taken."""
+        """Keep what was taken."""
         self.committed = True
         return tuple(self.taken)
 
 
 class Ledger:
-    """Free resources by node. Nodes are numbered from 0 in the order given; `open` says which take new work.
+    """Free resources by node. Nodes are numbered from 0 in the order given; `open` marks those that take new work.
 
-    `rack_numbers` says in which rack each node is, racks being numbered as they first appear; `numbers` are by node id.
+    `rack_numbers` gives the rack of each node; racks are numbered as they first appear; `numbers` are by node id.
     """
 
     def __init__(self, shapes: Sequence[NodeShape], racks: Sequence[str] = (), ids: Iterable[str] = ()) -> None:
-        self.shapes, self.illness = tuple(shapes), Illness()
+        self.shapes, self.unhealthy = tuple(shapes), UnhealthyCapacity()
         self.numbers = {node_id: number for number, node_id in enumerate(ids)}
         count = len(self.shapes)
         self._total: Counts = (
@@ -101,7 +101,7 @@ class Ledger:
         self._free = self._total.copy()
         self.total_gpus, self.total_cores, self.total_memory = self._total
         self.has_gpus: NDArray[np.bool_] = self.total_gpus > 0
-        self.mixed = not self.has_gpus.all()  # some nodes have none
+        self.mixed = not self.has_gpus.all()  # some nodes have no GPUs
         self.free_gpus, self.free_cores, self.free_memory = self._free  # views: what changes there changes here
         self.open: NDArray[np.bool_] = np.ones(count, dtype=np.bool_)
         self.racks = tuple(racks) or ("",) * count
@@ -109,8 +109,8 @@ class Ledger:
         self.rack_numbers: Counts = np.array([names[rack] for rack in self.racks], dtype=np.int64)
         self._types = tuple(shape.gpu_type for shape in shapes)
         self._of_type: dict[str, NDArray[np.bool_]] = {}
-        self._journals: list[list[tuple[Holding, int]]] = []  # one per `undone` that is under way
-        self._changes: list[int] = []  # nodes on which something was taken or given back, since `_forgotten` of them
+        self._journals: list[list[tuple[Holding, int]]] = []  # one per active `rolled_back`
+        self._changes: list[int] = []  # nodes on which something was taken or released, after the first `_forgotten`
         self._forgotten = 0
         kinds = {(shape.gpus, shape.cores, shape.memory_bytes, shape.gpu_type, shape.shareable): 0 for shape in shapes}
         kinds = {kind: number for number, kind in enumerate(kinds)}
@@ -121,11 +121,11 @@ class Ledger:
         self.kinds: Counts = np.array([kind[:3] for kind in kinds], dtype=np.int64).reshape(len(kinds), 3).T.copy()
         self._kind_types = [kind[3] for kind in kinds]
         self._kinds = [kind[:3] for kind in kinds]
-        self._kind_shares = [kind[0] if kind[4] else 0 for kind in kinds]  # GPUs of which shares are given
+        self._kind_shares = [kind[0] if kind[4] else 0 for kind in kinds]  # shareable GPUs
         self._room_of_kind: dict[Demand, tuple[int, ...]] = {}
-        self.guise = 0  # another number while more or less is counted as free than is
-        self.tally: object = None  # what `core.tallies` last made of it
-        self.open_kinds: tuple[bytes, tuple[int, ...]] | None = None  # likewise: nodes of each kind that were open
+        self.override_version = 0  # changes while more or less counts as free than is free
+        self.totals: object = None  # cache of `free_totals`
+        self.open_kinds: tuple[bytes, tuple[int, ...]] | None = None  # likewise: open nodes of each class
         sharing = [node for node, shape in enumerate(shapes) if shape.shareable]
         self._row = {node: row for row, node in enumerate(sharing)}  # of a node in the table of its GPUs' thousandths
         self._sharing: Counts = np.array(sharing, dtype=np.int64)
@@ -136,26 +136,26 @@ class Ledger:
         return len(self.shapes)
 
     def copy(self) -> Ledger:
-        """Make one that is taken from apart; the shapes, which never change, are shared."""
+        """Return a ledger that changes independently; the shapes, which never change, are shared."""
         other = shallow_copy(self)
         other._free, other._milli, other.open = self._free.copy(), self._milli.copy(), self.open.copy()
         other.free_gpus, other.free_cores, other.free_memory = other._free
-        other._of_type, other._room_of_kind = {}, {}  # which are filled as they are asked for
-        other.tally = None
+        other._of_type, other._room_of_kind = {}, {}  # caches, filled on demand
+        other.totals = None
         other._journals, other._changes, other._forgotten = [], [], 0
         return other
 
     def of_type(self, gpu_type: str) -> NDArray[np.bool_]:
-        """Tell which nodes have GPUs of a type, or of one of several (see `nodes.is_of_type`)."""
+        """Return which nodes have GPUs of a type, or of one of several (see `node.matches_gpu_type`)."""
         if gpu_type not in self._of_type:
-            kinds = {name: is_of_type(name, gpu_type) for name in set(self._types)}
+            kinds = {name: matches_gpu_type(name, gpu_type) for name in set(self._types)}
             self._of_type[gpu_type] = np.array([kinds[name] for name in self._types], dtype=np.bool_)
         return self._of_type[gpu_type]
 
     def room(self, demand: Demand, *, empty: bool = False, everywhere: bool = False) -> Counts:
-        """Count for each node how many replicas of a demand it could take now, or if it were `empty`.
+        """Return for each node how many replicas of a demand it could take now, or if it were `empty`.
 
-        Nodes that take no new work have no room, unless `everywhere` is asked.
+        Nodes that take no new work have no room, unless `everywhere` is set.
 
         >>> ledger = Ledger([NodeShape(gpus=8, cores=24), NodeShape(gpus=4, cores=2)])
         >>> ledger.room(Demand(gpu_milli=1000, cores=1)).tolist()
@@ -167,9 +167,9 @@ class Ledger:
         return room
 
     def room_by_kind(self, demand: Demand) -> tuple[int, ...]:
-        """Count for each kind of node how many replicas of a demand an empty one could take, whether it is open or not.
+        """Return for each node class how many replicas of a demand an empty node could take, open or not.
 
-        Nodes of one kind have room for as many, so that kinds are counted and not nodes; those who ask, ask again.
+        All nodes of a class have the same room, so classes are counted, not nodes; results are cached.
         """
         known = self._room_of_kind.get(demand)
         if known is None:
@@ -181,7 +181,7 @@ class Ledger:
                 shares = np.array(self._kind_shares, dtype=np.int64) * (WHOLE_GPU_MILLI // max(1, demand.gpu_milli))
                 known = tuple(count_room(demand, self.kinds, shares).tolist())
             if demand.gpu_milli and demand.gpu_type:
-                of_type = [is_of_type(name, demand.gpu_type) for name in self._kind_types]
+                of_type = [matches_gpu_type(name, demand.gpu_type) for name in self._kind_types]
                 known = tuple([room if able else 0 for room, able in zip(known, of_type, strict=True)])
             self._room_of_kind[demand] = known
         return known
@@ -204,10 +204,10 @@ class Ledger:
         return room
 
     def take(self, node: int, demand: Demand, replicas: int = 1, gpus: tuple[int, ...] = ()) -> Holding:
-        """Take room for some replicas on a node; `gpus` says whose share each of them gets, where that matters.
+        """Take resources for some replicas on a node; `gpus` gives the GPU that each of them shares, if that matters.
 
         Raises:
-            Overcommitted: there is not that much free.
+            Overcommitted: not enough is free.
         """
         wanted = demand.gpu_milli * replicas
         shares: tuple[tuple[int, int], ...] = ()
@@ -216,7 +216,7 @@ class Ledger:
         elif node in self._row and wanted:
             shares = self._pick_shares(node, demand.gpu_milli, replicas)
         elif demand.gpu_milli % WHOLE_GPU_MILLI:
-            raise Overcommitted(f"node {node} gives no shares of GPUs; {demand.gpu_milli} thousandths were taken")
+            raise Overcommitted(f"node {node} has no shareable GPUs; {demand.gpu_milli} thousandths were requested")
         holding = Holding(
             node=node,
             gpus=0 if shares else wanted // WHOLE_GPU_MILLI,
@@ -230,11 +230,13 @@ class Ledger:
     def _given_shares(self, node: int, milli: int, replicas: int, gpus: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         known = self.shapes[node].gpus if node in self._row else 0
         if len(gpus) != replicas or not 0 < milli <= WHOLE_GPU_MILLI or not all(0 <= gpu < known for gpu in gpus):
-            raise Overcommitted(f"node {node} shares {known} GPUs; {replicas} replicas of {milli} were to be on {gpus}")
+            raise Overcommitted(
+                f"node {node} shares {known} GPUs; {replicas} replicas of {milli} were requested on {gpus}"
+            )
         return tuple((gpu, milli) for gpu in gpus)
 
     def _pick_shares(self, node: int, milli: int, replicas: int) -> tuple[tuple[int, int], ...]:
-        """Choose GPUs for shares: the fullest that still fits; for whole ones the first that are free."""
+        """Return GPUs for shares: the fullest that still fit; for whole GPUs the first that are free."""
         parts = list(self.parts_of(node))
         picked: list[tuple[int, int]] = []
         whole, each = (milli // WHOLE_GPU_MILLI, WHOLE_GPU_MILLI) if milli >= WHOLE_GPU_MILLI else (1, milli)
@@ -248,7 +250,7 @@ class Ledger:
         return tuple(picked)
 
     def can_hold(self, holding: Holding) -> bool:
-        """Tell whether exactly this is free."""
+        """Return whether exactly this is free."""
         node = holding.node
         if self.free_cores[node] < holding.cores or self.free_memory[node] < holding.memory_bytes:
             return False
@@ -267,11 +269,11 @@ class Ledger:
             Overcommitted: it is not free.
         """
         if not self.can_hold(holding):
-            raise Overcommitted(f"{holding} is not free: {self.story(holding.node)}")
+            raise Overcommitted(f"{holding} is not free: {self.describe_node(holding.node)}")
         self._add(holding, -1)
 
     def release(self, holding: Holding) -> None:
-        """Give back what was taken.
+        """Release what was taken.
 
         Raises:
             Overcommitted: it was not taken.
@@ -285,7 +287,7 @@ class Ledger:
             or any(self._milli[self._row[node], index] > WHOLE_GPU_MILLI for index, _ in holding.shares)
         ):
             self._add(holding, -1)
-            raise Overcommitted(f"{holding} was given back but never taken: {self.story(node)}")
+            raise Overcommitted(f"{holding} was released but never taken: {self.describe_node(node)}")
 
     def _add(self, holding: Holding, sign: int) -> None:
         if self._journals:
@@ -309,8 +311,8 @@ class Ledger:
             self.free_gpus[node] += sign * holding.gpus
 
     @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Undo at the end whatever was taken or given back inside, in whatever way it ends."""
+    def rolled_back(self) -> Iterator[None]:
+        """Undo at the end whatever was taken or released inside, however the block ends."""
         journal: list[tuple[Holding, int]] = []
         self._journals.append(journal)
         try:
@@ -321,18 +323,18 @@ class Ledger:
                 self._apply(holding, -sign)
 
     @contextmanager
-    def attempt(self) -> Iterator[Attempt]:
-        """Speculate: what is taken inside is given back at the end unless the attempt was committed."""
-        attempt = Attempt(self)
+    def transaction(self) -> Iterator[Transaction]:
+        """Open a transaction: what is taken inside is released at the end unless the transaction was committed."""
+        transaction = Transaction(self)
         try:
-            yield attempt
+            yield transaction
         finally:
-            if not attempt.committed:
-                for holding in reversed(attempt.taken):
+            if not transaction.committed:
+                for holding in reversed(transaction.taken):
                     self.release(holding)
 
     def sums(self, nodes: NDArray[np.bool_], *, empty: bool = False) -> tuple[int, int, int]:
-        """Sum up GPUs in thousandths, cores and memory on some nodes: what is free, or all if they were `empty`."""
+        """Return the sums of GPUs in thousandths, cores and memory on some nodes: what is free, or all if `empty`."""
         whole, cores, memory = ((self._total if empty else self._free) @ nodes).tolist()
         milli = whole * WHOLE_GPU_MILLI
         if len(self._sharing) and not empty:
@@ -342,7 +344,7 @@ class Ledger:
 
     @property
     def free_gpu_milli(self) -> int:
-        """Free GPUs on nodes that take work, in thousandths; parts of shared GPUs count."""
+        """Free GPUs on nodes that take work, in thousandths, including parts of shared GPUs."""
         return self.sums(self.open)[0]
 
     @property
@@ -351,31 +353,31 @@ class Ledger:
         return int(self.total_gpus[self.open].sum()) * WHOLE_GPU_MILLI
 
     def parts_of(self, node: int) -> tuple[int, ...]:
-        """Free thousandths of each GPU of a node with shareable GPUs; empty for others."""
+        """Return the free thousandths of each GPU of a node with shareable GPUs; empty for other nodes."""
         return tuple(self._milli[self._row[node], : self.shapes[node].gpus].tolist()) if node in self._row else ()
 
     @property
     def mark(self) -> int:
-        """A moment in the ledger's life, to ask later what has changed since."""
+        """A moment in the ledger's history, for `changed_since`."""
         return self._forgotten + len(self._changes)
 
     def changed_since(self, mark: int) -> Counts | None:
-        """Number the nodes on which something was taken or given back since a mark; None where that is long ago."""
+        """Return the nodes on which something was taken or released since a mark; None if the mark is too old."""
         if mark < self._forgotten:
             return None
         return np.array(sorted(set(self._changes[mark - self._forgotten :])), dtype=np.int64)
 
     @property
     def free_milli(self) -> Counts:
-        """Free thousandths of GPUs on each node; parts of shared GPUs count."""
+        """Free thousandths of GPUs on each node, including parts of shared GPUs."""
         milli = self.free_gpus * WHOLE_GPU_MILLI
         milli[self._sharing] = self._milli.sum(axis=1)
         return milli
 
     def parts_on(self, nodes: Counts) -> Counts:
-        """Free thousandths of each GPU of some nodes that share theirs, a node a row, filled up with zeros.
+        """Return the free thousandths of each GPU of some nodes with shareable GPUs, one node a row, padded with zeros.
 
-        Nodes that share none have zeros alone.
+        Rows of other nodes are all zeros.
         """
         rows = np.searchsorted(self._sharing, nodes)
         known = rows < len(self._sharing)
@@ -386,13 +388,13 @@ class Ledger:
 
     @property
     def sharing(self) -> NDArray[np.bool_]:
-        """Which nodes give shares of their GPUs."""
+        """Which nodes have shareable GPUs."""
         shares = np.zeros(len(self), dtype=np.bool_)
         shares[self._sharing] = True
         return shares
 
-    def story(self, node: int) -> str:
-        """Tell what a node has and what of it is free, for errors."""
+    def describe_node(self, node: int) -> str:
+        """Return what a node has and what of it is free, for errors."""
         return (
             f"node {node} has {self.free_gpus[node]} of {self.total_gpus[node]} GPUs, "
             f"{self.free_cores[node]} of {self.total_cores[node]} cores, "

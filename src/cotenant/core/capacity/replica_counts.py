@@ -1,4 +1,4 @@
-"""How many replicas of a demand go into what there is, in columns: one entry a node, or a kind of node."""
+"""How many replicas of a demand fit into given resources, in columns: one entry per node, or per node class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNLIMITED = np.int64(UNLIMITED_COUNT)
 
 
 def count_room(demand: Demand, have: Counts, shares: Counts | None = None) -> Counts:
-    """Count replicas by GPUs, cores and memory, and take the least; without `shares` somebody else counts those."""
+    """Return the replicas that fit by GPUs, cores and memory; without `shares` the caller counts GPU shares."""
     gpus, cores, memory = have
     room: Counts | None = None
     if demand.gpu_milli >= WHOLE_GPU_MILLI:
@@ -30,7 +30,7 @@ def count_room(demand: Demand, have: Counts, shares: Counts | None = None) -> Co
 
 
 def count_in_each(demand: Demand, kinds: Sequence[tuple[int, int, int]], shares: Sequence[int]) -> tuple[int, ...]:
-    """Count the same for a few things, each told as GPUs, cores and memory: for so few, columns cost more than this.
+    """Return the same for a few entries, each GPUs, cores and memory: for few, this is faster than columns.
 
     >>> count_in_each(Demand(gpu_milli=2000, cores=3), [(8, 24, 0), (2, 24, 0)], [0, 0])
     (4, 1)
@@ -52,5 +52,5 @@ def count_in_each(demand: Demand, kinds: Sequence[tuple[int, int, int]], shares:
 
 
 def _times(have: Counts, need: int) -> Counts:
-    """Say how many times there is what is needed; dividing is what costs most."""
+    """Return how many times `need` fits; the division is the most expensive step."""
     return have // need if need > 1 else have.copy()

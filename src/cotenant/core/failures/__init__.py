@@ -1,1 +1,1 @@
-"""What kind of failure ended an attempt, who is responsible, and whether the job is retried. Pure."""
+"""Failure classification: the class of a failure, who is responsible, and whether the job is retried. Pure."""

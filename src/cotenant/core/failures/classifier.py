@@ -1,4 +1,4 @@
-"""From an attempt's end to the kind of its failure: pure, and quick whatever the job printed."""
+"""Classifies how an attempt ended: pure, and fast whatever the job printed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from cotenant.core.failures.rules import Blame, Rule
+from cotenant.core.failures.rules import Responsibility, Rule
 
 TAIL_LENGTH_MAX = 4096
 LINE_LENGTH_MAX = 500
-LINES_MAX = 200  # different ones, the newest
+LINES_MAX = 200  # distinct lines, the newest
 EVIDENCE_LENGTH_MAX = 300
 SIGNS_MAX = 16
 UNCLASSIFIED = "unclassified"
@@ -18,10 +18,10 @@ UNCLASSIFIED = "unclassified"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What kind of failure ended an attempt, as far as its exit and its output tell; `rule` is "" where none spoke."""
+    """The class of failure that ended an attempt, judged by exit and output; `rule` is "" if none matched."""
 
     failure_class: str = UNCLASSIFIED
-    blame: Blame = Blame.UNKNOWN
+    blame: Responsibility = Responsibility.UNKNOWN
     rule: str = ""
     evidence: str = ""
     transient: bool = False
@@ -29,10 +29,10 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """How an attempt ended: `tail` is the end of the deciding process's output, `message` the agent's own words.
+class AttemptEnd:
+    """How an attempt ended: `tail` is the end of the deciding process's output, `message` the agent's own message.
 
-    `signal` is 0 where the process ended by itself with `exit_code`. `signs` is what the node saw meanwhile.
+    `signal` is 0 if the process ended by itself with `exit_code`. `signs` is what the node observed during the attempt.
     """
 
     exit_code: int = 0
@@ -43,19 +43,20 @@ class End:
     signs: Sequence[str] = ()
 
 
-def classify(end: End, rules: Sequence[Rule]) -> Failure:
-    r"""Tell what kind of failure it was: the first rule that holds decides, by its last line.
+def classify(end: AttemptEnd, rules: Sequence[Rule]) -> Failure:
+    r"""Return the class of a failure: the first matching rule decides, by the newest matching line.
 
     >>> from cotenant.core.failures.rules import parse_rules
     >>> rules = parse_rules('version = 1\n[[rule]]\nname = "import"\nclass = "import_error"\nblame = "user"\n'
     ...     "line = 'ModuleNotFoundError: '", "rules")
-    >>> classify(End(exit_code=1, tail="Traceback\nModuleNotFoundError: No module named 'torch'\n"), rules).evidence
+    >>> end = AttemptEnd(exit_code=1, tail="Traceback\nModuleNotFoundError: No module named 'torch'\n")
+    >>> classify(end, rules).evidence
     "ModuleNotFoundError: No module named 'torch'"
-    >>> classify(End(exit_code=3), rules).failure_class
+    >>> classify(AttemptEnd(exit_code=3), rules).failure_class
     'unclassified'
     """
-    told = end.tail[-TAIL_LENGTH_MAX:].splitlines()
-    newest = (shorten(line) for line in reversed([*told, end.message]) if line.strip())
+    tail = end.tail[-TAIL_LENGTH_MAX:].splitlines()
+    newest = (shorten(line) for line in reversed([*tail, end.message]) if line.strip())
     lines = list(islice(dict.fromkeys(newest), LINES_MAX))
     signs = [shorten(sign) for sign in end.signs[:SIGNS_MAX]]
     for rule in rules:
@@ -73,7 +74,7 @@ def classify(end: End, rules: Sequence[Rule]) -> Failure:
 
 
 def shorten(line: str) -> str:
-    """Cut a long line in its middle: its beginning names the error, its end often says of what."""
+    """Return a long line with its middle cut out: its beginning names the error, its end often the cause."""
     line = line.strip()
     if len(line) <= LINE_LENGTH_MAX:
         return line
@@ -81,8 +82,8 @@ def shorten(line: str) -> str:
     return f"{line[:half]}...{line[-half:]}"
 
 
-def _evidence(rule: Rule, end: End, lines: Sequence[str], signs: Sequence[str]) -> str | None:
-    """Say what a rule's word rests on; None where it does not hold."""
+def _evidence(rule: Rule, end: AttemptEnd, lines: Sequence[str], signs: Sequence[str]) -> str | None:
+    """Return the evidence for a rule; None if it does not match."""
     words: list[str] = []
     if rule.out_of_memory:
         if not end.out_of_memory:
@@ -105,7 +106,7 @@ def _evidence(rule: Rule, end: End, lines: Sequence[str], signs: Sequence[str]) 
     return words[0]
 
 
-def _last(end: End, lines: Sequence[str]) -> str:
-    """Show at least the last thing that the process said."""
-    said = [line for line in lines if line != end.message.strip()]
-    return said[0] if said else ""
+def _last(end: AttemptEnd, lines: Sequence[str]) -> str:
+    """Return at least the last line that the process printed."""
+    printed = [line for line in lines if line != end.message.strip()]
+    return printed[0] if printed else ""

@@ -1,15 +1,15 @@
-"""Decides which nodes are held from work because launches fail there, and when they are tried again.
+"""Decides which nodes are held because launches fail there, and when they are tried again.
 
 Two kinds of sick nodes are neither dead nor silent. One refuses to launch: a control group is read-only, a disk is
-full. A *black hole* launches everything, and everything fails there within seconds, so that it takes the whole backlog.
-Both are held after a few failures. A held node gets one *canary* at a time, a queued job, at intervals that double. A
-canary that is launched (of a black hole: that survives) ends the hold.
+full. A *black hole* launches everything, and everything fails there within seconds, so that it drains the whole
+backlog. Both are held after a few failures. A held node gets one *canary* at a time, a queued job, at intervals that
+double. A canary that is launched (on a black hole: that survives) ends the hold.
 
-A job that is broken by itself must not hold a node. So a failure after the launch counts only where its tenant's other
-jobs do well on another node, its own program did not fail quickly on another node too, and nothing has done well on
-the node since the first failure; and it takes several jobs of several tenants.
+A job that is broken by itself must not hold a node. So a failure after the launch counts only if its tenant's other
+jobs do well on another node, its own program did not fail quickly on another node too, and nothing has done well on the
+node since the first failure; and several jobs of several tenants are needed.
 
-Pure: times are seconds of any clock that goes on, given as arguments.
+Pure: times are seconds of any monotonic clock, given as arguments.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.core.model.refusal import plural
 
 REASON_LENGTH_MAX = 300
-RECENT_MAX = 64  # failures that are remembered of a node
-OF_THE_JOB = frozenset({LaunchCause.WORKING_DIRECTORY})  # causes that say nothing of the node
+RECENT_MAX = 64  # failures remembered per node
+OF_THE_JOB = frozenset({LaunchCause.WORKING_DIRECTORY})  # causes that do not implicate the node
 
 
 class Suspicion(StrEnum):
@@ -35,12 +35,13 @@ class Suspicion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HoldRules:
-    """When a node is held for what it does to attempts, and how it is tried again.
+    """When a node is held because of attempts that failed there, and how it is tried again.
 
-    failures: so many launches in a row that failed, within `window_seconds`, hold the node; 0: none ever do.
-    canary_seconds: the wait before the first canary; it doubles with each that fails, up to `canary_seconds_max`.
+    failures: this many failed launches in a row, within `window_seconds`, hold the node; 0: never.
+    canary_seconds: the wait before the first canary; it doubles with each canary that fails, up to
+      `canary_seconds_max`.
     quick_seconds: an attempt that fails sooner after its start has failed quickly.
-    quick_jobs, quick_tenants: so many jobs, of so many tenants, that failed quickly hold the node; 0: none ever do.
+    quick_jobs, quick_tenants: this many jobs, of this many tenants, that failed quickly hold the node; 0: never.
     """
 
     failures: int = 3
@@ -65,7 +66,7 @@ RULES = HoldRules()
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailure:
-    """A launch that failed on a node. `subject` is what counts once: an attempt, or for a user look-up a user."""
+    """A launch that failed on a node. Failures with the same `subject`, an attempt or an unknown user, count once."""
 
     at: float
     subject: str
@@ -75,7 +76,7 @@ class LaunchFailure:
 
 @dataclass(frozen=True, slots=True)
 class QuickFailure:
-    """An attempt that failed quickly on a node. The tasks of an array are one `job`."""
+    """An attempt that failed quickly on a node. The tasks of an array count as one `job`."""
 
     at: float
     tenant: str
@@ -85,7 +86,7 @@ class QuickFailure:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A node that is held. `next_canary` is when the next one may start, `canary` the attempt that is one now."""
+    """A node that is held. `next_canary` is when the next canary may start, `canary` the attempt that is one now."""
 
     suspicion: Suspicion
     reason: str
@@ -96,7 +97,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class NodeLaunches:
-    """What is known of the launches on a node."""
+    """What is known about the launches on a node."""
 
     failures: tuple[LaunchFailure, ...] = ()
     quick: tuple[QuickFailure, ...] = ()
@@ -104,12 +105,12 @@ class NodeLaunches:
 
 
 def subject_of(attempt: str, submitter: str, cause: LaunchCause) -> str:
-    """Return what a launch failure counts as: three tries of one unknown user say nothing of the node."""
+    """Return what a launch failure counts as: three attempts of one unknown user do not implicate the node."""
     return f"user {submitter}" if cause is LaunchCause.USER else attempt
 
 
 def launch_failed(known: NodeLaunches, failure: LaunchFailure, attempt: str, rules: HoldRules = RULES) -> NodeLaunches:
-    """Take in a launch that failed.
+    """Return the node's state after a launch that failed.
 
     >>> known = NodeLaunches()
     >>> for number in range(3):
@@ -131,7 +132,7 @@ def launch_failed(known: NodeLaunches, failure: LaunchFailure, attempt: str, rul
 
 
 def launched(known: NodeLaunches) -> NodeLaunches:
-    """Take in a launch that succeeded: the node can launch, whatever failed before."""
+    """Return the node's state after a successful launch: the node can launch, whatever failed before."""
     hold = None if known.hold and known.hold.suspicion is Suspicion.CANNOT_LAUNCH else known.hold
     return replace(known, failures=(), hold=hold)
 
@@ -145,7 +146,7 @@ def failed_quickly(
     well_elsewhere: Collection[str] = (),
     fail_elsewhere: Collection[str] = (),
 ) -> NodeLaunches:
-    """Take in an attempt that failed quickly.
+    """Return the node's state after an attempt that failed quickly.
 
     `well_elsewhere` are tenants whose jobs do well on another node, `fail_elsewhere` programs that fail quickly on
     another node too.
@@ -165,26 +166,26 @@ def failed_quickly(
     jobs, tenants = len(counted), len({one.tenant for one in counted})
     if not rules.quick_jobs or jobs < rules.quick_jobs or tenants < rules.quick_tenants:
         return replace(known, quick=tuple(recent))
-    told = (
+    counts = (
         f"{plural(jobs, 'job')} of {plural(tenants, 'tenant')} failed within {rules.quick_seconds:g} s of their start"
     )
-    reason = f"{told} here; their tenants do well on other nodes"
+    reason = f"{counts} here; their tenants do well on other nodes"
     hold = Hold(Suspicion.FAILS_JOBS, reason, failure.at + rules.interval_seconds(0))
     return replace(known, quick=(), hold=hold)
 
 
 def did_well(known: NodeLaunches) -> NodeLaunches:
-    """Take in an attempt that was started on the node and succeeded, or has run for longer than a quick failure."""
+    """Return the node's state after an attempt that succeeded there, or ran for longer than a quick failure."""
     return replace(launched(known), quick=(), hold=None)
 
 
 def canary_started(known: NodeLaunches, attempt: str) -> NodeLaunches:
-    """Note that an attempt is the canary of a held node."""
+    """Return the node's state with this attempt as the canary."""
     return replace(known, hold=replace(known.hold, canary=attempt)) if known.hold else known
 
 
 def canary_gone(known: NodeLaunches, attempt: str) -> NodeLaunches:
-    """Note that an attempt ended in a way that says nothing of the node, such as a cancel."""
+    """Return the node's state after a canary ended in a way that says nothing about the node, such as a cancel."""
     return replace(known, hold=_without(known.hold, attempt))
 
 
@@ -196,7 +197,7 @@ def may_try(known: NodeLaunches, now: float) -> bool:
 def restored(
     suspicion: Suspicion, reason: str, failed_canaries: int, now: float, rules: HoldRules = RULES
 ) -> NodeLaunches:
-    """Return what a new leader knows of a held node: it begins with a canary after the first interval."""
+    """Return a held node's state under a new leader: it starts with a canary after the first interval."""
     hold = Hold(suspicion, reason, now + rules.interval_seconds(0), failed_canaries)
     return NodeLaunches(hold=hold)
 
@@ -210,7 +211,7 @@ def _without(hold: Hold | None, attempt: str) -> Hold | None:
 
 
 def _canary_failed(hold: Hold, attempt: str, at: float, rules: HoldRules, reason: str) -> Hold:
-    """Return the hold after a failure; one of an attempt that was on its way before the hold changes nothing."""
+    """Return the hold after a failure; failures of attempts launched before the hold change nothing."""
     if hold.canary != attempt:
         return hold
     failed = hold.failed_canaries + 1
@@ -219,33 +220,33 @@ def _canary_failed(hold: Hold, attempt: str, at: float, rules: HoldRules, reason
 
 @dataclass(slots=True)
 class Outcomes:
-    """How attempts fared on all nodes lately, for what is said of `elsewhere`."""
+    """Recent outcomes of attempts on all nodes, for comparison with other nodes."""
 
     window_seconds: float = RULES.window_seconds
-    _well: dict[str, dict[str, float]] = field(default_factory=dict)  # by tenant and node: when last
-    _failed: dict[str, dict[str, float]] = field(default_factory=dict)  # by program and node: when last
+    _well: dict[str, dict[str, float]] = field(default_factory=dict)  # by tenant and node: the last time
+    _failed: dict[str, dict[str, float]] = field(default_factory=dict)  # by program and node: the last time
 
     def well(self, tenant: str, node_id: str, at: float) -> None:
-        """Note an attempt that did well."""
+        """Record an attempt that did well."""
         self._well.setdefault(tenant, {})[node_id] = at
 
     def failed(self, program: str, node_id: str, at: float) -> None:
-        """Note an attempt that failed quickly."""
+        """Record an attempt that failed quickly."""
         self._failed.setdefault(program, {})[node_id] = at
 
     def well_elsewhere(self, tenants: Iterable[str], node_id: str, now: float) -> set[str]:
-        """Return those of the tenants whose jobs did well on another node lately."""
+        """Return which tenants' jobs recently did well on another node."""
         return {tenant for tenant in tenants if self._elsewhere(self._well.get(tenant, {}), node_id, now)}
 
     def fail_elsewhere(self, programs: Iterable[str], node_id: str, now: float) -> set[str]:
-        """Return those of the programs that failed quickly on another node lately."""
+        """Return which programs recently failed quickly on another node."""
         return {program for program in programs if self._elsewhere(self._failed.get(program, {}), node_id, now)}
 
     def _elsewhere(self, seen: dict[str, float], node_id: str, now: float) -> bool:
         return any(other != node_id and now - at <= self.window_seconds for other, at in seen.items())
 
     def forget(self, now: float) -> None:
-        """Drop what is too old to matter."""
+        """Drop outcomes that are too old to matter."""
         for table in (self._well, self._failed):
             for key, seen in list(table.items()):
                 kept = {node_id: at for node_id, at in seen.items() if now - at <= self.window_seconds}

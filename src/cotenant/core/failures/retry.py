@@ -1,8 +1,8 @@
-"""Whether a job is tried again after a failure, when, and where not.
+"""Whether a job is retried after a failure, when, and which node it avoids.
 
-Philly's third guideline [P]: fail early, retry wisely. Of its failures many came again as often as the job was retried,
-so a user's own error is not retried at all. What the machines did is retried on a budget of their own, which does not
-count against what the user allowed. What nobody can tell is retried as the user said.
+Philly's third guideline [P]: fail early, retry wisely. Many of its failures recurred as often as the job was retried,
+so a user's own error is not retried at all. Infrastructure failures are retried on a budget of their own, which does
+not count against the user's. Failures of unknown responsibility are retried as the user specified.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cotenant.core.failures.classifier import Failure
-from cotenant.core.failures.rules import Blame
+from cotenant.core.failures.rules import Responsibility
 
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
     """How failures are retried.
 
-    back_off_seconds: the wait before the first retry of what is transient; it doubles with each further one.
-    back_off_seconds_max: no wait is longer.
-    infrastructure_retries: so many retries of a job's infrastructure failures do not count against its own.
-    avoid_seconds: for so long a job keeps away from a node that was at fault.
-    untold_back_off_seconds, untold_back_off_seconds_max: the same waits where nothing says that waiting helps.
+    back_off_seconds: the wait before the first retry of a transient failure; it doubles with each further one.
+    back_off_seconds_max: the longest wait.
+    infrastructure_retries: this many retries of infrastructure failures do not count against the job's own.
+    avoid_seconds: how long a job avoids a node that was at fault.
+    untold_back_off_seconds, untold_back_off_seconds_max: the same waits if nothing indicates that waiting helps.
     """
 
     back_off_seconds: float = 10.0
@@ -34,7 +34,7 @@ class RetryRules:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """How often a job has failed before: against its own `retries_max`, and for the machines' sake."""
+    """How often a job has failed before: against its own `retries_max`, and because of the infrastructure."""
 
     failures: int
     retries_max: int
@@ -43,7 +43,7 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """What follows from a failure. `counts`: against the user's retries. `left` of those, or of the machines'."""
+    """What follows from a failure. `counts`: against the user's retries. `left` of those, or of the shared budget."""
 
     again: bool
     counts: bool
@@ -53,19 +53,19 @@ class Retry:
 
 
 def decide(failure: Failure, tries: Tries, rules: RetryRules, draw: float) -> Retry:
-    """Decide what follows; `draw`, from 0 to 1, spreads retries so that they do not all come at once.
+    """Return whether and when to retry; `draw`, from 0 to 1, spreads retries so that they do not all come at once.
 
-    >>> oom = Failure("cpu_out_of_memory", Blame.USER)
+    >>> oom = Failure("cpu_out_of_memory", Responsibility.USER)
     >>> decide(oom, Tries(failures=0, retries_max=5), RetryRules(), 0.5).again
     False
-    >>> reset = Failure("network_error", Blame.INFRASTRUCTURE, transient=True)
+    >>> reset = Failure("network_error", Responsibility.INFRASTRUCTURE, transient=True)
     >>> decide(reset, Tries(failures=0, retries_max=0), RetryRules(), 0.0)
     Retry(again=True, counts=False, wait_seconds=5.0, avoid_node_seconds=0.0, left=2)
     """
     avoid = rules.avoid_seconds if failure.node_at_fault else 0.0
-    if failure.blame is Blame.USER:
+    if failure.blame is Responsibility.USER:
         return Retry(again=False, counts=True)
-    machines = failure.blame is Blame.INFRASTRUCTURE and (failure.transient or failure.node_at_fault)
+    machines = failure.blame is Responsibility.INFRASTRUCTURE and (failure.transient or failure.node_at_fault)
     spared = machines and tries.infrastructure_failures < rules.infrastructure_retries
     before = tries.failures + tries.infrastructure_failures if machines or failure.transient else tries.failures
     if failure.transient or failure.node_at_fault:
@@ -80,5 +80,5 @@ def decide(failure: Failure, tries: Tries, rules: RetryRules, draw: float) -> Re
 
 
 def _back_off(first: float, most: float, before: int, draw: float) -> float:
-    """Double with each failure, and take between half of that and all of it."""
+    """Return a wait that doubles with each failure, between half of it and all of it."""
     return min(most, first * 2.0 ** min(before, 60)) * (0.5 + 0.5 * draw)

@@ -1,9 +1,9 @@
-"""Rules that tell failures apart, as data: read from TOML, checked, and matched in bounded time.
+"""Classification rules as data: read from TOML, validated, and matched in bounded time.
 
 Theory of operation. A rule has conditions that must all hold: a regular expression over the lines of output or over
-what the node saw, the signal, the exit code, the kernel's word on memory. The first rule that holds decides. Patterns
-are RE2's (`cotenant.core.model.patterns`), so that no line takes longer than its length times the size of the pattern;
-lines are cut and few.
+what the node observed, the signal, the exit code, the kernel's out-of-memory report. The first rule that matches
+decides. Patterns are RE2's (`cotenant.core.model.patterns`), so that no line takes longer than its length times the
+size of the pattern; lines are truncated and few.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PATTERN_LENGTH_MAX = 400
 TEXT_LENGTH_MAX = 64
 
 
-class Blame(StrEnum):
-    """Whose matter a failure is."""
+class Responsibility(StrEnum):
+    """Who is responsible for a failure."""
 
     UNKNOWN = "unknown"
     USER = "user"
@@ -32,16 +32,16 @@ class Blame(StrEnum):
 
 
 class BadRules(Exception):
-    """A file of rules cannot be taken; the message names the file, the line and the field."""
+    """An invalid rules file; the message names the file, the line and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. Conditions that are None or empty are none; `source` is where it stands."""
+    """One rule. Conditions that are None or empty are not checked; `source` is the rule's position."""
 
     name: str
     failure_class: str
-    blame: Blame
+    blame: Responsibility
     line: Pattern | None = None
     sign: Pattern | None = None
     signals: tuple[int, ...] = ()
@@ -63,10 +63,10 @@ _CONDITIONS = ("line", "sign", "signals", "exit_codes", "out_of_memory")
 
 
 def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
-    """Read rules in their order; `source` names the file.
+    """Return rules in their order; `source` names the file.
 
     Raises:
-        BadRules: it is no TOML, or a rule is not to be understood; for the first that is wrong.
+        BadRules: the file is not valid TOML, or a rule is invalid; names the first error.
 
     >>> rule, = parse_rules('''
     ... version = 1
@@ -82,10 +82,10 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
     """
     try:
         table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number without end, or nested too deeply
-        raise BadRules(f"{source} is no TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # including numbers that are too long, and deep nesting
+        raise BadRules(f"{source} is not valid TOML: {error}") from None
     if unknown := [key for key in table if key not in ("version", "rule")]:
-        raise BadRules(f"{source}: {unknown[0]}: no such key; version and rule are")
+        raise BadRules(f"{source}: {unknown[0]}: no such key; keys are version and rule")
     if table.get("version") != VERSION:
         raise BadRules(f"{source}: version: must be {VERSION}, not {table.get('version')!r}")
     raw = table.get("rule", [])
@@ -97,28 +97,28 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
     for one, at in zip(raw, lines, strict=True):
         rule = _rule(one, source, at, text.splitlines())
         if any(rule.name == other.name for other in rules):
-            raise BadRules(f"{rule.source}: name: {rule.name!r} is there already")
+            raise BadRules(f"{rule.source}: name: {rule.name!r} is already defined")
         rules.append(rule)
     return tuple(rules)
 
 
 def merged(own: Sequence[Rule], shipped: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Put an operator's rules before the shipped ones; those of the same name replace them."""
+    """Return an operator's rules followed by the shipped ones; rules of the same name replace shipped ones."""
     names = {rule.name for rule in own}
     return (*own, *(rule for rule in shipped if rule.name not in names))
 
 
 def _rule(raw: Mapping[str, Any], source: str, at: int, lines: Sequence[str]) -> Rule:
-    def wrong(key: str, told: str) -> BadRules:
+    def wrong(key: str, problem: str) -> BadRules:
         line = next((n for n in range(at, len(lines) + 1) if re.match(rf"\s*{re.escape(key)}\s*=", lines[n - 1])), at)
         after = next(
             (n for n in range(at + 1, len(lines) + 1) if lines[n - 1].strip().startswith("[[")), len(lines) + 1
         )
-        return BadRules(f"{source}:{line if line < after else at}: {key}: {told}")
+        return BadRules(f"{source}:{line if line < after else at}: {key}: {problem}")
 
     for key, value in raw.items():
         if key not in _TYPES:
-            raise wrong(key, f"no such field{did_you_mean(key, _TYPES)}; {', '.join(_TYPES)} are")
+            raise wrong(key, f"no such field{did_you_mean(key, _TYPES)}; fields are {', '.join(_TYPES)}")
         whole = not isinstance(value, list) or all(isinstance(one, int) and not isinstance(one, bool) for one in value)
         if not isinstance(value, _TYPES[key]) or not whole:
             raise wrong(key, f"must be {_WORDS[_TYPES[key]]}, not {value!r}")
@@ -127,13 +127,13 @@ def _rule(raw: Mapping[str, Any], source: str, at: int, lines: Sequence[str]) ->
             raise wrong(key, "is missing")
         if len(raw[key]) > TEXT_LENGTH_MAX or not re.fullmatch(r"[a-z0-9_-]+", raw[key]):
             raise wrong(key, f"must be of a-z, 0-9, _ and -, at most {TEXT_LENGTH_MAX}, not {raw[key]!r}")
-    if raw["blame"] not in [blame.value for blame in Blame]:
-        raise wrong("blame", f"must be one of {', '.join(Blame)}, not {raw['blame']!r}")
+    if raw["blame"] not in [blame.value for blame in Responsibility]:
+        raise wrong("blame", f"must be one of {', '.join(Responsibility)}, not {raw['blame']!r}")
     if not any(raw.get(key) for key in _CONDITIONS):
-        raise wrong("name", f"the rule {raw['name']!r} has no condition; {', '.join(_CONDITIONS)} are")
-    if raw["blame"] == Blame.USER and (raw.get("transient") or raw.get("node_at_fault")):
+        raise wrong("name", f"the rule {raw['name']!r} has no condition; conditions are {', '.join(_CONDITIONS)}")
+    if raw["blame"] == Responsibility.USER and (raw.get("transient") or raw.get("node_at_fault")):
         key = "transient" if raw.get("transient") else "node_at_fault"
-        raise wrong(key, "a user's own failure comes again wherever the job is tried")
+        raise wrong(key, "a user's own failure recurs wherever the job runs")
     patterns: dict[str, Pattern] = {}
     for key in ("line", "sign"):
         if key in raw:
@@ -144,7 +144,7 @@ def _rule(raw: Mapping[str, Any], source: str, at: int, lines: Sequence[str]) ->
     return Rule(
         raw["name"],
         raw["class"],
-        Blame(raw["blame"]),
+        Responsibility(raw["blame"]),
         patterns.get("line"),
         patterns.get("sign"),
         tuple(raw.get("signals", ())),
@@ -158,10 +158,10 @@ def _rule(raw: Mapping[str, Any], source: str, at: int, lines: Sequence[str]) ->
 
 
 def safe_pattern(text: str) -> Pattern:
-    r"""Compile a pattern that takes a time linear in the length of a line.
+    r"""Return a compiled pattern that takes time linear in the length of a line.
 
     Raises:
-        ValueError: it is no pattern in RE2's syntax, or matches everything.
+        ValueError: the pattern is not in RE2's syntax, or matches everything.
 
     >>> safe_pattern(r"no space left on .*").pattern
     'no space left on .*'

@@ -1,25 +1,25 @@
-"""The limits of arrays in a future that is played through: a task takes its turn when another one of its array ends."""
+"""Array limits in a forecast: a task gets its turn when another task of its array ends."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from cotenant.core.forecast.forecast_state import Holder, Waiter
+from cotenant.core.forecast.forecast_state import RunningEntry, WaitingEntry
 
 
 class ArrayLimits:
     """Counts the jobs of arrays that hold resources, against the arrays' limits.
 
     >>> from cotenant.core.model.gang import Gang
-    >>> from cotenant.core.prediction.remaining_time import exactly
-    >>> limits = ArrayLimits([], [Waiter(Gang(f"a_{n}", ()), exactly(1), "a", 1) for n in range(2)])
+    >>> from cotenant.core.prediction.remaining_time import certain_time
+    >>> limits = ArrayLimits([], [WaitingEntry(Gang(f"a_{n}", ()), certain_time(1), "a", 1) for n in range(2)])
     >>> limits.take("a_0", +1)
     >>> limits.full("a_1")
     True
     """
 
-    def __init__(self, holders: Iterable[Holder], waiters: Iterable[Waiter]) -> None:
+    def __init__(self, holders: Iterable[RunningEntry], waiters: Iterable[WaitingEntry]) -> None:
         self._most: dict[str, int] = {}
         self._of: dict[str, str] = {}
         for waiter in waiters:
@@ -33,15 +33,15 @@ class ArrayLimits:
         return bool(self._most)
 
     def take(self, job_id: str, count: int) -> None:
-        """Count a job that begins to hold resources (1), or ceases to (-1)."""
+        """Count a job that starts (1) or stops (-1) holding resources."""
         if array := self._of.get(job_id):
             self._held[array] += count
 
     def full(self, job_id: str, more: int = 0) -> bool:
-        """Whether as many of a job's array as may hold resources do, with some more."""
+        """Return whether a job's array is at its limit, counting `more` further jobs."""
         array = self._of.get(job_id)
         return array is not None and self._held[array] + more >= self._most[array]
 
     def array(self, job_id: str) -> str:
-        """The limited array of a job; empty: none."""
+        """Return the limited array of a job; "" if there is none."""
         return self._of.get(job_id, "")

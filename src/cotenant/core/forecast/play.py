@@ -1,4 +1,4 @@
-"""One future, played through: jobs end, and whenever one does the cycle's own `place` is asked who starts."""
+"""One forecast run: jobs end, and after each end the cycle's own `place` decides which jobs start."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from numpy.typing import NDArray
 
 from cotenant.core.capacity.ledger import Holding, Ledger, Offer
 from cotenant.core.forecast.array_limits import ArrayLimits
-from cotenant.core.forecast.forecast_state import Cast, Holder, Picture
+from cotenant.core.forecast.forecast_state import ForecastState, QueueSnapshot, RunningEntry
 from cotenant.core.model.gang import Demand, Gang
 from cotenant.core.model.job import WHOLE_GPU_MILLI, Locality
 from cotenant.core.model.refusal import Code, Refusal, policy_failed
 from cotenant.core.placement.capacity_shortage import shortage
 from cotenant.core.placement.gang_allocation import Victim
-from cotenant.core.placement.topology import place_in_one
+from cotenant.core.placement.topology import place_in_one_rack
 from cotenant.core.placement.unschedulable import fits
-from cotenant.core.policy.cluster_view import Rearranges, Reclaims, Resident, Sees
-from cotenant.core.policy.protocols import Discerns, PlacementPolicy, alike_by
-from cotenant.core.prediction.remaining_time import exactly
+from cotenant.core.policy.cluster_view import Rearranges, Reclaims, RunningJob, UsesClusterView
+from cotenant.core.policy.protocols import DefinesEquivalence, PlacementPolicy, equivalence_key_by
+from cotenant.core.prediction.remaining_time import certain_time
 from cotenant.core.scheduling.cycle import Plan, Start, place
 from cotenant.core.scheduling.reservations import starving_first
-from cotenant.core.scheduling.session import HOPELESS
+from cotenant.core.scheduling.session import UNAFFECTED_BY_ROOM
 
-TURN_SECONDS_MIN = 1e-3  # time goes on by that much at least, so that rounding cannot stop it
+STEP_SECONDS_MIN = 1e-3  # time advances by at least this much, so that rounding cannot stop it
 
 
-class _Asked:
-    """A placement policy that remembers its last answer: None where that was an offer."""
+class _RecordingPolicy:
+    """A placement policy that remembers its last refusal; None if the last answer was an offer."""
 
     def __init__(self, policy: PlacementPolicy) -> None:
         self.name, self.api_version = policy.name, policy.api_version
         self.refusal: Refusal | None = None
         self._policy = policy
-        self._discerns = policy if isinstance(policy, Discerns) else None
-        self.alike = alike_by(policy)
+        self._discerns = policy if isinstance(policy, DefinesEquivalence) else None
+        self.equivalence_key = equivalence_key_by(policy)
         self.discerns = self._discerns is not None
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
-        self.refusal = Refusal(Code.POLICY_FAILED, "")  # should it fail
-        answer = place_in_one(self._policy, gang, ledger, rng)
+        self.refusal = Refusal(Code.POLICY_FAILED, "")  # in case it raises
+        answer = place_in_one_rack(self._policy, gang, ledger, rng)
         self.refusal = answer if isinstance(answer, Refusal) else None
         return answer
 
-    def alike_seconds(self, gang: Gang) -> float:
-        return self._discerns.alike_seconds(gang) if self._discerns else math.inf
+    def equivalence_seconds(self, gang: Gang) -> float:
+        return self._discerns.equivalence_seconds(gang) if self._discerns else math.inf
 
 
-class Run:
-    """One future. What was refused stays so until something is freed, or until the time makes it another question."""
+class ForecastRun:
+    """One forecast run. A refusal stands until something is freed, or until time changes the equivalence key."""
 
     def __init__(
         self,
-        picture: Picture,
+        snapshot: QueueSnapshot,
         policy: PlacementPolicy,
         rng: np.random.Generator,
         lengths: NDArray[np.float64],
@@ -68,43 +68,43 @@ class Run:
         self.starts: dict[str, float] = {}
         self.finishes: dict[str, float] = {}
         self.freed_for: dict[str, tuple[str, ...]] = {}
-        self._picture, self._rng, self._asked, self._policy = picture, rng, _Asked(policy), policy
-        self._ledger, self._headroom = picture.ledger, picture.headroom.copy()
+        self._snapshot, self._rng, self._asked, self._policy = snapshot, rng, _RecordingPolicy(policy), policy
+        self._ledger, self._headroom = snapshot.ledger, snapshot.headroom.copy()
         self._lacking = set(wanted)
         self._run_seconds = dict(
-            zip([waiter.gang.job_id for waiter in picture.waiters], lengths[len(picture.holders) :], strict=True)
+            zip([waiter.gang.job_id for waiter in snapshot.waiters], lengths[len(snapshot.holders) :], strict=True)
         )
         self._ends: list[tuple[float, int, str]] = []
-        self._end_of: dict[str, tuple[float, int]] = {}  # of those that hold something, as it was foretold last
-        self._cast = Cast(picture.now)
-        self._numbers = count()  # so that of two that end together the one that began first comes first
-        self._arrays = ArrayLimits(picture.holders, picture.waiters)
-        for holder, seconds in zip(picture.holders, lengths, strict=False):
+        self._end_of: dict[str, tuple[float, int]] = {}  # of jobs that hold resources, as predicted last
+        self._state = ForecastState(snapshot.now)
+        self._numbers = count()  # of two jobs that end together, the one that started first comes first
+        self._arrays = ArrayLimits(snapshot.holders, snapshot.waiters)
+        for holder, seconds in zip(snapshot.holders, lengths, strict=False):
             self._arrays.take(holder.job_id, +1)
-            self._cast.enter(holder)
+            self._state.enter(holder)
             self._expect(holder.job_id, float(seconds))
-        self._waiting = {number: waiter.gang for number, waiter in enumerate(picture.waiters)}
-        self._rank = {number: float(number) for number in self._waiting}  # by place in the order of the queue
+        self._waiting = {number: waiter.gang for number, waiter in enumerate(snapshot.waiters)}
+        self._rank = {number: float(number) for number in self._waiting}  # by place in the queue's order
         self._numbers_of = {gang.job_id: number for number, gang in self._waiting.items()}
-        self._kind_numbers: dict[Hashable, int] = {}  # numbers are compared more quickly than what gangs are alike in
+        self._kind_numbers: dict[Hashable, int] = {}  # integers compare faster than equivalence keys
         self._kinds = {number: self._kind_of(gang) for number, gang in self._waiting.items()}
         self._refused: dict[int, Code] = {}
-        self._like: dict[int, Gang] = {}  # one of each kind
+        self._representative: dict[int, Gang] = {}  # one gang of each equivalence class
         self._relaxing: dict[int, bool] = {}
-        self._possible: dict[int, bool] = {}  # whether a kind fits into the empty cluster, by counting
-        self._ages: set[int] = set()  # gangs that wait longer and longer for a place that is not in fragments
-        self._turn = math.inf  # when the first of them will be another question for that
-        looks = any(isinstance(policy, protocol) for protocol in (Sees, Rearranges, Reclaims))
-        self._in_full_from = 0.0 if looks or picture.stoppable else self._starves_in()
-        self._freed: deque[tuple[float, Holder]] = deque()  # with when they ended, the last first
+        self._possible: dict[int, bool] = {}  # whether a class fits into the empty cluster, by counting
+        self._ages: set[int] = set()  # gangs that wait because free resources are fragmented
+        self._key_change = math.inf  # when the first of their equivalence keys changes
+        looks = any(isinstance(policy, protocol) for protocol in (UsesClusterView, Rearranges, Reclaims))
+        self._in_full_from = 0.0 if looks or snapshot.stoppable else self._starves_in()
+        self._freed: deque[tuple[float, RunningEntry]] = deque()  # with the time they ended, the last first
 
     def play(self, horizon_seconds: float, spent: Callable[[], bool]) -> bool:
-        """Go on until all wanted jobs have started, or nothing happens any more; False where the time is spent."""
-        with self._ledger.undone():
+        """Advance until all wanted jobs have started, or nothing more happens; False if the time is spent."""
+        with self._ledger.rolled_back():
             self._end_due()
             while True:
                 self._start_all()
-                then = min(self._ends[0][0] if self._ends else math.inf, self._turn)
+                then = min(self._ends[0][0] if self._ends else math.inf, self._key_change)
                 if not self._lacking or math.isinf(then):
                     return True
                 if spent():
@@ -117,8 +117,8 @@ class Run:
                 self._end_due()
 
     def _starves_in(self) -> float:
-        """When the first gang will have waited for so long that it gets a reservation."""
-        rule = self._picture.reserving
+        """Return when the first gang will have waited long enough for a reservation."""
+        rule = self._snapshot.reserving
         if not rule:
             return math.inf
         waited = max((gang.waited_seconds for gang in self._waiting.values()), default=-math.inf)
@@ -137,32 +137,32 @@ class Run:
             milli, cores = held(holder.holdings)
             self._headroom.take(holder.tenant, -milli, -cores)
             self._freed.appendleft((end, holder))
-            self._hope({holding.node for holding in holder.holdings})
+            self._invalidate_refusals({holding.node for holding in holder.holdings})
 
-    def _release(self, job_id: str) -> Holder:
+    def _release(self, job_id: str) -> RunningEntry:
         del self._end_of[job_id]
         self._arrays.take(job_id, -1)
-        holder, _ = self._cast.leave(job_id)
+        holder, _ = self._state.leave(job_id)
         for holding in holder.holdings:
             self._ledger.release(holding)
         return holder
 
     def _age(self, seconds: float) -> None:
-        """Let gangs wait for longer, of which that may make another question."""
+        """Let gangs wait longer, for which that may change the equivalence key."""
         for number in self._ages:
             gang = self._waiting[number]
             aged = replace(gang, fragmented_seconds=gang.fragmented_seconds + seconds)
             self._waiting[number], self._kinds[number] = aged, self._kind_of(aged)
 
     def _kind_of(self, gang: Gang) -> int:
-        return self._kind_numbers.setdefault(self._asked.alike(gang), len(self._kind_numbers))
+        return self._kind_numbers.setdefault(self._asked.equivalence_key(gang), len(self._kind_numbers))
 
     def _gang(self, number: int) -> Gang:
         gang = self._waiting[number]
         return replace(gang, waited_seconds=gang.waited_seconds + self.now) if self.now else gang
 
     def _start_all(self) -> None:
-        self._cast.turn(self.now)
+        self._state.advance_to(self.now)
         if self.now >= self._in_full_from:
             self._start_in_full()
             return
@@ -171,7 +171,7 @@ class Run:
             self._ledger,
             self._asked,
             self._rng,
-            strict=self._picture.strict,
+            strict=self._snapshot.strict,
             headroom=self._headroom,
             on_broken=lambda gang, error: policy_failed(self._asked.name, error),
         )
@@ -181,11 +181,11 @@ class Run:
             self._note_ages()
 
     def _start_in_full(self, *, stopping: bool = True) -> None:
-        """Do what a cycle does: with reservations, with a scene for those policies that look, with stops and moves.
+        """Do what a cycle does: with reservations, with a view for policies that need one, with stops and moves.
 
-        All who could start are asked about, for gangs of one kind may get different answers.
+        All jobs that could start are tried, because equivalent gangs may get different answers.
         """
-        rule, stoppable = self._picture.reserving, self._stoppable() if stopping else {}
+        rule, stoppable = self._snapshot.reserving, self._stoppable() if stopping else {}
         free, tries = self._free(), rule.tries
         asked: list[int] = []
         asked_of: Counter[str] = Counter()
@@ -195,7 +195,7 @@ class Run:
                 if array and self._arrays.full(self._waiting[number].job_id, asked_of[array]):
                     continue
                 asked_of[array] += 1
-            if not (stoppable or self._picture.strict) and _lacks(self._waiting[number], free):
+            if not (stoppable or self._snapshot.strict) and _lacks(self._waiting[number], free):
                 if not tries or not rule or not rule.starves(self._gang(number)):
                     continue
                 tries -= 1
@@ -206,25 +206,25 @@ class Run:
             self._policy,
             self._rng,
             victims=list(self._victims(stoppable, asked)),
-            strict=self._picture.strict,
+            strict=self._snapshot.strict,
             headroom=self._headroom,
-            scene=self._cast,
+            cluster_view=self._state,
             reserving=rule,
             on_broken=lambda gang, error: policy_failed(self._policy.name, error),
         )
         self._carry_out(plan)
         if plan.stops or plan.moves or plan.reclaimed:
-            self._start_in_full(stopping=False)  # there may be room left over
+            self._start_in_full(stopping=False)  # there may be room left
             return
         apart = {job_id for job_id, refusal in plan.refusals.items() if refusal.code is Code.FRAGMENTED}
         self._ages = {self._numbers_of[job_id] for job_id in apart}
-        self._turn = self.now + max(min(plan.valid_seconds, plan.keeps_seconds), TURN_SECONDS_MIN)
+        self._key_change = self.now + max(min(plan.valid_seconds, plan.keeps_seconds), STEP_SECONDS_MIN)
 
     def _in_order(self) -> list[int]:
-        """Number those who wait in the order of the queue, in which gangs that starve go before their equals."""
+        """Return the waiting jobs in the queue's order, with long-waiting gangs ahead of their equals."""
         numbers = sorted(self._waiting, key=lambda number: (self._rank[number], number))
-        rule = self._picture.reserving
-        if not rule or self._picture.strict or not numbers:
+        rule = self._snapshot.reserving
+        if not rule or self._snapshot.strict or not numbers:
             return numbers
         gangs = [self._waiting[number] for number in numbers]
         several = np.array([sum(part.replicas for part in gang.parts) > 1 for gang in gangs])
@@ -235,17 +235,17 @@ class Run:
         return [numbers[place] for place in order.tolist()]
 
     def _stoppable(self) -> dict[str, int]:
-        """Name those who may be stopped and were not, with how many of all that waited at first come before each."""
-        return {job_id: before for job_id, before in self._picture.stoppable.items() if job_id in self._end_of}
+        """Return the jobs that may be stopped and still run, with how many of the initial waiters come before each."""
+        return {job_id: before for job_id, before in self._snapshot.stoppable.items() if job_id in self._end_of}
 
     def _victims(self, stoppable: Mapping[str, int], asked: Sequence[int]) -> Iterator[Victim]:
         for job_id, before in stoppable.items():
-            if holder := self._cast.get(job_id):
+            if holder := self._state.get(job_id):
                 ahead = sum(self._rank[number] < before for number in asked)
                 yield Victim(job_id, holder.holdings, ahead, holder.tenant)
 
     def _carry_out(self, plan: Plan) -> None:
-        """Let those go who make room, start those who have it, and let the others go on where they were moved."""
+        """Apply a plan: stop the jobs that make room, start those that got it, and move the others."""
         for job_id in (*plan.stops, *plan.reclaimed):
             self._stop(job_id)
         moved = [(move, self._end_of[move.gang.job_id][0], self._release(move.gang.job_id)) for move in plan.moves]
@@ -255,26 +255,26 @@ class Run:
             self._arrays.take(holder.job_id, +1)
             for holding in move.holdings:
                 self._ledger.hold(holding)
-            self._cast.enter(replace(holder, holdings=move.holdings))
+            self._state.enter(replace(holder, holdings=move.holdings))
             self._expect(holder.job_id, end + _stop_cost_seconds(holder))
 
     def _stop(self, job_id: str) -> None:
-        """Let one that was stopped wait again, behind all that come before it."""
+        """Return a stopped job to the queue, behind all that come before it."""
         left = self._end_of[job_id][0] - self.now
         holder = self._release(job_id)
-        gang = holder.resident.gang if holder.resident else Gang(job_id, ())
+        gang = holder.running_job.gang if holder.running_job else Gang(job_id, ())
         number = len(self._rank)
-        self._rank[number] = self._picture.stoppable.get(job_id, len(self._picture.waiters)) - 0.5
+        self._rank[number] = self._snapshot.stoppable.get(job_id, len(self._snapshot.waiters)) - 0.5
         self._waiting[number] = replace(gang, waited_seconds=-self.now, fragmented_seconds=0.0)
         self._numbers_of[job_id], self._kinds[number] = number, self._kind_of(self._waiting[number])
         self._run_seconds[job_id] = left + _stop_cost_seconds(holder)
 
     def _note_ages(self) -> None:
-        """Note whose places are in fragments, and when that will first be another question."""
+        """Record which gangs wait because of fragmentation, and when the first of their equivalence keys changes."""
         in_fragments = {kind for kind, code in self._refused.items() if code is Code.FRAGMENTED}
         self._ages = {number for number in self._waiting if self._kinds[number] in in_fragments}
-        left = min((self._asked.alike_seconds(self._waiting[number]) for number in self._ages), default=math.inf)
-        self._turn = self.now + max(left, TURN_SECONDS_MIN)
+        left = min((self._asked.equivalence_seconds(self._waiting[number]) for number in self._ages), default=math.inf)
+        self._key_change = self.now + max(left, STEP_SECONDS_MIN)
 
     def _start(self, start: Start) -> None:
         gang = start.gang
@@ -283,8 +283,8 @@ class Run:
         self._arrays.take(gang.job_id, +1)
         self.starts.setdefault(gang.job_id, self.now)
         self.finishes[gang.job_id] = self.now + float(self._run_seconds[gang.job_id])
-        resident = Resident(gang, start.holdings, self._cast.now)
-        self._cast.enter(Holder(gang.job_id, start.holdings, exactly(0.0), gang.tenant, resident))
+        running_job = RunningJob(gang, start.holdings, self._state.now)
+        self._state.enter(RunningEntry(gang.job_id, start.holdings, certain_time(0.0), gang.tenant, running_job))
         self._expect(gang.job_id, self.finishes[gang.job_id])
         del self._waiting[self._numbers_of[gang.job_id]]
         if gang.job_id in self._lacking:
@@ -292,7 +292,7 @@ class Run:
             self.freed_for[gang.job_id] = tuple(self._freed_for({holding.node for holding in start.holdings}))
 
     def _freed_for(self, nodes: Collection[int]) -> list[str]:
-        """Name those who were where a gang starts now; where none of them ended just now, all who did come first."""
+        """Return the jobs that ran where a gang starts now; if none of them ended just now, all that did come first."""
         there = [(end, one.job_id) for end, one in self._freed if any(held.node in nodes for held in one.holdings)]
         if there and there[0][0] == self.now:
             return [job_id for _, job_id in there]
@@ -300,31 +300,31 @@ class Run:
         now = [one.job_id for end, one in self._freed if end == self.now and one.job_id not in known]
         return now + [job_id for _, job_id in there]
 
-    def _hope(self, nodes: Collection[int]) -> None:
-        """Let those be asked about again for whom a place on some nodes would make a difference."""
+    def _invalidate_refusals(self, nodes: Collection[int]) -> None:
+        """Forget the refusals of gangs for which room on some nodes could make a difference."""
         self._refused = {
             kind: code
             for kind, code in self._refused.items()
-            if code in HOPELESS or not (self._relaxes(kind) or self._helps(self._like[kind], nodes))
+            if code in UNAFFECTED_BY_ROOM or not (self._relaxes(kind) or self._helps(self._representative[kind], nodes))
         }
 
     def _relaxes(self, kind: int) -> bool:
-        """Tell whether gangs of a kind will be of another one once their places have been in fragments for longer."""
+        """Return whether the key of an equivalence class changes once resources have been fragmented for longer."""
         if kind not in self._relaxing:
-            self._relaxing[kind] = self._asked.alike_seconds(self._like[kind]) < math.inf
+            self._relaxing[kind] = self._asked.equivalence_seconds(self._representative[kind]) < math.inf
         return self._relaxing[kind]
 
     def _helps(self, gang: Gang, nodes: Collection[int]) -> bool:
         return any(_has_room(self._ledger, node, part.demand) for node in nodes for part in gang.parts)
 
     def _candidates(self) -> Iterator[Gang]:
-        """Give those who may start, one by one; whoever asks for the next one has placed the last one, or refused it.
+        """Yield the jobs that may start; when the next one is requested, the last one has been placed or refused.
 
-        A strict queue is asked up to the first that does not fit. Those are left out of whose kind one was refused,
-        and those for whom there is no room by counting alone.
+        A strict queue is tried up to the first job that does not fit. Equivalents of refused jobs are left out, as are
+        jobs for which there is no room by counting alone.
         """
-        strict, free, limits = self._picture.strict, self._free(), bool(self._headroom)
-        started_of: Counter[str] = Counter()  # of arrays with limits
+        strict, free, limits = self._snapshot.strict, self._free(), bool(self._headroom)
+        started_of: Counter[str] = Counter()  # by array with a limit
         for number, gang in self._waiting.items():
             kind = self._kinds[number]
             array = self._arrays.array(gang.job_id) if self._arrays else ""
@@ -333,7 +333,7 @@ class Run:
             if limits and not self._headroom.allows(gang.tenant, gang.gpu_milli, gang.cores):
                 continue
             if kind not in self._refused:
-                self._like[kind] = gang
+                self._representative[kind] = gang
                 counted = self._counted(kind, gang, free)
                 if counted is None:
                     self._asked.refusal = None
@@ -348,8 +348,8 @@ class Run:
                 return
 
     def _counted(self, kind: int, gang: Gang, free: tuple[int, int, int]) -> Code | None:
-        """Say why a gang is refused whatever the policy, as far as counting tells; None: the policy is to be asked."""
-        if _lacks(gang, free) and not self._picture.strict:
+        """Return the refusal code of a gang under any policy, by counting; None: the policy must be asked."""
+        if _lacks(gang, free) and not self._snapshot.strict:
             return Code.CAPACITY
         within = gang.locality or Locality.ANYWHERE
         if kind not in self._possible:
@@ -363,7 +363,7 @@ class Run:
 
 
 def _has_room(ledger: Ledger, node: int, demand: Demand) -> bool:
-    """Tell whether a node has room for one replica, whatever the type of its GPUs."""
+    """Return whether a node has room for one replica, whatever the type of its GPUs."""
     if demand.cores > ledger.free_cores[node] or demand.memory_bytes > ledger.free_memory[node]:
         return False
     if demand.gpu_milli % WHOLE_GPU_MILLI:
@@ -375,11 +375,11 @@ def _lacks(gang: Gang, free: tuple[int, int, int]) -> bool:
     return gang.gpu_milli > free[0] or gang.cores > free[1] or gang.memory_bytes > free[2]
 
 
-def _stop_cost_seconds(holder: Holder) -> float:
-    return holder.resident.stop_cost_seconds if holder.resident else 0.0
+def _stop_cost_seconds(holder: RunningEntry) -> float:
+    return holder.running_job.stop_cost_seconds if holder.running_job else 0.0
 
 
 def held(holdings: Iterable[Holding]) -> tuple[int, int]:
-    """Sum up GPUs, in thousandths, and cores."""
+    """Return the sums of GPUs, in thousandths, and cores."""
     milli = sum(holding.gpus * WHOLE_GPU_MILLI + sum(part for _, part in holding.shares) for holding in holdings)
     return milli, sum(holding.cores for holding in holdings)

@@ -1,15 +1,14 @@
-"""When waiting jobs will probably start: a short simulation of what is to come, from how things stand now.
+"""Start forecasts: a short simulation from the present state that tells when waiting jobs will probably start.
 
-Jobs end after what they have left, as the predictor says; whenever one does, the very `place` of the scheduling cycle
-is asked who starts. That is done once with the medians of all run times, which also tells whose ends a job waits for,
-and then with a few drawn ones, which gives an interval.
+Jobs end after their predicted remaining time; after each end, the scheduling cycle's own `place` decides which jobs
+start. This is done once with the medians of all run times, which also tells which jobs a job waits for, and then with a
+few samples, which gives an interval.
 
-Reservations are made and kept in it, gangs that starve come first, jobs are moved, and those that stand after a waiting
-one make it room where the queue stops jobs for others: by the functions that the cycle has for that.
+The forecast makes and keeps reservations, puts long-waiting gangs first, moves jobs, and stops jobs for waiting ones if
+the queue does that: with the same functions as the cycle.
 
-What it takes for granted, so that it can be told at all: the order stays what it is now, nobody new comes, no node
-fails or joins, nobody is stopped twice. A job may start later than foretold where others come that are put before it,
-and sooner where jobs before it are cancelled.
+Assumptions: the order stays as it is now, no new jobs arrive, no node fails or joins, no job is stopped twice. A job
+may start later than predicted if jobs arrive that go before it, and earlier if jobs before it are cancelled.
 """
 
 from __future__ import annotations
@@ -20,26 +19,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.core.forecast.forecast_state import Holder, Picture, Waiter
-from cotenant.core.forecast.play import Run, held
+from cotenant.core.forecast.forecast_state import QueueSnapshot, RunningEntry, WaitingEntry
+from cotenant.core.forecast.play import ForecastRun, held
 from cotenant.core.policy.protocols import PlacementPolicy
-from cotenant.core.prediction.remaining_time import drawn
+from cotenant.core.prediction.remaining_time import sample_run_times
 
-__all__ = ["DRAWS", "WAITING_MAX", "Expected", "Forecast", "Holder", "Picture", "Waiter", "forecast", "held"]
+__all__ = [
+    "DRAWS",
+    "WAITING_MAX",
+    "ExpectedStart",
+    "Forecast",
+    "QueueSnapshot",
+    "RunningEntry",
+    "WaitingEntry",
+    "forecast",
+    "held",
+]
 
-WAITING_MAX = 1_000  # waiting jobs that are looked at, the first in the order
+WAITING_MAX = 1_000  # waiting jobs that are considered, the first in the order
 DRAWS = 20
 HORIZON_SECONDS = 30 * 86_400.0
-ENDS_MAX = 5  # jobs that are named, for whose end another one waits
+ENDS_MAX = 5  # jobs that are named as those a job waits for
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """When a job will start, in seconds from now: the median, and between which times in 8 of 10 cases.
+class ExpectedStart:
+    """When a job will start, in seconds from now: the median, and the range that holds in 8 of 10 cases.
 
-    Infinity: not as far as was looked. `ends` are jobs whose end frees the places that it gets, the last to end first,
-    and before them those by whose end its turn comes, in a strict queue or within its tenant's limit; at most
-    `ENDS_MAX` of `ends_count`. `finish_seconds` is when it will have finished, where all goes as the medians say.
+    Infinity: beyond the horizon. `ends` are jobs whose end frees the places that it gets, the last to end first,
+    preceded by jobs whose end brings its turn, in a strict queue or within its tenant's limit; at most `ENDS_MAX` of
+    `ends_count`. `finish_seconds` is when it will have finished, if everything goes as the medians predict.
     """
 
     seconds: float
@@ -52,18 +61,18 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is expected of the wanted jobs, by id. `reached_seconds`: as far as was looked, from now on.
+    """The expected starts of the wanted jobs, by id. `reached_seconds`: how far ahead the forecast reaches.
 
-    `draws` counts how often the future was played through, the time with the medians included.
+    `draws` counts the runs, including the one with the medians.
     """
 
-    expected: Mapping[str, Expected]
+    expected: Mapping[str, ExpectedStart]
     reached_seconds: float
     draws: int
 
 
 def forecast(
-    picture: Picture,
+    snapshot: QueueSnapshot,
     policy: PlacementPolicy,
     rng: np.random.Generator,
     wanted: Collection[str] | None = None,
@@ -72,18 +81,18 @@ def forecast(
     horizon_seconds: float = HORIZON_SECONDS,
     spent: Callable[[], bool] = lambda: False,
 ) -> Forecast:
-    """Play the future through, and say when the wanted jobs start (None: all); the ledger is left as it was.
+    """Return when the wanted jobs start (None: all); leaves the ledger unchanged.
 
-    `draws` run times are drawn beside the medians, fewer where all are certain. Once the time for it is `spent` there
-    are no more; a job that the time did not suffice for starts at infinity, and surely not before `reached_seconds`.
+    `draws` samples of run times are added to the medians, fewer if all are certain. Once the time is `spent`, no more
+    runs are made; a job that the time did not suffice for starts at infinity, and surely not before `reached_seconds`.
     """
-    asked = frozenset(waiter.gang.job_id for waiter in picture.waiters)
+    asked = frozenset(waiter.gang.job_id for waiter in snapshot.waiters)
     asked = asked if wanted is None else asked & frozenset(wanted)
-    rests = [holder.rest for holder in picture.holders] + [waiter.run for waiter in picture.waiters]
-    lengths = drawn(rests, rng, draws)
-    runs: list[Run] = []
+    rests = [holder.rest for holder in snapshot.holders] + [waiter.run for waiter in snapshot.waiters]
+    lengths = sample_run_times(rests, rng, draws)
+    runs: list[ForecastRun] = []
     for row in lengths:
-        run = Run(picture, policy, rng, row, asked)
+        run = ForecastRun(snapshot, policy, rng, row, asked)
         whole = run.play(horizon_seconds, spent)
         if runs and not whole:
             break
@@ -94,11 +103,11 @@ def forecast(
     return Forecast({job_id: _expected(job_id, runs) for job_id in asked}, first.now, len(runs))
 
 
-def _expected(job_id: str, runs: Sequence[Run]) -> Expected:
+def _expected(job_id: str, runs: Sequence[ForecastRun]) -> ExpectedStart:
     first = runs[0]
     at = np.sort([run.starts.get(job_id, math.inf) for run in runs])
     low, middle, high = (float(at[round(share * (len(at) - 1))]) for share in (0.1, 0.5, 0.9))
     if job_id not in first.starts:
-        return Expected(middle, low, high)
+        return ExpectedStart(middle, low, high)
     ends = first.freed_for[job_id]
-    return Expected(middle, low, high, ends[:ENDS_MAX], len(ends), first.finishes[job_id])
+    return ExpectedStart(middle, low, high, ends[:ENDS_MAX], len(ends), first.finishes[job_id])

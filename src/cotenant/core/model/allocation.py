@@ -1,4 +1,4 @@
-"""What an attempt holds, by name: cores by id, GPUs by UUID."""
+"""What an attempt holds on its nodes, by name: cores by id, GPUs by UUID."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """A GPU, or a part of one in thousandths."""
+    """A GPU, or a share of one in thousandths."""
 
     uuid: str
     milli: int = 1000
@@ -17,8 +17,8 @@ class GpuShare:
 class TaskAllocation:
     """What one replica holds on its node.
 
-    `own_cores` are those that it may hold for good, once they have been changed; beyond them it holds lent ones.
-    `target_cores` are what it will hold once a change under way is done; 0 where there is none.
+    `own_cores` is the number of cores that the replica may keep, known once its cores have been changed; cores beyond
+    that are lent. `target_cores` is the number that it will hold after a change in progress; 0 if there is none.
     """
 
     role: str
@@ -34,7 +34,7 @@ class TaskAllocation:
 
     @property
     def lent(self) -> int:
-        """Cores that were spare and can be asked back at once."""
+        """Spare cores that are lent to the replica and can be reclaimed at once."""
         return max(0, len(self.core_ids) - self.own_cores) if self.own_cores else 0
 
 
@@ -44,7 +44,7 @@ class NodeAllocation:
 
     node_id: str
     tasks: tuple[TaskAllocation, ...]
-    gpu_type: str = ""  # of the node's GPUs; empty where it holds none of them
+    gpu_type: str = ""  # of the node's GPUs; empty if the attempt holds no GPU
 
     @property
     def gpu_milli(self) -> int:
@@ -58,7 +58,7 @@ class NodeAllocation:
 
     @property
     def own_cores(self) -> int:
-        """Cores on this node that it has for good."""
+        """Cores on this node that are not lent."""
         return self.cores - sum(task.lent for task in self.tasks)
 
     @property
@@ -70,11 +70,11 @@ class NodeAllocation:
 Allocation = tuple[NodeAllocation, ...]
 
 
-def both(one: Allocation, other: Allocation) -> Allocation:
-    """Put together what an attempt holds while it is being resized: the cores of before and after.
+def merge_allocations(one: Allocation, other: Allocation) -> Allocation:
+    """Return what an attempt holds while it is being resized: its cores before and after the change.
 
     >>> before, after = (NodeAllocation("n1", (TaskAllocation("worker", 0, ids, ids),)) for ids in ((1, 2), (2, 3)))
-    >>> both((before,), (after,))[0].tasks[0].core_ids
+    >>> merge_allocations((before,), (after,))[0].tasks[0].core_ids
     (1, 2, 3)
     """
     others = {part.node_id: {task.rank: task for task in part.tasks} for part in other}

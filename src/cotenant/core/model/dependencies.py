@@ -1,8 +1,9 @@
-"""What a job waits for of other jobs: that they have ended, or succeeded. Pure.
+"""Dependencies: a job waits until other jobs have ended, or succeeded. Pure.
 
-What cannot come true any more ends the wait too. Slurm leaves such a job in its queue as `DependencyNeverSatisfied`
-until somebody cancels it, unless told to `kill_invalid_depend`; Airflow ends it at once as `upstream_failed` and Argo
-as `Omitted`. Here it is cancelled at once, with the reason: a job that never ends is one that others wait for in vain.
+A dependency that can no longer be met ends the wait too. Slurm leaves such a job in its queue as
+`DependencyNeverSatisfied` until a user cancels it, unless `kill_invalid_depend` is set; Airflow ends it at once as
+`upstream_failed` and Argo as `Omitted`. Here it is cancelled at once, with the reason: other jobs would wait in vain
+for a job that never ends.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from enum import StrEnum
 
 
 class Condition(StrEnum):
-    """What is waited for."""
+    """What a job waits for."""
 
-    AFTER = "after"  # its end, however
+    AFTER = "after"  # its end, in any phase
     AFTER_OK = "after_ok"  # its success
 
 
 class Verdict(StrEnum):
-    """What has become of a condition."""
+    """Whether a condition is met."""
 
     MET = "met"
     OPEN = "open"
@@ -29,14 +30,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """A job, or a whole array of them, that has to come first. In a job file it may be a name."""
+    """A job, or a whole array, that must come first. In a job file it may be given by name."""
 
     job_id: str
     condition: Condition = Condition.AFTER_OK
 
 
 def verdict(condition: Condition, *, left: int, failed: int) -> Verdict:
-    """Judge a condition on jobs of which so many have not ended, and so many ended without success.
+    """Return the verdict on a condition: `left` of its jobs have not ended, `failed` of them ended without success.
 
     >>> [verdict(condition, left=3, failed=1).value for condition in Condition]
     ['open', 'never']
@@ -46,14 +47,14 @@ def verdict(condition: Condition, *, left: int, failed: int) -> Verdict:
     return Verdict.OPEN if left else Verdict.MET
 
 
-def in_order(before: Mapping[int, Sequence[int]]) -> list[int]:
-    """Order things so that each comes after those that must come before it; else they keep their order.
+def topological_order(before: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return items so that each follows those it depends on; otherwise their order is kept.
 
-    >>> in_order({0: [2], 1: [], 2: [1]})
+    >>> topological_order({0: [2], 1: [], 2: [1]})
     [1, 2, 0]
 
     Raises:
-        Circle: some come before themselves.
+        DependencyCycle: an item depends on itself.
     """
     done: dict[int, None] = {}
     for first in before:
@@ -65,15 +66,15 @@ def in_order(before: Mapping[int, Sequence[int]]) -> list[int]:
                 done[path[-1]] = None
                 del on_path[path.pop()]
             elif following in on_path:
-                raise Circle(path[path.index(following) :])
+                raise DependencyCycle(path[path.index(following) :])
             else:
                 path.append(following)
                 on_path[following] = None
     return list(done)
 
 
-class Circle(Exception):
-    """Things that come before themselves: each waits for the next, the last for the first."""
+class DependencyCycle(Exception):
+    """A dependency cycle: each member waits for the next one, the last for the first."""
 
     def __init__(self, members: Sequence[int]) -> None:
         super().__init__(f"{len(members)} wait for each other")

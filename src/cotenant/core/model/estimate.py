@@ -1,4 +1,4 @@
-"""What predictors say, and what they are told."""
+"""What predictors are asked, what they observe and what they answer."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from dataclasses import dataclass, replace
 from cotenant.core.model.job import Qos, Role
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
 
-TRAINING = ""  # the phase of a job that does not tell its phase
+TRAINING = ""  # the phase of a job that does not report one
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An allocation to be judged, the same for each replica, or for each worker of a job with parameter servers."""
+    """An allocation to estimate: the same for each replica, or for each worker of a job with parameter servers."""
 
     cores: int
     gpu_milli: int = 0
     nodes: int = 1
     gpu_type: str = ""
-    workers: int = 0  # replicas beside parameter servers, or of a service; 0: as many as the job has
+    workers: int = 0  # replicas other than parameter servers, or of a service; 0: the job's own number
     servers: int = 0  # parameter servers
     server_cores: int = 0  # of each
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long requests to a service wait for their answers, each of its replicas taking its share of them.
+    """Response times of a service whose replicas share its requests evenly.
 
-    Figures are None where the replicas cannot keep up, so that waits grow without end.
+    Figures are None if the replicas cannot keep up, so that waits grow without bound.
     """
 
-    replicas: int  # that the figures are for
+    replicas: int  # the number that the figures are for
     mean_seconds_max: float | None = None  # an upper bound of the mean
     p95_seconds: float | None = None
     p99_seconds: float | None = None
-    promised_seconds: float | None = None  # at the percentile that the job promises; None where it promises none
-    replicas_needed: int | None = None  # the fewest that keep the promise; None: no number does, or nothing is promised
+    promised_seconds: float | None = None  # at the percentile of the job's objective; None if it has none
+    replicas_needed: int | None = None  # the fewest that meet the objective; None: no number does, or no objective
     confidence: float = 0.0
     per_request_seconds: float | None = None  # a batch of b requests takes b times this, and
-    fixed_seconds: float | None = None  # this besides; None where the predictor does not tell
+    fixed_seconds: float | None = None  # plus this; None if the predictor does not give it
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateEstimate:
-    """Rate and remaining time under one candidate, and latency for a service; None where unknown.
+    """Rate and remaining time on one candidate allocation, and latency for a service; None if unknown.
 
-    `allocation` is what was judged, where that is told beside the judgement.
+    `allocation` is the candidate, where it is sent along with the estimate.
     """
 
     rate_per_second: float | None = None
@@ -58,21 +58,21 @@ class CandidateEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known of a job. An unpredictable job is a first-class answer: `predictable` False and no figures."""
+    """What is known about a job. An unpredictable job is a first-class answer: `predictable` False, and no figures."""
 
     predictable: bool = False
     confidence: float = 0.0
     remaining_seconds: float | None = None
     remaining_p10_seconds: float | None = None
     remaining_p90_seconds: float | None = None
-    cores_useful: int | None = None  # θ per replica: beyond it nothing is gained (Xiao [P])
+    cores_useful: int | None = None  # θ per replica: more cores do not help (Xiao [P])
     candidates: tuple[CandidateEstimate, ...] = ()
     source: str = ""
     cores_useful_confidence: float = 0.0
 
 
 def as_of(estimate: Estimate, passed_seconds: float) -> Estimate:
-    """An estimate that was told a while ago, as of now.
+    """Return an earlier estimate, adjusted for the time that has passed since.
 
     >>> as_of(Estimate(predictable=True, remaining_seconds=60, remaining_p90_seconds=90), 70).remaining_p90_seconds
     20
@@ -90,27 +90,27 @@ def as_of(estimate: Estimate, passed_seconds: float) -> Estimate:
 
 
 NO_QOS = Qos()
-UNKNOWN = Estimate(source="nothing is known of this job")
+UNKNOWN = Estimate(source="nothing is known about this job")
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What else is known of a job once it is submitted: nothing here depends on how it runs."""
+    """What else is known about a job at submission; nothing here depends on how it runs."""
 
     submitter: str = ""
     submitted_seconds: float | None = None  # unix time; in a simulation, the trace's clock
-    kind: str = ""  # training, inference or cpu; empty where it was not said
+    kind: str = ""  # training, inference or cpu; empty if not given
     roles: tuple[Role, ...] = ()
     steps_total: int = 0
     labels: tuple[tuple[str, str], ...] = ()
 
 
-NOT_TOLD = Submission()
+NO_SUBMISSION = Submission()
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A job to be estimated."""
+    """A job to estimate."""
 
     user: str
     model: str
@@ -129,15 +129,15 @@ class Query:
     job_id: str = ""  # empty for a job that was not submitted
     loss_goal: LossGoal = NO_GOAL
     qos: Qos = NO_QOS
-    submission: Submission = NOT_TOLD
+    submission: Submission = NO_SUBMISSION
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A window of a job's rate, or, with `run_seconds`, its end.
+    """A window of a job's rate or, with `run_seconds`, the end of the job.
 
-    `phase` tells windows of validation, say, from those of training, for their rates differ (Xiao [P]).
-    A loss that is no finite number is told as it is: a training that diverged is a fact about the job.
+    `phase` keeps windows of validation, for example, apart from those of training, because their rates differ (Xiao
+    [P]). A loss that is not a finite number is reported as it is: a training that diverged is a fact about the job.
     """
 
     user: str
@@ -154,19 +154,19 @@ class Observation:
     job_id: str = ""
     step: int | None = None
     loss: float | None = None  # at that step
-    batch_size: int | None = None  # requests that were answered together
-    batch_seconds: float | None = None  # that this took
-    submission: Submission = NOT_TOLD
-    surprising: bool | None = None  # of an end: whether it was unpredictable, where somebody could tell
+    batch_size: int | None = None  # requests answered together
+    batch_seconds: float | None = None  # duration of that batch
+    submission: Submission = NO_SUBMISSION
+    surprising: bool | None = None  # of an end: whether it was unpredictable; None if unknown
     seen_seconds: float | None = None  # when the window or the job ended, on the clock of `submitted_seconds`
-    loss_goal: LossGoal = NO_GOAL  # as it will stand in questions about the job
+    loss_goal: LossGoal = NO_GOAL  # as in queries about the job
 
 
-def rate_of(observation: Observation) -> float:
-    """Tell the rate that was seen, 0 where none was.
+def validated_rate(observation: Observation) -> float:
+    """Return the observed rate, or 0 if there is none.
 
     Raises:
-        ValueError: it, or the run time, cannot be.
+        ValueError: the rate or the run time is negative or not finite.
     """
     for what, figure in (("rate", observation.rate_per_second), ("run time", observation.run_seconds)):
         if figure is not None and not 0 <= figure < math.inf:

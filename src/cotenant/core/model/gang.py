@@ -10,7 +10,7 @@ from cotenant.core.model.job import JobKind, JobSpec, Locality
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one replica will hold, its cores decided."""
+    """What one replica will hold, with its cores decided."""
 
     gpu_milli: int = 0
     cores: int = 0
@@ -29,29 +29,32 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A job as placement sees it: parts that get their places together or not at all.
+    """A job as placement sees it: parts that are placed together or not at all.
 
-    Two gangs are equal where they need the same; policies to which more matters say so (`policy.Discerns`).
+    Two gangs are equal if they have the same requirements; policies for which more matters implement
+    `DefinesEquivalence`.
     """
 
     job_id: str
     parts: tuple[Part, ...]
     locality: Locality | None = None
-    sizing: str = field(default="", compare=False)  # how the cores were decided, for people
-    tenant: str = field(default="", compare=False)  # whose limits it counts against; "" has none
+    sizing: str = field(default="", compare=False)  # how the cores were decided, for users
+    tenant: str = field(default="", compare=False)  # the tenant whose limits apply; "": none
     kind: JobKind = field(default=JobKind.TRAINING, compare=False)
     waited_seconds: float = field(default=0.0, compare=False)  # since it last began to wait
-    fragmented_seconds: float = field(default=0.0, compare=False)  # of these, those in which places were in fragments
-    spec: JobSpec | None = field(default=None, compare=False)  # None where nobody knows more than the parts say
+    fragmented_seconds: float = field(
+        default=0.0, compare=False
+    )  # time of that in which free resources were fragmented
+    spec: JobSpec | None = field(default=None, compare=False)  # None if only the parts are known
     estimate: Estimate = field(default=UNKNOWN, compare=False)
-    avoided: tuple[str, ...] = ()  # ids of nodes on which it is not to be placed, the longest avoided first
-    yielded: tuple[str, ...] = field(default=(), compare=False)  # that it would avoid, if others could hold it
+    avoided: tuple[str, ...] = ()  # ids of nodes to avoid, the longest avoided first
+    yielded: tuple[str, ...] = field(default=(), compare=False)  # nodes it would avoid if any other node could hold it
 
     @property
     def gpu_milli(self) -> int:
         """GPUs over all replicas, in thousandths."""
         total = 0
-        for part in self.parts:  # a cycle asks so often that a generator would cost more than the sum
+        for part in self.parts:  # hot path: a generator would cost more than the sum
             total += part.replicas * part.demand.gpu_milli
         return total
 
@@ -59,7 +62,7 @@ class Gang:
     def cores(self) -> int:
         """Cores over all replicas."""
         total = 0
-        for part in self.parts:  # a cycle asks so often that a generator would cost more than the sum
+        for part in self.parts:  # hot path: a generator would cost more than the sum
             total += part.replicas * part.demand.cores
         return total
 
@@ -67,6 +70,6 @@ class Gang:
     def memory_bytes(self) -> int:
         """Memory over all replicas."""
         total = 0
-        for part in self.parts:  # a cycle asks so often that a generator would cost more than the sum
+        for part in self.parts:  # hot path: a generator would cost more than the sum
             total += part.replicas * part.demand.memory_bytes
         return total

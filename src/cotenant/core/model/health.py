@@ -1,11 +1,12 @@
-"""Judges what is well on a node: from what was seen, to what follows, and back again.
+"""Judges the health of a node and its GPUs: from observations to consequences, and back to normal.
 
-A *sign* is what one look shows: an event, such as an XID, or something that is so now, such as a lost GPU. A *finding*
-is what is kept of signs from look to look, and across restarts of the agent: since when, for how long, and for how long
-it has not been seen. Time that passes is counted in steps of a steady clock, so that a clock that jumps neither frees a
-GPU nor holds one for ever. Each finding has a way back, by its rule (`health_rules`) or by an operator's release.
+A *sign* is what one check shows: an event, such as an XID, or a present condition, such as a lost GPU. A *finding* is
+the state kept for signs from check to check, and across restarts of the agent: since when it exists, how long it has
+lasted, and for how long it has not been seen. Elapsed time is counted in steps of a monotonic clock, so that a clock
+that jumps neither releases a GPU nor holds one forever. Each finding has a way to recover, by its rule (`health_rules`)
+or by an operator's release.
 
-Where NVML does not answer, nothing is learned of the GPUs: their findings then neither begin nor calm down.
+If NVML does not respond, nothing is learned about the GPUs: their findings then neither begin nor clear.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ LOAD_PER_CPU_MAX, LOAD_PER_CPU_CALM = 50.0, 25.0
 
 
 @dataclass(frozen=True, slots=True)
-class Era:
-    """Which boot of the machine and which load of the driver this is; empty where it is not known."""
+class BootInstance:
+    """A boot of the machine and a load of the driver; empty if unknown."""
 
     boot: str = ""
     driver: str = ""
 
 
-NO_ERA = Era()
+UNKNOWN_BOOT = BootInstance()
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a look shows. A finding keeps its first detail for as long as the `mark` stays the same."""
+    """What one check shows. A finding keeps its first detail as long as the `mark` stays the same."""
 
     rule: str
     detail: str
@@ -51,7 +52,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is kept of the signs of one rule on one GPU, or on the node where there is no UUID."""
+    """The state kept for one rule's signs on one GPU, or on the node if there is no UUID."""
 
     rule: str
     detail: str
@@ -59,35 +60,35 @@ class Finding:
     mark: str = ""
     since: float = 0.0  # unix time
     lasted_seconds: float = 0.0
-    calm_seconds: float = 0.0  # for so long it has not been seen
-    era: Era = NO_ERA
+    calm_seconds: float = 0.0  # time since it was last seen
+    era: BootInstance = UNKNOWN_BOOT
 
     @property
     def key(self) -> tuple[str, str]:
-        """What there is one finding of."""
+        """The identity of a finding: GPU and rule."""
         return self.gpu_uuid, self.rule
 
     @property
-    def told(self) -> bool:
+    def reportable(self) -> bool:
         """Whether it has lasted long enough to have consequences."""
         return self.lasted_seconds >= RULES[self.rule].after_seconds
 
     def sign(self) -> str:
-        """It in the few words that rules of failures know."""
+        """Return the sign in the few words that failure rules match."""
         rule = RULES[self.rule]
         if not self.gpu_uuid:
             return f"{rule.name.replace('_', ' ')}: {self.detail}"
         return f"{f'xid {self.mark}' if rule.check == 'xid' else rule.name.replace('_', ' ')} on {self.gpu_uuid}"
 
     def problem(self) -> HealthProblem:
-        """What others are told of it."""
+        """Return the problem to report."""
         rule = RULES[self.rule]
         return HealthProblem(rule.check, rule.action, self.detail, self.gpu_uuid, self.since, rule.remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that computes on a GPU. An empty name: it is not there any more."""
+    """A process that uses a GPU. An empty name means that it has exited."""
 
     pid: int
     memory_bytes: int = 0
@@ -96,7 +97,7 @@ class GpuProcess:
     ours: bool = False
 
     def __str__(self) -> str:
-        """The process in words."""
+        """Return the process as shown to users."""
         holds = f" with {self.memory_bytes / MIB:.0f} MiB" if self.memory_bytes else ""
         who = f"{self.name} of {self.user or 'an unknown user'}" if self.name else "which is gone"
         return f"pid {self.pid} ({who}){holds}"
@@ -104,10 +105,10 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What NVML tells of a GPU now; None where it does not."""
+    """What NVML reports about a GPU now; None for values it does not report."""
 
     uuid: str
-    error: str = ""  # NVML's word where it does not answer for this GPU
+    error: str = ""  # NVML's error if it does not answer for this GPU
     lost: bool = False
     hardware_slowdown: bool = False
     thermal_slowdown: bool = False
@@ -121,7 +122,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """What the kernel tells of the node; None where it does not."""
+    """What the kernel reports about the node; None for values it does not report."""
 
     disk_free_bytes: int | None = None
     inodes_free: int | None = None
@@ -131,21 +132,21 @@ class NodeReading:
     memory_stall_percent: float | None = None
     load: float | None = None
     cpus: int = 1
-    descriptors_free: int | None = None  # which the agent may still open
+    descriptors_free: int | None = None  # that the agent may still open
     descriptors_max: int = 0
-    descriptors_error: str = ""  # why the agent can open no file, where that is for want of descriptors
-    processes_error: str = ""  # why the agent can start neither process nor thread
-    memory_error: str = ""  # why the agent can allocate no memory
+    descriptors_error: str = ""  # why the agent cannot open files, if out of descriptors
+    processes_error: str = ""  # why the agent cannot start processes or threads
+    memory_error: str = ""  # why the agent cannot allocate memory
 
 
 def xid_sign(gpu_uuid: str, number: int) -> Sign:
-    """What an XID event shows."""
+    """Return the sign of an XID event."""
     rule = xid_rule(number)
     return Sign(rule.name, f"XID {number}: {rule.meaning}", gpu_uuid, str(number))
 
 
 def gpu_signs(reading: GpuReading) -> list[Sign]:
-    """What a GPU's reading shows."""
+    """Return the signs in a GPU's reading."""
     if reading.lost:
         return [_plain("gpu_lost", reading.uuid)]
     if reading.error:
@@ -158,11 +159,11 @@ def gpu_signs(reading: GpuReading) -> list[Sign]:
     ]
     if reading.recovery:
         signs.append(_plain(f"recovery_{reading.recovery}", reading.uuid))
-    return signs + busy_signs(reading)
+    return signs + foreign_process_signs(reading)
 
 
-def busy_signs(reading: GpuReading) -> list[Sign]:
-    """Whether somebody holds a GPU whom we have not started."""
+def foreign_process_signs(reading: GpuReading) -> list[Sign]:
+    """Return the sign of processes on a GPU that we did not start, if there are any."""
     foreign = [process for process in reading.processes if not process.ours]
     if not foreign:
         return []
@@ -172,8 +173,8 @@ def busy_signs(reading: GpuReading) -> list[Sign]:
     return [Sign(rule, f"held by {words}, not started by us", reading.uuid, mark)]
 
 
-def silent_signs(uuids: Iterable[str], why: str) -> list[Sign]:
-    """What it shows of each GPU that NVML does not answer."""
+def unresponsive_signs(uuids: Iterable[str], why: str) -> list[Sign]:
+    """Return one sign for each GPU if NVML does not respond."""
     return [Sign("nvml_silent", f"NVML does not answer: {why}", uuid) for uuid in uuids]
 
 
@@ -182,7 +183,7 @@ def _plain(name: str, gpu_uuid: str, more: str = "") -> Sign:
 
 
 def node_signs(reading: NodeReading, standing: Iterable[str] = ()) -> list[Sign]:
-    """What a node's reading shows. What stands already ends at a limit of its own, so that it does not flutter.
+    """Return the signs in a node's reading. A present finding clears at a separate threshold, so that it does not flap.
 
     >>> [sign.rule for sign in node_signs(NodeReading(disk_free_bytes=300 * MIB))]
     []
@@ -197,8 +198,8 @@ def node_signs(reading: NodeReading, standing: Iterable[str] = ()) -> list[Sign]
 
     disk, inodes = reading.disk_free_bytes, reading.inodes_free
     if disk is not None and disk < limit("disk_low", DISK_BYTES_MIN, DISK_BYTES_ENOUGH):
-        told = f"only {disk / MIB:.0f} MiB are free on the disk of the agent's directory"
-        signs.append(Sign("disk_low", told))
+        detail = f"only {disk / MIB:.0f} MiB are free on the disk of the agent's directory"
+        signs.append(Sign("disk_low", detail))
     elif inodes is not None and inodes < limit("disk_low", INODES_MIN, INODES_ENOUGH):
         signs.append(Sign("disk_low", f"only {inodes} files can be made on the disk of the agent's directory"))
     if reading.disk_error:
@@ -206,8 +207,8 @@ def node_signs(reading: NodeReading, standing: Iterable[str] = ()) -> list[Sign]
     available, all_of_it = reading.memory_available_bytes, reading.memory_bytes
     least = limit("memory_low", MEMORY_SHARE_MIN, MEMORY_SHARE_ENOUGH)
     if available is not None and available < least * all_of_it:
-        told = f"only {available / MIB:.0f} of {all_of_it / MIB:.0f} MiB of memory are available"
-        signs.append(Sign("memory_low", told))
+        detail = f"only {available / MIB:.0f} of {all_of_it / MIB:.0f} MiB of memory are available"
+        signs.append(Sign("memory_low", detail))
     stall, most = reading.memory_stall_percent, limit("memory_stall", STALL_PERCENT_MAX, STALL_PERCENT_CALM)
     if stall is not None and stall > most:
         signs.append(Sign("memory_stall", f"all tasks wait for memory {stall:.0f} % of the time"))
@@ -218,7 +219,7 @@ def node_signs(reading: NodeReading, standing: Iterable[str] = ()) -> list[Sign]
 
 
 def _agent_signs(reading: NodeReading, descriptors_min: float) -> list[Sign]:
-    """What the agent itself lacks."""
+    """Return the signs of resources that the agent itself lacks."""
     signs = []
     free, most = reading.descriptors_free, reading.descriptors_max
     if reading.descriptors_error:
@@ -233,13 +234,13 @@ def _agent_signs(reading: NodeReading, descriptors_min: float) -> list[Sign]:
 
 
 def judge(
-    standing: Sequence[Finding], signs: Iterable[Sign], now: float, elapsed_seconds: float, era: Era,
+    standing: Sequence[Finding], signs: Iterable[Sign], now: float, elapsed_seconds: float, era: BootInstance,
     *, blind: bool = False,
 ) -> tuple[Finding, ...]:  # fmt: skip
-    """Take a look in: what stands after it, in a fixed order.
+    """Return the findings after a check, in a fixed order.
 
-    `now` is unix time, only to be shown; `elapsed_seconds` have passed on a steady clock since the last look. `blind`:
-    nothing was learned of the GPUs this time.
+    `now` is unix time, used only for display; `elapsed_seconds` have passed on a monotonic clock since the last check.
+    `blind`: nothing was learned about the GPUs this time.
     """
     seen: dict[tuple[str, str], Sign] = {(sign.gpu_uuid, sign.rule): sign for sign in signs if sign.rule in RULES}
     kept = {
@@ -259,10 +260,12 @@ def judge(
     return tuple(kept[key] for key in sorted(kept))
 
 
-def _after(finding: Finding, sign: Sign | None, elapsed_seconds: float, era: Era, *, blind: bool) -> Finding | None:
-    """A finding after some time; None where it is over."""
+def _after(
+    finding: Finding, sign: Sign | None, elapsed_seconds: float, era: BootInstance, *, blind: bool
+) -> Finding | None:
+    """Return a finding after some time; None if it has cleared."""
     rule = RULES[finding.rule]
-    if sign is None and _healed(rule, finding.era, era):
+    if sign is None and _recovered(rule, finding.era, era):
         return None
     lasted_seconds = finding.lasted_seconds + elapsed_seconds
     if sign is not None:
@@ -270,48 +273,48 @@ def _after(finding: Finding, sign: Sign | None, elapsed_seconds: float, era: Era
     if blind and finding.gpu_uuid and finding.rule != "nvml_silent":
         return finding
     calm_seconds = finding.calm_seconds + elapsed_seconds
-    if rule.recovery is Recovery.CALM and (calm_seconds >= rule.calm_seconds or not finding.told):
+    if rule.recovery is Recovery.CALM and (calm_seconds >= rule.calm_seconds or not finding.reportable):
         return None
     return replace(finding, lasted_seconds=lasted_seconds, calm_seconds=calm_seconds)
 
 
-def _healed(rule: Rule, then: Era, now: Era) -> bool:
-    """Whether a reboot or a new load of the driver has come since. A reboot ends whatever was only ever seen."""
+def _recovered(rule: Rule, then: BootInstance, now: BootInstance) -> bool:
+    """Return whether a reboot or driver reload ends a finding. A reboot ends every finding that is only observed."""
     rebooted = bool(then.boot and now.boot and then.boot != now.boot)
     reloaded = bool(then.driver and now.driver and then.driver != now.driver)
     return rule.recovery is not Recovery.RELEASE and (rebooted or (rule.recovery is Recovery.RESET and reloaded))
 
 
 def released(standing: Iterable[Finding], gpu_uuids: Iterable[str]) -> tuple[Finding, ...]:
-    """What stands once an operator has released GPUs: what is still so will be found again."""
+    """Return the findings left after an operator has released GPUs: conditions that persist are found again."""
     free = frozenset(gpu_uuids)
     return tuple(finding for finding in standing if not finding.gpu_uuid or finding.gpu_uuid not in free)
 
 
 def problems(standing: Iterable[Finding]) -> tuple[HealthProblem, ...]:
-    """What follows from what stands, the gravest of each GPU first."""
-    told = [finding.problem() for finding in standing if finding.told]
-    return tuple(sorted(told, key=lambda problem: (problem.gpu_uuid, -gravity(problem.action), problem.check)))
+    """Return the problems of the findings, the most severe of each GPU first."""
+    reported = [finding.problem() for finding in standing if finding.reportable]
+    return tuple(sorted(reported, key=lambda problem: (problem.gpu_uuid, -severity(problem.action), problem.check)))
 
 
-def gravity(action: HealthAction) -> int:
-    """How grave an action is, from 0."""
+def severity(action: HealthAction) -> int:
+    """Return how severe an action is, from 0."""
     return list(HealthAction).index(action)
 
 
-def ill_gpus(found: Iterable[HealthProblem]) -> dict[str, str]:
-    """Why each GPU that may get no new work may get none, by UUID."""
+def unhealthy_gpus(found: Iterable[HealthProblem]) -> dict[str, str]:
+    """Return why each unhealthy GPU gets no new work, by UUID."""
     ill: dict[str, str] = {}
-    for problem in sorted(found, key=lambda problem: -gravity(problem.action)):
+    for problem in sorted(found, key=lambda problem: -severity(problem.action)):
         if problem.gpu_uuid and problem.action in HOLDING:
             ill.setdefault(problem.gpu_uuid, problem.reason)
     return ill
 
 
 def signs_for(standing: Iterable[Finding], gpu_uuids: Iterable[str], since: float) -> list[str]:
-    """What was seen of an attempt's GPUs since it began, in unix time, and of its node: for whoever asks why it ended.
+    """Return the signs on an attempt's GPUs since it began, in unix time, and on its node, to explain why it ended.
 
-    What follows from nothing is left out: a program's own XIDs say less of it than its own words.
+    Signs without consequences are left out: a program's own XIDs say less about its end than its output does.
 
     >>> seen = [Finding("xid_79", "XID 79: it has gone", "GPU-a", "79", since=5.0), Finding("gpu_lost", "", "GPU-b")]
     >>> signs_for(seen, ["GPU-a"], 4.0), signs_for(seen, ["GPU-a"], 6.0)
@@ -321,27 +324,27 @@ def signs_for(standing: Iterable[Finding], gpu_uuids: Iterable[str], since: floa
     return [
         finding.sign()
         for finding in standing
-        if finding.told
+        if finding.reportable
         and RULES[finding.rule].action is not HealthAction.IGNORE
         and (not finding.gpu_uuid or (finding.gpu_uuid in mine and finding.since >= since))
     ]
 
 
-def on_node(inventory: Inventory) -> HealthProblem | None:
-    """The gravest problem for which the node as a whole gets no new work; None where there is none."""
+def node_problem(inventory: Inventory) -> HealthProblem | None:
+    """Return the most severe problem for which the whole node gets no new work; None if there is none."""
     grave = [
         problem
         for problem in inventory.problems
         if not problem.gpu_uuid and problem.action in (HealthAction.HOLD, HealthAction.DRAIN)
     ]
-    return max(grave, key=lambda problem: (gravity(problem.action), problem.check), default=None)
+    return max(grave, key=lambda problem: (severity(problem.action), problem.check), default=None)
 
 
-def to_stop(before: Inventory | None, now: Inventory) -> frozenset[str]:
-    """UUIDs of the GPUs whose attempts are to be started anew.
+def gpus_to_restart(before: Inventory | None, now: Inventory) -> frozenset[str]:
+    """Return the UUIDs of the GPUs whose attempts must be restarted.
 
-    Those in quarantine, for as long as they are; and those of which something is told for the first time that only a
-    new start mends: what was begun after it was told may stay.
+    These are GPUs in quarantine, as long as they are; and GPUs with a new problem that only a restart of the attempt
+    fixes: attempts started after the problem was first reported may stay.
     """
     known = {_identity(problem) for problem in before.problems} if before else set()
     return frozenset(

@@ -1,4 +1,4 @@
-"""What a user wants to be run, in the domain's words."""
+"""Job specifications: what a user wants to run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
 WHOLE_GPU_MILLI = 1000
 GRACE_SECONDS_DEFAULT = 30.0
 SUBMIT_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")  # of the submitter's shell
-OPEN_REPLICAS_MAX_DEFAULT = 64  # of a service that leaves the number open and names no limit
+OPEN_REPLICAS_MAX_DEFAULT = 64  # of a service with `auto` replicas and no limit
 TENANT_DEFAULT = "default"
 QUEUE_DEFAULT = "default"
 
 
 class JobKind(StrEnum):
-    """What kind of work a job is."""
+    """The kind of work that a job does."""
 
     TRAINING = "training"
     INFERENCE = "inference"
@@ -26,7 +26,7 @@ class JobKind(StrEnum):
 
 
 class Locality(StrEnum):
-    """How close together a gang wants to be (Philly, section 3.1 [P])."""
+    """How close together a gang must be placed (Philly, section 3.1 [P])."""
 
     SERVER = "server"
     RACK = "rack"
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class OpenReplicas:
-    """That a service leaves the number of its replicas open (`auto`), and between which numbers."""
+    """The range within which a service's number of replicas is chosen (`auto`)."""
 
     least: int = 1
     most: int = OPEN_REPLICAS_MAX_DEFAULT
@@ -53,9 +53,9 @@ class OpenReplicas:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Some replicas of the same thing: workers, parameter servers.
+    """A group of identical replicas: workers, parameter servers.
 
-    Where their number is `open`, `replicas` are as many as were last decided, and before that the fewest.
+    With `open` set, `replicas` is the number chosen last, and before the first choice the minimum.
     """
 
     name: str = "worker"
@@ -67,7 +67,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Qos:
-    """What a job promises its user; 0 means nothing is promised."""
+    """A job's objectives; 0 means that there is none."""
 
     rate_min_per_second: float = 0.0
     latency_seconds: float = 0.0
@@ -90,7 +90,7 @@ class SubmitDirectory:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class JobSpec:
-    """A job as its user described it; every default filled in."""
+    """A job as its user described it, with every default filled in."""
 
     name: str = ""
     kind: JobKind = JobKind.TRAINING
@@ -114,14 +114,14 @@ class JobSpec:
     labels: tuple[tuple[str, str], ...] = ()
     expected_seconds: float | None = None
     loss_goal: LossGoal = NO_GOAL
-    profiled: bool = True  # whether its cores may be taken from it for a while, to measure how many it needs
+    profiled: bool = True  # whether its cores may be reduced for a while to measure how many it needs
     dependencies: tuple[Dependency, ...] = ()
-    array: ArraySpec | None = None  # only where it is submitted
+    array: ArraySpec | None = None  # only at submission
     array_task: ArrayTask | None = None
-    best_effort: bool = False  # takes what CPU time is left: it may be held back by time, not only by cores
+    best_effort: bool = False  # uses leftover CPU time: it may be throttled by time, not only by cores
     stop_after_disconnected_seconds: float | None = None  # None: it runs on without the control plane
-    pre_run_seconds: float | None = None  # rank 0 first runs alone on one GPU, for at most so long; None: it does not
-    pids_max: int = 0  # of each task; 0: the node's own limit
+    pre_run_seconds: float | None = None  # rank 0 first runs alone on one GPU for at most this long; None: no pre-run
+    pids_max: int = 0  # per task; 0: the node's own limit
     submit_directory: SubmitDirectory | None = None  # processes start there where a node has it
 
     @property
@@ -136,11 +136,11 @@ class JobSpec:
 
     @property
     def open(self) -> OpenReplicas | None:
-        """Between which numbers that of its replicas is left open; None where the user said how many."""
+        """The range of its `auto` replicas; None if the user gave the number."""
         return self.roles[0].open if len(self.roles) == 1 else None
 
     def with_replicas(self, count: int) -> JobSpec:
-        """The same job with so many replicas of its one role.
+        """Return the same job with this number of replicas in its only role.
 
         >>> JobSpec(roles=(Role(open=OpenReplicas(2, 8)),)).with_replicas(3).replicas
         3
@@ -149,7 +149,7 @@ class JobSpec:
 
     @property
     def shape(self) -> Shape:
-        """What decides where the job fits: two jobs of one shape are refused for the same reasons."""
+        """What decides where the job fits: two jobs of the same shape are refused for the same reasons."""
         return tuple((role.name, role.replicas, role.request) for role in self.roles), self.locality
 
 

@@ -1,4 +1,4 @@
-"""Arrays: one job many times, each with an index, and at most so many of them at once. Pure."""
+"""Job arrays: one job run once for each index, with a limit on how many run at a time. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class IndexRange:
 
     @property
     def indices(self) -> range:
-        """All of them."""
+        """All indices of the range."""
         return range(self.first, self.last + 1, self.step)
 
     def __str__(self) -> str:
-        """The range as users write it."""
+        """Return the range as users write it."""
         if self.first == self.last:
             return str(self.first)
         return f"{self.first}-{self.last}" + (f":{self.step}" if self.step != 1 else "")
@@ -37,18 +37,18 @@ class IndexRange:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Which indices there are to be; `running_max` 0 lets any number of jobs hold resources at once."""
+    """The indices of an array; with `running_max` 0, any number of its jobs may hold resources at once."""
 
     ranges: tuple[IndexRange, ...]
     running_max: int = 0
 
     @property
     def indices(self) -> list[int]:
-        """All indices, each once, rising."""
+        """All indices in ascending order, without duplicates."""
         return sorted({index for part in self.ranges for index in part.indices})
 
     def __str__(self) -> str:
-        """The array as users write it.
+        """Return the array as users write it.
 
         >>> str(read_array("7, 0-8:2 %3"))
         '7,0-8:2%3'
@@ -58,7 +58,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class ArrayTask:
-    """Which job of an array one is."""
+    """The position of a job in its array."""
 
     array_id: str
     index: int
@@ -67,14 +67,14 @@ class ArrayTask:
 
 
 def read_array(text: str) -> ArraySpec:
-    """Read indices and how many jobs may run at once.
+    """Return the array that a text describes.
 
     >>> spec = read_array("1,3,5-9%2")
     >>> spec.indices, spec.running_max
     ([1, 3, 5, 6, 7, 8, 9], 2)
 
     Raises:
-        ValueError: it is none, or too large.
+        ValueError: the text is not an array, or the array is too large.
     """
     indices, given, limit = "".join(text.split()).partition("%")
     ranges = [_RANGE.fullmatch(part) for part in indices.split(",")]
@@ -85,15 +85,15 @@ def read_array(text: str) -> ArraySpec:
     found = (one.groups() for one in ranges if one)
     parts = tuple(IndexRange(int(first), int(last or first), int(step or 1)) for first, last, step in found)
     spec = ArraySpec(parts, int(limit or 0))
-    if wrong := wrong_with(spec):
+    if wrong := invalid_reason(spec):
         raise ValueError(wrong)
     return spec
 
 
-def of_indices(indices: Iterable[int], running_max: int = 0) -> ArraySpec:
-    """Write indices as few ranges.
+def from_indices(indices: Iterable[int], running_max: int = 0) -> ArraySpec:
+    """Return an array with these indices, written as few ranges.
 
-    >>> str(of_indices([4, 0, 1, 2]))
+    >>> str(from_indices([4, 0, 1, 2]))
     '0-2,4'
     """
     ranges: list[IndexRange] = []
@@ -105,8 +105,8 @@ def of_indices(indices: Iterable[int], running_max: int = 0) -> ArraySpec:
     return ArraySpec(tuple(ranges), running_max)
 
 
-def wrong_with(spec: ArraySpec) -> str:
-    """Say what is wrong with an array, or nothing."""
+def invalid_reason(spec: ArraySpec) -> str:
+    """Return why an array is invalid; "" if it is valid."""
     if not 1 <= len(spec.ranges) <= RANGES_MAX:
         return f"must have from 1 to {RANGES_MAX} ranges of indices, not {len(spec.ranges)}"
     for part in spec.ranges:
@@ -115,22 +115,22 @@ def wrong_with(spec: ArraySpec) -> str:
         if part.last > INDEX_MAX:
             return f"has the index {part.last}; {INDEX_MAX} is the highest"
         if len(part.indices) > COUNT_MAX:
-            return f"has {len(part.indices)} jobs; {COUNT_MAX} are taken at most"
+            return f"has {len(part.indices)} jobs; {COUNT_MAX} are allowed at most"
     if spec.running_max < 0:
         return f"must let at least 1 job run at once, not {spec.running_max}"
     named = sum(len(part.indices) for part in spec.ranges)
     if named > NAMED_MAX:
-        return f"names {named} indices, some of them several times; {NAMED_MAX} are taken at most"
+        return f"names {named} indices, some of them several times; {NAMED_MAX} are allowed at most"
     count = len(spec.indices)
-    return f"has {count} jobs; {COUNT_MAX} are taken at most" if count > COUNT_MAX else ""
+    return f"has {count} jobs; {COUNT_MAX} are allowed at most" if count > COUNT_MAX else ""
 
 
 @dataclass(slots=True)
 class Slots:
-    """Who of an array may be tried: those that hold resources and those that may be given some are never too many.
+    """Which jobs of an array may be tried, so that jobs holding resources and jobs offered some never exceed the limit.
 
-    The turn is by priority, then by index. It is decided anew whenever one begins or ceases to hold resources, so that
-    a limit holds whatever happens, in any order.
+    Waiting jobs are ordered by priority, then by index. The choice is made again whenever a job starts or stops holding
+    resources, so the limit holds for any sequence of events.
 
     >>> slots = Slots(running_max=2)
     >>> for index in range(3):
@@ -143,26 +143,26 @@ class Slots:
     """
 
     running_max: int
-    _waiting: list[tuple[int, int, str]] = field(default_factory=list)  # by turn
+    _waiting: list[tuple[int, int, str]] = field(default_factory=list)  # in order
     _turns: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     _holding: set[str] = field(default_factory=set)
 
     @property
     def holding(self) -> int:
-        """How many hold resources."""
+        """The number of jobs that hold resources."""
         return len(self._holding)
 
     @property
     def open_count(self) -> int:
-        """How many that wait may be tried."""
+        """The number of waiting jobs that may be tried."""
         return min(self._free, len(self._waiting))
 
     def held_back(self, most: int) -> list[str]:
-        """The first of those that wait for their turn, in order."""
+        """Return the first waiting jobs beyond the limit, in order."""
         return [job_id for _, _, job_id in self._waiting[self._free : self._free + most]]
 
     def open(self, job_id: str) -> bool:
-        """Whether a job that waits may be tried."""
+        """Return whether a waiting job may be tried."""
         turn = self._turns.get(job_id)
         return turn is not None and bisect_left(self._waiting, turn) < self._free
 
@@ -171,16 +171,16 @@ class Slots:
         return max(0, self.running_max - len(self._holding))
 
     def wait(self, job_id: str, *, priority: int, index: int) -> Sequence[str]:
-        """Note that a job waits, and nothing else keeps it; returns the others for which that may change something."""
+        """Add a waiting job that nothing else holds back; returns the other jobs that this may affect."""
         turn = -priority, index, job_id
         return [] if self._turns.get(job_id) == turn else self._change(job_id, turn=turn)
 
     def hold(self, job_id: str) -> Sequence[str]:
-        """Note that a job holds resources."""
+        """Record that a job holds resources."""
         return [] if job_id in self._holding else self._change(job_id, holds=True)
 
     def leave(self, job_id: str) -> Sequence[str]:
-        """Note that a job neither holds resources nor may have any."""
+        """Record that a job neither holds nor may be given resources."""
         return self._change(job_id) if job_id in self._holding or job_id in self._turns else []
 
     def _change(self, job_id: str, *, turn: tuple[int, int, str] | None = None, holds: bool = False) -> Sequence[str]:
@@ -194,5 +194,5 @@ class Slots:
         if holds:
             self._holding.add(job_id)
         first, last = sorted((before, self._free))
-        near = self._waiting[max(0, first - 1) : last + 1]  # only there the turn may have come, or gone
+        near = self._waiting[max(0, first - 1) : last + 1]  # only these may have become open, or closed
         return [other for _, _, other in near if other != job_id]

@@ -1,4 +1,4 @@
-"""Active jobs in columns, kept up to date by whoever owns them: the queue, or the simulator."""
+"""Active jobs in columns, kept up to date by their owner: the queue or the simulator."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the jobs of a table may share: what is free on nodes that take work, and all that they hold now.
+    """What the jobs of a table share: free resources on nodes that take work, plus everything the jobs hold now.
 
-    What leaves soon is counted as free.
+    Resources about to be released count as free.
     """
 
     gpu_milli: int = 0
@@ -29,7 +29,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as it enters the table; later columns start at nothing attained."""
+    """A job as it enters the table, with nothing attained yet."""
 
     id: str
     arrival_seconds: float
@@ -47,14 +47,14 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """All active jobs at one moment: one array per column, all of one length, rows in no order.
+    """All active jobs at one moment: one array per column, all of the same length, rows in no order.
 
-    Times are in seconds; `attained_seconds` is run time so far, `attained_gpu_seconds` that times the GPUs held,
-    `waiting_since` when the job last began to wait, `running_since` when its present run began, `remaining_seconds`
-    the predicted rest (NaN: unpredictable) with `confidence` from 0 to 1. `predicted_seconds` is the predicted whole
-    run time, which tells by how much a job has outlived it, as a rest of 0 does not. `tenant` numbers tenants,
-    `tenant_weight` is that tenant's share beside others. `capacity` is what all of them share. `by_arrival` lists the
-    rows by arrival and sequence, where that is known already.
+    Times are in seconds. `attained_seconds` is the run time so far, `attained_gpu_seconds` that times the GPUs held,
+    `waiting_since` when the job last began to wait, `running_since` when its present run began, `remaining_seconds` the
+    predicted remaining time (NaN: unpredictable) with `confidence` from 0 to 1. `predicted_seconds` is the predicted
+    total run time; unlike a remaining time of 0, it shows by how much a job has exceeded it. `tenant` numbers tenants,
+    `tenant_weight` is that tenant's weight. `capacity` is what all jobs share. `by_arrival` lists the rows by arrival
+    and sequence, if that is known already.
     """
 
     sequence: Ints
@@ -100,18 +100,18 @@ _FLOATS = (
 
 
 class _Arrivals:
-    """Rows in the order of their jobs' arrival, kept, for sorting anew in each cycle costs more.
+    """Rows in the order of their jobs' arrival, maintained because sorting them in each cycle costs more.
 
-    A row that goes leaves a gap, which is closed when the rows are next asked for: many may go before that.
+    A removed row leaves a gap, which is closed when the rows are read next: many may be removed before that.
     """
 
     def __init__(self, capacity: int) -> None:
         self._rows: Ints = np.zeros(capacity, dtype=np.int64)  # -1 in a gap
-        self._places: Ints = np.zeros(capacity, dtype=np.int64)  # of each row in these
+        self._places: Ints = np.zeros(capacity, dtype=np.int64)  # of each row in `_rows`
         self._count = self._gaps = 0
 
     def add(self, row: int, new: tuple[float, int], arrived: Callable[[int], tuple[float, int]]) -> None:
-        """Put a row after all that have not arrived later."""
+        """Insert a row after all rows that arrived no later."""
         if self._count == len(self._rows):
             self._close()
         if self._count == len(self._rows):
@@ -124,7 +124,7 @@ class _Arrivals:
         self._count += 1
 
     def _make_room(self, new: tuple[float, int], arrived: Callable[[int], tuple[float, int]]) -> int:
-        """Find the place of a row that is not the last, and move those after it."""
+        """Return the place of a row that is not last, after moving the rows behind it."""
         self._close()
         place = bisect_right(self._rows[: self._count], new, key=arrived)
         later = self._rows[place : self._count].copy()
@@ -133,7 +133,7 @@ class _Arrivals:
         return place
 
     def remove(self, row: int, last: int) -> None:
-        """Drop a row, whose number `last` has from now on."""
+        """Drop a row; row `last` takes over its number."""
         self._rows[self._places[row]] = -1
         self._gaps += 1
         if row != last:
@@ -141,7 +141,7 @@ class _Arrivals:
             self._rows[place], self._places[row] = row, place
 
     def rows(self) -> Ints:
-        """Give all rows: good until the next is added or removed."""
+        """Return all rows; valid until a row is added or removed."""
         self._close()
         return self._rows[: self._count]
 
@@ -183,15 +183,15 @@ class JobTable:
         return job_id in self._row
 
     def row(self, job_id: str) -> int:
-        """Say in which row a job is now; another job's removal may move it."""
+        """Return the present row of a job; removing another job may change it."""
         return self._row[job_id]
 
     def running(self, job_id: str) -> bool:
-        """Say whether a job runs."""
+        """Return whether a job is running."""
         return bool(self._columns["running"][self._row[job_id]])
 
     def add(self, job: JobRow) -> None:
-        """Take a waiting job in."""
+        """Add a waiting job."""
         if job.id in self._row:
             raise ValueError(f"job {job.id} is in the table already")
         row = len(self.ids)
@@ -224,7 +224,7 @@ class JobTable:
         )
 
     def _enlist(self, row: int, job: JobRow) -> None:
-        """Put a new row where its arrival belongs; it is last unless an earlier job comes back."""
+        """Insert a new row by its arrival; it comes last unless an earlier job is back."""
         arrivals, sequences = self._columns["arrival_seconds"], self._columns["sequence"]
 
         def arrived(other: int) -> tuple[float, int]:
@@ -233,7 +233,7 @@ class JobTable:
         self._arrivals.add(row, (job.arrival_seconds, job.sequence), arrived)
 
     def remove(self, job_id: str) -> None:
-        """Let a job go."""
+        """Remove a job."""
         row, last = self._row.pop(job_id), len(self.ids) - 1
         self._arrivals.remove(row, last)
         if row != last:
@@ -244,11 +244,11 @@ class JobTable:
         self.ids.pop()
 
     def start(self, job_id: str, now: float) -> None:
-        """Note that a job has begun to run."""
+        """Record that a job has started."""
         self._set(self._row[job_id], running=True, running_since=now)
 
     def stop(self, job_id: str, now: float) -> None:
-        """Note that a job waits again; what it attained stays."""
+        """Record that a job waits again; it keeps what it attained."""
         row = self._row[job_id]
         if self._columns["running"][row]:
             ran = max(0.0, now - float(self._columns["running_since"][row]))
@@ -262,7 +262,7 @@ class JobTable:
     def update(self, job_id: str, **values: float) -> None:
         """Set columns of one job: priority, deadline_seconds, remaining_seconds, confidence, cores…
 
-        Where `predicted_seconds` is set, the rest follows from it at every moment.
+        Once `predicted_seconds` is set, the remaining time follows from it at every moment.
         """
         self._set(self._row[job_id], **values)
 
@@ -277,11 +277,11 @@ class JobTable:
             self._columns[name][row] = value
 
     def waits(self) -> bool:
-        """Whether any job does not run."""
+        """Return whether any job is waiting."""
         return not bool(self._columns["running"][: len(self.ids)].all())
 
     def jobs(self, now: float) -> Jobs:
-        """Picture all active jobs at a moment. The arrays are views: good until the table next changes."""
+        """Return all active jobs at a moment. The arrays are views, valid until the table changes."""
         size = len(self.ids)
         columns = {name: column[:size] for name, column in self._columns.items()}
         running = columns["running"]

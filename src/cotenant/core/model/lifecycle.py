@@ -1,4 +1,4 @@
-"""The lives of jobs and of attempts, as tables. A missing row is an `InvalidTransition`.
+"""The life cycles of jobs and attempts, as tables. A missing row is an `InvalidTransition`.
 
 The diagrams in docs/ are drawn from these tables.
 """
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 
 class Phase(StrEnum):
-    """Where a job stands."""
+    """Where a job is in its life cycle."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -24,12 +24,12 @@ class Phase(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can happen to the job."""
+        """Whether the job has ended for good."""
         return self in ENDED
 
     @property
     def holds_resources(self) -> bool:
-        """Whether an attempt of the job may hold something."""
+        """Whether an attempt of the job may hold resources."""
         return self in HOLDING
 
 
@@ -38,18 +38,18 @@ HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
 
 
 class JobEvent(StrEnum):
-    """What can happen to a job."""
+    """An event in the life of a job."""
 
     ASSIGNED = "assigned"  # an attempt was committed
     STARTED = "started"  # all of its processes run
-    STOP_ORDERED = "stop_ordered"  # a cancel, a suspend or a preemption of what holds resources
-    CANCELLED = "cancelled"  # nothing to stop, or all has stopped
+    STOP_ORDERED = "stop_ordered"  # a job that holds resources is cancelled, suspended or preempted
+    CANCELLED = "cancelled"  # nothing had to stop, or everything has stopped
     SUSPENDED = "suspended"
     RESUMED = "resumed"
-    REQUEUED = "requeued"  # preempted, moved, drained, lost, or a failure with a retry left
+    REQUEUED = "requeued"  # preempted, migrated, drained, lost, or failed with a retry left
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    GIVEN_UP = "given_up"  # the queue policy sees no use in running it any more
+    GIVEN_UP = "given_up"  # the queue policy no longer sees any use in running it
 
 
 JOB_NEXT: Mapping[tuple[Phase, JobEvent], Phase] = MappingProxyType(
@@ -81,7 +81,7 @@ JOB_NEXT: Mapping[tuple[Phase, JobEvent], Phase] = MappingProxyType(
 
 
 class AttemptState(StrEnum):
-    """Where an attempt stands."""
+    """Where an attempt is in its life cycle."""
 
     ASSIGNED = "assigned"
     RUNNING = "running"
@@ -94,7 +94,7 @@ class AttemptState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the attempt holds nothing any more."""
+        """Whether the attempt no longer holds resources."""
         return self in ATTEMPT_ENDED
 
 
@@ -110,15 +110,15 @@ ATTEMPT_ENDED = frozenset(
 
 
 class AttemptEvent(StrEnum):
-    """What can happen to an attempt."""
+    """An event in the life of an attempt."""
 
-    LAUNCHED = "launched"  # every part of it runs
+    LAUNCHED = "launched"  # all of its parts run
     STOP_ORDERED = "stop_ordered"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
-    NOT_LAUNCHED = "not_launched"  # a node could not launch it; the user's program was never executed there
+    NOT_LAUNCHED = "not_launched"  # a node could not launch it; the user's program did not run there
 
 
 ATTEMPT_NEXT: Mapping[tuple[AttemptState, AttemptEvent], AttemptState] = MappingProxyType(
@@ -147,7 +147,7 @@ ATTEMPT_NEXT: Mapping[tuple[AttemptState, AttemptEvent], AttemptState] = Mapping
 
 
 class StopReason(StrEnum):
-    """Why an attempt was told to stop."""
+    """Why an attempt was stopped."""
 
     CANCELLED = "cancelled"
     SUSPENDED = "suspended"
@@ -163,7 +163,7 @@ class StopReason(StrEnum):
 
 
 class LaunchCause(StrEnum):
-    """Which part of a launch failed, before the user's program was executed."""
+    """The step of a launch that failed before the user's program was executed."""
 
     CGROUP = "cgroup"
     DIRECTORY = "directory"
@@ -179,21 +179,21 @@ class LaunchCause(StrEnum):
 
 
 class InvalidTransition(Exception):
-    """An event that the table does not know for this phase; carries the whole story."""
+    """An event that is not allowed in the present phase; carries the history so far."""
 
     def __init__(self, subject: str, phase: StrEnum, event: StrEnum, story: str = "") -> None:
-        super().__init__(f"{subject} is {phase} and cannot be {event}" + (f"; its story: {story}" if story else ""))
+        super().__init__(f"{subject} is {phase} and cannot be {event}" + (f"; history: {story}" if story else ""))
         self.subject, self.phase, self.event = subject, phase, event
 
 
 def next_phase(job_id: str, phase: Phase, event: JobEvent, story: str = "") -> Phase:
-    """Look up where an event takes a job.
+    """Return the phase of a job after an event.
 
     >>> next_phase("a", Phase.QUEUED, JobEvent.ASSIGNED)
     <Phase.STARTING: 'starting'>
 
     Raises:
-        InvalidTransition: the table has no such row.
+        InvalidTransition: the event is not allowed in this phase.
     """
     try:
         return JOB_NEXT[phase, event]
@@ -202,10 +202,10 @@ def next_phase(job_id: str, phase: Phase, event: JobEvent, story: str = "") -> P
 
 
 def next_state(attempt: str, state: AttemptState, event: AttemptEvent, story: str = "") -> AttemptState:
-    """Look up where an event takes an attempt.
+    """Return the state of an attempt after an event.
 
     Raises:
-        InvalidTransition: the table has no such row.
+        InvalidTransition: the event is not allowed in this phase.
     """
     try:
         return ATTEMPT_NEXT[state, event]

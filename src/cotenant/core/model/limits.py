@@ -1,7 +1,7 @@
-"""The limits on what a request may contain: one table, which validation, servers and the documentation read.
+"""Limits on the content of requests: one table, used by validation, servers and the documentation.
 
-A limit keeps one call from holding a service's event loop, and one job from filling a record. An error names the field,
-the value that it has and the limit. `docs/limits.md` shows the table.
+A limit keeps one call from blocking a service's event loop, and one job from filling a record. An error names the
+field, its value and the limit. `docs/limits.md` shows the table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OBSERVATIONS_MAX = 10_000
 QUERIES_MAX = 10_000
 TENANTS_MAX = 10_000
 
-VIOLATIONS_MAX = 32  # of one request; more are counted
+VIOLATIONS_MAX = 32  # of one request; the rest are counted
 REQUEST_BYTES_MAX = 64 * KIB
 REQUEST_SPEC_BYTES_MAX = 320 * KIB
 REQUEST_SPECS_BYTES_MAX = 512 * KIB
@@ -47,7 +47,7 @@ REQUEST_SPECS_BYTES_MAX = 512 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most of something that a field may hold."""
+    """The maximum that a field may hold."""
 
     field: str
     most: int

@@ -1,4 +1,4 @@
-"""Which model a job trains, as far as its name tells: users, traces and profiles spell the same model in many ways."""
+"""Recognizes the model that a job trains by its name: users, traces and profiles spell the same model in many ways."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-# What kind of work a family does; the first of a family's spellings that the name begins with counts.
+# Family, kind of work, and spellings; the first spelling that the name begins with counts.
 _SPELLINGS: tuple[tuple[str, str, str], ...] = (
     ("resnet50", "vision", "resnet50 res50"),
     ("resnet18", "vision", "resnet18 res18"),
@@ -43,7 +43,7 @@ _BATCH = re.compile(r"\(\s*batch size (\d+)\s*\)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A family of models, what kind of work it does (`vision`, `language`, `speech` or ""), and the batch if told."""
+    """A model family, its kind of work (`vision`, `language`, `speech` or ""), and its batch size if named."""
 
     family: str
     kind: str
@@ -52,7 +52,7 @@ class Model:
 
 @lru_cache(maxsize=4096)
 def model_of(tag: str) -> Model | None:
-    """Recognise a model by its name; None where it is not known.
+    """Return the model that a name stands for; None if it is unknown.
 
     >>> model_of("ResNet-50 (batch size 32)")
     Model(family='resnet50', kind='vision', batch=32)

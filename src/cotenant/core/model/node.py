@@ -1,4 +1,4 @@
-"""What a node is made of."""
+"""What a node consists of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A schedulable core: a physical one with its SMT siblings, or one logical CPU where a node splits them."""
+    """A schedulable core: a physical core with its SMT siblings, or one logical CPU if the node splits them."""
 
     id: int
     cpus: tuple[int, ...]
@@ -19,9 +19,9 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, named by its UUID alone.
+    """A GPU, identified by its UUID.
 
-    GPUs of a node with the same `island`, from 1, reach each other over NVLink; 0: it has none that is known.
+    GPUs of a node with the same `island`, from 1, are connected by NVLink; 0: no known link.
     """
 
     uuid: str
@@ -36,18 +36,18 @@ class Gpu:
 
 
 class HealthAction(StrEnum):
-    """What follows from something that is not well, the mildest first."""
+    """What follows from a health problem, the mildest first."""
 
-    IGNORE = "ignore"  # it is told, and nothing else
-    HOLD = "hold"  # no new work until it is known again how things stand; what runs, runs on
-    RESTART = "restart"  # attempts that use it are to be started anew
-    QUARANTINE = "quarantine"  # no new work for this GPU; attempts that use it are to be started anew elsewhere
-    DRAIN = "drain"  # the whole node takes no new work and is emptied
+    IGNORE = "ignore"  # reported only
+    HOLD = "hold"  # no new work until the state is known again; running attempts continue
+    RESTART = "restart"  # attempts that use it are restarted
+    QUARANTINE = "quarantine"  # no new work for this GPU; attempts that use it are restarted elsewhere
+    DRAIN = "drain"  # the whole node takes no new work and is drained
 
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
-    """Something on a node that is not well. Without a `gpu_uuid` it concerns the whole node."""
+    """A health problem of a node. Without a `gpu_uuid` it concerns the whole node."""
 
     check: str
     action: HealthAction
@@ -59,7 +59,7 @@ class HealthProblem:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All that jobs may use of a node."""
+    """Everything on a node that jobs may use."""
 
     cores: tuple[Core, ...] = ()
     gpus: tuple[Gpu, ...] = ()
@@ -69,25 +69,25 @@ class Inventory:
     not_enforced: tuple[str, ...] = ()
     agent_version: str = ""
     problems: tuple[HealthProblem, ...] = ()
-    shared_user: str = ""  # as whom every job runs; empty where jobs run as their submitters
-    machine: str = ""  # the boot of the machine that it is on; empty where unknown, or deliberately shared
+    shared_user: str = ""  # the user that runs every job; empty if jobs run as their submitters
+    machine: str = ""  # the boot of the underlying machine; empty if unknown or deliberately shared
 
     @property
     def gpu_type(self) -> str:
-        """The type of its GPUs; a node's GPUs are taken to be alike."""
+        """The type of its GPUs; a node's GPUs are assumed to be identical."""
         return self.gpus[0].model if self.gpus else ""
 
     @property
     def shareable(self) -> bool:
-        """Whether shares of its GPUs may be given out."""
+        """Whether shares of its GPUs may be allocated."""
         return any(gpu.shareable for gpu in self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldNode:
-    """A node that gets one job at a time, a canary, since launches or all that was launched failed there.
+    """A node that gets one job at a time, a canary, because launches or all launched attempts failed there.
 
-    The next canary may start in `next_seconds`; `canary` is the attempt that is one now, "" where there is none.
+    The next canary may start in `next_seconds`; `canary` is the attempt that is the canary now, "" if there is none.
     """
 
     node_id: str
@@ -97,28 +97,28 @@ class HeldNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Illness:
-    """How many GPUs get no new work, and how many nodes, for their health; and what all nodes had if they were well.
+class UnhealthyCapacity:
+    """How many GPUs and nodes get no new work because they are unhealthy, and what the nodes would have if healthy.
 
-    `held` are those of the nodes that get a canary now and then.
+    `held` are the nodes that get a canary now and then.
     """
 
     gpus: int = 0
     nodes: int = 0
-    shapes_when_well: tuple[NodeShape, ...] = ()
+    healthy_shapes: tuple[NodeShape, ...] = ()
     held: tuple[HeldNode, ...] = ()
 
     def gpus_of(self, wanted: Sequence[str], shapes: Sequence[NodeShape]) -> int:
-        """Count those of the wanted types; `shapes` are what the nodes have now, in the same order."""
-        pairs = zip(self.shapes_when_well, shapes, strict=True)
+        """Count the unhealthy GPUs of the wanted types; `shapes` are what the nodes have now, in the same order."""
+        pairs = zip(self.healthy_shapes, shapes, strict=True)
         return sum(
-            well.gpus - now.gpus for well, now in pairs if any(is_of_type(well.gpu_type, each) for each in wanted)
+            well.gpus - now.gpus for well, now in pairs if any(matches_gpu_type(well.gpu_type, each) for each in wanted)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """What a node has in all, for those who only count. `count` 0: such a node could join but has not."""
+    """The total resources of a node, as counts. `count` 0: such a node could join but has not."""
 
     gpus: int
     cores: int
@@ -128,30 +128,32 @@ class NodeShape:
     count: int = 1
 
     def __str__(self) -> str:
-        """The shape in words, as refusals name it."""
+        """Return the shape as refusals name it."""
         gpus = f"{self.gpus} × {self.gpu_type}" if self.gpu_type else f"{self.gpus} GPUs"
         memory = f", {self.memory_bytes / 2**30:.0f} GiB" if self.memory_bytes else ""
         return f"{gpus}, {self.cores} cores{memory}"
 
 
-def is_of_type(gpu_type: str, wanted: str) -> bool:
-    """Tell whether a GPU is of a wanted type, or of one of several with a `|` between them.
+def matches_gpu_type(gpu_type: str, wanted: str) -> bool:
+    """Return whether a GPU is of the wanted type, or of one of several types separated by `|`.
 
-    A type is found anywhere in the GPU's name, case aside.
+    A type matches anywhere in the GPU's name, ignoring case.
 
-    >>> is_of_type("NVIDIA A100-SXM4-80GB", "a100"), is_of_type("V100M32", "V100M16|V100M32"), is_of_type("T4", "A100")
-    (True, True, False)
+    >>> matches_gpu_type("NVIDIA A100-SXM4-80GB", "a100"), matches_gpu_type("T4", "A100")
+    (True, False)
+    >>> matches_gpu_type("V100M32", "V100M16|V100M32")
+    True
     """
     return any(one in gpu_type.lower() for one in alternatives(wanted.lower()))
 
 
 def alternatives(wanted: str) -> list[str]:
-    """Take a wish for one of several GPU types apart; a wish for none in particular is one for any."""
+    """Return the alternatives in a requested GPU type; a request without a type gives one that matches any GPU."""
     return [one.strip() for one in wanted.split("|")]
 
 
 def shape_of(inventory: Inventory) -> NodeShape:
-    """Count what a node has."""
+    """Return the total resources of a node."""
     return NodeShape(
         gpus=len(inventory.gpus),
         cores=len(inventory.cores),
@@ -161,10 +163,10 @@ def shape_of(inventory: Inventory) -> NodeShape:
     )
 
 
-def type_in_words(gpu_type: str) -> str:
-    """Write a wish for a GPU type.
+def format_gpu_type(gpu_type: str) -> str:
+    """Format a requested GPU type.
 
-    >>> type_in_words("V100M16|V100M32")
+    >>> format_gpu_type("V100M16|V100M32")
     'V100M16 or V100M32'
     """
     return " or ".join(alternatives(gpu_type))

@@ -1,7 +1,7 @@
-"""The pre-run of a job of several GPUs: one replica alone on one GPU, before its gang is assembled.
+"""The pre-run of a multi-GPU job: one replica alone on one GPU, before its gang is assembled.
 
-Much of what fails in a cluster fails within its first minutes, for a typo or a module that is missing, and would do so
-on one GPU as well: "run a job on a single GPU first" is the third guideline of Jeon et al. (ATC 2019, section 5 [P]).
+Many failures in a cluster happen within the first minutes, because of a typo or a missing module, and would happen on
+one GPU as well: "run a job on a single GPU first" is the third guideline of Jeon et al. (ATC 2019, section 5 [P]).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from cotenant.core.model.refusal import about
 
 
 def pre_run_of(spec: JobSpec) -> JobSpec:
-    """Cut a job down to what its pre-run asks for: one replica with one GPU, or what of one its replicas share.
+    """Return the pre-run of a job: one replica with one GPU, or with its share if its replicas share GPUs.
 
-    It is the first replica of the first role that has GPUs: rank 0, but where servers without GPUs come first. It gets
-    that replica's cores per GPU, rounded up, and all of its memory, for nobody knows how much of that is per GPU.
+    It is the first replica of the first role that has GPUs: rank 0, unless servers without GPUs come first. It gets
+    that replica's cores per GPU, rounded up, and all of its memory, because the memory needed per GPU is unknown.
     """
     role = next((one for one in spec.roles if one.request.gpu_milli), spec.roles[0])
     return replace(
@@ -36,7 +36,7 @@ def _on_one_gpu(request: Request) -> Request:
 
 
 def in_words(seconds: float) -> str:
-    """Tell what a pre-run is to people.
+    """Describe a pre-run for users.
 
     >>> in_words(300)
     'a pre-run on one GPU, for 5 min at most'

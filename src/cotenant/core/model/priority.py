@@ -1,4 +1,4 @@
-"""Priority classes: names for the priorities that most jobs need, so that people agree on what is urgent."""
+"""Priority classes: names for common priorities, so that users agree on what is urgent."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 CLASSES: Mapping[str, int] = MappingProxyType({"low": -100, "normal": 0, "high": 100, "urgent": 1000})
-"""Far enough apart for whole numbers to go between them. Higher runs earlier."""
+"""Far enough apart to leave room for integers in between. Higher runs earlier."""
 
 
 def parse_priority(text: str) -> int:
-    """Read a priority: the name of a class, or a whole number.
+    """Return the priority that a text gives: the name of a class, or an integer.
 
     >>> parse_priority("high"), parse_priority("-7")
     (100, -7)
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
-    told = text.strip().lower()
-    if told in CLASSES:
-        return CLASSES[told]
+    name = text.strip().lower()
+    if name in CLASSES:
+        return CLASSES[name]
     try:
-        return int(told)
+        return int(name)
     except ValueError:
         raise ValueError(f"must be {', '.join(CLASSES)} or a whole number, not {text!r}") from None
 
 
 def class_of(priority: int) -> str:
-    """Name the class of a priority; "" where it is between classes.
+    """Return the class of a priority; "" if it lies between classes.
 
     >>> class_of(100), class_of(7)
     ('high', '')
@@ -37,7 +37,7 @@ def class_of(priority: int) -> str:
 
 
 def in_words(priority: int) -> str:
-    """Write a priority for people.
+    """Format a priority for users.
 
     >>> in_words(100), in_words(7)
     ('high', '7')

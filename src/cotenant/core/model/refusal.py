@@ -1,4 +1,4 @@
-"""Why a job waits: data, with the numbers and with what would change it."""
+"""Refusals: why a job waits, as data: a code, the numbers, and what would change it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cotenant.core.model.node import HeldNode
 
 
 class Wait(StrEnum):
-    """The kinds of wait (Philly, section 3.1 [P]), by which simulations and metrics sum them up."""
+    """Kinds of waiting (Philly, section 3.1 [P]), by which simulations and metrics add them up."""
 
     FAIR_SHARE = "fair_share"
     FRAGMENTATION = "fragmentation"
@@ -53,7 +53,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.BEHIND: Wait.CAPACITY,
         Code.OUTRANKED: Wait.CAPACITY,
         Code.MAKING_ROOM: Wait.CAPACITY,
-        Code.QOS: Wait.FRAGMENTATION,  # what is free suffices, but not where it is
+        Code.QOS: Wait.FRAGMENTATION,  # enough is free, but not in the right place
         Code.QUOTA: Wait.FAIR_SHARE,
         Code.NO_NODES: Wait.CAPACITY,
         Code.SUSPENDED: Wait.DEPENDENCY,
@@ -73,11 +73,11 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
 class Refusal:
     """One reason why a job does not run now.
 
-    `locality` is the level at which a place was wanted, where what is free lies in fragments. `over_share` says that
-    its tenant has what it is due already. `holds_seconds`: the policy would answer otherwise after that, though nothing
-    else happens, and relax the level to `relaxes_to` where that is so. `held_seconds`: it would have answered otherwise
-    to a gang that had waited shorter, for a place that is not in fragments, by more than that; so the reason is that of
-    all gangs with these needs whose waits of this kind lie between.
+    `locality` is the topology level requested, if free resources are fragmented. `over_share` means that the job's
+    tenant already holds its fair share. `holds_seconds`: after this time the policy would answer differently although
+    nothing else happens, and if so relaxes the level to `relaxes_to`. `held_seconds`: the policy would have answered
+    differently to a gang that had waited less, for fragmented resources, by more than this; so the reason is valid for
+    all gangs with these requirements whose waits of this kind lie in between.
     """
 
     code: Code
@@ -91,18 +91,18 @@ class Refusal:
     relaxes_to: Locality | None = None
 
     @property
-    def told(self) -> str:
-        """The detail, with what time alone will change.
+    def full_detail(self) -> str:
+        """The detail, including what time alone will change.
 
-        >>> Refusal(Code.FRAGMENTED, "best server has 6", holds_seconds=240, relaxes_to=Locality.RACK).told
+        >>> Refusal(Code.FRAGMENTED, "best server has 6", holds_seconds=240, relaxes_to=Locality.RACK).full_detail
         'best server has 6; relaxes to rack in 4 min'
         """
         if self.relaxes_to is None or math.isinf(self.holds_seconds):
             return self.detail
-        return f"{self.detail}; relaxes to {self.relaxes_to} in {span_in_words(self.holds_seconds)}"
+        return f"{self.detail}; relaxes to {self.relaxes_to} in {format_duration(self.holds_seconds)}"
 
     def after(self, seconds: float) -> Refusal:
-        """The same reason of a gang that has waited that much longer, or shorter where the time is negative."""
+        """Return the refusal of a gang that has waited this much longer, or less if the time is negative."""
         if not seconds or (math.isinf(self.holds_seconds) and math.isinf(self.held_seconds)):
             return self
         held = max(0.0, self.held_seconds + seconds)
@@ -110,20 +110,21 @@ class Refusal:
 
     @property
     def wait(self) -> Wait:
-        """The kind of wait that this reason makes.
+        """The kind of waiting that this reason causes.
 
-        A job beyond its tenant's share waits for its fair share, whatever else there is; one that is held back from
-        outside the cluster waits for that, and one that can never run for capacity that nobody's share brings.
+        A job beyond its tenant's share waits for its fair share, whatever else holds it back; a job held back by
+        something outside the cluster waits for that; and a job that can never run waits for capacity, which no fair
+        share brings.
         """
         return wait_of(self.code, over_share=self.over_share)
 
     def __str__(self) -> str:
-        """The reason in one sentence."""
-        return f"{self.code}: {self.told}"
+        """Return the reason in one sentence."""
+        return f"{self.code}: {self.full_detail}"
 
 
 def wait_of(code: Code, *, over_share: bool) -> Wait:
-    """Name the kind of wait: over quota is fair share, else no placement is fragmentation (Philly, section 3.1 [P]).
+    """Return the kind of waiting: fair share if over quota, fragmentation if unplaceable (Philly, section 3.1 [P]).
 
     >>> wait_of(Code.FRAGMENTED, over_share=False), wait_of(Code.FRAGMENTED, over_share=True)
     (<Wait.FRAGMENTATION: 'fragmentation'>, <Wait.FAIR_SHARE: 'fair_share'>)
@@ -134,7 +135,7 @@ def wait_of(code: Code, *, over_share: bool) -> Wait:
 
 
 def plural(count: float, noun: str) -> str:
-    """Write a count with its noun: `1 GPU`, `0.5 GPUs`, `3 servers`.
+    """Format a count with its noun: `1 GPU`, `0.5 GPUs`, `3 servers`.
 
     >>> plural(1, "GPU"), plural(2.5, "GPU")
     ('1 GPU', '2.5 GPUs')
@@ -143,7 +144,7 @@ def plural(count: float, noun: str) -> str:
 
 
 def gpus(milli: int) -> str:
-    """Write GPUs given in thousandths.
+    """Format GPUs given in thousandths.
 
     >>> gpus(8000), gpus(500)
     ('8 GPUs', '0.5 GPUs')
@@ -152,7 +153,7 @@ def gpus(milli: int) -> str:
 
 
 def gib(count: int) -> str:
-    """Write bytes.
+    """Format bytes.
 
     >>> gib(3 * 2**29)
     '1.5 GiB'
@@ -160,10 +161,10 @@ def gib(count: int) -> str:
     return f"{count / 2**30:.3g} GiB"
 
 
-def span_in_words(seconds: float) -> str:
-    """Write a time to come in the largest unit that suits it, rounded up: it is not over before.
+def format_duration(seconds: float) -> str:
+    """Format a duration in its largest suitable unit, rounded up so that it has always passed by then.
 
-    >>> span_in_words(41.2), span_in_words(240), span_in_words(9000)
+    >>> format_duration(41.2), format_duration(240), format_duration(9000)
     ('42 s', '4 min', '3 h')
     """
     for unit, length, most in (("s", 1, 100), ("min", 60, 6000)):
@@ -173,7 +174,7 @@ def span_in_words(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """Write a time to come that is only roughly known, rounded to the nearest.
+    """Format an approximate duration, rounded to nearest.
 
     >>> about(41.2), about(740), about(9000), about(200_000), about(900_000)
     ('41 s', '12 min', '2.5 h', '56 h', '10 days')
@@ -181,10 +182,10 @@ def about(seconds: float) -> str:
     return " ".join(_rough(seconds))
 
 
-def range_in_words(low: float, high: float | None) -> str:
-    """Write between which times something will be; None: nobody knows how late.
+def format_duration_range(low: float, high: float | None) -> str:
+    """Format a range of durations; None: no known upper bound.
 
-    >>> range_in_words(480, 1800), range_in_words(50, 7200), range_in_words(480, None)
+    >>> format_duration_range(480, 1800), format_duration_range(50, 7200), format_duration_range(480, None)
     ('8–30 min', '50 s–2 h', '8 min or more')
     """
     first = _rough(low)
@@ -203,7 +204,7 @@ def _rough(seconds: float) -> tuple[str, str]:
 
 
 def behind(job_id: str, wanted: str) -> Refusal:
-    """A strict queue: the job at its head does not fit, and nobody may pass it."""
+    """Return the refusal of a job behind the head of a strict queue: the head does not fit, and no job may pass it."""
     return Refusal(
         Code.BEHIND,
         f"waits behind {job_id}, which is at the head of a strict queue and {wanted}",
@@ -212,10 +213,10 @@ def behind(job_id: str, wanted: str) -> Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
-    """The job that stands right before another one in the order, and their scores: the lower runs first.
+class PrecedingJob:
+    """The job right before another one in the order, and their scores: the lower runs first.
 
-    `wanted_milli` are the GPUs, in thousandths, that all who wait before that other one ask for.
+    `wanted_milli` are the GPUs, in thousandths, requested by all jobs that wait before that other job.
     """
 
     job_id: str
@@ -229,16 +230,16 @@ def outranked(
     ahead: int,
     first: Sequence[str] = (),
     left: tuple[int, int, int] | None = None,
-    nearest: Nearest | None = None,
+    nearest: PrecedingJob | None = None,
 ) -> Refusal:
-    """The policy gave what there is to jobs that go before it: `first` are the first of them.
+    """Return the refusal of a job whose resources go to jobs before it in the order: `first` are the first of these.
 
-    `left` are the GPUs, in thousandths, cores and memory, in bytes, that they leave, where that is known.
+    `left` is what those jobs leave: GPUs in thousandths, cores, and memory in bytes; None if unknown.
 
     >>> outranked(7, 6, ["a", "b"], (2000, 12, 2**30)).detail
-    'is number 7 in the order; those before it, first of all a and b, leave 2 GPUs, 12 cores and 1 GiB of memory'
+    'is number 7 in the order; the jobs before it, first a and b, leave 2 GPUs, 12 cores and 1 GiB of memory'
     """
-    who = f"those before it, first of all {' and '.join(first)}," if first else "those before it"
+    who = f"the jobs before it, first {' and '.join(first)}," if first else "the jobs before it"
     numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
     much = "leave too little of the cluster"
     if left is not None:
@@ -252,21 +253,23 @@ def outranked(
     )
 
 
-def held_back_in_order(
-    rank: int, ahead: int, head: str, wanted: tuple[int, int, int], left: tuple[int, int, int], nearest: Nearest | None
+def blocked_by_strict_head(
+    rank: int,
+    ahead: int,
+    head: str,
+    wanted: tuple[int, int, int],
+    left: tuple[int, int, int],
+    nearest: PrecedingJob | None,
 ) -> Refusal:
-    """A strict order goes no further than a job that does not fit, the `head`, and this one stands behind that.
-
-    `wanted` and `left` are GPUs, in thousandths, cores and memory, in bytes: what the head needs and what there is.
-    """
+    """Return the refusal of a job behind the `head` of a strict order, which does not fit: the order stops there."""
     numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
     numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
     names = ("head_gpu_milli", "head_cores", "head_memory_bytes")
     numbers |= dict(zip(names, map(float, wanted), strict=True))
     return Refusal(
         Code.OUTRANKED,
-        f"is number {rank} in a strict order that goes no further than {head}, which needs {_amounts(wanted)}; those "
-        f"before that leave {_amounts(left)}{_nearness(ahead, nearest, numbers)}",
+        f"is number {rank} in a strict order that stops at {head}, which needs {_amounts(wanted)}; the "
+        f"jobs before {head} leave {_amounts(left)}{_nearness(ahead, nearest, numbers)}",
         f"{head} finds room, is cancelled or falls in the order, or the queue is set to backfill",
         numbers,
     )
@@ -276,22 +279,22 @@ def _amounts(of: tuple[int, int, int]) -> str:
     return f"{gpus(of[0])}, {plural(of[1], 'core')} and {gib(of[2])} of memory"
 
 
-def _nearness(ahead: int, nearest: Nearest | None, numbers: dict[str, float]) -> str:
-    """Tell how much waits before a job, and how far the next of them is; adds the numbers."""
+def _nearness(ahead: int, nearest: PrecedingJob | None, numbers: dict[str, float]) -> str:
+    """Describe how much waits before a job and how close the next job is; adds the numbers."""
     if nearest is None or not ahead:
         return ""
     numbers |= {"ahead_gpu_milli": nearest.wanted_milli, "score": nearest.own_score, "nearest_score": nearest.score}
-    who = "1 job that waits before it wants" if ahead == 1 else f"{ahead} jobs that wait before it want"
-    scores = f"has the score {nearest.score:.6g}, it {nearest.own_score:.6g}"
+    who = "1 waiting job before it wants" if ahead == 1 else f"{ahead} waiting jobs before it want"
+    scores = f"has score {nearest.score:.6g}, this job {nearest.own_score:.6g}"
     return f"; {who} {gpus(nearest.wanted_milli)}; the nearest, {nearest.job_id}, {scores}"
 
 
 def given_up(policy: str) -> Refusal:
-    """The policy will not run the job any more."""
+    """Return the refusal of a job that the queue policy will not run."""
     return Refusal(
         Code.GIVEN_UP,
-        f"was given up by the queue policy {policy}, which sees no use in running it any more",
-        "a later deadline, or options of the policy under which it gives nobody up",
+        f"was given up by the queue policy {policy}, which no longer sees any use in running it",
+        "a later deadline, or policy options that give up no job",
     )
 
 
@@ -299,7 +302,7 @@ HELD_NAMED_MAX = 3
 
 
 def nodes_held(held: Sequence[HeldNode], wanted: str) -> Refusal:
-    """The nodes that could hold a job are held, and one job at a time is tried there.
+    """Return the refusal of a job that only held nodes could hold; these try one job at a time.
 
     >>> nodes_held([HeldNode("n1", "cannot launch: the disk is full", 8.0)], "1 GPU").detail
     'needs 1 GPU, and 1 server that could hold it is held: n1 (cannot launch: the disk is full); next try in 8 s'
@@ -310,7 +313,7 @@ def nodes_held(held: Sequence[HeldNode], wanted: str) -> Refusal:
     if math.isinf(wait):
         when = f"{held[0].canary} is being tried there"
     else:
-        when = f"next try in {span_in_words(wait)}" if wait > 0 else "the next job that fits is tried there"
+        when = f"next try in {format_duration(wait)}" if wait > 0 else "the next job that fits is tried there"
     which = "server that could hold it is held" if len(held) == 1 else "servers that could hold it are held"
     numbers = {"held_nodes": float(len(held))}
     if not math.isinf(wait):
@@ -318,17 +321,17 @@ def nodes_held(held: Sequence[HeldNode], wanted: str) -> Refusal:
     return Refusal(
         Code.NODES_HELD,
         f"needs {wanted}, and {len(held)} {which}: {named}{more}; {when}",
-        "mend the nodes; the first job that is launched there ends the hold, or `cotenant uncordon` does at once",
+        "repair the nodes; the first job launched there ends the hold, or `cotenant uncordon` ends it at once",
         numbers,
     )
 
 
 def policy_failed(policy: str, error: Exception) -> Refusal:
-    """The placement policy has a bug: it failed, or offered what it may not."""
+    """Return the refusal of a job on which the placement policy failed: it raised, or offered what is not free."""
     return Refusal(
         Code.POLICY_FAILED,
         f"the placement policy {policy} failed on it: {type(error).__name__}: {str(error)[:300]}",
-        "the policy is mended, or another one is chosen",
+        "fix the policy, or choose another one",
     )
 
 
@@ -337,7 +340,7 @@ _WANTED: Mapping[Condition, str] = MappingProxyType({Condition.AFTER_OK: "succee
 
 
 def awaits(others: Mapping[Condition, Sequence[str]]) -> Refusal:
-    """Jobs have to come first: `others` tells of each condition who they are, and how they stand.
+    """Return the refusal of a job with open dependencies: `others` lists, by condition, the jobs and their phases.
 
     >>> awaits({Condition.AFTER_OK: ["a (running)", "b (queued)"], Condition.AFTER: ["c (queued)"]}).detail
     'waits for 2 jobs to succeed: a (running), b (queued); for 1 job to end: c (queued)'
@@ -348,7 +351,7 @@ def awaits(others: Mapping[Condition, Sequence[str]]) -> Refusal:
         if others.get(condition)
     ]
     numbers = {f"left_{condition}": float(len(names)) for condition, names in others.items() if names}
-    remedy = "they do; or it is cancelled, and submitted without waiting for them"
+    remedy = "those jobs finish as required; or cancel this job and submit it without them"
     return Refusal(Code.DEPENDENCY, f"waits {'; '.join(parts)}", remedy, numbers)
 
 
@@ -358,10 +361,10 @@ def _named(names: Sequence[str]) -> str:
 
 
 def array_full(array_id: str, running_max: int, holding: int, waiting: int) -> Refusal:
-    """So many jobs of its array as may run at once do, or come before it."""
+    """Return the refusal of a job whose array already runs as many jobs as its limit allows."""
     return Refusal(
         Code.ARRAY_LIMIT,
         f"array {array_id} runs at most {running_max} of its jobs at once: {holding} hold resources, {waiting} wait",
-        "others of the array end",
+        "other jobs of the array end",
         {"running_max": running_max, "holding": holding, "waiting": waiting},
     )

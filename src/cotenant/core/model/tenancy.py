@@ -1,17 +1,18 @@
-"""Tenants: what each is guaranteed, what it may hold at most, and so who is entitled and who only borrows.
+"""Tenants: what each is guaranteed and may hold at most, and so which jobs are entitled and which borrow.
 
-A guarantee is room that is always the tenant's; idle room is lent to anybody, so a guarantee costs the others nothing
-while its owner does not use it (capacity borrowed inside a cohort, as in YARN's capacity scheduler and in Kueue [R]).
-Walking a tenant's jobs in the order of the queue policy, a job is *entitled* if the tenant's sum with it stays within
-the guarantee. One that is too large does not use the guarantee up: later ones may still fit. All others *borrow*.
+A guarantee (quota) is capacity that a tenant can always have; idle quota is lent to anyone, so a guarantee costs the
+other tenants nothing while its owner does not use it (borrowing within a cohort, as in YARN's capacity scheduler and in
+Kueue [R]). Walking a tenant's jobs in the order of the queue policy, a job is *entitled* if the tenant's sum with it
+stays within the quota. A job that is too large does not use the quota up: later jobs may still fit. All other jobs
+*borrow*.
 
-Tenants may belong to others, a group to a department, say. What a tenant holds counts for all that it belongs to. A
-department's guarantee holds for the sum of its groups: a job that its group's own guarantee does not hold is entitled
-still while the department's has room, beside what the groups' own guarantees hold. So idle room is lent inside the
-department first, and taken back there by its owner; a limit of the department binds all of its groups together.
+Tenants may belong to other tenants, as a group belongs to a department. What a tenant holds counts for all its
+ancestors. A department's quota holds for the sum of its groups: a job beyond its group's own quota is still entitled
+while the department's quota has room, beside what the groups' own quotas hold. So idle quota is lent inside the
+department first, and reclaimed there by its owner; a limit of the department applies to all of its groups together.
 
-GPUs and cores are guaranteed apart. A job that asks for GPUs needs a guarantee of GPUs; its cores count only where
-cores are guaranteed too, for they come with the GPUs. A job without GPUs needs a guarantee of cores.
+GPUs and cores are guaranteed separately. A job that asks for GPUs needs a quota of GPUs; its cores count only if cores
+are guaranteed too, because they come with the GPUs. A job without GPUs needs a quota of cores.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who pays for jobs. None: no guarantee, no limit. `weight` is its share beside others, for policies that share.
+    """Who jobs are charged to. None: no quota, no limit. `weight` is its weight in fair sharing.
 
-    `parent` is the tenant that it belongs to; empty: to none.
+    `parent` is the tenant that it belongs to; empty if there is none.
     """
 
     id: str
@@ -47,23 +48,23 @@ class Tenant:
 
     @property
     def has_quota(self) -> bool:
-        """Whether anything is guaranteed to it."""
+        """Whether it has a quota."""
         return self.quota_gpu_milli is not None or self.quota_cores is not None
 
     @property
     def has_limit(self) -> bool:
-        """Whether there is something that it may not exceed."""
+        """Whether it has a limit."""
         return self.limit_gpu_milli is not None or self.limit_cores is not None
 
 
 def check_tenant(tenant: Tenant) -> Iterator[Violation]:
-    """Name every field that makes no sense, by its name here."""
+    """Yield every invalid field, by its name here."""
     if not tenant.id:
         yield Violation("id", "must not be empty")
     for name in ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores"):
         value = getattr(tenant, name)
         if value is not None and not 0 <= value < UNLIMITED:
-            yield Violation(name, "must not be negative" if value < 0 else "is more than can be counted")
+            yield Violation(name, "must not be negative" if value < 0 else "is too large")
     if not 0 < tenant.weight < math.inf:
         yield Violation("weight", f"must be more than 0, not {tenant.weight:g}")
     for quota, limit in (("quota_gpu_milli", "limit_gpu_milli"), ("quota_cores", "limit_cores")):
@@ -72,12 +73,12 @@ def check_tenant(tenant: Tenant) -> Iterator[Violation]:
             yield Violation(quota, "is more than the limit")
 
 
-def check_family(tenants: Iterable[Tenant]) -> Iterator[tuple[str, Violation]]:
-    """Name what is wrong with who belongs to whom, each with the tenant's id: strangers, circles, too many promises."""
+def check_hierarchy(tenants: Iterable[Tenant]) -> Iterator[tuple[str, Violation]]:
+    """Yield what is wrong with the hierarchy, with the tenant's id: unknown parents, cycles, overcommitted quotas."""
     known = {tenant.id: tenant for tenant in tenants}
     for tenant in known.values():
         if tenant.parent and tenant.parent not in known:
-            yield tenant.id, Violation("parent", f"{tenant.parent} is no tenant{did_you_mean(tenant.parent, known)}")
+            yield tenant.id, Violation("parent", f"{tenant.parent} is not a tenant{did_you_mean(tenant.parent, known)}")
         elif tenant.id in (above := [one.id for one in ancestors(tenant, known)]):
             circle = " → ".join([tenant.id, *above[: above.index(tenant.id) + 1]])
             yield tenant.id, Violation("parent", f"a tenant cannot belong to itself: {circle}")
@@ -87,12 +88,12 @@ def check_family(tenants: Iterable[Tenant]) -> Iterator[tuple[str, Violation]]:
             promised = sum(getattr(child, name) or 0 for child in children)
             own = getattr(parent, name)
             if own is not None and promised > own:
-                told = f"is {own}, less than the {promised} that are guaranteed to those that belong to it"
-                yield parent.id, Violation(name, told)
+                problem = f"is {own}, less than the {promised} guaranteed to its child tenants"
+                yield parent.id, Violation(name, problem)
 
 
 def ancestors(tenant: Tenant, known: Mapping[str, Tenant]) -> Iterator[Tenant]:
-    """Give the tenants that one belongs to, the nearest first; a circle ends where it closes."""
+    """Yield a tenant's ancestors, the nearest first; a cycle ends where it closes."""
     met: set[str] = set()
     while (above := known.get(tenant.parent)) and above.id not in met:
         met.add(above.id)
@@ -101,7 +102,7 @@ def ancestors(tenant: Tenant, known: Mapping[str, Tenant]) -> Iterator[Tenant]:
 
 
 class Tenancy:
-    """Tenants, by the numbers that a table of jobs knows them by; a number beyond them has no guarantee and no limit.
+    """Tenants, numbered as in a job table; a number beyond them has no quota and no limit.
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -124,11 +125,13 @@ class Tenancy:
         self._limit_cores = _column([tenant.limit_cores for tenant in everyone])
         known = {tenant.id: tenant for tenant in self.tenants}
         numbers = {tenant.id: number for number, tenant in enumerate(self.tenants)}
-        self._chains: list[tuple[int, ...]] = [  # a tenant, and those that it belongs to
+        self._chains: list[tuple[int, ...]] = [  # a tenant and its ancestors
             (number, *(numbers[above.id] for above in ancestors(tenant, known)))
             for number, tenant in enumerate(everyone)
         ]
-        self._heights = [0] * len(everyone)  # of those to whom nobody belongs; others are above all that belong to them
+        self._heights = [0] * len(
+            everyone
+        )  # 0 for tenants without children; others are higher than all their descendants
         for chain in self._chains:
             for steps, one in enumerate(chain):
                 self._heights[one] = max(self._heights[one], steps)
@@ -137,14 +140,14 @@ class Tenancy:
         self._has_limit = np.array([any(everyone[one].has_limit for one in chain) for chain in self._chains])
 
     def weight(self, number: int) -> float:
-        """Tell a tenant's share beside others."""
+        """Return a tenant's weight."""
         return self.tenants[number].weight if number < len(self.tenants) else 1.0
 
     def tree(self, count: int) -> tuple[list[Ints], Floats]:
-        """Return the tree by which tenants share: the node of each tenant at each level, from the top, and the weights.
+        """Return the sharing tree: the node of each tenant at each level, from the top, and the weights.
 
         Tenants have the numbers from 0 to at least `count`; the node of a tenant has its number. The jobs that a tenant
-        has itself stand for one more node of weight 1 beside those that belong to it.
+        has itself are one more node of weight 1 beside its children.
 
         >>> levels, weights = Tenancy([Tenant("lab", weight=2.0), Tenant("asr", parent="lab")]).tree(3)
         >>> [level.tolist() for level in levels], weights.tolist()
@@ -164,7 +167,7 @@ class Tenancy:
         return levels, weights
 
     def limited(self) -> frozenset[str]:
-        """Name the tenants that a limit binds, their own or that of one that they belong to."""
+        """Return the tenants to which a limit applies, their own or an ancestor's."""
         return frozenset(tenant.id for tenant, bound in zip(self.tenants, self._has_limit, strict=False) if bound)
 
     def _numbers(self, jobs: Jobs) -> Ints:
@@ -173,10 +176,10 @@ class Tenancy:
     # Guarantees ----------------------------------------------------------------------------------------------
 
     def entitled(self, jobs: Jobs, ranked: Ints, first: Flags) -> Flags:
-        """Walk the order, `first` those that nobody will stop, and mark the rows that their guarantee holds.
+        """Return which rows are within quota, in order; `first` marks jobs that will not be stopped, which count first.
 
-        Guarantees of tenants to whom nobody belongs are walked first, then those above them, and so on upwards, so that
-        nobody uses what is promised to those below.
+        Quotas of tenants without children are used first, then those of their parents, and so on upwards, so that no
+        job uses what is guaranteed to a tenant further down.
         """
         marked = np.zeros(len(jobs), dtype=np.bool_)
         left_gpus, left_cores = self._quota_gpus.tolist(), self._quota_cores.tolist()
@@ -186,7 +189,7 @@ class Tenancy:
         return marked
 
     def _mark(self, jobs: Jobs, order: Ints, height: int, left: tuple[list[int], list[int]], marked: Flags) -> None:
-        """Mark the rows that guarantees at a height of the family hold, beside what is marked already."""
+        """Mark the rows held by quotas at one height of the hierarchy, beside those marked already."""
         above = [
             next((at for at, one in enumerate(chain) if self._heights[one] == height), None) for chain in self._chains
         ]
@@ -208,13 +211,13 @@ class Tenancy:
                     left_cores[tenant] -= cores
 
     def over_quota(self, jobs: Jobs, entitled: Flags) -> Flags:
-        """Mark jobs beyond the guarantee of tenants that have one: if they wait, that is for their fair share."""
+        """Return which jobs exceed the quota of tenants that have one: if they wait, it is for their fair share."""
         return self._has_quota[self._numbers(jobs)] & ~entitled
 
     # Limits --------------------------------------------------------------------------------------------------
 
     def over_limit(self, jobs: Jobs, holding: Flags) -> Flags:
-        """Mark the others that would take their tenants over a limit, with what those `holding` hold."""
+        """Return which other jobs would take their tenants over a limit, given what the rows `holding` hold."""
         numbers = self._numbers(jobs)
         over = np.zeros(len(jobs), dtype=np.bool_)
         for need, limit in ((jobs.gpu_milli, self._limit_gpus), (jobs.cores, self._limit_cores)):
@@ -222,7 +225,7 @@ class Tenancy:
         return over & ~holding
 
     def _least(self, left: Ints) -> Ints:
-        """What each tenant may still take: no more than any that it belongs to."""
+        """Return what each tenant may still take: no more than any of its ancestors may."""
         return np.array([left[list(chain)].min() for chain in self._chains]) if self._families else left
 
     def _sums(self, need: Ints, numbers: Ints, holding: Flags) -> Ints:
@@ -231,7 +234,7 @@ class Tenancy:
         return sums.astype(np.int64)
 
     def _left(self, limit: Ints, need: Ints, numbers: Ints, holding: Flags) -> Ints:
-        """Tell by tenant what may be taken yet, of what it and all that belong to it may hold."""
+        """Return by tenant what may still be taken, given what it and its descendants hold."""
         own = self._sums(need, numbers, holding)
         if not self._families:
             return limit - own
@@ -241,7 +244,7 @@ class Tenancy:
         return limit - whole
 
     def walk(self, jobs: Jobs, holding: Flags) -> LimitWalk:
-        """Begin to count tenants' use against their limits, with what those `holding` hold."""
+        """Return a counter of tenants' use against their limits, starting with what the rows `holding` hold."""
         numbers = self._numbers(jobs)
         return LimitWalk(
             [self._chains[number] for number in numbers.tolist()],
@@ -250,7 +253,7 @@ class Tenancy:
         )
 
     def headroom(self, jobs: Jobs, holding: Flags) -> Headroom:
-        """Tell what tenants with limits may still hold, for `place`."""
+        """Return what limited tenants hold now, as a headroom for placement."""
         if not self.limits:
             return Headroom(())
         numbers = self._numbers(jobs)
@@ -264,14 +267,14 @@ def _column(values: Sequence[int | None]) -> Ints:
 
 
 class LimitWalk:
-    """Counts what rows would take from what their tenants may still hold."""
+    """Counts what rows take of their tenants' limits."""
 
     def __init__(self, tenants: Sequence[tuple[int, ...]], gpus_left: Ints, cores_left: Ints) -> None:
         self._tenants = tenants
         self._gpus_left, self._cores_left = gpus_left.tolist(), cores_left.tolist()
 
     def allows(self, row: int, gpu_milli: int, cores: int) -> bool:
-        """Tell whether a row stays within its tenant's limits."""
+        """Return whether a row stays within its tenant's limits."""
         return all(
             (not gpu_milli or gpu_milli <= self._gpus_left[tenant]) and (not cores or cores <= self._cores_left[tenant])
             for tenant in self._tenants[row]
@@ -285,7 +288,7 @@ class LimitWalk:
 
 
 class Headroom:
-    """What tenants with limits hold while gangs are given places; true where any tenant has a limit.
+    """What limited tenants hold while gangs are placed; true if any tenant has a limit.
 
     >>> room = Headroom([Tenant("vision", limit_gpu_milli=8000)], {"vision": (6000, 0)})
     >>> room.refuse("vision", 2000, 4), room.refuse("other", 64000, 0)
@@ -296,7 +299,7 @@ class Headroom:
 
     def __init__(self, tenants: Iterable[Tenant], held: Mapping[str, tuple[int, int]] | None = None) -> None:
         known = {tenant.id: tenant for tenant in tenants}
-        self.bound: dict[str, tuple[Tenant, ...]] = {}  # by tenant: those with limits among it and what it belongs to
+        self.bound: dict[str, tuple[Tenant, ...]] = {}  # by tenant: those with limits among it and its ancestors
         for tenant in known.values():
             if binding := tuple(one for one in (tenant, *ancestors(tenant, known)) if one.has_limit):
                 self.bound[tenant.id] = binding
@@ -308,40 +311,40 @@ class Headroom:
         return bool(self.bound)
 
     def copy(self) -> Headroom:
-        """Make one that is counted apart."""
+        """Return a copy that is counted separately."""
         other = Headroom(())
         other.bound, other._held = self.bound, dict(self._held)
         return other
 
     def held(self, tenant_id: str) -> tuple[int, int]:
-        """Tell the GPUs, in thousandths, and cores that a limited tenant holds, with all that belong to it."""
+        """Return the GPUs, in thousandths, and cores that a limited tenant and its descendants hold."""
         return self._held[tenant_id]
 
     def take(self, tenant_id: str, gpu_milli: int, cores: int) -> None:
-        """Count more, for all that the tenant belongs to; negative amounts give back."""
+        """Add to what a tenant and its ancestors hold; negative amounts subtract."""
         for tenant in self.bound.get(tenant_id, ()):
             held = self._held[tenant.id]
             self._held[tenant.id] = held[0] + gpu_milli, held[1] + cores
 
     def allows(self, tenant_id: str, gpu_milli: int, cores: int) -> bool:
-        """Tell whether a tenant may hold so much more."""
+        """Return whether a tenant may hold this much more."""
         return not any(self._over(tenant, gpu_milli, cores) for tenant in self.bound.get(tenant_id, ()))
 
     def cores_left(self, tenant_id: str) -> int:
-        """Count the cores that a tenant may hold yet; `UNLIMITED` where no limit binds it."""
+        """Return the cores that a tenant may still take; `UNLIMITED` if it has no limit."""
         binding = self.bound.get(tenant_id, ())
         left = (limit - self._held[one.id][1] for one in binding if (limit := one.limit_cores) is not None)
         return max(0, min(left, default=UNLIMITED))
 
     def refuse(self, tenant_id: str, gpu_milli: int, cores: int) -> Refusal | None:
-        """Say why a tenant may not hold so much more, if it may not."""
+        """Return why a tenant may not hold this much more; None if it may."""
         for tenant in self.bound.get(tenant_id, ()):
             if over := self._over(tenant, gpu_milli, cores):
                 return _beyond(tenant_id, tenant.id, over)
         return None
 
     def _over(self, tenant: Tenant, gpu_milli: int, cores: int) -> Over:
-        """What would be too much for a tenant with limits."""
+        """Return by how much a limited tenant would exceed its limits."""
         held_milli, held_cores = self._held[tenant.id]
         counts = {
             "gpu_milli": (held_milli, gpu_milli, tenant.limit_gpu_milli),
@@ -358,12 +361,12 @@ Over = dict[str, tuple[int, int, int]]  # by resource: held, asked for, and the 
 
 
 def _beyond(tenant_id: str, limited_id: str, over: Over) -> Refusal:
-    """Say that a tenant, or one that it belongs to, would hold more than its limit."""
+    """Return the refusal of a job that would take its tenant, or an ancestor, over a limit."""
     words = {
         "gpu_milli": lambda held, asked, most: f"{gpus(held + asked)} of at most {most / 1000:g}",
         "cores": lambda held, asked, most: f"{held + asked} cores of at most {most}",
     }
-    told = " and ".join(words[name](*counts) for name, counts in over.items())
+    problem = " and ".join(words[name](*counts) for name, counts in over.items())
     numbers = {
         f"{kind}_{name}": float(count)
         for name, counts in over.items()
@@ -371,7 +374,7 @@ def _beyond(tenant_id: str, limited_id: str, over: Over) -> Refusal:
     }
     whose = f"tenant {limited_id}" + ("" if limited_id == tenant_id else f", to which {tenant_id} belongs,")
     remedy = "jobs of the tenant finish, or its limit is raised"
-    return Refusal(Code.QUOTA, f"{whose} would hold {told}", remedy, numbers)
+    return Refusal(Code.QUOTA, f"{whose} would hold {problem}", remedy, numbers)
 
 
 NO_TENANTS = Tenancy()

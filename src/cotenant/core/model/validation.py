@@ -1,4 +1,4 @@
-"""What a job may ask for: every rule, every bad field named at once."""
+"""Validates job specifications: every rule is checked, and every invalid field is named at once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from cotenant.core.model.node import alternatives
 CORES_MAX = 4096
 GPU_MILLI_MAX = 64 * WHOLE_GPU_MILLI
 MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 4 * 2**20, 2**50
-DISCONNECTED_SECONDS_MIN = 10.0  # less would stop jobs for a restart of the control plane
+DISCONNECTED_SECONDS_MIN = 10.0  # less would stop jobs when the control plane restarts
 PRE_RUN_SECONDS_MAX = 86_400.0
-PIDS_MIN, PIDS_MAX = 16, 4_194_304  # the most that Linux has
+PIDS_MIN, PIDS_MAX = 16, 4_194_304  # Linux's maximum
 GRACE_SECONDS_MAX = 24 * 3600.0
 RETRIES_MAX = 1000
 PRIORITY_MAX = 1_000_000
@@ -41,14 +41,14 @@ _SIGNALS = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP"}
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A field that cannot be taken as it is, and why."""
+    """An invalid field and why it is invalid."""
 
     field: str
     description: str
 
 
 def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, ...]:
-    """Name everything that is wrong with a spec; nothing where it is sound. Fields are named as on the wire.
+    """Return every violation in a spec; empty if it is valid. Fields are named as on the wire.
 
     >>> check_spec(JobSpec(roles=(Role(replicas=0),), command=("true",)))[0]
     Violation(field='spec.roles[0].replicas', description='must be from 1 to 4096, not 0')
@@ -61,7 +61,7 @@ def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, .
 
 
 def check_amounts(spec: JobSpec) -> tuple[Violation, ...]:
-    """Name what nobody can count with, whatever else is wrong: less than none, or more than any job has.
+    """Return amounts that cannot be computed with, whatever else is wrong: negative ones, or more than any job has.
 
     >>> check_amounts(JobSpec(roles=(Role(request=Request(memory_bytes=-1)),)))[0].field
     'spec.roles[0].resources.memory_bytes'
@@ -81,24 +81,24 @@ def check_amounts(spec: JobSpec) -> tuple[Violation, ...]:
         )
         if not least <= amount <= most
     )
-    return wrong or tuple(Violation(f"spec.{field}", told) for field, told in _replicas(spec))
+    return wrong or tuple(Violation(f"spec.{field}", description) for field, description in _replicas(spec))
 
 
 Found = Iterator[tuple[str, str]]
 
 
 def _names(spec: JobSpec) -> Found:
-    if wrong := bad_name(spec.name):
+    if wrong := name_error(spec.name):
         yield "name", wrong
-    if wrong := bad_name(spec.model):
+    if wrong := name_error(spec.model):
         yield "model", wrong
     for field, value in (("tenant", spec.tenant), ("queue", spec.queue)):
         if not _ID.fullmatch(value):
             yield field, f"must be lower-case letters, digits and dashes, at most 63, not {shown(value)}"
     if len(spec.labels) > LABELS_MAX:
-        yield "labels", f"at most {LABELS_MAX} are taken, not {len(spec.labels)}"
+        yield "labels", f"at most {LABELS_MAX} are allowed, not {len(spec.labels)}"
     for key, value in spec.labels[:LABELS_MAX]:
-        if not key or bad_name(key) or bad_name(value):
+        if not key or name_error(key) or name_error(value):
             yield f"labels[{shown(key)}]", "key and value must be printable and short"
 
 
@@ -106,14 +106,14 @@ def _roles(spec: JobSpec) -> Found:
     if not spec.roles:
         yield "roles", "at least one role is needed"
     if len(spec.roles) > ROLES_MAX:
-        yield "roles", f"at most {ROLES_MAX} are taken, not {len(spec.roles)}"
+        yield "roles", f"at most {ROLES_MAX} are allowed, not {len(spec.roles)}"
     seen: set[str] = set()
     for index, role in enumerate(spec.roles[:ROLES_MAX]):
         where = f"roles[{index}]"
         if not _ID.fullmatch(role.name):
             yield f"{where}.name", f"must be lower-case letters, digits and dashes, not {shown(role.name)}"
         if role.name in seen:
-            yield f"{where}.name", f"{shown(role.name)} is the name of another role too"
+            yield f"{where}.name", f"{shown(role.name)} is already the name of another role"
         seen.add(role.name)
         if not 1 <= role.replicas <= REPLICAS_MAX:
             yield f"{where}.replicas", f"must be from 1 to {REPLICAS_MAX}, not {role.replicas}"
@@ -131,7 +131,7 @@ def _replicas(spec: JobSpec) -> Found:
 
 
 def _open(spec: JobSpec, role: Role, where: str) -> Found:
-    """Say what is missing where the number of replicas is left open."""
+    """Yield what is missing if the number of replicas is open."""
     if role.open is None:
         return
     least, most = role.open.least, role.open.most
@@ -140,18 +140,18 @@ def _open(spec: JobSpec, role: Role, where: str) -> Found:
     if not max(1, least) <= most <= REPLICAS_MAX:
         yield f"{where}.open.max", f"must be from {max(1, least)} to {REPLICAS_MAX}, not {most}"
     elif not least <= role.replicas <= most and 1 <= role.replicas <= REPLICAS_MAX:
-        yield f"{where}.replicas", f"must be from {least} to {most} or absent, as it is left open, not {role.replicas}"
+        yield f"{where}.replicas", f"must be from {least} to {most} or absent because it is open, not {role.replicas}"
     if spec.kind is not JobKind.INFERENCE:
-        yield f"{where}.open", f"only a service, of kind inference, can leave its replicas open, not one of {spec.kind}"
+        yield f"{where}.open", f"only inference jobs can have auto replicas, not {spec.kind} jobs"
     if len(spec.roles) > 1:
-        yield f"{where}.open", "a job of several roles has to say how many replicas each of them has"
+        yield f"{where}.open", "a job with several roles must give the number of replicas of each"
     for field, value, what in (
         ("latency_seconds", spec.qos.latency_seconds, "a latency target"),
         ("latency_percentile", spec.qos.latency_percentile, "the percentile at which its latency target holds"),
         ("arrivals_per_second", spec.qos.arrivals_per_second, "the rate at which requests arrive"),
     ):
         if not value:
-            yield f"qos.{field}", f"a service that leaves its replicas open needs {what}"
+            yield f"qos.{field}", f"a service with auto replicas needs {what}"
 
 
 def _request(request: Request) -> Found:
@@ -159,28 +159,28 @@ def _request(request: Request) -> Found:
     if not 0 <= milli <= GPU_MILLI_MAX:
         yield "gpu_milli", f"must be from 0 to {GPU_MILLI_MAX} (64 GPUs), not {milli}"
     elif milli > WHOLE_GPU_MILLI and milli % WHOLE_GPU_MILLI:
-        yield "gpu_milli", f"above one GPU only whole GPUs can be had, not {milli / 1000:g}"
+        yield "gpu_milli", f"above one GPU, only whole GPUs are allowed, not {milli / 1000:g}"
     if request.cores is not None and not 1 <= request.cores <= CORES_MAX:
         yield "cores", f"must be from 1 to {CORES_MAX}, or absent for auto, not {request.cores}"
     if request.memory_bytes and not MEMORY_BYTES_MIN <= request.memory_bytes <= MEMORY_BYTES_MAX:
         yield "memory_bytes", f"must be 0, or from 4 MiB to 1 PiB, not {request.memory_bytes}"
-    if wrong := bad_name(request.gpu_type):
+    if wrong := name_error(request.gpu_type):
         yield "gpu_type", wrong
     elif request.gpu_type and not all(alternatives(request.gpu_type)):
         yield "gpu_type", f"needs a type on each side of a |, not {shown(request.gpu_type)}"
     if request.gpu_type and not milli:
-        yield "gpu_type", "a GPU type is wanted but no GPU"
+        yield "gpu_type", "a GPU type is given but no GPU"
 
 
 def _contradictions(spec: JobSpec) -> Found:
     if spec.kind is JobKind.CPU and spec.gpu_milli:
-        yield "kind", f"a cpu job asks for no GPUs, this one asks for {spec.gpu_milli / 1000:g}"
+        yield "kind", f"a cpu job must not ask for GPUs; this job asks for {spec.gpu_milli / 1000:g}"
     if spec.kind is not JobKind.CPU and not spec.gpu_milli:
-        yield "kind", f"a job of kind {spec.kind} asks for GPUs, this one for none; say cpu, or ask for some"
+        yield "kind", f"a job of kind {spec.kind} must ask for GPUs; ask for some, or use kind cpu"
     if spec.best_effort and spec.kind is not JobKind.CPU:
-        yield "best_effort", f"only a cpu job can take what CPU time is left, not one of kind {spec.kind}"
+        yield "best_effort", f"only cpu jobs can be best-effort, not {spec.kind} jobs"
     if spec.pre_run_seconds is not None and spec.gpu_milli <= WHOLE_GPU_MILLI:
-        yield "pre_run", "is for jobs of more than one GPU: it would run the whole job as it is"
+        yield "pre_run", "needs a job with more than one GPU: with one, it would run the whole job"
     if spec.qos.latency_seconds and not spec.qos.latency_percentile:
         yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
     if spec.qos.latency_percentile and not spec.qos.latency_seconds:
@@ -230,28 +230,28 @@ def _goal(spec: JobSpec) -> Found:
         yield "loss_goal.fall_min", f"must be 0 or positive, not {goal.fall_min:g}"
     if bool(goal.fall_steps) != bool(goal.fall_min):
         given, missing = ("fall_steps", "fall_min") if goal.fall_steps else ("fall_min", "fall_steps")
-        yield f"loss_goal.{missing}", f"is missing: {given} alone says nothing"
+        yield f"loss_goal.{missing}", f"is missing: {given} alone has no effect"
 
 
 def _order(spec: JobSpec) -> Found:
     if len(spec.dependencies) > DEPENDENCIES_MAX:
-        yield "dependencies", f"at most {DEPENDENCIES_MAX} are taken, not {len(spec.dependencies)}"
+        yield "dependencies", f"at most {DEPENDENCIES_MAX} are allowed, not {len(spec.dependencies)}"
     for place, dependency in enumerate(spec.dependencies[:DEPENDENCIES_MAX]):
-        if not dependency.job_id or bad_name(dependency.job_id):
+        if not dependency.job_id or name_error(dependency.job_id):
             yield f"dependencies[{place}].id", f"must name a job or an array, not {shown(dependency.job_id)}"
-    if spec.array and (wrong := job_array.wrong_with(spec.array)):
+    if spec.array and (wrong := job_array.invalid_reason(spec.array)):
         yield "array", wrong
 
 
 def _texts(spec: JobSpec) -> Found:
     for field, words in _commands(spec):
         if len(words) > COMMAND_WORDS_MAX:
-            yield field, f"has {len(words)} words; {COMMAND_WORDS_MAX} are taken at most"
+            yield field, f"has {len(words)} words; {COMMAND_WORDS_MAX} are allowed at most"
     if len(spec.environment) > ENVIRONMENT_MAX:
-        yield "environment", f"has {len(spec.environment)} variables; {ENVIRONMENT_MAX} are taken at most"
+        yield "environment", f"has {len(spec.environment)} variables; {ENVIRONMENT_MAX} are allowed at most"
     size = _size(spec)
     if size > TEXT_BYTES_MAX:
-        yield "command", f"command and environment have {size} bytes; {TEXT_BYTES_MAX} are taken at most"
+        yield "command", f"command and environment have {size} bytes; {TEXT_BYTES_MAX} are allowed at most"
         return
     if any("\0" in word for word in _words(spec)):
         yield "command", "a NUL byte cannot be passed to a program"
@@ -264,7 +264,7 @@ def _texts(spec: JobSpec) -> Found:
             yield f"environment[{shown(key)}]", "a NUL byte cannot be passed to a program"
     if len(spec.working_directory) > PATH_LENGTH_MAX:
         length = len(spec.working_directory)
-        yield "working_directory", f"has {length} characters; {PATH_LENGTH_MAX} are taken at most"
+        yield "working_directory", f"has {length} characters; {PATH_LENGTH_MAX} are allowed at most"
     elif spec.working_directory and (not spec.working_directory.startswith("/") or "\0" in spec.working_directory):
         yield "working_directory", f"must be an absolute path, not {shown(spec.working_directory)}"
     yield from _submit_directory(spec.submit_directory)
@@ -319,21 +319,21 @@ def _size(spec: JobSpec) -> int:
     return words + sum(len(key) + len(value.encode(errors="replace")) for key, value in variables)
 
 
-def bad_name(text: str) -> str:
-    """Say what is wrong with a name for people, or nothing. Names never become paths, and look as if they did not.
+def name_error(text: str) -> str:
+    """Return why a name is invalid; "" if it is valid. Names never become paths, and must not look like paths.
 
-    >>> bad_name("ResNet 50, run 7")
+    >>> name_error("ResNet 50, run 7")
     ''
     """
     if len(text) > NAME_LENGTH_MAX:
-        return f"at most {NAME_LENGTH_MAX} characters are taken, not {len(text)}"
+        return f"at most {NAME_LENGTH_MAX} characters are allowed, not {len(text)}"
     if not text.isprintable() or "/" in text or "\\" in text or text in (".", ".."):
         return f"must be printable and without slashes, not {shown(text)}"
     return ""
 
 
 def shown(text: str) -> str:
-    """Quote a text for an error, short and harmless.
+    """Return a text quoted for an error, short and harmless.
 
     >>> shown("a" * 100)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
@@ -342,5 +342,5 @@ def shown(text: str) -> str:
 
 
 def default_kind(roles: tuple[Role, ...]) -> JobKind:
-    """Take a job that does not say its kind as training where it asks for GPUs, else as cpu."""
+    """Return the kind of a job that gives none: training if it asks for GPUs, else cpu."""
     return JobKind.TRAINING if any(role.request.gpu_milli for role in roles) else JobKind.CPU

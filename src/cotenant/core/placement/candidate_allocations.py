@@ -1,10 +1,10 @@
-"""Which allocations of a job are worth judging: those that a placement, an allocator or an operator might choose.
+"""Which allocations of a job are worth estimating: those that placement, an allocator or an operator might choose.
 
-A predictor judges what it is asked about and nothing else, so whoever asks decides what can be known later. A job's own
-request comes first. Beside it a training is asked about on more nodes (a gang that is spread talks over the network),
-and on more and fewer cores around those that it has; a job with parameter servers with one worker or server more or
-less, as AITurbo would change it (Zhao et al., HPDC 2021 [P]); a service with other numbers of replicas, for its latency
-hangs on its share of the requests. Which counts are tried is ours [R].
+A predictor estimates only what it is asked about, so the caller decides what can be known later. A job's own request
+comes first. Besides it, a training is estimated on more nodes (a gang that is spread communicates over the network) and
+on more and fewer cores; a job with parameter servers with one worker or server more or less, as AITurbo would change it
+(Zhao et al., HPDC 2021 [P]); a service with other numbers of replicas, because its latency depends on its share of the
+requests. The counts tried are ours [R].
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from cotenant.core.model.node import NodeShape
 from cotenant.core.placement.unschedulable import room_on
 
 CANDIDATES_MAX = 8
-KEPT_MAX = 1_024  # answers
+KEPT_MAX = 1_024  # cached answers
 SERVER_ROLE = "ps"  # parameter servers; all other replicas are their workers
 SPREADS = (2, 4, 8)  # times the fewest nodes
 CORE_STEPS = (2.0, 0.5, 4.0, 0.25)  # times the job's cores
 REPLICAS = (1, 2, 3, 4, 6, 8, 12, 16)
-TEAM_STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1))  # workers and servers more
+TEAM_STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1))  # change in workers and servers
 
 
-def standard(spec: JobSpec, shapes: Sequence[NodeShape] = (), cores_useful: int | None = None) -> tuple[Candidate, ...]:
-    """Name at most 8 allocations to judge for a job, the one it asks for first; `cores_useful` is θ where it is known.
+def standard_candidates(
+    spec: JobSpec, shapes: Sequence[NodeShape] = (), cores_useful: int | None = None
+) -> tuple[Candidate, ...]:
+    """Return at most 8 allocations to estimate for a job, its own request first; `cores_useful` is θ if known.
 
-    Where a job leaves its cores open, the ladder of cores stands around θ, else around its GPUs' share of a node's
-    cores; without either nothing is known to choose from, and cores stay 0, not decided yet. Only what a cluster of
-    these shapes could hold is named; without shapes, whatever the job could be.
+    If a job leaves its cores open, the ladder of cores is around θ, else around its GPUs' share of a node's cores;
+    without either, cores stay 0, undecided. Only allocations that a cluster of these shapes could hold are returned;
+    without shapes, any that the job could have.
 
     >>> from cotenant.core.model.job import Request
     >>> spec = JobSpec(roles=(Role("worker", replicas=4, request=Request(gpu_milli=1000, cores=4)),))
-    >>> [(one.nodes, one.cores) for one in standard(spec, [NodeShape(gpus=4, cores=32, count=4)])]
+    >>> [(one.nodes, one.cores) for one in standard_candidates(spec, [NodeShape(gpus=4, cores=32, count=4)])]
     [(1, 4), (2, 4), (4, 4), (1, 8), (1, 2), (1, 16), (1, 1)]
     """
     serves = spec.kind is JobKind.INFERENCE or bool(spec.qos.arrivals_per_second)
@@ -45,7 +47,7 @@ def standard(spec: JobSpec, shapes: Sequence[NodeShape] = (), cores_useful: int 
     return _standard(roles, serves, tuple(shapes), cores_useful)
 
 
-@lru_cache(KEPT_MAX)  # of many jobs with equal roles the same is asked again and again
+@lru_cache(KEPT_MAX)  # jobs with equal roles ask the same question again and again
 def _standard(
     roles: tuple[Role, ...], serves: bool, shapes: tuple[NodeShape, ...], cores_useful: int | None
 ) -> tuple[Candidate, ...]:
@@ -65,8 +67,8 @@ def _standard(
     return tuple(dict.fromkeys(worth))[:CANDIDATES_MAX]
 
 
-def chief(spec: JobSpec) -> Role:
-    """Give the role that a candidate's cores and GPUs are about: the first of those with the most GPUs a replica."""
+def largest_role(spec: JobSpec) -> Role:
+    """Return the role that a candidate's cores and GPUs refer to: the first with the most GPUs per replica."""
     return _chief(spec.roles)
 
 
@@ -87,7 +89,7 @@ def _able(role: Role, shapes: Sequence[NodeShape]) -> list[NodeShape]:
 
 
 def _share(role: Role, shapes: Sequence[NodeShape]) -> int:
-    """A replica's GPUs' share of a node's cores, on the least generous node that could hold it."""
+    """Return a replica's GPUs' share of a node's cores, on the node with the smallest share that could hold it."""
     shares = [
         max(1, shape.cores * role.request.gpu_milli // (shape.gpus * WHOLE_GPU_MILLI))
         for shape in _able(role, shapes)
@@ -97,18 +99,18 @@ def _share(role: Role, shapes: Sequence[NodeShape]) -> int:
 
 
 def _nodes_min(role: Role, shapes: Sequence[NodeShape]) -> int:
-    """The fewest nodes that the replicas of the chief role need."""
+    """Return the fewest nodes that the replicas of the largest role need."""
     return min((ceil(role.replicas / room_on(shape, role.request)) for shape in _able(role, shapes)), default=1)
 
 
 def _by_nodes(replicas: int, own: Candidate, shapes: Sequence[NodeShape]) -> Iterator[Candidate]:
-    """The same on more nodes, each of which has one replica at least."""
+    """Return the same on more nodes, each with at least one replica."""
     most = min(replicas, sum(shape.count for shape in shapes) or replicas)
     return (replace(own, nodes=own.nodes * times) for times in SPREADS if own.nodes * times <= most)
 
 
 def _by_cores(own: Candidate, role: Role, shapes: Sequence[NodeShape], cores_useful: int | None) -> Iterator[Candidate]:
-    """The same on more and on fewer cores a replica, θ first, and one core last: no training has fewer."""
+    """Yield the same on more and fewer cores per replica, θ first, and one core last: no training has fewer."""
     if not own.cores:
         return
     most = max((shape.cores for shape in _able(role, shapes)), default=own.cores * 4)
@@ -117,7 +119,7 @@ def _by_cores(own: Candidate, role: Role, shapes: Sequence[NodeShape], cores_use
 
 
 def _by_replicas(wanted: int, own: Candidate, role: Role, shapes: Sequence[NodeShape]) -> Iterator[Candidate]:
-    """Services by their replicas, first as many as asked for, on as many nodes as they need at least."""
+    """Yield services by their replicas, the requested number first, on as few nodes as they need."""
     room = sum(shape.count * room_on(shape, role.request) for shape in shapes) or REPLICAS[-1]
     for replicas in (wanted, *REPLICAS):
         if replicas == wanted or replicas <= room:
@@ -126,7 +128,7 @@ def _by_replicas(wanted: int, own: Candidate, role: Role, shapes: Sequence[NodeS
 
 
 def _by_team(own: Candidate) -> Iterator[Candidate]:
-    """Teams with one worker or server more or less."""
+    """Yield teams with one worker or server more or less."""
     for workers, servers in TEAM_STEPS:
         if own.workers + workers >= 1 and own.servers + servers >= 1:
             yield replace(own, workers=own.workers + workers, servers=own.servers + servers)

@@ -1,7 +1,7 @@
-"""Whether too little is free in sum, and the reason that follows: what most gangs of a full cluster wait for.
+"""Whether too little is free in total, and the reason that follows: what most gangs of a full cluster wait for.
 
-A cycle with many that wait gives this reason more often than all others together, so it is told from sums by kind of
-node (`core.tallies`) and from nothing else: no node is looked at.
+A cycle with many waiting jobs gives this reason more often than all others together, so it is computed from totals by
+node class (`capacity.free_totals`) alone: no node is looked at.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cotenant.core.capacity.free_totals import Tally, known_tally, open_by_kind, tally_of
+from cotenant.core.capacity.free_totals import FreeTotals, cached_totals, current_totals, open_nodes_by_kind
 from cotenant.core.capacity.ledger import Ledger, Sums
 from cotenant.core.model.gang import Gang, Part
-from cotenant.core.model.node import type_in_words
+from cotenant.core.model.node import format_gpu_type
 from cotenant.core.model.refusal import Code, Refusal, gib, gpus, plural
 
 RESOURCES = ("gpu_milli", "cores", "memory_bytes")
-TOLD_MAX = 4096  # reasons that are remembered while nothing changes: who lacks as much is told the same
-WELL_AGAIN = "GPUs get well or are released (`cotenant nodes`)"
+REFUSALS_MAX = 4096  # cached reasons: gangs that lack the same get the same one
+GPUS_RECOVER = "GPUs recover or are released (`cotenant nodes`)"
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What some parts of a gang need together; what is free on the nodes that could hold any of it, and what they have.
+    """What parts of a gang need together, what is free on nodes that could hold any of it, and what those nodes have.
 
-    GPUs in thousandths, cores and memory, as in all sums.
+    GPUs in thousandths, cores and memory, as in all totals.
     """
 
     parts: Sequence[Part]
@@ -34,52 +34,52 @@ class Shortage:
 
 
 def shortage(gang: Gang, ledger: Ledger) -> Shortage | None:
-    """Find what is too little in sum, for one role or for all together."""
-    tally = tally_of(ledger)
+    """Return what is too little in total, for one role or for all together; None if nothing is."""
+    totals = current_totals(ledger)
     if len(gang.parts) > 1:
         for part in gang.parts:
-            if found := _shortage([part], [ledger.room_by_kind(part.demand)], tally):
+            if found := _shortage([part], [ledger.room_by_kind(part.demand)], totals):
                 return found
-    return _shortage(gang.parts, [ledger.room_by_kind(part.demand) for part in gang.parts], tally)
+    return _shortage(gang.parts, [ledger.room_by_kind(part.demand) for part in gang.parts], totals)
 
 
-def waits_for_more(gang: Gang, ledger: Ledger, *, alone: bool) -> Refusal | None:
-    """Give the reason of a gang of one role for which too little is free in sum, where the sums are known.
+def cached_shortage(gang: Gang, ledger: Ledger, *, alone: bool) -> Refusal | None:
+    """Return the refusal of a gang of one role for which too little is free in total, if the totals are cached.
 
-    None: it is not known to be so, or even empty nodes could not hold the gang, or none of them `alone`.
+    None: this is not known, or even empty nodes could not hold the gang, or none of them `alone`.
     """
     (part,) = gang.parts
-    if (tally := known_tally(ledger)) is None:
+    if (totals := cached_totals(ledger)) is None:
         return None
     room = ledger.room_by_kind(part.demand)
-    found = _shortage(gang.parts, (room,), tally)
-    if found is None or not _holds(part, tally.counts, room, alone=alone):
+    found = _shortage(gang.parts, (room,), totals)
+    if found is None or not _holds(part, totals.counts, room, alone=alone):
         return None
     lacking = tuple([wanted if wanted > free else None for wanted, free in zip(found.wanted, found.free, strict=True)])
     key = lacking, found.free, found.total, part.demand.gpu_type
-    if (told := tally.told.get(key)) is None:
-        if len(tally.told) >= TOLD_MAX:
-            tally.told.clear()
-        told = tally.told[key] = too_little(found, ledger)
-    return told
+    if (refusal := totals.refusals.get(key)) is None:
+        if len(totals.refusals) >= REFUSALS_MAX:
+            totals.refusals.clear()
+        refusal = totals.refusals[key] = shortage_refusal(found, ledger)
+    return refusal
 
 
-def _shortage(parts: Sequence[Part], rooms: Sequence[tuple[int, ...]], tally: Tally) -> Shortage | None:
+def _shortage(parts: Sequence[Part], rooms: Sequence[tuple[int, ...]], totals: FreeTotals) -> Shortage | None:
     milli = cores = memory = 0
     for part in parts:
         demand, replicas = part.demand, part.replicas
         milli += replicas * demand.gpu_milli
         cores += replicas * demand.cores
         memory += replicas * demand.memory_bytes
-    free, total = tally.sums(tuple([any(each) for each in zip(*rooms, strict=True)]))
+    free, total = totals.sums(tuple([any(each) for each in zip(*rooms, strict=True)]))
     if milli <= free[0] and cores <= free[1] and memory <= free[2]:
         return None
     return Shortage(parts, (milli, cores, memory), free, total)
 
 
 def could_hold(part: Part, ledger: Ledger, *, alone: bool) -> bool:
-    """Tell whether nodes that take work could hold a part if they were empty, or one of them `alone`."""
-    return _holds(part, open_by_kind(ledger), ledger.room_by_kind(part.demand), alone=alone)
+    """Return whether nodes that take work could hold a part if they were empty, or one of them `alone`."""
+    return _holds(part, open_nodes_by_kind(ledger), ledger.room_by_kind(part.demand), alone=alone)
 
 
 def _holds(part: Part, counts: Sequence[int], room: Sequence[int], *, alone: bool) -> bool:
@@ -91,25 +91,25 @@ def _holds(part: Part, counts: Sequence[int], room: Sequence[int], *, alone: boo
     return not alone and there >= part.replicas
 
 
-def too_little(found: Shortage, ledger: Ledger) -> Refusal:
-    """Say what is too little."""
-    told: list[str] = []
+def shortage_refusal(found: Shortage, ledger: Ledger) -> Refusal:
+    """Return the refusal for a shortage."""
+    lacking: list[str] = []
     asked: dict[str, float] = {}
     there: dict[str, float] = {}
     for name, wanted, free, total in zip(RESOURCES, found.wanted, found.free, found.total, strict=True):
         if wanted > free:
-            told.append(f"needs {_in_words(name, wanted, free, total, found.parts)} free")
+            lacking.append(f"needs {_in_words(name, wanted, free, total, found.parts)} free")
             asked[f"wanted_{name}"], there[f"free_{name}"] = float(wanted), float(free)
     numbers = asked | there
-    if found.wanted[0] > found.free[0] and (ill := ill_gpus(found.parts, ledger)):
+    if found.wanted[0] > found.free[0] and (ill := unhealthy_gpus(found.parts, ledger)):
         numbers["unhealthy_gpus"] = float(ill)
         return Refusal(
             Code.CAPACITY,
-            f"{'; '.join(told)}; {ill_in_words(ill)} and not counted",
-            f"running jobs finish, nodes join, or {WELL_AGAIN}",
+            f"{'; '.join(lacking)}; {describe_unhealthy_gpus(ill)} and not counted",
+            f"running jobs finish, nodes join, or {GPUS_RECOVER}",
             numbers,
         )
-    return Refusal(Code.CAPACITY, "; ".join(told), "running jobs finish, or nodes join", numbers)
+    return Refusal(Code.CAPACITY, "; ".join(lacking), "running jobs finish, or nodes join", numbers)
 
 
 def _in_words(name: str, wanted: int, free: int, total: int, parts: Sequence[Part]) -> str:
@@ -118,17 +118,17 @@ def _in_words(name: str, wanted: int, free: int, total: int, parts: Sequence[Par
     if name == "memory_bytes":
         return f"{gib(wanted)} of memory, {gib(free)}"
     kinds = {part.demand.gpu_type for part in parts if part.demand.gpu_type}
-    kind = f" ({', '.join(map(type_in_words, sorted(kinds)))})" if kinds else ""
+    kind = f" ({', '.join(map(format_gpu_type, sorted(kinds)))})" if kinds else ""
     return f"{gpus(wanted)}{kind}, {free / 1000:g} of {total / 1000:g}"
 
 
-def ill_gpus(parts: Sequence[Part], ledger: Ledger) -> int:
-    """Count the GPUs of the types that parts want, and that are not well."""
-    if not ledger.illness.gpus:
+def unhealthy_gpus(parts: Sequence[Part], ledger: Ledger) -> int:
+    """Return the number of unhealthy GPUs of the types that parts request."""
+    if not ledger.unhealthy.gpus:
         return 0
-    return ledger.illness.gpus_of([part.demand.gpu_type for part in parts if part.demand.gpu_milli], ledger.shapes)
+    return ledger.unhealthy.gpus_of([part.demand.gpu_type for part in parts if part.demand.gpu_milli], ledger.shapes)
 
 
-def ill_in_words(count: int) -> str:
-    """Write how many GPUs are not well."""
-    return f"{plural(count, 'GPU')} {'is' if count == 1 else 'are'} not well"
+def describe_unhealthy_gpus(count: int) -> str:
+    """Describe how many GPUs are unhealthy."""
+    return f"{plural(count, 'GPU')} {'is' if count == 1 else 'are'} unhealthy"

@@ -1,8 +1,8 @@
 """Which cores of a node: near the GPUs, on few NUMA nodes, side by side.
 
-Side by side is judged by the order of a NUMA node's own cores, not by their numbers: where ids alternate between
-sockets (0, 2, 4… on the first, 1, 3, 5… on the second) the neighbour of core 2 is core 4, with which it shares caches
-and the way to memory. A `Core` holds its SMT siblings, so no choice here ever parts them.
+Adjacency is judged by the order of a NUMA node's own cores, not by their numbers: where ids alternate between sockets
+(0, 2, 4… on the first, 1, 3, 5… on the second) the neighbor of core 2 is core 4, with which it shares caches and the
+path to memory. A `Core` holds its SMT siblings, so they are never separated here.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Mapping, Sequence
 from cotenant.core.model.node import Core
 
 
-def seats(cores: Sequence[Core]) -> dict[int, int]:
-    """Number all cores of a node so that neighbours follow each other; between NUMA nodes a number is left out.
+def core_positions(cores: Sequence[Core]) -> dict[int, int]:
+    """Number all cores of a node so that neighbors get consecutive numbers; a number is skipped between NUMA nodes.
 
-    >>> seats([Core(n, (n,), numa_node=n % 2) for n in range(4)])
+    >>> core_positions([Core(n, (n,), numa_node=n % 2) for n in range(4)])
     {0: 0, 2: 1, 1: 3, 3: 4}
     """
-    seat_of: dict[int, int] = {}
+    position_of: dict[int, int] = {}
     seat = -1
     numa_node: tuple[int, int] | None = None
     for core in sorted(cores, key=lambda core: (core.socket, core.numa_node, core.id)):
         seat += 1 if numa_node in (None, (core.socket, core.numa_node)) else 2
         numa_node = core.socket, core.numa_node
-        seat_of[core.id] = seat
-    return seat_of
+        position_of[core.id] = seat
+    return position_of
 
 
-def choose_cores(free: Sequence[Core], count: int, near: Sequence[int], seat_of: Mapping[int, int]) -> list[Core]:
-    """Choose cores: on the NUMA nodes `near` to the GPUs first, then from as few others as can be, contiguous.
+def choose_cores(free: Sequence[Core], count: int, near: Sequence[int], position_of: Mapping[int, int]) -> list[Core]:
+    """Choose cores: on the NUMA nodes `near` the GPUs first, then from as few others as possible, contiguous.
 
-    Of NUMA nodes that suffice alone, the one with the fewest free cores is used up first; where several are needed,
-    those with the most make them few, and those on a socket of the GPUs come first. As many as there are, where there
-    are too few. Asked of what a task holds, it says what to keep of it.
+    Of NUMA nodes that suffice alone, the one with the fewest free cores is used first; if several are needed, those
+    with the most free cores come first, to keep them few, and of equals those on a socket of the GPUs. Returns all
+    cores if there are too few. Applied to what a task holds, it gives the cores to keep.
 
     >>> cores = [Core(n, (n,), numa_node=n // 4) for n in range(8)]
-    >>> [core.id for core in choose_cores(cores, 2, [1], seats(cores))]
+    >>> [core.id for core in choose_cores(cores, 2, [1], core_positions(cores))]
     [4, 5]
     """
     by_node = _by_numa_node(free)
@@ -44,21 +44,21 @@ def choose_cores(free: Sequence[Core], count: int, near: Sequence[int], seat_of:
     picked: list[Core] = []
     for some in ([node for node in by_node if node in near], [node for node in by_node if node not in near]):
         for node in _fewest(by_node, some, count - len(picked), sockets):
-            picked += contiguous(by_node[node], count - len(picked), seat_of)
+            picked += contiguous(by_node[node], count - len(picked), position_of)
     return picked
 
 
 def grow_cores(
-    held: Sequence[Core], free: Sequence[Core], more: int, near: Sequence[int], seat_of: Mapping[int, int]
+    held: Sequence[Core], free: Sequence[Core], more: int, near: Sequence[int], position_of: Mapping[int, int]
 ) -> list[Core]:
-    """Choose cores beside those that a task holds; as many as there are, where there are too few.
+    """Choose more cores for a task that holds some; all free ones if there are too few.
 
-    NUMA nodes near its GPUs come first, then those that it is on already, then as few others as can be; on each the
-    neighbours of what it holds come first.
+    NUMA nodes near its GPUs come first, then those that it is on already, then as few others as possible; on each, the
+    neighbors of what it holds come first.
 
     >>> cores = [Core(n, (n,), numa_node=n // 4) for n in range(8)]
     >>> held, free = cores[1:2], [core for core in cores if core.id != 1]
-    >>> [core.id for core in grow_cores(held, free, 4, [], seats(cores))]
+    >>> [core.id for core in grow_cores(held, free, 4, [], core_positions(cores))]
     [2, 3, 0, 4]
     """
     by_node = _by_numa_node(free)
@@ -74,12 +74,12 @@ def grow_cores(
     for some in groups:
         for node in _fewest(by_node, some, more - len(picked), sockets):
             there = [core for core in held if core.numa_node == node]
-            picked += _beside(there, by_node[node], more - len(picked), seat_of)
+            picked += _beside(there, by_node[node], more - len(picked), position_of)
     return picked
 
 
-def contiguous(cores: Sequence[Core], count: int, seat_of: Mapping[int, int]) -> list[Core]:
-    """Take cores from the smallest gap-free run that suffices; else from the longest runs, so that they are few.
+def contiguous(cores: Sequence[Core], count: int, position_of: Mapping[int, int]) -> list[Core]:
+    """Return cores from the smallest gap-free run that suffices; else from the longest runs, so that runs are few.
 
     >>> cores = [Core(n, (n,)) for n in (0, 2, 3, 4, 7, 8)]
     >>> [core.id for core in contiguous(cores, 2, {core.id: core.id for core in cores})]
@@ -87,7 +87,7 @@ def contiguous(cores: Sequence[Core], count: int, seat_of: Mapping[int, int]) ->
     >>> [core.id for core in contiguous(cores, 4, {core.id: core.id for core in cores})]
     [2, 3, 4, 0]
     """
-    runs = _runs(cores, seat_of)
+    runs = _runs(cores, position_of)
     picked: list[Core] = []
     while len(picked) < count and runs:
         still = count - len(picked)
@@ -98,15 +98,15 @@ def contiguous(cores: Sequence[Core], count: int, seat_of: Mapping[int, int]) ->
     return picked
 
 
-def _beside(held: Sequence[Core], free: Sequence[Core], count: int, seat_of: Mapping[int, int]) -> list[Core]:
-    """Take the neighbours of what is held, and then those of what was taken; then whatever is contiguous.
+def _beside(held: Sequence[Core], free: Sequence[Core], count: int, position_of: Mapping[int, int]) -> list[Core]:
+    """Return the neighbors of what is held, and then the neighbors of those; then whatever is contiguous.
 
-    A run of free cores lies before or after held ones: it is taken from that side. Where several do, the smallest that
-    suffices leaves the largest to others, else the longest joins the most.
+    A run of free cores before or after held cores is taken from that side. Of several such runs, the smallest that
+    suffices leaves the largest to other tasks; if none suffices, the longest comes first.
     """
-    taken = {seat_of[core.id] for core in held}
-    runs = _runs(free, seat_of)
-    beside = [run for run in runs if _touches(run, taken, seat_of)]
+    taken = {position_of[core.id] for core in held}
+    runs = _runs(free, position_of)
+    beside = [run for run in runs if _touches(run, taken, position_of)]
     picked: list[Core] = []
     while len(picked) < count and beside:
         still = count - len(picked)
@@ -114,24 +114,24 @@ def _beside(held: Sequence[Core], free: Sequence[Core], count: int, seat_of: Map
         run = min(enough, key=lambda run: (len(run), run[0].id)) if enough else _longest(beside)
         beside.remove(run)
         runs.remove(run)
-        after = seat_of[run[0].id] - 1 in taken
+        after = position_of[run[0].id] - 1 in taken
         picked += run[:still] if after else run[::-1][:still]
     rest = [core for run in runs for core in run]
-    return picked + contiguous(rest, count - len(picked), seat_of)
+    return picked + contiguous(rest, count - len(picked), position_of)
 
 
-def _touches(run: Sequence[Core], taken: set[int], seat_of: Mapping[int, int]) -> bool:
-    return seat_of[run[0].id] - 1 in taken or seat_of[run[-1].id] + 1 in taken
+def _touches(run: Sequence[Core], taken: set[int], position_of: Mapping[int, int]) -> bool:
+    return position_of[run[0].id] - 1 in taken or position_of[run[-1].id] + 1 in taken
 
 
 def _longest(runs: Sequence[list[Core]]) -> list[Core]:
     return min(runs, key=lambda run: (-len(run), run[0].id))
 
 
-def _runs(cores: Sequence[Core], seat_of: Mapping[int, int]) -> list[list[Core]]:
+def _runs(cores: Sequence[Core], position_of: Mapping[int, int]) -> list[list[Core]]:
     runs: list[list[Core]] = []
-    for core in sorted(cores, key=lambda core: seat_of[core.id]):
-        if runs and seat_of[core.id] == seat_of[runs[-1][-1].id] + 1:
+    for core in sorted(cores, key=lambda core: position_of[core.id]):
+        if runs and position_of[core.id] == position_of[runs[-1][-1].id] + 1:
             runs[-1].append(core)
         else:
             runs.append([core])
@@ -146,9 +146,9 @@ def _by_numa_node(cores: Sequence[Core]) -> dict[int, list[Core]]:
 
 
 def _fewest(by_node: Mapping[int, Sequence[Core]], some: Sequence[int], count: int, sockets: set[int]) -> list[int]:
-    """Name the fewest of some NUMA nodes that have so many cores together: the largest, and for the rest the smallest.
+    """Return the fewest of some NUMA nodes that have this many cores together: the largest, the smallest for the rest.
 
-    All of them, where they are too few.
+    All of them, if they are too few.
     """
     chosen: list[int] = []
     left = list(some)

@@ -1,8 +1,9 @@
-"""Which cores and which GPUs: names for what the ledger has counted.
+"""Assigns cores and GPUs by name to what the ledger has counted.
 
-One book per node. Cores are chosen close to the task's GPUs and to each other (see `cores`); the cpuset of a task holds
-all SMT siblings of its cores, its memory nodes are those of its cores. A resize keeps what it can: a task that shrinks
-keeps some of its cores, one that grows keeps all of them, and nobody gets what a neighbour is giving back meanwhile.
+One `NodeDevices` per node. Cores are chosen close to the task's GPUs and to each other (see `core_selection`); the
+cpuset of a task holds all SMT siblings of its cores, its memory nodes are those of its cores. A resize keeps what it
+can: a task that shrinks keeps some of its cores, a task that grows keeps all of them, and no task gets cores that a
+neighbor is still giving back.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocat
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.node import Core, Gpu, Inventory
-from cotenant.core.placement.core_selection import choose_cores, grow_cores, seats
+from cotenant.core.placement.core_selection import choose_cores, core_positions, grow_cores
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One replica to be given names on a node."""
+    """One replica to place on a node."""
 
     role: str
     rank: int
@@ -28,8 +29,8 @@ class Task:
 
 
 @dataclass(slots=True)
-class Book:
-    """Who holds what on one node, by name."""
+class NodeDevices:
+    """Which task holds which cores and GPUs of one node."""
 
     node_id: str
     inventory: Inventory
@@ -42,21 +43,21 @@ class Book:
         self.free_milli = {gpu.uuid: WHOLE_GPU_MILLI for gpu in self.inventory.gpus}
 
     def assign(self, tasks: Sequence[Task], shares: Sequence[tuple[int, int]] = ()) -> NodeAllocation:
-        """Choose names for tasks and hold them.
+        """Assign cores and GPUs to tasks and hold them.
 
         `shares` are the GPUs (index, thousandths) that the ledger has chosen, on nodes with shareable GPUs.
 
         Raises:
-            Overcommitted: there is not that much free; nothing is held then.
+            Overcommitted: not enough is free; nothing is held then.
         """
         left = list(shares)
         chosen: list[TaskAllocation] = []
         cores, milli = dict(self.free_cores), dict(self.free_milli)
         for task in tasks:
             gpus = self._choose_gpus(task.demand.gpu_milli, left, cores, milli)
-            picked = choose_cores(tuple(cores.values()), task.demand.cores, self._near(gpus), self.seat_of)
+            picked = choose_cores(tuple(cores.values()), task.demand.cores, self._near(gpus), self.position_of)
             if len(picked) < task.demand.cores:
-                raise Overcommitted(f"{self.node_id} has {len(cores)} free cores; {task} was to be given some")
+                raise Overcommitted(f"{self.node_id} has {len(cores)} free cores; {task} needs some")
             for core in picked:
                 del cores[core.id]
             for share in gpus:
@@ -67,10 +68,10 @@ class Book:
         return NodeAllocation(self.node_id, tuple(chosen), gpu_type)
 
     @property
-    def seat_of(self) -> dict[int, int]:
-        """Which cores are neighbours: see `cores.seats`."""
+    def position_of(self) -> dict[int, int]:
+        """The position of each core: see `core_selection.core_positions`."""
         if self._seat_of is None:
-            self._seat_of = seats(self.inventory.cores)
+            self._seat_of = core_positions(self.inventory.cores)
         return self._seat_of
 
     def _near(self, gpus: Sequence[GpuShare]) -> tuple[int, ...]:
@@ -78,13 +79,13 @@ class Book:
         return tuple(sorted({gpu.numa_node for gpu in self.inventory.gpus if gpu.uuid in uuids}))
 
     def resize(self, allocation: NodeAllocation, cores: Mapping[int, int]) -> NodeAllocation:
-        """Choose names for tasks that get other numbers of cores, given by rank; the others stay as they are.
+        """Return an allocation with other numbers of cores for some tasks, given by rank; the others stay as they are.
 
-        Nothing is held or given back: the caller holds the cores of before and after until the node has changed them.
-        What a task holds and the node no longer has is left out of what it will hold.
+        Nothing is held or released: the caller holds the cores of before and after until the node has changed them.
+        Cores that the node no longer has are left out.
 
         Raises:
-            Overcommitted: there is not that much free.
+            Overcommitted: not enough is free.
         """
         known = {core.id: core for core in self.inventory.cores}
         free = dict(self.free_cores)
@@ -92,20 +93,20 @@ class Book:
         for task in allocation.tasks:
             held = [known[core_id] for core_id in task.core_ids if core_id in known]
             wanted, near = cores.get(task.rank, len(task.core_ids)), self._near(task.gpus)
-            chosen = choose_cores(held, wanted, near, self.seat_of) if wanted < len(held) else held
-            more = grow_cores(held, tuple(free.values()), wanted - len(held), near, self.seat_of)
+            chosen = choose_cores(held, wanted, near, self.position_of) if wanted < len(held) else held
+            more = grow_cores(held, tuple(free.values()), wanted - len(held), near, self.position_of)
             if len(chosen) + len(more) < wanted:
-                raise Overcommitted(f"{self.node_id} has {len(free)} free cores; {task} was to hold {wanted}")
+                raise Overcommitted(f"{self.node_id} has {len(free)} free cores; {task} needs {wanted}")
             for core in more:
                 del free[core.id]
             tasks.append(_named(task, [*chosen, *more]))
         return replace(allocation, tasks=tuple(tasks))
 
     def fit(self, allocation: NodeAllocation, spare: int) -> NodeAllocation:
-        """What tasks hold of the cores that the node has now, with all CPUs of those.
+        """Return what tasks hold of the cores that the node has now, with all CPUs of those cores.
 
-        For cores that are gone a task gets others, up to its own number and to `spare` for all of them, where they are
-        free; else it holds fewer until there are more, and its `own_cores` say how many it is to have.
+        A task gets replacements for missing cores, up to its own number and to `spare` for all tasks, if they are free;
+        else it holds fewer until there are more, and its `own_cores` give the number that it should have.
         """
         known = {core.id: core for core in self.inventory.cores}
         free = dict(self.free_cores)
@@ -114,7 +115,7 @@ class Book:
             held = [known[core_id] for core_id in task.core_ids if core_id in known]
             own = task.own_cores or len(task.core_ids)
             wanted = min(max(0, own - len(held)), spare, len(free))
-            more = grow_cores(held, tuple(free.values()), wanted, self._near(task.gpus), self.seat_of)
+            more = grow_cores(held, tuple(free.values()), wanted, self._near(task.gpus), self.position_of)
             for core in more:
                 del free[core.id]
             spare -= len(more)
@@ -131,19 +132,19 @@ class Book:
             chosen = tuple(GpuShare(self.inventory.gpus[index].uuid, part) for index, part in shares[:count])
             del shares[:count]
         elif wanted % WHOLE_GPU_MILLI:
-            raise Overcommitted(f"{self.node_id}: {wanted} thousandths of a GPU that nobody has chosen")
+            raise Overcommitted(f"{self.node_id}: {wanted} thousandths of a GPU that the ledger has not chosen")
         else:
             free = [gpu for gpu in self.inventory.gpus if milli[gpu.uuid] == WHOLE_GPU_MILLI]
             chosen = tuple(GpuShare(gpu.uuid) for gpu in _near_each_other(free, count, cores))
         if len(chosen) < count or any(milli[share.uuid] < share.milli for share in chosen):
-            raise Overcommitted(f"{self.node_id} has not {wanted} thousandths of GPUs free")
+            raise Overcommitted(f"{self.node_id} does not have {wanted} thousandths of GPUs free")
         return chosen
 
     def hold(self, allocation: NodeAllocation) -> None:
-        """Note what a live attempt holds, from a record.
+        """Hold what a live attempt holds, from its record.
 
         Raises:
-            Overcommitted: someone else holds a part of it; nothing is noted then.
+            Overcommitted: another attempt holds a part of it; nothing is held then.
         """
         wanted: dict[str, int] = {}
         for task in allocation.tasks:
@@ -160,7 +161,7 @@ class Book:
             self.free_milli[uuid] -= milli
 
     def release(self, allocation: NodeAllocation) -> None:
-        """Give back what an attempt held. What the node no longer has is passed over."""
+        """Release what an attempt held. Devices that the node no longer has are skipped."""
         cores = {core.id: core for core in self.inventory.cores}
         for task in allocation.tasks:
             for core_id in task.core_ids:
@@ -171,7 +172,7 @@ class Book:
                     self.free_milli[share.uuid] = min(WHOLE_GPU_MILLI, self.free_milli[share.uuid] + share.milli)
 
     def holding(self, node: int, allocation: NodeAllocation) -> Holding:
-        """Count an allocation for the ledger, in which this node has the number `node`."""
+        """Return an allocation as counts for the ledger, in which this node has the number `node`."""
         index = {gpu.uuid: number for number, gpu in enumerate(self.inventory.gpus)}
         parts = tuple(
             (index[share.uuid], share.milli) for task in allocation.tasks for share in task.gpus if share.uuid in index
@@ -199,9 +200,10 @@ def _named(task: TaskAllocation, cores: Sequence[Core]) -> TaskAllocation:
 
 
 def _near_each_other(free: Sequence[Gpu], count: int, cores: dict[int, Core]) -> list[Gpu]:
-    """Prefer GPUs of one NVLink island: the one with the fewest free GPUs that suffice; in it, those of one NUMA node.
+    """Return GPUs of one NVLink island if possible: the one with the fewest free GPUs that suffice.
 
-    One GPU alone needs no link, and rather comes from outside islands.
+    Within the island, GPUs of one NUMA node come first. A single GPU needs no link, and preferably comes from outside
+    islands.
     """
     islands: dict[int, list[Gpu]] = {}
     for gpu in free:
@@ -217,7 +219,7 @@ def _near_each_other(free: Sequence[Gpu], count: int, cores: dict[int, Core]) ->
 
 
 def _of_one_numa_node(free: Sequence[Gpu], count: int, cores: dict[int, Core]) -> list[Gpu]:
-    """Prefer GPUs of one NUMA node: the one with the fewest free GPUs that suffice, and with cores left."""
+    """Return GPUs of one NUMA node if possible: the one with the fewest free GPUs that suffice, and with cores left."""
     by_node: dict[int, list[Gpu]] = {}
     for gpu in free:
         by_node.setdefault(gpu.numa_node, []).append(gpu)

@@ -1,7 +1,7 @@
-"""Keeping a gang away from nodes: where it failed for the node's sake, or stood in another job's way.
+"""Keeps a gang away from nodes on which it failed because of the node, or was in another job's way.
 
-No policy has to know: while it is asked, the nodes that the gang avoids take no work. A gang must not wait for ever
-because of that, so avoidance yields, the longest avoided first, where no other node could ever hold the gang.
+Policies need not know: while a policy is asked, the nodes that the gang avoids take no work. A gang must not wait
+forever because of that, so avoidance yields, the longest avoided node first, if no other node could ever hold the gang.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ SAID_OF = frozenset({Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.NODES_H
 
 
 @contextmanager
-def kept_away(gang: Gang, ledger: Ledger) -> Iterator[None]:
-    """Let the nodes that a gang avoids take no work for a while; ids that the ledger does not know are passed over.
+def avoided_nodes_closed(gang: Gang, ledger: Ledger) -> Iterator[None]:
+    """Close the nodes that a gang avoids for a while; ids that the ledger does not know are ignored.
 
     >>> from cotenant.core.model.gang import Demand
     >>> from cotenant.core.model.node import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=2, cores=2)] * 2, ids=("a", "b"))
-    >>> with kept_away(Gang("job", (), avoided=("b",)), ledger):
+    >>> with avoided_nodes_closed(Gang("job", (), avoided=("b",)), ledger):
     ...     ledger.room(Demand(gpu_milli=1000)).tolist()
     [2, 0]
     """
     if not gang.avoided:
         yield
         return
-    with taking_work(ledger, _others(gang.avoided, ledger) & ledger.open):
+    with only_open(ledger, _others(gang.avoided, ledger) & ledger.open):
         yield
 
 
 @contextmanager
-def taking_work(ledger: Ledger, nodes: NDArray[np.bool_]) -> Iterator[None]:
-    """Let those nodes alone take work for a while that are marked."""
+def only_open(ledger: Ledger, nodes: NDArray[np.bool_]) -> Iterator[None]:
+    """Open only the marked nodes for a while."""
     before = ledger.open.copy()
     ledger.open[:] = nodes
     try:
@@ -52,14 +52,14 @@ def taking_work(ledger: Ledger, nodes: NDArray[np.bool_]) -> Iterator[None]:
 
 
 def _others(node_ids: Iterable[str], ledger: Ledger) -> NDArray[np.bool_]:
-    """Mark all nodes but some."""
+    """Return all nodes but some."""
     marked = np.ones(len(ledger), dtype=np.bool_)
     marked[[ledger.numbers[node_id] for node_id in node_ids if node_id in ledger.numbers]] = False
     return marked
 
 
-def yielding(gang: Gang, ledger: Ledger) -> Gang:
-    """Let a gang avoid only as many nodes as leave others that could ever hold it, even if those take no work now."""
+def relax_avoidance(gang: Gang, ledger: Ledger) -> Gang:
+    """Return the gang with as many nodes to avoid as leave others that could ever hold it, even if closed now."""
     if not gang.avoided:
         return gang
     known = tuple(node_id for node_id in gang.avoided if node_id in ledger.numbers)
@@ -67,27 +67,27 @@ def yielding(gang: Gang, ledger: Ledger) -> Gang:
     while kept and not _could_hold(gang, ledger, _others(kept, ledger)):
         kept = kept[1:]
     if not kept and not _could_hold(gang, ledger, _others((), ledger)):
-        kept = known  # it is not for the avoidance that nothing holds it
+        kept = known  # no node could hold it even without avoidance
     return replace(gang, avoided=kept, yielded=known[: len(known) - len(kept)])
 
 
 def _could_hold(gang: Gang, ledger: Ledger, nodes: NDArray[np.bool_]) -> bool:
-    with taking_work(ledger, nodes):
+    with only_open(ledger, nodes):
         return fits(gang, ledger, within=gang.locality or Locality.ANYWHERE, empty=True)
 
 
 def with_avoidance(refusal: Refusal, gang: Gang) -> Refusal:
-    """Add to the reason why a gang waits that it keeps away from some nodes, which the reason does not count."""
+    """Return a refusal with the nodes that the gang avoids, which the reason does not count, added."""
     if not (gang.avoided or gang.yielded) or refusal.code not in SAID_OF:
         return refusal
-    told, numbers = refusal.detail, dict(refusal.numbers)
+    detail, numbers = refusal.detail, dict(refusal.numbers)
     if gang.avoided:
-        told += f"; it keeps away from {plural(len(gang.avoided), 'server')}: {_names(gang.avoided)}"
+        detail += f"; it avoids {plural(len(gang.avoided), 'server')}: {_names(gang.avoided)}"
         numbers["avoided_nodes"] = float(len(gang.avoided))
     if gang.yielded:
-        told += f"; it would keep away from {_names(gang.yielded)} too, but nothing else could ever hold it"
+        detail += f"; it would avoid {_names(gang.yielded)} too, but no other server could ever hold it"
         numbers["yielded_nodes"] = float(len(gang.yielded))
-    return replace(refusal, detail=told, numbers=numbers)
+    return replace(refusal, detail=detail, numbers=numbers)
 
 
 def _names(node_ids: tuple[str, ...]) -> str:

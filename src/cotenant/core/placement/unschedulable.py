@@ -1,8 +1,8 @@
-"""What stands in a gang's way, by counting: the reasons that hold for every placement policy.
+"""Why a gang is unschedulable, by counting: the reasons that hold for every placement policy.
 
-A wrong reason is worse than none, so each is checked on what it speaks of: only nodes that could ever hold a replica
-count as free, what an empty cluster could not hold is never said to wait for other jobs, and a fragment is blamed on
-cores or memory where the gang would fit without them.
+A wrong reason is worse than none, so each is checked against what it claims: only nodes that could ever hold a replica
+count as free, what an empty cluster could not hold is never said to wait for other jobs, and fragmentation is blamed on
+cores or memory only if the gang would fit without them.
 """
 
 from __future__ import annotations
@@ -13,53 +13,55 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.capacity.free_totals import known_tally
+from cotenant.core.capacity.free_totals import cached_totals
 from cotenant.core.capacity.ledger import UNLIMITED, Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import WHOLE_GPU_MILLI, JobSpec, Locality, Request
-from cotenant.core.model.node import NodeShape, is_of_type, type_in_words
+from cotenant.core.model.node import NodeShape, format_gpu_type, matches_gpu_type
 from cotenant.core.model.refusal import Code, Refusal, gib, gpus, nodes_held, plural
 from cotenant.core.placement.capacity_shortage import (
+    GPUS_RECOVER,
     RESOURCES,
-    WELL_AGAIN,
+    cached_shortage,
     could_hold,
-    ill_gpus,
-    ill_in_words,
+    describe_unhealthy_gpus,
     shortage,
-    too_little,
-    waits_for_more,
+    shortage_refusal,
+    unhealthy_gpus,
 )
 from cotenant.core.placement.packing import room_for_all
 
 
 def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE) -> Refusal:
-    """Say why a gang has no place now, where the policy wants all of it `within` one server, or one rack.
+    """Return why a gang has no place now, if the policy wants all of it `within` one server, or one rack.
 
-    The reason is the first that holds: only held nodes could hold it; no node takes work; all of the cluster, empty,
-    could not hold it, or only with GPUs that are not well; those nodes that take work could not; too little is free in
-    sum; it lies in fragments.
+    The reason is the first that holds: only held nodes could hold it; no node takes work; the whole cluster, empty,
+    could not hold it, or only with GPUs that are unhealthy; the nodes that take work could not; too little is free in
+    total; free resources are fragmented.
     """
     if held := held_for(gang, ledger, within=within):
         return held
     if not bool(ledger.open.any()) and (
         not len(ledger) or fits(gang, ledger, within=within, empty=True, everywhere=True)
     ):
-        told = "no other node takes work" if gang.avoided else "no node takes work"
-        return Refusal(Code.NO_NODES, told + _ill_nodes_in_words(ledger), _UNCORDONED, _ill_numbers(ledger))
+        detail = "no other node takes work" if gang.avoided else "no node takes work"
+        return Refusal(
+            Code.NO_NODES, detail + _describe_unhealthy_nodes(ledger), _UNCORDONED, _unhealthy_numbers(ledger)
+        )
     if not fits(gang, ledger, within=within, empty=True):
         if fits(gang, ledger, within=within, empty=True, everywhere=True):
             return _closed(gang, ledger, within=within)
-        if ill_gpus(gang.parts, ledger) and fits(gang, _when_well(ledger), within=within, empty=True):
-            return _ill(gang, ledger, within=within)
+        if unhealthy_gpus(gang.parts, ledger) and fits(gang, _when_healthy(ledger), within=within, empty=True):
+            return _unhealthy(gang, ledger, within=within)
         return _never(gang, ledger, within=within)
     if found := shortage(gang, ledger):
-        return too_little(found, ledger)
+        return shortage_refusal(found, ledger)
     return _fragmented(gang, ledger, within=within)
 
 
 def held_for(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
-    """Return the reason where nodes that take work could not hold a gang, even empty, and with held nodes could."""
-    able = [one for one in ledger.illness.held if one.node_id in ledger.numbers]
+    """Return the refusal if nodes that take work could not hold a gang, even empty, but could with the held nodes."""
+    able = [one for one in ledger.unhealthy.held if one.node_id in ledger.numbers]
     if not able or fits(gang, ledger, within=within, empty=True):
         return None
     before = ledger.open.copy()
@@ -71,20 +73,20 @@ def held_for(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
     return nodes_held(able, _gang_in_words(gang)) if could else None
 
 
-def plain_shortage(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
-    """Say why a gang has no place, where too little is free in sum and the sums are known.
+def quick_shortage(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
+    """Return why a gang has no place, if too little is free in total and the totals are cached.
 
-    No policy needs to look for places then; what is said is what `no_place` says.
+    No policy needs to search then; the answer is that of `no_place`.
     """
     simple = len(gang.parts) == 1 and within is not Locality.RACK
-    if simple and (refusal := waits_for_more(gang, ledger, alone=within is Locality.SERVER)):
+    if simple and (refusal := cached_shortage(gang, ledger, alone=within is Locality.SERVER)):
         return refusal
-    short = known_tally(ledger) is not None and shortage(gang, ledger) is not None
+    short = cached_totals(ledger) is not None and shortage(gang, ledger) is not None
     return no_place(gang, ledger, within=within) if short else None
 
 
 def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, everywhere: bool = False) -> bool:
-    """Tell whether a gang fits, by counting: exact for one role, what must be so at least for several."""
+    """Return whether a gang fits, by counting: exact for one role, a necessary condition for several."""
     if empty and not everywhere and len(gang.parts) == 1 and within is not Locality.RACK:
         return could_hold(gang.parts[0], ledger, alone=within is Locality.SERVER)
     if within is Locality.SERVER:
@@ -102,7 +104,7 @@ def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, e
 
 
 def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool = False) -> list[str]:
-    """Name what there is too little of in sum on some nodes."""
+    """Return the resources of which some nodes have too little in total."""
     there = ledger.sums(able, empty=empty)
     return [name for name, have in zip(RESOURCES, there, strict=True) if getattr(gang, name) > have]
 
@@ -114,36 +116,37 @@ _HOLDERS = {Locality.SERVER: "any one server", Locality.RACK: "any one rack"}
 def _closed(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     holder = _HOLDERS.get(within, "the servers")
     closed = int((~ledger.open).sum()) - sum(node_id in ledger.numbers for node_id in gang.avoided)
-    told = f"; {plural(closed, 'server')} {'takes' if closed == 1 else 'take'} no work" if closed else ""
+    detail = f"; {plural(closed, 'server')} {'takes' if closed == 1 else 'take'} no work" if closed else ""
     return Refusal(
         Code.NO_NODES,
-        f"needs {_gang_in_words(gang)}, more than {holder} now taking work could hold even if empty{told}",
+        f"needs {_gang_in_words(gang)}, more than {holder} now taking work could hold even if empty{detail}",
         "a node that is large enough joins, or is uncordoned",
         {"closed_nodes": float(closed)},
     )
 
 
-def _when_well(ledger: Ledger) -> Ledger:
-    return Ledger(ledger.illness.shapes_when_well, ledger.racks)
+def _when_healthy(ledger: Ledger) -> Ledger:
+    return Ledger(ledger.unhealthy.healthy_shapes, ledger.racks)
 
 
-def _ill(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
-    holder, ill = _HOLDERS.get(within, "the servers"), ill_gpus(gang.parts, ledger)
+def _unhealthy(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    holder, ill = _HOLDERS.get(within, "the servers"), unhealthy_gpus(gang.parts, ledger)
     return Refusal(
         Code.NO_NODES,
-        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty while {ill_in_words(ill)}",
-        f"{WELL_AGAIN}, or a node that is large enough joins",
+        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty "
+        f"while {describe_unhealthy_gpus(ill)}",
+        f"{GPUS_RECOVER}, or a node that is large enough joins",
         {"unhealthy_gpus": float(ill)},
     )
 
 
-def _ill_nodes_in_words(ledger: Ledger) -> str:
-    count = ledger.illness.nodes
-    return f"; {plural(count, 'server')} {'is' if count == 1 else 'are'} not well" if count else ""
+def _describe_unhealthy_nodes(ledger: Ledger) -> str:
+    count = ledger.unhealthy.nodes
+    return f"; {plural(count, 'server')} {'is' if count == 1 else 'are'} unhealthy" if count else ""
 
 
-def _ill_numbers(ledger: Ledger) -> dict[str, float]:
-    return {"unhealthy_nodes": float(ledger.illness.nodes)} if ledger.illness.nodes else {}
+def _unhealthy_numbers(ledger: Ledger) -> dict[str, float]:
+    return {"unhealthy_nodes": float(ledger.unhealthy.nodes)} if ledger.unhealthy.nodes else {}
 
 
 def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
@@ -166,21 +169,21 @@ def _fragmented(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     each = f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}"
     together = {1: "", 2: " beside its other role"}.get(len(gang.parts), " beside its other roles")
     if within is Locality.ANYWHERE:
-        told = f"needs {each}{together}; what is free lies in fragments with room for {_or_more(room, part)}"
-        remedy = "running jobs finish, or smaller replicas are asked for"
+        detail = f"needs {each}{together}; free resources are fragmented, with room for {_or_more(room, part)}"
+        remedy = "running jobs finish, or the job asks for smaller replicas"
     else:
-        told = f"needs {each} {_ON_ONE[within]}{together}; {_best(room, part, within, ledger)}"
-        remedy = f"jobs {_ON_ONE[within]} finish, or the job is content with several {within}s"
+        detail = f"needs {each} {_ON_ONE[within]}{together}; {_best(room, part, within, ledger)}"
+        remedy = f"jobs {_ON_ONE[within]} finish, or the job accepts several {within}s"
     if within is Locality.RACK:
         by_rack = np.bincount(ledger.rack_numbers, room)
         numbers |= {"best_rack_replicas": int(by_rack.max()), "racks_with_room": int((by_rack > 0).sum())}
     numbers |= {"best_node_replicas": int(room.max(initial=0)), "nodes_with_room": int((room > 0).sum())}
     culprits = list(_culprits(gang, ledger, within=within))
     if culprits:
-        told += f"; {' or '.join(_NOUNS[name] for name in culprits)} stand in its way"
+        detail += f"; {' or '.join(_NOUNS[name] for name in culprits)} stand in its way"
     blamed = {f"fits_without_{name}": 1.0 for name in culprits}
     counts = {name: float(value) for name, value in numbers.items()} | blamed
-    return Refusal(Code.FRAGMENTED, told, remedy, counts, within)
+    return Refusal(Code.FRAGMENTED, detail, remedy, counts, within)
 
 
 _NOUNS = {"cores": "cores", "memory_bytes": "memory"}
@@ -190,7 +193,7 @@ _ON_ONE = {Locality.SERVER: "on one server", Locality.RACK: "in one rack"}
 
 
 def _best(room: NDArray[np.int64], part: Part, within: Locality, ledger: Ledger) -> str:
-    """Tell what the best server or rack has room for, and all of them together."""
+    """Describe how much the best server or rack has room for, and all of them together."""
     rooms = room if within is Locality.SERVER else np.bincount(ledger.rack_numbers, room).astype(np.int64)
     able = int((rooms > 0).sum())
     if able < 2:
@@ -203,7 +206,7 @@ def _or_more(room: NDArray[np.int64], part: Part) -> str:
 
 
 def _tightest(gang: Gang, ledger: Ledger, *, within: Locality) -> Part:
-    """Choose the part to speak of: the first that does not fit alone, else the one that asks for the most."""
+    """Return the part to report: the first that does not fit alone, else the one that asks for the most."""
     for part in gang.parts:
         if not fits(Gang(gang.job_id, (part,)), ledger, within=within):
             return part
@@ -211,7 +214,7 @@ def _tightest(gang: Gang, ledger: Ledger, *, within: Locality) -> Part:
 
 
 def _culprits(gang: Gang, ledger: Ledger, *, within: Locality) -> Iterator[str]:
-    """Name cores or memory where a gang that asks for more than that would fit without them."""
+    """Yield cores or memory if a gang that asks for more than that would fit without them."""
     for name in _NOUNS:
         parts = tuple(replace(part, demand=_without(part.demand, name)) for part in gang.parts)
         asks_for_more = any(getattr(gang, other) for other in RESOURCES if other != name)
@@ -224,7 +227,7 @@ def _without(demand: Demand, name: str) -> Demand:
 
 
 def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> Refusal | None:
-    """Say whether a job could never run on nodes of these shapes, even if all of them were empty.
+    """Return why a job could never run on nodes of these shapes, even if all were empty; None if it could.
 
     `elastic`: any number of nodes of these shapes could join, so only what must be on one node can be too large.
     """
@@ -233,7 +236,7 @@ def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> 
         return None
     lacking = list(_roles_too_large(spec, shapes, elastic=elastic))
     if not lacking and spec.locality is Locality.SERVER and not any(_holds_all(shape, spec) for shape in shapes):
-        lacking.append("the job wants to be on one server, and none could hold all of it")
+        lacking.append("the job must run on one server, and no server could hold all of it")
     if not lacking and not elastic:
         lacking += _sums_too_large(spec, shapes)
     if not lacking:
@@ -248,11 +251,11 @@ def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> 
 
 
 def _no_such_gpus(request: Request, shapes: Sequence[NodeShape]) -> tuple[str, str] | None:
-    """Say that no node has GPUs of the wanted type, or that none with such ones shares them; and what would help."""
-    having = [shape for shape in shapes if shape.gpus and is_of_type(shape.gpu_type, request.gpu_type)]
+    """Return that no node has, or shares, GPUs of the requested type, and the remedy; None if some do."""
+    having = [shape for shape in shapes if shape.gpus and matches_gpu_type(shape.gpu_type, request.gpu_type)]
     if not request.gpu_milli or not any(shape.gpus for shape in shapes):
         return None
-    kind = f" of type {type_in_words(request.gpu_type)}" if request.gpu_type else ""
+    kind = f" of type {format_gpu_type(request.gpu_type)}" if request.gpu_type else ""
     if not having:
         return f"no server has GPUs{kind}", "ask for another type, or add nodes that have it"
     if request.gpu_milli % WHOLE_GPU_MILLI and not any(shape.shareable for shape in having):
@@ -299,7 +302,7 @@ def _holds_all(shape: NodeShape, spec: JobSpec) -> bool:
 
 
 def _least(spec: JobSpec) -> Demand:
-    """Sum up the least that a job could be given."""
+    """Return the least that a job could be given."""
     return Demand(
         gpu_milli=spec.gpu_milli,
         cores=sum(role.replicas * _cores_least(role.request) for role in spec.roles),
@@ -308,18 +311,18 @@ def _least(spec: JobSpec) -> Demand:
 
 
 def _cores_least(request: Request) -> int:
-    """`auto` is one core at least; those who ask for none get none."""
+    """Return the fewest cores of a replica: 1 for `auto`, otherwise the number requested."""
     return 1 if request.cores is None else request.cores
 
 
 def room_on(shape: NodeShape, request: Request) -> int:
-    """Count how many replicas of a request an empty node of this shape could take; `auto` counts as one core."""
+    """Return how many replicas of a request an empty node of this shape could take; `auto` counts as one core."""
     limits = [int(UNLIMITED)]
     if request.gpu_milli >= WHOLE_GPU_MILLI:
         limits.append(shape.gpus // (request.gpu_milli // WHOLE_GPU_MILLI))
     elif request.gpu_milli:
         limits.append(shape.gpus * (WHOLE_GPU_MILLI // request.gpu_milli) if shape.shareable else 0)
-    if request.gpu_milli and request.gpu_type and not is_of_type(shape.gpu_type, request.gpu_type):
+    if request.gpu_milli and request.gpu_type and not matches_gpu_type(shape.gpu_type, request.gpu_type):
         return 0
     if cores := _cores_least(request):
         limits.append(shape.cores // cores)
@@ -329,7 +332,7 @@ def room_on(shape: NodeShape, request: Request) -> int:
 
 
 def shapes_of(ledger: Ledger) -> tuple[NodeShape, ...]:
-    """Group a ledger's nodes by shape, in the order in which shapes first appear."""
+    """Return a ledger's nodes grouped by shape, in the order in which shapes first appear."""
     counts: dict[NodeShape, int] = {}
     for shape in ledger.shapes:
         key = replace(shape, count=1)
@@ -338,12 +341,12 @@ def shapes_of(ledger: Ledger) -> tuple[NodeShape, ...]:
 
 
 def in_words(demand: Demand) -> str:
-    """Write what one replica needs.
+    """Describe what one replica needs.
 
     >>> in_words(Demand(gpu_milli=2000, cores=6))
     '2 GPUs and 6 cores'
     """
-    kind = f" ({type_in_words(demand.gpu_type)})" if demand.gpu_type else ""
+    kind = f" ({format_gpu_type(demand.gpu_type)})" if demand.gpu_type else ""
     words = [gpus(demand.gpu_milli) + kind] if demand.gpu_milli else []
     words += [plural(demand.cores, "core")] if demand.cores else []
     words += [f"{gib(demand.memory_bytes)} of memory"] if demand.memory_bytes else []
@@ -355,5 +358,5 @@ def _gang_in_words(gang: Gang) -> str:
 
 
 def request_in_words(request: Request) -> str:
-    """Write what one replica asks for; `auto` cores are left out."""
+    """Describe what one replica asks for; `auto` cores are left out."""
     return in_words(Demand(request.gpu_milli, request.cores or 0, request.memory_bytes, request.gpu_type))

@@ -1,4 +1,4 @@
-"""The version of the policy API, alone, so that who only looks for policies need not load what they work on."""
+"""The version of the policy API, in a module of its own so that discovery need not load what policies work on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a policy can do beyond what all of its group can: the further protocols that it follows.
+"""Optional capabilities of a policy: the further protocols that it implements.
 
-A cycle asks for several of them, and `isinstance` lists a protocol's members anew each time, which took a tenth of a
-small cycle's time. Here they are listed once for each protocol.
+A cycle checks several of them, and `isinstance` lists a protocol's members again each time, which took a tenth of a
+small cycle's time. Here they are listed once per protocol.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def able(policy: object, protocol: Callable[..., T]) -> T | None:
-    """Give a policy as one that follows a protocol; None where it does not. It does where `isinstance` says so.
+def capability_of(policy: object, protocol: Callable[..., T]) -> T | None:
+    """Return a policy as an implementation of a protocol; None if `isinstance` would say that it is not one.
 
     >>> from typing import Protocol
     >>> class Sings(Protocol):
@@ -22,18 +22,18 @@ def able(policy: object, protocol: Callable[..., T]) -> T | None:
     >>> class Bird:
     ...     def sing(self) -> str:
     ...         return "tweet"
-    >>> able(Bird(), Sings).sing(), able(object(), Sings)
+    >>> capability_of(Bird(), Sings).sing(), capability_of(object(), Sings)
     ('tweet', None)
     """
     methods, others = _members(protocol)
     follows = all(getattr(policy, name, None) is not None for name in methods)
     follows = follows and all(hasattr(policy, name) for name in others)
-    return policy if follows else None  # type: ignore[return-value]  # it was just seen to follow it
+    return policy if follows else None  # type: ignore[return-value]  # checked just above
 
 
 @cache
 def _members(protocol: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """List the methods of a protocol, and its other members."""
+    """Return a protocol's methods and its other members."""
     bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     names = sorted({name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))})
     public = [name for name in names if not name.startswith("_")]

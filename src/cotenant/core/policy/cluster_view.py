@@ -1,8 +1,8 @@
-"""What a placement policy may know beside the gang and the ledger: the time, and who holds what.
+"""The cluster view: what a placement policy may know besides the gang and the ledger.
 
-Most policies need none of it: places follow from what is free. Those that weigh neighbours, move jobs together or lend
-cores for a while implement `Sees` and are shown a scene before each cycle. Whoever runs the cycle keeps the scene, the
-simulator as the live mesh does; a policy only reads it.
+That is the time, and which jobs hold what. Most policies do not need it: they place by what is free. Policies that
+consider neighbors, move jobs together or lend cores for a while implement `UsesClusterView` and are given a view before
+each cycle. The driver of the cycle maintains the view, in the simulator as in the live mesh; a policy only reads it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cotenant.core.model.refusal import Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
-    """A job that holds something now.
+class RunningJob:
+    """A job that holds resources now.
 
-    `since_seconds` is when its run began, on the scene's clock. `stop_cost_seconds` is what a stop would cost it: the
-    run time since its last checkpoint, and its restart. `reclaimable`: what it holds was lent to it, and may be taken
-    back for a job that it was reserved for. Of what was estimated of it, `remaining_seconds` is as of now; what stands
-    beside candidate allocations is as it was told before it started.
+    `since_seconds` is when its run began, on the view's clock. `stop_cost_seconds` is what a stop would cost: the run
+    time since its last checkpoint, plus its restart. `reclaimable`: what it holds was lent to it, and may be reclaimed
+    for a job that it is reserved for. In its estimate, `remaining_seconds` is as of now; the figures for candidate
+    allocations are as of before its start.
     """
 
     gang: Gang
@@ -39,11 +39,11 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stay:
-    """What a run holds, of how many GPUs its gang is, and since when: one object for as long as all of that is so.
+class Occupancy:
+    """What a run holds, its gang's GPUs, and since when: the same object for as long as none of this changes.
 
-    Sums over all who are there are kept up to date by those that came, went or changed: by objects that are others than
-    before. What changes by itself with time, as an estimate does, is a `Resident`'s.
+    Sums over all running jobs are updated from the objects that appeared, disappeared or were replaced. Values that
+    change with time alone, such as estimates, belong to `RunningJob`.
     """
 
     gpu_milli: int
@@ -52,173 +52,173 @@ class Stay:
     reclaimable: bool = False
 
     @classmethod
-    def of(cls, resident: Resident) -> Stay:
-        """Say what a resident holds."""
-        return cls(resident.gang.gpu_milli, resident.holdings, resident.since_seconds, resident.reclaimable)
+    def of(cls, running_job: RunningJob) -> Occupancy:
+        """Return the occupancy of a running job."""
+        return cls(running_job.gang.gpu_milli, running_job.holdings, running_job.since_seconds, running_job.reclaimable)
 
 
-class Scene(Protocol):
-    """Who holds what at one moment. Read within the cycle that it was shown for, not later."""
+class ClusterView(Protocol):
+    """Which jobs hold what at one moment. Valid only within the cycle that it was given for."""
 
     now: float
 
-    def residents(self) -> Mapping[str, Resident]:
-        """Give all jobs that hold something, by id."""
+    def running_jobs(self) -> Mapping[str, RunningJob]:
+        """Return all jobs that hold resources, by id."""
 
-    def on(self, node: int) -> Sequence[Resident]:
-        """Give those that hold something on a node, by its number in the ledger."""
+    def jobs_on(self, node: int) -> Sequence[RunningJob]:
+        """Return the jobs that hold resources on a node, by its number in the ledger."""
 
-    def resident(self, job_id: str) -> Resident:
-        """Give one of those who hold something."""
-        return self.residents()[job_id]
+    def running_job(self, job_id: str) -> RunningJob:
+        """Return one job that holds resources."""
+        return self.running_jobs()[job_id]
 
-    def stays(self) -> Mapping[str, Stay]:
-        """Say of all what they hold; whoever keeps a scene from cycle to cycle gives the same objects again."""
-        return {job_id: Stay.of(one) for job_id, one in self.residents().items()}
-
-
-@runtime_checkable
-class Sees(Protocol):
-    """A placement policy that looks at more than what is free."""
-
-    def see(self, scene: Scene) -> None:
-        """Take note of how things stand; called before each cycle, in which the scene goes on with what is decided."""
+    def occupancies(self) -> Mapping[str, Occupancy]:
+        """Return the occupancy of each running job; a view kept from cycle to cycle returns the same objects again."""
+        return {job_id: Occupancy.of(one) for job_id, one in self.running_jobs().items()}
 
 
 @runtime_checkable
-class Heeds(Protocol):
-    """A placement policy to which it matters who is beside whom."""
+class UsesClusterView(Protocol):
+    """A placement policy that needs more than what is free."""
 
-    def bears(self, nodes: Sequence[int], ledger: Ledger) -> bool:
-        """Tell whether all on some nodes can be beside each other, as the scene and the ledger stand.
+    def begin_cycle(self, cluster_view: ClusterView) -> None:
+        """Receive the view for a cycle; called before each cycle, which updates the view with its decisions."""
 
-        Asked of those who were to make room and might stay after all, for there is room for them too.
+
+@runtime_checkable
+class ChecksNeighbors(Protocol):
+    """A placement policy with constraints between jobs on the same node."""
+
+    def can_coexist(self, nodes: Sequence[int], ledger: Ledger) -> bool:
+        """Return whether all jobs on some nodes can run beside each other, given the view and the ledger.
+
+        Called for victims that might stay after all, because there is room for them too.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """Places for a gang once some residents have made room, and the places that those are given instead."""
+    """Places for a gang after some running jobs have moved, and the new places of those jobs."""
 
     offer: Offer
-    moves: tuple[tuple[Resident, Offer], ...]
+    moves: tuple[tuple[RunningJob, Offer], ...]
 
 
 @runtime_checkable
 class Rearranges(Protocol):
-    """A placement policy that moves cheap jobs where that lets a gang start (Philly, section 5 [P])."""
+    """A placement policy that moves cheap jobs if that lets a gang start (Philly, section 5 [P])."""
 
     def rearrange(
         self, gang: Gang, refusal: Refusal, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]
     ) -> Rearrangement | None:
-        """Find places for a gang that `place` refused; None where no moves would help, or none are worth it.
+        """Return places for a gang that `place` refused; None if no moves would help, or none are worth it.
 
-        The jobs in `fixed` have to go, or were moved already: they are not where the scene shows them any more. The
-        ledger is left as it was.
+        The jobs in `fixed` must stop, or were moved already: the view no longer shows where they are. Leaves the ledger
+        unchanged.
         """
 
 
-class Unfolding(Scene):
-    """A scene as a cycle goes on: without those who were sent away since it was shown, with those who were placed."""
+class CycleView(ClusterView):
+    """A view updated during a cycle: without the jobs removed since it began, with the jobs placed."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.now = scene.now
-        self._scene = scene
-        self._gone: set[str] = set()
+    def __init__(self, cluster_view: ClusterView) -> None:
+        self.now = cluster_view.now
+        self._cluster_view = cluster_view
+        self._removed: set[str] = set()
         self._hidden: frozenset[str] = frozenset()
-        self._came: dict[str, Resident] = {}
-        self._by_node: dict[int, dict[str, Resident]] = {}
+        self._added: dict[str, RunningJob] = {}
+        self._by_node: dict[int, dict[str, RunningJob]] = {}
 
-    def residents(self) -> Mapping[str, Resident]:
-        """All who are there as the cycle stands."""
-        stay = {job_id: one for job_id, one in self._scene.residents().items() if job_id not in self._gone}
-        return {job_id: one for job_id, one in (stay | self._came).items() if job_id not in self._hidden}
+    def running_jobs(self) -> Mapping[str, RunningJob]:
+        """Return the jobs that hold resources as of now in the cycle."""
+        stay = {job_id: one for job_id, one in self._cluster_view.running_jobs().items() if job_id not in self._removed}
+        return {job_id: one for job_id, one in (stay | self._added).items() if job_id not in self._hidden}
 
-    def on(self, node: int) -> Sequence[Resident]:
-        """Those of them who are on a node."""
-        stay = [one for one in self._scene.on(node) if one.gang.job_id not in self._gone]
+    def jobs_on(self, node: int) -> Sequence[RunningJob]:
+        """Return those on a node."""
+        stay = [one for one in self._cluster_view.jobs_on(node) if one.gang.job_id not in self._removed]
         some = [*stay, *self._by_node.get(node, {}).values()]
         return [one for one in some if one.gang.job_id not in self._hidden] if self._hidden else some
 
-    def resident(self, job_id: str) -> Resident:
-        """One of them."""
-        return self._came.get(job_id) or self._scene.resident(job_id)
+    def running_job(self, job_id: str) -> RunningJob:
+        """Return one of them."""
+        return self._added.get(job_id) or self._cluster_view.running_job(job_id)
 
-    def stays(self) -> Mapping[str, Stay]:
-        """What they hold."""
-        stays = self._scene.stays()
-        if not (self._gone or self._came or self._hidden):
-            return stays
-        stay = {job_id: one for job_id, one in stays.items() if job_id not in self._gone}
-        came = {job_id: Stay.of(one) for job_id, one in self._came.items()}
+    def occupancies(self) -> Mapping[str, Occupancy]:
+        """Return what they hold."""
+        occupancies = self._cluster_view.occupancies()
+        if not (self._removed or self._added or self._hidden):
+            return occupancies
+        stay = {job_id: one for job_id, one in occupancies.items() if job_id not in self._removed}
+        came = {job_id: Occupancy.of(one) for job_id, one in self._added.items()}
         return {job_id: one for job_id, one in (stay | came).items() if job_id not in self._hidden}
 
     @contextmanager
     def without(self, job_ids: Collection[str]) -> Iterator[None]:
-        """Show it for a while as if some were gone."""
+        """Hide some jobs for a while."""
         before, self._hidden = self._hidden, self._hidden.union(job_ids)
         try:
             yield
         finally:
             self._hidden = before
 
-    def come(self, gang: Gang, holdings: tuple[Holding, ...]) -> None:
-        """A gang was placed."""
-        resident = Resident(gang, holdings, self.now)
-        self._came[gang.job_id] = resident
+    def add_job(self, gang: Gang, holdings: tuple[Holding, ...]) -> None:
+        """Add a gang that was placed."""
+        running_job = RunningJob(gang, holdings, self.now)
+        self._added[gang.job_id] = running_job
         for holding in holdings:
-            self._by_node.setdefault(holding.node, {})[gang.job_id] = resident
+            self._by_node.setdefault(holding.node, {})[gang.job_id] = running_job
 
-    def leave(self, job_id: str) -> None:
-        """One who was there when the scene was shown was sent away."""
-        self._gone.add(job_id)
+    def remove_job(self, job_id: str) -> None:
+        """Remove a job that ran when the cycle began."""
+        self._removed.add(job_id)
 
-    def stay(self, job_id: str) -> None:
-        """It was not, after all."""
-        self._gone.discard(job_id)
+    def restore_job(self, job_id: str) -> None:
+        """Restore a removed job."""
+        self._removed.discard(job_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Places for a gang once borrowers have made room: those with a new place go there, the others stop and wait."""
+    """Places for a gang after borrowers made room: those in `moves` go elsewhere, those in `stops` stop and wait."""
 
     offer: Offer
-    stops: tuple[Resident, ...]
-    moves: tuple[tuple[Resident, Offer], ...] = ()
+    stops: tuple[RunningJob, ...]
+    moves: tuple[tuple[RunningJob, Offer], ...] = ()
 
 
 @runtime_checkable
 class Reclaims(Protocol):
-    """A placement policy that lends what is reserved, and takes it back for whom it was reserved (CODA [P]).
+    """A placement policy that lends reserved resources and reclaims them for the jobs they are reserved for (CODA [P]).
 
-    What is lent is taken back whatever the order of the queue says: whoever borrows runs until then.
+    Lent resources are reclaimed regardless of the queue's order; until then the borrower runs.
     """
 
     def lends(self, gang: Gang, offer: Offer, ledger: Ledger) -> bool:
-        """Tell whether a gang that starts there borrows; asked once, before the ledger has it.
+        """Return whether a gang that starts there borrows; called once, before the ledger has it.
 
-        The policy may take note of it until it is shown the next scene.
+        The policy may remember it until the next cycle begins.
         """
 
     def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]) -> Reclaim | None:
-        """Find places for a gang that `place` refused, at the cost of borrowers; None where that is too little.
+        """Return places for a gang that `place` refused, at the expense of borrowers; None if that is not enough.
 
-        The jobs in `fixed` are not where the scene shows them any more. The ledger is left as it was.
+        The view no longer shows where the jobs in `fixed` are. Leaves the ledger unchanged.
         """
 
 
-class Still(Scene):
-    """A scene in which nobody holds anything, at time 0: for tests and for policies asked outside a cycle."""
+class EmptyClusterView(ClusterView):
+    """A view without running jobs, at time 0: for tests and for policies called outside a cycle."""
 
     now = 0.0
 
-    def residents(self) -> Mapping[str, Resident]:
-        """Nobody."""
+    def running_jobs(self) -> Mapping[str, RunningJob]:
+        """Return no jobs."""
         return MappingProxyType({})
 
-    def on(self, node: int) -> Sequence[Resident]:
-        """Nobody."""
+    def jobs_on(self, node: int) -> Sequence[RunningJob]:
+        """Return no jobs."""
         return ()
 
 
-NOBODY = Still()
+EMPTY_CLUSTER = EmptyClusterView()

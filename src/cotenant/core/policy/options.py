@@ -1,8 +1,8 @@
-"""Options of policies: declared as a frozen dataclass, written as `key=value`, judged all at once.
+"""Options of policies: declared as a frozen dataclass, written as `key=value`, validated all at once.
 
-A field's type says how its text is read: int, float, bool, str, a `Literal` of texts, a `StrEnum`, a tuple of any of
-these (written `a,b`), or any of these or None (written `none`). An optional method `check` of the dataclass names
-what its types cannot say, such as two thresholds in the wrong order.
+A field's type determines how its text is read: int, float, bool, str, a `Literal` of texts, a `StrEnum`, a tuple of any
+of these (written `a,b`), or any of these or None (written `none`). An optional method `check` of the dataclass yields
+violations that types cannot express, such as two thresholds in the wrong order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Reader = Callable[[str], Any]
 
 NOTHING = "none"
-WORDS_OF_TRUTH = {
+BOOLEAN_WORDS = {
     "true": True,
     "yes": True,
     "on": True,
@@ -35,7 +35,7 @@ WORDS_OF_TRUTH = {
 
 
 class BadOption(ValueError):
-    """Options that cannot be taken; the message names each of them, and what is allowed."""
+    """Invalid options; the message names each of them, and the valid ones."""
 
     def __init__(self, violations: Iterable[Violation], allowed: Mapping[str, str]) -> None:
         self.violations = tuple(violations)
@@ -45,12 +45,12 @@ class BadOption(ValueError):
         super().__init__(f"{faults} (options and their defaults: {options or 'none'})")
 
 
-class NotOptions(TypeError):
-    """A class that is meant to declare options but does not do it in a way that can be read."""
+class InvalidOptionsClass(TypeError):
+    """A class that declares options in a way that cannot be read."""
 
 
 def parse(declared: type[T], given: Mapping[str, str]) -> T:
-    """Make options from texts; what is not given keeps its default.
+    """Return options from texts; options not given keep their defaults.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -62,19 +62,19 @@ def parse(declared: type[T], given: Mapping[str, str]) -> T:
     >>> parse(Options, {"treshold": "1", "strict": "perhaps"})
     Traceback (most recent call last):
     ...
-    cotenant.core.policy.options.BadOption: treshold: is no option; did you mean thresholds?; strict: must be true or \
-false, not 'perhaps' (options and their defaults: thresholds=3250,7200, strict=false)
+    cotenant.core.policy.options.BadOption: treshold: is not an option; did you mean thresholds?; strict: must be true \
+or false, not 'perhaps' (options and their defaults: thresholds=3250,7200, strict=false)
 
     Raises:
-        BadOption: naming every option that cannot be taken.
+        BadOption: names every invalid option.
     """
-    kind: type = declared  # a type variable is not known to be hashable
+    kind: type = declared  # for mypy: a type variable is not hashable
     readers, allowed = _readers(kind), defaults(kind)
     values: dict[str, Any] = {}
     faults: list[Violation] = []
     for name, text in given.items():
         if name not in readers:
-            faults.append(Violation(name, f"is no option{did_you_mean(name, readers)}"))
+            faults.append(Violation(name, f"is not an option{did_you_mean(name, readers)}"))
             continue
         try:
             values[name] = readers[name](text.strip())
@@ -85,23 +85,23 @@ false, not 'perhaps' (options and their defaults: thresholds=3250,7200, strict=f
     return _checked(declared, values, allowed)
 
 
-def names_of(text: str) -> tuple[str, ...]:
-    """Read a list of policies that are asked together.
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the policies named in a comma-separated list.
 
-    >>> names_of("loss-curve, history")
+    >>> split_names("loss-curve, history")
     ('loss-curve', 'history')
     """
     return tuple(name.strip() for name in text.split(","))
 
 
-def by_owner(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Tell whose each option of a list of policies is: NAME.key belongs to that one, a plain key to the first.
+def options_by_policy(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the options of each policy in a list: NAME.key belongs to that policy, a plain key to the first.
 
-    >>> by_owner(["loss-curve", "history"], {"refit_share": "0", "history.samples_max": "8"})
+    >>> options_by_policy(["loss-curve", "history"], {"refit_share": "0", "history.samples_max": "8"})
     {'loss-curve': {'refit_share': '0'}, 'history': {'samples_max': '8'}}
 
     Raises:
-        BadOption: naming every option that is for none of them.
+        BadOption: names every option that belongs to none of them.
     """
     owned: dict[str, dict[str, str]] = {}
     faults: list[Violation] = []
@@ -112,26 +112,24 @@ def by_owner(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[s
         elif name in names:
             owned.setdefault(name, {})[key] = text
         else:
-            faults.append(
-                Violation(path, f"is for {name!r}, which is not among those in use{did_you_mean(name, names)}")
-            )
+            faults.append(Violation(path, f"is for {name!r}, which is not in use{did_you_mean(name, names)}"))
     if faults:
         raise BadOption(faults, dict.fromkeys((f"{name}.…" for name in names), "…"))
     return owned
 
 
 def defaults(declared: type) -> dict[str, str]:
-    """Write each option's default as it would be given.
+    """Return each option's default, written as it would be given.
 
     Raises:
-        NotOptions: the class is no frozen dataclass, an option has no default, or a type that cannot be read.
+        InvalidOptionsClass: the class is not a frozen dataclass, or an option has no default or readable type.
     """
     _readers(declared)
     return {field.name: written(_default(field)) for field in fields(declared)}
 
 
 def written(value: object) -> str:
-    """Write a value so that `parse` reads the same one.
+    """Return a value as text that `parse` reads back.
 
     >>> written((3250.0, 7200.5)), written(True), written(None)
     ('3250,7200.5', 'true', 'none')
@@ -150,7 +148,7 @@ def written(value: object) -> str:
 
 
 def _checked(declared: type[T], values: Mapping[str, Any], allowed: Mapping[str, str]) -> T:
-    """Let the class itself judge the values together."""
+    """Return the options after the class itself has checked the values together."""
     try:
         options = declared(**values)
     except ValueError as error:
@@ -164,16 +162,16 @@ def _checked(declared: type[T], values: Mapping[str, Any], allowed: Mapping[str,
 @cache
 def _readers(declared: type) -> Mapping[str, Reader]:
     if not is_dataclass(declared):
-        raise NotOptions(f"{declared.__name__} is no dataclass")
+        raise InvalidOptionsClass(f"{declared.__name__} is no dataclass")
     if not declared.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
-        raise NotOptions(f"{declared.__name__} is not frozen")
+        raise InvalidOptionsClass(f"{declared.__name__} is not frozen")
     try:
         hints = get_type_hints(declared)
     except NameError as error:
-        raise NotOptions(f"a type in {declared.__name__} is not known at run time: {error}") from None
+        raise InvalidOptionsClass(f"a type in {declared.__name__} is not known at run time: {error}") from None
     for field in fields(declared):
         if _default(field) is MISSING:
-            raise NotOptions(f"option {field.name} has no default")
+            raise InvalidOptionsClass(f"option {field.name} has no default")
     return {field.name: _reader(field.name, hints[field.name]) for field in fields(declared) if field.init}
 
 
@@ -182,7 +180,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _reader(name: str, kind: Any) -> Reader:
-    """Choose how texts become values of a type."""
+    """Return the reader for values of a type."""
     if kind in SIMPLE:
         return SIMPLE[kind]
     origin, parts = get_origin(kind), get_args(kind)
@@ -197,7 +195,7 @@ def _reader(name: str, kind: Any) -> Reader:
         return _or_nothing(_reader(name, one))
     if origin in (Union, types.UnionType) and len(parts) == 2 and get_origin(parts[1]) is Literal:
         return _or_a_word(_reader(name, parts[0]), tuple(map(str, get_args(parts[1]))))
-    raise NotOptions(f"option {name} has a type that cannot be read from text: {kind}")
+    raise InvalidOptionsClass(f"option {name} has a type that cannot be read from text: {kind}")
 
 
 def _int(text: str) -> int:
@@ -219,7 +217,7 @@ def _float(text: str) -> float:
 
 def _bool(text: str) -> bool:
     try:
-        return WORDS_OF_TRUTH[text.lower()]
+        return BOOLEAN_WORDS[text.lower()]
     except KeyError:
         raise ValueError(f"must be true or false, not {shown(text)}") from None
 

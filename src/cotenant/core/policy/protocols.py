@@ -1,4 +1,4 @@
-"""What policies promise. Each group is found through entry points; a policy is pure, seeded and columnar."""
+"""The policy API: the protocols that policies implement. Policies are found through entry points and are pure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Refusal
 from cotenant.core.model.throttle import FREE as FREE
 from cotenant.core.model.throttle import Throttle as Throttle
-from cotenant.core.policy.capabilities import able
+from cotenant.core.policy.capabilities import capability_of
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """A level and a score for every active job; the lower runs first.
 
-    `valid_seconds` says for how long nothing changes if nothing happens, so that nothing is recomputed for no reason.
-    `over_share` marks jobs of tenants that have their fair share already, where the order knows of shares: if they
-    wait, that is why. `given_up` marks waiting jobs that are not to run at all, such as those whose deadline cannot be
-    met any more.
+    `valid_seconds` is how long the order stays valid if nothing happens, so that it is not recomputed without need.
+    `over_share` marks jobs of tenants that already hold their fair share, if the order considers shares: if these jobs
+    wait, that is why. `given_up` marks waiting jobs that must not run at all, such as jobs that can no longer meet
+    their deadline.
     """
 
     level: NDArray[np.int64]
@@ -40,8 +40,8 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A job that ran to its end, as history has it: what it asked for, and what it attained."""
+class EndedJob:
+    """A job that ran to its end, as kept in history: what it asked for, and what it attained."""
 
     gpu_milli: int
     cores: int
@@ -53,8 +53,8 @@ class Ended:
 class QueuePolicy(Protocol):
     """Orders active jobs.
 
-    `preemptive`: running jobs that fall in the order make room. `strict`: a job that does not fit holds back all
-    behind it. `running_first`: inside a level, jobs that run come before jobs that wait.
+    `preemptive`: running jobs that fall in the order make room. `strict`: a job that does not fit holds back all jobs
+    behind it. `running_first`: within a level, running jobs come before waiting jobs.
     """
 
     name: str
@@ -64,33 +64,33 @@ class QueuePolicy(Protocol):
     running_first: bool
 
     def order(self, jobs: Jobs, now: float) -> Order:
-        """Give each active job its level and score."""
+        """Return each active job's level and score."""
 
 
 @runtime_checkable
 class Learns(Protocol):
-    """A queue policy that learns from history: told of every job that ended, oldest first, also after a restart."""
+    """A queue policy that learns from history: it gets every job that ended, oldest first, also after restarts."""
 
-    def learn(self, ended: Ended) -> None:
-        """Take one more end into account; the order may be another from then on."""
+    def learn(self, ended: EndedJob) -> None:
+        """Learn from one more job that ended; the order may change from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """Cores per replica for each role of a job, in the roles' order, and why, in one sentence."""
+    """Cores per replica for each role of a job, in the order of its roles, and the reason in one sentence."""
 
     cores: tuple[int, ...]
     reason: str
 
 
 class CpuAllocator(Protocol):
-    """Gives a job its cores."""
+    """Decides the cores of jobs."""
 
     name: str
     api_version: int
 
     def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
-        """Decide the cores per replica of each role; never fewer than 1 for a process of a real job."""
+        """Return the cores per replica of each role; at least 1 for a process of a real job."""
 
 
 class PlacementPolicy(Protocol):
@@ -100,42 +100,42 @@ class PlacementPolicy(Protocol):
     api_version: int
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
-        """Offer places for all replicas, or say why there are none. The ledger is left as it was."""
+        """Return places for all replicas, or why there are none. Leaves the ledger unchanged."""
 
 
 @runtime_checkable
-class Discerns(Protocol):
-    """A placement policy to which more than the needs of a gang matters, such as how long it has waited.
+class DefinesEquivalence(Protocol):
+    """A placement policy for which more than a gang's requirements matters, such as how long it has waited.
 
-    Whoever runs cycles asks about one gang of those that are alike; without this protocol, gangs are alike that need
-    the same. Where an answer changes with time alone, the refusal says when (`Refusal.holds_seconds`).
+    A cycle asks about one gang of each equivalence class; without this protocol, gangs with the same requirements are
+    equivalent. If an answer changes with time alone, the refusal says when (`Refusal.holds_seconds`).
     """
 
-    def alike(self, gang: Gang) -> Hashable:
-        """Gangs for which this is equal get the same answer from the same ledger."""
+    def equivalence_key(self, gang: Gang) -> Hashable:
+        """Return a key; gangs with equal keys get the same answer from the same ledger."""
 
-    def alike_seconds(self, gang: Gang) -> float:
-        """For how long that of a gang stays as it is while it waits with its places in fragments; infinity: for ever.
+    def equivalence_seconds(self, gang: Gang) -> float:
+        """Return for how long a gang keeps its key while it waits with resources fragmented; infinity: forever.
 
-        Of a gang's waits, only `Gang.fragmented_seconds` may make a difference.
+        Of a gang's waits, only `Gang.fragmented_seconds` may change the key.
         """
 
 
-def needs(gang: Gang) -> Hashable:
-    """Tell what gangs are alike in to a policy that does not discern."""
+def default_equivalence_key(gang: Gang) -> Hashable:
+    """Return the key of a gang for policies that do not define one: its requirements."""
     return gang.parts, gang.locality
 
 
-def alike_by(policy: PlacementPolicy) -> Callable[[Gang], Hashable]:
-    """Tell by what whoever asks a policy knows gangs that get the same answer; what they avoid always matters."""
-    discerns = able(policy, Discerns)
-    discerned = discerns.alike if discerns else needs
+def equivalence_key_by(policy: PlacementPolicy) -> Callable[[Gang], Hashable]:
+    """Return a policy's function from gangs to equivalence keys; nodes to avoid are always part of the key."""
+    discerns = capability_of(policy, DefinesEquivalence)
+    discerned = discerns.equivalence_key if discerns else default_equivalence_key
 
-    def alike(gang: Gang) -> Hashable:
+    def equivalence_key(gang: Gang) -> Hashable:
         like = discerned(gang)
         return (like, gang.avoided) if gang.avoided else like
 
-    return alike
+    return equivalence_key
 
 
 class Predictor(Protocol):
@@ -145,85 +145,85 @@ class Predictor(Protocol):
     api_version: int
 
     def observe(self, observation: Observation) -> None:
-        """Take in what was seen.
+        """Learn from an observation.
 
         Raises:
-            ValueError: it cannot be, such as a negative rate; nothing of it was taken in.
+            ValueError: the observation is invalid, such as a negative rate; nothing was learned from it.
         """
 
     def estimate(self, query: Query) -> Estimate:
-        """Say what is known of a job; `predictable` False where that is nothing."""
+        """Return what is known about a job; `predictable` is False if that is nothing."""
 
     def dump(self) -> Mapping[str, bytes]:
-        """What changed since the last dump, by key, to be kept across restarts; empty where a record was forgotten."""
+        """Return what changed since the last dump, by key, to be persisted; empty for a record that was forgotten."""
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was kept, also what another replica kept since; names the records that could not be read."""
+        """Restore records, including those that another replica wrote; returns the records that could not be read."""
 
 
 @runtime_checkable
 class EstimatesMany(Protocol):
-    """A predictor to whom many questions at once cost less than each by itself."""
+    """A predictor for which many queries at once cost less than one by one."""
 
     def estimate_many(self, queries: Sequence[Query]) -> Sequence[Estimate]:
-        """Say of each job, in their order, what `estimate` would say."""
+        """Return for each job, in order, what `estimate` would return."""
 
 
 @runtime_checkable
 class Forgets(Protocol):
-    """A predictor that learns rates, and lets those go that no longer hold."""
+    """A predictor that learns rates and discards those that no longer hold."""
 
     def forget_rates(self, like: Observation) -> None:
-        """Let the rates of a kind of job go in its phase, on its GPU type and number of nodes: all as in `like`."""
+        """Discard the rates of a job class in its phase, on its GPU type and number of nodes: all as in `like`."""
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A predictor that fits something when it is asked after something was seen, and can do so before it is asked.
+    """A predictor that fits a model when queried after new observations, and can do so in advance.
 
-    What it says does not depend on whether it was: only how long it takes.
+    Its answers do not depend on whether it did: only the time they take.
     """
 
     def prepare(self, fits_max: int) -> int:
-        """Do at most so many of the fits that the next questions would wait for; tells how many are left."""
+        """Do at most this many of the fits that the next queries need; returns how many are left."""
 
 
 @runtime_checkable
 class Follows(Protocol):
-    """A predictor whose records cannot each be taken back by themselves, such as the parts of a model.
+    """A predictor whose records cannot be restored one by one, such as the parts of a model.
 
-    Of others, `restore` is called whenever a record changed; one without content was forgotten.
+    Other predictors get `restore` whenever a record changes; a record without content was forgotten.
     """
 
     def follow(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take in records that another replica wrote since; names those that could not be read."""
+        """Apply records that another replica has written since; returns those that could not be read."""
 
 
-class Lesson(Protocol):
-    """What there is to be learnt. It can be pickled, and so be learnt in another process."""
+class TrainingTask(Protocol):
+    """A training task. It can be pickled, and so run in another process."""
 
     def train(self) -> Any:
-        """Learn: a pure function of the lesson, which may take a minute. What comes out can be pickled."""
+        """Train: a pure function of the task, which may take a minute. The result can be pickled."""
 
 
 @runtime_checkable
 class Trains(Protocol):
-    """A predictor that learns a model at times, which takes too long to be done between two estimates.
+    """A predictor that trains a model now and then, which takes too long between two estimates.
 
-    Whoever runs it asks for a lesson after observations, lets it be learnt wherever there is time, and brings the
-    model: the simulator at once, the service from a process beside it.
+    Its host asks for a training task after observations, runs it where there is time, and hands back the model: the
+    simulator at once, the service from a process beside it.
     """
 
-    def lesson(self) -> Lesson | None:
-        """Give what is to be learnt, where it is time for that; quick."""
+    def training_task(self) -> TrainingTask | None:
+        """Return a training task if it is time for one; quick."""
 
     def adopt(self, model: Any) -> None:
-        """Speak with what came of a lesson from now on; quick."""
+        """Use a trained model from now on; quick."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptWindow:
-    """What one attempt did in a window; None where the hardware or the job does not tell."""
+    """What one attempt did in a window; None for what the hardware or the job does not report."""
 
     job_id: str
     number: int
@@ -232,21 +232,21 @@ class AttemptWindow:
     rate_per_second: float | None = None
     gpu_utilisation_percent: float | None = None
     memory_bandwidth_bytes_per_second: float | None = None
-    cores: int = 0  # that it holds on the node; 0 where it is not told
-    tasks: int = 1  # that it has on the node
+    cores: int = 0  # held on the node; 0 if unknown
+    tasks: int = 1  # on the node
     cache_bytes: float | None = None  # of the last-level cache
-    throttle: Throttle = FREE  # how it is held back now
+    throttle: Throttle = FREE  # its present throttle
     best_effort: bool = False
-    expected_rate_per_second: float | None = None  # what the predictor expects of it on what it holds
-    phase: str = ""  # phases have rates of their own; "" is training
-    unsteady: bool = False  # its rate may not be judged: it is being profiled, resized or has just begun
-    cpu_some_percent: float | None = None  # of the time somebody in it waits for a CPU
+    expected_rate_per_second: float | None = None  # the predictor's estimate on its present allocation
+    phase: str = ""  # rates differ by phase; "" is training
+    unsteady: bool = False  # its rate must not be judged: it is being profiled or resized, or has just started
+    cpu_some_percent: float | None = None  # of the time in which some task waits for a CPU
     memory_some_percent: float | None = None  # the same for memory
 
 
 @dataclass(frozen=True, slots=True)
 class NodeWindow:
-    """What a node saw in a window that ended at `now`."""
+    """What was measured on a node in a window that ended at `now`."""
 
     node_id: str
     now: float
@@ -257,17 +257,17 @@ class NodeWindow:
     io_some_percent: float = 0.0
     memory_bandwidth_bytes_per_second: float | None = None
     memory_bandwidth_peak_bytes_per_second: float | None = None
-    bandwidth_enforced: bool = False  # the hardware can hold an attempt to a share of the memory bandwidth
-    cores_of_others: float = 0.0  # busy with what is of no attempt
+    bandwidth_enforced: bool = False  # the hardware can limit an attempt's memory bandwidth
+    cores_of_others: float = 0.0  # busy with processes of no attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """The share of its full speed that an attempt may have: 0 suspends it, 1 frees it.
+    """The share of its full speed that an attempt may have: 0 suspends it, 1 releases it.
 
-    With a `throttle` it says how, and the share is only told to people; without one, whoever carries it out finds a
-    way to that share. `move` asks that the attempt goes on elsewhere. The victim is whom it is for, and its slowdown
-    how far that is below its baseline, from 0 to 1.
+    A `throttle` says how to reach that share, and then the share is only for display; without a throttle, the runtime
+    chooses how. `move` requests a migration. The victim is the job that the directive protects, and its slowdown is how
+    far that job is below its baseline, from 0 to 1.
     """
 
     job_id: str
@@ -287,4 +287,4 @@ class ContentionPolicy(Protocol):
     api_version: int
 
     def judge(self, window: NodeWindow) -> Sequence[Directive]:
-        """Say what to do now; nothing where all is well."""
+        """Return what to do now; empty if nothing is contended."""

@@ -1,8 +1,7 @@
-"""How long batches take, τ(b) = αb + τ₀, from what was seen of them, a few of which may be far off.
+"""Batch times, τ(b) = αb + τ₀, fitted to measurements of which a few may be far off.
 
-The slope is the median of the slopes through all pairs of points (Theil 1950, Sen 1968): up to 29 % of the points may
-be wild and it still holds. Weighing each pair by its distance keeps neighbouring sizes, whose slopes are all noise,
-from deciding [R].
+The slope is the median of the slopes through all pairs of points (Theil 1950, Sen 1968): it holds with up to 29 % wild
+points. Weighting each pair by its distance keeps neighboring sizes, whose slopes are all noise, from deciding [R].
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from cotenant.core.prediction.batch_queueing import BatchTime
 
 Floats = npt.NDArray[np.float64]
 
-SIZES_MIN = 2  # a line takes two
-POINTS_HALF = 4.0  # beyond the two that any line goes through, so many make half sure
+SIZES_MIN = 2  # a line needs two
+POINTS_HALF = 4.0  # beyond the two that any line fits, this many give half confidence
 MAD_TO_SIGMA = 1.4826
-SPREAD_HALF = 0.25  # points this share off the line, in the median, make half sure
+SPREAD_HALF = 0.25  # a median distance from the line of this share halves the confidence
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFit:
     """A line through batch times.
 
-    size_max: the largest batch that was seen; beyond it the line is a guess.
+    size_max: the largest measured batch; beyond it the line is a guess.
     per_request_error: the standard error of α.
-    confidence: from the number of points and how far they lie off, from 0 to 1 [R].
+    confidence: from the number of points and their distance from the line, from 0 to 1 [R].
     """
 
     batch: BatchTime
@@ -40,7 +39,7 @@ class BatchFit:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> BatchFit | None:
-    """Fit a line to (batch size, seconds); None where the sizes are too few to tell α from τ₀.
+    """Return a line fitted to (batch size, seconds); None if there are too few sizes to separate α from τ₀.
 
     >>> fit([(1, 0.012), (4, 0.018), (8, 0.026), (8, 9.9), (2, 0.014)]).batch
     BatchTime(per_request=0.002, fixed=0.01)
@@ -51,7 +50,7 @@ def fit(points: Sequence[tuple[int, float]]) -> BatchFit | None:
         return None
     slope = max(_slope(sizes, seconds), 0.0)
     fixed = float(np.median(seconds - slope * sizes))
-    if fixed < 0:  # it cannot be: the line goes through nothing then
+    if fixed < 0:  # impossible: fit a line through the origin
         slope, fixed = float(np.median(seconds / sizes)), 0.0
     batch = BatchTime(_rounded(slope), _rounded(fixed))
     expected = slope * sizes + fixed
@@ -63,7 +62,7 @@ def fit(points: Sequence[tuple[int, float]]) -> BatchFit | None:
 
 
 def _slope(sizes: Floats, seconds: Floats) -> float:
-    """The median of the slopes through all pairs, weighed by the distance of their sizes."""
+    """Return the median of the slopes through all pairs, weighted by the distance of their sizes."""
     first, second = np.triu_indices(len(sizes), 1)
     apart = sizes[second] - sizes[first]
     first, second, apart = first[apart != 0], second[apart != 0], apart[apart != 0]

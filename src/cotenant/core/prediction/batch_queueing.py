@@ -1,16 +1,16 @@
-"""How long requests wait for answers from a server that takes all that wait as its next batch.
+"""Response times of a server that takes all waiting requests as its next batch.
 
-A batch of b requests takes τ(b) = αb + τ₀. Requests come at random, λ a second (Poisson). An idle server begins at once
-with the one that comes; a busy one takes, when it is done, everything that came meanwhile. It keeps up iff λα < 1.
-This is GENIE's inference side (Chen et al., TPDS 2020; papers by Inoue, arXiv 1912.06322, for the bounds of the mean).
+A batch of b requests takes τ(b) = αb + τ₀. Requests arrive at random, λ per second (Poisson). An idle server starts at
+once with the first request; a busy server takes, when it is done, all that have arrived. It keeps up iff λα < 1. This
+is GENIE's inference side (Chen et al., TPDS 2020; papers by Inoue, arXiv 1912.06322, for the bounds of the mean).
 
-The obvious way to percentiles is to simulate the queue. It need not be: the sizes of successive batches are a Markov
-chain, the next being Poisson with mean λτ(b), or 1 where nobody came. A request that comes while a batch of b is served
-comes at a uniform instant of it, and, as arrivals are Poisson, what else comes meanwhile is independent of that
-instant. So its latency is (1 - u)·τ(b) + τ(1 + m), with u uniform and m Poisson of mean λτ(b); a request that finds the
-server idle takes τ(1). With the chain's stationary distribution this is the whole distribution of latency, without
-chance [R]. Few batch sizes are told apart one by one; of many, some stand for their neighbours, a quarter of a
-standard deviation apart, and where all are large both variables are as good as normal.
+The obvious way to percentiles is to simulate the queue. That is not necessary: the sizes of successive batches are a
+Markov chain, the next being Poisson with mean λτ(b), or 1 if no request came. A request that arrives while a batch of b
+is served arrives at a uniform instant of it, and, as arrivals are Poisson, what else arrives in that time is
+independent of that instant. So its latency is (1 - u)·τ(b) + τ(1 + m), with u uniform and m Poisson of mean λτ(b); a
+request that finds the server idle takes τ(1). With the chain's stationary distribution this is the whole distribution
+of latency, without sampling [R]. A few batch sizes are treated one by one; of many, some stand for their neighbors, a
+quarter of a standard deviation apart, and if all are large both variables are practically normal.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-STATES_MAX = 256  # batch sizes, or further arrivals, that are told apart one by one
+STATES_MAX = 256  # batch sizes, or further arrivals, that are treated one by one
 GRID = 97  # of normal variables
-SIGMAS = 6.0  # what lies further out, one in 10⁹, has no say in a percentile
-TAIL = 12.0  # batch sizes fall off no slower than e^(-2(1-λα)b): further out than this / (1-λα) is nothing
+SIGMAS = 6.0  # values further out, one in 10⁹, do not affect a percentile
+TAIL = 12.0  # batch sizes fall off no slower than e^(-2(1-λα)b): beyond this / (1-λα) nothing is left
 SPACING = 0.25  # between the sizes that stand for others, in standard deviations of what comes during a batch
 ROUNDS = 30  # of bisection: to a billionth
 SIGNIFICANT = 5  # digits of inputs and answers: the last bits of logarithms differ between machines
-LOAD_MAX = 0.99  # of λα; closer to 1 waits are so long, and hang so much on λ and α, that it does not keep up
+LOAD_MAX = 0.99  # of λα; closer to 1, waits are so long and so sensitive to λ and α that it counts as not keeping up
 REPLICAS_MAX = 4096
 CACHED = 4096
 
@@ -53,16 +53,16 @@ class BatchTime:
             raise ValueError(f"a batch cannot take {self.per_request:g} s a request and {self.fixed:g} s besides")
 
     def seconds(self, size: float) -> float:
-        """The time that a batch takes."""
+        """Return the time that a batch takes."""
         return self.per_request * size + self.fixed
 
     def keeps_up(self, rate: float) -> bool:
-        """Whether waits stay finite, by some margin, at a rate of arrivals per second: λα ≤ `LOAD_MAX`, below 1."""
+        """Return whether waits stay finite, with a margin, at this many arrivals per second: λα ≤ `LOAD_MAX` < 1."""
         return rate * self.per_request <= LOAD_MAX
 
 
 def mean_seconds_max(batch: BatchTime, rate: float) -> float:
-    """The upper bound min(φ₀, φ₁) of the mean latency (Inoue, arXiv 1912.06322); infinite where it does not keep up.
+    """Return the upper bound min(φ₀, φ₁) of the mean latency (Inoue, arXiv 1912.06322); infinity if overloaded.
 
     >>> round(mean_seconds_max(BatchTime(0.001, 0.01), 500.0), 5)
     0.03167
@@ -79,16 +79,16 @@ def mean_seconds_max(batch: BatchTime, rate: float) -> float:
 
 
 def fixed_batch_mean_seconds(batch: BatchTime, size: int, rate: float) -> float:
-    """The mean latency where the server waits until a batch is full: (b - 1)/(2λ) + τ(b) [R].
+    """Return the mean latency if the server waits until a batch is full: (b - 1)/(2λ) + τ(b) [R].
 
-    It leaves out the wait for the batch before, and so holds only while batches fill more slowly than they are served;
-    infinite otherwise.
+    The wait for the previous batch is not included, so this holds only while batches fill more slowly than they are
+    served; infinity otherwise.
     """
     return _fixed_batch(batch, size, rate, 0.5)
 
 
 def fixed_batch_worst_seconds(batch: BatchTime, size: int, rate: float) -> float:
-    """The mean latency of the first request of each batch, which waits longest: (b - 1)/λ + τ(b) [R]."""
+    """Return the mean latency of the first request of each batch, which waits longest: (b - 1)/λ + τ(b) [R]."""
     return _fixed_batch(batch, size, rate, 1.0)
 
 
@@ -103,22 +103,22 @@ def _fixed_batch(batch: BatchTime, size: int, rate: float, share: float) -> floa
 class Latencies:
     """The distribution of the latency under one load."""
 
-    busy: Floats  # shares of requests that come while a batch of such a size is served
-    size_seconds: Floats  # that this batch takes
-    further: Floats  # by size: shares for each count of others that come meanwhile
-    answer_seconds: Floats  # by size and count: that the batch of the request itself takes
+    busy: Floats  # by size: share of requests that arrive while such a batch is served
+    size_seconds: Floats  # time that this batch takes
+    further: Floats  # by size: share of each count of other arrivals in that time
+    answer_seconds: Floats  # by size and count: time that the request's own batch takes
     idle: float  # share of requests that find the server idle
     idle_seconds: float
     mean_seconds: float
 
     def share_within(self, seconds: float) -> float:
-        """The share of requests that are answered within a time."""
+        """Return the share of requests that are answered within a time."""
         left = (seconds - self.answer_seconds) / self.size_seconds[:, None]
         share = float(self.busy @ (self.further * np.clip(left, 0, 1)).sum(axis=1))
         return share + (self.idle if seconds >= self.idle_seconds else 0.0)
 
     def percentile_seconds(self, percent: float) -> float:
-        """The time within which a percentage of requests is answered, up to rounding."""
+        """Return the time within which a percentage of requests is answered, up to rounding."""
         low, high = 0.0, float((self.answer_seconds + self.size_seconds[:, None]).max()) + self.idle_seconds
         for _ in range(ROUNDS):
             middle = (low + high) / 2
@@ -130,10 +130,10 @@ class Latencies:
 
 
 def latencies(batch: BatchTime, rate: float) -> Latencies:
-    """Find the distribution of latency.
+    """Return the distribution of latency.
 
     Raises:
-        ValueError: a rate that cannot be, or at which the server does not keep up.
+        ValueError: the rate is invalid, or the server does not keep up with it.
     """
     _require_rate(rate)
     if not batch.keeps_up(rate):
@@ -150,7 +150,7 @@ def latencies(batch: BatchTime, rate: float) -> Latencies:
 
 
 def _sizes(batch: BatchTime, rate: float) -> tuple[Floats, Floats]:
-    """Find batch sizes and how often each comes: the chain's stationary distribution."""
+    """Return batch sizes and the frequency of each: the chain's stationary distribution."""
     load = rate * batch.per_request
     mean = rate * batch.fixed / (1 - load)
     sigma = math.sqrt(max(mean, 1.0) / (1 - load * load))
@@ -165,19 +165,19 @@ def _sizes(batch: BatchTime, rate: float) -> tuple[Floats, Floats]:
     means = rate * (batch.per_request * sizes + batch.fixed)
     moves = _poisson_table(means, counts)
     if low == 1:
-        moves[:, 0] += np.exp(-means)  # nobody came: the next batch is of whoever comes first
+        moves[:, 0] += np.exp(-means)  # no request came: the next batch is the first one to come
     moves /= moves.sum(axis=1, keepdims=True)
     return sizes, _stationary(moves if sizes is counts else _shared_out(moves, counts, sizes))
 
 
 def _standing(high: int) -> Floats:
-    """Sizes from 1 that stand for their neighbours: each a share of its root away from the next, and at least 1."""
+    """Return sizes from 1 that stand for their neighbors: each a share of its root from the next, and at least 1."""
     roots = np.arange(1.0, math.sqrt(high), SPACING / 2)
     return np.unique(np.append(np.floor(roots**2), float(high)))
 
 
 def _shared_out(moves: Floats, counts: Floats, sizes: Floats) -> Floats:
-    """Share each count out to the sizes around it, by its distance from either, so that the mean stays."""
+    """Return the moves with each count split between the sizes around it, by distance, so that the mean stays."""
     above = np.clip(np.searchsorted(sizes, counts), 1, len(sizes) - 1)
     share = (counts - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
     begins = np.searchsorted(above, np.arange(1, len(sizes)))
@@ -188,10 +188,10 @@ def _shared_out(moves: Floats, counts: Floats, sizes: Floats) -> Floats:
 
 
 def _stationary(moves: Floats) -> Floats:
-    """How often a chain with these transition probabilities (from: down, to: across) is where.
+    """Return the stationary distribution of a chain with these transition probabilities (from: down, to: across).
 
     By the elimination of Grassmann, Taksar and Heyman (Operations Research 33, 1985): it subtracts nothing, so that no
-    digit is lost, and needs no library whose threads or machine decide the last ones.
+    digit is lost, and needs no library whose threads or machine decide the last digits.
     """
     moves = moves.copy()
     for last in range(len(moves) - 1, 0, -1):
@@ -205,14 +205,14 @@ def _stationary(moves: Floats) -> Floats:
 
 
 def _poisson_table(means: Floats, counts: Floats) -> Floats:
-    """The probability of each count (across) for each mean (down)."""
+    """Return the probability of each count (across) for each mean (down)."""
     factorials = np.array([math.lgamma(count + 1) for count in counts])
     table: Floats = np.exp(counts * np.log(means)[:, None] - means[:, None] - factorials)
     return table
 
 
 def _poisson(means: Floats) -> tuple[Floats, Floats]:
-    """For each mean the counts that matter and their probabilities."""
+    """Return for each mean the counts that matter and their probabilities."""
     sigma = math.sqrt(float(means.max()))
     low, high = max(0.0, float(means.min()) - SIGMAS * sigma), float(means.max()) + SIGMAS * sigma + SIGMAS
     if high - low < STATES_MAX:
@@ -231,7 +231,7 @@ def _require_rate(rate: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LatencyAnswer:
     """Latency at one replica: the bound of the mean, the mean, and percentiles, in seconds."""
 
     mean_seconds_max: float
@@ -239,8 +239,8 @@ class Answer:
     percentiles_seconds: tuple[float, ...]
 
 
-def answer(batch: BatchTime, rate: float, percents: tuple[float, ...]) -> Answer | None:
-    """Say how long requests wait; None where the server does not keep up. Inputs are rounded, so that few differ.
+def answer(batch: BatchTime, rate: float, percents: tuple[float, ...]) -> LatencyAnswer | None:
+    """Return how long requests wait; None if the server does not keep up. Inputs are rounded to limit their number.
 
     >>> answer(BatchTime(0.001, 0.01), 500.0, (95.0, 99.0)).percentiles_seconds
     (0.045432, 0.05168)
@@ -250,23 +250,23 @@ def answer(batch: BatchTime, rate: float, percents: tuple[float, ...]) -> Answer
 
 
 @lru_cache(maxsize=CACHED)
-def _answer(batch: BatchTime, rate: float, percents: tuple[float, ...]) -> Answer:
+def _answer(batch: BatchTime, rate: float, percents: tuple[float, ...]) -> LatencyAnswer:
     found = latencies(batch, rate)
     percentiles = tuple([_rounded(found.percentile_seconds(percent)) for percent in percents])
-    return Answer(_rounded(mean_seconds_max(batch, rate)), _rounded(found.mean_seconds), percentiles)
+    return LatencyAnswer(_rounded(mean_seconds_max(batch, rate)), _rounded(found.mean_seconds), percentiles)
 
 
 def replicas_needed(batch: BatchTime, rate: float, percent: float, target_seconds: float) -> int | None:
-    """The fewest replicas, each taking its share of the requests at random, that keep a percentile within its target.
+    """Return the fewest replicas, with requests shared at random, that keep a percentile within its target.
 
-    None where `REPLICAS_MAX` do not: then no number does that matters, for even an idle server takes τ(1).
+    None if `REPLICAS_MAX` do not: then no relevant number does, because even an idle server takes τ(1).
     """
     if target_seconds < batch.seconds(1):
         return None
 
     def keeps(replicas: int) -> bool:
-        told = answer(batch, rate / replicas, (percent,))
-        return told is not None and told.percentiles_seconds[0] <= target_seconds
+        latency = answer(batch, rate / replicas, (percent,))
+        return latency is not None and latency.percentiles_seconds[0] <= target_seconds
 
     enough = max(1, math.floor(rate * batch.per_request))
     while not keeps(enough):
@@ -277,7 +277,7 @@ def replicas_needed(batch: BatchTime, rate: float, percent: float, target_second
 
 
 def _first(holds: Callable[[int], bool], fails: int, enough: int) -> int:
-    """The first number after one that fails for which something holds that holds from there on."""
+    """Return the first number after one that fails for which a condition holds that then holds from there on."""
     while enough - fails > 1:
         middle = (fails + enough) // 2
         fails, enough = (fails, middle) if holds(middle) else (middle, enough)

@@ -1,9 +1,10 @@
 """Several predictors as one: each is asked, and what one does not know is filled in from the others.
 
-How long a job will run on is told by the first, in the order of the list, that finds it predictable. θ, and the rate
-under each candidate, come from whoever is surest of them; a latency from the first that tells one. So the order decides
-who speaks of remaining time, and nothing else where confidences differ. Nothing is made up: a figure is one that a
-predictor told, or the steps that are left divided by a rate, and is never trusted more than what it is made from.
+Remaining time comes from the first, in the order of the list, that finds the job predictable. θ, and the rate of each
+candidate, come from the predictor most confident in them; a latency from the first that gives one. So the order decides
+which predictor gives the remaining time, and nothing else unless confidences are equal. Nothing is made up: a figure is
+one that a predictor gave, or the remaining steps divided by a rate, and its confidence is never higher than that of its
+inputs.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from dataclasses import replace
 
 from cotenant.core.model.estimate import UNKNOWN, CandidateEstimate, Estimate, Observation, Query
 from cotenant.core.policy.protocols import EstimatesMany, Predictor, Prepares
-from cotenant.core.prediction.estimate_validation import unsound
+from cotenant.core.prediction.estimate_validation import invalid_reason
 
 CONFIDENCE_MIN = 0.5  # from which on a job is predictable (AITurbo, Zhao et al., HPDC 2021 [D])
-REMEMBERED_MAX = 5_000  # answers that were checked, or put together
+REMEMBERED_MAX = 5_000  # answers that were checked or combined
 NOBODY = replace(UNKNOWN, source=f"nobody: {UNKNOWN.source}")
 
-Told = tuple[str, Estimate]  # a predictor's name and what it says
-Failed = Callable[[Predictor, str], None]  # is told which predictor failed, and how
+NamedEstimate = tuple[str, Estimate]  # a predictor's name and its answer
+Failed = Callable[[Predictor, str], None]  # called with the predictor that failed, and the error
 Judged = tuple[CandidateEstimate, ...]
 
 
 class Chain:
-    """Asks predictors in their order. One that fails is passed over, and whoever made the chain is told.
+    """Asks predictors in their order. A predictor that fails is skipped and reported.
 
     >>> from cotenant.policies.history import History
     >>> Chain([History()]).estimate(Query("ann", "bert", "", gpu_milli=1000, replicas=1)).source
@@ -40,10 +41,10 @@ class Chain:
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"the predictor {twice[0]!r} is named twice")
         self._predictors = tuple(predictors)
-        self._many = {one.name: one for one in predictors if isinstance(one, EstimatesMany)}  # slow to find out
+        self._many = {one.name: one for one in predictors if isinstance(one, EstimatesMany)}  # slow to check
         self._failed = failed
-        self._combined: dict[tuple[int, ...], tuple[Query, Sequence[Told], Estimate]] = {}
-        self._checked: dict[tuple[int, int], Estimate] = {}  # known by their identity, and kept, too
+        self._combined: dict[tuple[int, ...], tuple[Query, Sequence[NamedEstimate], Estimate]] = {}
+        self._checked: dict[tuple[int, int], Estimate] = {}  # keyed by identity, and kept alive, too
 
     @property
     def predictors(self) -> Mapping[str, Predictor]:
@@ -51,67 +52,71 @@ class Chain:
         return {predictor.name: predictor for predictor in self._predictors}
 
     def estimate(self, query: Query) -> Estimate:
-        """Say what the predictors together know of a job."""
+        """Return what the predictors together know about a job."""
         return self.estimate_many([query])[0]
 
     def estimate_many(self, queries: Sequence[Query]) -> Sequence[Estimate]:
-        """Say for each job what `estimate` says; a predictor that takes many questions at once is asked only once."""
+        """Return for each job what `estimate` returns; a predictor that takes many queries at once is called once."""
         answers = [(predictor.name, self._ask_many(predictor, queries)) for predictor in self._predictors]
         return [
-            self._combine([(name, said) for name, told in answers if (said := told[place]) is not None], query)
+            self._combine(
+                [(name, estimate) for name, estimates in answers if (estimate := estimates[place]) is not None], query
+            )
             for place, query in enumerate(queries)
         ]
 
-    def _combine(self, told: Sequence[Told], query: Query) -> Estimate:
-        """Put together what is told; where the predictors gave the very same answers as before, as before.
+    def _combine(self, estimates: Sequence[NamedEstimate], query: Query) -> Estimate:
+        """Return the combined answers; the cached result if the predictors gave the very same answers as before.
 
-        Answers are known by their identity, and kept, so that none of them can be another's.
+        Answers are keyed by identity, and kept alive, so that an identity is never reused.
         """
-        key = tuple([id(estimate) for _, estimate in told])
+        key = tuple([id(estimate) for _, estimate in estimates])
         before = self._combined.get(key)
         if before and _alike(before[0], query):
             return before[2]
-        estimate = combined(told, query)
+        estimate = combined(estimates, query)
         if len(self._combined) >= REMEMBERED_MAX:
             self._combined.clear()
-        self._combined[key] = query, told, estimate
+        self._combined[key] = query, estimates, estimate
         return estimate
 
     def observe(self, observation: Observation) -> None:
-        """Show all predictors what was seen."""
+        """Pass an observation to all predictors."""
         for predictor in self._predictors:
             try:
                 predictor.observe(observation)
-            except Exception as error:  # whatever a stranger's predictor does
+            except Exception as error:  # anything that a third-party predictor may raise
                 self._failed(predictor, f"observe: {type(error).__name__}: {error}")
 
     def prepare(self, fits_max: int) -> bool:
-        """Let each predictor that can do so fit beforehand what the next questions need; True where more is left."""
+        """Let predictors that can do so fit in advance what the next queries need; True if more is left."""
         left = False
         for predictor in self._predictors:
             if isinstance(predictor, Prepares):
                 try:
                     left |= predictor.prepare(fits_max) > 0
-                except Exception as error:  # whatever a stranger's predictor does
+                except Exception as error:  # anything that a third-party predictor may raise
                     self._failed(predictor, f"prepare: {type(error).__name__}: {error}")
         return left
 
     def _ask_many(self, predictor: Predictor, queries: Sequence[Query]) -> Sequence[Estimate | None]:
-        """Ask about all at once where the predictor can; where that fails, or it cannot, one by one."""
+        """Query all at once if the predictor can; one by one if it cannot, or if that fails."""
         many = self._many.get(predictor.name)
         if many is None or not queries:
             return [self._ask(predictor, query) for query in queries]
         try:
             estimates = many.estimate_many(queries)
             return [self._sound(predictor, one, query) for one, query in zip(estimates, queries, strict=True)]
-        except Exception as error:  # whatever a stranger's predictor does
+        except Exception as error:  # anything that a third-party predictor may raise
             self._failed(predictor, f"estimate_many: {type(error).__name__}: {error}")
         return [self._ask(predictor, query) for query in queries]
 
     def _ask(self, predictor: Predictor, query: Query) -> Estimate | None:
         try:
             return self._sound(predictor, predictor.estimate(query), query)
-        except Exception as error:  # whatever a stranger's predictor does, an answer of another type among it
+        except (
+            Exception
+        ) as error:  # anything that a third-party predictor may raise, an answer of another type among it
             self._failed(predictor, f"estimate: {type(error).__name__}: {error}")
             return None
 
@@ -119,7 +124,7 @@ class Chain:
         key = id(estimate), len(query.candidates)
         if key in self._checked and self._checked[key] is estimate:
             return estimate
-        if wrong := unsound(estimate, len(query.candidates)):
+        if wrong := invalid_reason(estimate, len(query.candidates)):
             self._failed(predictor, f"estimate: {wrong}")
             return None
         if len(self._checked) >= REMEMBERED_MAX:
@@ -129,7 +134,7 @@ class Chain:
 
 
 def _alike(query: Query, other: Query) -> bool:
-    """Whether the same answers mean the same for two questions."""
+    """Return whether the same answers mean the same for two queries."""
     return (
         query.steps_total - query.step == other.steps_total - other.step
         and query.phase == other.phase
@@ -139,8 +144,8 @@ def _alike(query: Query, other: Query) -> bool:
     )
 
 
-def combined(told: Sequence[Told], query: Query) -> Estimate:
-    """Put together what predictors say of one job, in their order; names all whose word is in it.
+def combined(estimates: Sequence[NamedEstimate], query: Query) -> Estimate:
+    """Return predictors' answers about one job combined, in their order; names all predictors that contributed.
 
     >>> asked = Query("ann", "bert", "", 1000, 1)
     >>> curve = Estimate(cores_useful=6, cores_useful_confidence=0.9, source="θ is 6 cores")
@@ -149,20 +154,20 @@ def combined(told: Sequence[Told], query: Query) -> Estimate:
     >>> both.remaining_seconds, both.cores_useful, both.source
     (60.0, 6, 'history: the median of 3 runs like it; θ by xiao-piecewise')
     """
-    if not told:
+    if not estimates:
         return NOBODY
-    judged, rates_by, latency_by = _judged(told, query)
-    name, speaks = next((one for one in told if one[1].predictable), told[0])
+    judged, rates_by, latency_by = _judged(estimates, query)
+    name, speaks = next((one for one in estimates if one[1].predictable), estimates[0])
     also: list[str] = []
     if not speaks.predictable and (rest := _by_rate(judged, query)):
         name, speaks = " and ".join(rates_by), rest
     useful_by, useful = name, speaks
-    for other, estimate in told:
+    for other, estimate in estimates:
         if estimate.cores_useful is not None and (
             useful.cores_useful is None or estimate.cores_useful_confidence > useful.cores_useful_confidence
         ):
             useful_by, useful = other, estimate
-    if len(told) > 1:
+    if len(estimates) > 1:
         speaking = name.split(" and ")
         for what, others in (("θ", (useful_by,)), ("rates", rates_by), ("latency", latency_by)):
             if strangers := [other for other in others if other not in speaking]:
@@ -180,25 +185,25 @@ def combined(told: Sequence[Told], query: Query) -> Estimate:
     )
 
 
-def _judged(told: Sequence[Told], query: Query) -> tuple[Judged, Sequence[str], Sequence[str]]:
-    """Judge each candidate by whoever is surest of its rate; names those, and those whose latency was taken."""
-    tellers = [(name, estimate.candidates) for name, estimate in told if estimate.candidates]
-    if not tellers:
+def _judged(estimates: Sequence[NamedEstimate], query: Query) -> tuple[Judged, Sequence[str], Sequence[str]]:
+    """Return each candidate's most confident rate, and the names of predictors whose rates and latencies were used."""
+    candidates_by = [(name, estimate.candidates) for name, estimate in estimates if estimate.candidates]
+    if not candidates_by:
         return (), (), ()
-    names = [name for name, _ in tellers]
+    names = [name for name, _ in candidates_by]
     steps = 0 if query.phase else max(0, query.steps_total - query.step)
-    if len(tellers) == 1 and not any(
-        one.latency or (one.remaining_seconds is None and one.rate_per_second) for one in tellers[0][1]
+    if len(candidates_by) == 1 and not any(
+        one.latency or (one.remaining_seconds is None and one.rate_per_second) for one in candidates_by[0][1]
     ):
-        only = tellers[0][1]
+        only = candidates_by[0][1]
         return only, names if any(one.rate_per_second is not None for one in only) else (), ()
     judged, rated, waited = [], set(), set()
-    for ones in zip(*[candidates for _, candidates in tellers], strict=True):
+    for ones in zip(*[candidates for _, candidates in candidates_by], strict=True):
         surest = latency = -1
         confidence = -1.0
         for place, one in enumerate(ones):
             if one.rate_per_second is not None and one.confidence > confidence:
-                surest, confidence = place, one.confidence  # the first of those who are equally sure
+                surest, confidence = place, one.confidence  # the first of equals
             if latency < 0 and one.latency is not None:
                 latency = place
         best = ones[max(surest, 0)]
@@ -214,7 +219,7 @@ def _judged(told: Sequence[Told], query: Query) -> tuple[Judged, Sequence[str], 
 
 
 def _with_rest(one: CandidateEstimate, ones: Judged, steps: int) -> CandidateEstimate:
-    """Divide the steps that are left by a rate; where they are not known, those that another's time stands for."""
+    """Return an estimate with the remaining steps divided by its rate; unknown steps come from another estimate."""
     assert one.rate_per_second
     if steps:
         return replace(one, remaining_seconds=steps / one.rate_per_second)
@@ -229,7 +234,7 @@ def _with_rest(one: CandidateEstimate, ones: Judged, steps: int) -> CandidateEst
 
 
 def _by_rate(judged: Judged, query: Query) -> Estimate | None:
-    """Divide the steps that are left by the rate on what the job asks for, where that rate is sure enough."""
+    """Return the remaining steps divided by the rate on what the job asks for, if that rate is confident enough."""
     steps = max(0, query.steps_total - query.step)
     if not steps or query.phase:
         return None
@@ -243,8 +248,8 @@ def _by_rate(judged: Judged, query: Query) -> Estimate | None:
     return None
 
 
-def named(estimate: Estimate, query: Query) -> Estimate:
-    """Tell beside each judgement which allocation it is of."""
+def with_allocations(estimate: Estimate, query: Query) -> Estimate:
+    """Return an estimate with each candidate's allocation added."""
     judged = [
         one if one.allocation is not None else replace(one, allocation=allocation)
         for one, allocation in zip(estimate.candidates, query.candidates, strict=False)

@@ -1,20 +1,19 @@
-"""How a job's rate grows with its CPU cores, learnt from a few noisy points, and how sure that is.
+"""How a job's rate grows with its CPU cores, learned from a few noisy points, with the uncertainty.
 
-The form is that of Xiao et al., "Scheduling CPU for GPU-based Deep Learning Jobs" (SoCC 2018) [P]:
-S(C) = P₀·log C + P₁·C below θ cores, and P₂ from θ on. Two to five points hardly determine four figures, so what is
-plausible is said beforehand [R]: the curve never falls, is about linear below θ (P₀ near 0), and reaches its plateau
-nearly without a jump. With that, a rate curve that is monotone and meets its plateau is a sum of three shapes, none of
-which may have a negative share:
+The form is that of Xiao et al., "Scheduling CPU for GPU-based Deep Learning Jobs" (SoCC 2018) [P]: S(C) = P₀·log C +
+P₁·C below θ cores, and P₂ from θ on. Two to five points hardly determine four figures, so priors say what is plausible
+[R]: the curve never falls, is about linear below θ (P₀ near 0), and reaches its plateau with hardly a jump. Then a rate
+curve that is monotone and meets its plateau is a sum of three shapes, none of which may have a negative share:
 
     log C / log θ,    (C − log C) / (θ − log θ),    0;    each of them 1 from θ on,
 
 so that P₂ is the sum of the shares. For each θ the best shares are least squares with few unknowns, solved for all θ at
-once by trying every set of shapes; errors count relative to the rate, for that is how rates are measured. How well each
-θ explains the points, Occam's factor included, makes a distribution over θ; from it come the estimate and its interval.
-Real curves bend more softly than the form, so the cores that are useful may be some more than the bend.
+once by trying every set of shapes; errors are relative to the rate, because rates are measured that way. How well each
+θ explains the points, Occam's factor included, gives a distribution over θ, and from it the estimate and its interval.
+Real curves bend more softly than the form, so the useful cores may be somewhat more than the bend.
 
 No result depends on the order of the points or on the unit of the rate; figures are rounded to nine digits, so that
-machines with other arithmetic agree.
+machines with different arithmetic agree.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from numpy.typing import NDArray
 from cotenant.core.prediction.curve_priors import SHAPES, TINY, Floats, hypotheses, shapes_of
 
 SUBSETS = tuple(list(subset) for size in range(1, SHAPES + 1) for subset in combinations(range(SHAPES), size))
-WITHIN = 0.15  # confidence is the chance that a rate is at most so far off: beyond it, it would be measured again [R]
+WITHIN = 0.15  # confidence is the chance that a rate is at most this far off; beyond it, it would be measured again [R]
 TAIL = 0.05  # of the distribution of θ, cut off at each end of its interval
-SPREADS_MAX = 256  # remembered of one curve
-CURVES_MAX = 512  # remembered by their points
+SPREADS_MAX = 256  # cached per curve
+CURVES_MAX = 512  # cached by their points
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The mean rate at a number of cores, of how many windows, and their relative spread (standard deviation)."""
+    """The mean rate at a number of cores, the number of windows, and their relative spread (standard deviation)."""
 
     cores: int
     rate: float
@@ -49,7 +48,7 @@ class Point:
 
 
 class Windows:
-    """The latest rates seen at each number of cores; both are bounded, and the oldest make room.
+    """The latest rates measured at each number of cores; both are bounded, and the oldest are dropped.
 
     >>> windows = Windows(rates_max=2, counts_max=2)
     >>> for cores, rate in ((1, 9.0), (2, 5.0), (2, 7.0), (2, 5.0), (4, 8.0)):
@@ -70,14 +69,14 @@ class Windows:
                 self.add(cores, rate)
 
     def add(self, cores: int, rate: float) -> None:
-        """Take in the rate of a window.
+        """Add the rate of a window.
 
         Raises:
-            ValueError: a figure that cannot be; nothing is kept of it.
+            ValueError: the rate or the cores are invalid; nothing is kept.
         """
         if cores < 1 or not 0 < rate < math.inf:
             raise ValueError(f"a rate must be positive and finite, on 1 core or more, not {rate:g} on {cores}")
-        seen = self._rates.pop(cores, [])  # what was seen last stands last
+        seen = self._rates.pop(cores, [])  # the latest count comes last
         self._rates[cores] = [*seen, rate][-self.rates_max :]
         if len(self._rates) > self.counts_max:
             del self._rates[next(iter(self._rates))]
@@ -87,23 +86,23 @@ class Windows:
 
     @property
     def rates(self) -> Mapping[int, Sequence[float]]:
-        """The rates by cores, the oldest of each first; what was seen last stands last."""
+        """The rates by cores, the oldest of each first; the latest count comes last."""
         return MappingProxyType(self._rates)
 
     def points(self) -> list[Point]:
-        """Their means, by cores."""
+        """Return their means, by cores."""
         return [_mean(cores, [Point(cores, rate) for rate in self._rates[cores]]) for cores in sorted(self._rates)]
 
 
 @dataclass(frozen=True, slots=True)
 class Beliefs:
-    """What is held plausible before anything was measured; all relative to the rate or the plateau [R].
+    """Priors, before anything was measured; all relative to the rate or the plateau [R].
 
     noise: the standard deviation of one window's rate.
-    form: by how much a real curve departs from the form.
+    form: how far a real curve departs from the form.
     bend: the standard deviation of θ·P₀/P₂, which is 0 for a linear rise.
     jump: the standard deviation of the jump at θ.
-    knee: the cores that are useful may exceed the bend by this factor, since real curves bend softly.
+    knee: the useful cores may exceed the bend by this factor, because real curves bend softly.
     flat: the chance that more cores do not help at all.
     """
 
@@ -119,7 +118,7 @@ DEFAULTS = Beliefs()
 
 
 def ladder(cores_max: int) -> list[int]:
-    """Core counts worth telling apart: each, then in steps of a quarter at most.
+    """Return core counts worth distinguishing: each, then in steps of at most a quarter.
 
     >>> ladder(24)
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 22, 24]
@@ -140,12 +139,12 @@ class Curve:
 
     points: tuple[Point, ...]
     beliefs: Beliefs
-    scale: float  # the best rate that was measured; shares are relative to it
+    scale: float  # the best measured rate; shares are relative to it
     thetas: NDArray[np.int64]
     weights: Floats
     shares: Floats  # by θ and shape
     covariances: Floats  # by θ, shape and shape
-    _spreads: dict[int, float] = field(default_factory=dict)  # each is asked for again and again
+    _spreads: dict[int, float] = field(default_factory=dict)  # a cache: each is requested again and again
 
     @cached_property
     def theta(self) -> int:
@@ -163,15 +162,15 @@ class Curve:
         return _rounded(log / math.log(theta) - linear), _rounded(linear), _rounded(log + rest + jump)
 
     def rate(self, cores: int) -> float:
-        """The expected rate, in steps per second; never above the plateau, and never falling."""
+        """Return the expected rate, in steps per second; never above the plateau, and never falling."""
         return self.parameters[2] if cores >= self.theta else self._below[cores - 1]
 
     @cached_property
     def _below(self) -> list[float]:
-        """The rates on 1, 2, … cores below θ: the form, drawn towards what was measured nearby.
+        """The rates on 1, 2, … cores below θ: the form, corrected towards nearby measurements.
 
-        A real curve departs from the form, at neighbouring counts alike. So what is seen of its departure, less the
-        part that is likely noise, counts there, and fades with log C to the next point, or to θ [R].
+        A real curve departs from the form, similarly at neighboring counts. So a measured departure, less the part that
+        is probably noise, counts there, and fades with log C to the next point, or to θ [R].
         """
         log_term, linear_term, plateau = self.parameters
         cores = np.arange(1, self.theta)
@@ -184,7 +183,7 @@ class Curve:
         return [_rounded(rate) for rate in np.minimum(np.maximum.accumulate(drawn), plateau).tolist()]
 
     def spread(self, cores: int) -> float:
-        """By how much the rate may be off, as a standard deviation relative to it; infinite where it is none."""
+        """Return the relative standard deviation of the rate; infinity if the rate is 0."""
         if cores not in self._spreads:
             if len(self._spreads) == SPREADS_MAX:
                 self._spreads.clear()
@@ -202,17 +201,17 @@ class Curve:
         return _rounded(math.sqrt(share / rate**2 + self.beliefs.form**2))
 
     def confidence(self, cores: int) -> float:
-        """The chance that the rate is within 15 % of the expected one."""
+        """Return the chance that the rate is within 15 % of the expected one."""
         return confidence_of(self.spread(cores))
 
     @cached_property
     def cores_useful(self) -> int:
-        """The cores beyond which nothing is gained, as likely too many as too few."""
+        """The cores beyond which more do not help, as likely too many as too few."""
         return self._quantile(0.5)
 
     @cached_property
     def interval(self) -> tuple[int, int]:
-        """The cores between which θ lies with a chance of 90 %."""
+        """The interval that contains θ with a chance of 90 %."""
         return self._quantile(TAIL), self._quantile(1 - TAIL)
 
     @cached_property
@@ -226,12 +225,12 @@ class Curve:
 
     @cached_property
     def levels_off(self) -> bool:
-        """Whether the rate was seen to level off: not where it may still rise at the most cores that were measured."""
+        """Whether the rate was measured to level off: False if it may still rise at the most cores measured."""
         return self.interval[1] < self.points[-1].cores
 
     @cached_property
     def useful_weights(self) -> Floats:
-        """How likely each θ is, the softness of the knee included: it ends where the plateau was measured."""
+        """The probability of each θ, including the softness of the knee, which ends where the plateau was measured."""
         spread_out = np.zeros(len(self.thetas))
         measured = np.array([point.cores for point in self.points])
         for at, theta in enumerate(self.thetas):
@@ -251,14 +250,14 @@ class Curve:
 
 
 def fit(points: Iterable[Point], cores_max: int = 0, beliefs: Beliefs = DEFAULTS) -> Curve:
-    """Learn a curve from points; θ is looked for up to `cores_max`, or the most cores measured.
+    """Return a curve fitted to points; θ is searched up to `cores_max`, or the most cores measured.
 
     >>> curve = fit([Point(1, 10.0), Point(2, 20.0), Point(4, 39.0), Point(16, 60.0)])
     >>> curve.cores_useful, curve.interval, round(curve.rate(3)), round(curve.rate(12))
     (6, (5, 7), 30, 60)
 
     Raises:
-        ValueError: no point, or one whose figures cannot be.
+        ValueError: no point, or a point with invalid figures.
     """
     known = merged(points)
     return _learnt(known, max(cores_max, known[-1].cores), beliefs)
@@ -266,16 +265,16 @@ def fit(points: Iterable[Point], cores_max: int = 0, beliefs: Beliefs = DEFAULTS
 
 @lru_cache(maxsize=CURVES_MAX)
 def _learnt(merged: tuple[Point, ...], cores_max: int, beliefs: Beliefs) -> Curve:
-    """Fit once for the same points: whoever plans what to measure asks for the same curve again and again."""
+    """Fit once for the same points: planning measurements requests the same curve again and again."""
     curve, strain = _fitted(merged, cores_max, beliefs)
-    if strain > 1:  # the form does not suit these points: all that is said of them is as much less sure
+    if strain > 1:  # the form does not suit these points: everything becomes less certain by this factor
         wider = replace(beliefs, noise=beliefs.noise * strain, form=beliefs.form * strain)
         curve, _ = _fitted(merged, cores_max, wider)
     return curve
 
 
 def _fitted(merged: tuple[Point, ...], cores_max: int, beliefs: Beliefs) -> tuple[Curve, float]:
-    """Fit once; also tell how far the points are from the nearest curve, in expected errors."""
+    """Fit once; also return the distance of the points from the nearest curve, in expected errors."""
     scale = max(point.rate for point in merged)
     counts = tuple([point.cores for point in merged])
     before = hypotheses(counts, cores_max, beliefs.bend, beliefs.jump, beliefs.flat)
@@ -284,7 +283,7 @@ def _fitted(merged: tuple[Point, ...], cores_max: int, beliefs: Beliefs) -> tupl
     rows = before.shapes * weights[None, :, None]
     normal = np.einsum("tmi,tmj->tij", rows, rows) + before.normal
     volume = np.linalg.slogdet(normal)[1]
-    if not np.isfinite(volume).all():  # rates many powers of ten apart tell of one shape alone, beyond what floats hold
+    if not np.isfinite(volume).all():  # rates many powers of ten apart determine only one shape, beyond float precision
         normal = normal * (1 + TINY * np.eye(normal.shape[-1]))
         volume = np.linalg.slogdet(normal)[1]
     against = np.einsum("tmi,m->ti", rows, rates * weights)
@@ -297,13 +296,13 @@ def _fitted(merged: tuple[Point, ...], cores_max: int, beliefs: Beliefs) -> tupl
 
 
 def errors_of(points: Sequence[Point], beliefs: Beliefs) -> Floats:
-    """By how much each mean rate may be off, relative to it."""
+    """Return the relative standard error of each mean rate."""
     noise = np.array([max(beliefs.noise, point.spread) / math.sqrt(point.windows) for point in points])
     return np.asarray(np.hypot(noise, beliefs.form))
 
 
 def confidence_of(spread: float) -> float:
-    """The chance that a figure is within 15 % of the truth, given its relative standard deviation.
+    """Return the chance that a figure is within 15 % of the truth, given its relative standard deviation.
 
     >>> confidence_of(0.05), confidence_of(0.15), confidence_of(math.inf)
     (0.997, 0.683, 0.0)
@@ -312,10 +311,10 @@ def confidence_of(spread: float) -> float:
 
 
 def merged(points: Iterable[Point]) -> tuple[Point, ...]:
-    """One point for each number of cores, in their order.
+    """Return one point for each number of cores, in order.
 
     Raises:
-        ValueError: no point, or one whose figures cannot be.
+        ValueError: no point, or a point with invalid figures.
     """
     by_cores: dict[int, list[Point]] = {}
     for point in points:
@@ -338,9 +337,9 @@ def _mean(cores: int, points: Sequence[Point]) -> Point:
 
 
 def _non_negative(normal: Floats, against: Floats) -> tuple[Floats, Floats]:
-    """Solve least squares without negative shares, for each θ, and tell by how much each lowers the misfit.
+    """Return least-squares solutions without negative shares, for each θ, and how much each lowers the misfit.
 
-    With three unknowns, trying every set of them that is not 0 is exact, and quicker than searching.
+    With three unknowns, trying every set of those that are not 0 is exact, and faster than searching.
     """
     shares, gained = np.zeros_like(against), np.full(len(against), -np.inf)
     for subset in SUBSETS:
@@ -357,7 +356,7 @@ def _non_negative(normal: Floats, against: Floats) -> tuple[Floats, Floats]:
 
 
 def _rounded(figure: float) -> float:
-    """Keep nine digits.
+    """Return the figure with nine digits.
 
     >>> _rounded(1 / 3)
     0.333333333

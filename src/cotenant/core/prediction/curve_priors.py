@@ -1,7 +1,7 @@
-"""What is held plausible of a curve before any rate is known: the θ that are tried, the shapes, and their priors [R].
+"""What is plausible about a curve before any rate is known: the θ to try, the shapes, and their priors [R].
 
-That hangs on the counts of cores alone at which is measured, and on beliefs, and not on any rate. The same few counts
-are measured again and again, so it is kept: half of a fit's time went there. The form is that of `curves`.
+This depends only on the core counts of the measurements, and on priors, not on any rate. The same few counts are
+measured again and again, so it is cached: half of a fit's time went there. The form is that of `core_curve`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 SHAPES = 3
-EVERY_COUNT_UP_TO = 64  # cores; beyond, θ is looked for in steps of 1/32
+EVERY_COUNT_UP_TO = 64  # cores; beyond, θ is searched in steps of 1/32
 TINY = 1e-12
-KEPT_MAX = 256  # sets of counts
+KEPT_MAX = 256  # cached sets of counts
 
 
 @dataclass(frozen=True, slots=True)
 class Hypotheses:
-    """All by θ: the shapes at each count, the priors' part of the normal equations and of Occam's factor, the odds."""
+    """By θ: the shapes at each count, the priors' part of the normal equations and of Occam's factor, and the odds."""
 
     thetas: NDArray[np.int64]
     shapes: Floats  # by θ, count and shape
@@ -35,9 +35,9 @@ class Hypotheses:
 
 @lru_cache(maxsize=KEPT_MAX)
 def hypotheses(counts: tuple[int, ...], cores_max: int, bend: float, jump: float, flat: float) -> Hypotheses:
-    """Say what is plausible where it is measured at some counts of cores, and θ is at most `cores_max`.
+    """Return what is plausible for measurements at some core counts, with θ at most `cores_max`.
 
-    `bend`, `jump` and `flat` are those of `curves.Beliefs`. What is given is shared, and cannot be written to.
+    `bend`, `jump` and `flat` are those of `core_curve.Beliefs`. The result is shared and read-only.
     """
     thetas = _thetas(counts, cores_max)
     priors, volume = _priors(thetas, bend, jump)
@@ -54,7 +54,7 @@ def hypotheses(counts: tuple[int, ...], cores_max: int, bend: float, jump: float
 
 
 def shapes_of(cores: NDArray[np.int64], thetas: NDArray[np.int64]) -> Floats:
-    """The three shapes, by θ, cores and shape."""
+    """Return the three shapes, by θ, cores and shape."""
     below = cores[None, :] < thetas[:, None]
     log, log_theta = np.log(cores)[None, :], np.log(np.maximum(thetas, 2))[:, None]
     rest = (cores[None, :] - log) / (np.maximum(thetas, 2)[:, None] - log_theta)
@@ -62,7 +62,7 @@ def shapes_of(cores: NDArray[np.int64], thetas: NDArray[np.int64]) -> Floats:
 
 
 def _thetas(measured: Iterable[int], cores_max: int) -> NDArray[np.int64]:
-    """Where θ is looked for: at each count of cores up to 64, then at steps of 3 %, and where rates were measured."""
+    """Return where θ is searched: at each core count up to 64, then at steps of 3 %, and where rates were measured."""
     counts = {*range(1, min(cores_max, EVERY_COUNT_UP_TO) + 1), *measured, cores_max}
     cores = EVERY_COUNT_UP_TO
     while cores < cores_max:
@@ -72,9 +72,9 @@ def _thetas(measured: Iterable[int], cores_max: int) -> NDArray[np.int64]:
 
 
 def _priors(thetas: NDArray[np.int64], bend: float, jump: float) -> tuple[Floats, Floats]:
-    """What is plausible, as rows beside the points' rows, and its share in Occam's factor, by θ.
+    """Return the priors, as rows beside the points' rows, and their part of Occam's factor, by θ.
 
-    At θ = 1 there is one shape only, and the rows keep the others at nothing.
+    At θ = 1 there is only one shape, and the rows keep the others at 0.
     """
     theta = np.maximum(thetas, 2).astype(np.float64)
     log, rest = theta / np.log(theta), -theta / (theta - np.log(theta))
@@ -87,7 +87,7 @@ def _priors(thetas: NDArray[np.int64], bend: float, jump: float) -> tuple[Floats
 
 
 def _log_prior(thetas: NDArray[np.int64], flat: float) -> Floats:
-    """Every ratio of θ is as likely as any other; a flat curve has its own chance."""
+    """Return the log prior of θ: every ratio of θ is equally likely; a flat curve has its own chance."""
     prior = np.log(np.diff(np.log(np.append(thetas, thetas[-1] + 1.0))))
     if len(thetas) > 1:
         rising = np.exp(prior[1:]).sum()

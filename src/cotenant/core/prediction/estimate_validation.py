@@ -1,4 +1,4 @@
-"""Whether a predictor's answer can be: one that is a stranger's may be anything."""
+"""Validates a predictor's answer: a third-party predictor may return anything."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 from cotenant.core.model.estimate import Estimate, Latency
 
 
-def unsound(estimate: Estimate, candidates: int) -> str:
-    """Say what in a predictor's answer cannot be, or nothing.
+def invalid_reason(estimate: Estimate, candidates: int) -> str:
+    """Return what in a predictor's answer is invalid; "" if it is valid.
 
-    >>> unsound(Estimate(True, 0.9, remaining_seconds=math.nan), candidates=0)
+    >>> invalid_reason(Estimate(True, 0.9, remaining_seconds=math.nan), candidates=0)
     'remaining_seconds is nan'
     """
     if not 0 <= estimate.confidence <= 1:

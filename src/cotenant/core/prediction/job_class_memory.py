@@ -1,4 +1,4 @@
-"""What a predictor remembers of each kind of job: bounded, and written down record by record as it changes."""
+"""What a predictor remembers about each job class: bounded, and persisted record by record as it changes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from cotenant.core.model.estimate import Observation, Query
 T = TypeVar("T")
 Key = tuple[str, ...]
 
-BAD_RECORD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # whatever one may bring
+BAD_RECORD = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)  # anything that a bad record may raise
 
 
-def kind_of(about: Observation | Query) -> Key:
-    """Say what kind of job this is: jobs are alike that share user, model (else name), GPUs and replicas."""
+def job_class_of(about: Observation | Query) -> Key:
+    """Return the class of a job: jobs with the same user, model (else name), GPUs and replicas are similar."""
     return about.user, about.model or about.name, str(about.gpu_milli), str(about.replicas)
 
 
-class Remembered(Generic[T]):
-    """One thing for each kind of job. The kind unused for longest is forgotten, and its record with it.
+class JobClassMemory(Generic[T]):
+    """One value per job class. The class unused for longest is forgotten, with its record.
 
-    `write` makes a record of a kind and its thing; `read` takes both back, and raises where they cannot be.
+    `write` makes a record of a class and its value; `read` restores both, and raises if it cannot.
     """
 
     def __init__(
@@ -36,10 +43,10 @@ class Remembered(Generic[T]):
         self._kinds_max, self._new, self._write, self._read = kinds_max, new, write, read
         self._kinds: OrderedDict[Key, T] = OrderedDict()
         self._changed: dict[Key, None] = {}
-        self._by_model: dict[str, list[Key]] | None = None  # made anew after kinds came or went
+        self._by_model: dict[str, list[Key]] | None = None  # rebuilt after classes were added or removed
 
     def of_model(self, model: str) -> Sequence[tuple[Key, T]]:
-        """All kinds whose second part is this model, without using them."""
+        """Return all classes of this model, without marking them as used."""
         if self._by_model is None:
             self._by_model = {}
             for key in self._kinds:
@@ -47,17 +54,17 @@ class Remembered(Generic[T]):
         return [(key, self._kinds[key]) for key in self._by_model.get(model, ())]
 
     def kinds(self) -> Sequence[Key]:
-        """All kinds, the one unused for longest first."""
+        """Return all classes, the one unused for longest first."""
         return list(self._kinds)
 
     def get(self, key: Key) -> T | None:
-        """What is known of a kind, which counts as used now."""
+        """Return the value of a class, which then counts as used; None if it is unknown."""
         if key in self._kinds:
             self._kinds.move_to_end(key)
         return self._kinds.get(key)
 
     def change(self, key: Key) -> T:
-        """Find or begin a kind, to be changed."""
+        """Return the value of a class, created if necessary, to be changed."""
         if key not in self._kinds:
             self._put(key, self._new())
         self._kinds.move_to_end(key)
@@ -65,13 +72,13 @@ class Remembered(Generic[T]):
         return self._kinds[key]
 
     def forget(self, key: Key) -> None:
-        """Let a kind go, and its record with it."""
+        """Forget a class and its record."""
         if self._kinds.pop(key, None) is not None:
             self._changed[key] = None
             self._by_model = None
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records that changed since the last dump; an empty record was forgotten."""
         changed, self._changed = self._changed, {}
         return {
             "/".join(quote(part, safe="") for part in key): self._write(key, self._kinds[key])
@@ -81,7 +88,7 @@ class Remembered(Generic[T]):
         }
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read. One without content is forgotten."""
+        """Restore dumped records; returns those that could not be read. An empty record is forgotten."""
         unread = []
         for name, content in records.items():
             if not content:

@@ -1,15 +1,15 @@
-"""When will a loss be reached: ℓ(k) = 1/(β₀k + β₁) + β₂, fitted to what a job tells of its steps and losses.
+"""When a loss will be reached: ℓ(k) = 1/(β₀k + β₁) + β₂, fitted to the steps and losses that a job reports.
 
-The form is that of Optimus (Peng et al., EuroSys 2018), which AITurbo takes over (Zhao et al., HPDC 2021 [P]): gradient
-descent comes closer to its best loss β₂ as 1/k. We write it A/(1 + k/c) + β₂, for which A and β₂ follow from c by
-linear least squares, so that one unknown is left to search. Everything else here is ours [R].
+The form is that of Optimus (Peng et al., EuroSys 2018), also used by AITurbo (Zhao et al., HPDC 2021 [P]): gradient
+descent approaches its best loss β₂ as 1/k. We write it A/(1 + k/c) + β₂, for which A and β₂ follow from c by linear
+least squares, so that only one unknown is searched. Everything else here is ours [R].
 
-- *Outliers.* Least squares are weighted again and again by Tukey's biweight, so that a spike counts for nothing.
+- *Outliers.* Least squares are reweighted repeatedly by Tukey's biweight, so that a spike counts for nothing.
 - *Breaks.* Where the loss jumps, as after a cut of the learning rate, another curve begins; only what follows the last
   break is fitted. A loss that falls in many jumps follows no curve.
-- *How sure.* The step at which a goal is reached is found from the fit, from fits to the first parts of the points
-  (does the forecast hold still?), and from rival forms that fit as well (exponential, slower power): how far these
-  lie apart, and what the residuals leave open, is the relative error of the forecast, and that the confidence.
+- *Confidence.* The step at which a goal is reached is computed from the fit, from fits to the first parts of the points
+  (is the forecast still moving?), and from rival forms that fit as well (exponential, slower power): the distance
+  between these, and what the residuals leave open, is the relative error of the forecast, and that the confidence.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from cotenant.core.model.loss_goal import LossGoal
 
 Floats = npt.NDArray[np.float64]
 
-POINTS_MIN = 12  # fewer tell nothing of a curve with three unknowns
+POINTS_MIN = 12  # fewer do not determine a curve with three unknowns
 CONFIDENT_ERROR = 0.075  # a relative error for which the confidence is a half
-BEND_MIN = 0.5  # of its scale must have been seen of a curve: before it bends it is any curve
-SHARE_SURE = 0.2  # of the way must have been seen for the forecast to be worth its whole confidence
+BEND_MIN = 0.5  # of its scale must be visible: before it bends it could be any curve
+SHARE_SURE = 0.2  # of the way must be visible for full confidence in the forecast
 
 GRID, ZOOM_GRID, ZOOMS = 32, 12, 3  # scales tried, and tried again between the neighbours of the best
-SCALE_MIN, SCALE_MAX = 0.005, 20.0  # of what was seen; a scale beyond is a straight line
+SCALE_MIN, SCALE_MAX = 0.005, 20.0  # of the observed range; a larger scale is a straight line
 SCALES = np.geomspace(SCALE_MIN, SCALE_MAX, GRID)
 ZOOM = np.linspace(-1, 1, ZOOM_GRID)
 REWEIGHTS = 4
 TUKEY = 4.685  # Tukey's constant: 95 % efficiency where the noise is normal
 MAD_TO_SIGMA = 1.4826
-NEAR, SPIKE_MADS = 7, 10.0  # neighbours by which a spike is guessed, and how far out it stands
-ROUNDING = 1e-9  # of the range of the losses: less is no noise
+NEAR, SPIKE_MADS = 7, 10.0  # neighbors by which a spike is detected, and its distance from them
+ROUNDING = 1e-9  # of the range of the losses: less is not noise
 
 RIVALS = (0.5, 32.0)  # exponents of rival forms: a slower power, and all but an exponential
-RIVAL_WINS = 8.0  # difference of the logarithms of the likelihoods from which on another form holds
-LIKELY_MIN = 0.01  # a rival less likely than this has no say
+RIVAL_WINS = 8.0  # log-likelihood difference from which another form is preferred
+LIKELY_MIN = 0.01  # a rival less likely than this is ignored
 PARTS = (0.7, 0.85)  # first parts of the points, whose forecasts are compared
-DRIFT_COUNTS = 0.7  # a forecast still has to move by this share of how far it has moved
+DRIFT_COUNTS = 0.7  # a forecast is expected to move by this share of its past movement
 
-BREAKS_MAX = 2  # a learning rate is cut once or twice; what jumps more often follows no curve
+BREAKS_MAX = 2  # a learning rate is cut once or twice; a loss with more jumps follows no curve
 WINDOW = 6  # points on either side of a jump
-JUMP_ERRORS = 6.0  # a jump is so many standard errors
-JUMP_SHARE = 0.01  # at least, of the range of the losses: less would not change a forecast by much
-JUMP_TRENDS = 3.0  # and so much more than what the loss does by itself on either side
+JUMP_ERRORS = 6.0  # a jump is at least this many standard errors
+JUMP_SHARE = 0.01  # and at least this share of the range of the losses: less hardly changes a forecast
+JUMP_TRENDS = 3.0  # and this many times the loss's own trend on either side
 NUDGE = 1e-3  # of a standard error, for slopes
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A·(1 + k/(p·c))^(-p) + floor, with k counted from `origin`. The exponent p is 1 but for rivals.
+    """A·(1 + k/(p·c))^(-p) + floor, with k counted from `origin`. The exponent p is 1 except for rival forms.
 
     >>> curve = Curve(amplitude=2.0, scale=100.0, floor=0.5)
     >>> curve.loss(300.0), curve.step_of(1.0)
@@ -75,12 +75,12 @@ class Curve:
         return 1 / (self.amplitude * self.scale), (1 - self.origin / self.scale) / self.amplitude, self.floor
 
     def loss(self, step: float) -> float:
-        """The loss at a step."""
+        """Return the loss at a step."""
         fallen = math.pow(1 + (step - self.origin) / (self.exponent * self.scale), -self.exponent)
         return self.amplitude * fallen + self.floor
 
     def step_of(self, loss: float) -> float:
-        """The step at which a loss is reached: k(ℓ) = (1/(ℓ − β₂) − β₁)/β₀; infinite for one that never is."""
+        """Return the step at which a loss is reached: k(ℓ) = (1/(ℓ − β₂) − β₁)/β₀; infinity if it never is."""
         if loss <= self.floor:
             return math.inf
         try:
@@ -90,7 +90,7 @@ class Curve:
         return self.origin + self.exponent * self.scale * (ratio - 1)
 
     def falls_less(self, steps: int, least: float) -> float:
-        """The step from which so many further steps lower the loss by less than this."""
+        """Return the step from which this many further steps lower the loss by less than `least`."""
         below, above = self.origin, self.origin + self.scale
         if self.loss(below) - self.loss(below + steps) < least:
             return below
@@ -105,14 +105,14 @@ class Curve:
         return above
 
     def done_at(self, goal: LossGoal) -> float:
-        """The step at which a goal is reached, whichever of its rules is met first; infinite where none ever is."""
+        """Return the step at which a goal is reached, by the first of its rules to be met; infinity if it never is."""
         at = math.inf if goal.target is None else self.step_of(goal.target)
         if goal.by_fall:
             at = min(at, self.falls_less(goal.fall_steps, goal.fall_min))
         return at
 
 
-Points = tuple[Floats, Floats, Floats]  # steps, losses, and how many points each stands for
+Points = tuple[Floats, Floats, Floats]  # steps, losses, and the number of points of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Fit:
 
     curve: Curve
     points: Points
-    weights: Floats  # what was left to each point; 0 for a spike
+    weights: Floats  # the final weight of each point; 0 for a spike
     residuals: Floats
 
     @property
@@ -131,9 +131,9 @@ class Fit:
 
 
 def fit(points: Points, exponent: float = 1.0, weights: Floats | None = None) -> Fit | None:
-    """Fit a curve by least squares that spikes do not bend; None where the loss does not fall.
+    """Return a curve fitted by least squares that are robust to spikes; None if the loss does not fall.
 
-    Where weights are given they stay as they are.
+    If weights are given, they are not changed.
     """
     steps, losses, counts = points
     span, spread = float(steps[-1] - steps[0]), float(np.ptp(losses))
@@ -160,27 +160,27 @@ def fit(points: Points, exponent: float = 1.0, weights: Floats | None = None) ->
 
 
 def _fallen(steps: Floats, scales: Floats, exponent: float) -> Floats:
-    """What is left of the fall at each step (across) for each scale (down): the dear part of a fit, made once."""
+    """Return the remaining fall at each step (across) for each scale (down): the expensive part of a fit, done once."""
     fallen: Floats = (1 + (steps - steps[0]) / (exponent * scales[:, None])) ** -exponent
     return fallen
 
 
 def _median(figures: Floats) -> float:
-    """The median, at a tenth of the price that numpy asks for so few."""
+    """Return the median, ten times faster than numpy for so few figures."""
     ordered = np.sort(figures)
     half = len(ordered) // 2
     return float(ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
 def _medians(windows: Floats) -> Floats:
-    """The median of each row."""
+    """Return the median of each row."""
     ordered, half = np.sort(windows, axis=1), windows.shape[1] // 2
     medians: Floats = ordered[:, half] if windows.shape[1] % 2 else (ordered[:, half - 1] + ordered[:, half]) / 2
     return medians
 
 
 def _spiked(losses: Floats) -> npt.NDArray[np.bool_]:
-    """Say which losses stand far out among their neighbours: a first guess, for the fit to begin with."""
+    """Return which losses lie far from their neighbors: a first guess for the fit to start with."""
     padded = np.pad(losses, NEAR // 2, mode="reflect")
     off = np.abs(losses - _medians(np.lib.stride_tricks.sliding_window_view(padded, NEAR)))
     spiked: npt.NDArray[np.bool_] = off > SPIKE_MADS * _median(off) + ROUNDING * np.ptp(losses)
@@ -188,7 +188,7 @@ def _spiked(losses: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _best(points: Points, weights: Floats, scales: Floats, exponent: float, fallen: Floats) -> Fit | None:
-    """Find the scale with the least squares; amplitude and floor are the best for each."""
+    """Return the fit of the scale with the least squares; amplitude and floor are the best for each scale."""
     steps, losses, _ = points
     total = weights.sum()
     if total <= 0:
@@ -209,10 +209,10 @@ def _best(points: Points, weights: Floats, scales: Floats, exponent: float, fall
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The step at which a goal will be reached, and how sure that is.
+    """The step at which a goal will be reached, and the confidence in it.
 
     error: the relative error of the step, one standard deviation [R].
-    confidence: a half where the error is `CONFIDENT_ERROR` [R]; 0 where there is no forecast, and then `why` tells.
+    confidence: a half if the error is `CONFIDENT_ERROR` [R]; 0 if there is no forecast, and then `why` says why.
     """
 
     step: float = math.inf
@@ -223,7 +223,7 @@ class Forecast:
 
 
 def forecast(cells: Sequence[tuple[float, float, int]], goal: LossGoal) -> Forecast:
-    """Say when a goal will be reached, from cells of (step, loss, points)."""
+    """Return when a goal will be reached, from cells of (step, loss, points)."""
     whole = np.array(cells, dtype=np.float64).reshape(-1, 3)
     points: Points = (whole[:, 0], whole[:, 1], whole[:, 2])
     for breaks in range(BREAKS_MAX + 2):
@@ -244,10 +244,10 @@ def forecast(cells: Sequence[tuple[float, float, int]], goal: LossGoal) -> Forec
 
 
 def _last_jump(found: Fit) -> int:
-    """The index from which on another curve holds; 0 where there is none.
+    """Return the index from which another curve holds; 0 if there is none.
 
-    At a jump the residuals before and after lie apart, by more than their noise and by more than they drift anyway: a
-    curve that merely bends otherwise is no jump.
+    At a jump the residuals before and after are apart, by more than their noise and by more than they drift anyway: a
+    curve that merely bends differently is not a jump.
     """
     if len(found.residuals) < 2 * WINDOW + 1:
         return 0
@@ -289,7 +289,7 @@ def _judge(found: Fit, goal: LossGoal) -> Forecast:
 
 
 def _effective(found: Fit) -> float:
-    """How many independent points the fit stands on: fewer than there are where neighbours err alike."""
+    """Return the number of independent points that the fit rests on: fewer than there are if neighbors err alike."""
     z = found.residuals * np.sqrt(found.weights)
     squares = float((z**2).sum())
     alike = min(max(float((z[1:] * z[:-1]).sum()) / squares, 0.0), 0.95) if squares > 0 else 0.0
@@ -298,7 +298,7 @@ def _effective(found: Fit) -> float:
 
 
 def _open(found: Fit, goal: LossGoal, at: float) -> float:
-    """The relative standard error of the step that the residuals leave open."""
+    """Return the relative standard error of the step that the residuals leave open."""
     curve, used = found.curve, found.weights > 0
     x = found.points[0] - curve.origin
     fallen = 1 / (1 + x / curve.scale)
@@ -321,7 +321,7 @@ def _open(found: Fit, goal: LossGoal, at: float) -> float:
 
 
 def _slope(curve: Curve, goal: LossGoal, at: float, index: int, nudge: float) -> float:
-    """How the step changes with the amplitude, the floor or the logarithm of the scale, over a small nudge."""
+    """Return how the step changes with the amplitude, the floor or the logarithm of the scale, over a small nudge."""
     if nudge <= 0:
         return 0.0
     nudge *= NUDGE
@@ -335,7 +335,7 @@ def _slope(curve: Curve, goal: LossGoal, at: float, index: int, nudge: float) ->
 
 
 def _drifts(found: Fit, goal: LossGoal, at: float) -> Iterator[float]:
-    """How far the forecast has moved while the last points came in."""
+    """Yield how far the forecast has moved while the last points came in."""
     steps, losses, counts = found.points
     for part in PARTS:
         size = max(POINTS_MIN, math.ceil(part * len(steps)))
@@ -346,7 +346,7 @@ def _drifts(found: Fit, goal: LossGoal, at: float) -> Iterator[float]:
 
 
 def _rival(found: Fit, goal: LossGoal, at: float, exponent: float) -> float | None:
-    """How far a rival's forecast lies from ours, as far as it is likely; None where it fits clearly better."""
+    """Return how far a rival's forecast is from ours, weighted by its likelihood; None if it fits clearly better."""
     rival = fit(found.points, exponent, found.weights)
     if rival is None or found.squares <= 0:
         return 0.0

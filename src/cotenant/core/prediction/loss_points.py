@@ -1,9 +1,9 @@
-"""What a job told of its loss, in bounded memory: cells of neighbouring points, the same whatever the machine.
+"""A job's reported losses in bounded memory: cells of neighboring points, the same on every machine.
 
-A job may tell millions of losses. We keep at most `CELLS_MAX` cells, each the mean of some neighbouring points: narrow
-where the curve bends, at the beginning, and wide later (their width grows with step + a tenth of the way so far), so
-that both ends of the curve are seen and the noise is averaged out. A spike is left out of the mean that it would spoil.
-Our own construction [R], in the place of a random reservoir: it needs no chance and weighs early steps more.
+A job may report millions of losses. We keep at most `CELLS_MAX` cells, each the mean of some neighboring points: narrow
+where the curve bends, at the beginning, and wider later (their width grows with step + a tenth of the way so far), so
+that both ends of the curve are visible and noise is averaged out. A spike is left out of the mean that it would spoil.
+Our own construction [R], instead of a random reservoir: it needs no randomness and weights early steps more.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from statistics import median
 
 CELLS_MAX = 96
 CELLS_KEPT = 64  # after making room
-WIDTH_FIRST = 0.004  # of (step + a tenth of the way), the narrowest a merged cell is made
+WIDTH_FIRST = 0.004  # of (step + a tenth of the way): the width of the narrowest merged cell
 WIDTH_GROWTH = 1.25
 LATE_SHARE = 0.1
 SPIKE_MADS = 6.0
-NEIGHBOURS = 3  # on either side, by which a spike is known
-LOSS_MAX = 1e100  # beyond it, squares would be no numbers
-WILD_FADES = 0.9  # per point: what is left of the memory of losses that were no numbers
+NEIGHBOURS = 3  # on either side, by which a spike is detected
+LOSS_MAX = 1e100  # beyond it, squares overflow
+WILD_FADES = 0.9  # per point: decay of the memory of losses that were not finite
 WILD_MAX = 0.5
 SIGNIFICANT = 9
 
@@ -42,10 +42,11 @@ class LossPoints:
     wildness: float = 0.0
 
     def add(self, step: int, loss: float) -> None:
-        """Take in a loss. A step that was told before is passed over; one further back begins again from there.
+        """Add a loss. A step reported before is ignored; a step further back restarts from there.
 
-        A job that resumes from a checkpoint goes back: what it told after the checkpoint belongs to a run that is no
-        more. A loss that is no number, or beyond all reason, is no point of the curve, but is remembered for a while.
+        A job that resumes from a checkpoint goes back: what it reported after the checkpoint belongs to a run that no
+        longer exists. A loss that is not a finite number, or absurdly large, is not a point of the curve, but is
+        remembered for a while.
         """
         sane = abs(loss) <= LOSS_MAX
         self.wildness = round(self.wildness * WILD_FADES + (not sane), 6)
@@ -61,7 +62,7 @@ class LossPoints:
 
     @property
     def wild(self) -> bool:
-        """Whether the loss was no finite number lately."""
+        """Whether the loss was recently not finite."""
         return self.wildness > WILD_MAX
 
     @property
@@ -77,7 +78,7 @@ class LossPoints:
 
 
 def _merged(cells: Sequence[Cell], width: float) -> list[Cell]:
-    """Merge neighbours, two at a time, that are closer than a share of where they stand."""
+    """Return cells with neighbors merged, two at a time, that are closer than a share of their position."""
     way = cells[-1][0] - cells[0][0]
     merged: list[Cell] = []
     index = 0
@@ -95,7 +96,7 @@ def _merged(cells: Sequence[Cell], width: float) -> list[Cell]:
 
 
 def _mean(cells: Sequence[Cell], index: int) -> Cell:
-    """Make one cell of two. Of one that stands far out among its neighbours only the other's loss is taken."""
+    """Return one cell for two. If one lies far from its neighbors, only the other's loss is used."""
     (step, loss, count), (step_after, loss_after, count_after) = cells[index], cells[index + 1]
     total = count + count_after
     near = [cell[1] for cell in cells[max(0, index - NEIGHBOURS) : index + 2 + NEIGHBOURS]]

@@ -1,8 +1,8 @@
-"""Windows of a job's rate: from its steps and their times, each wholly under one allocation and in one phase. Pure.
+"""Windows of a job's rate: from its steps and their times, each entirely under one allocation and in one phase. Pure.
 
-What a node tells as the present rate looks back over half a minute, whatever happened in it. Here a window begins
-where the one before ended, and anew after all that changes the rate: a start, a resize, another phase, a profile. After
-each of these the job is given some time to settle.
+The present rate that a node reports looks back over half a minute, whatever happened in it. Here a window begins where
+the previous one ended, and restarts after everything that changes the rate: a start, a resize, another phase, a
+profile. After each of these the job is given time to settle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """So many steps in so many seconds, up to a time."""
+    """Steps counted over a number of seconds, up to a time."""
 
     steps: int
     seconds: float
@@ -28,17 +28,17 @@ class Window:
 @dataclass(slots=True)
 class _Track:
     under: Hashable
-    since_seconds: float  # what lies before that is from a clock that went backwards
+    since_seconds: float  # earlier times are from a clock that went backwards
     settled_seconds: float
-    begin: tuple[int, float] | None = None  # the step and its time at which the present window began
+    begin: tuple[int, float] | None = None  # the step at which the present window began, and its time
 
 
 class RateWindows:
     """The windows of all jobs. Times are those of the job's node; they may jump.
 
     >>> windows = RateWindows(window_seconds=10.0, settle_seconds=5.0)
-    >>> told = [windows.take("j1", "8 cores", step, at) for step, at in ((1, 0.0), (9, 5.0), (20, 10.0), (49, 25.0))]
-    >>> [window.rate_per_second for window in told if window]
+    >>> ended = [windows.take("j1", "8 cores", step, at) for step, at in ((1, 0.0), (9, 5.0), (20, 10.0), (49, 25.0))]
+    >>> [window.rate_per_second for window in ended if window]
     [2.0]
     """
 
@@ -48,9 +48,10 @@ class RateWindows:
         self._held: set[str] = set()
 
     def take(self, job_id: str, under: Hashable, step: int, at_seconds: float) -> Window | None:
-        """Note that a job had reached a step; the window that ends there, if one does.
+        """Record that a job has reached a step; returns the window that ends there, if any.
 
-        `under` is whatever its rate depends on: what it holds, its phase. Where that has changed a new window begins.
+        `under` is everything that its rate depends on: what it holds, its phase. If that has changed, a new window
+        begins.
         """
         track = self._tracks.get(job_id)
         if track is None or track.under != under or at_seconds < track.since_seconds:
@@ -68,11 +69,11 @@ class RateWindows:
         return Window(step - first, at_seconds - begin_seconds, at_seconds)
 
     def hold(self, job_id: str) -> None:
-        """Let no window of a job end: it is being profiled."""
+        """Hold a job's windows open: it is being profiled."""
         self._held.add(job_id)
 
     def release(self, job_id: str) -> None:
-        """Begin anew after a profile."""
+        """Restart a job's windows after a profile."""
         self._held.discard(job_id)
         self._tracks.pop(job_id, None)
 

@@ -1,7 +1,7 @@
-"""What a figure or a text in a kept record may be: no more than whoever observes may say.
+"""Validates figures and texts in persisted records, with the limits of observations.
 
-A record that a disk or a stranger changed has anything in it, also what no float, no message and no terminal holds. It
-is refused when it is read, so that nobody who is asked afterwards fails.
+A record that a disk or a third party changed may hold anything, even values that no float, message or terminal can
+hold. It is rejected when it is read, so that nothing fails later.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ NODES_MAX = 100_000
 GPUS_MAX = GPU_MILLI_MAX * REPLICAS_MAX // WHOLE_GPU_MILLI
 STEPS_MAX = 10**15
 TEXT_LENGTH_MAX = 1024
-LOSS_MAX = 1e30  # squares of such are still numbers
+LOSS_MAX = 1e30  # squares stay finite
 
 
 def whole(value: object, least: int, most: int) -> int:
-    """Read a whole number within bounds.
+    """Return an integer within bounds.
 
     >>> whole("7", 0, 9)
     7
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none.
+        ValueError, TypeError, OverflowError: the value is not one.
     """
-    number = int(value)  # type: ignore[call-overload]  # of what is no number it says so
+    number = int(value)  # type: ignore[call-overload]  # raises if it is not a number
     if not least <= number <= most:
         raise ValueError(f"{number:.3g} is not from {least} to {most}")
     return int(number)
 
 
 def cores(value: object, least: int = 0) -> int:
-    """Read a count of cores, as `whole` does."""
+    """Return a count of cores, checked as by `whole`."""
     return whole(value, least, CORES_MAX)
 
 
 def nodes(value: object) -> int:
-    """Read a count of nodes, as `whole` does."""
+    """Return a count of nodes, checked as by `whole`."""
     return whole(value, 1, NODES_MAX)
 
 
 def gpu_milli(value: object) -> int:
-    """Read the GPUs of a whole job in thousandths, as `whole` does."""
+    """Return the GPUs of a whole job in thousandths, checked as by `whole`."""
     return whole(value, 0, GPU_MILLI_MAX * REPLICAS_MAX)
 
 
 def replicas(value: object, least: int = 1) -> int:
-    """Read a count of replicas, as `whole` does."""
+    """Return a count of replicas, checked as by `whole`."""
     return whole(value, least, REPLICAS_MAX)
 
 
 def between(value: object, least: float, most: float) -> float:
-    """Read a number within bounds.
+    """Return a number within bounds.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none.
+        ValueError, TypeError, OverflowError: the value is not one.
     """
     number = float(value)  # type: ignore[arg-type]  # likewise
     if not (math.isfinite(number) and least <= number <= most):
@@ -70,28 +70,28 @@ def between(value: object, least: float, most: float) -> float:
 
 
 def rate(value: object) -> float:
-    """Read a rate per second, as `between` does."""
+    """Return a rate per second, checked as by `between`."""
     return between(value, RATE_MIN_PER_SECOND, RATE_MAX_PER_SECOND)
 
 
 def text(value: object) -> str:
-    """Read a text that can be sent.
+    """Return a text that can be sent.
 
     Raises:
-        ValueError: it is too long, or has no UTF-8 form.
+        ValueError: the text is too long, or has no UTF-8 form.
     """
-    told = str(value)
-    if len(told) > TEXT_LENGTH_MAX:
-        raise ValueError(f"a text has {len(told)} characters; at most {TEXT_LENGTH_MAX} are kept")
-    told.encode()  # UnicodeEncodeError is a ValueError
-    return told
+    decoded = str(value)
+    if len(decoded) > TEXT_LENGTH_MAX:
+        raise ValueError(f"a text has {len(decoded)} characters; at most {TEXT_LENGTH_MAX} are kept")
+    decoded.encode()  # UnicodeEncodeError is a ValueError
+    return decoded
 
 
 def kind(parts: Iterable[object]) -> tuple[str, str, str, str]:
-    """Read user, label, GPUs in thousandths and replicas of a kind of job.
+    """Return user, label, GPUs in thousandths and replicas of a job class.
 
     Raises:
-        ValueError, TypeError: they are none.
+        ValueError, TypeError: they are invalid.
     """
     user, label, milli, count = parts
     return text(user), text(label), str(gpu_milli(milli)), str(replicas(count))

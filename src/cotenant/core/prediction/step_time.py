@@ -1,10 +1,10 @@
-"""Step times as sums of non-negative terms, learnt from few windows, and how sure that is.
+"""Step times as sums of non-negative terms, learned from few windows, with the uncertainty.
 
 A step's time is the sum of what it waits for: computing, communicating, serving parameters. Each term is a feature of
-the allocation times an unknown that cannot be negative, so they are found by non-negative least squares (Lawson and
-Hanson 1974), relative to the step times, for so they are measured. An unknown about which nothing was measured keeps
-what is held plausible beforehand: that its term may be as long as a whole step [R]. So a prediction that rests on such
-an unknown is unsure by itself, and no rule is needed for each case.
+the allocation times an unknown that cannot be negative, so the unknowns are found by non-negative least squares (Lawson
+and Hanson 1974), relative to the step times, because they are measured that way. An unknown without measurements keeps
+its prior: its term may be as long as a whole step [R]. So a prediction that depends on it is uncertain by itself, and
+no special rules are needed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cotenant.core.prediction.curve_priors import Floats
 ERROR = 0.05  # of a window's step time and of the form together, as a standard deviation relative to it [R]
 
 TINY = 1e-12
-FEATURE_MIN = 1e-6  # a feature that was never larger was never measured
+FEATURE_MIN = 1e-6  # a feature that was never larger counts as never measured
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The unknowns, their covariance, and how far the measured step times are from the form, relative to them."""
+    """The unknowns, their covariance, and the relative distance of the measured step times from the form."""
 
     values: Floats  # seconds
     covariance: Floats
@@ -34,11 +34,11 @@ class Terms:
     misfit: float  # the sum of squared relative distances, in squared errors of `ERROR`
 
     def seconds(self, row: Sequence[float]) -> float:
-        """The expected step time of an allocation with these features, to nine digits."""
+        """Return the expected step time of an allocation with these features, to nine digits."""
         return float(f"{float(np.dot(row, self.values)):.9g}")
 
     def spread(self, row: Sequence[float]) -> float:
-        """Its standard deviation relative to it; infinite where no time is expected."""
+        """Return its relative standard deviation; infinity if no time is expected."""
         seconds = self.seconds(row)
         if seconds <= 0:
             return math.inf
@@ -48,19 +48,19 @@ class Terms:
 
 
 def fit_terms(rows: Sequence[Sequence[float]], seconds: Sequence[float], spreads: Sequence[float] = ()) -> Terms:
-    """Find the terms of step times that were measured in allocations with these features.
+    """Return the terms of step times that were measured on allocations with these features.
 
-    `spreads` are the relative standard deviations of the times, as far as they are known, beside `ERROR`.
+    `spreads` are the relative standard deviations of the times, if known, in addition to `ERROR`.
 
     >>> terms = fit_terms([(1, 0), (1, 1), (1, 2)], [1.0, 1.25, 1.5])
     >>> [round(value, 3) for value in terms.values.tolist()], round(terms.seconds((1, 4)), 3)
     ([1.0, 0.25], 2.0)
 
     Raises:
-        ValueError: no step time, or one that is not positive and finite.
+        ValueError: there are no step times, or one is not positive and finite.
     """
     if not seconds or not all(0 < one < math.inf for one in seconds):
-        raise ValueError("step times must be positive and finite, and there must be one")
+        raise ValueError("there must be at least one step time, and all must be positive and finite")
     order = sorted(range(len(seconds)), key=lambda at: (tuple(rows[at]), seconds[at]))
     features, times = np.array([rows[at] for at in order], dtype=float), np.array([seconds[at] for at in order])
     trust = ERROR / np.hypot(ERROR, [spreads[at] for at in order]) if spreads else np.ones(len(times))
@@ -77,7 +77,7 @@ def fit_terms(rows: Sequence[Sequence[float]], seconds: Sequence[float], spreads
 
 
 def _inverse(known: Floats) -> Floats:
-    """Times that are many powers of ten apart tell of fewer terms than there are, as far as floats hold."""
+    """Return the inverse, regularized if step times many powers of ten apart make the matrix singular."""
     try:
         return np.asarray(np.linalg.inv(known), dtype=np.float64)
     except np.linalg.LinAlgError:
@@ -85,7 +85,7 @@ def _inverse(known: Floats) -> Floats:
 
 
 def solve(rows: Floats, wanted: NDArray[np.float64]) -> Floats:
-    """Least squares without negative unknowns."""
-    from scipy.optimize import nnls  # takes a fifth of a second to import, which only those pay who fit
+    """Return the least-squares solution without negative unknowns."""
+    from scipy.optimize import nnls  # takes 0.2 s to import, so only when fitting
 
     return np.asarray(nnls(rows, wanted)[0], dtype=np.float64)

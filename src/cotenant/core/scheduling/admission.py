@@ -1,9 +1,9 @@
-"""Who should run: the order, the guarantees of tenants, and who may be stopped for whom. By counting alone.
+"""Admission, by counting alone: the order, tenants' quotas, and which running jobs may be stopped for which others.
 
-1. The queue policy's order, by priority first. Jobs that their tenants' guarantees hold come before all that borrow.
-   Where tenants share fairly, that is the order inside each tenant, and their shares decide among them.
-2. Whether running jobs may be stopped for waiting ones: as the policy says, as priorities say, for borrowed room.
-3. Which waiting jobs may start, and which running ones may have to go for them.
+1. The queue policy's order, by priority first. Jobs within their tenants' quotas come before all that borrow. If
+   tenants share fairly, this is the order inside each tenant, and their shares decide between tenants.
+2. Whether running jobs may be stopped for waiting ones: by the policy, by priority, or to reclaim borrowed resources.
+3. Which waiting jobs may start, and which running jobs may have to make room for them.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from cotenant.core.scheduling.fair_share import FairShare as FairShare
 from cotenant.core.scheduling.fair_share import Sharing
 from cotenant.core.scheduling.limits_enforcement import IN_THE_WAY_MAX, enforce, enforce_fairly
 from cotenant.core.scheduling.ordering import rank
-from cotenant.core.scheduling.reservations import NO_RESERVING, Reserving, starving_first
+from cotenant.core.scheduling.reservations import NO_RESERVATIONS, ReservationRules, starving_first
 
 RESERVATIONS_MAX = 100
-CLAIMS_MAX = 1_000  # waiting jobs for which a queue that stops nobody by itself makes room in one cycle
+CLAIMS_MAX = 1_000  # waiting jobs for which a non-preemptive queue makes room in one cycle
 
 
 class Preemption(StrEnum):
-    """Who may be stopped for whom, beside borrowers for those whom they borrow from."""
+    """Which jobs may be stopped for which others, besides borrowers for the owners of what they borrow."""
 
     POLICY = "policy"  # as the queue policy says
-    PRIORITY = "priority"  # also jobs of lower priority for jobs of a higher one, where the policy itself stops nobody
-    NEVER = "never"  # nobody, for anybody
+    PRIORITY = "priority"  # also lower priorities for higher ones, if the policy itself is not preemptive
+    NEVER = "never"  # no job for any other
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How far the order is enforced against jobs that run.
+    """How far the order is enforced against running jobs.
 
-    preemption: who may be stopped for whom.
-    run_seconds_min: a job that has run for less, in its present run, is not stopped for others.
-    reclaim: whether a queue that stops nobody by itself stops borrowers for jobs within their tenant's guarantee.
-    reserve_after_seconds: a gang that has waited for so long gets a reservation; None: nobody does.
-    reservations: so many at a time.
+    preemption: which jobs may be stopped for which others.
+    run_seconds_min: a job is not stopped for others until its present run has lasted this long.
+    reclaim: whether a non-preemptive queue stops borrowers for jobs within their tenant's quota.
+    reserve_after_seconds: a gang that has waited this long gets a reservation; None: no reservations.
+    reservations: the most at a time.
     fair_share: `tenants` share the cluster fairly, and the policy orders the jobs of each; `off`: the policy alone
       orders all jobs.
     """
@@ -60,7 +60,7 @@ class Rules:
     fair_share: FairShare = FairShare.OFF
 
     def check(self) -> Iterator[Violation]:
-        """Name what the types cannot say."""
+        """Yield violations that the types cannot express."""
         if not 0 <= self.run_seconds_min < math.inf:
             yield Violation("run_seconds_min", f"must be 0 or more, not {self.run_seconds_min:g}")
         after = self.reserve_after_seconds
@@ -70,47 +70,47 @@ class Rules:
             yield Violation("reservations", f"must be from 1 to {RESERVATIONS_MAX}, not {self.reservations}")
 
     @property
-    def reserving(self) -> Reserving:
-        """Who gets a reservation."""
+    def reserving(self) -> ReservationRules:
+        """Which gangs get a reservation."""
         after = self.reserve_after_seconds
-        return NO_RESERVING if after is None else Reserving(after, self.reservations)
+        return NO_RESERVATIONS if after is None else ReservationRules(after, self.reservations)
 
     @property
-    def stopping_nobody(self) -> Rules:
-        """The same for a cycle in which nobody is stopped for others."""
+    def without_preemption(self) -> Rules:
+        """The same rules for a cycle that stops no job for others."""
         return replace(self, preemption=Preemption.NEVER)
 
     def enforces(self, policy: QueuePolicy) -> bool:
-        """Whether running jobs that fall in the policy's order make room."""
+        """Return whether running jobs that fall in the policy's order make room."""
         return policy.preemptive and self.preemption is not Preemption.NEVER
 
     def claims(self, policy: QueuePolicy, tenancy: Tenancy) -> bool:
-        """Whether some may be stopped for others although the policy's order is not enforced."""
+        """Return whether jobs may be stopped for others although the policy's order is not enforced."""
         if policy.preemptive or self.preemption is Preemption.NEVER:
             return False
         return self.preemption is Preemption.PRIORITY or (self.reclaim and tenancy.guarantees)
 
     def protects(self, jobs: Jobs, now: float) -> Flags:
-        """Mark running jobs that nobody may stop."""
+        """Return which running jobs must not be stopped."""
         return jobs.running & (~jobs.preemptible | (now - jobs.running_since < self.run_seconds_min))
 
     def valid_seconds(self, jobs: Jobs, order: Order, now: float) -> float:
-        """Say how long a decision holds if nothing happens: the order's word, or until somebody's protection ends."""
+        """Return how long a decision holds if nothing happens: until the order changes or a job's protection ends."""
         if not self.run_seconds_min or self.preemption is Preemption.NEVER:
             return order.valid_seconds
         ran = now - jobs.running_since[jobs.running & jobs.preemptible]
         ends = (self.run_seconds_min - ran)[ran < self.run_seconds_min]
         return min(order.valid_seconds, float(ends.min(initial=math.inf)))
 
-    def starves_in(self, jobs: Jobs, now: float) -> float:
-        """Say in how long the next waiting job gets a reservation if it still waits then."""
+    def next_reservation_seconds(self, jobs: Jobs, now: float) -> float:
+        """Return the time until the next waiting job gets a reservation, if it still waits then."""
         waited = now - jobs.waiting_since[~jobs.running]
         left = self.reserving.after_seconds - waited
         return float(left[left > 0].min(initial=math.inf))
 
 
 RULES = Rules()
-SHARING = Rules(fair_share=FairShare.TENANTS)  # what a mesh does unless it is told otherwise
+SHARING = Rules(fair_share=FairShare.TENANTS)  # the default of a mesh
 
 
 def choose(
@@ -123,17 +123,16 @@ def choose(
     rules: Rules = RULES,
     tenancy: Tenancy = NO_TENANTS,
 ) -> Choice:
-    """Say who should run, by counting alone.
+    """Return which jobs should run, by counting alone.
 
-    Where the order is not enforced that is every waiting job, in order, as long as there is room and its tenant's
-    limit allows; running jobs stay, but for those that the rules let others claim the room of. Where it is enforced,
-    the first jobs of the order that fit together into the whole capacity should run. Victims are running jobs that
-    may be preempted and have run for `run_seconds_min`: first those that should not run, the last in the order first;
-    then those that should, but come after one that starts, for a gang may find the room that it was counted in
-    fragments.
+    If the order is not enforced, that is every waiting job, in order, within its tenant's limit; running jobs stay,
+    except those whose resources others may claim under the rules. If it is enforced, the first jobs of the order that
+    fit together into the whole capacity should run. Victims are preemptible running jobs that have run for
+    `run_seconds_min`: first those that should not run, the last in the order first; then those that should, but come
+    after a start, because a gang may find the resources it was counted on fragmented.
 
-    Where tenants share fairly, the next start is that of the tenant that holds the least of its share, and running jobs
-    are not stopped for that alone (`core.queueing.fair_share`).
+    If tenants share fairly, the next start is that of the tenant with the smallest weighted share, and running jobs are
+    not stopped for that alone (`core.scheduling.fair_share`).
     """
     enforced, claims = rules.enforces(policy), rules.claims(policy, tenancy)
     everybody = enforced or claims or tenancy.guarantees
@@ -183,10 +182,10 @@ def choose(
 
 
 def _blocks(jobs: Jobs, entitled: Flags | None, rules: Rules) -> Ints | None:
-    """Number by row the groups of jobs that go before each other whatever shares their tenants hold.
+    """Return by row the number of its group; the order of groups is fixed, whatever shares their tenants hold.
 
-    Guarantees come first. Priorities decide among tenants only where they are enforced among them; else anybody could
-    have any share by asking for a high priority.
+    Quotas come first. Priorities decide between tenants only if they are enforced between them; otherwise any tenant
+    could get any share by asking for a high priority.
     """
     blocks = None if entitled is None else (~entitled).astype(np.int64)
     if rules.preemption is Preemption.PRIORITY:
@@ -196,7 +195,7 @@ def _blocks(jobs: Jobs, entitled: Flags | None, rules: Rules) -> Ints | None:
 
 
 def _share(jobs: Jobs, ranked: Ints, sharing: Sharing, blocks: Ints | None) -> tuple[Ints, Flags]:
-    """Return the order with its waiting jobs in fair order, and which of these wait for the sake of fair shares."""
+    """Return the order with its waiting jobs in fair order, and which of these wait because of fair shares."""
     waits = ~jobs.running[ranked]
     waiting = ranked[waits]
     fair = sharing.interleave(waiting, jobs.running, blocks=blocks)
@@ -206,10 +205,10 @@ def _share(jobs: Jobs, ranked: Ints, sharing: Sharing, blocks: Ints | None) -> t
 
 
 def stoppable(jobs: Jobs, choice: Choice, rules: Rules, policy: QueuePolicy, now: float) -> list[tuple[int, int]]:
-    """Give rows of running jobs that may be stopped for others, the first to go first, and how many that wait may.
+    """Return running jobs that may be stopped for others, and how many waiting jobs each of them yields to.
 
-    Those are always the first of all that wait, in order. `choose` names victims for those alone that may start now;
-    these are for whoever starts later, if the order stays as it is.
+    The first victim comes first; the waiting jobs are always the first of all, in order. `choose` names victims only
+    for jobs that may start now; the rows here are for later starts, if the order stays as it is.
     """
     waiting = ~jobs.running[choice.ranked]
     before = np.zeros(len(jobs), dtype=np.int64)
@@ -237,10 +236,10 @@ def beyond_share(
     tenancy: Tenancy = NO_TENANTS,
     choice: Choice | None = None,
 ) -> Flags | None:
-    """Mark jobs whose tenant has what it is due already, or may have no more: if they wait, that is why.
+    """Return which jobs wait, if they do, because their tenant holds its fair share or has reached its limit.
 
-    `choice` is the one of the same jobs by the same order and rules, where that is at hand. None comes out where
-    neither the order nor the tenants know of shares.
+    `choice` is the result of `choose` for the same jobs, order and rules, if available. Returns None if neither the
+    order nor the tenants involve shares.
     """
     beyond = order.over_share
     if rules.fair_share is FairShare.TENANTS and Sharing.between_several(jobs):
@@ -262,12 +261,12 @@ def beyond_share(
 
 
 def _entitled(jobs: Jobs, ranked: Ints, policy: QueuePolicy, protected: Flags, rules: Rules, tenancy: Tenancy) -> Flags:
-    """Mark jobs within their tenant's guarantee: those that nobody will stop come first, whatever the order says."""
+    """Return which jobs are within their tenant's quota: jobs that will not be stopped count first, in any order."""
     return tenancy.entitled(jobs, ranked, first=protected if rules.enforces(policy) else jobs.running)
 
 
 def _admit(jobs: Jobs, ranked: Ints, tenancy: Tenancy, *, static: bool) -> tuple[Ints, Ints]:
-    """Let all that wait in, but for those over a limit, unless jobs of the same tenant may be stopped for them."""
+    """Return the waiting jobs within their tenants' limits, and the others; all, if victims may make room."""
     waiting = ranked[~jobs.running[ranked]]
     if not tenancy.limits or not static:
         return waiting, ranked[:0]
@@ -276,10 +275,10 @@ def _admit(jobs: Jobs, ranked: Ints, tenancy: Tenancy, *, static: bool) -> tuple
 
 
 def _starving_first(jobs: Jobs, starts: Ints, entitled: Flags | None, now: float, rules: Rules) -> Ints:
-    """Let the gangs that have waited longest, and for long enough, go before their equals who came later.
+    """Return the starts with long-waiting gangs ahead of equals that came later, the longest wait first.
 
-    Equals have the same priority, and are within their tenants' guarantees or beyond. A gang has several replicas, or
-    more than one GPU: one that has not is passed over by the order alone, for whatever is free will do.
+    Equals have the same priority, and are all within their tenants' quotas or all beyond. A gang has several replicas,
+    or more than one GPU; smaller jobs are passed over by the order alone, because any free resources will do for them.
     """
     since = jobs.waiting_since[starts]
     gangs = (jobs.replicas[starts] > 1) | (jobs.gpu_milli[starts] > WHOLE_GPU_MILLI)
@@ -293,11 +292,11 @@ def _starving_first(jobs: Jobs, starts: Ints, entitled: Flags | None, now: float
 def _claims(
     jobs: Jobs, ranked: Ints, starts: Ints, protected: Flags, entitled: Flags | None, rules: Rules
 ) -> tuple[Ints, Ints]:
-    """Find running jobs whose room a waiting job may claim, and how many of the starts may: always the first ones.
+    """Return running jobs whose resources may be claimed, and how many of the starts may: always the first ones.
 
-    A job within its guarantee may have the room of one that borrows; with `Preemption.PRIORITY`, one of a higher
-    priority that of one of a lower, unless that is within its guarantee and the other is not. Both orders are strict,
-    so two jobs can never claim each other's room.
+    A job within its quota may claim the resources of a borrower; with `Preemption.PRIORITY`, a job of higher priority
+    those of a lower one, unless the lower one is within its quota and the higher one is not. Both orders are strict, so
+    two jobs can never claim each other's resources.
     """
     rows = ranked[(jobs.running & ~protected)[ranked]][::-1]
     borrows = np.zeros(len(jobs), dtype=np.bool_) if entitled is None else ~entitled
@@ -313,7 +312,7 @@ def _claims(
 
 
 def _standings(jobs: Jobs, victims: Ints, entitled: Flags | None) -> Ints:
-    """Number the groups of one priority that all borrow, or all do not, the first to go first."""
+    """Return by victim the number of its group: one priority, all borrowing or none; the group that goes first is 0."""
     apart = jobs.priority[victims[1:]] != jobs.priority[victims[:-1]]
     if entitled is not None:
         apart |= entitled[victims[1:]] != entitled[victims[:-1]]

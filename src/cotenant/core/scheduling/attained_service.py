@@ -1,4 +1,4 @@
-"""What jobs are charged for what they hold, and what they are expected to need still."""
+"""Attained service: what jobs are charged for what they hold, and what they are expected to need still."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from cotenant.core.model.job_table import Flags, Floats, Ints, Jobs
 
 ALL = slice(None)
-CROSSING_SECONDS = 0.001  # a limit this near counts as crossed, so that rounding never asks for a wake-up of 0 s
+CROSSING_SECONDS = 0.001  # a limit this near counts as crossed, so that rounding never causes a wake-up after 0 s
 
 
 def gpus_charged(jobs: Jobs, cores_per_gpu: float) -> Floats:
-    """Count the GPUs of each job; one without any is charged its cores, so many of them like one GPU [R].
+    """Return the GPUs of each job; a job without GPUs is charged its cores, `cores_per_gpu` counting as one GPU [R].
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -26,18 +26,18 @@ def gpus_charged(jobs: Jobs, cores_per_gpu: float) -> Floats:
 
 
 def unpredictable(jobs: Jobs) -> Flags:
-    """Tell of which jobs the rest is not known: nothing was predicted, or they outlived what was."""
+    """Return which jobs have no known remaining time: nothing was predicted, or they outlived the prediction."""
     return ~(np.isfinite(jobs.remaining_seconds) & (jobs.remaining_seconds > 0))
 
 
-def as_much_again(attained_seconds: Floats, quantum_seconds: float) -> tuple[Floats, Floats]:
-    """Expect of jobs of unknown length about as much again as they have had; also in how many seconds that changes.
+def expected_by_attained(attained_seconds: Floats, quantum_seconds: float) -> tuple[Floats, Floats]:
+    """Return the expected remaining time of jobs of unknown length, about what they have run, and when it changes.
 
-    Run times are heavy-tailed (AITurbo's dataset [C]), so that what a job has had is the best guess of its rest. The
-    guess is 0 below one quantum and then doubles, at 1, 2, 4… quanta; were it to grow with every second, jobs that had
-    the same would stop each other without end [R].
+    Run times are heavy-tailed (AITurbo's dataset [C]), so the run time so far is the best guess of the remaining time.
+    The guess is 0 below one quantum and then doubles, at 1, 2, 4… quanta; if it grew with every second, jobs with equal
+    run times would preempt each other forever [R].
 
-    >>> as_much_again(np.array([0.0, 59.0, 60.0, 250.0]), quantum_seconds=60.0)
+    >>> expected_by_attained(np.array([0.0, 59.0, 60.0, 250.0]), quantum_seconds=60.0)
     (array([  0.,   0.,  60., 240.]), array([ 60.,   1.,  60., 230.]))
     """
     quanta = (attained_seconds + CROSSING_SECONDS) / quantum_seconds
@@ -47,12 +47,12 @@ def as_much_again(attained_seconds: Floats, quantum_seconds: float) -> tuple[Flo
 
 
 def soonest(seconds: Floats) -> float:
-    """The first of several moments; infinite where there are none."""
+    """Return the earliest of several moments; infinity if there are none."""
     return float(seconds.min(initial=math.inf))
 
 
 def demands_of(jobs: Jobs) -> tuple[np.ndarray, Floats]:
-    """Give what jobs demand of each resource, and its capacity; of what there is not, nobody has a share."""
+    """Return what jobs demand of each resource, and its capacity; resources that do not exist are left out."""
     kinds = (
         (jobs.gpu_milli, jobs.capacity.gpu_milli),
         (jobs.cores, jobs.capacity.cores),
@@ -64,12 +64,12 @@ def demands_of(jobs: Jobs) -> tuple[np.ndarray, Floats]:
 
 
 def dominant_share(amounts: np.ndarray, capacity: Floats) -> Floats:
-    """Say for each column of amounts which share of the capacity it is, of the resource of which it is the most."""
+    """Return for each column of amounts its share of the capacity, for the resource of which the share is largest."""
     share: Floats = (amounts / capacity[:, None]).max(axis=0, initial=0.0)
     return share
 
 
 def attained_at(jobs: Jobs, now: float, moment: float, among: Ints | slice = ALL) -> Floats:
-    """Say what run time jobs (or some of them) had at a moment before now; to the millisecond: equals stay so."""
+    """Return the run time that jobs had at an earlier moment, to the millisecond, so that equals stay equal."""
     since = np.where(jobs.running[among], now - np.maximum(jobs.running_since[among], moment), 0.0)
     return np.maximum(0.0, np.round(jobs.attained_seconds[among] - np.maximum(0.0, since), 3))

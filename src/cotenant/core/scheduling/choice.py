@@ -1,4 +1,4 @@
-"""What a cycle's counting decides: who should start, and who may have to make room."""
+"""The result of admission: which jobs should start, and which may have to make room."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from cotenant.core.scheduling.order_explanation import Outrankers
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the order says: rows that should start, in order; rows that may have to make room, the first to go first.
+    """The result of admission: rows that should start, in order; rows that may have to make room, first victim first.
 
-    `outranked` wait for the order's sake, `over_limit` for their tenant's limit. `entitled` marks rows
-    within their tenant's guarantee; None where nobody has one. `turns` says for each victim how many of the starts,
-    the first ones, may have its room; None: those that come before it in the order. `ranked` holds all rows in order;
-    the waiting ones alone where nobody is stopped for others. Where the order is enforced, `selected` marks those that
-    should run, and `tell_outrankers` counts who goes before the others. `standings` number groups of victims
-    that stand alike, so that it is for their cost to say who goes; None: the order says so. `held_back` marks waiting
-    rows that fair shares hold back, and `sharing` tells of the shares; None where tenants do not share, or only one
-    tenant has jobs.
+    `outranked` wait because of the order, `over_limit` because of their tenant's limit. `entitled` marks rows within
+    their tenant's quota; None if there are no quotas. `turns` gives for each victim how many of the starts, the first
+    ones, may have its resources; None: those that come before it in the order. `ranked` holds all rows in order; only
+    the waiting ones if no job is stopped for others. If the order is enforced, `selected` marks the rows that should
+    run, and `count_outrankers` counts what goes before the others. `standings` number groups of victims of equal
+    standing, from which the cheapest are chosen; None: the order decides. `held_back` marks waiting rows that fair
+    shares hold back, and `sharing` knows the shares; None if tenants do not share, or only one tenant has jobs.
     """
 
     ranked: Ints
@@ -34,18 +33,18 @@ class Choice:
     turns: Ints | None = None
     entitled: Flags | None = None
     selected: Flags | None = None
-    tell_outrankers: Callable[[], Outrankers] | None = None
+    count_outrankers: Callable[[], Outrankers] | None = None
     standings: Ints | None = None
     held_back: Flags | None = None
     sharing: Sharing | None = None
 
     @property
     def outrankers(self) -> Outrankers | None:
-        """Who goes before those that the order leaves out, counted when asked for, while the jobs are as they were."""
-        return self.tell_outrankers() if self.tell_outrankers else None
+        """The jobs before those that the order leaves out; counted on access, while the jobs have not changed."""
+        return self.count_outrankers() if self.count_outrankers else None
 
     def ahead(self) -> Ints:
-        """Count for each victim the starts that may have its room, always the first ones."""
+        """Return for each victim the number of starts that may have its resources, always the first ones."""
         if self.turns is not None or not len(self.victims):
             return self.victims if self.turns is None else self.turns
         place_of = np.empty_like(self.ranked)

@@ -1,7 +1,7 @@
 """The scheduling cycle: snapshot → estimates → order → sizes → placement → plan with refusals.
 
-The live mesh runs `choose` in the queue and `place` in placement, the simulator runs one after the other; both are
-these functions. Nothing here knows a clock, a network or chance: time and the generator are arguments.
+The live mesh runs `choose` in the queue and `place` in placement, the simulator runs one after the other; both call
+these functions. No clock, no network, no chance: time and the random generator are arguments.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, behind
 from cotenant.core.model.tenancy import Headroom
-from cotenant.core.placement.gang_allocation import BrokenGang, Victim, hold_all, take
-from cotenant.core.placement.node_avoidance import yielding
-from cotenant.core.policy.cluster_view import NOBODY, Scene
+from cotenant.core.placement.gang_allocation import InvalidOffer, Victim, hold_all, take
+from cotenant.core.placement.node_avoidance import relax_avoidance
+from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling.admission import RULES, Choice, Preemption, Rules, beyond_share, choose
-from cotenant.core.scheduling.reservations import NO_RESERVING, Reservation, Reserving
-from cotenant.core.scheduling.session import Floor, Start
+from cotenant.core.scheduling.reservations import NO_RESERVATIONS, Reservation, ReservationRules
+from cotenant.core.scheduling.session import PlacementSession, Start
 from cotenant.core.sizing import replica_sizing
 
 __all__ = [
     "RULES",
-    "BrokenGang",
     "Choice",
+    "InvalidOffer",
     "Plan",
     "Preemption",
     "Rules",
@@ -49,24 +49,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do: stops before the starts that need room, and one reason for each job left waiting."""
+    """What a cycle decides: stops come before the starts that need room; one reason for each job left waiting."""
 
     starts: tuple[Start, ...]
     stops: tuple[str, ...]
     refusals: dict[str, Refusal]
-    blocked: bool = False  # a strict queue stopped at a job that did not fit
-    moves: tuple[Start, ...] = ()  # of running jobs, which stop and start again there
-    reservations: tuple[Reservation, ...] = ()  # of those that starve
-    reclaimed: tuple[str, ...] = ()  # stops of jobs that gave back what was lent to them
+    blocked: bool = False  # a strict queue stopped at a job that does not fit
+    moves: tuple[Start, ...] = ()  # migrations: running jobs that stop and start again there
+    reservations: tuple[Reservation, ...] = ()  # of gangs that have waited long
+    reclaimed: tuple[str, ...] = ()  # stops of jobs whose borrowed resources are reclaimed
 
     @property
     def valid_seconds(self) -> float:
-        """For how long the plan holds if nothing happens but that time passes."""
+        """How long the plan holds if nothing happens but time passing."""
         return min((refusal.holds_seconds for refusal in self.refusals.values()), default=math.inf)
 
     @property
     def keeps_seconds(self) -> float:
-        """For how long places are kept for gangs of which nobody knows when they can start; infinity: for none."""
+        """How long places stay reserved for gangs without an estimated start; infinity if there are none."""
         kept = (one.holds_seconds for one in self.reservations if math.isinf(one.start_seconds))
         return min(kept, default=math.inf)
 
@@ -81,8 +81,8 @@ def gang_of(
     fragmented_seconds: float = 0.0,
     avoided: Iterable[str] = (),
 ) -> Gang:
-    """Decide a job's cores, and its replicas where it leaves them open, and so make a gang of it."""
-    spec = replica_sizing.decided(spec, estimate)
+    """Return a job's gang, with its cores decided, and its replicas too if they are `auto`."""
+    spec = replica_sizing.with_required_replicas(spec, estimate)
     sizing = allocator.size(spec, estimate, shapes)
     reason = "; ".join(filter(None, (sizing.reason, replica_sizing.in_words(spec, estimate))))
     gang = gang_with(job_id, spec, estimate, sizing.cores, reason, waited_seconds, fragmented_seconds)
@@ -98,7 +98,7 @@ def gang_with(
     waited_seconds: float = 0.0,
     fragmented_seconds: float = 0.0,
 ) -> Gang:
-    """Make a gang of a job whose replicas have so many cores, by role."""
+    """Return a job's gang with this many cores per replica, by role."""
     parts = tuple(
         Part(
             role.name,
@@ -132,72 +132,77 @@ def place(
     promised: Sequence[Holding] = (),
     strict: bool = False,
     headroom: Headroom | None = None,
-    scene: Scene = NOBODY,
-    reserving: Reserving = NO_RESERVING,
+    cluster_view: ClusterView = EMPTY_CLUSTER,
+    reserving: ReservationRules = NO_RESERVATIONS,
     on_broken: Callable[[Gang, Exception], Refusal] | None = None,
 ) -> Plan:
-    """Find places for gangs in their order; leaves the ledger as it was. Where there are none, nobody is asked.
+    """Return places for gangs in their order; leaves the ledger unchanged. Without gangs, no policy is called.
 
-    Victims are given the first to go first, and are asked for only where a gang finds no free room.
+    Victims are given first to go first, and are read only if a gang finds no free resources.
 
-    1. What is `leaving` anyway counts as free, but for what of it, and of what is free, was `promised` to others.
-    2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs that are alike
-       are refused for the same reason, once. One that would take its tenant over a limit is refused for that, which
-       holds nobody else back, unless victims of the same tenant make it room; `headroom` is counted as gangs start. A
-       service that leaves the number of its replicas open gets more where fewer are too slow beside their neighbours.
-    3. Where free room does not do, as few victims as suffice make room, the first to go first; of those that stand
-       alike, those whose stop costs least (`core.queueing.victims`). Those whose room is not used after all keep it,
-       and none makes room for a gang that it outranks. Before that, a policy that moves jobs (`scenes.Rearranges`) is
-       asked whether that would do; then one that lends (`scenes.Reclaims`), whether those would who borrow what is
-       reserved for the gang.
-    4. A gang that is refused although it has waited for long gets a reservation, as `reserving` says; those after it
-       are placed so that they do not break it (`core.queueing.reservations`).
-    5. A start whose room is not free yet `needs_room`: the stops and moves come first.
+    1. Resources that are `leaving` anyway count as free, except those, and free ones, that are `promised` to other
+       jobs.
+    2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs with equal
+       equivalence keys get the same refusal, computed once. A gang that would take its tenant over a limit is refused
+       for that, which holds back no other gang, unless victims of the same tenant make room; `headroom` is counted as
+       gangs start. A service with `auto` replicas gets more of them if fewer are too slow beside their neighbors.
+    3. If free resources do not suffice, as few victims as possible make room, first to go first; of victims of equal
+       standing, those whose stop costs least (`core.scheduling.preemption`). Victims whose resources are not used after
+       all stay, and no job makes room for a gang that it outranks. Before that, a policy that moves jobs
+       (`cluster_view.Rearranges`) is asked whether moves would do; then a policy that lends (`cluster_view.Reclaims`),
+       whether reclaiming from borrowers would do.
+    4. A gang that is refused although it has waited long gets a reservation, by the rules in `reserving`; later gangs
+       are placed so that they do not delay it (`core.scheduling.reservations`).
+    5. A start whose resources are not free yet `needs_room`: the stops and moves come first.
 
-    `scene` is what a policy sees that looks at more than what is free; reservations count on when its residents are
-    expected to end. A policy that fails, or offers what is not free, ends the cycle with its error; with `on_broken` it
-    ends nothing: the gang that it failed on is refused so.
+    `cluster_view` is for policies that need more than what is free; reservations use the expected ends of its running
+    jobs. A policy that raises, or offers what is not free, ends the cycle with its error; with `on_broken` only the
+    gang it failed on is refused.
     """
     coming = iter(gangs)
     if (first := next(coming, None)) is None:
         return Plan((), (), {})
     room = Headroom(()) if headroom is None else headroom
     before = room.copy()
-    with ledger.undone():
+    with ledger.rolled_back():
         for holding in leaving:
             ledger.release(holding)
         for holding in promised:
             ledger.hold(holding)
-        floor = Floor(ledger, policy, rng, victims, room, on_broken, scene, reserving)
-        heeding = (yielding(gang, ledger) for gang in chain((first,), coming))
-        starts, refusals, blocked = _place_all(heeding, floor, strict=strict)
-        stops = tuple(floor.stops())
-    with ledger.undone():
+        session = PlacementSession(ledger, policy, rng, victims, room, on_broken, cluster_view, reserving)
+        relaxed = (relax_avoidance(gang, ledger) for gang in chain((first,), coming))
+        starts, refusals, blocked = _place_all(relaxed, session, strict=strict)
+        stops = tuple(session.stops())
+    with ledger.rolled_back():
         marked = tuple(_mark(starts, ledger, before))
-    return Plan(marked, stops, refusals, blocked, tuple(floor.moves), tuple(floor.reservations), tuple(floor.reclaimed))
+    return Plan(
+        marked, stops, refusals, blocked, tuple(session.moves), tuple(session.reservations), tuple(session.reclaimed)
+    )
 
 
-def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[list[Start], dict[str, Refusal], bool]:
+def _place_all(
+    gangs: Iterable[Gang], session: PlacementSession, *, strict: bool
+) -> tuple[list[Start], dict[str, Refusal], bool]:
     starts: list[Start] = []
     refusals: dict[str, Refusal] = {}
-    refused: dict[Hashable, tuple[Refusal, float]] = {}  # with for how long places had been in fragments
-    held_back: dict[Hashable, tuple[Refusal, float]] = {}  # those for whom there would be room that is reserved
-    alike = floor.alike
+    refused: dict[Hashable, tuple[Refusal, float]] = {}  # with how long resources had been fragmented
+    held_back: dict[Hashable, tuple[Refusal, float]] = {}  # refused only because of reservations
+    equivalence_key = session.equivalence_key
     blocked: Refusal | None = None
     for number, gang in enumerate(gangs):
         if blocked:
             refusals[gang.job_id] = blocked
             continue
-        floor.turn(number)
-        if hopeless := gang.spec and replica_sizing.too_few(gang.spec, gang.estimate):
-            refusals[gang.job_id] = hopeless  # of its own making: no gang like it is refused for that, nor held back
+        session.advance_to(number)
+        if hopeless := gang.spec and replica_sizing.unreachable_target(gang.spec, gang.estimate):
+            refusals[gang.job_id] = hopeless  # specific to this job: equivalent gangs are not refused
             continue
-        like, bound = alike(gang), floor.bound(gang) if floor.reservations else ()
+        like, bound = equivalence_key(gang), session.binding_jobs(gang) if session.reservations else ()
         known = _known(refused.get(like) or (held_back.get((like, bound)) if held_back else None), gang)
-        answer = floor.over_limit(gang) or (floor.again(gang, known) if known else _place(gang, floor))
+        answer = session.over_limit(gang) or (session.adapt_refusal(gang, known) if known else _place(gang, session))
         if isinstance(answer, Start):
             starts.append(answer)
-            held_back.clear()  # the room that they would have had may be taken now
+            held_back.clear()  # that room may be taken now
             continue
         refusals[gang.job_id] = answer
         if answer.code is Code.QUOTA:
@@ -206,33 +211,33 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
             held_back[like, bound] = answer, gang.fragmented_seconds
         else:
             refused[like] = answer, gang.fragmented_seconds
-        refusals[gang.job_id] = told = floor.reserve(gang, answer)
+        refusals[gang.job_id] = reported = session.reserve(gang, answer)
         if strict and answer.code is not Code.NEVER_FITS:
-            blocked = behind(gang.job_id, told.detail)
+            blocked = behind(gang.job_id, reported.detail)
     return starts, refusals, blocked is not None
 
 
-def _place(gang: Gang, floor: Floor) -> Start | Refusal:
-    """Place a gang; a service that leaves its replicas open with more of them, where so many are too slow there."""
-    answer = floor.place(gang)
+def _place(gang: Gang, session: PlacementSession) -> Start | Refusal:
+    """Place a gang; a service with `auto` replicas is tried with more of them if fewer are too slow there."""
+    answer = session.place(gang)
     if isinstance(answer, Start) or answer.code is not Code.QOS:
         return answer
-    for more in replica_sizing.larger(gang):
-        tried = floor.over_limit(more) or floor.place(more)
+    for more in replica_sizing.larger_gangs(gang):
+        tried = session.over_limit(more) or session.place(more)
         if isinstance(tried, Start):
             return tried
         if tried.code is not Code.QOS:
-            break  # there is no room for so many, nor for more
+            break  # no room for this many, nor for more
     return answer
 
 
 def _known(refused: tuple[Refusal, float] | None, gang: Gang) -> Refusal | None:
-    """Say to a gang what was said to one like it, as it is for its own wait."""
+    """Return the refusal of an equivalent gang, adjusted to this gang's own wait."""
     return refused[0].after(gang.fragmented_seconds - refused[1]) if refused else None
 
 
 def _mark(starts: Iterable[Start], ledger: Ledger, headroom: Headroom) -> Iterator[Start]:
-    """Take the starts in order from what is free now, within limits; those that do not fit yet need room."""
+    """Yield the starts in order, marked as needing room if they do not fit into what is free now and within limits."""
     for start in starts:
         gang = start.gang
         if headroom.allows(gang.tenant, gang.gpu_milli, gang.cores) and hold_all(ledger, start.holdings):

@@ -1,6 +1,6 @@
-"""The earliest places for a gang that cannot start now: who leaves before, as far as that is known, and what then fits.
+"""The earliest places for a gang that cannot start now, from the expected ends of running jobs.
 
-Room only grows as jobs end, so the first end after which a policy has places is found by bisection.
+Free resources only grow as jobs end, so the first end after which a policy finds places is found by bisection.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from cotenant.core.capacity.ledger import Holding, Ledger, Offer
 from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.gang import Gang
 from cotenant.core.placement.gang_allocation import take
-from cotenant.core.policy.cluster_view import Resident, Scene
+from cotenant.core.policy.cluster_view import ClusterView, RunningJob
 
-OVERDUE_SHARE = 0.1  # a job that has outlived what was expected goes on for this share of its run [R]
-Ask = Callable[[Gang, Collection[str]], Offer | None]  # places for a gang once those who are named have gone
+OVERDUE_SHARE = 0.1  # a job that has outlived its estimate is expected to go on for this share of its run [R]
+Ask = Callable[[Gang, Collection[str]], Offer | None]  # places for a gang after the named jobs have ended
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
     """When a running job is expected to end, in seconds from now: the 10th, 50th and 90th percentile.
 
-    Infinity: nothing is known. `ran_seconds` is how long it has run.
+    Infinity: unknown. `ran_seconds` is how long it has run.
     """
 
     job_id: str
@@ -37,10 +37,10 @@ class Departure:
 
 
 def departure_of(job_id: str, holdings: tuple[Holding, ...], estimate: Estimate, ran_seconds: float) -> Departure:
-    """Say when a job will be gone of which an estimate is known as of now.
+    """Return the expected departure of a job, given a current estimate.
 
-    >>> told = Estimate(predictable=True, remaining_seconds=60, remaining_p90_seconds=90)
-    >>> one = departure_of("a", (), told, 100)
+    >>> estimate = Estimate(predictable=True, remaining_seconds=60, remaining_p90_seconds=90)
+    >>> one = departure_of("a", (), estimate, 100)
     >>> one.early_seconds, one.likely_seconds, one.late_seconds
     (60, 60, 90)
     """
@@ -60,18 +60,18 @@ def departure_of(job_id: str, holdings: tuple[Holding, ...], estimate: Estimate,
     )
 
 
-def departures_of(scene: Scene) -> list[Departure]:
-    """Say of all residents when they will be gone."""
-    return [_departure(resident, scene.now) for resident in scene.residents().values()]
+def departures_of(cluster_view: ClusterView) -> list[Departure]:
+    """Return the expected departures of all running jobs."""
+    return [_departure(running_job, cluster_view.now) for running_job in cluster_view.running_jobs().values()]
 
 
-def _departure(resident: Resident, now: float) -> Departure:
-    ran = max(0.0, now - resident.since_seconds)
-    return departure_of(resident.gang.job_id, resident.holdings, resident.gang.estimate, ran)
+def _departure(running_job: RunningJob, now: float) -> Departure:
+    ran = max(0.0, now - running_job.since_seconds)
+    return departure_of(running_job.gang.job_id, running_job.holdings, running_job.gang.estimate, ran)
 
 
 def ends_within_seconds(estimate: Estimate) -> float:
-    """Within how long a job that starts now ends nine times of ten; infinity where nothing is known.
+    """Return the time within which a job that starts now ends in 9 of 10 cases; infinity if unknown.
 
     >>> ends_within_seconds(Estimate(predictable=True, remaining_seconds=60))
     60
@@ -82,8 +82,8 @@ def ends_within_seconds(estimate: Estimate) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """After how long a gang finds places, which, and who had gone by then."""
+class FoundPlaces:
+    """Places for a gang, the time until it gets them, and the jobs that will have ended by then."""
 
     seconds: float
     offer: Offer
@@ -91,13 +91,13 @@ class Found:
     gone: tuple[Departure, ...]
 
 
-def earliest(
+def earliest_places(
     gang: Gang, ledger: Ledger, ask: Ask, departures: Iterable[Departure], ages_seconds: Iterable[float] = ()
-) -> Found | None:
-    """Find when a gang can start that cannot now, if all end as is likely: O(log n) questions for n departures.
+) -> FoundPlaces | None:
+    """Return when and where a gang can start that cannot start now, if all jobs end as expected: O(log n) policy calls.
 
-    `ages_seconds` are times from now at which the policy would answer otherwise for the gang's wait alone, if its
-    places are in fragments until then. None: the ends that are known do not suffice. The ledger is left as it was.
+    `ages_seconds` are times from now at which the policy would answer differently because of the gang's wait alone, if
+    resources stay fragmented until then. None: the known ends do not suffice. Leaves the ledger unchanged.
     """
     ages_seconds = list(ages_seconds)
     known = sorted((one for one in departures if one.likely_seconds < math.inf), key=_by_end)
@@ -113,33 +113,34 @@ def earliest(
     if found is None:
         return None
     at, offer, holdings = found
-    return Found(moments[at], offer, holdings, tuple(known[: counts[at]]))
+    return FoundPlaces(moments[at], offer, holdings, tuple(known[: counts[at]]))
 
 
 def _by_end(departure: Departure) -> tuple[float, str]:
     return departure.likely_seconds, departure.job_id
 
 
-def in_the_end(gang: Gang, ledger: Ledger, ask: Ask, departures: Iterable[Departure]) -> Found | None:
-    """Find places that a gang will have at some time, though nobody knows when: those that need the fewest to end.
+def eventual_places(gang: Gang, ledger: Ledger, ask: Ask, departures: Iterable[Departure]) -> FoundPlaces | None:
+    """Return places that a gang will have at an unknown time: those that need the fewest jobs to end.
 
-    Those whose end is known go first; of the others, those that have run for the shortest time: what is known of a job
-    that has run for some time is that it may run for as much again [R].
+    Jobs with known ends go first; of the others, those that have run for the shortest time: a job that has run for some
+    time is expected to run for as long again [R].
     """
     order = sorted(departures, key=lambda one: (one.likely_seconds, one.ran_seconds, one.job_id))
     found = _first([gang] * len(order), list(range(1, len(order) + 1)), order, ledger, ask)
     if found is None:
         return None
     at, offer, holdings = found
-    return Found(math.inf, offer, holdings, tuple(order[: at + 1]))
+    return FoundPlaces(math.inf, offer, holdings, tuple(order[: at + 1]))
 
 
 def _first(
     gangs: Sequence[Gang], counts: Sequence[int], order: Sequence[Departure], ledger: Ledger, ask: Ask
 ) -> tuple[int, Offer, tuple[Holding, ...]] | None:
-    """Find the first of several steps at which there are places, when `counts` have gone at each, in their order.
+    """Return the first of several steps at which there are places, with `counts` departures gone at each, in order.
 
-    First in leaps, for most wait for few; those who go and come back between two questions are only those between.
+    Steps are tried in leaps first, because most gangs wait for few jobs; only the departures between two tries are
+    undone.
     """
     released = 0
     best: tuple[int, Offer, tuple[Holding, ...]] | None = None
@@ -156,12 +157,12 @@ def _first(
         offer = ask(gangs[step], {one.job_id for one in order[:released]})
         if offer is None:
             return False
-        with ledger.undone():
+        with ledger.rolled_back():
             best = step, offer, take(ledger, gangs[step], offer)
         return True
 
     too_few, enough = -1, 0
-    with ledger.undone():
+    with ledger.rolled_back():
         while enough < len(counts) and not asked(enough):
             too_few, enough = enough, (2 * enough + 1 if enough < len(counts) - 1 else len(counts))
             enough = min(enough, len(counts) - 1) if too_few < len(counts) - 1 else enough
@@ -179,10 +180,10 @@ def _first(
 def span(
     holdings: Sequence[Holding], ledger: Ledger, departures: Iterable[Departure], at: Callable[[Departure], float]
 ) -> float:
-    """Say after how long all of some places are free, where departures are `at` some time; infinity: maybe never."""
+    """Return the time until all of some places are free, with departures `at` some time; infinity: maybe never."""
     nodes = {holding.node for holding in holdings}
     there = sorted((one for one in departures if any(held.node in nodes for held in one.holdings)), key=at)
-    with ledger.undone():
+    with ledger.rolled_back():
         if _all_free(holdings, ledger):
             return 0.0
         for seconds, going in groupby(there, key=at):
@@ -196,7 +197,7 @@ def span(
 
 
 def _all_free(holdings: Sequence[Holding], ledger: Ledger) -> bool:
-    with ledger.undone():
+    with ledger.rolled_back():
         for holding in holdings:
             if not ledger.can_hold(holding):
                 return False

@@ -1,22 +1,22 @@
-"""Fair share among tenants: whose job goes next, whatever the queue policy orders inside each tenant.
+"""Fair share between tenants: which tenant's job goes next, whatever the queue policy orders inside each tenant.
 
-Theory of operation. The policy orders the jobs of each tenant. Among tenants the next job is that of the tenant whose
-dominant share, divided by its weight, is the smallest (progressive filling: Ghodsi et al., Dominant Resource Fairness,
-NSDI 2011, algorithm 1 [P]). The dominant share is the largest of the tenant's shares of the cluster's GPUs, cores and
-memory. Progressive filling is a merge: a job's key is the share that its tenant holds before the job is given what it
-asks for, counting what the tenant's running jobs hold and what its jobs earlier in the order ask for. Keys never fall
-along a tenant's own order, so sorting by key keeps that order and interleaves the tenants. Equal keys are decided by
-the policy's order, which ends with the job's sequence number.
+Theory of operation. The policy orders the jobs of each tenant. Between tenants, the next job is that of the tenant
+whose dominant share, divided by its weight, is the smallest (progressive filling: Ghodsi et al., Dominant Resource
+Fairness, NSDI 2011, algorithm 1 [P]). The dominant share is the largest of the tenant's shares of the cluster's GPUs,
+cores and memory. Progressive filling is a merge: a job's key is the share that its tenant holds before the job gets
+what it asks for, counting what the tenant's running jobs hold and what its earlier jobs in the order ask for. Keys
+never decrease along a tenant's own order, so sorting by key keeps that order and interleaves the tenants. Ties are
+broken by the policy's order, which ends with the job's sequence number.
 
 Tenants that belong to others share at each level, as in hierarchical DRF (Bhattacharya et al., SoCC 2013 [P]): the
-groups of a department are merged first, then the departments. The jobs that a department has itself are one more
-group of it, of weight 1.
+groups of a department are merged first, then the departments. The jobs that a department has itself form one more
+group, of weight 1.
 
-There are two uses of the order, with two sets of keys. Positions and forecasts look far ahead and count everything
-that a tenant asks for. What may start now counts at most what is free: a tenant at whose head stand gangs that find no
-place would else wait with its small jobs for shares that the gangs never take.
+The order has two uses, with two sets of keys. Positions and forecasts look far ahead and count everything that a tenant
+asks for. Starts now count at most what is free: otherwise, a tenant whose first gangs find no place would wait with its
+small jobs because of shares that the gangs never take.
 
-An idle tenant has no jobs in the order and takes nothing from anybody; one active tenant has the policy's own order.
+An idle tenant has no jobs in the order and costs the others nothing; a single active tenant has the policy's own order.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cotenant.core.model.job_table import Capacity, Flags, Floats, Ints, Jobs
 from cotenant.core.model.refusal import Refusal
 from cotenant.core.model.tenancy import Tenancy
 
-ROUNDING = 1e-9  # a share this close to the fair one is fair
+ROUNDING = 1e-9  # a share this close to the fair share counts as fair
 RESOURCES = ("GPUs", "cores", "memory")
 _SMALL_MAX = np.iinfo(np.int16).max  # up to here numpy sorts integers by radix, in linear time
 
 
 class FairShare(StrEnum):
-    """Between whom the cluster is shared fairly."""
+    """Whether the cluster is shared fairly."""
 
     TENANTS = "tenants"  # between tenants, by weight
     OFF = "off"  # the queue policy alone decides the order
@@ -45,7 +45,7 @@ class FairShare(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The share of the cluster that a tenant holds, of the resource of which it holds the most, and its fair share."""
+    """A tenant's dominant share of the cluster, the resource that it is of, and its fair share."""
 
     tenant_id: str
     resource: str
@@ -53,11 +53,11 @@ class Standing:
     fair: float
 
     def refine(self, refusal: Refusal) -> Refusal:
-        """Return the refusal of a job that waits because its tenant holds its fair share already.
+        """Return the refusal of a job that waits because its tenant already holds its fair share.
 
         >>> from cotenant.core.model.refusal import Code
-        >>> told = Standing("vision", "GPUs", 0.75, 0.5).refine(Refusal(Code.CAPACITY, "needs 1 GPU, 0 of 8 free"))
-        >>> told.detail
+        >>> refusal = Standing("vision", "GPUs", 0.75, 0.5).refine(Refusal(Code.CAPACITY, "needs 1 GPU, 0 of 8 free"))
+        >>> refusal.detail
         'needs 1 GPU, 0 of 8 free; tenant vision holds 75% of the GPUs, its fair share is 50%'
         """
         words = (
@@ -74,7 +74,7 @@ class Standing:
 
 
 class Sharing:
-    """The tenants of one cycle: their place in the tree, their weights, and what their jobs hold."""
+    """The tenants of one cycle: their places in the tree, their weights, and what their jobs hold."""
 
     def __init__(self, jobs: Jobs, capacity: Capacity, tenancy: Tenancy) -> None:
         self._jobs, self._tenancy = jobs, tenancy
@@ -83,20 +83,20 @@ class Sharing:
         totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
         kinds = [kind for kind, column in enumerate(columns) if column.any()]
         known = [kind for kind in kinds if totals[kind] > 0]
-        self._kinds = known or kinds  # before anything is known of the cluster, shares are of all that is asked for
+        self._kinds = known or kinds  # while the cluster is unknown, shares are of all that is asked for
         self._columns = [columns[kind] for kind in self._kinds]
         self._totals = [totals[kind] if known else int(columns[kind].sum()) for kind in self._kinds]
 
     @staticmethod
     def between_several(jobs: Jobs) -> bool:
-        """Whether jobs of more than one tenant are there."""
+        """Return whether more than one tenant has jobs."""
         return len(jobs) > 1 and bool((jobs.tenant != jobs.tenant[0]).any())
 
     def interleave(self, ranked: Ints, held: Flags, *, blocks: Ints | None = None, at_once: bool = False) -> Ints:
-        """Return rows in fair order; `ranked` has them in the policy's.
+        """Return rows in fair order, given the policy's order in `ranked`.
 
-        `held` marks rows that hold resources already. `blocks` numbers, by row, groups whose order stays, such as jobs
-        within their tenants' guarantees before others. `at_once` counts at most what is free, for what may start now.
+        `held` marks rows that already hold resources. `blocks` numbers, by row, groups whose order stays, such as jobs
+        within their tenants' quotas before others. `at_once` counts at most what is free, for starts now.
         """
         tenant = self._jobs.tenant[ranked]
         if len(ranked) < 2 or not bool((tenant != tenant[0]).any()):
@@ -136,16 +136,16 @@ class Sharing:
         return key
 
     def _use(self, column: Ints, nodes: Ints, held: Flags) -> Ints:
-        """Sum up by node what rows hold."""
+        """Return by node what rows hold."""
         amounts = column[held].astype(np.float64)  # whole numbers far below 2**53
         sums = np.bincount(nodes[self._jobs.tenant[held]], weights=amounts, minlength=len(self._weights))
         return sums.astype(np.int64)
 
     def held_back(self, ranked: Ints, fair: Ints, held: Flags) -> Flags:
-        """Mark rows that wait for the sake of fair shares.
+        """Return which rows wait because of fair shares.
 
-        Their tenant, or one that it belongs to, holds its fair share already, and a job goes before them that the
-        policy alone would have put behind them: one of another tenant, for a tenant's own order stays.
+        Their tenant, or one of its ancestors, already holds its fair share, and a job goes before them that the policy
+        alone would have put behind them: a job of another tenant, because a tenant's own order stays.
         """
         marked = np.zeros(len(self._jobs), dtype=np.bool_)
         if fair is ranked or len(ranked) < 2:
@@ -158,7 +158,7 @@ class Sharing:
         return marked & self._over(held)[self._jobs.tenant]
 
     def _over(self, held: Flags) -> Flags:
-        """Mark by tenant whether it, or one that it belongs to, holds at least its fair share."""
+        """Return by tenant whether it, or one of its ancestors, holds at least its fair share."""
         used, _, fair = self._stand(held)
         over = np.zeros(len(self._levels[0]), dtype=np.bool_)
         for nodes in self._levels:
@@ -166,7 +166,7 @@ class Sharing:
         return over
 
     def _stand(self, held: Flags) -> tuple[Floats, Ints, Floats]:
-        """Return by node the dominant share that is held, of which resource, and the fair share."""
+        """Return by node the dominant share held, the resource that it is of, and the fair share."""
         used, kind = np.zeros(len(self._weights)), np.zeros(len(self._weights), dtype=np.int64)
         for nodes in self._levels:
             for number, (column, total) in enumerate(zip(self._columns, self._totals, strict=True)):
@@ -187,9 +187,9 @@ class Sharing:
         return used, kind, fair
 
     def standings(self, held: Flags, ids: Sequence[str]) -> dict[str, Standing]:
-        """Return how each tenant stands that holds its fair share, by its id; `ids` are those of tenants by number.
+        """Return the standing of each tenant that holds its fair share, by id; `ids` are the ids of tenants by number.
 
-        Where a tenant belongs to others, the highest of them that holds its share is told of.
+        If a tenant has ancestors, the standing is that of the highest one that holds its share.
         """
         used, kind, fair = self._stand(held)
         found: dict[str, Standing] = {}
@@ -205,13 +205,13 @@ class Sharing:
 
 
 def _grouped(numbers: Ints) -> Ints:
-    """Sort by small whole numbers; equals stay as they are."""
+    """Return the stable sort order of small integers."""
     few = int(numbers.max()) <= _SMALL_MAX
     return np.argsort(numbers.astype(np.int16) if few else numbers, kind="stable")
 
 
 def _sorted(values: Floats) -> Ints:
-    """Sort; equals stay as they are."""
+    """Return the stable sort order."""
     if bool((values[1:] >= values[:-1]).all()):
         return np.arange(len(values))
     return np.argsort(values, kind="stable")

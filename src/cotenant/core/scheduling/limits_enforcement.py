@@ -1,7 +1,7 @@
-"""The order enforced against running jobs: who should run of all jobs, and so who starts and who makes room.
+"""Enforces the order against running jobs: which of all jobs should run, and so which start and which make room.
 
-Where tenants share fairly, the policy decides first by itself which running jobs stay. Fair share then hands out what
-is left, to waiting jobs and to the running ones that the policy would stop: it never stops a job that the policy alone
+If tenants share fairly, the policy first decides by itself which running jobs stay. Fair share then distributes what is
+left, among waiting jobs and the running jobs that the policy would stop: it never stops a job that the policy alone
 would let run.
 """
 
@@ -19,7 +19,7 @@ from cotenant.core.scheduling.fair_share import Sharing
 from cotenant.core.scheduling.order_explanation import outrankers
 from cotenant.core.scheduling.ordering import select
 
-IN_THE_WAY_MAX = 1_000  # victims that the count would let run; more make plans slow and large, and help little
+IN_THE_WAY_MAX = 1_000  # victims that would fit by counting; more make plans slow and large, and help little
 
 
 def enforce(
@@ -33,7 +33,7 @@ def enforce(
     *,
     strict: bool,
 ) -> Choice:
-    """Split the order into starts, victims, those that it leaves out, and those over a limit."""
+    """Return the order split into starts, victims, jobs left out, and jobs over a limit."""
     waiting = ranked[~jobs.running[ranked]]
     selected = fill(jobs, ranked, protected, capacity, tenancy, strict=strict)
     starts, left_out = waiting[selected[waiting]], waiting[~selected[waiting]]
@@ -46,13 +46,15 @@ def enforce(
         before = partial(outrankers, jobs, ranked, selected, protected, capacity, scores, strict=strict, passed=over)
     if not len(starts):
         return Choice(
-            ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, tell_outrankers=before
+            ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, count_outrankers=before
         )
     unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
     after = ranked[int(np.argmax(ranked == starts[0])) :]
     in_the_way = after[(jobs.running & selected & ~protected)[after]][::-1]
     victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
-    return Choice(ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, tell_outrankers=before)
+    return Choice(
+        ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, count_outrankers=before
+    )
 
 
 def enforce_fairly(
@@ -68,9 +70,9 @@ def enforce_fairly(
     *,
     strict: bool,
 ) -> Choice:
-    """Split the order as `enforce` does, with what the policy would free shared fairly among tenants.
+    """Return the order split as by `enforce`, with what the policy would free shared fairly among tenants.
 
-    A start may have the room of a running job that the policy alone would stop too, or that comes after it in the
+    A start may have the resources of a running job that the policy alone would stop too, or that comes after it in the
     policy's own order.
     """
     alone = fill(jobs, ranked, protected, capacity, tenancy, strict=strict)
@@ -97,9 +99,9 @@ def enforce_fairly(
 
 
 def fill(jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy: Tenancy, *, strict: bool) -> Flags:
-    """Walk the order and take what fits into what is left; what may not be preempted is taken beforehand.
+    """Return the rows that fit, in order, into what is left; protected rows are taken beforehand.
 
-    Where tenants have limits the walk goes job by job, which no array operation does.
+    If tenants have limits, rows are checked one by one, because no array operation can do that.
     """
     if not tenancy.limits:
         return select(jobs, ranked, protected, capacity, strict=strict)
@@ -115,7 +117,7 @@ def fill(jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy
         rows.tolist(), *(column[rows].tolist() for column in columns), strict=True
     ):
         if not limits.allows(row, need_gpus, need_cores):
-            continue  # its own tenant holds it back; that is no reason to hold others back
+            continue  # its own tenant's limit, which must not hold back others
         if need_gpus <= gpus and need_cores <= cores and need_memory <= memory:
             selected[row] = True
             gpus, cores, memory = gpus - need_gpus, cores - need_cores, memory - need_memory

@@ -1,7 +1,8 @@
-"""Who comes before a job that the order leaves out, and what they leave of the cluster.
+"""Explains which jobs come before a job that the order leaves out, and what they leave of the cluster.
 
-Two go before it where the order is enforced: those that nobody may stop, wherever they stand, and those that stand
-before it and fit. Who stands behind it may run as well, for it needs less; that is not what the job waits for.
+If the order is enforced, two kinds of jobs go before it: those that must not be stopped, wherever they are in the
+order, and those before it that fit. Jobs behind it may run as well, because they need less; the job does not wait for
+them.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from cotenant.core.model.job_table import Capacity, Flags, Floats, Ints, Jobs
-from cotenant.core.model.refusal import Nearest, Refusal, held_back_in_order, outranked
+from cotenant.core.model.refusal import PrecedingJob, Refusal, blocked_by_strict_head, outranked
 
 FIRST_NAMED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Outrankers:
-    """Those who should run, for jobs that wait by their place among them, from 0.
+    """The jobs that should run, for waiting jobs by their place among these, from 0.
 
-    `first` are rows of the first of those that may be stopped, `staying` of those that may not, each with its place in
-    the whole order; `places` are the places there of those that wait. By place in the whole order there are the
-    `ranked` rows, the GPUs that those ask for who wait before (`wanted_milli`), and what those who should run before
-    leave (`left`), by resource: GPUs in thousandths, cores, memory in bytes, below 0 where those that nobody may stop
-    take more than there is; `scores` are the order's, by row. A strict order goes no further than its
-    `head`: its place, its row, what it needs and what is left for it.
+    `first` are the first rows that may be stopped, `staying` the first that may not, each with its place in the whole
+    order; `places` are the places there of the waiting jobs. By place in the whole order there are the `ranked` rows,
+    the GPUs requested by earlier waiting jobs (`wanted_milli`), and what earlier jobs that should run leave (`left`),
+    by resource: GPUs in thousandths, cores, memory in bytes, below 0 if protected jobs take more than there is;
+    `scores` are the order's, by row. A strict order stops at its `head`: its place, its row, what it needs and what is
+    left for it.
     """
 
     first: tuple[tuple[int, int], ...]
@@ -39,7 +40,7 @@ class Outrankers:
     head: tuple[int, int, tuple[int, int, int], tuple[int, int, int]] | None = None
 
     def before(self, place: int) -> list[int]:
-        """Name rows of the first that go before a job."""
+        """Return the first rows that go before a job."""
         return self._before(int(self.places[place]))
 
     def _before(self, at: int) -> list[int]:
@@ -47,21 +48,21 @@ class Outrankers:
         return [row for _, row in sorted(going)[:FIRST_NAMED]]
 
     def refusal(self, place: int, ids: Sequence[str]) -> Refusal:
-        """Say why a job waits; `ids` by row."""
+        """Return why a job waits; `ids` by row."""
         return self.refusal_at(int(self.places[place]), ids)
 
     def refusal_at(self, at: int, ids: Sequence[str]) -> Refusal:
-        """Say why the job at a place in the whole order waits, one that is stopped now too; `ids` by row."""
+        """Return why the job at a place in the whole order waits, including a job that is stopped now; `ids` by row."""
         ahead = int(np.searchsorted(self.places, at))
         milli, cores, memory_bytes = np.maximum(self.left[:, at], 0).tolist()
         nearest = None
         if ahead:
             before = int(self.ranked[self.places[ahead - 1]])
             own, other = float(self.scores[self.ranked[at]]), float(self.scores[before])
-            nearest = Nearest(ids[before], other, own, int(self.wanted_milli[at]))
+            nearest = PrecedingJob(ids[before], other, own, int(self.wanted_milli[at]))
         if self.head and self.head[0] < at:
             _, row, needs, left = self.head
-            return held_back_in_order(ahead + 1, ahead, ids[row], needs, left, nearest)
+            return blocked_by_strict_head(ahead + 1, ahead, ids[row], needs, left, nearest)
         first = [ids[row] for row in self._before(at)]
         return outranked(ahead + 1, ahead, first, (milli, cores, memory_bytes), nearest)
 
@@ -77,9 +78,10 @@ def outrankers(
     strict: bool = False,
     passed: Ints | None = None,
 ) -> Outrankers:
-    """Walk the order once; `ranked` holds all rows, `selected` marks those that should run.
+    """Return the outrankers for one order; `ranked` holds all rows, `selected` marks the rows that should run.
 
-    A `strict` order ends at the first that should not, but for those `passed` over for their tenants' limits.
+    A `strict` order ends at the first row that should not run, except rows `passed` over because of their tenants'
+    limits.
     """
     chosen, stays = selected[ranked], protected[ranked]
     needs = np.stack([jobs.gpu_milli, jobs.cores, jobs.memory_bytes])[:, ranked]
@@ -109,7 +111,7 @@ def outrankers(
         of(stays),
         places,
         left,
-        ranked.copy(),  # for it may be the table's own, and reasons are told after that has changed
+        ranked.copy(),  # it may be the table's own, and reasons are given after the table has changed
         scores.copy(),
         np.cumsum(waiting_milli) - waiting_milli,
         head,

@@ -1,8 +1,8 @@
-"""Sorting jobs and counting who fits: what every cycle does with every active job, so it has to be quick.
+"""Sorting jobs and counting which fit: done in every cycle for every active job, so it must be fast.
 
-Rows come in the order of their arrival, which the table knows, and most of what they are sorted by is small integers:
-a stable sort by score, where scores are not in order already, and one by those integers do what sorting by six keys
-would. Filling walks the order in strides: all that fit together are taken at once, up to the first that does not.
+Rows come in the order of their arrival, which the table maintains, and most sort keys are small integers: one stable
+sort by score, if scores are not sorted already, and one by those integers replace a sort by six keys. Filling walks the
+order in strides: all rows that fit together are taken at once, up to the first that does not fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALL_MAX = np.iinfo(np.int16).max  # up to here numpy sorts integers by radix, 
 
 
 def rank(jobs: Jobs, order: Order, *, running_first: bool, among: Flags | None = None) -> Ints:
-    """Sort rows by priority, level, (running first,) score, arrival and sequence: the order in which jobs run.
+    """Return rows sorted by priority, level, (running first,) score, arrival and sequence: the order in which jobs run.
 
     `among` leaves out rows for which it is False.
     """
@@ -36,7 +36,7 @@ def rank(jobs: Jobs, order: Order, *, running_first: bool, among: Flags | None =
 
 
 def _sorted_by(score: Floats, rows: Ints) -> Ints:
-    """Sort rows by score; equals stay as they are."""
+    """Return rows sorted by score, stably."""
     values = score[rows]
     if bool((values[1:] >= values[:-1]).all()):
         return rows
@@ -48,7 +48,7 @@ def _sorted_by(score: Floats, rows: Ints) -> Ints:
 
 
 def _coarse(jobs: Jobs, order: Order, rows: Ints, *, running_first: bool) -> NDArray[np.signedinteger] | None:
-    """Make one small integer of priority, level and whether a job runs; None where it is the same for all."""
+    """Return one small integer for priority, level and whether a job runs; None if it is the same for all."""
     if not len(rows):
         return None
     coarse = _from_zero(order.level[rows])
@@ -65,13 +65,13 @@ def _coarse(jobs: Jobs, order: Order, rows: Ints, *, running_first: bool) -> NDA
 
 
 def _from_zero(values: Ints) -> Ints:
-    """Take off the least; where levels lie far apart, number them instead."""
+    """Return values minus the smallest; if levels lie far apart, their ranks instead."""
     least, most = int(values.min()), int(values.max())
     return values - least if most - least <= SMALL_MAX // 2 else np.unique(values, return_inverse=True)[1]
 
 
 def select(jobs: Jobs, ranked: Ints, taken: Flags, capacity: Capacity, *, strict: bool) -> Flags:
-    """Walk the order and take what fits into what is left; what is `taken` holds its part beforehand.
+    """Return the rows that fit, in order, into what is left; `taken` rows hold their part beforehand.
 
     `strict` ends the walk at the first job that does not fit.
     """
@@ -99,13 +99,13 @@ def select(jobs: Jobs, ranked: Ints, taken: Flags, capacity: Capacity, *, strict
 
 
 def _fitting(needs: Ints, left: Ints, *, strict: bool) -> Ints | slice:
-    """Say which columns of `needs` are taken, one after the other; takes them off what is left."""
+    """Return the columns of `needs` that fit one after the other; subtracts them from what is left."""
     sums = np.cumsum(needs, axis=1)
     fitting = (sums <= left[:, None]).all(axis=0)
     if bool(fitting.all()):
         left -= sums[:, -1]
         return ALL
-    count = int(fitting.argmin())  # so many fit together
+    count = int(fitting.argmin())  # this many fit together
     if count:
         left -= sums[:, count - 1]
     first = np.arange(count)
@@ -113,7 +113,7 @@ def _fitting(needs: Ints, left: Ints, *, strict: bool) -> Ints | slice:
 
 
 def _squeezed_in(needs: Ints, left: Ints) -> Ints:
-    """Take whatever still fits, one by one: when something did not fit, little is left, and few find room in it."""
+    """Return the columns that still fit, one by one: after a job did not fit, little is left, and few jobs fit."""
     able = np.flatnonzero((needs <= left[:, None]).all(axis=0))
     if not len(able):
         return able

@@ -1,14 +1,14 @@
-"""Who has to go for a gang: those whose stop costs least, of those whom the order leaves to choose from.
+"""Chooses victims for a gang: those whose stop costs least, among those that the order leaves to choose from.
 
-Theory of operation. Which running jobs may be stopped for a gang is for the order to say, and where it enforces itself
-it also says who goes first. Where it does not, as when a tenant takes lent room back, whole groups stand alike: jobs of
-one priority that all borrow, say. Of these the set is chosen that costs least, in this order: nobody of a higher
-standing than is needed at all; then the least service lost (run time since the last checkpoint and restart, times
-GPUs); then the fewest jobs.
+Theory of operation. The order determines which running jobs may be stopped for a gang, and if it is enforced it also
+determines which go first. If it is not, as when a tenant reclaims lent resources, whole groups have equal standing: for
+example, jobs of one priority that all borrow. Of these the cheapest set is chosen, by this order: no job of a higher
+standing than necessary; then the least service lost (run time since the last checkpoint plus restart, times GPUs); then
+the fewest jobs.
 
-Whether a set suffices only the policy can tell, so sets are asked about. Of a few jobs all sets are looked at, the
-cheapest first, so that the first that suffices is the cheapest there is. Of many there are candidates: the last in the
-order, those that give most for their cost, and those on one node; each is thinned out, and the cheapest is taken. It
+Only the policy can tell whether a set suffices, so sets are tried. For few jobs all sets are tried, the cheapest first,
+so the first that suffices is the cheapest there is. For many jobs there are candidates: the last in the order, those
+that free most for their cost, and those on one node; each is reduced to what is needed, and the cheapest is chosen. It
 never costs more than the last in the order would.
 """
 
@@ -22,8 +22,8 @@ from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.placement.gang_allocation import Victim, cores_of, gpu_milli_of
 
-EXACT_MAX = 8  # of so many jobs all sets are looked at
-THIN_MAX = 12  # jobs of a set of which it is asked whether they could stay
+EXACT_MAX = 8  # for at most this many jobs all sets are tried
+THIN_MAX = 12  # jobs of a set that are tried without
 NODES_MAX = 4  # nodes on which to make room alone
 CORE_WEIGHT = 0.001  # of a GPU, so that jobs without GPUs are not stopped for nothing [C]
 
@@ -32,23 +32,23 @@ def _weight(holdings: Sequence[Holding]) -> float:
     return gpu_milli_of(holdings) / WHOLE_GPU_MILLI + CORE_WEIGHT * cores_of(holdings)
 
 
-def lost_by(victim: Victim) -> float:
-    """The service that a stop loses, in GPU-seconds."""
+def service_lost(victim: Victim) -> float:
+    """Return the service that a stop loses, in GPU-seconds."""
     return victim.stop_cost_seconds * _weight(victim.holdings)
 
 
 def cost_of(victims: Collection[Victim]) -> tuple[float, int]:
-    """What a set of one standing costs: GPU-seconds lost, then jobs."""
-    return round(sum(lost_by(victim) for victim in victims), 6), len(victims)
+    """Return the cost of a set of one standing: GPU-seconds lost, then jobs."""
+    return round(sum(service_lost(victim) for victim in victims), 6), len(victims)
 
 
 Suffices = Callable[[Sequence[Victim]], bool]
 
 
 def cheapest(gang: Gang, pool: Sequence[Victim], last: Sequence[Victim], ledger: Ledger, ask: Suffices) -> list[Victim]:
-    """Choose the cheapest set of a pool that suffices for a gang. `last` is one that does: the last in the order.
+    """Return the cheapest set of a pool that suffices for a gang. `last` is a set that does: the last in the order.
 
-    `ask` tells whether a set suffices; more of them never suffice for less. The pool's order decides ties.
+    `ask` tells whether a set suffices; a larger set always does if a smaller one does. The pool's order breaks ties.
     """
     if len(pool) <= EXACT_MAX:
         cheaper = (some for some in _by_cost(pool) if cost_of(some) <= cost_of(last))
@@ -61,14 +61,14 @@ def cheapest(gang: Gang, pool: Sequence[Victim], last: Sequence[Victim], ledger:
 
 
 def _by_cost(pool: Sequence[Victim]) -> list[tuple[Victim, ...]]:
-    """Give all sets, the cheapest first; of equals those that the pool names first."""
+    """Return all sets, the cheapest first; ties by the pool's order."""
     sets = [some for count in range(1, len(pool) + 1) for some in combinations(pool, count)]
     return sorted(sets, key=cost_of)
 
 
 def _candidates(gang: Gang, pool: Sequence[Victim], ledger: Ledger, ask: Suffices) -> Iterator[list[Victim]]:
-    """Give sets that suffice."""
-    by_gain = sorted(pool, key=lambda victim: lost_by(victim) / max(_weight(victim.holdings), CORE_WEIGHT))
+    """Yield sets that suffice."""
+    by_gain = sorted(pool, key=lambda victim: service_lost(victim) / max(_weight(victim.holdings), CORE_WEIGHT))
     too_few, enough = 0, len(by_gain)
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
@@ -80,7 +80,7 @@ def _candidates(gang: Gang, pool: Sequence[Victim], ledger: Ledger, ask: Suffice
 
 
 def _on_one_node(gang: Gang, pool: Sequence[Victim], ledger: Ledger) -> Iterator[list[Victim]]:
-    """Give for each node the cheapest that have to leave for all of a gang to fit there, by counting."""
+    """Yield for each node the cheapest set whose end lets all of a gang fit there, by counting."""
     by_node: dict[int, list[Victim]] = {}
     for victim in pool:
         for node in {holding.node for holding in victim.holdings}:
@@ -89,7 +89,7 @@ def _on_one_node(gang: Gang, pool: Sequence[Victim], ledger: Ledger) -> Iterator
     for node, victims in sorted(by_node.items()):
         milli, cores = gang.gpu_milli - int(free[node]), gang.cores - int(ledger.free_cores[node])
         some: list[Victim] = []
-        for victim in sorted(victims, key=lambda victim: lost_by(victim)):
+        for victim in sorted(victims, key=lambda victim: service_lost(victim)):
             if milli <= 0 and cores <= 0:
                 break
             there = [holding for holding in victim.holdings if holding.node == node]
@@ -100,8 +100,8 @@ def _on_one_node(gang: Gang, pool: Sequence[Victim], ledger: Ledger) -> Iterator
 
 
 def _thinned(victims: list[Victim], ask: Suffices) -> list[Victim]:
-    """Let those stay who are not needed, the dearest first."""
-    for victim in sorted(victims, key=lambda victim: -lost_by(victim))[:THIN_MAX]:
+    """Return a set without the victims that are not needed, trying the most expensive first."""
+    for victim in sorted(victims, key=lambda victim: -service_lost(victim))[:THIN_MAX]:
         fewer = [one for one in victims if one is not victim]
         if fewer and ask(fewer):
             victims = fewer

@@ -1,16 +1,16 @@
-"""Reservations: the earliest places for a gang that starves, and what others may do meanwhile without breaking them.
+"""Reservations: the earliest places for a gang that has waited long, and what other jobs may do without delaying it.
 
 Theory of operation. This is EASY backfilling (Lifka, The ANL/IBM SP scheduling system, JSSPP 1995 [P]) over a ledger
-and any placement policy. The running jobs leave in the order in which they are expected to end; after which of them the
-gang fits is found by bisection, for room only grows. That end is the reserved start, and what the policy offers then
-are the reserved places. A job of which nothing is known is never assumed to end.
+and any placement policy. Running jobs leave in the order of their expected ends; the end after which the gang fits is
+found by bisection, because free resources only grow. That end is the reserved start, and the policy's offer at that
+time gives the reserved places. A job without an estimate is never assumed to end.
 
-Of the reserved places a part becomes free by then; the rest is free now, and has to stay so or be free again. So those
-who come later are placed as if that rest were taken, but for those who end before the reserved start. With that, all
-else follows: nobody has to foresee how they are placed.
+A part of the reserved places becomes free by then; the rest is free now, and must stay free or be free again. So later
+jobs are placed as if that rest were taken, except jobs that end before the reserved start. Nothing else is needed: how
+they are placed need not be foreseen.
 
-Where the ends that are known do not suffice there is no start to reserve. Then the gang's places are kept for it as
-they become free, but only once it has waited for twice as long, and not for ever: see `keeps`.
+If the known ends do not suffice, there is no start to reserve. Then the gang's places are kept for it as they become
+free, but only once it has waited twice as long, and not forever: see `keeps`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,25 @@ import numpy as np
 from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job_table import Flags, Floats, Ints
-from cotenant.core.model.refusal import Code, Refusal, plural, span_in_words
-from cotenant.core.policy.protocols import Discerns, PlacementPolicy
-from cotenant.core.scheduling.earliest_start import Ask, Departure, earliest, ends_within_seconds, in_the_end, span
+from cotenant.core.model.refusal import Code, Refusal, format_duration, plural
+from cotenant.core.policy.protocols import DefinesEquivalence, PlacementPolicy
+from cotenant.core.scheduling.earliest_start import (
+    Ask,
+    Departure,
+    earliest_places,
+    ends_within_seconds,
+    eventual_places,
+    span,
+)
 
-TRIES = 4  # for each reservation there may be
-TOLD_ANEW_SECONDS = 60.0  # an estimated start is told anew after that
-RELAXATIONS_MAX = 8  # of a gang while it waits, that are looked ahead to
+TRIES = 4  # per possible reservation
+REFRESH_SECONDS = 60.0  # an estimated start is refreshed after this time
+RELAXATIONS_MAX = 8  # relaxations of a waiting gang that are considered ahead
 
 
 @dataclass(frozen=True, slots=True)
-class Reserving:
-    """Who gets a reservation: gangs that have waited for so long, at most so many at a time; 0: nobody does."""
+class ReservationRules:
+    """Which gangs get a reservation: those that have waited this long, at most `most` at a time; 0: none."""
 
     after_seconds: float = math.inf
     most: int = 1
@@ -46,21 +53,22 @@ class Reserving:
 
     @property
     def tries(self) -> int:
-        """Of so many gangs that starve it is looked whether they can be reserved anything: the first in the order."""
+        """The number of long-waiting gangs, first in the order, for which a reservation is tried."""
         return TRIES * self.most
 
     def starves(self, gang: Gang) -> bool:
-        """Whether a gang has waited for long enough."""
+        """Return whether a gang has waited long enough."""
         return gang.waited_seconds >= self.after_seconds
 
     def keeps(self, waited_seconds: float) -> tuple[bool, float]:
-        """Whether places are kept for a gang of which nobody knows when it can start, and for how long that holds.
+        """Return whether places are kept for a gang without an estimated start, and for how long that holds.
 
-        They are once it has waited for twice as long as a reservation takes, until it has waited twice as long again;
-        then they are given away for as long as it had waited, then kept for twice that, and so on. So any gang gets its
-        places if others end at all, and one that never does holds up others from a third to two thirds of the time [C].
+        Places are kept once it has waited twice as long as a reservation takes, until it has waited twice as long
+        again; then they are given away for as long as it had waited, then kept for twice that, and so on. So any gang
+        gets its places if other jobs end at all, and a gang that never does holds up other jobs from a third to two
+        thirds of the time [C].
 
-        >>> rule = Reserving(after_seconds=600)
+        >>> rule = ReservationRules(after_seconds=600)
         >>> [rule.keeps(minutes * 60) for minutes in (10, 20, 39, 40, 80)]
         [(False, 600), (True, 1200.0), (True, 60.0), (False, 2400.0), (True, 4800.0)]
         """
@@ -71,14 +79,17 @@ class Reserving:
         return phase % 2 == 0, first * 2.0 ** (phase + 1) - waited_seconds
 
 
-NO_RESERVING = Reserving()
+NO_RESERVATIONS = ReservationRules()
 
 
-def starving_first(since: Floats, now: float, gangs: Flags, sequence: Ints, apart: Flags, rule: Reserving) -> Ints:
-    """Order jobs so that the gangs that have waited longest, and for long enough, go before equals who came later.
+def starving_first(
+    since: Floats, now: float, gangs: Flags, sequence: Ints, apart: Flags, rule: ReservationRules
+) -> Ints:
+    """Return the places of jobs, with gangs that have waited longest, and long enough, ahead of equals that came later.
 
-    All columns are by place in the order of the queue: `since` when each waits, whether it is one of the `gangs`, its
-    `sequence`; `apart` says of each but the first whether it is no equal of the one before. Gives places, in order.
+    All columns are by place in the queue's order: `since` when each waits, whether it is one of the `gangs`, its
+    `sequence`; `apart` says of each but the first whether it is not an equal of the one before. Returns places, in
+    order.
     """
     starving = np.flatnonzero(gangs & (now - since >= rule.after_seconds))
     place = np.arange(len(since), dtype=np.float64)
@@ -95,7 +106,7 @@ def starving_first(since: Floats, now: float, gangs: Flags, sequence: Ints, apar
 
 @dataclass(slots=True)
 class _Amounts:
-    """What is held on one node, summed up."""
+    """The sum of what is held on one node."""
 
     gpus: int = 0
     cores: int = 0
@@ -110,7 +121,7 @@ class _Amounts:
             self.shares[index] += milli
 
     def free_without(self, back: _Amounts, node: int, ledger: Ledger) -> Holding:
-        """Name what of this is free now and is not a part of what comes `back`."""
+        """Return what of this is free now and is not part of what comes `back`."""
         parts = ledger.parts_of(node) if self.shares else ()
         shares = (
             (index, min(parts[index], milli - back.shares[index])) for index, milli in sorted(self.shares.items())
@@ -137,9 +148,9 @@ def _by_node(holdings: Iterable[Holding]) -> dict[int, _Amounts]:
 
 @dataclass(slots=True)
 class Reservation:
-    """Places that a gang will have, in so many seconds; infinity: nobody knows when, but they are kept for it.
+    """Places that a gang will have, after `start_seconds`; infinity: at an unknown time, but kept for it.
 
-    `back` are those who will have gone from these places by then, with what they hold there.
+    `back` are the jobs that will have left these places by then, with what they hold there.
     """
 
     gang: Gang
@@ -151,11 +162,11 @@ class Reservation:
     back: dict[str, tuple[Holding, ...]] = field(default_factory=dict)
 
     def binds(self, gang: Gang) -> bool:
-        """Whether a gang that starts now may still be there at the reserved start."""
+        """Return whether a gang that starts now may still run at the reserved start."""
         return math.isinf(self.start_seconds) or ends_within_seconds(gang.estimate) > self.start_seconds
 
     def kept(self, ledger: Ledger, gone: Collection[str]) -> Iterator[Holding]:
-        """Name what is free now and has to be at the start, when those in `gone` have left already."""
+        """Yield what is free now and must be free at the start, when the jobs in `gone` have already left."""
         back = _by_node(one for job_id, holdings in self.back.items() if job_id not in gone for one in holdings)
         for node, wanted in _by_node(self.holdings).items():
             kept = wanted.free_without(back.get(node, _Amounts()), node, ledger)
@@ -164,32 +175,32 @@ class Reservation:
 
     @property
     def nodes(self) -> int:
-        """On how many nodes its places are."""
+        """The number of nodes of its places."""
         return len({holding.node for holding in self.holdings})
 
     @property
-    def told(self) -> str:
-        """When and where it will start, in words.
+    def summary(self) -> str:
+        """When and where the gang will start, for users.
 
         >>> at = (Holding(0), Holding(1))
-        >>> Reservation(Gang("a", ()), at, 720, 480, 1800, 60).told
+        >>> Reservation(Gang("a", ()), at, 720, 480, 1800, 60).summary
         'reserved: estimated start in 12 min (8 min to 30 min) on 2 nodes'
-        >>> Reservation(Gang("a", ()), at, 720, 720, 720, 60).told
+        >>> Reservation(Gang("a", ()), at, 720, 720, 720, 60).summary
         'reserved: estimated start in 12 min on 2 nodes'
         """
         nodes = plural(self.nodes, "node")
         if math.isinf(self.start_seconds):
             return (
-                f"reserved: what becomes free on {nodes} is kept for it for {span_in_words(self.holds_seconds)}; too "
+                f"reserved: what becomes free on {nodes} is kept for it for {format_duration(self.holds_seconds)}; too "
                 "little is known of when others end to estimate its start"
             )
-        likely, early = span_in_words(self.start_seconds), span_in_words(self.early_seconds)
-        late = "" if math.isinf(self.late_seconds) else span_in_words(self.late_seconds)
+        likely, early = format_duration(self.start_seconds), format_duration(self.early_seconds)
+        late = "" if math.isinf(self.late_seconds) else format_duration(self.late_seconds)
         span = f" ({early} to {late})" if late else f" ({early} or later)"
         return f"reserved: estimated start in {likely}{span if {early, late} != {likely} else ''} on {nodes}"
 
-    def tell(self, refusal: Refusal) -> Refusal:
-        """Add to the reason why its gang waits that it has a reservation."""
+    def annotate(self, refusal: Refusal) -> Refusal:
+        """Return the refusal of its gang, with the reservation added."""
         numbers = {"reserved_nodes": float(self.nodes)}
         if self.start_seconds < math.inf:
             numbers |= {"reserved_start_seconds": self.start_seconds, "reserved_early_seconds": self.early_seconds}
@@ -197,7 +208,7 @@ class Reservation:
             numbers["reserved_late_seconds"] = self.late_seconds
         return replace(
             refusal,
-            detail=f"{refusal.told}; {self.told}",
+            detail=f"{refusal.full_detail}; {self.summary}",
             numbers={**refusal.numbers, **numbers},
             holds_seconds=min(refusal.holds_seconds, self.holds_seconds),
             held_seconds=0.0,
@@ -206,19 +217,19 @@ class Reservation:
 
 
 def has_reservation(refusal: Refusal) -> bool:
-    """Tell whether a gang that was refused so has a reservation."""
+    """Return whether a gang with this refusal has a reservation."""
     return "reserved_nodes" in refusal.numbers
 
 
 def held_back(gang: Gang, refusal: Refusal, reservations: Sequence[Reservation]) -> Refusal:
-    """Say why a gang has to wait for which there would be room, were it not for those who wait for longer.
+    """Return the refusal of a gang for which there would be room without the reservations.
 
-    `refusal` is what it was told about the room that is not reserved.
+    `refusal` is the refusal given the resources that are not reserved.
     """
     first = reservations[0]
     ends = ends_within_seconds(gang.estimate)
-    expected = "nobody knows for how long it would run" if math.isinf(ends) else f"it may run for {span_in_words(ends)}"
-    when = "" if math.isinf(first.start_seconds) else f" in {span_in_words(first.start_seconds)}"
+    expected = "its own run time is unknown" if math.isinf(ends) else f"it may run for {format_duration(ends)}"
+    when = "" if math.isinf(first.start_seconds) else f" in {format_duration(first.start_seconds)}"
     names = " and ".join(one.gang.job_id for one in reservations)
     numbers = {"kept_nodes": float(first.nodes), "other_waited_seconds": first.gang.waited_seconds}
     if first.start_seconds < math.inf:
@@ -227,8 +238,8 @@ def held_back(gang: Gang, refusal: Refusal, reservations: Sequence[Reservation])
         numbers["ends_within_seconds"] = ends
     return Refusal(
         Code.RESERVED,
-        f"the room that it would take on {plural(first.nodes, 'node')} is reserved for {names}, which has waited for "
-        f"{span_in_words(first.gang.waited_seconds)} and is to start{when}; {expected}",
+        f"its places on {plural(first.nodes, 'node')} are reserved for {names}, which has waited for "
+        f"{format_duration(first.gang.waited_seconds)} and will start{when}; {expected}",
         f"{names} starts, or other jobs finish",
         numbers,
         holds_seconds=refusal.holds_seconds,
@@ -237,7 +248,7 @@ def held_back(gang: Gang, refusal: Refusal, reservations: Sequence[Reservation])
 
 
 def groups(departures: Iterable[Departure], nodes: Collection[int]) -> dict[str, tuple[Holding, ...]]:
-    """Say what of some nodes each of those who go gives back."""
+    """Return what each departing job gives back on some nodes."""
     back = {one.job_id: tuple(held for held in one.holdings if held.node in nodes) for one in departures}
     return {job_id: holdings for job_id, holdings in back.items() if holdings}
 
@@ -247,11 +258,14 @@ def reserve(
     ledger: Ledger,
     ask: Ask,
     departures: Sequence[Departure],
-    rule: Reserving,
+    rule: ReservationRules,
     ages_seconds: Iterable[float] = (),
 ) -> Reservation | None:
-    """Reserve the earliest places for a gang; None where nothing is to be kept for it now. The ledger stays as is."""
-    if found := earliest(gang, ledger, ask, departures, ages_seconds):
+    """Return a reservation of the earliest places for a gang; None if nothing should be kept for it now.
+
+    Leaves the ledger unchanged.
+    """
+    if found := earliest_places(gang, ledger, ask, departures, ages_seconds):
         nodes = {holding.node for holding in found.holdings}
         early = late = found.seconds
         if found.gone:
@@ -263,23 +277,23 @@ def reserve(
             found.seconds,
             min(early, found.seconds),
             max(late, found.seconds),
-            TOLD_ANEW_SECONDS,
+            REFRESH_SECONDS,
             groups(found.gone, nodes),
         )
     keeps, holds_seconds = rule.keeps(gang.waited_seconds)
-    if not keeps or (found := in_the_end(gang, ledger, ask, departures)) is None:
+    if not keeps or (found := eventual_places(gang, ledger, ask, departures)) is None:
         return None
     return Reservation(gang, found.holdings, math.inf, math.inf, math.inf, holds_seconds)
 
 
 def relaxations(gang: Gang, policy: PlacementPolicy) -> list[float]:
-    """Say after which times a policy would answer otherwise for the gang's wait alone."""
+    """Return the times after which a policy would answer differently because of the gang's wait alone."""
     times: list[float] = []
-    if isinstance(policy, Discerns):
+    if isinstance(policy, DefinesEquivalence):
         while len(times) < RELAXATIONS_MAX:
             sofar = times[-1] if times else 0.0
             older = replace(gang, fragmented_seconds=gang.fragmented_seconds + sofar)
-            if not 0 < (seconds := policy.alike_seconds(older)) < math.inf:
+            if not 0 < (seconds := policy.equivalence_seconds(older)) < math.inf:
                 break
             times.append(sofar + seconds)
     return times

@@ -1,8 +1,8 @@
-"""Orders by what jobs need still, and three ways to treat those of which that is not known.
+"""Orders by remaining time, and three ways to treat jobs without an estimate.
 
-Predictions come for some jobs only, so each order by length has to say where the others go. To expect about as much
-again as a job has had makes shortest-first of the predictable and least-attained-first of the others one order, in one
-unit (AITurbo's problem; Zhao et al., HPDC 2021, and our measurements of it [C]).
+Only some jobs are predictable, so each order by length must define where the others go. Expecting an unpredictable job
+to run for about as long as it has run makes shortest-first for predictable jobs and least-attained-first for the others
+a single order, in one unit (AITurbo's problem; Zhao et al., HPDC 2021, and our measurements of it [C]).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 from cotenant.core.model.job_table import Flags, Floats, Jobs
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy.protocols import Order
-from cotenant.core.scheduling.attained_service import as_much_again, soonest, unpredictable
+from cotenant.core.scheduling.attained_service import expected_by_attained, soonest, unpredictable
 
 Unknown = Literal["attained", "first", "last"]
 
 
-def bad_quantum(quantum_seconds: float) -> Iterator[Violation]:
-    """Say what is wrong with a quantum, if anything is."""
+def quantum_violations(quantum_seconds: float) -> Iterator[Violation]:
+    """Yield what is wrong with a quantum, if anything."""
     if not 1 <= quantum_seconds < math.inf:
         yield Violation("quantum_seconds", f"must be 1 or more, not {quantum_seconds:g}")
 
 
 def shortest_first(jobs: Jobs, weight: Floats | float, unknown: Unknown, quantum_seconds: float) -> Order:
-    """Order jobs by weight × what remains.
+    """Return the order of jobs by weight × remaining time.
 
-    Predictable jobs that run only come nearer to their end, so nothing changes before an unpredictable one that runs
-    has had so much that more is expected of it.
+    Running predictable jobs only come closer to their end, so nothing changes until a running unpredictable job has run
+    for so long that its expected remaining time grows.
     """
-    again, until = as_much_again(jobs.attained_seconds, quantum_seconds)
+    again, until = expected_by_attained(jobs.attained_seconds, quantum_seconds)
     unknowns = unpredictable(jobs)
     rest = np.where(unknowns, again, jobs.remaining_seconds)
     valid_seconds = soonest(until[unknowns & jobs.running]) if unknown == "attained" else math.inf
@@ -41,7 +41,7 @@ def shortest_first(jobs: Jobs, weight: Floats | float, unknown: Unknown, quantum
 
 
 def scored(jobs: Jobs, score: Floats, unknowns: Flags, unknown: Unknown, valid_seconds: float) -> Order:
-    """Order jobs by a score; where unknown jobs come first or last, those have a level of their own, by arrival."""
+    """Return the order of jobs by a score; unpredictable jobs first or last form a level of their own, by arrival."""
     if unknown == "attained":
         return Order(np.zeros(len(jobs), dtype=np.int64), score, valid_seconds)
     level = unknowns if unknown == "last" else ~unknowns

@@ -1,1 +1,1 @@
-"""How many cores and replicas a job holds: resizes, spare cores, core search, autoscaling. Pure."""
+"""How many cores and replicas a job holds: resizes, spare cores, core search, replica sizing. Pure."""

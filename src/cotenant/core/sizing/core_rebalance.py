@@ -1,8 +1,8 @@
-"""Cores dealt to the running jobs of some nodes: what each has for good, and what is lent to whom.
+"""Distributes cores to running jobs on some nodes: what each owns, and what is lent to which job.
 
-The live mesh and the simulator ask their allocator for wishes, and both deal here. Up to its GPUs' share a job has for
-good what it wishes for, as long as nobody else has it for good and its tenant may hold it. What is left then is lent,
-to whoever gains most; that counts for no tenant, since it is taken back as soon as somebody needs it.
+The live mesh and the simulator ask their allocator for claims, and both distribute cores here. Up to its GPUs' share, a
+job owns what it claims, as long as no other job owns those cores and its tenant may hold them. The rest is lent to the
+jobs that gain most; it counts for no tenant, because it is reclaimed as soon as another job needs it.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from dataclasses import dataclass, replace
 
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.sizing.core_search import expected
-from cotenant.core.sizing.resize import Running
+from cotenant.core.sizing.resize import ResizableJob
 from cotenant.core.sizing.spare_cores import Borrower, lend
 
 NO_LIMITS = Headroom(())
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
-    """A job at the table: as its allocator was shown it, and how many cores it could make use of.
+class CoreClaim:
+    """A job's claim: the job as its allocator saw it, and how many cores it could use.
 
-    The wish is for each replica of its leading role; `replicas` counts these by node.
+    `wish` is for each replica of its leading role; `replicas` counts these by node.
     """
 
-    running: Running
+    running: ResizableJob
     wish: int
     replicas: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
-    """Cores for each replica of a job's leading role: those that are its own, and those lent to it beside them."""
+class CoreGrant:
+    """Cores for each replica of a job's leading role: its own, and those lent to it in addition."""
 
     firm: int
     lent: int = 0
 
     @property
     def cores(self) -> int:
-        """All of them."""
+        """Its own and lent cores."""
         return self.firm + self.lent
 
 
 def room(free: Mapping[int, int], replicas: Mapping[int, int]) -> int:
-    """Count the cores that each replica could get in lock-step; `replicas` by node.
+    """Return the cores that each replica could get in lock-step; `replicas` by node.
 
     >>> room({0: 9, 1: 5}, {0: 2, 1: 1})
     4
@@ -52,25 +52,25 @@ def room(free: Mapping[int, int], replicas: Mapping[int, int]) -> int:
     return max(0, min((free[node] // count for node, count in replicas.items()), default=0))
 
 
-def deal(
-    parties: Sequence[Party],
+def rebalance_cores(
+    parties: Sequence[CoreClaim],
     free: Mapping[int, int],
-    weigh: Callable[[Running], float],
+    weigh: Callable[[ResizableJob], float],
     headroom: Headroom = NO_LIMITS,
-) -> list[Hand]:
-    """Deal cores to jobs in their order.
+) -> list[CoreGrant]:
+    """Return the cores granted to jobs, distributed in their order.
 
-    `free` counts by node what nobody has for good: what nobody holds, and what is lent to those at the table. `weigh`
-    says how much a job's gain counts beside equal gains of others. `headroom` counts what tenants hold for good, at
-    this table and elsewhere. What a job gives back makes others of its tenant room when they are dealt to next: until
-    its nodes have done it, the job holds it still.
+    `free` counts by node the cores that no job owns: idle ones, and those lent to these jobs. `weigh` returns how much
+    a job's gain counts relative to equal gains of others. `headroom` counts what tenants own, among these jobs and
+    elsewhere. What a job gives back becomes available to other jobs of its tenant the next time: until its nodes have
+    released it, the job still holds it.
 
     >>> from cotenant.core.model.estimate import UNKNOWN
     >>> from cotenant.core.model.job import JobSpec, Request, Role
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)),))
-    >>> slim, wide = (Running(name, spec, UNKNOWN, (3,), (0,), node_share=(3,)) for name in ("slim", "wide"))
-    >>> deal([Party(slim, 1, {0: 1}), Party(wide, 9, {0: 1})], {0: 0}, weigh=lambda running: 1.0)
-    [Hand(firm=1, lent=0), Hand(firm=3, lent=2)]
+    >>> slim, wide = (ResizableJob(name, spec, UNKNOWN, (3,), (0,), node_share=(3,)) for name in ("slim", "wide"))
+    >>> rebalance_cores([CoreClaim(slim, 1, {0: 1}), CoreClaim(wide, 9, {0: 1})], {0: 0}, weigh=lambda running: 1.0)
+    [CoreGrant(firm=1, lent=0), CoreGrant(firm=3, lent=2)]
     """
     left, within = dict(free), headroom.copy()
     firm: list[int] = []
@@ -89,11 +89,11 @@ def deal(
         if party.wish > each
     ]
     lent = lend(left, borrowers)
-    return [Hand(each, lent.get(party.running.job_id, 0)) for party, each in zip(parties, firm, strict=True)]
+    return [CoreGrant(each, lent.get(party.running.job_id, 0)) for party, each in zip(parties, firm, strict=True)]
 
 
-def _with(running: Running, own: int) -> Running:
-    """See a job with so many cores of its own, beside which it keeps what was lent to it."""
+def _with(running: ResizableJob, own: int) -> ResizableJob:
+    """Return a job as if it owned this many cores, keeping what is lent to it."""
     lead, lent = running.lead, running.cores[running.lead] - running.own
     return replace(
         running,
@@ -102,11 +102,11 @@ def _with(running: Running, own: int) -> Running:
     )
 
 
-def borrower(running: Running, wish: int, replicas: Mapping[int, int], weight: float = 1.0) -> Borrower:
-    """Say what spare cores are worth to a job that wishes for so many for each replica of its leading role.
+def borrower(running: ResizableJob, wish: int, replicas: Mapping[int, int], weight: float = 1.0) -> Borrower:
+    """Return what spare cores are worth to a job that claims this many cores per replica of its leading role.
 
-    A gain is relative to the rate on its GPUs' share and counts by the GPUs that it keeps busy; `replicas` are those
-    of the leading role by node.
+    A gain is relative to the rate on its GPUs' share and is weighted by the GPUs that it keeps busy; `replicas` are
+    those of the leading role by node.
     """
     own = running.own
     points = running.measured

@@ -1,10 +1,10 @@
-"""Hill climbing over core counts: which to try next, and where to stop.
+"""Core search: hill climbing over core counts, which to try next and where to stop.
 
 Theory of operation. CODA (ICDCS 2020, section 1 of its reconstruction [R]) finds N*, the fewest cores that keep a job
-at full speed, while the job runs: try a few cores more, go on while that gains, else try fewer while nothing is lost.
-The search has no state of its own: what to try follows from what was measured, in whatever order and by whomever, so
-that a restart loses nothing and a job goes on where those of its kind stopped. Steps double while they lead on, and the
-last gap is halved [R]; with steps of one core alone, eight of them do not reach far.
+at full speed, while the job runs: it tries a few more cores, continues while that helps, else tries fewer while nothing
+is lost. The search is stateless: the next trial follows from the measurements, in any order and from any job of the
+class, so that a restart loses nothing and a job continues where others of its class stopped. Steps double while they
+help, and the last gap is halved [R]; single-core steps, limited to eight, would not reach far.
 
 Rates are noisy. A curve never falls, so points that do are pooled; and a gain counts only beyond the noise that the
 number of windows leaves.
@@ -22,11 +22,11 @@ from cotenant.core.prediction.core_curve import Point
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
-    """How a search goes, all relative to the rate.
+class SearchOptions:
+    """Options of the search, relative to the rate.
 
-    `tolerance`: a gain below it is none, and a loss below it none either. `noise`: standard deviation of one window's
-    rate. `step`: cores of the first step. `counts_max`: core counts that one job tries.
+    `tolerance`: smaller gains and losses count as none. `noise`: standard deviation of one window's rate. `step`: cores
+    of the first step. `counts_max`: core counts that one job tries.
     """
 
     tolerance: float = 0.02
@@ -35,12 +35,12 @@ class Climb:
     counts_max: int = 8
 
 
-CLIMB = Climb()
+DEFAULT_SEARCH = SearchOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The cores to hold next. `found`: they are the fewest of full speed, as far as there were cores to try."""
+    """The cores to hold next. `found`: they are the fewest at full speed, among the cores that were available."""
 
     cores: int
     found: bool
@@ -48,7 +48,7 @@ class Trial:
 
 
 def rising(points: Sequence[Point]) -> list[Point]:
-    """Pool neighbours that fall, weighted by their windows: a curve never does. Points come one for each count.
+    """Return points with falling neighbors pooled, weighted by their windows: a curve never falls. One point per count.
 
     >>> [round(point.rate, 1) for point in rising([Point(1, 5.0), Point(2, 9.0), Point(3, 8.0), Point(4, 9.5)])]
     [5.0, 8.5, 8.5, 9.5]
@@ -69,22 +69,28 @@ def _rising(points: tuple[Point, ...]) -> tuple[Point, ...]:
     return tuple([replace(member, rate=rate) for rate, _, members in pools for member in members])
 
 
-def climb(
-    points: Sequence[Point], start: int, highest: int, how: Climb = CLIMB, *, tried: int = 0, lowest: int = 1
+def next_trial(
+    points: Sequence[Point],
+    start: int,
+    highest: int,
+    how: SearchOptions = DEFAULT_SEARCH,
+    *,
+    tried: int = 0,
+    lowest: int = 1,
 ) -> Trial:
-    """Say which cores to try, given what was measured at which; `tried` counts are this job's own.
+    """Return which cores to try, given the measurements; `tried` is the number of counts this job has tried.
 
     >>> flat = [Point(3, 10.0, 9)]
-    >>> climb(flat, 3, 6).cores, climb([*flat, Point(4, 10.0, 9)], 3, 6).cores
+    >>> next_trial(flat, 3, 6).cores, next_trial([*flat, Point(4, 10.0, 9)], 3, 6).cores
     (4, 1)
-    >>> trial = climb([Point(1, 10.0, 9), Point(3, 10.0, 9), Point(4, 10.0, 9)], 3, 6)
+    >>> trial = next_trial([Point(1, 10.0, 9), Point(3, 10.0, 9), Point(4, 10.0, 9)], 3, 6)
     >>> trial.cores, trial.found
     (1, True)
     """
     known = rising(points)
     if not known:
         cores = min(max(start, lowest), highest)
-        return Trial(cores, False, f"{plural(cores, 'core')} to begin with: nothing was measured yet")
+        return Trial(cores, False, f"{plural(cores, 'core')} to start with: nothing has been measured yet")
     best, enough = known[-1], _enough(known, how)
     top = best.cores
     at = known.index(enough)
@@ -93,7 +99,7 @@ def climb(
     if enough.cores == top < highest:
         stride = how.step if at == 0 else 2 * (top - known[at - 1].cores)
         cores = min(highest, top + max(stride, how.step))
-        return Trial(cores, False, f"{plural(cores, 'core')} on trial: {top} gained over fewer")
+        return Trial(cores, False, f"{plural(cores, 'core')} on trial: {top} improved on fewer")
     if tried < how.counts_max:
         if at == 0 and enough.cores > lowest:
             stride = 2 * (known[1].cores - enough.cores) if len(known) > 1 else how.step
@@ -101,12 +107,12 @@ def climb(
             return Trial(cores, False, f"{plural(cores, 'core')} on trial: more than {enough.cores} gain nothing")
         if at > 0 and (gap := enough.cores - known[at - 1].cores) > how.step:
             cores = enough.cores - gap // 2
-            return Trial(cores, False, f"{plural(cores, 'core')} on trial, between what is too few and what is enough")
-    return Trial(enough.cores, True, f"{plural(enough.cores, 'core')}: more gain less than {how.tolerance:.0%}")
+            return Trial(cores, False, f"{plural(cores, 'core')} on trial, between too few and enough")
+    return Trial(enough.cores, True, f"{plural(enough.cores, 'core')}: more cores gain less than {how.tolerance:.0%}")
 
 
-def _enough(known: Sequence[Point], how: Climb) -> Point:
-    """Find the fewest cores whose rate is as good as the best."""
+def _enough(known: Sequence[Point], how: SearchOptions) -> Point:
+    """Return the point with the fewest cores whose rate is as good as the best."""
     best = known[-1]
     for point in known:
         unsure = how.noise * math.sqrt(1 / point.windows + 1 / best.windows)
@@ -116,9 +122,9 @@ def _enough(known: Sequence[Point], how: Climb) -> Point:
 
 
 def expected(points: Sequence[Point], cores: int) -> float:
-    """Read the rate at a core count: linear between points and from 0; beyond the last as steep as before it.
+    """Return the rate at a core count: linear between points and from 0; beyond the last as steep as before it.
 
-    Whoever tries cores that were never measured hopes so. Nothing measured: one core is worth 1.
+    This is optimistic for cores that were never measured. Without measurements, one core is worth 1.
 
     >>> expected([Point(2, 10.0), Point(4, 16.0)], 3), expected([Point(2, 10.0), Point(4, 16.0)], 5)
     (13.0, 19.0)

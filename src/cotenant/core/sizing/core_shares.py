@@ -1,4 +1,4 @@
-"""Shares of a node's cores, which several CPU allocators start from."""
+"""Shares of a node's cores, the starting point of several CPU allocators."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cotenant.core.placement.unschedulable import room_on
 
 
 def share_of(role: Role, shapes: Sequence[NodeShape]) -> int:
-    """Give a replica its GPUs' share of a node's cores, or what its user asked for; 1 without GPUs.
+    """Return a replica's GPUs' share of a node's cores, or the number its user asked for; 1 without GPUs.
 
-    Where several shapes could hold it the least generous share counts, so that it fits on any of them.
+    If several shapes could hold the replica, the smallest share counts, so that it fits on any of them.
 
     >>> from cotenant.core.model.job import Request
     >>> share_of(Role(request=Request(gpu_milli=2000)), [NodeShape(gpus=8, cores=24)])
@@ -28,12 +28,12 @@ def share_of(role: Role, shapes: Sequence[NodeShape]) -> int:
 
 
 def shares_of(spec: JobSpec, shapes: Sequence[NodeShape]) -> tuple[int, ...]:
-    """Give each role its share, less where the cluster has no more."""
+    """Return each role's share, reduced if the cluster has fewer cores."""
     return trimmed(spec, [share_of(role, shapes) for role in spec.roles], shapes)
 
 
 def trimmed(spec: JobSpec, cores: Sequence[int], shapes: Sequence[NodeShape]) -> tuple[int, ...]:
-    """Take cores beyond the first back from `auto` replicas, evenly, until the cluster would have enough."""
+    """Return cores with those beyond the first taken from `auto` replicas, evenly, until the cluster has enough."""
     total = sum(shape.cores * shape.count for shape in shapes)
     least = [1 if role.request.cores is None else each for role, each in zip(spec.roles, cores, strict=True)]
     wanted, needed = _over_replicas(spec, cores), _over_replicas(spec, least)
@@ -44,7 +44,7 @@ def trimmed(spec: JobSpec, cores: Sequence[int], shapes: Sequence[NodeShape]) ->
 
 
 def most_on_a_node(role: Role, shapes: Sequence[NodeShape]) -> int:
-    """Count the cores that a replica could have on any shape that could hold it; 1 where none could."""
+    """Return the cores that a replica could have on any shape that could hold it; 1 if none could."""
     return max(1, min((shape.cores for shape in shapes if room_on(shape, role.request)), default=1))
 
 

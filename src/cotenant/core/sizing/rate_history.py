@@ -1,4 +1,4 @@
-"""What is remembered of rates by cores: of each run while it lasts, and of each kind of job beyond it."""
+"""The history of rates by cores: of each run while it lasts, and of each job class beyond it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.model_name import model_of
 from cotenant.core.prediction import record_validation as kept
 from cotenant.core.prediction.core_curve import Point, Windows
-from cotenant.core.prediction.job_class_memory import Key, Remembered
-from cotenant.core.sizing.core_search import CLIMB, Climb, climb
+from cotenant.core.prediction.job_class_memory import JobClassMemory, Key
+from cotenant.core.sizing.core_search import DEFAULT_SEARCH, SearchOptions, next_trial
 from cotenant.core.sizing.resize import DRIFT, leading_role
 
 KINDS_MAX = 10_000
-RATES_MAX, COUNTS_MAX = 8, 32  # latest rates of one core count, and core counts of one kind
-DRIFT_SECONDS = 300.0  # so long must a rate be lower before it counts as another (CODA [R])
-REMEMBERED, MEDIAN = 0.9, 0.5  # confidence in N* of the same kind of job, and in that of others in its category [R]
+RATES_MAX, COUNTS_MAX = 8, 32  # latest rates per core count, and core counts per class
+DRIFT_SECONDS = 300.0  # a rate must be lower for this long to count as a new one (CODA [R])
+REMEMBERED, MEDIAN = 0.9, 0.5  # confidence in N* of the same job class, and of others in its category [R]
 
 
 @dataclass(slots=True)
-class Track:
-    """The rates of one run. When they drop for long, what was measured before is forgotten, and so is its kind.
+class RateHistory:
+    """The rates of one run. When they stay low for long, earlier measurements are forgotten, and so is its class.
 
-    >>> track = Track()
+    >>> track = RateHistory()
     >>> for rate in (10.0, 8.0, 8.0):
     ...     _ = track.add(3, rate, seconds=150.0)
     >>> track.points(), track.drifted
@@ -38,7 +38,7 @@ class Track:
     low_seconds: float = 0.0
 
     def add(self, cores: int, rate: float, seconds: float, *, contended: bool = False) -> bool:
-        """Take in a window's rate; tells whether it counts. One from beside a disturber tells of that, and does not."""
+        """Add a window's rate; returns whether it counts. A contended window does not: it shows the contention."""
         if contended or rate <= 0:
             return False
         before = self.windows.rates.get(cores)
@@ -53,44 +53,44 @@ class Track:
         return True
 
     def points(self) -> tuple[Point, ...]:
-        """The means of its rates, by cores."""
+        """Return the means of its rates, by cores."""
         return tuple(self.windows.points())
 
 
-def kind_of(spec: JobSpec, gpu_type: str = "") -> Key:
-    """Say of which kind a job is: rates by cores are alike for the same user, model (else name), GPUs and GPU type."""
+def job_class_of(spec: JobSpec, gpu_type: str = "") -> Key:
+    """Return the class of a job: rates by cores are similar for the same user, model (else name), GPUs and GPU type."""
     lead = spec.roles[leading_role(spec)]
     gpus = str(lead.request.gpu_milli), str(lead.replicas)
     return spec.tenant, spec.model or spec.name, *gpus, gpu_type
 
 
-class Tracks:
-    """The rates of each kind of job by cores; the kind unused for longest is forgotten. Dumped like a predictor.
+class RateHistories:
+    """The rates by cores of each job class; the class unused for longest is forgotten. Dumped like a predictor.
 
-    >>> tracks, ann = Tracks(), ("ann", "bert", "1000", "1", "")
+    >>> tracks, ann = RateHistories(), ("ann", "bert", "1000", "1", "")
     >>> for cores in (3, 2, 1):
     ...     tracks.add(ann, cores, 10.0)
     >>> tracks.enough(ann), tracks.median("language")
     (1, 1)
     """
 
-    def __init__(self, kinds_max: int = KINDS_MAX, how: Climb = CLIMB) -> None:
+    def __init__(self, kinds_max: int = KINDS_MAX, how: SearchOptions = DEFAULT_SEARCH) -> None:
         self._how = how
-        self._kinds: Remembered[Windows] = Remembered(kinds_max, _windows, _write, _read)
-        self._points: dict[Key, tuple[Point, ...]] = {}  # asked for far more often than they change
-        self._enough: dict[Key, int] = {}  # of the kinds of which it is known
-        self.version = 0  # counts changes of what is known to be enough
+        self._kinds: JobClassMemory[Windows] = JobClassMemory(kinds_max, _windows, _write, _read)
+        self._points: dict[Key, tuple[Point, ...]] = {}  # a cache: read far more often than changed
+        self._enough: dict[Key, int] = {}  # by class, if known
+        self.version = 0  # counts changes of `_enough`
 
     def add(self, kind: Key, cores: int, rate: float) -> None:
-        """Take in a window's rate."""
+        """Add a window's rate."""
         self._kinds.change(kind).add(cores, rate)
         self._judge(kind)
 
     def _judge(self, kind: Key) -> None:
-        """Note the N* of a kind, where its rates were seen to level off."""
+        """Record the N* of a class whose rates were measured to level off."""
         self._points.pop(kind, None)
         points = self.points(kind)
-        trial = climb(points, 1, points[-1].cores, self._how)
+        trial = next_trial(points, 1, points[-1].cores, self._how)
         enough = trial.cores if trial.found and trial.cores < points[-1].cores else None
         if enough != self._enough.get(kind):
             self.version += 1
@@ -101,7 +101,7 @@ class Tracks:
                     del self._enough[next(iter(self._enough))]
 
     def points(self, kind: Key) -> tuple[Point, ...]:
-        """What was measured of a kind."""
+        """Return the measurements of a class."""
         windows = self._kinds.get(kind)
         if windows is None:
             return ()
@@ -112,11 +112,11 @@ class Tracks:
         return self._points[kind]
 
     def enough(self, kind: Key) -> int | None:
-        """N* of a kind for each replica of the leading role, where it is known."""
+        """Return N* of a class, per replica of the leading role; None if unknown."""
         return self._enough.get(kind)
 
     def median(self, category: str, gpu_milli: int = 1000) -> int | None:
-        """The median of a category's N* with as many GPUs for each replica, rounded up."""
+        """Return the median of N* in a category with the same GPUs per replica, rounded up; None if unknown."""
         if not category:
             return None
         of_category = [
@@ -125,13 +125,13 @@ class Tracks:
         return -int(-statistics.median(of_category) // 1) if of_category else None
 
     def informed(self, spec: JobSpec, estimate: Estimate, gpu_types: Iterable[str] = ("",)) -> Estimate:
-        """Add N* to an estimate that tells no θ: that of the same kind, else the median of its category.
+        """Return an estimate without θ with N* added: that of its class, else the median of its category.
 
-        `gpu_types` are those that it may get: where its kind was seen on several, the most cores count.
+        `gpu_types` are those that the job may get: if its class was measured on several, the largest N* counts.
         """
         if estimate.cores_useful is not None:
             return estimate
-        kind = kind_of(spec)
+        kind = job_class_of(spec)
         own = [enough for one in gpu_types if (enough := self.enough((*kind[:-1], one))) is not None]
         if own:
             return replace(estimate, cores_useful=max(own), cores_useful_confidence=REMEMBERED)
@@ -140,11 +140,11 @@ class Tracks:
         return estimate
 
     def dump(self) -> Mapping[str, bytes]:
-        """Write down what changed since the last dump; a record without content was forgotten."""
+        """Return the records that changed since the last dump; an empty record was forgotten."""
         return self._kinds.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
+        """Restore dumped records; returns those that could not be read."""
         unread = self._kinds.restore(records)
         for name, content in records.items():
             if content and name not in unread:
@@ -170,6 +170,6 @@ def _read(content: bytes) -> tuple[Key, Windows]:
     read = json.loads(content)
     rates = {kept.cores(cores, 1): [kept.rate(rate) for rate in seen] for cores, seen in read["rates"]}
     if not any(rates.values()):
-        raise ValueError("a kind of which no rate is told")
+        raise ValueError("a job class without rates")
     *kind, gpu_type = read["kind"]
     return (*kept.kind(kind), kept.text(gpu_type)), Windows(rates, rates_max=RATES_MAX, counts_max=COUNTS_MAX)

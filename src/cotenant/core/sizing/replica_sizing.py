@@ -1,11 +1,11 @@
-"""How many replicas a service needs to keep its promised latency, and how much neighbours may cost each of them.
+"""How many replicas a service needs to meet its latency objective, and how much neighbors may slow each of them.
 
-Theory of operation. A predictor tells how long batches take (`core.predicting.latency`), and so for any number of
-replicas the percentile that is promised, each taking its share of the requests. The fewest that keep the promise
-undisturbed are what a service gets that leaves the number open. Neighbours make every batch take longer, in proportion
-[R]: at a share s of its speed a replica needs τ(b)/s. More replicas each have fewer requests to answer, and bear a
-smaller share, so where neighbours disturb a service more replicas may keep what fewer do not (GENIE, Chen et al., TPDS
-2020 [D], chooses the replicas of its inference jobs by the same model).
+Theory of operation. A predictor tells how long batches take (`core.prediction.batch_queueing`), and so, for any number
+of replicas with an equal share of the requests, the percentile of the objective. The fewest that meet the objective
+undisturbed are what a service with `auto` replicas gets. Neighbors slow every batch in proportion [R]: at a share s of
+its speed a replica needs τ(b)/s. More replicas have fewer requests each, and tolerate a smaller share, so where
+neighbors disturb a service, more replicas may meet what fewer do not (GENIE, Chen et al., TPDS 2020 [D], chooses the
+replicas of its inference jobs by the same model).
 """
 
 from __future__ import annotations
@@ -20,77 +20,77 @@ from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import JobSpec, Qos
 from cotenant.core.model.refusal import Code, Refusal, plural
 from cotenant.core.prediction.batch_queueing import BatchTime, answer, replicas_needed
-from cotenant.core.prediction.speed_table import Paces
+from cotenant.core.prediction.speed_table import SpeedTable
 
-SHARE_MIN = 0.25  # of its speed: nobody is disturbed more than that by any belief about neighbours
+SHARE_MIN = 0.25  # of its speed: no assumption about neighbors slows a job more than that
 ROUNDS = 10  # of bisection: to a thousandth of the speed, or of the requests
 CACHED = 4096
-DIGITS = 3  # of figures that are told as what would do
+DIGITS = 3  # of figures given as what would suffice
 
 
-def needed(spec: JobSpec, estimate: Estimate) -> float | None:
-    """The fewest replicas that keep the promise undisturbed; infinity: no number does; None: nothing is known.
+def required_replicas(spec: JobSpec, estimate: Estimate) -> float | None:
+    """Return the fewest replicas that meet the objective undisturbed; infinity: no number does; None: unknown.
 
     >>> from cotenant.core.model.estimate import Candidate, CandidateEstimate
-    >>> told = Latency(1, per_request_seconds=0.001, fixed_seconds=0.01)
-    >>> estimate = Estimate(candidates=(CandidateEstimate(latency=told, allocation=Candidate(4)),))
+    >>> known = Latency(1, per_request_seconds=0.001, fixed_seconds=0.01)
+    >>> estimate = Estimate(candidates=(CandidateEstimate(latency=known, allocation=Candidate(4)),))
     >>> promise = Qos(latency_seconds=0.03, latency_percentile=99.0, arrivals_per_second=900.0)
-    >>> needed(JobSpec(qos=promise), estimate)
+    >>> required_replicas(JobSpec(qos=promise), estimate)
     5
     """
-    told, qos = _told(estimate), spec.qos
-    if told is None or not _promises(qos):
+    known, qos = _known_latency(estimate), spec.qos
+    if known is None or not _promises(qos):
         return None
-    batch = _batch(told)
+    batch = _batch(known)
     if batch is None:
-        return told.replicas_needed or math.inf
+        return known.replicas_needed or math.inf
     count = replicas_needed(batch, qos.arrivals_per_second, qos.latency_percentile, qos.latency_seconds)
     return math.inf if count is None else count
 
 
-def decided(spec: JobSpec, estimate: Estimate) -> JobSpec:
-    """Give a service that leaves the number of its replicas open as many as it needs, undisturbed, within its limits.
+def with_required_replicas(spec: JobSpec, estimate: Estimate) -> JobSpec:
+    """Return a service with `auto` replicas with as many as it needs, undisturbed, within its limits.
 
-    One of which nothing is known yet gets the fewest, for it has to run to be known; one for which the most that it may
-    have are too few gets those, and `too_few` says so. Other jobs stay as they are.
+    An unknown service gets the minimum, because it must run to become known; a service for which even the maximum is
+    too few gets the maximum, and `unreachable_target` says so. Other jobs stay as they are.
     """
     if spec.open is None:
         return spec
-    count = needed(spec, estimate)
+    count = required_replicas(spec, estimate)
     return spec.with_replicas(int(min(max(count or 0, spec.open.least), spec.open.most)))
 
 
 def in_words(spec: JobSpec, estimate: Estimate) -> str:
-    """Say why a service that left its replicas open has as many as it has; nothing of any other job."""
+    """Describe why a service with `auto` replicas has this number; "" for other jobs."""
     if spec.open is None:
         return ""
-    count = needed(spec, estimate)
+    count = required_replicas(spec, estimate)
     have = plural(spec.replicas, "replica")
     if count is None:
-        return f"{have}, the fewest that it may have, for nothing is known of its latency yet"
+        return f"{have}, its minimum: nothing is known about its latency yet"
     if spec.replicas < count:
-        return f"{have}, the most that it may have"
+        return f"{have}, its maximum"
     if spec.replicas > max(count, spec.open.least):
-        return f"{have}, which answer {_promise(spec.qos)} beside its neighbours; alone {count:g} would"
+        return f"{have}, which answer {_promise(spec.qos)} beside its neighbors; alone {count:g} would"
     if spec.replicas > count:
-        return f"{have}, the fewest that it may have"
+        return f"{have}, its minimum"
     return f"{have}, the fewest that answer {_promise(spec.qos)}"
 
 
-def too_few(spec: JobSpec, estimate: Estimate) -> Refusal | None:
-    """Say why no number of replicas that a service may have keeps its promise, and what would change that.
+def unreachable_target(spec: JobSpec, estimate: Estimate) -> Refusal | None:
+    """Return why no number of replicas that a service may have meets its objective, and what would change that.
 
-    None where some number does, or nothing is known, or the number is not open.
+    None if some number does, or nothing is known, or the number is fixed.
     """
-    if spec.open is None or (count := needed(spec, estimate)) is None or count <= spec.open.most:
+    if spec.open is None or (count := required_replicas(spec, estimate)) is None or count <= spec.open.most:
         return None
-    most, told, qos = spec.open.most, _told(estimate), spec.qos
-    batch = _batch(told) if told else None
+    most, known, qos = spec.open.most, _known_latency(estimate), spec.qos
+    batch = _batch(known) if known else None
     numbers = {"replicas_max": float(most), "target_seconds": qos.latency_seconds}
     remedies = []
     if count < math.inf:
         numbers["replicas_needed"] = count
-        who = f"it takes {plural(count, 'replica')} to answer {_promise(qos)}, and it may have {most}"
+        who = f"it takes {plural(count, 'replica')} to answer {_promise(qos)}, and its maximum is {most}"
         remedies.append(f"replicas_max is {count:g} or more")
     else:
         who = f"no number of replicas would answer {_promise(qos)}"
@@ -108,21 +108,21 @@ def too_few(spec: JobSpec, estimate: Estimate) -> Refusal | None:
 
 
 def _with_most(batch: BatchTime, qos: Qos, most: int) -> tuple[str, dict[str, float]]:
-    """Tell how the most replicas would do, which target they would keep, and at which rate of arrivals this one."""
-    told = answer(batch, qos.arrivals_per_second / most, (qos.latency_percentile,))
+    """Return how the maximum would do, which target it would meet, and at which arrival rate it would meet this one."""
+    known = answer(batch, qos.arrivals_per_second / most, (qos.latency_percentile,))
     numbers: dict[str, float] = {}
-    if told is None:
-        words = f"with {most} they would not keep up"
+    if known is None:
+        words = f"{most} of them would not keep up"
     else:
-        numbers["latency_seconds"] = _up(told.percentiles_seconds[0])
-        words = f"with {most} they take {numbers['latency_seconds']:g} s"
+        numbers["latency_seconds"] = _up(known.percentiles_seconds[0])
+        words = f"{most} of them take {numbers['latency_seconds']:g} s"
     if rate := _rate_max(batch, qos, most):
         numbers["arrivals_max"] = rate
     return words, numbers
 
 
 def _rate_max(batch: BatchTime, qos: Qos, replicas: int) -> float:
-    """About the most requests a second that so many replicas answer in time; 0: hardly any."""
+    """Return about the most requests per second that this many replicas answer in time; 0: hardly any."""
 
     def keeps(rate: float) -> bool:
         return _keeps(batch, rate / replicas, qos.latency_percentile, qos.latency_seconds)
@@ -133,30 +133,30 @@ def _rate_max(batch: BatchTime, qos: Qos, replicas: int) -> float:
 
 
 def share_needed(spec: JobSpec, estimate: Estimate, replicas: int) -> float | None:
-    """The least share of its undisturbed speed at which so many replicas keep the promise.
+    """Return the smallest share of its undisturbed speed at which this many replicas meet the objective.
 
-    Infinity where they do not keep it undisturbed; None where nothing is known. Where it is known whether they keep it,
-    but not how long batches take, all of the speed is needed.
+    Infinity if they do not meet it undisturbed; None if nothing is known. If only the fact is known, but not how long
+    batches take, the full speed is needed.
     """
     qos = spec.qos
-    told = Paces.of(estimate).latency(replicas) or (_told(estimate) if _promises(qos) else None)
-    batch = _batch(told) if told else None
-    if told is not None and batch is not None and _promises(qos):
+    known = SpeedTable.of(estimate).latency(replicas) or (_known_latency(estimate) if _promises(qos) else None)
+    batch = _batch(known) if known else None
+    if known is not None and batch is not None and _promises(qos):
         rate = qos.arrivals_per_second / replicas
         return _share(batch, rate, qos.latency_percentile, qos.latency_seconds)
-    if told is None or told.replicas != replicas:
+    if known is None or known.replicas != replicas:
         return None
-    kept = told.replicas_needed is not None and told.replicas_needed <= replicas
-    return 1.0 if kept or (told.promised_seconds or math.inf) <= qos.latency_seconds else math.inf
+    kept = known.replicas_needed is not None and known.replicas_needed <= replicas
+    return 1.0 if kept or (known.promised_seconds or math.inf) <= qos.latency_seconds else math.inf
 
 
-def larger(gang: Gang) -> Iterator[Gang]:
-    """Give a service that left its replicas open with one more, two more and so on, up to where more are of no use.
+def larger_gangs(gang: Gang) -> Iterator[Gang]:
+    """Yield a service with `auto` replicas with one more, two more and so on, while more are of use.
 
-    That is where they would keep the promise beside the worst neighbours, or at the most that it may have.
+    That is until they would meet the objective beside the worst neighbors, or reach the maximum.
     """
     spec = gang.spec
-    if spec is None or spec.open is None or len(gang.parts) != 1 or needed(spec, gang.estimate) is None:
+    if spec is None or spec.open is None or len(gang.parts) != 1 or required_replicas(spec, gang.estimate) is None:
         return
     before = share_needed(spec, gang.estimate, spec.replicas)
     for count in range(spec.replicas + 1, spec.open.most + 1):
@@ -168,15 +168,15 @@ def larger(gang: Gang) -> Iterator[Gang]:
         before = share_needed(spec, gang.estimate, count)
 
 
-def _told(estimate: Estimate) -> Latency | None:
-    """What was told of the first allocation of which anything was: the one that the job asks for."""
+def _known_latency(estimate: Estimate) -> Latency | None:
+    """Return the first known latency among the candidates: that of the job's own request."""
     return next((one.latency for one in estimate.candidates if one.latency), None)
 
 
-def _batch(told: Latency) -> BatchTime | None:
-    if told.per_request_seconds is None or told.fixed_seconds is None:
+def _batch(known: Latency) -> BatchTime | None:
+    if known.per_request_seconds is None or known.fixed_seconds is None:
         return None
-    return BatchTime(told.per_request_seconds, told.fixed_seconds)
+    return BatchTime(known.per_request_seconds, known.fixed_seconds)
 
 
 def _promises(qos: Qos) -> bool:
@@ -193,12 +193,12 @@ def _share(batch: BatchTime, rate: float, percent: float, target_seconds: float)
 
 
 def _keeps(batch: BatchTime, rate: float, percent: float, target_seconds: float) -> bool:
-    told = answer(batch, rate, (percent,))
-    return told is not None and told.percentiles_seconds[0] <= target_seconds
+    known = answer(batch, rate, (percent,))
+    return known is not None and known.percentiles_seconds[0] <= target_seconds
 
 
 def _least(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """About the least figure for which something holds that holds from there on; infinity where it never does."""
+    """Return about the least figure for which a condition holds, and holds from there on; infinity if none."""
     if holds(low):
         return low
     if not holds(high):
@@ -215,7 +215,7 @@ def _promise(qos: Qos) -> str:
 
 
 def _up(figure: float) -> float:
-    """Round up to what is told, so that what is told would do."""
+    """Return a figure rounded up as shown, so that the shown figure suffices."""
     return _rounded(figure, math.ceil)
 
 

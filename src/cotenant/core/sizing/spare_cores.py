@@ -1,8 +1,8 @@
-"""Who gets the spare cores of a node: those whose rate grows most by them, and only until somebody else comes.
+"""Distributes the spare cores of a node to the jobs whose rate grows most, until another job needs them.
 
-Spare cores are handed out step by step, each to the job whose rate gains most for each core, as water fills a vessel:
-with curves that bend downwards that is the best there is. Where a curve rises in a later step more than in the next,
-the steps count together, for else nobody would ever climb over a sill. A gang grows in lock-step on all its nodes.
+Spare cores are distributed step by step, each to the job whose rate gains most per core, like water-filling: for
+concave curves that is optimal. If a curve rises more in a later step than in the next, the steps count together,
+because otherwise no job would ever get over a plateau. A gang grows in lock-step on all its nodes.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-GAIN_MIN = 1e-9  # less is no gain
-KEEP = 1.1  # who has a core keeps it unless another gains so much more: cores do not wander for noise's sake [R]
+GAIN_MIN = 1e-9  # less does not count as a gain
+KEEP = 1.1  # a job keeps a core unless another gains this much more: cores must not move because of noise [R]
 
 
 @dataclass(frozen=True, slots=True)
 class Borrower:
-    """A job that could use more cores than it has for good.
+    """A job that could use more cores than it owns.
 
-    `worth[k]` is what k cores more for each of its replicas are worth, never falling; `worth[0]` is without any.
-    `replicas` counts those on each node that would get them, `held` the cores that each of them has on loan now.
+    `worth[k]` is the worth of k more cores for each of its replicas, never falling; `worth[0]` is without any.
+    `replicas` counts, by node, the replicas that would get them, `held` the cores that each has on loan now.
     """
 
     job_id: str
@@ -29,7 +29,7 @@ class Borrower:
 
 
 def lend(spare: Mapping[int, int], borrowers: Iterable[Borrower], keep: float = KEEP) -> dict[str, int]:
-    """Say how many cores each replica of each borrower gets, of those spare on each node. Cores without gain stay free.
+    """Return how many cores each replica of each borrower gets from the spare ones. Cores without gain stay free.
 
     >>> steep, level = Borrower("a", [1.0, 1.5, 1.8], {0: 1}), Borrower("b", [1.0, 1.4, 1.4], {0: 1})
     >>> lend({0: 2}, [level, steep])
@@ -51,7 +51,7 @@ def lend(spare: Mapping[int, int], borrowers: Iterable[Borrower], keep: float = 
 
 
 def _step(one: Borrower, lent: int, left: Mapping[int, int], keep: float) -> tuple[float, int]:
-    """Find the steepest step that fits: its gain for each core, and its cores for each replica; 0 where none gains."""
+    """Return the steepest step that fits: its gain per core, and its cores per replica; 0 if no step gains."""
     room = min((left.get(node, 0) // replicas for node, replicas in one.replicas.items() if replicas), default=0)
     width = sum(one.replicas.values())
     best = (0.0, 0)

@@ -1,4 +1,4 @@
-"""The papers, a module each: `PAPER` in it is what is reproduced."""
+"""The papers, one module each; its `PAPER` is the reproduction."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ NAMES: tuple[str, ...] = ("aiturbo", "coda", "genie", "philly", "xiao", "twins")
 
 
 def paper(name: str) -> Paper:
-    """Load a paper by its name, one of `NAMES`."""
+    """Return a paper by its name, one of `NAMES`."""
     found: Paper = import_module(f"{__name__}.{name}").PAPER
     return found

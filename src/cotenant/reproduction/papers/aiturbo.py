@@ -53,12 +53,12 @@ from cotenant.reproduction.papers.aiturbo_arms import (
 )
 from cotenant.reproduction.tables import MEANS, means, slug
 
-BANDS = {"FIFO": 4.2, "LAS": 2.8, "SRTF": 1.9, "Optimus": 1.8}  # normalised average JCT; AITurbo's is 1.24 [D]
+BANDS = {"FIFO": 4.2, "LAS": 2.8, "SRTF": 1.9, "Optimus": 1.8}  # normalized average JCT; AITurbo's is 1.24 [D]
 OURS_BAND = 1.24
 SHARES = (0, 25, 50, 75, 100)  # percent of jobs that are unpredictable
-UNSURE = (SRTF, OPTIMUS, LITERAL, BORDA)  # that are tried with each of them; the third is slow on large traces
+UNSURE = (SRTF, OPTIMUS, LITERAL, BORDA)  # arms tried with each of them; the third is slow on large traces
 CADENCES = (240, 1200, 3600, 14400)  # seconds
-WEIGHTS = ((10, 5), (10, 0), (0, 5))  # units of a GPU and of a replica; the first are the default
+WEIGHTS = ((10, 5), (10, 0), (0, 5))  # units of a GPU and of a replica; the first pair is the default
 
 
 class AITurbo:
@@ -68,31 +68,31 @@ class AITurbo:
     title = "AITurbo: unified compute allocation for partial predictable training"
     reference = "Zhao et al., HPDC 2021"
     assumptions = (
-        "each trace runs on the smallest cluster of 8-GPU nodes whose offered load is at most 1, and that can hold its"
-        " gangs; on ITP's that load is 0.32, so its jobs also come two and three times as fast; a stop costs 30 s of"
-        " work; places are consolidated",
-        "jobs of public traces have neither users nor names, and so next to nothing to learn from. Where it does not"
-        " say `no names`, jobs have names as often as AITurbo's own jobs recur (71 %), which tell their run time within"
-        " a factor of two, and for 4.3 % of them a wrong one; what a name means is learnt from the jobs that ended",
-        "learned: `lightgbm-duration`, and `history` behind it, asked once at submission. 30 % wrong: a log-normal"
+        "each trace runs on the smallest cluster of 8-GPU nodes whose offered load is at most 1 and that can hold its"
+        " gangs; on ITP's that load is 0.32, so its jobs also arrive two and three times as fast; a stop costs 30 s of"
+        " work; placement is consolidate",
+        "jobs of public traces have neither users nor names, and so next to nothing to learn from. Unless it"
+        " says `no names`, jobs have names as often as AITurbo's own jobs recur (71 %), which give the run time within"
+        " a factor of two, and for 4.3 % of them a wrong one; predictors learn what a name means from ended jobs",
+        "learned: `lightgbm-duration`, then `history`, queried once at submission. 30 % wrong: a log-normal"
         " error of 0.3. Perfect: the true run times",
-        "gangs are rigid: what AITurbo and Optimus do with the number of workers and servers is not in these figures."
-        " Optimus' greedy rule then orders jobs by remaining time × dominant share, anew every 10 minutes",
-        "where speed depends on cores, jobs get Synergy's models; `borda-mlfq` sizes with the allocator `aiturbo`, the"
+        "gangs are rigid: AITurbo's and Optimus' changes of worker and server counts are not in these figures."
+        " Optimus' greedy rule then orders jobs by remaining time × dominant share, updated every 10 minutes",
+        "where speed depends on cores, jobs get Synergy's models; `borda-mlfq` uses the allocator `aiturbo`, the"
         " others give a job its GPUs' share",
         "`borda-mlfq` is our improvement of the paper's order, `literal Borda` the order itself, every 20 minutes",
-        "all options are defaults; nothing is set for a trace",
+        "all options are defaults; nothing is tuned for a trace",
     )
     unsaid = (
-        "with whom the 3× compare: they are judged against each baseline",
-        "the figures of each baseline: the bands are read off plots of code from the same lab",
-        "who is predictable: their loss-curve fits become sure while a job runs; ours are asked once, at submission",
+        "which baseline the 3× refers to: it is judged against each baseline",
+        "the figures of each baseline: the bands are read from plots of code from the same lab",
+        "which jobs are predictable: their loss-curve fits improve while a job runs; ours are queried once",
         "the production trace with its arrivals: only its jobs are public",
     )
 
     @cached_property
     def claims(self) -> Sequence[Claim]:
-        """The headline, and how far behind it each baseline is."""
+        """The headline, and the distance of each baseline."""
         return (
             Claim("jct", "their average JCT over ours", 3.0, "×", Better.HIGHER, "abstract [P]"),
             *(
@@ -109,8 +109,8 @@ class AITurbo:
         )
 
     def cases(self, asked: Asked) -> Sequence[Case]:
-        """Compare the arms on each workload, then look at shares, cadences and weights."""
-        if asked.data.directory:  # bad data is better told before anything is run
+        """Return cases that compare the arms on each workload, then vary shares, cadences and weights."""
+        if asked.data.directory:  # reports bad data before anything is run
             for workload in _workloads(asked):
                 workload.jobs(asked.data, asked.seeds[0])
         pairs = [(workload, arm) for workload in _workloads(asked) for arm in _compared(workload, asked)]
@@ -125,7 +125,7 @@ class AITurbo:
         ]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Judge the ratios, and show how they come about."""
+        """Return the ratios, and how they come about."""
         workloads, swept = _workloads(asked), _swept(asked)
         return Findings(
             tuple(one for workload in workloads for one in self._measured(asked, done, workload)),
@@ -158,14 +158,14 @@ def _ratio(theirs: float, ours: float) -> float:
 
 
 def _why(done: Done, workload: Workload, base: Arm) -> str:
-    """Say how much an order could bring here at all."""
+    """Return how much an order could gain here at all."""
     best = SRSF.knowing(PERFECT)
     bound = done.versus(workload.name, base.name, best.name, "avg_jct_hours", _ratio)
     if bound is None:
         return ""
     return (
-        f"shortest remaining service with perfect knowledge, an order near the best we know, is at {bound.mean:.2f}×:"
-        " so much an order could gain here, the rest being what errors of prediction cost"
+        f"shortest remaining service with perfect knowledge, close to the best order we know, is at {bound.mean:.2f}×:"
+        " that is what an order could gain here; the rest is the cost of prediction errors"
     )
 
 
@@ -181,7 +181,7 @@ def _swept(asked: Asked) -> Sequence[Workload]:
 
 
 def _compared(workload: Workload, asked: Asked) -> Sequence[Arm]:
-    """List the arms that are compared on a workload; without names, other knowledge is as with them.
+    """Return the arms compared on a workload; without names, noise and perfect knowledge are as with them.
 
     The paper's own order stops jobs too often to be quick.
     """
@@ -235,11 +235,11 @@ def _weighing(gpu: int, replica: int) -> tuple[Arm, Arm]:
     )
 
 
-FIGURES = {  # what a table shows: its column and how it is written
+FIGURES = {  # columns of the table: title and number format
     "avg_jct_hours": ("average JCT (h)", ".1f"),
     "p99_jct_hours": ("99th percentile (h)", ".0f"),
     "makespan_days": ("makespan (days)", ".1f"),
-    "stops": ("stops of a job", ".2f"),
+    "stops": ("stops per job", ".2f"),
 }
 
 
@@ -271,11 +271,11 @@ def _shares_table(asked: Asked, done: Done, workload: Workload) -> Table:
     ]
     return Table(
         f"shares-{slug(workload.name)}",
-        f"Average JCT (h) as ever more jobs are unpredictable: {workload.name}",
+        f"Average JCT (h) by share of unpredictable jobs: {workload.name}",
         ("unpredictable", *(arm.scheduler for arm in tried), LAS.scheduler),
         ("", *(".1f" for _ in (*tried, LAS))),
         tuple((*row, done.mean(workload.name, LAS.name, "avg_jct_hours")) for row in rows),
-        "Of the others run times are known, 30 % wrong. LAS does not ask.",
+        "The run times of the other jobs are known, 30 % wrong. LAS uses no predictions.",
     )
 
 
@@ -292,8 +292,8 @@ def _cadence_table(done: Done) -> Table:
     names = [arm.scheduler for arm in _every(CADENCES[0])]
     return Table(
         f"cadence-{slug(ITP.name)}",
-        f"How often it is looked anew, learned predictions: {ITP.name}",
-        ("every", *(f"{name}: {what}" for name in names for what in ("average JCT (h)", "stops of a job"))),
+        f"Interval between updates, learned predictions: {ITP.name}",
+        ("every", *(f"{name}: {what}" for name in names for what in ("average JCT (h)", "stops per job"))),
         ("", *(form for _ in names for form in (".1f", ".2f"))),
         tuple(rows),
     )
@@ -314,8 +314,8 @@ def _weights_table(done: Done) -> Table:
     names = [arm.scheduler for arm in _weighing(*WEIGHTS[0])]
     return Table(
         "weights",
-        f"What a GPU and a replica weigh, learned predictions: {ITP_SERVERS.name}",
-        ("weights", *(f"{name}: {what}" for name in names for what in ("average JCT (h)", "stops of a job"))),
+        f"Weights of a GPU and a replica, learned predictions: {ITP_SERVERS.name}",
+        ("weights", *(f"{name}: {what}" for name in names for what in ("average JCT (h)", "stops per job"))),
         ("", *(form for _ in names for form in (".1f", ".2f"))),
         tuple(rows),
         "Every other gang is one process with all its GPUs, the rest have a parameter server for each worker; where all"
@@ -333,7 +333,7 @@ def _bars(done: Done, workloads: Sequence[Workload]) -> Chart:
     return Chart(
         "jct",
         "Average JCT over that of borda-mlfq, learned predictions",
-        "Above 1 ours is better. Strokes reach from the least to the most over the seeds.",
+        "Above 1 ours is better. Strokes reach from the minimum to the maximum over the seeds.",
         Shape.BARS,
         "",
         "average JCT over ours",
@@ -351,8 +351,8 @@ def _share_lines(asked: Asked, done: Done, workload: Workload) -> Chart:
     las = done.mean(workload.name, LAS.name, "avg_jct_hours")
     return Chart(
         f"unpredictable-{slug(workload.name)}",
-        f"Average JCT as ever more jobs are unpredictable: {workload.name}",
-        "Lower is better. Of the others run times are known, 30 % wrong. Bands reach over all seeds.",
+        f"Average JCT by share of unpredictable jobs: {workload.name}",
+        "Lower is better. The run times of the other jobs are known, 30 % wrong. Bands cover all seeds.",
         Shape.LINES,
         "unpredictable jobs (%)",
         "average JCT (h)",

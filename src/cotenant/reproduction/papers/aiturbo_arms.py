@@ -1,4 +1,4 @@
-"""What is run for AITurbo: schedulers, what they know, and the traces that they are tried on."""
+"""The cases for AITurbo: schedulers, their knowledge, and the traces they are tried on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Knowledge:
 
     name: str
     predictor: str
-    predictable: float | None = None  # the share of jobs of which something is known, with a noisy oracle
+    predictable: float | None = None  # share of predictable jobs, with a noisy oracle
 
     @property
     def options(self) -> dict[str, str]:
@@ -36,7 +36,7 @@ PERFECT = Knowledge("perfect", "oracle")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A scheduler with its options and what it knows; `sizes`: its allocator where speed depends on cores."""
+    """A scheduler with its options and knowledge; `sizes`: its allocator if speed depends on cores."""
 
     scheduler: str
     queue: str
@@ -47,15 +47,15 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Its name for users."""
         return ", ".join(part for part in (self.scheduler, self.knows.name, self.setting) if part)
 
     def knowing(self, knowledge: Knowledge) -> Arm:
-        """The same with other knowledge."""
+        """Return the same arm with other knowledge."""
         return replace(self, knows=knowledge)
 
     def given(self, setting: str, **options: object) -> Arm:
-        """The same with some options."""
+        """Return the same arm with some options."""
         return replace(self, setting=setting, options=tuple((name, f"{value}") for name, value in options.items()))
 
 
@@ -74,8 +74,8 @@ BASES = (FIFO, LAS, SRTF, OPTIMUS)
 class Workload:
     """A trace on the smallest cluster of 8-GPU nodes that can do its work in its time.
 
-    `recurs`: jobs have names. `cores`: speed depends on them, and they are the allocator's. `servers`: gangs have
-    parameter servers or are one process. `faster`: jobs come so many times as fast as in the trace.
+    `recurs`: jobs have names. `cores`: speed depends on cores, which the allocator decides. `servers`: gangs have
+    parameter servers or are one process. `faster`: jobs arrive this many times as fast as in the trace.
     """
 
     name: str
@@ -87,8 +87,8 @@ class Workload:
     faster: float = 1.0
 
     def jobs(self, data: Data, seed: int) -> simulator.Trace:
-        """Load the trace, with what the seed adds to it."""
-        trace = _hastened(self._loaded(data), self.faster)
+        """Return the trace, with what the seed adds to it."""
+        trace = _sped_up(self._loaded(data), self.faster)
         trace = named(trace, seed) if self.recurs else trace
         return _with_servers(trace) if self.servers else trace
 
@@ -102,8 +102,8 @@ class Workload:
         return simulator.load(data.file(self.trace) or self.trace if self.trace.endswith(".csv") else self.trace)
 
 
-def _hastened(trace: simulator.Trace, times: float) -> simulator.Trace:
-    """Let jobs come so many times as fast."""
+def _sped_up(trace: simulator.Trace, times: float) -> simulator.Trace:
+    """Return a trace whose jobs arrive this many times as fast."""
     if times == 1.0:
         return trace
     return replace(
@@ -112,7 +112,7 @@ def _hastened(trace: simulator.Trace, times: float) -> simulator.Trace:
 
 
 def _with_servers(trace: simulator.Trace) -> simulator.Trace:
-    """Make every other gang a process with all its GPUs, and give the rest a parameter server for each worker."""
+    """Return a trace in which every other gang is one process with all its GPUs; the rest get parameter servers."""
     jobs = []
     for number, job in enumerate(trace.jobs):
         worker = job.roles[0]
@@ -144,7 +144,7 @@ OF_DATA = (
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One arm on one workload; the seed draws names, and errors of predictions."""
+    """One arm on one workload; the seed draws names, and prediction errors."""
 
     workload: Workload
     arm: Arm

@@ -56,9 +56,9 @@ ARMS = (FIFO, DRF, SLIM, ARRAYS, OURS)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Nodes like openb's, or `servers` of its kind with 8 V100 and 64 cores; CPU jobs ask for a share of all cores.
+    """Nodes like openb's, or `servers` of its kind with 8 V100 and 64 cores; CPU jobs request a share of all cores.
 
-    `load` is the GPU time that jobs would need at 3 cores a GPU, over that which there is.
+    `load` is the GPU time that jobs would need at 3 cores per GPU, relative to the available GPU time.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Workload:
     load: float = 2.0
 
     def cluster(self, data: Data) -> simulator.Cluster:
-        """Make its cluster."""
+        """Return its cluster."""
         if not self.servers:
             return openb_mix.cluster(data)
         shape = NodeShape(8, 64, 256 * GIBIBYTE, "V100M16", shareable=True)
@@ -83,7 +83,7 @@ QUICK = Workload("five 8-GPU servers of 64 cores, CPU jobs 0.4", 0.4, servers=5,
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """One arm on one workload, until the last job has come, so that no tail of long jobs decides."""
+    """One arm on one workload, until the last arrival, so that no tail of long jobs decides."""
 
     workload: Workload
     arm: Arm
@@ -143,46 +143,46 @@ def _figures(result: simulator.Result, until_seconds: float) -> Figures:
 
 
 class Coda:
-    """Slimmed GPU jobs and CPU jobs beside each other on the same nodes."""
+    """Slimmed GPU jobs and CPU jobs side by side on the same nodes."""
 
     name = "coda"
     title = "CODA: slimming and co-locating DNN and CPU jobs"
     reference = "Zhao et al., ICDCS 2020"
     assumptions = (
-        "jobs with GPUs are openb's pods that ran for a minute to a day, with the cores that their users asked for, and"
+        "jobs with GPUs are openb's pods that ran for a minute to a day, with the cores that their users requested, and"
         " get one of Synergy's models each, whose speed depends on cores; CPU jobs are openb's CPU pods",
-        "what memory they asked for is left out: it was asked for other models",
-        "at 3 cores a GPU jobs with GPUs would need twice the GPU time that there is, with a light load as much as"
-        " there is; most of them are faster with more cores",
-        "CPU jobs ask for the named share of the core time",
-        "work comes at uniform times to an empty cluster; figures are taken when the last job has come",
-        "utilisation is Philly's by job size, times the rate at which the job runs",
+        "their memory requests are left out: they were made for other models",
+        "at 3 cores per GPU, jobs with GPUs would need twice the available GPU time, with a light load all of"
+        " it; most of them are faster with more cores",
+        "CPU jobs request the given share of the core time",
+        "jobs arrive at uniform times in an empty cluster; figures are taken at the last arrival",
+        "utilization is Philly's by job size, times the rate at which the job runs",
         "a stop costs what saving and loading the model costs; all options are defaults",
         "nothing is known of the jobs in advance: the allocator finds the cores while they run",
     )
     unsaid = (
-        "the trace: it is the authors' own. Ours is public, and its cores are what Alibaba's users asked for",
+        "the trace: it is the authors' own. Ours is public, and its cores are what Alibaba's users requested",
         "thresholds and intervals of all three parts: docs/cpu-sizing.md, docs/multi-array.md and docs/eliminator.md"
         " have ours",
-        "whether the gain is in percent or in percent points: it is taken as relative, which is the harder to reach at"
+        "whether the gain is in percent or percentage points: it is taken as relative, which is harder to reach at"
         " our load",
     )
 
     @cached_property
     def claims(self) -> Sequence[Claim]:
-        """The gain over each of the two that it is compared with, and what CPU jobs pay for it."""
+        """The gain over each of the two baselines, and its price for CPU jobs."""
         return (
-            Claim("utilisation-fifo", "GPU utilisation over FIFO", 20.8, "%", Better.HIGHER, SOURCE),
-            Claim("utilisation-drf", "GPU utilisation over DRF", 20.8, "%", Better.HIGHER, SOURCE),
+            Claim("utilisation-fifo", "GPU utilization over FIFO", 20.8, "%", Better.HIGHER, SOURCE),
+            Claim("utilisation-drf", "GPU utilization over DRF", 20.8, "%", Better.HIGHER, SOURCE),
             Claim("cpu-queueing", "CPU jobs' mean queueing over DRF", 0.0, "s", Better.LOWER, "abstract: not longer"),
         )
 
     def cases(self, asked: Asked) -> Sequence[Case]:
-        """Run each arm on each workload."""
+        """Return each arm on each workload."""
         return [*each(_workloads(asked), asked.seeds, ARMS, lambda load, arm, seed: Mixed(load, arm, asked.data, seed))]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Judge the gains, and show what each part adds."""
+        """Return the gains, and what each part adds."""
         workloads = [workload.name for workload in _workloads(asked)]
         return Findings(
             tuple(one for name in workloads for one in self._measured(done, name)),
@@ -206,9 +206,9 @@ def _workloads(asked: Asked) -> Sequence[Workload]:
     return (QUICK,) if asked.quick else (V100, LIGHT, MANY, FEW)
 
 
-FIGURES = {  # what a table shows: its column and how it is written
+FIGURES = {  # columns of the table: title and number format
     "active_percent": ("GPUs held (%)", ".1f"),
-    "utilisation_percent": ("GPU utilisation (%)", ".1f"),
+    "utilisation_percent": ("GPU utilization (%)", ".1f"),
     "gpu_queue_seconds": ("GPU jobs wait (s)", ".0f"),
     "cpu_queue_seconds": ("CPU jobs wait (s)", ".0f"),
     "cores_percent": ("cores held (%)", ".1f"),
@@ -224,8 +224,8 @@ def _gains(done: Done, workloads: Sequence[str]) -> Chart:
         lines.append(line_of(arm.name, spreads))
     return Chart(
         "gains",
-        "GPU utilisation over FIFO with requested cores, as each part is added",
-        "Higher is better. Strokes reach from the least to the most over the seeds; the dashed line is CODA's figure.",
+        "GPU utilization over FIFO with requested cores, as each part is added",
+        "Higher is better. Strokes span all seeds; the dashed line is CODA's figure.",
         Shape.BARS,
         "",
         "gain (%)",
@@ -244,7 +244,7 @@ def _waits(done: Done, workload: str, number: int) -> Chart:
     return Chart(
         f"cpu-queueing-{number}",
         f"How long CPU jobs waited: {workload}",
-        "The share of CPU jobs that waited no longer than so; quantiles, averaged over the seeds. Left is better.",
+        "The share of CPU jobs with at most this wait; quantiles, averaged over the seeds. Left is better.",
         Shape.LINES,
         "time spent waiting (s), logarithmic; left edge: 1 s or less",
         "share of CPU jobs (%)",

@@ -52,7 +52,7 @@ LEARNED, PERFECT = "learned", "perfect"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A trace of which jobs are drawn: its bundled file, or those of the data; which columns tell what it is about."""
+    """A trace from which jobs are drawn: its bundled file, or the files of the data, and its GPU column."""
 
     name: str
     sample: str
@@ -90,7 +90,7 @@ ARMS = (*BASES, OURS, BOUND)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A point of the sweep: jobs like a trace's, at a load, with deadlines so tight."""
+    """A point of the sweep: jobs like a trace's, at a load, with a tightness of deadlines."""
 
     source: Source
     load: float
@@ -98,13 +98,13 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Its name for users."""
         return f"{self.source.name}, load {self.load:g}, deadlines {self.tightness:g}"
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
-    """One arm at one point of the sweep; the seed draws jobs, their models and deadlines, and errors of the profiles.
+class QosCase:
+    """One arm at one point of the sweep; the seed draws jobs, models, deadlines, and errors of the profiles.
 
     Two arms with the same seed have the same jobs.
     """
@@ -148,13 +148,13 @@ def _own(known: str) -> str:
 
 @cache
 def cluster() -> simulator.Cluster:
-    """Make the small cluster of an institute."""
+    """Return the small cluster of an institute."""
     return simulator.Cluster(f"{SERVERS}x{GPUS}", (NodeShape(GPUS, 32, gpu_type="V100"),) * SERVERS, ("",) * SERVERS)
 
 
 @cache
 def _pairs(source: Source, data: Data) -> tuple[tuple[int, float], ...]:
-    """Read the GPUs and the seconds of jobs that are neither tiny nor endless."""
+    """Return the GPUs and the seconds of jobs that are neither tiny nor endless."""
     files = [data.file(name) for name in source.files]
     read: list[tuple[int, float]] = []
     for path in [SAMPLES / source.sample] if None in files else [one for one in files if one]:
@@ -163,12 +163,14 @@ def _pairs(source: Source, data: Data) -> tuple[tuple[int, float], ...]:
             read += [(int(row[source.gpus]), float(row["duration"])) for row in rows]
     able = tuple(one for one in read if SECONDS_MIN <= one[1] <= SECONDS_MAX and 1 <= one[0] <= GPUS_MAX)
     if not able:
-        raise BadData(f"no job fits of {' and '.join(source.files)}: none has up to {GPUS_MAX} GPUs and runs for long")
+        raise BadData(
+            f"no suitable job in {' and '.join(source.files)}: none has up to {GPUS_MAX} GPUs and runs long enough"
+        )
     return able
 
 
 def drawn(setting: Setting, count: int, data: Data, seed: int) -> simulator.Trace:
-    """Draw jobs that come at random times, with models that Gavel measured, and deadlines."""
+    """Return jobs that arrive at random times, with models that Gavel measured, and deadlines."""
     rng, able, place = np.random.default_rng(seed), _pairs(setting.source, data), cluster()
     picks = [able[one] for one in rng.integers(len(able), size=count)]
     gap = sum(gpus * seconds for gpus, seconds in picks) / count / (setting.load * place.gpus)
@@ -182,35 +184,35 @@ def drawn(setting: Setting, count: int, data: Data, seed: int) -> simulator.Trac
 
 
 class Genie:
-    """Promises kept by profiles, an order by waiting allowance and places that break nobody's promise."""
+    """Deadlines met with profiles, an order by waiting allowance, and placement that violates no objective."""
 
     name = "genie"
     title = "GENIE: QoS guarantees from lightweight profiling"
     reference = "Chen et al., TPDS 31(1), 2020"
     assumptions = (
         "jobs are drawn from Microsoft's ITP cluster 10 and from two of Philly's virtual clusters: those of a minute to"
-        " a day and up to 16 GPUs; they come at exponential times to 8 servers of 4 V100, as GENIE's are Poisson",
-        "load is GPU time asked for over GPU time there is, while jobs come; deadlines are submission + run time ×"
+        " a day and up to 16 GPUs; arrivals on 8 servers of 4 V100 are Poisson, like GENIE's",
+        "load is requested over available GPU time while jobs arrive; deadlines are submission + run time ×"
         " 1 + (tightness − 1) × [0.5, 1.5)",
-        "models are Gavel's, drawn evenly; a gang that is spread is as much slower as Gavel measured, and gangs on one"
-        " server slow each other as Philly measured, which the QoS placement is told",
-        "learned predictions: each kind of job (model and GPUs) is profiled in advance for fifty steps on the fewest"
-        " servers and on twice as many, with 5 % of noise; a step time is fitted by the predictor scaling. How many"
-        " steps a job takes its user says. Profiling itself takes no time on the cluster",
-        "a step time cannot follow gangs that need several servers at their best and are many times slower on more:"
-        " of these the profile says nothing sure, and they are ordered and placed as unknown",
+        "models are Gavel's, drawn uniformly; a spread gang is slowed down as Gavel measured, and gangs on one"
+        " server slow each other as Philly measured, which the QoS placement knows",
+        "learned predictions: each job class (model and GPUs) is profiled in advance for fifty steps on the fewest"
+        " servers and on twice as many, with 5 % noise; the predictor scaling fits a step time. The number of"
+        " steps of a job is given by its user. Profiling itself takes no time on the cluster",
+        "a step time cannot follow gangs that need several servers at best and are many times slower on more:"
+        " for these the profile has low confidence, and they are ordered and placed as unknown",
         "perfect predictions are a bound; FIFO, EDF and random places need none, SJF and consolidate-only use ours",
-        "baselines other than FIFO let later jobs pass one that finds no room, as ours do: a harder comparison; all"
+        "baselines other than FIFO let later jobs pass a job that finds no room, as ours do: a harder comparison; all"
         " options are defaults",
-        "the best of the sweep is the setting with the largest mean over the seeds, so it is picked with luck; the"
+        "the best of the sweep is the setting with the largest mean over the seeds, which favors luck; the"
         " tables show every setting",
     )
     unsaid = (
-        "the testbed's jobs and deadlines, and how tight they were; services with a latency are not in this sweep",
+        "the testbed's jobs and deadlines, and their tightness; services with a latency are not in this sweep",
         "against which baseline, and at which load, the two maxima were found: each baseline is judged here",
-        "whether 67.4 % is relative or in points: it is taken as relative, which is the easier one; the tables have the"
+        "whether 67.4 % is relative or in points: it is taken as relative, which is easier; the tables have the"
         " percentages themselves",
-        "what becomes of jobs that cannot be in time any more: ours run last",
+        "what happens to jobs that can no longer meet their deadline: ours run last",
     )
 
     claims: Sequence[Claim] = (
@@ -219,16 +221,14 @@ class Genie:
     )
 
     def cases(self, asked: Asked) -> Sequence[Case]:
-        """Run each arm at each point of the sweep."""
+        """Return each arm at each point of the sweep."""
         jobs = JOBS_QUICK if asked.quick else JOBS
         return [
-            *each(
-                _settings(asked), asked.seeds, ARMS, lambda one, arm, seed: Promised(one, arm, jobs, asked.data, seed)
-            )
+            *each(_settings(asked), asked.seeds, ARMS, lambda one, arm, seed: QosCase(one, arm, jobs, asked.data, seed))
         ]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Judge the best of the sweep against each baseline, and show the whole sweep."""
+        """Return the best of the sweep against each baseline, and the whole sweep."""
         swept = {source: [one for one in _settings(asked) if one.source == source] for source in _sources(asked)}
         return Findings(
             tuple(one for source, settings in swept.items() for one in self._measured(done, source, settings)),
@@ -255,7 +255,7 @@ def _settings(asked: Asked) -> list[Setting]:
 def _best(
     done: Done, claim: Claim, figure: str, source: Source, settings: Sequence[Setting], arm: Arm, base: Arm
 ) -> Measured:
-    """Take the point of the sweep where the gain over a baseline is largest in the mean."""
+    """Return the point of the sweep with the largest mean gain over a baseline."""
     sign = 1 if claim.better is Better.HIGHER else -1
     gains = [
         (gain, one) for one in settings if (gain := done.versus(one.name, arm.name, base.name, figure, gain_percent))
@@ -307,7 +307,7 @@ def _chart(done: Done, source: Source, settings: Sequence[Setting]) -> Chart:
     return Chart(
         f"kept-{source.name.lower()}",
         f"Jobs done by their deadline, by load and tightness: {source.name}",
-        "Higher is better. The number is the mean of deadline ÷ run time; shades reach over the seeds.",
+        "Higher is better. The number is the mean of deadline ÷ run time; shades cover all seeds.",
         Shape.LINES,
         "load",
         "done in time (%)",

@@ -44,8 +44,8 @@ QUOTA, LIMIT = 0.5, 0.75  # of all GPUs, for each virtual cluster
 RANGES = MappingProxyType(  # of GPUs
     {"1": (1, 1), "4": (4, 4), "8": (8, 8), "16 and more": (16, math.inf), "all": (0, math.inf)}
 )
-FEW_SERVERS = 4  # that a wide gang has, or more
-GUIDELINES = {  # what their table shows: its column and how it is written
+FEW_SERVERS = 4  # maximum servers of a compact wide gang
+GUIDELINES = {  # columns of the table: title and number format
     "avg_jct_hours": ("average JCT (h)", ".1f"),
     "avg_queue_hours": ("average wait (h)", ".1f"),
     "failed_trials": ("failed trials", ".1f"),
@@ -64,7 +64,7 @@ SOURCE = "guideline, without a figure [P]"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A scheduler: how long gangs wait for locality, who has servers of its own, and which failures are tried again."""
+    """A scheduler: how long gangs wait for locality, which get their own servers, and which failures are retried."""
 
     name: str
     locality: Mapping[str, str]
@@ -87,12 +87,12 @@ class Workload:
     servers: int
 
     def cluster(self) -> simulator.Cluster:
-        """Make servers of 8 GPUs in racks of four."""
+        """Return servers of 8 GPUs in racks of four."""
         racks = tuple(f"rack{number // SERVERS_PER_RACK}" for number in range(self.servers))
         return simulator.Cluster(self.name, (NodeShape(8, 48),) * self.servers, racks)
 
     def tenants(self) -> tuple[Tenant, ...]:
-        """Give each virtual cluster its quota."""
+        """Return each virtual cluster's quota."""
         every = self.servers * 8 * WHOLE_GPU_MILLI
         quota, limit = round(QUOTA * every), round(LIMIT * every)
         return tuple(Tenant(name, quota_gpu_milli=quota, limit_gpu_milli=limit) for name in VIRTUAL_CLUSTERS)
@@ -138,7 +138,7 @@ class Replayed:
 
 @cache
 def jobs_of(data: Data, virtual_clusters: tuple[str, ...]) -> simulator.Trace:
-    """Read the jobs of some virtual clusters, each of which is a tenant."""
+    """Return the jobs of some virtual clusters, each of which is a tenant."""
     files = [data.file(f"philly/{name}.csv") for name in virtual_clusters]
     read = [row for path in ([SAMPLE] if None in files else files) if path for row in _rows(path)]
     read.sort(key=lambda row: (row.at, row.cluster))
@@ -151,7 +151,7 @@ def jobs_of(data: Data, virtual_clusters: tuple[str, ...]) -> simulator.Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A job as the trace has it."""
+    """A job in the trace."""
 
     at: float
     seconds: float
@@ -200,7 +200,7 @@ def _utilisation(outcomes: Sequence[simulator.Outcome]) -> float:
 
 
 class Philly:
-    """What a real cluster suffers from, and three guidelines."""
+    """Problems of a real cluster, and three guidelines."""
 
     name = "philly"
     title = "Analysis of large-scale multi-tenant GPU clusters"
@@ -208,25 +208,25 @@ class Philly:
     assumptions = (
         "jobs are those of two of Philly's virtual clusters, 1,857 over 89 days, with the run times of the trace; each"
         " virtual cluster has a quota of half of the GPUs and may use up to three quarters of them",
-        "outcomes and failures are drawn as often as the paper counts them, with its run times to failure; utilisation"
-        " by size is the paper's, times the speed at which a job runs: these tables agree by construction, and what is"
-        " of interest is what placement makes of them",
-        "gangs that are spread or have neighbours are slower as the paper measured for ResNet-50; utilisation of 16-GPU"
+        "outcomes and failures are drawn as often as the paper counts them, with its run times to failure; utilization"
+        " by size is the paper's, times a job's speed: these tables agree by construction, and the"
+        " interesting part is the effect of placement",
+        "spread gangs and gangs with neighbors are slower, as the paper measured for ResNet-50; utilization of 16-GPU"
         " jobs falls with their servers as published",
-        "a job waits for fair share where its virtual cluster may have no more; other waits are fragmentation in the"
-        " paper's sense; the last column says for how many of those the cluster was simply full",
+        "a job waits for fair share if its virtual cluster is at its limit; other waits are fragmentation in the"
+        " paper's sense; the last column gives how many of those waited because the cluster was full",
         "the scheduler is FIFO with backfill; nothing is known of run times",
     )
     unsaid = (
         "quotas of the virtual clusters, and how far they could be exceeded",
         "how long Philly's gangs waited before they relaxed: 5 minutes at each level here, defaults",
-        "what the guidelines would have brought: no figure is published, so a gain above 0 is what is looked for",
+        "what the guidelines would have gained: no figure is published, so any gain above 0 counts",
         "a pre-run on one GPU (the third guideline) exists in the live mesh and is not simulated",
     )
     claims: Sequence[Claim] = (
         Claim(
             "locality",
-            "utilisation of 16-GPU gangs, waiting for locality",
+            "utilization of 16-GPU gangs, waiting for locality",
             0.0,
             "%",
             Better.HIGHER,
@@ -238,13 +238,13 @@ class Philly:
     )
 
     def cases(self, asked: Asked) -> Sequence[Case]:
-        """Run each arm on each workload."""
+        """Return each arm on each workload."""
         return [
             *each(_workloads(asked), asked.seeds, ARMS, lambda load, arm, seed: Replayed(load, arm, asked.data, seed))
         ]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Set the paper's tables beside ours, and say what each guideline brings."""
+        """Return the paper's tables beside ours, and the effect of each guideline."""
         names = [workload.name for workload in _workloads(asked)]
         return Findings(
             tuple(one for name in names for one in self._measured(done, name)),
@@ -274,20 +274,20 @@ def _tables(done: Done, workload: str) -> Iterator[Table]:
     yield _queueing(workload, mean)
     yield Table(
         f"utilisation-{workload}",
-        f"Mean GPU utilisation by size (%): {workload}",
+        f"Mean GPU utilization by size (%): {workload}",
         ("GPUs", "published", *(arm.name for arm in ARMS)),
         ("", *(".1f" for _ in (BASE, *ARMS))),
         tuple((size, told, *(mean(f"utilisation_{size}", arm) for arm in ARMS)) for size, told in UTILISATION.items()),
     )
     yield Table(
         f"outcomes-{workload}",
-        f"What became of jobs (%): {workload}",
+        f"Outcomes of jobs (%): {workload}",
         ("outcome", "jobs", "published", "GPU time", "published "),
         ("", *(".1f" for _ in range(4))),
         tuple(
             (end, mean(f"jobs_{end}"), jobs, mean(f"gpu_time_{end}"), time) for end, (jobs, time) in OUTCOMES.items()
         ),
-        "Lengths and outcomes are drawn apart, so killed jobs hold less GPU time than Philly's did.",
+        "Lengths and outcomes are drawn independently, so killed jobs hold less GPU time than Philly's did.",
     )
     title = f"The guidelines, each switched on: {workload}"
     yield by_arm(done, workload, [arm.name for arm in ARMS], GUIDELINES, title=title, name="guidelines")
@@ -300,7 +300,7 @@ def _queueing(workload: str, mean: Callable[[str], float]) -> Table:
         rows.append((size, mean(f"waits_{size}"), ours, fair, 100 - ours, other, mean(f"capacity_{size}")))
     return Table(
         f"queueing-{workload}",
-        f"What gangs waited for, percent of those that waited: {workload}",
+        f"Waits of gangs by cause, percent of those that waited: {workload}",
         ("GPUs", "jobs", "fair share", "published", "fragmentation", "published ", "of all, full"),
         ("", ".0f", *(".1f" for _ in range(5))),
         tuple(rows),
@@ -315,8 +315,8 @@ def _chart(done: Done, workloads: Sequence[str]) -> Chart:
         lines.append(line_of(arm.name, spreads))
     return Chart(
         "guidelines",
-        "Average JCT as each guideline is followed",
-        "Lower is better. Strokes reach from the least to the most over the seeds.",
+        "Average JCT as each guideline is added",
+        "Lower is better. Strokes reach from the minimum to the maximum over the seeds.",
         Shape.BARS,
         "",
         "average JCT (h)",

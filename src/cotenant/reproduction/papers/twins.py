@@ -1,9 +1,9 @@
 """Live twins: small versions of three papers' runs on a real mesh, and the same jobs in the simulator.
 
 Theory of operation. A twin starts a mesh of its own on two CPUs of this machine with declared GPUs, and submits real
-processes whose speed follows from the CPUs that they have. They tell what each step took on how many CPUs. From that
-come the rates with which the simulator then replays the same jobs, submitted at the same moments, under the same
-policies with the same options. How far the two average completion times are apart is what is judged.
+processes whose speed depends on their CPUs. They record the time of each step by number of CPUs. From that come the
+rates with which the simulator then replays the same jobs, submitted at the same moments, under the same policies with
+the same options. The difference of the two average completion times is judged.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from cotenant.reproduction.tables import means
 from cotenant.simulator.physics.cores import speed
 
 CPUS, GPUS = 2, 2
-STEP_SECONDS = 0.05  # of processor time of a steep job's step, and the pause of a level one's
-MODELS = {"steep": "resnet18", "level": "lstm"}  # whose curves in the simulator have the shape that the kinds have
-TUNED = {"warm_up_seconds": "0.3", "measure_seconds": "1"}  # seconds where jobs of hours have minutes
-BUSY_PERCENT, LOOK_SECONDS = 20.0, 0.5  # of the CPUs, from where on a round says little; how long one looks
-PATIENCE = 20.0  # the jobs may take so many times what they would by themselves, on a busy machine
+STEP_SECONDS = 0.05  # CPU time of a steep job's step, and the pause of a level one's
+MODELS = {"steep": "resnet18", "level": "lstm"}  # with curves in the simulator of the same shape as the kinds
+TUNED = {"warm_up_seconds": "0.3", "measure_seconds": "1"}  # seconds where jobs of hours use minutes
+BUSY_PERCENT, LOOK_SECONDS = 20.0, 0.5  # CPU use by others above which a run means little; seconds of that measurement
+PATIENCE = 20.0  # limit of the jobs' time, as a multiple of their time alone, on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class TwinJob:
-    """A job of a twin: its kind, its steps, GPUs and cores (None: open), and when it comes."""
+    """A job of a twin: its kind, steps, GPUs and cores (None: open), and its arrival."""
 
     kind: str
     steps: int
@@ -66,7 +66,7 @@ class TwinJob:
     after_seconds: float = 0.0
 
     def role(self) -> Role:
-        """Say what it asks for."""
+        """Return its role."""
         return Role("worker", 1, Request(1000 * self.gpus, self.cores))
 
 
@@ -83,7 +83,7 @@ class Twin:
     tuned: tuple[tuple[str, str], ...] = tuple(TUNED.items())
 
     def flags(self) -> list[str]:
-        """Give the flags with which the mesh is started."""
+        """Return the flags of the mesh."""
         named = ["--queue", self.queue, "--placement", self.placement, "--allocator", self.allocator]
         options = [part for key, value in self.tuned for part in ("--option", f"allocator.{key}={value}")]
         return ["--gpus", f"fake:{GPUS}", *named, "--predictor", self.predictor, "--contention", "none", *options]
@@ -94,7 +94,7 @@ def _jobs(scale: float, *parts: tuple[str, int, int, int | None, float]) -> tupl
 
 
 def twins(scale: float) -> tuple[Twin, ...]:
-    """Make the twins of CODA, Xiao and AITurbo; 1 is some ten seconds of work each."""
+    """Return the twins of CODA, Xiao and AITurbo; scale 1 is about ten seconds of work each."""
     coda = _jobs(scale, ("level", 120, 2, None, 0), ("steep", 60, 0, 1, 0.2), ("steep", 60, 0, 1, 0.4))
     xiao = _jobs(scale, ("steep", 80, 1, None, 0), ("level", 80, 1, None, 0), ("steep", 80, 1, None, 0.2))
     aiturbo = _jobs(
@@ -119,8 +119,8 @@ class LiveTwin:
     seed: int
 
     def run(self, stopped: Stopped) -> Figures | None:
-        """Run it live, then simulate it with the rates that were measured. One runs at a time on a machine."""
-        with _alone(stopped) as mine:
+        """Run it live, then simulate it with the measured rates. Only one runs at a time on a machine."""
+        with _machine_lock(stopped) as mine:
             if not mine:
                 return None
             others = others_percent()
@@ -134,8 +134,8 @@ class LiveTwin:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a job wrote down: when its first step began and its last ended, and seconds of each step by CPUs."""
+class StepTimes:
+    """What a job recorded: the start of its first step, the end of its last, and the seconds of each step by CPUs."""
 
     begin_seconds: float
     end_seconds: float
@@ -143,17 +143,19 @@ class Told:
 
 
 def others_percent() -> float:
-    """Tell how much of the CPUs of a twin is taken now, while none runs: by whatever else this machine does."""
+    """Return the current use of a twin's CPUs by other processes, while no twin runs."""
     taken = psutil.cpu_percent(LOOK_SECONDS, percpu=True)
     return statistics.fmean(taken[cpu] for cpu in sorted(os.sched_getaffinity(0))[:CPUS])
 
 
-def run_live(twin: Twin, directory: Path, stopped: Stopped = lambda: False) -> tuple[list[live_mesh.Ran], list[Told]]:
+def run_live(
+    twin: Twin, directory: Path, stopped: Stopped = lambda: False
+) -> tuple[list[live_mesh.Ran], list[StepTimes]]:
     """Run a twin's jobs on a mesh of its own.
 
     Raises:
         LiveFailed: the mesh, or a job, failed.
-        LiveStopped: it was stopped; nothing runs on.
+        LiveStopped: stopped; nothing is left running.
     """
     cpus = sorted(os.sched_getaffinity(0))[:CPUS]
     if len(cpus) < CPUS:
@@ -163,7 +165,7 @@ def run_live(twin: Twin, directory: Path, stopped: Stopped = lambda: False) -> t
     alone_seconds = STEP_SECONDS * sum(job.steps for job in twin.jobs)
     with live_mesh.mesh(directory, cpus, twin.flags()) as mesh:
         ran = mesh.run(specs, seconds_max=PATIENCE * alone_seconds, stopped=stopped)
-    return ran, [_told(directory / f"{number}.json") for number in range(len(specs))]
+    return ran, [_read_step_times(directory / f"{number}.json") for number in range(len(specs))]
 
 
 def _spec(job: TwinJob, blocks: int, told: Path) -> JobSpec:
@@ -175,17 +177,17 @@ def _spec(job: TwinJob, blocks: int, told: Path) -> JobSpec:
         command=tuple(program),
         model=MODELS[job.kind],
         steps_total=job.steps,
-        profiled=False,  # the simulator takes no profiles either: the allocator's own trials find the cores
+        profiled=False,  # the simulator has no profiles either: the allocator's own trials find the cores
     )
 
 
-def _told(path: Path) -> Told:
+def _read_step_times(path: Path) -> StepTimes:
     found = json.loads(path.read_text())
-    return Told(found["begin"], found["end"], {int(cpus): took for cpus, took in found["took"].items()})
+    return StepTimes(found["begin"], found["end"], {int(cpus): took for cpus, took in found["took"].items()})
 
 
 def _block_seconds() -> float:
-    """Processor time of hashing one block."""
+    """Return the CPU time of hashing one block."""
     times = 20
     begin = time.thread_time()
     for _ in range(times):
@@ -194,8 +196,8 @@ def _block_seconds() -> float:
 
 
 @contextmanager
-def _alone(stopped: Stopped) -> Iterator[bool]:
-    """Wait until no other twin runs on this machine; False where it was stopped meanwhile."""
+def _machine_lock(stopped: Stopped) -> Iterator[bool]:
+    """Wait until no other twin runs on this machine; False if stopped."""
     with Path(__file__).open("rb") as mark:
         while not stopped():
             try:
@@ -209,11 +211,11 @@ def _alone(stopped: Stopped) -> Iterator[bool]:
 
 
 def compared(
-    twin: Twin, ran: Sequence[live_mesh.Ran], told: Sequence[Told], seed: int, *, others: float = 0.0
+    twin: Twin, ran: Sequence[live_mesh.Ran], told: Sequence[StepTimes], seed: int, *, others: float = 0.0
 ) -> Figures:
-    """Simulate the jobs with the rates that they had, and set the average completion times beside each other.
+    """Simulate the jobs with their measured rates, and compare the average completion times.
 
-    `others`: how much of the CPUs other work took around them, in percent.
+    `others`: use of the CPUs by other processes, in percent.
     """
     first = min(one.submitted_seconds for one in ran)
     result = simulator.simulate(
@@ -243,9 +245,9 @@ def compared(
     )
 
 
-def replayed(twin: Twin, ran: Sequence[live_mesh.Ran], told: Sequence[Told]) -> Iterator[simulator.TraceJob]:
-    """Give the jobs as the simulator takes them: in seconds of work, at reference speed if with GPUs."""
-    by_kind: dict[str, list[Told]] = {}
+def replayed(twin: Twin, ran: Sequence[live_mesh.Ran], told: Sequence[StepTimes]) -> Iterator[simulator.TraceJob]:
+    """Yield the jobs for the simulator: with work in seconds, at reference speed if they have GPUs."""
+    by_kind: dict[str, list[StepTimes]] = {}
     for job, own in zip(twin.jobs, told, strict=True):
         by_kind.setdefault(job.kind, []).append(own)
     rates = {kind: reference_rate(kind, those) for kind, those in by_kind.items()}
@@ -259,15 +261,15 @@ def replayed(twin: Twin, ran: Sequence[live_mesh.Ran], told: Sequence[Told]) -> 
         yield simulator.TraceJob(str(number), submitted, work, (job.role(),), kind, model=MODELS[job.kind])
 
 
-def _outside_seconds(one: live_mesh.Ran, own: Told) -> float:
-    """From the assignment to the first step, and from the last step to the end."""
+def _outside_seconds(one: live_mesh.Ran, own: StepTimes) -> float:
+    """Return the time from the assignment to the first step, and from the last step to the end."""
     return max(0.0, own.begin_seconds - one.assigned_seconds + one.ended_seconds - own.end_seconds)
 
 
-def reference_rate(kind: str, told: Sequence[Told]) -> float:
-    """Give the steps a second at reference speed that best explain what all jobs of a kind took.
+def reference_rate(kind: str, told: Sequence[StepTimes]) -> float:
+    """Return the rate at reference speed, in steps per second, that best explains the step times of a kind.
 
-    >>> reference_rate("level", [Told(0.0, 2.0, {1: [0.5, 0.5], 2: [0.5, 0.5]})])
+    >>> reference_rate("level", [StepTimes(0.0, 2.0, {1: [0.5, 0.5], 2: [0.5, 0.5]})])
     2.0
     """
     steps = sum(len(took) for one in told for took in one.took.values())
@@ -282,7 +284,7 @@ def _speed(kind: str, cores: int) -> float:
 
 
 class Twins:
-    """Whether simulation and life agree."""
+    """Whether simulation and live runs agree."""
 
     name = "twins"
     title = "Live twins: the same jobs on a real mesh and in the simulator"
@@ -294,21 +296,21 @@ class Twins:
         f"a mesh of its own in a child process, with SQLite, on {CPUS} CPUs of this machine and {GPUS} declared GPUs",
         "jobs are real processes: `steep` ones do a fixed amount of work in each step on as many threads as they have"
         " CPUs, `level` ones wait for a declared accelerator",
-        "the simulator has the rates that the same run measured, for each kind the one that explains all steps best;"
-        " how they depend on cores is as it has it for ResNet-18 and for an LSTM: nearly in proportion, and level",
-        "what passes from the assignment to the first step and from the last step to the end is counted as work, for"
+        "the simulator uses the rates that the same run measured, for each kind the one that explains all steps best;"
+        " their dependence on cores is that of ResNet-18 and of an LSTM: nearly proportional, and level",
+        "the time from the assignment to the first step and from the last step to the end counts as work, because"
         " the simulator starts and ends jobs at once",
         "warm-up and measurement of the allocators are a second instead of minutes, in both",
-        "jobs come when they came live",
+        "jobs arrive at the same times as live",
     )
     unsaid = (
-        "not modelled: the time from submission to assignment where room is free, the time between the end of a process"
-        " and the next assignment, and what the mesh itself takes of the CPUs",
-        "other work on this machine slows live jobs unevenly, which measured rates even out; the spread tells",
+        "not modeled: the time from submission to assignment if resources are free, the time between a process' end"
+        " and the next assignment, and the CPU use of the mesh itself",
+        "other processes on this machine slow down live jobs unevenly, which measured rates average out",
     )
 
     def cases(self, asked: Asked) -> Sequence[Case]:
-        """Run each twin, with `quick` once."""
+        """Return each twin, with `quick` once."""
         seeds = asked.seeds[:1] if asked.quick else asked.seeds
         return [
             Case(twin.name, "live", seed, LiveTwin(twin, seed), repeatable=False)
@@ -317,7 +319,7 @@ class Twins:
         ]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Set live beside simulated."""
+        """Return live beside simulated."""
         names = [twin.name for twin in twins(1.0)]
         (claim,) = self.claims
         measured = tuple(
@@ -328,9 +330,9 @@ class Twins:
 
 
 def _why(done: Done, name: str) -> str:
-    """Warn where the machine did other things."""
+    """Warn if the machine was busy."""
     others = done.mean(name, "live", "others_percent")
-    told = f"other work took {others:.0f} % of the CPUs just before or after: a quiet machine would say more"
+    told = f"other processes used {others:.0f} % of the CPUs just before or after: an idle machine would say more"
     return told if others >= BUSY_PERCENT else ""
 
 
@@ -339,7 +341,7 @@ FIGURES = {
     "simulated_seconds": ("simulated (s)", ".2f"),
     "ratio": ("live ÷ simulated", ".3f"),
     "outside_seconds": ("start and end (s)", ".2f"),
-    "others_percent": ("CPUs taken by others (%)", ".0f"),
+    "others_percent": ("CPUs used by others (%)", ".0f"),
     "live_makespan_seconds": ("makespan, live (s)", ".2f"),
     "simulated_makespan_seconds": ("simulated makespan (s)", ".2f"),
 }
@@ -356,7 +358,7 @@ def _chart(done: Done, names: Sequence[str]) -> Chart:
         line_of(label, [done.spread(name, "live", figure) for name in names])
         for label, figure in (("live", "live_seconds"), ("simulated", "simulated_seconds"))
     )
-    title, caption = "Average completion time, live and simulated", "Nearer to each other is better."
+    title, caption = "Average completion time, live and simulated", "Closer to each other is better."
     return Chart("twins", title, caption, Shape.BARS, "", "seconds", tuple(names), lines)
 
 

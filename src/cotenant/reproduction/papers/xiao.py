@@ -33,10 +33,10 @@ from cotenant.reproduction.model import (
 )
 from cotenant.reproduction.papers.xiao_jobs import (
     ARMS,
-    BEFOREHAND,
     BY_ITSELF,
     CROWDED,
     EQUAL,
+    KNOWN_THETA,
     LEARNED,
     ROLES,
     SWEEPS,
@@ -75,12 +75,18 @@ SOURCE = "poster [P]"
 WHY = {  # by the baseline and the figure
     (EQUAL.name, "utilisation_percent"): "equal shares starve only the models that need more than their share; on"
     " servers with six cores a GPU that is half of the poster's, with three most of Synergy's vision models",
-    (EQUAL.name, "jct_seconds"): "no job can be faster than with all the cores that it can use, which bounds the gain:"
-    " the rows with perfect predictions show how far",
-    (CROWDED.name, "utilisation_percent"): "a job that is alone on its server has all cores, and what crowding costs is"
-    " the mildest that anybody measured; with the worst, 8.4 times (pytorch/pytorch#3021), any way would be better",
-    (CROWDED.name, "jct_seconds"): "cores that are shared go to whoever can use them; were crowding free, that would be"
-    " about as good as knowing θ beforehand, so that all there is to gain is what crowding costs",
+    (EQUAL.name, "jct_seconds"): "no job can be faster than with all the cores it can use, which bounds the gain:"
+    " the rows with perfect predictions show by how much",
+    (
+        CROWDED.name,
+        "utilisation_percent",
+    ): "a job that is alone on its server has all cores, and the cost of oversubscription is"
+    " the mildest published measurement; with the worst, 8.4 times (pytorch/pytorch#3021), any arm would be better",
+    (
+        CROWDED.name,
+        "jct_seconds",
+    ): "shared cores go to the jobs that can use them; if oversubscription were free, that would be"
+    " about as good as knowing θ in advance, so all there is to gain is the cost of oversubscription",
     (ROLES.name, "utilisation_percent"): "four cores a GPU are few for the poster's models; on servers with three cores"
     " a GPU they are more than a fair share, so that jobs run as fast as ours and GPUs stand idle without cores",
     (ROLES.name, "jct_seconds"): "where cores are few, shares by role leave GPUs idle and jobs wait; where they are"
@@ -90,16 +96,16 @@ WHY = {  # by the baseline and the figure
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """A model whose curve is measured as the design says, with noise, and fitted.
+    """A model whose curve is measured by the experiment design, with noise, and fitted.
 
-    The curve is the poster's form with its θ, or as Synergy measured it.
+    The curve is the poster's form with its θ, or as measured by Synergy.
     """
 
     model: str
     seed: int
 
     def run(self, stopped: Stopped) -> Figures | None:
-        """Measure until the design wants no more."""
+        """Measure until the design is complete."""
         truth, rng = true_rates(self.model), np.random.default_rng([self.seed, *self.model.encode()])
         points: list[Point] = []
         while planned := experiment_design.plan(points, CORES_MAX).cores:
@@ -120,7 +126,7 @@ class Learning:
 
 
 def true_rates(model: str) -> dict[int, float]:
-    """Give a model's rates by cores, as shares of the best."""
+    """Return a model's rates by cores, as shares of the best."""
     if theta := BEST_CORES.get(model):
         return {cores: rate_of(theta, cores) for cores in range(1, CORES_MAX + 1)}
     known = model_of(model) or Model(model, "")
@@ -130,12 +136,12 @@ def true_rates(model: str) -> dict[int, float]:
 
 
 def best_cores(model: str) -> int:
-    """Tell the fewest cores with the best speed."""
+    """Return the fewest cores with the best speed."""
     return next(cores for cores, rate in true_rates(model).items() if rate >= 1.0 - 1e-9)
 
 
 def rate_of(theta: int, cores: int) -> float:
-    """Tell a model's rate as a share of its best: P₀·log C + P₁·C below θ.
+    """Return a model's rate as a share of its best: P₀·log C + P₁·C below θ.
 
     >>> rate_of(8, 8), rate_of(1, 24), round(rate_of(8, 2), 2)
     (1.0, 1.0, 0.29)
@@ -146,53 +152,53 @@ def rate_of(theta: int, cores: int) -> float:
 
 
 class Xiao:
-    """How many cores a job needs, and what a wrong count costs."""
+    """The cores a job needs, and the cost of a wrong number."""
 
     name = "xiao"
     title = "Scheduling CPU for GPU-based Deep Learning Jobs"
     reference = "Xiao et al., SoCC 2018 (poster)"
     assumptions = (
-        "for the predictor's error the eight models have the poster's form of curve with the poster's best core counts,"
+        "for the predictor's error the eight models have the poster's form of curve and its best core counts,"
         f" others the rates that Synergy measured; rates are measured with a relative noise of {NOISE:.0%}",
-        "jobs have one GPU each, as the poster's do, and one of the eight models, or of Synergy's, with equal chances;"
-        " how fast they are on so many cores is as the simulator has it (docs/simulator-physics.md)",
-        "how long they run, at 3 cores, is drawn from openb's pods that ran for a minute to a day",
-        "servers have 24 cores as the poster's machine, and 4 GPUs, or 8 as Synergy's servers",
-        "a GPU is taken as fully used while its job runs as fast as any number of cores makes it, and in proportion"
-        " where too few starve it; utilisation is the mean over the time that jobs hold GPUs",
-        "with learned curves a model is known by those of its jobs that ran before, and the allocator tries core counts"
-        " on those that run; rates have a noise of 2 %, and all options are defaults",
+        "jobs have one GPU each, like the poster's, and one of the eight models, or of Synergy's, drawn uniformly;"
+        " their speed by cores is that of the simulator (docs/simulator-physics.md)",
+        "their run time, at 3 cores, is drawn from openb's pods that ran for a minute to a day",
+        "servers have 24 cores like the poster's machine, and 4 GPUs, or 8 like Synergy's servers",
+        "a GPU counts as fully used while its job runs at its maximum speed over all core counts, and in proportion"
+        " if too few cores starve it; utilization is the mean over the time that jobs hold GPUs",
+        "with learned curves a model is known from its earlier jobs, and the allocator tries core counts"
+        " on running jobs; rates have a noise of 2 %, and all options are defaults",
         "without isolation the cores of a server are shared max-min fairly, a job that wants more than it gets has as"
         " many threads as the server has cores, and with 2.5 threads a core 29.5 % of their work is lost"
-        " (docs/simulator-physics.md tells from where)",
-        "in the sweeps the best load is judged, which is the one with the largest mean over the seeds; the tables show"
-        " every load. A load is the GPU time that jobs need at 3 cores over that which there is while they come",
-        "the order is fifo: nobody is stopped for another",
+        " (docs/simulator-physics.md gives the sources)",
+        "in the sweeps the best load is judged, the one with the largest mean over the seeds; the tables show"
+        " every load. A load is the GPU time that jobs need at 3 cores over the available GPU time while they arrive",
+        "the order is fifo: no job is stopped for another",
     )
     unsaid = (
-        "the parameters of the eight curves: only their best core counts are told",
+        "the parameters of the eight curves: only their best core counts are given",
         "the mix of jobs, how many there were, and on how many machines",
-        "which of its three baselines the headline figures are against: each is tried",
-        "how crowded its machines were: that decides how much of a gain in speed becomes one in completion time",
+        "which of its three baselines the headline figures refer to: each is tried",
+        "the load of its machines, which decides how much of a gain in speed becomes one in completion time",
         "what its jobs lost without isolation",
-        "whether the utilisation is of all GPUs or of those in use: with a given amount of work that of all GPUs only"
-        " says how long the last job took",
+        "whether the utilization is of all GPUs or of those in use: with a given amount of work that of all GPUs only"
+        " reflects how long the last job took",
     )
 
     @cached_property
     def claims(self) -> Sequence[Claim]:
-        """The gain over each of the baselines in utilisation and completion time."""
+        """The gain over each of the baselines in utilization and completion time."""
         return tuple(
             claim
             for base in (one.name for one in BASES)
             for claim in (
-                Claim(f"utilisation, {base}", f"GPU utilisation over {base}", 19.0, "%", Better.HIGHER, SOURCE),
+                Claim(f"utilisation, {base}", f"GPU utilization over {base}", 19.0, "%", Better.HIGHER, SOURCE),
                 Claim(f"jct, {base}", f"average JCT against {base}", -34.0, "%", Better.LOWER, SOURCE),
             )
         )
 
     def cases(self, asked: Asked) -> Sequence[Case]:
-        """Run each arm on each workload and at each load, and learn each curve."""
+        """Return each arm on each workload and at each load, and each curve to learn."""
         pairs = [(workload, _arms_of(asked)) for workload in workloads(asked)]
         pairs += [(point, SWEPT_ARMS) for sweep in SWEEPS for point in sweep.points(asked).values()]
         replays = [
@@ -209,7 +215,7 @@ class Xiao:
         return [*replays, *learnt]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """Judge the gains, and set the cores that were found beside those that are best."""
+        """Return the gains, and the found cores beside the best ones."""
         names = [workload.name for workload in workloads(asked)]
         swept = [(sweep, sweep.points(asked)) for sweep in SWEEPS]
         return Findings(
@@ -229,20 +235,20 @@ class Xiao:
         )
 
     def _pairs(self) -> Iterator[tuple[Arm, Claim, str]]:
-        """Give each claim with its baseline and the figure that it is about."""
+        """Yield each claim with its baseline and its figure."""
         figures = ("utilisation_percent", "jct_seconds") * len(BASES)
         bases = (base for base in BASES for _ in range(2))
         yield from zip(bases, self.claims, figures, strict=True)
 
     def _measured(self, done: Done, workload: str) -> Iterator[Measured]:
-        for arm, learned in ((LEARNED, True), (BEFOREHAND, False)):
+        for arm, learned in ((LEARNED, True), (KNOWN_THETA, False)):
             for base, claim, figure in self._pairs():
                 gain = done.versus(workload, arm.name, base.name, figure, gain_percent)
                 why = WHY[base.name, figure] if learned else ""
                 yield Measured(claim, workload, arm.name, base.name, gain, learned, why)
 
     def _best(self, done: Done, sweep: Sweep, points: Mapping[float, Workload]) -> Iterator[Measured]:
-        """Judge each claim at the load at which it does best in the mean."""
+        """Yield each claim at the load with its best mean."""
         for base, claim, figure in self._pairs():
             sign = 1 if claim.better is Better.HIGHER else -1
             gains = {
@@ -257,7 +263,7 @@ class Xiao:
 
 
 def _all_in_words(gains: Mapping[float, Spread]) -> str:
-    """Name the mean gain at each load."""
+    """Return the mean gain at each load as text."""
     return ", ".join(f"{gain.mean:+.1f} % at {load:g}" for load, gain in gains.items())
 
 
@@ -267,13 +273,13 @@ def _arms_of(asked: Asked) -> Sequence[Arm]:
 
 BASES = (EQUAL, ROLES, CROWDED)  # in the order of the claims
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({EIGHT: tuple(BEST_CORES), MEASURED: PROFILED})
-FIGURES = {  # what a table shows: its column and how it is written
+FIGURES = {  # columns of the table: title and number format
     "jct_seconds": ("average JCT (s)", ".0f"),
     "makespan_seconds": ("makespan (s)", ".0f"),
-    "utilisation_percent": ("utilisation of held GPUs (%)", ".1f"),
+    "utilisation_percent": ("utilization of held GPUs (%)", ".1f"),
     "run_seconds": ("average run (s)", ".0f"),
     "cores_percent": ("cores held (%)", ".1f"),
-    "resizes": ("changes of cores for each job", ".1f"),
+    "resizes": ("changes of cores per job", ".1f"),
 }
 
 
@@ -284,11 +290,11 @@ def _swept(done: Done, sweep: Sweep, points: Mapping[float, Workload]) -> Table:
         rows.append((load, *(done.mean(point.name, arm.name, name) for arm, name in figures)))
     return Table(
         f"sweep-{slug(sweep.name)}",
-        f"Average JCT and utilisation by load: {sweep.name}",
+        f"Average JCT and utilization by load: {sweep.name}",
         (
             "load",
             *(f"JCT (s), {arm.name}" for arm in SWEPT_ARMS),
-            *(f"utilisation (%), {arm.name}" for arm in SWEPT_ARMS),
+            *(f"utilization (%), {arm.name}" for arm in SWEPT_ARMS),
         ),
         ("g", *(".0f" for _ in SWEPT_ARMS), *(".1f" for _ in SWEPT_ARMS)),
         tuple(rows),
@@ -306,8 +312,8 @@ def _by_load(done: Done, sweep: Sweep, points: Mapping[float, Workload]) -> Char
         lines.append(line_of(f"against {base.name}", spreads, math.nan))
     return Chart(
         f"load-{slug(sweep.name)}",
-        f"How much earlier jobs are done, by load: {sweep.name}",
-        "Higher is better. Shades reach from the least to the most over the seeds; the dashed line is the poster's.",
+        f"Reduction of the average JCT by load: {sweep.name}",
+        "Higher is better. Shades cover all seeds; the dashed line is the poster's.",
         Shape.LINES,
         "load",
         "average JCT shorter by (%)",
@@ -328,13 +334,13 @@ def _curves(done: Done, group: str) -> Table:
 
 def _gains(done: Done, names: Sequence[str]) -> Chart:
     lines = []
-    for arm in (LEARNED, BEFOREHAND, UNCROWDED):
+    for arm in (LEARNED, KNOWN_THETA, UNCROWDED):
         spreads = [done.versus(name, arm.name, EQUAL.name, "jct_seconds", _shorter_percent) for name in names]
         lines.append(line_of(arm.name, spreads))
     return Chart(
         "jct",
-        "How much earlier jobs are done than with equal shares, on average",
-        "Higher is better. Strokes reach from the least to the most over the seeds; the dashed line is the poster's.",
+        "Average reduction of JCT compared with equal shares",
+        "Higher is better. Strokes span all seeds; the dashed line is the poster's.",
         Shape.BARS,
         "",
         "shorter by (%)",
@@ -349,7 +355,7 @@ def _cores_found(done: Done) -> Chart:
     return Chart(
         "cores",
         "Cores for the best speed of the poster's eight models",
-        "Nearer is better. Found from some noisy rates of each; means over the seeds.",
+        "Closer is better. Found from some noisy rates of each; means over the seeds.",
         Shape.BARS,
         "",
         "cores",

@@ -1,4 +1,4 @@
-"""The jobs on which Xiao's ways to share cores are compared, and the ways themselves."""
+"""The jobs of Xiao's comparison, and the ways to share cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.model_name import Model, model_of
 from cotenant.core.model.node import NodeShape
 from cotenant.core.policy.protocols import CpuAllocator, Sizing
-from cotenant.core.sizing.resize import Running
+from cotenant.core.sizing.resize import ResizableJob
 from cotenant.policies.xiao import Xiao
 from cotenant.reproduction import openb_mix
 from cotenant.reproduction.model import Asked, Data, Figures, Stopped
@@ -28,7 +28,7 @@ SWEPT_HOURS = 10.0
 TRACE = "synergy/static_100job_6_3_1100.0"
 
 
-class Beforehand(Xiao):
+class KnownTheta(Xiao):
     """Xiao's allocator with θ of every model known in advance: a bound for what can be learned."""
 
     name = "xiao"
@@ -37,7 +37,7 @@ class Beforehand(Xiao):
         """Start with θ."""
         return super().size(spec, _knowing(spec, estimate), shapes)
 
-    def resize(self, running: Running, now: float) -> Sizing | None:
+    def resize(self, running: ResizableJob, now: float) -> Sizing | None:
         """Stay at θ."""
         return super().resize(replace(running, estimate=_knowing(running.spec, running.estimate)), now)
 
@@ -57,7 +57,7 @@ def _speeds(model: Model) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to share cores, and what it knows; `isolation`: whether jobs have their cores for themselves."""
+    """A way to share cores, and its knowledge; `isolation`: whether jobs have their cores to themselves."""
 
     name: str
     allocator: str
@@ -65,8 +65,8 @@ class Arm:
     isolation: str = "exclusive"
 
     def made(self) -> CpuAllocator | str:
-        """Make its allocator."""
-        return Beforehand() if self.predictor == "known" else self.allocator
+        """Return its allocator."""
+        return KnownTheta() if self.predictor == "known" else self.allocator
 
 
 ROLES, EQUAL = Arm("shares by role", "role-based"), Arm("equal shares", "proportional")
@@ -74,14 +74,14 @@ CROWDED = Arm("no isolation", "proportional", isolation="none")
 UNCROWDED = Arm("no isolation, were crowding free", "proportional", isolation="ideal")
 LEARNED = Arm("Xiao, curves learned", "xiao", "xiao-piecewise")
 BY_ITSELF = Arm("Xiao, the allocator's own trials", "xiao")
-BEFOREHAND = Arm("Xiao, θ known beforehand", "xiao", "known")
-ARMS = (CROWDED, UNCROWDED, ROLES, EQUAL, LEARNED, BY_ITSELF, BEFOREHAND)
+KNOWN_THETA = Arm("Xiao, θ known beforehand", "xiao", "known")
+ARMS = (CROWDED, UNCROWDED, ROLES, EQUAL, LEARNED, BY_ITSELF, KNOWN_THETA)
 SWEPT_ARMS = (CROWDED, ROLES, EQUAL, LEARNED)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """So many jobs of some models; they come over some hours, or all at once. Without models: Synergy's trace."""
+    """A number of jobs of some models, over some hours or all at once. Without models: Synergy's trace."""
 
     name: str
     models: tuple[str, ...]
@@ -91,18 +91,18 @@ class Workload:
     hours: float = 0.0
 
     def cluster(self) -> simulator.Cluster:
-        """Make its servers."""
+        """Return its servers."""
         return simulator.Cluster(self.name, (NodeShape(self.gpus, CORES),) * self.servers, ("",) * self.servers)
 
     def trace(self, data: Data, seed: int) -> simulator.Trace:
-        """Draw its jobs.
+        """Return its jobs.
 
         Raises:
-            BadData: the directory of data does not hold the trace.
+            BadData: the data directory does not contain the trace.
         """
         if not self.models:
             found = data.file(TRACE)
-            assert found, "this workload is of the directory of data alone"
+            assert found, "this workload needs the data directory"
             return simulator.load(found, "synergy")
         rng, lasting = np.random.default_rng([seed, self.jobs]), [seconds for _, seconds in openb_mix.pods(data)]
         at = np.sort(rng.uniform(0.0, 3600.0 * self.hours, self.jobs)) if self.hours else np.arange(self.jobs) / 1000
@@ -126,7 +126,7 @@ PUBLIC = Workload("Synergy's trace of 100 jobs", (), servers=4, gpus=8)
 
 
 def workloads(asked: Asked) -> Sequence[Workload]:
-    """Say what is run."""
+    """Return the workloads."""
     if asked.quick:
         return (NC24, DENSE)
     return (NC24, CALM, DENSE, PUBLIC) if asked.data.directory else (NC24, CALM, DENSE)
@@ -134,9 +134,9 @@ def workloads(asked: Asked) -> Sequence[Workload]:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Jobs like those of a workload, which come over ten hours, ever more of them.
+    """Jobs like those of a workload, over ten hours, at increasing loads.
 
-    A load is the GPU time that they would need at 3 cores, as it is in the mean of many, over that which there is.
+    A load is the GPU time that they need on average at 3 cores, relative to the available GPU time.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Sweep:
     loads_quick: tuple[float, ...]
 
     def points(self, asked: Asked) -> Mapping[float, Workload]:
-        """Give the workload at each load."""
+        """Return the workload at each load."""
         return {load: self._at(load) for load in (self.loads_quick if asked.quick else self.loads)}
 
     def _at(self, load: float) -> Workload:
@@ -200,7 +200,7 @@ class Replay:
 
 
 def _unstarved_seconds(trace: simulator.Trace) -> float:
-    """Mean time for which jobs would hold their GPUs if no cores were missing: as long as these have to compute."""
+    """Return the mean time that jobs would hold their GPUs with enough cores: their compute time."""
     models = {job.model: model_of(job.model) for job in trace.jobs}
     best = {name: max(_speeds(model)) if model else 1.0 for name, model in models.items()}
     return float(np.mean([job.work_seconds / best[job.model] for job in trace.jobs]))

@@ -1,1 +1,1 @@
-"""The clusters of simulations: from a shorthand or a file."""
+"""Clusters of simulations, from a shorthand or a file."""

@@ -1,6 +1,6 @@
-"""The cluster of a simulation: `6x8` (nodes × GPUs), `6x8x48` (× cores), or a file that says everything.
+"""The cluster of a simulation: `6x8` (nodes × GPUs), `6x8x48` (× cores), or a file with all details.
 
-What files there are is said in `cluster_files`.
+`cluster_files` documents the file formats.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SHORT = re.compile(r"(\d{1,9})x(\d{1,9})(?:x(\d{1,9}))?")
 
 
 class BadCluster(Exception):
-    """A cluster that cannot be understood, and why, in one sentence."""
+    """An invalid cluster; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Some nodes that are alike. A memory bandwidth of 0 bytes/s is not told."""
+    """A number of equal nodes. A memory bandwidth of 0 bytes/s means unknown."""
 
     shape: NodeShape
     rack: str = ""
@@ -42,10 +42,10 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The nodes of a simulation; `name` is how the user called it. What is told of each node stands in parallel tuples.
+    """The nodes of a simulation, as parallel tuples; `name` is what the user wrote.
 
-    `memory_bandwidths` are peaks in bytes/s, 0 where the cluster does not tell; `numa_nodes` counts each node's
-    memory domains. Both may be left out.
+    `memory_bandwidths` are peaks in bytes/s, 0 if unknown; `numa_nodes` counts each node's memory domains. Both may be
+    left out.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Cluster:
 
     @property
     def server_gpus(self) -> int:
-        """GPUs of the node that has the most."""
+        """GPUs of the node with the most."""
         return max((shape.gpus for shape in self.shapes), default=0)
 
     @property
@@ -76,30 +76,30 @@ class Cluster:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all nodes; 0 where the cluster does not tell."""
+        """Memory of all nodes; 0 if unknown."""
         return sum(shape.memory_bytes for shape in self.shapes)
 
     def ledger(self) -> Ledger:
-        """Open a ledger in which all of it is free."""
+        """Return a ledger with all of it free."""
         return Ledger(self.shapes, self.racks)
 
 
 def parse_cluster(text: str) -> Cluster:
-    """Read a cluster: `NxG`, `NxGxC` or the path of a file.
+    """Return a cluster from `NxG`, `NxGxC` or the path of a file.
 
     >>> cluster = parse_cluster("6x8")
     >>> len(cluster.shapes), cluster.gpus, cluster.cores
     (6, 48, 144)
 
     Raises:
-        BadCluster: it is neither, or the file does not say what it should.
+        BadCluster: it is neither, or the file is invalid.
     """
     if short := _SHORT.fullmatch(text.strip().lower()):
         return _cluster(text, [_short(text, int(short[1]), int(short[2]), short[3])])
     path = Path(text)
     try:
         found = path.is_file()
-    except OSError:  # no name that a file may have
+    except OSError:  # not a possible file name
         found = False
     if not found:
         raise BadCluster(f"cluster {shown(text)} is neither NxG[xC], such as 6x8 or 6x8x48, nor a file")
@@ -107,7 +107,7 @@ def parse_cluster(text: str) -> Cluster:
 
     if snapshots.is_snapshot(path):
         return _of_snapshot(text, snapshots.read(path))
-    from cotenant.simulator.clusters import cluster_files  # reading YAML is half of a short simulation's start
+    from cotenant.simulator.clusters import cluster_files  # importing YAML is half of a short simulation's start-up
 
     return _cluster(text, cluster_files.read(path))
 
@@ -130,7 +130,7 @@ def _short(text: str, nodes: int, gpus: int, cores: str | None) -> NodeKind:
         ("cores", shape.cores, 0, PER_NODE_MAX * CORES_PER_GPU),
     ):
         if not least <= count <= most:
-            raise BadCluster(f"{text}: {what}: expected a whole number from {least} to {most}, found '{count}'")
+            raise BadCluster(f"{text}: {what}: expected an integer from {least} to {most}, found '{count}'")
     if not (shape.gpus or shape.cores):
         raise BadCluster(f"{text}: expected GPUs or cores, found neither")
     return NodeKind(shape, count=nodes)
@@ -139,7 +139,7 @@ def _short(text: str, nodes: int, gpus: int, cores: str | None) -> NodeKind:
 def _cluster(name: str, kinds: Sequence[NodeKind]) -> Cluster:
     count = sum(kind.count for kind in kinds)
     if not 1 <= count <= NODES_MAX:
-        raise BadCluster(f"cluster {name} has {count} nodes; from 1 to {NODES_MAX} were expected")
+        raise BadCluster(f"cluster {name} has {count} nodes; expected 1 to {NODES_MAX}")
     nodes = [kind for kind in kinds for _ in range(kind.count)]
     return Cluster(
         name,

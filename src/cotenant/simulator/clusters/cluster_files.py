@@ -1,15 +1,15 @@
 """Files that describe a cluster.
 
-YAML or JSON, a list of kinds of node or an object with that list under `nodes`; every key may be left out:
+YAML or JSON: a list of kinds of nodes, or an object with that list under `nodes`; every key is optional:
 
     nodes:
       - {count: 4, gpus: 8, cores: 96, memory_bytes: 549755813888, gpu_type: A100, rack: r1, shareable: true,
          numa_nodes: 2, memory_bandwidth_bytes_per_second: 380000000000}
       - {count: 2, gpus: 0, cores: 64}
 
-Or one of two published kinds of CSV, known by their columns:
+Or one of two published CSV formats, detected by their columns:
 - a node a row, `sn, cpu_milli, memory_mib, gpu, model` (Alibaba's openb, used by FGD, ATC'23 [D]). Its GPUs can be
-  shared, as they were where the list is from; cores are whole ones, rounded down.
+  shared, as in the cluster of the list; cores are rounded down to whole cores.
 - one row for all, `num_switch, num_node_p_switch, num_gpu_p_node, num_cpu_p_node, mem_p_node` (Tiresias, NSDI'19, and
   Muri [D]). A switch is a rack; memory is in GB.
 """
@@ -49,10 +49,10 @@ KEYS = (
 
 
 def read(path: Path) -> list[NodeKind]:
-    """Read a cluster's kinds of nodes.
+    """Return a cluster's kinds of nodes.
 
     Raises:
-        BadCluster: the file does not say what it should; names the line.
+        BadCluster: the file is invalid; the message names the line.
     """
     try:
         with open_text(path) as text:
@@ -87,7 +87,7 @@ def _openb(row: Row) -> list[NodeKind]:
         shareable=gpus > 0,
     )
     if not (shape.gpus or shape.cores):
-        raise row.bad("cpu_milli", "a whole core at least where there is no GPU")
+        raise row.bad("cpu_milli", "at least one whole core if there is no GPU")
     return [NodeKind(shape)]
 
 
@@ -111,15 +111,15 @@ _TABLES: Mapping[tuple[str, ...], Callable[[Row], list[NodeKind]]] = {
 
 
 def _document(source: str, text: str) -> list[NodeKind]:
-    """Read YAML, which JSON is too. It is composed first, for only so is known where each thing stands."""
+    """Return the nodes of YAML or JSON text. It is composed first, because only then line numbers are known."""
     try:
         loader = yaml.SafeLoader(text)
         entries = _entries(source, loader, loader.get_single_node())
         return [_Kind(source, f"nodes[{number}]", loader, entry).read() for number, entry in enumerate(entries)]
     except yaml.YAMLError as error:
         raise BadCluster(f"cluster file {source} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
-    except ValueError as error:  # a date such as 2024-13-01, an endless number
-        raise BadCluster(f"cluster file {source} has a value that cannot be: {error}") from error
+    except ValueError as error:  # a date such as 2024-13-01, or a number too long
+        raise BadCluster(f"cluster file {source} has an invalid value: {error}") from error
     except RecursionError as error:
         raise BadCluster(f"cluster file {source} is nested too deeply") from error
 
@@ -128,7 +128,9 @@ def _entries(source: str, loader: yaml.SafeLoader, root: yaml.Node | None) -> li
     if isinstance(root, yaml.MappingNode):
         for key, value in root.value:
             if key.value != "nodes":
-                raise BadCluster(f"{source}, {_line(key)}: {key.value!r} is no key of a cluster; only 'nodes' is")
+                raise BadCluster(
+                    f"{source}, {_line(key)}: unknown key {key.value!r}; the only key of a cluster is 'nodes'"
+                )
             root = value
     if not isinstance(root, yaml.SequenceNode) or not root.value:
         found = shown(str(loader.construct_object(root, deep=True) if root else None))
@@ -142,7 +144,7 @@ def _line(node: yaml.Node) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One kind of node under way: knows where it stands, so that errors can say it."""
+    """One kind of node being read, with its place in the file for errors."""
 
     source: str
     place: str
@@ -177,9 +179,11 @@ class _Kind:
         for key, value in self.entry.value:
             name = str(key.value)
             if name not in KEYS:
-                raise self._bad(name, f"is no key of a node{did_you_mean(name, KEYS)}; {', '.join(KEYS)} are", key)
+                raise self._bad(
+                    name, f"unknown key{did_you_mean(name, KEYS)}; the keys of a node are {', '.join(KEYS)}", key
+                )
             if name in given:
-                raise self._bad(name, "stands there twice", key)
+                raise self._bad(name, "occurs twice", key)
             given[name] = value, self.loader.construct_object(value, deep=True)
         return given
 
@@ -188,12 +192,12 @@ class _Kind:
     ) -> int:
         node, value = given.get(key, (self.entry, default))
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._bad(key, f"expected a whole number from {least} to {most}, found {shown(str(value))}", node)
+            raise self._bad(key, f"expected an integer from {least} to {most}, found {shown(str(value))}", node)
         return value
 
     def _bandwidth(self, given: Mapping[str, tuple[yaml.Node, Any]], key: str) -> float:
         node, value = given.get(key, (self.entry, 0))
-        try:  # YAML takes 380e9 for a text, for it wants a dot and a sign in there
+        try:  # YAML reads 380e9 as a string, since it requires a dot and a sign
             number = -1.0 if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = -1.0
@@ -206,7 +210,7 @@ class _Kind:
     def _text(self, given: Mapping[str, tuple[yaml.Node, Any]], key: str) -> str:
         node, value = given.get(key, (self.entry, ""))
         if not isinstance(value, str):
-            raise self._bad(key, f"expected a text, found {shown(str(value))}", node)
+            raise self._bad(key, f"expected a string, found {shown(str(value))}", node)
         return value
 
     def _switch(self, given: Mapping[str, tuple[yaml.Node, Any]], key: str) -> bool:

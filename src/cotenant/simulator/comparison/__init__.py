@@ -1,1 +1,1 @@
-"""Comparing arms: the same trace on the same cluster, with other choices."""
+"""Comparison of arms: the same trace on the same cluster under different choices."""

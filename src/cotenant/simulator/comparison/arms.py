@@ -1,8 +1,8 @@
 """Arms of a comparison, as users write them.
 
 `fifo`, `fifo:mode=backfill:…` is a queue policy with its options. `ours=borda-mlfq,placement=count,queue.levels=2` is a
-label with choices: the queue policy, then other groups by name and options as group.key=value. What an arm does not
-say is as in the scenario that all share. A value may hold commas: `a=las,queue.thresholds=3250,7200`.
+label with choices: the queue policy, then other groups by name and options as group.key=value. Unspecified choices come
+from the shared scenario. A value may contain commas: `a=las,queue.thresholds=3250,7200`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ LABEL_LENGTH_MAX = 80
 
 
 class BadArm(Exception):
-    """An arm that cannot be understood, and why, in one sentence."""
+    """An invalid arm; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedArm:
-    """One of the things compared: what it is called, and what is simulated."""
+    """One of the compared arms: its label, and its scenario."""
 
     label: str
     scenario: Scenario
 
 
 def arms_of(names: Sequence[str], labelled: Sequence[str], shared: Scenario) -> tuple[ComparedArm, ...]:
-    """Read arms: `names` are queue policies, each perhaps with options, `labelled` are labels with choices.
+    """Return arms: `names` are queue policies, each with optional options, `labelled` are labels with choices.
 
     >>> [arm.label for arm in arms_of(["fifo", "las:steal=2"], ["a=fifo,placement=count"], Scenario("t", "1x1"))]
     ['fifo', 'las:steal=2', 'a']
 
     Raises:
-        BadArm: one cannot be understood, there is none, or two have one label.
+        BadArm: an arm is invalid, there is none, or two have the same label.
     """
     arms = [*(_named(text, shared) for text in names), *(_labelled(text, shared) for text in labelled)]
     if not arms:
@@ -47,7 +47,7 @@ def arms_of(names: Sequence[str], labelled: Sequence[str], shared: Scenario) -> 
         raise BadArm(f"there are {len(arms)} arms; at most {ARMS_MAX} can be compared at once")
     labels = [arm.label for arm in arms]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise BadArm(f"two arms are called {shown(twice)}; --arm LABEL=… gives an arm a label of its own")
+        raise BadArm(f"two arms are called {shown(twice)}; --arm LABEL=… gives an arm its own label")
     return tuple(arms)
 
 
@@ -77,7 +77,7 @@ def _labelled(text: str, shared: Scenario) -> ComparedArm:
 
 
 def _choices(text: str, rest: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Read what stands behind the label: names of policies by group, and options by group and key."""
+    """Return what follows the label: names of policies by group, and options by group and key."""
     names: dict[str, str] = {}
     options: dict[str, dict[str, str]] = {}
     for number, choice in enumerate(_pieces(rest)):
@@ -88,9 +88,11 @@ def _choices(text: str, rest: str) -> tuple[dict[str, str], dict[str, dict[str, 
                 raise BadArm(f"arm {shown(text)}: {shown(choice)} is not written GROUP=NAME or GROUP.KEY=VALUE")
         group, dot, option = key.partition(".")
         if group not in GROUPS and not (group == "simulator" and dot):
-            raise BadArm(f"arm {shown(text)}: {shown(group)} is no group{did_you_mean(group, [*GROUPS, 'simulator'])}")
+            raise BadArm(
+                f"arm {shown(text)}: unknown group {shown(group)}{did_you_mean(group, [*GROUPS, 'simulator'])}"
+            )
         if not value or (dot and not option):
-            raise BadArm(f"arm {shown(text)}: {shown(choice)} says nothing")
+            raise BadArm(f"arm {shown(text)}: {shown(choice)} has no value")
         if dot:
             options.setdefault(group, {})[option] = value
         else:
@@ -110,7 +112,7 @@ def _pieces(rest: str) -> list[str]:
 
 
 def _with(shared: Scenario, options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Add options to the shared ones, over which they win."""
+    """Return the shared options updated by others."""
     merged = {group: dict(given) for group, given in shared.options.items()}
     for group, given in options.items():
         if given:

@@ -1,7 +1,7 @@
-"""Runs the arms of a comparison, each with each seed, in so many processes.
+"""Runs the arms of a comparison, each with each seed, in several processes.
 
-An arm in which nothing is left to chance is run once: whether anything drew at random is known after its first run.
-Each process reads the trace once. Results come in the arms' order, however long each took.
+An arm without randomness is run once: whether anything was drawn at random is known after its first run. Each process
+reads the trace once. Results come in the arms' order, however long each took.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from cotenant.core.policy.options import BadOption
 from cotenant.plugins import UnknownPolicy
 from cotenant.simulator.clusters.cluster import BadCluster
 from cotenant.simulator.comparison.arms import ComparedArm
-from cotenant.simulator.comparison.time_series import Course, Sampler
+from cotenant.simulator.comparison.time_series import Sampler, TimeSeries
 from cotenant.simulator.policy_set import PolicyFailed
-from cotenant.simulator.process_pool import Broken, Stopped, workers
+from cotenant.simulator.process_pool import Stopped, WorkerDied, workers
 from cotenant.simulator.results import Result
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import BadTrace, Trace, load
 
-DRAWN_JOBS_MAX = 300  # with more, a chart of who ran where shows nothing
+DRAWN_JOBS_MAX = 300  # with more, a chart of which job ran where shows nothing
 
 Progress = Callable[[int, int], None]
 
 
 class ArmFailed(Exception):
-    """An arm could not be run; `input_at_fault` where the user can put it right."""
+    """An arm could not be run; `input_at_fault` if the user can fix it."""
 
     def __init__(self, label: str, why: str, *, input_at_fault: bool) -> None:
         super().__init__(f"arm {label!r}: {why}")
@@ -40,7 +40,7 @@ class ArmFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobColumns:
-    """The jobs that finished, in the order of their submission."""
+    """The finished jobs, in order of submission."""
 
     ids: tuple[str, ...]
     jct_seconds: Floats
@@ -49,20 +49,20 @@ class JobColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """One run of an arm, its result without outcomes; those, and the course, are kept of an arm's first run alone."""
+class ArmRun:
+    """One run of an arm, its result without outcomes; outcomes and time series are kept for the first run only."""
 
     result: Result
     jobs: JobColumns | None = None
-    course: Course | None = None
+    series: TimeSeries | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """All runs that were finished, by arm and in the order of their seeds; `complete` False: somebody stopped it."""
+    """All finished runs, by arm and in order of seeds; `complete` False: stopped early."""
 
     arms: tuple[ComparedArm, ...]
-    by_arm: Mapping[str, tuple[Ran, ...]]
+    by_arm: Mapping[str, tuple[ArmRun, ...]]
     complete: bool
 
 
@@ -74,7 +74,7 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a process is given: the number of the arm and what to run; the first run of an arm is kept in detail."""
+    """A task for a process: the number of the arm and its scenario; the first run of an arm is kept in detail."""
 
     arm: int
     scenario: Scenario
@@ -91,17 +91,17 @@ def run_arms(
     stopped: Stopped = lambda: False,
     progress: Progress = lambda done, of: None,
 ) -> Runs:
-    """Run every arm with so many seeds, from its scenario's on. `drawn`: keep what plots need.
+    """Run every arm with this many seeds, starting from its scenario's. `drawn`: keep what plots need.
 
     Raises:
-        ArmFailed: an arm cannot be run, or a policy failed. No other is waited for.
+        ArmFailed: an arm cannot be run, or a policy failed. Other arms are not awaited.
     """
     tasks = deque(_Task(number, arm.scenario, True, drawn) for number, arm in enumerate(arms))
-    ran: dict[tuple[int, int], Ran] = {}
+    ran: dict[tuple[int, int], ArmRun] = {}
     with workers(_run, processes, stopped) as answers:
         of = len(tasks)
         for task, answer in answers(tasks):
-            if isinstance(answer, Broken):
+            if isinstance(answer, WorkerDied):
                 raise ArmFailed(arms[task.arm].label, answer.why, input_at_fault=False)
             if isinstance(answer, _Failure):
                 raise ArmFailed(arms[task.arm].label, answer.why, input_at_fault=answer.input_at_fault)
@@ -117,14 +117,14 @@ def run_arms(
 
 
 def _more(task: _Task, seeds: int) -> Iterator[_Task]:
-    """Give the tasks of an arm's other seeds."""
+    """Yield the tasks of an arm's other seeds."""
     first = task.scenario.seed
     for extra in range(1, seeds):
         yield replace(task, scenario=replace(task.scenario, seed=first + extra), first=False, drawn=False)
 
 
-def _run(task: _Task, stopped: Stopped) -> Ran | _Failure | None:
-    """Run a task; None where it was stopped."""
+def _run(task: _Task, stopped: Stopped) -> ArmRun | _Failure | None:
+    """Run a task; None if stopped."""
     scenario = task.scenario
     try:
         trace = trace_of(scenario)
@@ -136,17 +136,17 @@ def _run(task: _Task, stopped: Stopped) -> Ran | _Failure | None:
         return _Failure(str(error), input_at_fault=True)
     if not result.complete:
         return None
-    return ran_of(result, sampler, columns=task.first)
+    return arm_run_of(result, sampler, columns=task.first)
 
 
-def ran_of(result: Result, sampler: Sampler | None, *, columns: bool = True) -> Ran:
-    """Keep of a run what a comparison needs."""
-    course = sampler.course() if sampler else None
-    return Ran(replace(result, outcomes=()), _columns(result) if columns else None, course)
+def arm_run_of(result: Result, sampler: Sampler | None, *, columns: bool = True) -> ArmRun:
+    """Return what a comparison needs of a run."""
+    series = sampler.series() if sampler else None
+    return ArmRun(replace(result, outcomes=()), _columns(result) if columns else None, series)
 
 
 def trace_of(scenario: Scenario) -> Trace:
-    """Read a scenario's trace; the same one only once."""
+    """Return a scenario's trace; the last one is cached."""
     return _trace(scenario.trace, scenario.format, scenario.skip_bad_rows)
 
 

@@ -1,4 +1,4 @@
-"""What a comparison says: each arm's figures over its seeds, ratios to the first arm's, and what is left to gain."""
+"""The result of a comparison: each arm's figures over its seeds, ratios to the first arm, and the lower bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from cotenant.simulator.clusters.cluster import parse_cluster
 from cotenant.simulator.comparison.arms import ComparedArm
 from cotenant.simulator.comparison.bounds import Work, avg_jct_seconds_min, gpus_only, pooled
-from cotenant.simulator.comparison.runner import Progress, Ran, Runs, run_arms, trace_of
+from cotenant.simulator.comparison.runner import ArmRun, Progress, Runs, run_arms, trace_of
 from cotenant.simulator.overlays import parse_overlays
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.process_pool import Stopped
@@ -27,12 +27,12 @@ COMPARED = "avg_jct_seconds"
 
 ABOUT_COMPARISONS: Mapping[str, str] = MappingProxyType(
     {
-        "figures": "of each arm over its seeds: mean, sd (of the sample), min, max, and per_seed in their order",
-        "ratios": "each figure / the first arm's, seed by seed where both depend on the seed, else by its mean",
-        "seeds": "an arm in which nothing is drawn at random is run once, with the first seed",
-        "lower_bound": "avg_jct_seconds_min: no schedule of these jobs on so many GPUs has a smaller average JCT; "
-        "pooled_srsf_avg_jct_seconds: what shortest remaining service first attains with perfect knowledge where all "
-        "GPUs are one server, a reference and not a bound; arms: each one's average over the same jobs",
+        "figures": "of each arm over its seeds: mean, sd (of the sample), min, max, and per_seed in order",
+        "ratios": "each figure / the first arm's, seed by seed if both depend on the seed, else by its mean",
+        "seeds": "an arm without randomness is run once, with the first seed",
+        "lower_bound": "avg_jct_seconds_min: no schedule of these jobs on this many GPUs has a smaller average JCT; "
+        "pooled_srsf_avg_jct_seconds: what shortest remaining service first attains with perfect knowledge if all "
+        "GPUs are in one server, a reference and not a bound; arms: the average of each over the same jobs",
     }
 )
 
@@ -50,19 +50,19 @@ class Spread:
 
     @property
     def sd(self) -> float:
-        """The standard deviation of the sample; 0 where there is one."""
+        """The standard deviation of the sample; 0 for a single value."""
         mean, count = self.mean, len(self.per_seed)
         return math.sqrt(math.fsum((each - mean) ** 2 for each in self.per_seed) / (count - 1)) if count > 1 else 0.0
 
     def over(self, base: Spread) -> Spread | None:
-        """Divide by another, seed by seed where both have the same number of them, else by its mean; None: by 0."""
+        """Return the ratio to another, seed by seed if both have the same number, else to its mean; None for 0."""
         count = max(len(self.per_seed), len(base.per_seed))
         mine = self.per_seed if len(self.per_seed) == count else self.per_seed[:1] * count
         theirs = base.per_seed if len(base.per_seed) == count else (base.mean,) * count
         return None if 0 in theirs else Spread(tuple(one / other for one, other in zip(mine, theirs, strict=True)))
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain values."""
+        """Return it as plain values."""
         return {
             "mean": self.mean,
             "sd": self.sd,
@@ -74,9 +74,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What no schedule can undercut, and how shortest remaining service first does on one server of all GPUs.
+    """The lower bound, and the result of shortest remaining service first on one server with all GPUs.
 
-    Both are average JCTs of those `jobs` that finished in every arm; so are the arms' here.
+    Both are average JCTs of the `jobs` that finished in every arm; so are the arms' here.
     """
 
     avg_jct_seconds_min: float
@@ -85,7 +85,7 @@ class Bound:
     arms: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain values."""
+        """Return it as plain values."""
         return {
             "avg_jct_seconds_min": self.avg_jct_seconds_min,
             "pooled_srsf_avg_jct_seconds": self.pooled_srsf_avg_jct_seconds,
@@ -96,7 +96,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that came of a comparison. `baseline` is the first arm's label; arms without a finished run have none."""
+    """The result of a comparison. `baseline` is the first arm's label; arms without a finished run have no figures."""
 
     runs: Runs
     seeds: tuple[int, ...]
@@ -110,19 +110,19 @@ class Comparison:
         return self.runs.arms[0].label
 
     def figures(self, label: str) -> dict[str, Spread]:
-        """Give an arm's figures by name; only those that every run of it has."""
+        """Return an arm's figures by name; only those that every run of it has."""
         every = [dict(_numbers("", ran.result.as_json())) for ran in self.runs.by_arm[label]]
         names = [name for name in every[0] if all(name in one for one in every)] if every else []
         return {name: Spread(tuple(one[name] for one in every)) for name in names}
 
     def ratios(self, label: str) -> dict[str, Spread]:
-        """Give an arm's figures relative to the first arm's, where that is not 0."""
+        """Return an arm's figures relative to the first arm's, if that is not 0."""
         base = self.figures(self.baseline)
         pairs = {name: mine.over(base[name]) for name, mine in self.figures(label).items() if name in base}
         return {name: ratio for name, ratio in pairs.items() if ratio}
 
     def as_json(self) -> dict[str, Any]:
-        """Give all of it as plain values; only `wall_seconds` differ from run to run."""
+        """Return all of it as plain values; only `wall_seconds` differ from run to run."""
         first = self.runs.arms[0].scenario
         return {
             "complete": self.runs.complete,
@@ -160,9 +160,9 @@ def compare(
     stopped: Stopped = lambda: False,
     progress: Progress = lambda done, of: None,
 ) -> Comparison:
-    """Run arms on one trace and one cluster, each with so many seeds, and compare them with the first.
+    """Run arms on one trace and one cluster, each with this many seeds, and compare them with the first.
 
-    `drawn`: keep what plots need. `stopped` is asked now and then; what was finished by then is compared.
+    `drawn`: keep what plots need. `stopped` is polled; what has finished by then is compared.
 
     Raises:
         ArmFailed: an arm cannot be run, or a policy failed.
@@ -171,21 +171,21 @@ def compare(
     runs = run_arms(arms, seeds=seeds, processes=processes, drawn=drawn, stopped=stopped, progress=progress)
     bound, why_not = _bound(runs) if runs.complete else (None, "")
     first = arms[0].scenario.seed
-    notes = (*_notes(runs), *([f"there is no lower bound: {why_not}"] if why_not else []))
+    notes = (*_notes(runs), *([f"no lower bound: {why_not}"] if why_not else []))
     return Comparison(runs, tuple(range(first, first + seeds)), bound, notes, time.perf_counter() - began)
 
 
-def alone(scenario: Scenario, ran: Ran) -> Comparison:
-    """Make of one run a comparison with nothing, so that it can be reported in the same way."""
+def comparison_of_one(scenario: Scenario, ran: ArmRun) -> Comparison:
+    """Return a comparison of a single run, so that it can be reported in the same way."""
     arm = ComparedArm(scenario.queue, scenario)
     runs = Runs((arm,), {arm.label: (ran,)}, complete=ran.result.complete)
     bound, why_not = _bound(runs) if runs.complete else (None, "")
-    notes = (*_notes(runs), *([f"there is no lower bound: {why_not}"] if why_not else []))
+    notes = (*_notes(runs), *([f"no lower bound: {why_not}"] if why_not else []))
     return Comparison(runs, (scenario.seed,), bound, notes, ran.result.wall_seconds)
 
 
 def _numbers(prefix: str, plain: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Give all numbers by name, those inside as `waits.capacity`."""
+    """Yield all numbers by name, nested ones as `waits.capacity`."""
     for name, value in plain.items():
         if name in NO_FIGURES:
             continue
@@ -197,7 +197,7 @@ def _numbers(prefix: str, plain: Mapping[str, Any]) -> Iterator[tuple[str, float
 
 
 def _notes(runs: Runs) -> Iterator[str]:
-    """Say once what the arms' results have to say, and where arms cannot be compared as they stand."""
+    """Yield the notes of all arms once, and where arms are not comparable."""
     results = {label: ran[0].result for label, ran in runs.by_arm.items() if ran}
     yield from dict.fromkeys(note for result in results.values() for note in result.notes)
     finished = {label: result.finished for label, result in results.items()}
@@ -206,22 +206,22 @@ def _notes(runs: Runs) -> Iterator[str]:
         yield f"the arms did not finish the same jobs ({told}), so their averages are not over the same jobs"
     if not runs.complete:
         done = sum(len(ran) for ran in runs.by_arm.values())
-        yield f"incomplete: it was stopped after {done} runs"
+        yield f"incomplete: stopped after {done} runs"
 
 
 def _bound(runs: Runs) -> tuple[Bound | None, str]:
-    """Find the lower bound over the jobs that finished in every arm; or say why there is none."""
+    """Return the lower bound over the jobs that finished in every arm; or why there is none."""
     scenario = runs.arms[0].scenario
     if any(_changes_work(settings_of(arm.scenario.options)) for arm in runs.arms):
-        return None, "speed models or failures make jobs' work another than the trace's"
-    firsts: dict[str, Ran] = {label: ran[0] for label, ran in runs.by_arm.items()}
+        return None, "speed models or failures change the jobs' work"
+    firsts: dict[str, ArmRun] = {label: ran[0] for label, ran in runs.by_arm.items()}
     finished = [set(ran.jobs.ids) for ran in firsts.values() if ran.jobs]
     common = set.intersection(*finished)
     cluster = parse_cluster(scenario.cluster)
     overlays = parse_overlays([scenario.overlay] if scenario.overlay else [])
     whole = workload(trace_of(scenario), cluster, overlays, auto_cores=False)
-    if whole.present:
-        return None, "the jobs of a snapshot had run for a while already"
+    if whole.snapshot_state:
+        return None, "the jobs of a snapshot have already run for a while"
     trace = gpus_only(whole, frozenset(job.id for job in whole.jobs if job.id not in common))
     if not trace.jobs:
         return None, "no job finished in every arm"
@@ -237,7 +237,7 @@ def _changes_work(settings: Settings) -> bool:
     return bool(settings.speeds) or settings.failures != "none"
 
 
-def _avg(ran: Ran, ids: set[str]) -> float:
+def _avg(ran: ArmRun, ids: set[str]) -> float:
     assert ran.jobs
     return math.fsum(
         seconds for job_id, seconds in zip(ran.jobs.ids, ran.jobs.jct_seconds.tolist(), strict=True) if job_id in ids

@@ -1,4 +1,4 @@
-"""How a simulation went over time, in a number of points that does not grow with it."""
+"""Time series of a simulation, with a bounded number of points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOPS = frozenset({Kind.PREEMPTED, Kind.MIGRATED, Kind.RECLAIMED, Kind.FINISHED,
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run's time on one node; `place` numbers the GPUs that it has there among the node's, as drawn."""
+    """A run's time on one node."""
 
     job_id: str
     node: int
@@ -27,8 +27,8 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """Means over spans of equal length, from 0: held GPUs and cores, and jobs that wait."""
+class TimeSeries:
+    """Means over spans of equal length, from 0: held GPUs and cores, and waiting jobs."""
 
     span_seconds: float
     gpus: Floats
@@ -39,13 +39,13 @@ class Course:
 
 @dataclass(slots=True)
 class Sampler:
-    """A recorder that keeps sums over spans of time; where there would be too many it joins each two.
+    """A recorder that keeps sums over spans of time; if there are too many it merges pairs.
 
     >>> sampler = Sampler(bars=False)
     >>> sampler.record(Event(0.0, Kind.SUBMITTED, "a"))
     >>> sampler.record(Event(3.0, Kind.STARTED, "a", gpu_milli=2000, cores=0))
     >>> sampler.record(Event(4.0, Kind.FINISHED, "a"))
-    >>> sampler.course().gpus.tolist(), sampler.course().waiting.tolist()
+    >>> sampler.series().gpus.tolist(), sampler.series().waiting.tolist()
     ([0.0, 0.0, 0.0, 2.0], [1.0, 1.0, 1.0, 0.0])
     """
 
@@ -58,7 +58,7 @@ class Sampler:
     _bars: list[Bar] = field(default_factory=list)
 
     def record(self, event: Event) -> None:
-        """Take an event."""
+        """Add an event."""
         if event.at_seconds > self._now:
             self._pass(event.at_seconds)
         if event.kind is Kind.SUBMITTED:
@@ -104,14 +104,14 @@ class Sampler:
             self._sums[end] += self._level * (last - end) * self._span_seconds
         self._now = until
 
-    def course(self) -> Course:
-        """Sum up what was seen so far."""
+    def series(self) -> TimeSeries:
+        """Return the means so far."""
         whole = int(np.ceil(self._now / self._span_seconds))
         spans = np.full(whole, self._span_seconds)
         if whole:
             spans[-1] = self._now - (whole - 1) * self._span_seconds
         means = self._sums[:whole] / spans[:, None]
-        return Course(self._span_seconds, means[:, 0], means[:, 1], means[:, 2], tuple(self._bars))
+        return TimeSeries(self._span_seconds, means[:, 0], means[:, 1], means[:, 2], tuple(self._bars))
 
 
 def _held(event: Event, sign: int) -> Floats:

@@ -1,10 +1,10 @@
-"""Overlays: what a trace does not tell, added explicitly, by a seed, in a way that is written down.
+"""Overlays: additions to a trace, made explicitly, with a seed, and recorded.
 
-`--overlay models=synergy,cores=auto,tenants=8,seed=3` names what is added. An overlay is a pure function from a trace
-to a trace; its word wins over what the trace says of the same thing. Each key draws from a stream of chance of its
-own, made of the seed and its name, and draws for the trace's own jobs before those that another overlay added: so
-adding a key changes nothing of what the others draw, and the same keys give the same jobs on any machine. The keys are
-applied in the order of `KINDS`, in whatever order they are written.
+`--overlay models=synergy,cores=auto,tenants=8,seed=3` lists the additions. An overlay is a pure function from a trace
+to a trace; it takes precedence over the trace. Each key draws from its own random stream, derived from the seed and its
+name, and draws for the trace's own jobs before those that another overlay added: so adding a key changes nothing that
+the others draw, and the same keys give the same jobs on any machine. The keys are applied in the order of `KINDS`, in
+whatever order they are written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Overlays:
-    """Overlays by key, as they were written, and the seed of all of them."""
+    """Overlays by key, as written, and their common seed."""
 
     given: Mapping[str, str]
     made: tuple[Overlay, ...]
@@ -54,10 +54,10 @@ class Overlays:
         return bool(self.made)
 
     def apply(self, trace: Trace, cluster: Cluster) -> Trace:
-        """Lay all of them over a trace that is to be run on a cluster; one that bears them already stays as it is.
+        """Apply all of them to a trace that is to be run on a cluster; a trace with these overlays is unchanged.
 
         Raises:
-            BadOption: one of them does not go with the trace or the cluster.
+            BadOption: an overlay does not match the trace or the cluster.
         """
         if trace.overlay == self.as_mapping():
             return trace
@@ -65,11 +65,11 @@ class Overlays:
         for overlay in self.made:
             rng = np.random.default_rng([self.seed, zlib.crc32(overlay.key.encode())])
             jobs = overlay.apply(jobs, Setting(cluster, trace), rng)
-        jobs.sort(key=lambda job: job.submitted_seconds)  # added ones stand at the end
+        jobs.sort(key=lambda job: job.submitted_seconds)  # added jobs are at the end
         return replace(trace, jobs=tuple(jobs), overlay=self.as_mapping())
 
     def as_mapping(self) -> dict[str, str]:
-        """Give the keys in the order of their application, and the seed."""
+        """Return the keys in the order of their application, and the seed."""
         return {**self.given, SEED_KEY: str(self.seed)} if self.made else {}
 
 
@@ -77,13 +77,13 @@ NOTHING = Overlays({}, ())
 
 
 def parse_overlays(texts: Iterable[str]) -> Overlays:
-    """Read overlays written as `key=value,key=value`.
+    """Return overlays written as `key=value,key=value`.
 
     >>> parse_overlays(["tenants=8,models=synergy", "seed=3"]).as_mapping()
     {'models': 'synergy', 'tenants': '8', 'seed': '3'}
 
     Raises:
-        BadOption: naming each key and value that cannot be taken.
+        BadOption: names each invalid key and value.
     """
     given: dict[str, str] = {}
     faults: list[Violation] = []
@@ -92,7 +92,7 @@ def parse_overlays(texts: Iterable[str]) -> Overlays:
         if not (key and equals and value):
             faults.append(Violation(text or "nothing", "must be written key=value"))
         elif key not in KINDS and key != SEED_KEY:
-            faults.append(Violation(key, f"is no overlay{did_you_mean(key, (*KINDS, SEED_KEY))}"))
+            faults.append(Violation(key, f"unknown overlay{did_you_mean(key, (*KINDS, SEED_KEY))}"))
         elif key in given:
             faults.append(Violation(key, "was given more than once"))
         else:
@@ -116,7 +116,7 @@ def _made(kind: Kind, value: str, faults: list[Violation]) -> Overlay | None:
 def _seed(text: str, faults: list[Violation]) -> int:
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
-    faults.append(Violation(SEED_KEY, f"must be a whole number from 0 on, not {shown(text)}"))
+    faults.append(Violation(SEED_KEY, f"must be an integer from 0 on, not {shown(text)}"))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`cores=auto|proportional|N`: how many cores the users of GPU jobs would ask for."""
+"""`cores=auto|proportional|N`: the cores that users of GPU jobs request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CORES_PER_GPU_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Tells the cores of all jobs with GPUs; nothing is drawn.
+    """Sets the cores of all jobs with GPUs; nothing is random.
 
-    `auto` leaves them to the CPU allocator. `proportional` asks for a node's cores ÷ its GPUs, rounded down, of the
-    node where that is least, as operators advise who wants no GPU to be stranded. A number is cores per GPU. A share
-    of a GPU asks for that share of the cores, rounded up.
+    `auto` leaves them to the CPU allocator. `proportional` requests a node's cores ÷ its GPUs, rounded down, of the
+    node with the least, as operators advise so that no GPU is stranded. A number is cores per GPU. A share of a GPU
+    requests that share of the cores, rounded up.
     """
 
     key: ClassVar[str] = "cores"
@@ -33,7 +33,7 @@ class Cores:
 
     @classmethod
     def parse(cls, value: str) -> Cores:
-        """Read how many."""
+        """Parse the value."""
         if value not in ("auto", "proportional"):
             try:
                 whole(value, 1, CORES_PER_GPU_MAX)
@@ -42,7 +42,7 @@ class Cores:
         return cls(value)
 
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:
-        """Tell the cores."""
+        """Set the cores."""
         asking = _asking(None if self.how == "auto" else self._per_gpu(setting))
         return [job if job.kind is JobKind.CPU else replace(job, roles=asking(job.roles)) for job in jobs]
 
@@ -57,7 +57,7 @@ class Cores:
 
 
 def _asking(per_gpu: int | None) -> Callable[[tuple[Role, ...]], tuple[Role, ...]]:
-    """Make roles ask for cores; equal ones give one object, for there are many jobs and few shapes."""
+    """Return a function that sets cores of roles; equal roles give one object, because there are many jobs."""
 
     @cache
     def asking(roles: tuple[Role, ...]) -> tuple[Role, ...]:

@@ -1,4 +1,4 @@
-"""`cpu-jobs=openb[:SHARE]`: jobs without GPUs that share the cluster with the trace's."""
+"""`cpu-jobs=openb[:SHARE]`: jobs without GPUs that share the cluster with the trace's jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLE = Path(__file__).parent.parent / "samples" / "openb_cpu_pods.csv"
 SHARE_DEFAULT = 0.2
 JOBS_MAX = 1_000_000
 GIGABYTE = 1e9
-# What a core draws from memory, in GB/s, and how many of ten jobs do: compute, ordinary, and streaming work [R].
+# Memory traffic of a core, in GB/s, and how many of ten jobs have it: compute, ordinary, and streaming work [R].
 BANDWIDTHS = ((0.5, 6), (2.0, 3), (6.0, 1))
 
 
@@ -39,7 +39,7 @@ class Pod(NamedTuple):
 
 @cache
 def sample() -> tuple[Pod, ...]:
-    """Give the bundled pods: every fourth CPU-only pod of openb that ran for a day at most (ATC'23 [D])."""
+    """Return the bundled pods: every fourth CPU-only pod of openb that ran for at most a day (ATC'23 [D])."""
     with SAMPLE.open(newline="", encoding="utf-8") as file:
         return tuple(
             Pod(
@@ -54,15 +54,15 @@ def sample() -> tuple[Pod, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CpuJobs:
-    """Adds CPU-only jobs drawn from openb's pods, as many as ask for SHARE (0.2) of the cluster's core time.
+    """Adds CPU-only jobs drawn from openb's pods, enough to request SHARE (0.2) of the cluster's core time.
 
-    They come at uniformly drawn times over the trace's span: from its first submission to its last, or for as long as
-    its work takes on all of the cluster's GPUs where that is longer, as in traces that come all at once. Their cores ×
-    seconds add up, on average, to SHARE × the cluster's cores × that span. Only pods that fit the largest node are
-    drawn, and memory is asked for only where the cluster tells its nodes' memory.
+    They arrive uniformly over the trace's span: from its first submission to its last, or for as long as its work takes
+    on all of the cluster's GPUs if that is longer, as in traces whose jobs arrive all at once. Their cores × seconds
+    add up, on average, to SHARE × the cluster's cores × that span. Only pods that fit the largest node are drawn, and
+    memory is requested only if the cluster declares its nodes' memory.
 
-    Cores, memory, seconds and QoS are the pod's [D]; times, SHARE and memory bandwidth are assumed [R]: 0.5, 2 or
-    6 GB/s a core for 60, 30 and 10 % of the jobs.
+    Cores, memory, seconds and QoS are the pod's [D]; times, SHARE and memory bandwidth are assumed [R]: 0.5, 2 or 6
+    GB/s per core for 60, 30 and 10 % of the jobs.
     """
 
     key: ClassVar[str] = "cpu-jobs"
@@ -71,7 +71,7 @@ class CpuJobs:
 
     @classmethod
     def parse(cls, value: str) -> CpuJobs:
-        """Read whose jobs, and what share of the cores they ask for."""
+        """Parse the source of the jobs, and the share of the cores they request."""
         source, colon, share = value.partition(":")
         one_of(source, ("openb",))
         return cls(number(share, 0, 10) if colon else SHARE_DEFAULT)
@@ -83,7 +83,7 @@ class CpuJobs:
         core_seconds = math.fsum(pod.cores * pod.seconds for pod in pods) / len(pods)
         count = max(1, round(self.share * setting.cluster.cores * span / core_seconds))
         if count > JOBS_MAX:
-            raise _bad(f"{count} CPU jobs would be added; {JOBS_MAX} are the most")
+            raise _bad(f"{count} CPU jobs would be added; the maximum is {JOBS_MAX}")
         times = rounded(np.sort(rng.random(count)) * span)
         which = rng.integers(len(pods), size=count).tolist()
         drawn = picks(rng, count, [weight for _, weight in BANDWIDTHS])
@@ -117,7 +117,7 @@ def _fitting(setting: Setting) -> list[Pod]:
     if not fitting:
         least = min(pod.cores for pod in sample())
         raise _bad(
-            f"no node of the cluster {cluster.name} has room for one of openb's CPU jobs: {least} cores at least"
+            f"no node of the cluster {cluster.name} has room for any of openb's CPU jobs: at least {least} cores"
         )
     return fitting
 

@@ -1,4 +1,4 @@
-"""`deadlines=TIGHTNESS`: until when each training job is to be done."""
+"""`deadlines=TIGHTNESS`: deadlines of training jobs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TIGHTNESS_MAX = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Sets deadline = submission + factor × work for training jobs, with a factor of TIGHTNESS on average.
+    """Sets deadline = submission + factor × work for training jobs, with a mean factor of TIGHTNESS.
 
-    GENIE sweeps how tight its users' QoS is (TPDS 31(1) [P]); how single jobs differ is not published. The factor is
-    drawn evenly from half to one and a half times the slack: 1 + (TIGHTNESS - 1) × [0.5, 1.5) [R]. The smaller, the
+    GENIE sweeps the tightness of its users' QoS (TPDS 31(1) [P]); how single jobs differ is not published. The factor
+    is drawn uniformly from half to one and a half times the slack: 1 + (TIGHTNESS - 1) × [0.5, 1.5) [R]. Smaller is
     tighter; at 1 a job would have no time to wait.
     """
 
@@ -30,7 +30,7 @@ class Deadlines:
 
     @classmethod
     def parse(cls, value: str) -> Deadlines:
-        """Read how tight."""
+        """Parse the tightness."""
         return cls(number(value, 1, TIGHTNESS_MAX))
 
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:

@@ -1,4 +1,4 @@
-"""`fractions=whole|openb`: whether jobs ask for shares of a GPU."""
+"""`fractions=whole|openb`: whether jobs request shares of a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.simulator.overlays.port import Setting, one_of, picks
 from cotenant.simulator.traces import TraceJob
 from cotenant.simulator.traces.trace_job import replicas
 
-# How many of openb's 6,989 one-GPU pods ask for so many thousandths; those that fewer than 20 ask for are left out
+# Number of openb's 6,989 one-GPU pods by requested thousandths; values with fewer than 20 pods are left out
 # (openb_pod_list_default, ATC'23 [D]).
 OPENB = {
     110: 24,
@@ -34,10 +34,11 @@ OPENB = {
 
 @dataclass(frozen=True, slots=True)
 class Fractions:
-    """Makes one-GPU jobs ask for a share of a GPU as openb's pods do, or makes all shares `whole`.
+    """Makes one-GPU jobs request a share of a GPU as openb's pods do, or makes all shares `whole`.
 
-    `openb` draws for jobs of one replica and one GPU, independent of all else about the job [R]; the work stays what
-    the trace says. `whole` is for clusters whose GPUs are not shared: each share becomes a GPU. Nothing is drawn then.
+    `openb` draws for jobs of one replica and one GPU, independent of everything else about the job [R]; the work stays
+    that of the trace. `whole` is for clusters whose GPUs are not shared: each share becomes a GPU, and nothing is
+    random.
     """
 
     key: ClassVar[str] = "fractions"
@@ -46,11 +47,11 @@ class Fractions:
 
     @classmethod
     def parse(cls, value: str) -> Fractions:
-        """Read which way."""
+        """Parse the value."""
         return cls(one_of(value, ("whole", "openb")))
 
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:
-        """Change what the jobs ask for."""
+        """Change the requests."""
         if self.how == "whole":
             return [replace(job, roles=tuple(_whole(role) for role in job.roles)) for job in jobs]
         shares = list(OPENB)

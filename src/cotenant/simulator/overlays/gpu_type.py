@@ -1,4 +1,4 @@
-"""`gpu-type=NAME`: the type of GPU that the trace was taken on."""
+"""`gpu-type=NAME`: the GPU type on which the trace was recorded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import ClassVar
 import numpy as np
 
 from cotenant.core.model.job import JobKind
-from cotenant.core.model.validation import bad_name
+from cotenant.core.model.validation import name_error
 from cotenant.simulator.overlays.port import Setting
 from cotenant.simulator.traces import TraceJob
 
 
 @dataclass(frozen=True, slots=True)
 class GpuType:
-    """Tells the reference type of all jobs with GPUs: `work_seconds` holds on it. Nothing is drawn.
+    """Sets the reference type of all jobs with GPUs, on which `work_seconds` holds. Nothing is random.
 
-    It is no demand: a job may run on any type, at whatever speed the simulation gives it there.
+    It is not a requirement: a job may run on any type, at the speed that the simulation gives it there.
     """
 
     key: ClassVar[str] = "gpu-type"
@@ -27,11 +27,11 @@ class GpuType:
 
     @classmethod
     def parse(cls, value: str) -> GpuType:
-        """Read a type's name."""
-        if wrong := bad_name(value):
+        """Parse the type's name."""
+        if wrong := name_error(value):
             raise ValueError(wrong)
         return cls(value)
 
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:
-        """Name the type."""
+        """Set the type."""
         return [job if job.kind is JobKind.CPU else replace(job, gpu_type=self.name) for job in jobs]

@@ -1,4 +1,4 @@
-"""`models=synergy|gavel|muri`: which model each job trains, as far as published profiles know it."""
+"""`models=synergy|gavel|muri`: the model that each job trains, from published profiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYNERGY: Mapping[str, float] = {
     "shufflenet": 12,
     "transformer": 10,
 }
-# The eight models of Muri's traces, drawn equally there (SIGCOMM'22 [D]).
+# The eight models of Muri's traces, drawn uniformly there (SIGCOMM'22 [D]).
 MURI: Mapping[str, float] = dict.fromkeys(
     ("a2c", "bert", "dqn", "gpt2", "resnet18", "shufflenet_v2_x1_0", "vgg16", "vgg19"), 1
 )
@@ -34,11 +34,11 @@ MURI: Mapping[str, float] = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Draws a model for each job with GPUs, independent of all else about the job [R].
+    """Draws a model for each job with GPUs, independent of everything else about the job [R].
 
-    `synergy` and `muri` use the shares of their published traces; `gavel` draws among its job types equally, as its
-    generator does (OSDI'20 [D]), for a gang only among those that were measured on several GPUs. The work stays what
-    the trace says.
+    `synergy` and `muri` use the shares of their published traces; `gavel` draws uniformly among its job types, as its
+    generator does (OSDI'20 [D]), for a gang only among those that were measured on several GPUs. The work stays that of
+    the trace.
     """
 
     key: ClassVar[str] = "models"
@@ -47,7 +47,7 @@ class Models:
 
     @classmethod
     def parse(cls, value: str) -> Models:
-        """Read whose models."""
+        """Parse the source of the models."""
         return cls(one_of(value, ("synergy", "gavel", "muri")))
 
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:
@@ -56,7 +56,7 @@ class Models:
         for_one, for_gangs = (list(weights) for weights in (single, gang))
         state = rng.bit_generator.state
         of_one = picks(rng, len(jobs), list(single.values()))
-        rng.bit_generator.state = state  # the same chance, whichever of the two lists it picks from
+        rng.bit_generator.state = state  # the same random numbers for both lists
         of_gangs = picks(rng, len(jobs), list(gang.values()))
         return [
             job

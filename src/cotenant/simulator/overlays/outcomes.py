@@ -1,4 +1,4 @@
-"""`outcomes=philly`: what becomes of each training job."""
+"""`outcomes=philly`: the outcome of each training job."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LARGE = 0.25  # the share of jobs that hold nearly all GPU time
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Draws passed, killed or failed, so that both Philly's shares of jobs and of GPU time come out about right.
+    """Draws passed, killed or failed so as to match Philly's shares of jobs and of GPU time approximately.
 
     Killed jobs are 13.5 % of Philly's jobs and 37.7 % of its GPU time: long jobs are killed more often. So the quarter
-    of the training jobs with most GPU time is drawn with the shares of GPU time, for it holds nearly all of it, and
-    the others with what then is left of the shares of jobs [C]. Shares by number of GPUs are published as a plot only
-    and are not used. How long a job runs stays what the trace says: killed and failed jobs end there.
+    of the training jobs with the most GPU time is drawn with the shares of GPU time, since it holds nearly all of it,
+    and the others with the remainder of the shares of jobs [C]. Shares by number of GPUs are published only as a plot
+    and are not used. A job's run time stays that of the trace: killed and failed jobs end there.
     """
 
     key: ClassVar[str] = "outcomes"
@@ -35,7 +35,7 @@ class Outcomes:
 
     @classmethod
     def parse(cls, value: str) -> Outcomes:
-        """Read whose shares."""
+        """Parse the source of the shares."""
         one_of(value, ("philly",))
         return cls()
 

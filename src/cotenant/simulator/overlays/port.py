@@ -1,4 +1,4 @@
-"""What an overlay is, and what all of them need."""
+"""The interface of overlays, and functions that all of them need."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from cotenant.simulator.traces import Trace, TraceJob
 if TYPE_CHECKING:
     from cotenant.simulator.clusters.cluster import Cluster
 
-DIGITS = 9  # drawn factors are rounded to so many, so that no machine's last bit shows
+DIGITS = 9  # significant digits of drawn factors, so that they are equal on every machine
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where overlays are laid: the cluster, and the trace as it was before any of them."""
+    """What overlays apply to: the cluster, and the trace before any overlay."""
 
     cluster: Cluster
     trace: Trace
 
 
 class Overlay(Protocol):
-    """Adds one thing to jobs. `form` shows how its value is written."""
+    """Adds one property to jobs. `form` shows how its value is written."""
 
     key: ClassVar[str]
     form: ClassVar[str]
 
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:
-        """Give the jobs with that thing; those of the trace first and in their order, then those that were added.
+        """Return the jobs with that property; the trace's jobs first and in order, then added jobs.
 
         Raises:
-            BadOption: it does not go with the cluster or the trace.
+            BadOption: it does not match the cluster or the trace.
         """
         ...
 
 
 class Kind(Protocol):
-    """A class of overlays: makes one from the value that was written."""
+    """A class of overlays: creates an overlay from its value."""
 
     key: str
     form: str
 
     def parse(self, value: str) -> Overlay:
-        """Read the value.
+        """Parse the value.
 
         Raises:
-            ValueError: it cannot be taken; the message says what was expected.
+            ValueError: the value is invalid; the message says what was expected.
         """
         ...
 
@@ -77,10 +77,10 @@ def picks(rng: np.random.Generator, count: int, weights: Sequence[float]) -> lis
 
 
 def one_of(value: str, choices: Sequence[str]) -> str:
-    """Read one of a few words.
+    """Return one of a few words.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is not one of them.
     """
     if value not in choices:
         raise ValueError(f"must be one of {', '.join(choices)}, not {shown(value)}")
@@ -88,26 +88,26 @@ def one_of(value: str, choices: Sequence[str]) -> str:
 
 
 def whole(value: str, least: int, most: int) -> int:
-    """Read a whole number.
+    """Return an integer.
 
     Raises:
-        ValueError: it is none, or out of its bounds.
+        ValueError: it is not an integer, or out of bounds.
     """
     if not (value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) <= most):
-        raise ValueError(f"must be a whole number from {least} to {most}, not {shown(value)}")
+        raise ValueError(f"must be an integer from {least} to {most}, not {shown(value)}")
     return int(value)
 
 
 def number(value: str, above: float, most: float) -> float:
-    """Read a number.
+    """Return a number.
 
     Raises:
-        ValueError: it is none, or out of its bounds.
+        ValueError: it is not a number, or out of bounds.
     """
     try:
         read = float(value)
     except ValueError:
         read = float("nan")
     if not above < read <= most:
-        raise ValueError(f"must be a number above {above:g} and up to {most:g}, not {shown(value)}")
+        raise ValueError(f"must be a number above {above:g} and at most {most:g}, not {shown(value)}")
     return read

@@ -1,4 +1,4 @@
-"""`priorities=N`: how urgent each job is."""
+"""`priorities=N`: the priority of each job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEVELS_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Gives each job a priority from 0 to N - 1; each level has half as many jobs as the one below it [R]."""
+    """Gives each job a priority from 0 to N - 1; each level has half as many jobs as the level below [R]."""
 
     key: ClassVar[str] = "priorities"
     form: ClassVar[str] = "N"
@@ -24,7 +24,7 @@ class Priorities:
 
     @classmethod
     def parse(cls, value: str) -> Priorities:
-        """Read how many levels."""
+        """Parse the number of levels."""
         return cls(whole(value, 2, LEVELS_MAX))
 
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:

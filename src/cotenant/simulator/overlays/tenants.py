@@ -1,4 +1,4 @@
-"""`tenants=N`: whose each job is."""
+"""`tenants=N`: the tenant of each job."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TENANTS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Gives each job to one of N tenants, the k-th of which has a share of 1/k of the first one's jobs (Zipf's law).
+    """Gives each job to one of N tenants; the k-th has 1/k of the first one's jobs (Zipf's law).
 
-    Few tenants submit most of the jobs in published clusters; the exponent 1 is assumed, as is that a tenant's jobs
-    are like anybody's [R].
+    Few tenants submit most of the jobs in published clusters; the exponent 1 is assumed, as is that a tenant's jobs are
+    like any other's [R].
     """
 
     key: ClassVar[str] = "tenants"
@@ -28,7 +28,7 @@ class Tenants:
 
     @classmethod
     def parse(cls, value: str) -> Tenants:
-        """Read how many."""
+        """Parse the number of tenants."""
         return cls(whole(value, 1, TENANTS_MAX))
 
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:

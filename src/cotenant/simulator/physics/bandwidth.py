@@ -1,12 +1,12 @@
-"""Speed by memory bandwidth: what CPU jobs take of it, training jobs miss.
+"""Speed by memory bandwidth: training jobs lose what CPU jobs take.
 
-Assumed [R]: up to the node's peak nobody is held back. When the demands exceed it, each gets bandwidth in proportion to
-its demand, as memory controllers that know no jobs give it. A CPU job with a demand is bound by its bandwidth alone. A
-training job spends a share m of its step waiting for memory once memory is the bottleneck, so a step takes
-(1 − m) + m·demand/peak times as long.
+Assumed [R]: up to the node's peak there is no slowdown. If the demands exceed it, each job gets bandwidth in proportion
+to its demand, as memory controllers that do not distinguish jobs share it. A CPU job with a demand is bound by its
+bandwidth alone. A training job spends a share m of its step waiting for memory once memory is the bottleneck, so a step
+takes (1 − m) + m·demand/peak times as long.
 
 Measured: four production training jobs lost 40 % of their speed on average to unmanaged contention (Kelp, HPCA 2019
-[P]); m = 2/3 gives that figure where the demand is twice the peak, which is our reading of "unmanaged".
+[P]); m = 2/3 gives that figure if the demand is twice the peak, which is our reading of "unmanaged".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SENSITIVITY = 0.667
 
 
 def speed(demand_bytes_per_second: float, peak_bytes_per_second: float, sensitivity: float) -> float:
-    """Tell what is left of a job's speed on a node; `sensitivity` is m, 1 for jobs bound by bandwidth alone.
+    """Return the relative speed of a job on a node; `sensitivity` is m, 1 for jobs bound by bandwidth alone.
 
     >>> speed(80e9, 100e9, 0.5), speed(200e9, 100e9, 1.0), speed(200e9, 100e9, 0.5)
     (1.0, 0.5, 0.666666667)
@@ -28,7 +28,7 @@ def speed(demand_bytes_per_second: float, peak_bytes_per_second: float, sensitiv
 
 
 def granted(demand_bytes_per_second: float, all_demands_bytes_per_second: float, peak_bytes_per_second: float) -> float:
-    """Tell what bandwidth one job gets, in bytes/s.
+    """Return the bandwidth that one job gets, in bytes/s.
 
     >>> granted(50e9, 200e9, 100e9)
     25000000000.0

@@ -1,8 +1,8 @@
-"""What it costs to stop a job and to start it again, by model.
+"""The cost of stopping and restarting a job, by model.
 
 Measured range: 0.2 to 5.4 s to save a checkpoint, 4 to 94 s to restart from it (AITurbo's lab [D]). Both grow with what
 must be written, read and built, so they are set by the number of parameters, linear in its logarithm from 1 million to
-340 million (BERT large) [R]. A model that is not known gets the geometric middle of each range.
+340 million (BERT large) [R]. An unknown model gets the geometric middle of each range.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cotenant.simulator.physics.rounding import steady
 SAVE_SECONDS = (0.2, 5.4)
 RESTART_SECONDS = (4.0, 94.0)
 MILLIONS_RANGE = (1.0, 340.0)
-MILLIONS = {  # of parameters, as the models' own papers count them; of some, the size most in use
+MILLIONS = {  # of parameters, as counted in the models' papers; for some, of the most common size
     "resnet50": 25.6,
     "resnet18": 11.7,
     "resnet": 44.5,
@@ -50,7 +50,7 @@ MILLIONS = {  # of parameters, as the models' own papers count them; of some, th
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds to save a job's state, and to start again from what was saved."""
+    """Seconds to save a job's state, and to restart from it."""
 
     save_seconds: float
     restart_seconds: float
@@ -58,7 +58,7 @@ class Cost:
 
 @lru_cache(maxsize=256)
 def cost(model: Model | None) -> Cost:
-    """Tell what stopping and starting a job costs.
+    """Return the cost of stopping and starting a job.
 
     >>> from cotenant.core.model.model_name import model_of
     >>> cost(model_of("bert")), cost(model_of("lenet"))

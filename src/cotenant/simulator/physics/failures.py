@@ -1,13 +1,13 @@
-"""What becomes of jobs: some are killed by their users, some fail, and failures repeat.
+"""Outcomes of jobs: some are killed by their users, some fail, and failures repeat.
 
 Measured (Jeon et al., ATC 2019, section 4 [P]): 17.2 % of jobs are unsuccessful and 13.5 % killed; failures come in 20
-classes, with the trials that failed of each and quantiles of the run time to failure; an unsuccessful job fails 2.3
-times. Run times to failure are drawn from a quantile function that is log-linear through the three published
-quantiles; below the median it goes on as steeply as above it, beyond the last one as before it [R]. A killed job ends
-at a uniformly drawn share of its work [R]. A failed job that is retried fails again, since Philly's unsuccessful jobs
-were retried too: 2 or 3 trials, 2.3 on average [R].
+classes, with the number of failed trials of each and quantiles of the run time to failure; an unsuccessful job fails
+2.3 times. Run times to failure are drawn from a quantile function that is log-linear through the three published
+quantiles; below the median it continues with the slope above it, beyond the last one with the slope before it [R]. A
+killed job ends at a uniformly drawn share of its work [R]. A failed job that is retried fails again, since Philly's
+unsuccessful jobs were retried too: 2 or 3 trials, 2.3 on average [R].
 
-Which classes are transient is our judgement [R]: those that the job's own code and input do not cause.
+Which classes are transient is our judgment [R]: those not caused by the job's own code and input.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cotenant.simulator.traces.trace_job import Ended, TraceJob
 
 FAILED_PERCENT, KILLED_PERCENT = 17.2, 13.5
 TRIALS_MEAN = 2.3
-_STREAM = 2  # beside the arms' errors: each has a stream of its own
+_STREAM = 2  # separate from the arms' errors: each has its own stream
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """A class of failures: how many trials failed so, and minutes to failure at 50, 90 and 95 %."""
+    """A class of failures: its number of failed trials, and minutes to failure at 50, 90 and 95 %."""
 
     name: str
     trials: int
@@ -38,7 +38,7 @@ class Class:
     transient: bool = False
 
     def seconds(self, probability: float) -> float:
-        """Give the run time to failure at a quantile.
+        """Return the run time to failure at a quantile.
 
         >>> [CLASSES[0].seconds(p) for p in (0.5, 0.9, 0.95)]
         [807.0, 1063.8, 2038.2]
@@ -76,9 +76,9 @@ _UP_TO = list(accumulate(one.trials for one in CLASSES))
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a job whatever the schedule. `trials_seconds` are run times to each failure; none: none fails.
+    """The outcome of a job in any schedule. `trials_seconds` are run times to each failure; empty if none fails.
 
-    `work_share` is what a killed job does of its work. A failed job without trials fails at its end.
+    `work_share` is the share of its work that a killed job does. A failed job without trials fails at its end.
     """
 
     ended: Ended = Ended.PASSED
@@ -90,14 +90,14 @@ class Fate:
 PASSES = Fate()
 
 
-def told(job: TraceJob) -> Fate:
-    """Take the trace's word: the job ends as it says, after all of its work."""
+def fate_in_trace(job: TraceJob) -> Fate:
+    """Return the outcome in the trace: the job ends as recorded, after all of its work."""
     return Fate(job.ended) if job.ended else PASSES
 
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """Draws jobs' fates, for each job alike in every arm: from the seed and the job's number in the trace alone."""
+    """Draws the outcomes of jobs, equal in every arm: from the seed and the job's number in the trace alone."""
 
     seed: int
     failed_percent: float = FAILED_PERCENT
@@ -105,13 +105,13 @@ class Fates:
     retries: str = "transient"  # none, transient or philly
 
     def draw(self, job: TraceJob, number: int) -> Fate:
-        """Draw the fate of a training job; the trace's word counts more, and other kinds of job pass."""
+        """Return the outcome of a training job; the trace takes precedence, and other kinds of job pass."""
         rng = np.random.default_rng([self.seed, _STREAM, number])
         end, which, more, share, *moments = rng.random(7).tolist()
         if job.ended is Ended.FAILED:
             return Fate(Ended.FAILED, failure=class_at(which))
         if job.ended or job.kind is not JobKind.TRAINING:
-            return told(job)
+            return fate_in_trace(job)
         if end < self.failed_percent / 100:
             failure = class_at(which)
             trials = self._trials(failure, more)
@@ -121,7 +121,7 @@ class Fates:
         return PASSES
 
     def _trials(self, failure: Class, drawn: float) -> int:
-        """Say how often a job is tried before it is given up."""
+        """Return the number of trials before a job is given up."""
         if self.retries == "none" or (self.retries == "transient" and not failure.transient):
             return 1
         fewest = math.floor(TRIALS_MEAN)
@@ -129,7 +129,7 @@ class Fates:
 
 
 def class_at(share: float) -> Class:
-    """Choose a class by a number from 0 to 1, each as often as its trials.
+    """Return the class for a number from 0 to 1, each as often as its trials.
 
     >>> class_at(0.0).name, class_at(0.9999999).name
     ('cpu_out_of_memory', 'gpu_ecc_error')

@@ -1,4 +1,4 @@
-"""Speed by type of GPU, and beside another job on the same one.
+"""Speed by GPU type, and beside another job on the same GPU.
 
 Measured: Gavel's throughputs (Narayanan et al., OSDI 2020) [D] on K80, P100 and V100, for 1, 2, 4 and 8 GPUs close
 together or apart, and of pairs of jobs that share one GPU.
@@ -15,12 +15,12 @@ from cotenant.simulator.physics.models import bundled
 from cotenant.simulator.physics.rounding import steady
 
 TYPES = ("k80", "p100", "v100")
-STAND_IN = "p100"  # for types that were not measured, where only neighbours or distance count: the middle one [R]
+STAND_IN = "p100"  # for unmeasured types, if only neighbors or distance count: the middle one [R]
 
 
 @lru_cache(maxsize=1024)
 def known_type(gpu_type: str) -> str | None:
-    """Find the measured type in the name of a GPU.
+    """Return the measured type in the name of a GPU.
 
     >>> known_type("Tesla V100-SXM2-16GB"), known_type("A100")
     ('v100', None)
@@ -30,7 +30,7 @@ def known_type(gpu_type: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def relative_speed(model: Model, gpus: float, gpu_type: str, reference_type: str) -> float | None:
-    """Tell a job's speed on one type of GPU relative to that on another; None where it was not measured.
+    """Return a job's speed on one GPU type relative to another; None if it was not measured.
 
     >>> from cotenant.core.model.model_name import model_of
     >>> relative_speed(model_of("CycleGAN"), 1, "K80", "V100")
@@ -50,9 +50,9 @@ def relative_speed(model: Model, gpus: float, gpu_type: str, reference_type: str
 
 @lru_cache(maxsize=4096)
 def apart(model: Model, gpus: float, gpu_type: str) -> float | None:
-    """Tell what is left of a gang's speed when it is spread over servers; None where it was not measured.
+    """Return a gang's relative speed when spread over servers; None if it was not measured.
 
-    Some gangs measured faster apart, which is taken as noise: the answer is never above 1.
+    Some gangs were measured faster apart, which is treated as noise: the result is at most 1.
     """
     place = TYPES.index(known_type(gpu_type) or STAND_IN)
     for rates in _scales(model, gpus, measured=(2, 4, 8)):
@@ -64,10 +64,10 @@ def apart(model: Model, gpus: float, gpu_type: str) -> float | None:
 
 @lru_cache(maxsize=4096)
 def beside(model: Model | None, other: Model | None, gpu_type: str) -> float:
-    """Tell what is left of a job's speed when it shares its GPU with another; never above 1.
+    """Return a job's relative speed when it shares its GPU with another; at most 1.
 
-    Where one of the two was not measured, the median of the measured pairs on that type of GPU stands in [R]: 0.54 on
-    a K80, 0.59 on a P100, 0.68 on a V100.
+    If one of the two was not measured, the median of the measured pairs on that GPU type is used [R]: 0.54 on a K80,
+    0.59 on a P100, 0.68 on a V100.
     """
     table = bundled("gavel_speeds.json")
     kind = known_type(gpu_type) or STAND_IN
@@ -87,7 +87,7 @@ def _median_pair(kind: str) -> float:
 
 @lru_cache(maxsize=1)
 def _batches() -> dict[str, dict[int, str]]:
-    """List the measured jobs by family and batch; 0 where the name tells no batch."""
+    """Return the measured jobs by family and batch; 0 if the name has no batch."""
     batches: dict[str, dict[int, str]] = {}
     for name in bundled("gavel_speeds.json")["names"]:
         title, _, batch = name.partition("/")
@@ -98,7 +98,7 @@ def _batches() -> dict[str, dict[int, str]]:
 
 @lru_cache(maxsize=1024)
 def _name(model: Model | None) -> str | None:
-    """Find the measured job with the nearest batch; without a batch, the middle one."""
+    """Return the measured job with the nearest batch; without a batch, the middle one."""
     by_batch = _batches().get(model.family) if model else None
     if model is None or not by_batch:
         return None
@@ -109,7 +109,7 @@ def _name(model: Model | None) -> str | None:
 
 
 def _scales(model: Model, gpus: float, measured: tuple[int, ...] = (1, 2, 4, 8)) -> list[list[list[float | None]]]:
-    """Give a job's rates by type, those with the nearest number of GPUs first."""
+    """Return a job's rates by type, those with the nearest number of GPUs first."""
     name = _name(model)
     if name is None:
         return []

@@ -13,5 +13,5 @@ DATA = Path(__file__).parent.parent / "data"
 
 @cache
 def bundled(name: str) -> MappingProxyType[str, Any]:
-    """Read one of the bundled tables."""
+    """Return one of the bundled tables."""
     return MappingProxyType(json.loads((DATA / name).read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Nodes that fail and are repaired, each by its own clock and whatever runs on it [R: exponential times].
+"""Failures and repairs of nodes, each with its own clock, whatever runs there [R: exponential times].
 
 A node's times are drawn from the seed and the node's number alone, so that all arms see the same outages.
 """
@@ -13,12 +13,12 @@ import numpy as np
 
 from cotenant.simulator.physics.rounding import steady
 
-_STREAM = 3  # beside the arms' errors and the jobs' fates
+_STREAM = 3  # separate from the arms' errors and the jobs' outcomes
 _SECONDS_MIN = 1e-3
 
 
 class Outages:
-    """When each node fails and is back. Without a mean time between failures, none ever fails."""
+    """When each node fails and is repaired. Without a mean time between failures, no node fails."""
 
     def __init__(self, nodes: int, seed: int, mtbf_hours: float | None = None, repair_hours: float = 1.0) -> None:
         self._means = (0.0, 0.0) if mtbf_hours is None else (mtbf_hours * 3600, repair_hours * 3600)
@@ -29,19 +29,19 @@ class Outages:
         heapq.heapify(self._due)
 
     def next_seconds(self, *, idle: bool = False) -> float:
-        """Say when a node next fails or is back; inf: never.
+        """Return when a node next fails or is repaired; inf if never.
 
-        `idle`: nothing runs and nothing comes, so that only a node that is back could change anything.
+        `idle`: no job runs or is still to come, so that only a repair could change anything.
         """
         if idle:
             return min((at for at, _, back in self._due if back), default=math.inf)
         return self._due[0][0] if self._due else math.inf
 
     def due(self, now: float, *, idle: bool = False) -> Iterator[tuple[int, bool]]:
-        """Give the nodes that failed (False) or are back (True) by now, in the order of their times.
+        """Yield the nodes that have failed (False) or were repaired (True) by now, in order of time.
 
-        A node that would fail while the cluster is idle never fails again: else a job that finds no place would be
-        waited for forever.
+        A node that would fail while the cluster is idle never fails again: otherwise the simulation would wait forever
+        for a job that finds no place.
         """
         while self._due and self._due[0][0] <= now:
             at, node, back = heapq.heappop(self._due)

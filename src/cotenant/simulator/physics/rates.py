@@ -1,4 +1,4 @@
-"""How fast a run is."""
+"""The rate of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Rate(NamedTuple):
-    """How fast a run is: in work relative to its trace, and relative to an undisturbed run on the same type of GPU."""
+    """The rate of a run: work relative to its trace, and relative to an undisturbed run on the same GPU type."""
 
     work: float
     pace: float

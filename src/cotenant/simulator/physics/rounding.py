@@ -1,10 +1,10 @@
-"""Numbers that are alike on every machine: the last bits of exp and log are not."""
+"""Numbers that are equal on every machine: the last bits of exp and log are not."""
 
 from __future__ import annotations
 
 
 def steady(value: float) -> float:
-    """Keep 9 significant digits.
+    """Round to 9 significant digits.
 
     >>> steady(0.1 + 0.2)
     0.3
@@ -13,7 +13,7 @@ def steady(value: float) -> float:
 
 
 def between(points: tuple[tuple[float, float], ...], at: float) -> float:
-    """Read a curve given by points, linear between them and level beyond them.
+    """Interpolate a curve given by points, linear between them and constant beyond them.
 
     >>> between(((1, 10), (3, 20)), 2), between(((1, 10), (3, 20)), 5)
     (15.0, 20)

@@ -1,4 +1,4 @@
-"""Options of the simulator itself, in the group `simulator`. All physics is off unless it is asked for."""
+"""Options of the simulator itself, in the group `simulator`. All physics is off by default."""
 
 from __future__ import annotations
 
@@ -19,38 +19,40 @@ SECONDS_MAX = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `--option simulator.…` takes; `docs/simulator-physics.md` says where each figure is from.
+    """The options `--option simulator.…`; `docs/simulator-physics.md` gives the source of each figure.
 
-    cores: what jobs ask for whose trace tells no cores: `none`, or `auto`, so that the allocator decides.
+    cores: request of jobs whose trace has no cores: `none`, or `auto`, so that the allocator decides.
     speed: what decides how fast jobs run: `none`, `all`, or any of cores, gpu-type, locality, colocation, bandwidth.
-    isolation: with cores, whether jobs have theirs for themselves: `exclusive`; `none`, all on a node share its cores,
-      whatever they hold, and crowd each other out; `ideal`, they share them, and crowding costs nothing.
+    isolation: with cores, whether jobs have their cores to themselves: `exclusive`; `none`: all jobs on a node share
+      its cores, whatever they hold, and slow each other down; `ideal`: they share them, and crowding costs nothing.
     interference: with colocation, whether gangs on one server slow each other down: `none`, or `philly`.
-    model_default: the model of jobs whose own is not known; empty: their speed does not depend on it.
-    memory_bandwidth_bytes_per_second: of nodes whose cluster file does not tell.
-    bandwidth_sensitivity: share of a training step that waits for memory where memory is the bottleneck, 0 to 1.
-    contention_interval_seconds: time between two questions to the contention policy.
-    contention_hardware: what nodes can do: `enforced`, they tell each job's memory bandwidth and hold it to a share;
-      `told`, they tell it only; `none`.
+    model_default: model of jobs whose own is unknown; empty: their speed does not depend on it.
+    memory_bandwidth_bytes_per_second: of nodes without a value in the cluster file.
+    bandwidth_sensitivity: share of a training step that waits for memory if memory is the bottleneck, 0 to 1.
+    contention_interval_seconds: time between two queries of the contention policy.
+    contention_hardware: capabilities of nodes: `enforced`, they report each job's memory bandwidth and limit it;
+      `told`, they only report it; `none`.
     sample_noise: standard deviation of the rates that a contention policy sees, relative to them.
-    rate_noise: standard deviation of a measured rate, relative to it, where the allocator changes cores as jobs run.
-    utilisation: what GPU utilisation jobs report: `none`, or `philly`.
+    rate_noise: standard deviation of a measured rate, relative to it, if the allocator resizes running jobs.
+    utilisation: GPU utilization that jobs report: `none`, or `philly`.
     preemption_cost_seconds: work that a job repeats each time it starts again after a preemption, or `model`.
     preemption_grace: whether a job may save its work before it is preempted.
-    checkpoint_interval_seconds: run time between saves; what came after the last is lost in a failure. None: no saves.
-    failures: whether jobs are killed and fail: `none`, or as in `philly`, in these percents of training jobs.
-    retries: which failures are tried again: `none`, `transient`, or all, as `philly` did.
-    retry_backoff_seconds: wait before the first retry, doubled for each more, up to 300 s.
+    checkpoint_interval_seconds: run time between saves; work after the last save is lost in a failure. None: no saves.
+    failures: whether jobs are killed and fail: `none`, or as in `philly`.
+    failed_percent: percentage of training jobs that fail, with `philly`.
+    killed_percent: percentage of training jobs that are killed, with `philly`.
+    retries: which failures are retried: `none`, `transient`, or all, as `philly` did.
+    retry_backoff_seconds: wait before the first retry, doubled for each further one, up to 300 s.
     node_mtbf_hours: mean time between failures of a node; None: nodes never fail.
-    node_repair_hours: mean time until a node is back.
-    preemption: who may be stopped for whom: `policy`, as the queue policy says; `priority`, also jobs of lower
-      priority for jobs of a higher one; `never`, nobody.
-    run_seconds_min: a job that has run for less, since it was last started, is not stopped for others.
-    reclaim: whether jobs within their tenant's guarantee may stop those that borrow from it, where the queue policy
-      itself stops nobody.
-    reserve_after_seconds: a gang that has waited for so long gets a reservation that others may not break; None: none
-      does.
-    reservations: so many gangs at a time.
+    node_repair_hours: mean time until a node is repaired.
+    preemption: which jobs may be stopped for others: `policy`, as the queue policy decides; `priority`, also jobs of
+      lower priority for jobs of a higher one; `never`, none.
+    run_seconds_min: a job is not stopped for others until it has run this long since its last start.
+    reclaim: whether jobs within their tenant's guarantee may stop jobs that borrow from it, if the queue policy itself
+      stops none.
+    reserve_after_seconds: wait after which a gang gets a reservation that other jobs may not break; None: no
+      reservations.
+    reservations: maximum number of gangs with a reservation at a time.
     fair_share: `tenants` share the cluster fairly, by weight, and the queue policy orders the jobs of each; `off`, the
       policy alone orders all jobs.
     """
@@ -85,7 +87,7 @@ class Settings:
     fair_share: FairShare = FairShare.OFF
 
     def check(self) -> list[Violation]:
-        """Name what the types cannot say."""
+        """Return a violation for each invalid option."""
         return [*self._out_of_range(), *self._contradictions(), *self.rules.check()]
 
     def _out_of_range(self) -> Iterator[Violation]:
@@ -110,19 +112,19 @@ class Settings:
 
     def _contradictions(self) -> Iterator[Violation]:
         if len(self.speed) != 1 and {"none", "all"} & set(self.speed):
-            yield Violation("speed", "none and all stand alone")
+            yield Violation("speed", "none and all cannot be combined with other values")
         if self.failed_percent + self.killed_percent > 100:
             yield Violation("killed_percent", "and failed_percent must not exceed 100 together")
         if self.interference != "none" and "colocation" not in self.speeds:
-            yield Violation("interference", "is a part of colocation, which speed does not name")
+            yield Violation("interference", "needs colocation in speed")
         if self.isolation != "exclusive" and "cores" not in self.speeds:
-            yield Violation("isolation", "is of cores, which speed does not name")
+            yield Violation("isolation", "needs cores in speed")
         if self.model_default and not self.model:
             yield Violation("model_default", f"must be one of {', '.join(FAMILIES)}, not {self.model_default!r}")
 
     @property
     def rules(self) -> Rules:
-        """How far the order is enforced against jobs that run."""
+        """How far the order is enforced against running jobs."""
         return Rules(
             self.preemption,
             self.run_seconds_min,
@@ -139,5 +141,5 @@ class Settings:
 
     @property
     def model(self) -> Model | None:
-        """The model that stands in for unknown ones."""
+        """The model used for unknown ones."""
         return model_of(self.model_default)

@@ -1,15 +1,15 @@
-"""Cores that nobody has for himself: who gets how many of them, and what it costs that threads crowd each other out.
+"""Shared cores: how many each job gets, and the cost of oversubscription.
 
-Theory of operation. Without isolation the kernel divides a node's cores among all threads that can run. A job whose
-threads want more than that starts as many as the node has cores, which is what frameworks do unless they are told
-otherwise (pytorch/pytorch#22501 on OpenMP; TensorFlow's pools likewise) [D]; one that has what it wants keeps no more
-threads busy than that. So the cores are shared max-min fairly [R].
+Theory of operation. Without isolation the kernel divides a node's cores among all runnable threads. A job whose threads
+want more than its share starts as many as the node has cores, which is what frameworks do by default
+(pytorch/pytorch#22501 on OpenMP; TensorFlow's pools likewise) [D]; a job that has what it wants keeps no more threads
+busy than that. So the cores are shared max-min fairly [R].
 
-Threads beyond the cores cost switches and caches. Public measurements differ widely. The same work took 3.41 s with
-four threads on four cores and 4.84 s with ten ("Oversubscription: a classic parallel performance problem", Parallel
-Programming with Visual Studio 2010, 2009) [D]; four trainings with a thread for each of 16 CPUs took 8.4 times as long
-as with four CPUs each (pytorch/pytorch#3021) [D]. The milder one counts here: the loss grows from none at one thread a
-core to 29.5 % at 2.5 and stays there [R].
+Threads beyond the cores cost context switches and cache misses. Public measurements differ widely. The same work took
+3.41 s with four threads on four cores and 4.84 s with ten ("Oversubscription: a classic parallel performance problem",
+Parallel Programming with Visual Studio 2010, 2009) [D]; four trainings with a thread for each of 16 CPUs took 8.4 times
+as long as with four CPUs each (pytorch/pytorch#3021) [D]. The milder figure is used: the loss grows from none at one
+thread per core to 29.5 % at 2.5 and stays there [R].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AT_THREADS_PER_CORE = 2.5
 
 
 def shares(wants: Sequence[float], cores: float, *, ideal: bool = False) -> tuple[float, ...]:
-    """Say how many cores' worth each of a node's jobs gets; `ideal`: if crowding cost nothing.
+    """Return each job's share of a node's cores; `ideal`: without the cost of oversubscription.
 
     >>> shares([1.0, 2.0], 4), shares([1.0, 20.0, 20.0], 9, ideal=True)
     ((1.0, 2.0), (1.0, 4.0, 4.0))
@@ -36,7 +36,7 @@ def shares(wants: Sequence[float], cores: float, *, ideal: bool = False) -> tupl
 
 
 def efficiency(threads_per_core: float) -> float:
-    """Tell what part of the cores' work is left with so many threads that could run for each of them.
+    """Return the share of the cores' work that is left with this many runnable threads per core.
 
     >>> efficiency(0.5), round(efficiency(1.75), 3), round(efficiency(10.0), 3)
     (1.0, 0.852, 0.705)
@@ -46,7 +46,7 @@ def efficiency(threads_per_core: float) -> float:
 
 
 def _fair(wants: Sequence[float], cores: float) -> tuple[float, ...]:
-    """Share max-min fairly: nobody gets more than he wants, and the rest is shared alike."""
+    """Return max-min fair shares: no job gets more than it wants, and the rest is divided equally."""
     given, left = [0.0] * len(wants), cores
     order = sorted(range(len(wants)), key=lambda number: (wants[number], number))
     for done, number in enumerate(order):

@@ -1,9 +1,9 @@
-"""What becomes of a run that a contention policy holds back, and how well its rate can be seen.
+"""The effect of throttles on a run, and the noise of its measured rate.
 
-Assumed [R]: a job without GPUs works as fast as the scarcest of what it is left with lets it: its cores, or its
-bandwidth. Holding it to half of its cores halves its speed and its traffic; holding it to a share of the node's
-bandwidth matters only where it would draw more. Its cores are its own, so to be left only the CPU time that nobody else
-wants costs it nothing. Whoever is suspended does nothing and keeps what it holds.
+Assumed [R]: a job without GPUs is as fast as the scarcest resource that it has left: its cores, or its bandwidth.
+Limiting it to half of its cores halves its speed and its traffic; limiting it to a share of the node's bandwidth
+matters only if it would use more. Its cores are its own, so limiting it to otherwise idle CPU time costs it nothing. A
+suspended job does nothing and keeps what it holds.
 """
 
 from __future__ import annotations
@@ -14,61 +14,58 @@ from dataclasses import dataclass
 from cotenant.core.policy.protocols import FREE, Directive, Throttle
 from cotenant.simulator.physics.rounding import steady
 
-NOISE_STREAM = 6  # of its own
+NOISE_STREAM = 6  # a stream of its own
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """How a run is held back, and what part of its speed and its memory traffic that leaves, 0 to 1."""
+class ThrottleEffect:
+    """The throttle of a run, and the share of its speed and its memory traffic that it leaves, 0 to 1."""
 
     throttle: Throttle
     part: float
 
     def cores_used(self, cores: int, tasks: int) -> float:
-        """Tell how many of its cores on a node it uses."""
+        """Return how many of its cores on a node it uses."""
         if self.throttle.suspended:
             return 0.0
         return float(min(cores, self.throttle.cores * tasks) if self.throttle.cores else cores)
 
 
-UNHELD = Held(FREE, 1.0)
+UNTHROTTLED = ThrottleEffect(FREE, 1.0)
 
 
-def held_by(directive: Directive, cores: int, tasks: int, demand: float, peak: float) -> Held:
-    """Tell what a directive does to a run with so many cores and tasks on a node; traffic and peak in bytes/s.
+def effect_of(directive: Directive, cores: int, tasks: int, demand: float, peak: float) -> ThrottleEffect:
+    """Return the effect of a directive on a run with these cores and tasks on a node; traffic and peak in bytes/s.
 
-    Without a throttle its share counts, as it stands.
+    Without a throttle its share counts directly.
 
-    >>> held_by(Directive("cpu", 1, 0.3, ""), 8, 1, 0.0, 100e9).part
+    >>> effect_of(Directive("cpu", 1, 0.3, ""), 8, 1, 0.0, 100e9).part
     0.3
-    >>> held_by(Directive("cpu", 1, 0.5, "", Throttle(bandwidth_percent=20, cores=4)), 8, 1, 50e9, 100e9).part
+    >>> effect_of(Directive("cpu", 1, 0.5, "", Throttle(bandwidth_percent=20, cores=4)), 8, 1, 50e9, 100e9).part
     0.4
     """
     if directive.throttle is None:
-        return Held(Throttle(suspended=directive.share <= 0), steady(directive.share))
+        return ThrottleEffect(Throttle(suspended=directive.share <= 0), steady(directive.share))
     throttle = directive.throttle
     if throttle.suspended:
-        return Held(throttle, 0.0)
+        return ThrottleEffect(throttle, 0.0)
     of_cores = throttle.cores * tasks / cores if throttle.cores and cores else 1.0
     limited = throttle.bandwidth_percent < 100 and demand > 0
     of_bandwidth = throttle.bandwidth_percent / 100 * peak / demand if limited else 1.0
-    return Held(throttle, steady(min(1.0, of_cores, of_bandwidth)))
+    return ThrottleEffect(throttle, steady(min(1.0, of_cores, of_bandwidth)))
 
 
 class Noise:
-    """Noise of measured rates: a normal factor for each run and time, the same in whatever order they are asked for.
-
-    `spread` is the standard deviation, relative to the rate.
-    """
+    """Noise of measured rates: a normal factor for each run and time, independent of the order of queries."""
 
     def __init__(self, seed: int, spread: float) -> None:
         self.spread = spread
         self._seeded = _mixed(seed ^ NOISE_STREAM << 56)
-        self._of_run: dict[int, tuple[int, int]] = {}  # by sequence: the run that was asked about last, and its state
+        self._of_run: dict[int, tuple[int, int]] = {}  # by sequence: the last queried run, and its state
 
     def factor(self, sequence: int, run: int, now: float) -> float:
-        """Tell what a rate is multiplied with where it is measured; never below 0."""
+        """Return the factor of a measured rate; at least 0."""
         if not self.spread:
             return 1.0
         known = self._of_run.get(sequence)
@@ -81,7 +78,7 @@ class Noise:
 
 
 def _mixed(state: int) -> int:
-    """Scramble 64 bits (the finaliser of SplitMix64, Steele et al., OOPSLA 2014 [P])."""
+    """Scramble 64 bits (the finalizer of SplitMix64, Steele et al., OOPSLA 2014 [P])."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK

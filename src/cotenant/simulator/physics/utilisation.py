@@ -1,8 +1,8 @@
-"""The GPU utilisation that a job would report: not the same as holding a GPU.
+"""The GPU utilization that a job would report, which differs from holding a GPU.
 
-Measured: Philly's mean utilisation by GPUs and outcome (Jeon et al., ATC 2019, table 3 [P]), linear in log2 of the GPUs
-between its rows and level beyond them. A job reports that times its speed relative to what it does undisturbed with the
-reference cores on the GPUs that it has, and 100 % at most [R]; nothing while it repeats work after a restart.
+Measured: Philly's mean utilization by GPUs and outcome (Jeon et al., ATC 2019, table 3 [P]), linear in log2 of the GPUs
+between its rows and constant beyond them. A job reports that times its speed relative to its undisturbed speed with the
+reference cores on its GPUs, at most 100 % [R]; nothing while it repeats work after a restart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PERCENT = {
 
 
 def base(gpus: float, ended: Ended) -> float:
-    """Tell a job's undisturbed utilisation, from 0 to 1.
+    """Return a job's undisturbed utilization, from 0 to 1.
 
     >>> base(8, Ended.PASSED), base(2, Ended.PASSED), base(64, Ended.FAILED)
     (0.5109, 0.5232, 0.3902)

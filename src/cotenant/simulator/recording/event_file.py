@@ -1,8 +1,8 @@
-"""Recordings as files: a header, the events in their order, and an end that seals them.
+"""Recording files: a header, the events in order, and an end line that seals them.
 
-A file appears under its name when it is whole; a simulation that was stopped leaves what it had come to, marked as
-incomplete; one that failed leaves nothing. The end's SHA-256 is over the lines before it, each with its newline, also
-where they are kept as Parquet: there the events are rows, the header and the end are in the file's metadata.
+A file appears under its name once complete; a simulation that was stopped leaves its events so far, marked as
+incomplete; one that failed leaves nothing. The SHA-256 of the end line covers the lines before it, each with its
+newline, also in Parquet files: there events are rows, and the header and the end are in the file's metadata.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from cotenant.simulator.recording.event_validation import wrong_with
+from cotenant.simulator.recording.event_validation import invalid_reason
 from cotenant.simulator.recording.events import Event, line_of
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import SAMPLE, SAMPLE_PATH
@@ -31,27 +31,27 @@ LINE_BYTES_MAX = 2**26  # of a plan that starts a million jobs
 
 
 class BadRecording(Exception):
-    """A recording that cannot be written, read or run again, and why, in one sentence that names the file."""
+    """A recording that cannot be written, read or replayed; the message is one sentence that names the file."""
 
 
 class Sink(Protocol):
-    """Where events go: JSON lines, or Parquet."""
+    """A destination of events: JSON lines, or Parquet."""
 
     def header(self, line: str) -> None:
-        """Take the header."""
+        """Write the header."""
 
     def event(self, event: Event, line: str) -> None:
-        """Take an event, which the line tells too."""
+        """Write an event, which is also given as a line."""
 
     def close(self, line: str) -> None:
-        """Take the end, and write what is left."""
+        """Write the end line and buffered events."""
 
     def abandon(self) -> None:
-        """Let go of the file as it is."""
+        """Close the file as it is."""
 
 
 class EventFile:
-    """A recording under way. Hand it to a simulation as its recorder, then `end` it."""
+    """A recording being written. Pass it to a simulation as its recorder, then call `end`."""
 
     def __init__(self, sink: Sink, header: Mapping[str, Any]) -> None:
         self.ended = False
@@ -72,7 +72,7 @@ class EventFile:
 
 
 class Seal:
-    """Counts events and sums their lines up, so that a changed byte shows."""
+    """The number of events and a digest of their lines, so that a changed byte is detected."""
 
     def __init__(self, header_line: str) -> None:
         self.events = 0
@@ -80,13 +80,13 @@ class Seal:
         self._digest = hashlib.sha256(f"{header_line}\n".encode())
 
     def add(self, at_seconds: float, line: str) -> None:
-        """Take the next event."""
+        """Add the next event."""
         self.events += 1
         self._at_seconds = at_seconds
         self._digest.update(f"{line}\n".encode())
 
     def end(self, *, complete: bool) -> dict[str, Any]:
-        """Say what the last line should say."""
+        """Return the end line."""
         return {
             "kind": "end",
             "complete": complete,
@@ -97,7 +97,7 @@ class Seal:
 
 
 def header_of(scenario: Scenario) -> dict[str, Any]:
-    """Say all that is needed to run a scenario again, and what it was run with."""
+    """Return the header: all that is needed to run a scenario again, and the versions it was run with."""
     return {
         "kind": "header",
         "version": VERSION,
@@ -112,7 +112,7 @@ def header_of(scenario: Scenario) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Name what a simulation is run with."""
+    """Return the versions that a simulation runs with."""
     return {
         "cotenant": metadata.version("cotenant"),
         "python": platform.python_version(),
@@ -121,7 +121,7 @@ def versions() -> dict[str, str]:
 
 
 def digest_of(name: str) -> str | None:
-    """Sum a file up (SHA-256); None where there is none of that name."""
+    """Return the SHA-256 of a file; None if there is no such file."""
     path = SAMPLE_PATH if name == SAMPLE else Path(name)
     digest = hashlib.sha256()
     try:
@@ -131,20 +131,20 @@ def digest_of(name: str) -> str | None:
             while chunk := file.read(DIGEST_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError:
-        return None  # no name of a file; or whoever reads it for what it says will tell why it cannot be read
+        return None  # not a file name; or whoever reads its content reports why it cannot be read
     return digest.hexdigest()
 
 
 @contextmanager
 def writing(path: Path, scenario: Scenario) -> Iterator[EventFile]:
-    """Open a recording of a scenario for writing; it gets its name once it was ended.
+    """Open a recording of a scenario for writing; it gets its name once it has ended.
 
     Raises:
-        BadRecording: it cannot be written there, or not in that form.
+        BadRecording: the file cannot be written, or its format is unknown.
     """
     _check_ending(path)
     if path.exists() and not path.is_file():
-        raise BadRecording(f"events cannot be written to {path}: it is no file")
+        raise BadRecording(f"events cannot be written to {path}: it is not a regular file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         sink = _sink(path, part)
@@ -163,7 +163,7 @@ def writing(path: Path, scenario: Scenario) -> Iterator[EventFile]:
 
 def _check_ending(path: Path) -> None:
     if path.suffix not in ENDINGS:
-        raise BadRecording(f"{path}: a file of events ends in {' or '.join(ENDINGS)}")
+        raise BadRecording(f"{path}: a file of events must end in {' or '.join(ENDINGS)}")
 
 
 def _sink(path: Path, part: Path) -> Sink:
@@ -175,7 +175,7 @@ def _sink(path: Path, part: Path) -> Sink:
 
 
 class LineSink:
-    """Writes JSON lines."""
+    """A sink of JSON lines."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[str] = path.open("w", encoding="utf-8", newline="\n")
@@ -200,10 +200,10 @@ class LineSink:
 
 
 class Recording:
-    """A recording that is being read: its header, then its lines one by one, then its end.
+    """A recording being read: its header, then its lines one by one, then its end.
 
     Raises:
-        BadRecording: it cannot be read, or is no recording.
+        BadRecording: it cannot be read, or is not a recording.
     """
 
     def __init__(self, path: Path) -> None:
@@ -214,14 +214,14 @@ class Recording:
         self.header = self._object(self.header_line, "header")
         if self.header.get("version") != VERSION:
             told = self.header.get("version")
-            raise BadRecording(f"{path} is of version {told}; this Cotenant reads version {VERSION}")
+            raise BadRecording(f"{path} has version {told}; this Cotenant reads version {VERSION}")
         if not isinstance(self.header.get("scenario", {}), dict):
-            raise BadRecording(f"{path}: its header tells no scenario")
+            raise BadRecording(f"{path}: its header has no scenario")
         self.end: dict[str, Any] | None = None  # known once all lines were read
         self.end_line = b""
 
     def lines(self) -> Iterator[bytes]:
-        """Give each event's line, without its newline. Where the file breaks off there is no end."""
+        """Yield each event's line, without its newline. A truncated file has no end."""
         last: bytes | None = None
         for line in self._lines:
             if last is not None:
@@ -236,21 +236,21 @@ class Recording:
         yield last.removesuffix(b"\n")
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Give each event as plain values.
+        """Yield each event as plain values.
 
         Raises:
-            BadRecording: a line is no event.
+            BadRecording: a line is not an event.
         """
         for number, line in enumerate(self.lines(), 2):
             try:
                 event = json.loads(line.decode())
                 if b"\\u" in line:
-                    json.dumps(event, ensure_ascii=False).encode()  # no half of a character is shown to anybody
+                    json.dumps(event, ensure_ascii=False).encode()  # rejects lone surrogates, which cannot be printed
             except (ValueError, RecursionError) as error:
-                raise BadRecording(f"{self.path}, line {number}: is no JSON: {error}") from error
-            wrong = wrong_with(event) if isinstance(event, dict) else "it is none"
+                raise BadRecording(f"{self.path}, line {number}: invalid JSON: {error}") from error
+            wrong = invalid_reason(event) if isinstance(event, dict) else "not an object"
             if wrong:
-                raise BadRecording(f"{self.path}, line {number}: is no event: {wrong}")
+                raise BadRecording(f"{self.path}, line {number}: invalid event: {wrong}")
             yield event
 
     def _object(self, line: str, kind: str) -> dict[str, Any]:
@@ -259,20 +259,20 @@ class Recording:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or found.get("kind") != kind:
-            raise BadRecording(f"{self.path} is no recording of events: its first line is no {kind}")
+            raise BadRecording(f"{self.path} is not a recording of events: its first line is not a {kind}")
         return found
 
     def scenario(self, trace: str | None = None) -> Scenario:
-        """Make the scenario that was recorded, its files checked; `trace` is where the trace lies now.
+        """Return the recorded scenario after checking its files; `trace` is the trace's present path.
 
         Raises:
-            BadRecording: the header tells no scenario, or a file is missing or another than it was.
+            BadRecording: the header has no scenario, or a file is missing or has changed.
         """
         try:
             scenario = Scenario(**self.header["scenario"])
             files = dict(self.header["files"])
         except (KeyError, TypeError, ValueError) as error:
-            raise BadRecording(f"{self.path}: its header tells no scenario: {error}") from error
+            raise BadRecording(f"{self.path}: its header has no valid scenario: {error}") from error
         now = {"trace": trace or scenario.trace, "cluster": scenario.cluster}
         for role, digest in files.items():
             if role in now:
@@ -281,7 +281,7 @@ class Recording:
 
     def _check_file(self, role: str, name: str, digest: str) -> None:
         found = digest_of(name)
-        remedy = "; --trace points to where it lies now" if role == "trace" else ""
+        remedy = "; --trace gives its present path" if role == "trace" else ""
         if found is None:
             raise BadRecording(f"the {role} of {self.path} is missing: there is no file {name}{remedy}")
         if found != digest:
@@ -292,7 +292,7 @@ class Recording:
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
-    """Give the lines of a recording, each with its newline."""
+    """Yield the lines of a recording, each with its newline."""
     if path.suffix == ".parquet":
         from cotenant.simulator.recording.event_parquet import lines_of
 

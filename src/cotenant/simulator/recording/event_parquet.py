@@ -1,4 +1,4 @@
-"""Recordings as Parquet: one row per event, one column per field. Needs pyarrow, of the extra `research`."""
+"""Recordings as Parquet: one row per event, one column per field. Needs pyarrow, from the extra `research`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADER, END = b"cotenant.header", b"cotenant.end"
 
 
 def _type_of(annotation: object) -> pa.DataType:
-    """Say how a field is kept."""
+    """Return the Arrow type of a field."""
     places = pa.struct([(each.name, pa.string() if each.type == "str" else pa.int64()) for each in fields(Place)])
     kinds: Mapping[str, pa.DataType] = {
         "str": pa.string(),
@@ -41,7 +41,7 @@ SCHEMA = pa.schema([(each.name, _type_of(each.type)) for each in fields(Event)])
 
 
 class ParquetSink:
-    """Writes rows, some thousands at a time."""
+    """A sink of Parquet rows, written some thousands at a time."""
 
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
@@ -52,13 +52,13 @@ class ParquetSink:
         self._writer.add_key_value_metadata({HEADER: line.encode()})
 
     def event(self, event: Event, line: str) -> None:
-        """Keep a row."""
+        """Buffer a row."""
         self._rows.append(event.as_dict())
         if len(self._rows) >= ROWS_AT_ONCE:
             self._write()
 
     def close(self, line: str) -> None:
-        """Write the rows that are left, and the end."""
+        """Write the buffered rows, and the end."""
         self._write()
         self._writer.add_key_value_metadata({END: line.encode()})
         self._writer.close()
@@ -75,28 +75,28 @@ class ParquetSink:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Give a recording's lines as they would be in a file of JSON lines.
+    """Yield a recording's lines as in a file of JSON lines.
 
     Raises:
-        BadRecording: it cannot be read, or is no recording.
+        BadRecording: it cannot be read, or is not a recording.
     """
     try:
         with pq.ParquetFile(path) as file:
             told = file.metadata.metadata or {}
             if HEADER not in told:
-                raise BadRecording(f"{path} is no recording of events: its metadata holds no header")
+                raise BadRecording(f"{path} is not a recording of events: its metadata holds no header")
             yield told[HEADER] + b"\n"
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
                 for row in batch.to_pylist():
-                    yield f"{line_of(_said(row))}\n".encode()
+                    yield f"{line_of(_set_fields(row))}\n".encode()
             if END in told:
                 yield told[END] + b"\n"
     except (OSError, ValueError, TypeError, pa.ArrowException) as error:  # TypeError: a column of bytes, or of dates
         raise BadRecording(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _said(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what a row does not tell."""
+def _set_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that are set."""
     said = {name: value for name, value in row.items() if value is not None}
     if "numbers" in said:
         said["numbers"] = dict(said["numbers"])

@@ -1,4 +1,4 @@
-"""What a line of a recording may say: a file that was changed, or was never one, is told in a sentence."""
+"""Validation of a recording's lines, so that a damaged or foreign file is reported in a sentence."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ NEEDED = {Kind.STARTED.value: ("job_id", "run"), Kind.PLANNED.value: ("waiting",
 ALWAYS = ("at_seconds", "kind")
 
 
-def wrong_with(event: Mapping[str, object]) -> str:
-    """Say what an event cannot say, or that it lacks; "" where it is one. Fields that are unknown are passed over.
+def invalid_reason(event: Mapping[str, object]) -> str:
+    """Return why an event is invalid; "" if it is valid. Unknown fields are ignored.
 
-    >>> wrong_with({"at_seconds": 0.5, "kind": "node_down", "node": 3})
+    >>> invalid_reason({"at_seconds": 0.5, "kind": "node_down", "node": 3})
     ''
-    >>> wrong_with({"at_seconds": 0.5, "kind": "node_down", "node": "three"})
-    'its node is wrong'
+    >>> invalid_reason({"at_seconds": 0.5, "kind": "node_down", "node": "three"})
+    'field node is invalid'
     """
     needed = (*ALWAYS, *NEEDED.get(str(event.get("kind")), ()), *(("run",) if "nodes" in event else ()))
     for name in needed:
         if name not in event:
-            return f"it has no {name}"
+            return f"field {name} is missing"
     for name, value in event.items():
         if name in FIELDS and not FIELDS[name](value):
-            return f"its {name} is wrong"
+            return f"field {name} is invalid"
     return ""
 
 

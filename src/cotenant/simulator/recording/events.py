@@ -1,9 +1,9 @@
-"""What a simulation tells as it goes: one event for each thing that happened, to whoever listens.
+"""Events of a simulation: one for each thing that happens, for any recorder.
 
-With nobody listening nothing is made. Why a job waits is told when the kind of reason changes: its code, or the
-resources that it speaks of. The words and numbers are those of the moment at which it changed; telling each new count
-of free GPUs to each job that waits would be most of a recording. Where all gangs of a shape wait for one reason it is
-told once for the shape; a job that joins later is told the reason that its shape has then. The latest of either counts.
+Without a recorder no event is created. The reason why a job waits is recorded when its key changes: its code, or the
+resources that it names. Texts and numbers are those of the moment of the change; recording each new number of free GPUs
+for each waiting job would be most of a recording. If all gangs of a class wait for one reason it is recorded once for
+the class; a job that joins later gets an event with the reason that its class has then. The latest of either counts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Protocol
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.refusal import Code, Refusal, plural
 from cotenant.core.scheduling.cycle import Plan, Start
-from cotenant.simulator.job import Life, Shape
+from cotenant.simulator.job import JobClass, SimulatedJob
 from cotenant.simulator.traces import TraceJob
 from cotenant.simulator.traces.trace_job import Ended
 
 
 class Kind(StrEnum):
-    """What can happen."""
+    """The kinds of events."""
 
     SUBMITTED = "submitted"
     UNSCHEDULABLE = "unschedulable"
@@ -56,11 +56,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. `at_seconds` counts from the first submission; what says nothing is left out.
+    """One event. `at_seconds` counts from the first submission; empty fields are left out.
 
-    `job_id` says whom it is about; a reason to wait with a `shape` alone is that of each job of the shape that waits.
-    `run` numbers a job's runs from 1. `by` names the jobs that a preempted one made room for. `starts` and `stops` are
-    a cycle's plan, `waiting` how many were left waiting by it. `rate` is the share of reference speed from now on.
+    `job_id` is the job; a reason to wait with a `shape` alone applies to each waiting job of that class. `run` numbers
+    a job's runs from 1. `by` are the jobs that a preempted job made room for. `starts` and `stops` are a cycle's plan,
+    `waiting` is how many jobs it left waiting. `rate` is the share of reference speed from now on.
     """
 
     at_seconds: float
@@ -94,9 +94,9 @@ class Event:
     rate: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what it says as plain values, in the order of the fields."""
+        """Return the set fields as plain values, in order."""
         said: dict[str, Any] = {"at_seconds": float(self.at_seconds), "kind": self.kind.value}
-        for name in _TOLD:
+        for name in _OPTIONAL:
             value = getattr(self, name)
             if value is None or value == () or value == "" or value == {}:
                 continue
@@ -108,78 +108,80 @@ class Event:
         return said
 
     def as_line(self) -> str:
-        """Write it as one line of JSON."""
+        """Return it as one line of JSON."""
         return line_of(self.as_dict())
 
 
-_TOLD = tuple(each.name for each in fields(Event) if each.name not in ("at_seconds", "kind"))
+_OPTIONAL = tuple(each.name for each in fields(Event) if each.name not in ("at_seconds", "kind"))
 _FLOATS = frozenset(each.name for each in fields(Event) if str(each.type).startswith("float"))
 _PLACE = tuple(each.name for each in fields(Place))
 
 
 def line_of(said: Mapping[str, Any]) -> str:
-    """Write plain values as one line of JSON, always in the same way."""
+    """Return plain values as one line of JSON, in a canonical form."""
     return json.dumps(said, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 class Recorder(Protocol):
-    """Listens to a simulation."""
+    """Receives the events of a simulation."""
 
     def record(self, event: Event) -> None:
-        """Take one event, in the order in which they happen."""
+        """Record an event; events come in order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
-    """Lets several listen, in turn."""
+class MultiRecorder:
+    """Passes events to several recorders, in order."""
 
     listeners: tuple[Recorder, ...]
 
     def record(self, event: Event) -> None:
-        """Tell each of them."""
+        """Pass an event to each recorder."""
         for listener in self.listeners:
             listener.record(event)
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why somebody waits, its words made only where they are told."""
+    """Why a job waits; its text is created only if recorded."""
 
     key: tuple[str, ...]  # begins with the code
     words: Callable[[], Refusal]
 
-    def beyond_share(self) -> Reason:
-        """The same, of a job whose tenant has what it is due."""
+    def over_fair_share(self) -> Reason:
+        """Return the reason for a job whose tenant has its fair share."""
         words = self.words
         return Reason((*self.key, "over_share"), lambda: replace(words(), over_share=True))
 
 
 def reason_of(refusal: Refusal) -> Reason:
-    """Know a reason by its code, its level, and by what its numbers count."""
+    """Return the reason of a refusal, keyed by its code, its level, and the names of its numbers."""
     return Reason((refusal.code, refusal.locality or "", *sorted(refusal.numbers)), lambda: refusal)
 
 
-def counted(lacking: Sequence[str], words: Callable[[], Refusal]) -> Reason:
-    """Know a reason by what there is too little of in sum."""
+def capacity_reason(lacking: Sequence[str], words: Callable[[], Refusal]) -> Reason:
+    """Return the reason of a shortage, keyed by the lacking resources."""
     names = (*(f"free_{name}" for name in lacking), *(f"wanted_{name}" for name in lacking))
     return Reason((Code.CAPACITY, "", *sorted(names)), words)
 
 
-class Story:
-    """Turns what the scheduler does into events."""
+class EventLog:
+    """Creates events from the scheduler's actions."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._record = recorder.record
-        self._told: dict[int, tuple[str, ...]] = {}  # each waiting job's reason, by sequence
-        self._of_shape: dict[int, tuple[str, ...]] = {}  # the same for shapes, by code
-        self._apart: set[int] = set()  # back off, by sequence: what is told of their shape is not of them
-        self._came_as: dict[int, int] = {}  # the code of each one's shape as it was told when it came, by sequence
-        self._new: list[Life] = []  # began to wait since reasons were last told
-        self._special: dict[int, Life] = {}  # those whose reason is not that of most
+        self._last_reason: dict[int, tuple[str, ...]] = {}  # each waiting job's last recorded reason, by sequence
+        self._class_reason: dict[int, tuple[str, ...]] = {}  # the same for classes, by code
+        self._individual: set[int] = (
+            set()
+        )  # jobs in back-off or with an individual reason, by sequence: their class's reason does not apply
+        self._submitted_class: dict[int, int] = {}  # the code of each job's class when it was submitted, by sequence
+        self._new: list[SimulatedJob] = []  # began to wait since reasons were last recorded
+        self._special: dict[int, SimulatedJob] = {}  # jobs whose reason is not that of most
 
     def unschedulable(self, job: TraceJob, refusal: Refusal, now: float) -> None:
-        """A job came that can never run."""
-        told = _words(refusal)
+        """Record a job that can never run."""
+        told = _refusal_fields(refusal)
         self._record(
             Event(
                 now,
@@ -194,196 +196,210 @@ class Story:
             )
         )
 
-    def submitted(self, life: Life, now: float) -> None:
-        """A job came."""
-        shape, self._came_as[life.sequence] = life.shape, life.shape.code
+    def submitted(self, sim_job: SimulatedJob, now: float) -> None:
+        """Record a submission."""
+        job_class, self._submitted_class[sim_job.sequence] = sim_job.job_class, sim_job.job_class.code
         self._record(
             Event(
                 now,
                 Kind.SUBMITTED,
-                life.job.id,
-                shape=shape.code,
-                job_kind=life.job.kind.value,
-                tenant=life.job.tenant,
-                model=life.job.model,
-                gpu_milli=shape.gpu_milli,
-                cores=shape.cores,
-                memory_bytes=shape.memory_bytes,
-                sizing=shape.sizing,
-                work_seconds=life.job.work_seconds,
+                sim_job.job.id,
+                shape=job_class.code,
+                job_kind=sim_job.job.kind.value,
+                tenant=sim_job.job.tenant,
+                model=sim_job.job.model,
+                gpu_milli=job_class.gpu_milli,
+                cores=job_class.cores,
+                memory_bytes=job_class.memory_bytes,
+                sizing=job_class.sizing,
+                work_seconds=sim_job.job.work_seconds,
             )
         )
 
-    def waits(self, life: Life, *, anew: bool = False) -> None:
-        """A job begins to wait; why, is told at the end of the instant: to itself if it is of another shape."""
-        self._new.append(life)
-        if anew or life.shape.code != self._came_as[life.sequence]:
-            self._apart.add(life.sequence)
+    def waits(self, sim_job: SimulatedJob, *, reclassified: bool = False) -> None:
+        """Note a job that begins to wait; its reason is recorded at the end of the instant."""
+        self._new.append(sim_job)
+        if reclassified or sim_job.job_class.code != self._submitted_class[sim_job.sequence]:
+            self._individual.add(sim_job.sequence)
 
     def planned(self, plan: Plan, waiting: int, now: float) -> None:
-        """A cycle decided, over so many who waited."""
+        """Record a cycle's plan, with the number of waiting jobs."""
         starts = tuple(start.gang.job_id for start in plan.starts)
         stops = plan.stops + plan.reclaimed
         left = waiting - len(starts) + len(stops)
         self._record(Event(now, Kind.PLANNED, starts=starts, stops=stops, waiting=left))
 
-    def preempted(self, life: Life, starts: Iterable[Start], now: float, kind: Kind = Kind.PREEMPTED) -> None:
-        """A job is about to make room for those starts that need it and that take a place on one of its nodes.
+    def preempted(
+        self, sim_job: SimulatedJob, starts: Iterable[Start], now: float, kind: Kind = Kind.PREEMPTED
+    ) -> None:
+        """Record a preemption, for those starts that need room and take a place on one of the job's nodes.
 
-        Where it is its tenant's limit that it makes room under, that is for starts of its tenant, wherever they are.
-        One that migrates starts again elsewhere, for the sake of those that name it.
+        If the job makes room under its tenant's limit, that is for starts of its tenant, on any node. A migrated job
+        starts again elsewhere, for the starts that name it.
         """
-        left = {holding.node for holding in life.holdings}
+        left = {holding.node for holding in sim_job.holdings}
         if kind is Kind.MIGRATED:
-            by = [start.gang.job_id for start in starts if life.job.id in start.moves]
+            by = [start.gang.job_id for start in starts if sim_job.job.id in start.moves]
         else:
             taking = [start for start in starts if start.needs_room]
             there = [start for start in taking if any(holding.node in left for holding in start.holdings)]
-            of_tenant = [start for start in taking if start.gang.tenant == life.shape.tenant != ""]
+            of_tenant = [start for start in taking if start.gang.tenant == sim_job.job_class.tenant != ""]
             by = [start.gang.job_id for start in there or of_tenant]
-        ran = now - life.running_since
-        self._record(Event(now, kind, life.job.id, run=life.runs, by=tuple(by), ran_seconds=ran))
+        ran = now - sim_job.running_since
+        self._record(Event(now, kind, sim_job.job.id, run=sim_job.runs, by=tuple(by), ran_seconds=ran))
 
-    def adopted(self, life: Life, now: float) -> None:
-        """A job was running when the simulation set in; which of its roles is where, nobody tells."""
-        self.submitted(life, now)
-        self._begun(life, tuple(_holds(life)), now, needs_room=False)
+    def adopted(self, sim_job: SimulatedJob, now: float) -> None:
+        """Record a job that was running at the start of the simulation; its roles' places are unknown."""
+        self.submitted(sim_job, now)
+        self._record_start(sim_job, tuple(_places_held(sim_job)), now, needs_room=False)
 
-    def started(self, life: Life, start: Start, now: float) -> None:
-        """A job runs."""
-        self._begun(life, tuple(places_of(start)), now, needs_room=start.needs_room)
+    def started(self, sim_job: SimulatedJob, start: Start, now: float) -> None:
+        """Record a start."""
+        self._record_start(sim_job, tuple(places_of(start)), now, needs_room=start.needs_room)
 
-    def _begun(self, life: Life, places: tuple[Place, ...], now: float, *, needs_room: bool) -> None:
-        self._told.pop(life.sequence, None)
-        self._special.pop(life.sequence, None)
+    def _record_start(self, sim_job: SimulatedJob, places: tuple[Place, ...], now: float, *, needs_room: bool) -> None:
+        self._last_reason.pop(sim_job.sequence, None)
+        self._special.pop(sim_job.sequence, None)
         self._record(
             Event(
                 now,
                 Kind.STARTED,
-                life.job.id,
-                run=life.runs,
-                gpu_milli=life.shape.gpu_milli,
-                cores=life.shape.cores,
-                memory_bytes=life.shape.memory_bytes,
+                sim_job.job.id,
+                run=sim_job.runs,
+                gpu_milli=sim_job.job_class.gpu_milli,
+                cores=sim_job.job_class.cores,
+                memory_bytes=sim_job.job_class.memory_bytes,
                 nodes=places,
                 needs_room=needs_room,
-                sizing=life.shape.sizing,
-                queue_seconds=sum(life.waited),
-                rate=None if life.rate == 1 else life.rate,
+                sizing=sim_job.job_class.sizing,
+                queue_seconds=sum(sim_job.waited),
+                rate=None if sim_job.rate == 1 else sim_job.rate,
             )
         )
 
-    def finished(self, life: Life, ran_seconds: float, now: float) -> None:
-        """A job is done; its last run took so long."""
+    def finished(self, sim_job: SimulatedJob, ran_seconds: float, now: float) -> None:
+        """Record a finish, with the duration of the last run."""
         self._record(
             Event(
                 now,
                 Kind.FINISHED,
-                life.job.id,
-                run=life.runs,
+                sim_job.job.id,
+                run=sim_job.runs,
                 ran_seconds=ran_seconds,
-                queue_seconds=sum(life.waited),
-                jct_seconds=now - life.job.submitted_seconds,
-                code=life.failure or ("" if life.fate.ended is Ended.PASSED else life.fate.ended.value),
+                queue_seconds=sum(sim_job.waited),
+                jct_seconds=now - sim_job.job.submitted_seconds,
+                code=sim_job.failure or ("" if sim_job.fate.ended is Ended.PASSED else sim_job.fate.ended.value),
             )
         )
 
-    def attempt_failed(self, life: Life, code: str, now: float, node: int | None = None) -> None:
-        """A run is about to end before its work was done; the job will run again."""
-        ran = now - life.running_since
-        self._record(Event(now, Kind.ATTEMPT_FAILED, life.job.id, run=life.runs, node=node, code=code, ran_seconds=ran))
+    def attempt_failed(self, sim_job: SimulatedJob, code: str, now: float, node: int | None = None) -> None:
+        """Record that a run ends before its work was done; the job will run again."""
+        ran = now - sim_job.running_since
+        self._record(
+            Event(now, Kind.ATTEMPT_FAILED, sim_job.job.id, run=sim_job.runs, node=node, code=code, ran_seconds=ran)
+        )
 
-    def backs_off(self, life: Life, seconds: float, now: float) -> None:
-        """A failed job waits, outside the queue, until it is tried again."""
-        self._told.pop(life.sequence, None)
-        self._apart.add(life.sequence)
-        detail = f"failed {plural(life.failures, 'time')}; it is tried again after {seconds:g} s"
-        self._record(Event(now, Kind.WAITING, life.job.id, **_words(Refusal(Code.BACK_OFF, detail, "the time passes"))))
+    def backed_off(self, sim_job: SimulatedJob, seconds: float, now: float) -> None:
+        """Record that a failed job waits, outside the queue, until it is retried."""
+        self._last_reason.pop(sim_job.sequence, None)
+        self._individual.add(sim_job.sequence)
+        detail = f"failed {plural(sim_job.failures, 'time')}; it is retried after {seconds:g} s"
+        self._record(
+            Event(
+                now, Kind.WAITING, sim_job.job.id, **_refusal_fields(Refusal(Code.BACK_OFF, detail, "the time passes"))
+            )
+        )
 
     def node(self, node: int, now: float, *, back: bool) -> None:
-        """A node failed, or is back."""
+        """Record a failure or repair of a node."""
         self._record(Event(now, Kind.NODE_UP if back else Kind.NODE_DOWN, node=node))
 
-    def rate_changed(self, life: Life, now: float) -> None:
-        """A job goes on at another rate."""
-        self._record(Event(now, Kind.RATE_CHANGED, life.job.id, run=life.runs, rate=life.rate))
+    def rate_changed(self, sim_job: SimulatedJob, now: float) -> None:
+        """Record a new rate of a job."""
+        self._record(Event(now, Kind.RATE_CHANGED, sim_job.job.id, run=sim_job.runs, rate=sim_job.rate))
 
-    def resized(self, life: Life, places: tuple[Place, ...], lent: int, sizing: str, now: float) -> None:
-        """A running job has other cores, some of which are only lent to it."""
+    def resized(self, sim_job: SimulatedJob, places: tuple[Place, ...], lent: int, sizing: str, now: float) -> None:
+        """Record a running job's new cores, some of which may be lent."""
         self._record(
             Event(
                 now,
                 Kind.RESIZED,
-                life.job.id,
-                run=life.runs,
+                sim_job.job.id,
+                run=sim_job.runs,
                 cores=sum(place.cores for place in places),
                 nodes=places,
                 sizing=sizing,
                 numbers={"lent_cores": float(lent)} if lent else {},
-                rate=life.rate,
+                rate=sim_job.rate,
             )
         )
 
-    def given_up(self, life: Life, refusal: Refusal, now: float) -> None:
-        """A waiting job will never run."""
-        self._told.pop(life.sequence, None)
-        self._special.pop(life.sequence, None)
-        queued = sum(life.waited_until(now))
-        self._record(Event(now, Kind.GIVEN_UP, life.job.id, queue_seconds=queued, **_words(refusal)))
+    def given_up(self, sim_job: SimulatedJob, refusal: Refusal, now: float) -> None:
+        """Record that a waiting job was given up."""
+        self._last_reason.pop(sim_job.sequence, None)
+        self._special.pop(sim_job.sequence, None)
+        queued = sum(sim_job.waited_until(now))
+        self._record(Event(now, Kind.GIVEN_UP, sim_job.job.id, queue_seconds=queued, **_refusal_fields(refusal)))
 
-    def reasons_of_shapes(self, shapes: Iterable[Shape], why: Callable[[Shape], Reason], now: float) -> None:
-        """Tell why the gangs of each waiting shape wait, where that is new; and those who joined one, why it waits."""
-        before, self._of_shape = self._of_shape, {}
-        for shape in shapes:
-            reason = why(shape)
-            self._of_shape[shape.code] = reason.key
-            if before.get(shape.code) != reason.key:
-                self._record(Event(now, Kind.WAITING, shape=shape.code, **_words(reason.words())))
-        for life in self._new:
-            code = life.shape.code
-            if life.meter is not None and (life.sequence in self._apart or before.get(code) == self._of_shape[code]):
-                told = _words(why(life.shape).words())
-                self._record(Event(now, Kind.WAITING, life.job.id, shape=code, **told))
-        self._apart.difference_update(life.sequence for life in self._new)
+    def record_class_reasons(
+        self, job_classes: Iterable[JobClass], why: Callable[[JobClass], Reason], now: float
+    ) -> None:
+        """Record why each class's gangs wait, if that is new; and the reasons of jobs that joined a class."""
+        before, self._class_reason = self._class_reason, {}
+        for job_class in job_classes:
+            reason = why(job_class)
+            self._class_reason[job_class.code] = reason.key
+            if before.get(job_class.code) != reason.key:
+                self._record(Event(now, Kind.WAITING, shape=job_class.code, **_refusal_fields(reason.words())))
+        for sim_job in self._new:
+            code = sim_job.job_class.code
+            if sim_job.meter is not None and (
+                sim_job.sequence in self._individual or before.get(code) == self._class_reason[code]
+            ):
+                told = _refusal_fields(why(sim_job.job_class).words())
+                self._record(Event(now, Kind.WAITING, sim_job.job.id, shape=code, **told))
+        self._individual.difference_update(sim_job.sequence for sim_job in self._new)
         self._new.clear()
 
-    def reasons_of_jobs(self, special: Iterable[Life], why: Callable[[Life], Reason], most: Code, now: float) -> None:
-        """Tell why jobs wait, where that is new: asked are new ones, the special, and those who were special.
+    def record_job_reasons(
+        self, special: Iterable[SimulatedJob], why: Callable[[SimulatedJob], Reason], most: Code, now: float
+    ) -> None:
+        """Record why jobs wait, if that is new: new jobs, special jobs, and formerly special jobs are checked.
 
-        All others wait for the reason with code `most`, as they did.
+        All others wait for the reason with code `most`, as before.
         """
-        asked = {life.sequence: life for life in (*self._special.values(), *self._new, *special)}
+        asked = {sim_job.sequence: sim_job for sim_job in (*self._special.values(), *self._new, *special)}
         self._new.clear()
         self._special.clear()
-        for sequence, life in asked.items():
-            if life.meter is None:
+        for sequence, sim_job in asked.items():
+            if sim_job.meter is None:
                 continue  # it was started at this instant
-            reason = why(life)
-            if reason.key != (most,):  # one of another code, or one whose tenant has what it is due
-                self._special[sequence] = life
-            if self._told.get(sequence) != reason.key:
-                self._told[sequence] = reason.key
-                self._record(Event(now, Kind.WAITING, life.job.id, **_words(reason.words())))
+            reason = why(sim_job)
+            if reason.key != (most,):  # another code, or a job whose tenant has its fair share
+                self._special[sequence] = sim_job
+            if self._last_reason.get(sequence) != reason.key:
+                self._last_reason[sequence] = reason.key
+                self._record(Event(now, Kind.WAITING, sim_job.job.id, **_refusal_fields(reason.words())))
 
 
-def _words(refusal: Refusal) -> dict[str, Any]:
+def _refusal_fields(refusal: Refusal) -> dict[str, Any]:
     return {
         "code": refusal.code.value,
         "wait": refusal.wait.value,
-        "detail": refusal.told,
+        "detail": refusal.full_detail,
         "remedy": refusal.remedy,
         "numbers": refusal.numbers,
     }
 
 
-def _holds(life: Life) -> Iterator[Place]:
-    for holding in life.holdings:
+def _places_held(sim_job: SimulatedJob) -> Iterator[Place]:
+    for holding in sim_job.holdings:
         milli = sum(part for _, part in holding.shares) or holding.gpus * WHOLE_GPU_MILLI
         yield Place(holding.node, "", 0, milli, holding.cores, holding.memory_bytes)
 
 
 def places_of(start: Start) -> Iterator[Place]:
-    """Tell what a start will hold, node by node and role by role."""
+    """Yield what a start will hold, node by node and role by role."""
     for share in start.offer:
         part = start.gang.parts[share.part]
         count, demand = int(share.replicas), part.demand

@@ -1,4 +1,4 @@
-"""Runs a recorded simulation again and holds every event against the recording."""
+"""Runs a recorded simulation again and compares every event with the recording."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.simulator.run import Watch
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first line in which a recording and its repetition differ; None where one of them has no such line."""
+    """The first line in which a recording and its repetition differ; None if one of them has no such line."""
 
     line: int
     recorded: str | None
@@ -23,7 +23,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of running a recording again. `interrupted`: it was stopped before the recording's end."""
+    """The result of replaying a recording. `interrupted`: the replay was stopped before the recording's end."""
 
     events: int
     complete: bool
@@ -32,8 +32,8 @@ class Verdict:
     interrupted: bool = False
 
 
-class _Over(Exception):
-    """The repetition need not go on; with a difference if there is one."""
+class _Stop(Exception):
+    """Stops the repetition early; with a difference if there is one."""
 
     def __init__(self, difference: Difference | None = None) -> None:
         super().__init__(difference)
@@ -41,7 +41,7 @@ class _Over(Exception):
 
 
 class _Comparison:
-    """Takes the repetition's events and the recording's lines side by side."""
+    """Compares the repetition's events with the recording's lines."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -55,14 +55,14 @@ class _Comparison:
         number, line = next(self._numbers), event.as_line()
         if self._next is None:
             incomplete = self._recording.end is None or self._recording.end.get("complete") is not True
-            raise _Over(None if incomplete else Difference(number, None, line, event.at_seconds))
+            raise _Stop(None if incomplete else Difference(number, None, line, event.at_seconds))
         if self._next != line.encode():
-            raise _Over(Difference(number, _text(self._next), line, event.at_seconds))
+            raise _Stop(Difference(number, _text(self._next), line, event.at_seconds))
         self.seal.add(event.at_seconds, line)
         self._next = next(self._lines, None)
 
     def close(self) -> Difference | None:
-        """Compare what is left: no event more, and the end."""
+        """Compare the rest: no further event, and the end."""
         number = next(self._numbers)
         if self._next is not None:
             return Difference(number, _text(self._next), None)
@@ -78,11 +78,11 @@ def _text(line: bytes) -> str:
 
 
 def check(recording: Recording, *, trace: str | None = None, watch: Watch | None = None) -> Verdict:
-    """Simulate what was recorded once more; `trace` is where the trace lies now.
+    """Simulate a recorded scenario again; `trace` is the trace's present path.
 
     Raises:
-        BadRecording: it cannot be read, or its trace or cluster is missing or was changed.
-        BadTrace, BadCluster, UnknownPolicy, BadOption, PolicyFailed: as `simulate` does.
+        BadRecording: it cannot be read, or its trace or cluster is missing or has changed.
+        BadTrace, BadCluster, UnknownPolicy, BadOption, PolicyFailed: as in `simulate`.
     """
     scenario = recording.scenario(trace)
     comparison = _Comparison(recording)
@@ -90,14 +90,14 @@ def check(recording: Recording, *, trace: str | None = None, watch: Watch | None
     try:
         interrupted = not scenario.run(watch=watch, recorder=comparison).complete
         difference = None if interrupted else comparison.close()
-    except _Over as over:
+    except _Stop as over:
         difference = over.difference or comparison.close()
     complete = recording.end is not None and recording.end.get("complete") is True
     return Verdict(comparison.seal.events, complete, difference, tuple(_versions(recording)), interrupted)
 
 
 def _versions(recording: Recording) -> Iterator[str]:
-    """Name what the recording was made with and that is another now."""
+    """Yield the versions that differ from those of the recording."""
     told = recording.header.get("versions")
     told = told if isinstance(told, dict) else {}
     for name, version in versions().items():

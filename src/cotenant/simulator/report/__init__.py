@@ -1,1 +1,1 @@
-"""Reports of comparisons: one HTML file that needs nothing else. Needs the extra `research`."""
+"""Reports of comparisons: one self-contained HTML file. Needs the extra `research`."""

@@ -1,4 +1,4 @@
-"""The page of a report: what it says beside its plots. Everything that others wrote is escaped by the template."""
+"""The page of a report: its texts beside the plots. The template escapes all external text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FIGURES: Sequence[tuple[str, str, str]] = (
     ("avg_queue_seconds", "average queueing", "h"),
     ("makespan_seconds", "makespan", "h"),
     ("preemptions", "preemptions", ""),
-    ("gpu_utilisation", "GPU use", "%"),
-    ("cpu_utilisation", "core use", "%"),
+    ("gpu_utilisation", "GPU utilization", "%"),
+    ("cpu_utilisation", "core utilization", "%"),
     ("cpu_jobs_avg_queue_seconds", "CPU jobs' queueing", "h"),
     ("finished", "jobs finished", ""),
 )
@@ -37,7 +37,7 @@ JOBS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure of the table: its value, its spread over the seeds, and how it relates to the first arm's."""
+    """A figure of the table: its value, its spread over the seeds, and its ratio to the first arm's."""
 
     value: str
     spread: str = ""
@@ -46,7 +46,7 @@ class Cell:
 
 
 def page(comparison: Comparison, plots: Sequence[tuple[Plot, str]]) -> str:
-    """Write the page."""
+    """Return the page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -67,7 +67,7 @@ def page(comparison: Comparison, plots: Sequence[tuple[Plot, str]]) -> str:
         baseline=comparison.baseline,
         cards=list(_cards(comparison)),
         findings=list(_findings(comparison)) if many else [],
-        columns=[(title, {"h": "hours", "%": "%"}.get(unit, "")) for name, title, unit in _told(comparison)],
+        columns=[(title, {"h": "hours", "%": "%"}.get(unit, "")) for name, title, unit in _figures_shown(comparison)],
         rows=list(_rows(comparison)),
         bounds=list(_bounds(comparison)),
         colours=[f"arm{number % len(ARMS)}" for number in range(len(comparison.runs.arms))],
@@ -81,7 +81,7 @@ def page(comparison: Comparison, plots: Sequence[tuple[Plot, str]]) -> str:
 
 
 def _known(comparison: Comparison) -> str:
-    """Name what arms know in advance: no figure means much without it."""
+    """Return what arms know in advance, without which no figure means much."""
     return ", ".join(dict.fromkeys(arm.scenario.predictor for arm in comparison.runs.arms))
 
 
@@ -99,7 +99,7 @@ def _written(value: float, unit: str) -> str:
 
 
 def _times(ratio: float) -> str:
-    """Write a ratio: two decimals, or two digits where it is small.
+    """Return a ratio with two decimals, or two digits if it is small.
 
     >>> [_times(ratio) for ratio in (1.234, 0.98, 0.00123)]
     ['×1.23', '×0.98', '×0.0012']
@@ -107,14 +107,14 @@ def _times(ratio: float) -> str:
     return f"×{ratio:.2f}" if ratio >= 0.1 or not ratio else f"×{ratio:.2g}"
 
 
-def _told(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Give those figures of which some arm has one that is not 0."""
+def _figures_shown(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Return the figures that are not 0 in every arm."""
     every = [comparison.figures(arm.label) for arm in comparison.runs.arms]
     return [each for each in FIGURES if any(each[0] in figures and any(figures[each[0]].per_seed) for figures in every)]
 
 
 def _rows(comparison: Comparison) -> Iterator[tuple[str, int, list[Cell]]]:
-    told = _told(comparison)
+    told = _figures_shown(comparison)
     every = {arm.label: comparison.figures(arm.label) for arm in comparison.runs.arms}
     least = {name: _least(every, name) for name, _, unit in told if unit == "h"}
     for label, figures in every.items():
@@ -126,7 +126,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, int, list[Cell]]]:
 
 
 def _least(every: Mapping[str, Mapping[str, Spread]], name: str) -> str | None:
-    """Name the arm with the least of a figure, where there is one to be named."""
+    """Return the arm with the smallest value of a figure, if there is a single one."""
     means = {label: figures[name].mean for label, figures in every.items() if name in figures}
     best = min(means, key=lambda label: means[label], default=None)
     return best if best and sum(mean == means[best] for mean in means.values()) == 1 and len(means) > 1 else None
@@ -154,7 +154,7 @@ def _bounds(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 
 
 def _cards(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
-    """Give what matters most: a large figure, what it is, and one line more."""
+    """Yield what matters most: a large figure, what it is, and one more line."""
     means = {
         arm.label: comparison.figures(arm.label)["avg_jct_seconds"].mean
         for arm in comparison.runs.arms
@@ -196,7 +196,7 @@ def _cards(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 
 
 def _findings(comparison: Comparison) -> Iterator[str]:
-    """Say of each arm, in a sentence, how it does beside the first."""
+    """Yield a sentence for each arm on how it compares with the first."""
     for arm in comparison.runs.arms:
         ratios = comparison.ratios(arm.label)
         if arm.label == comparison.baseline or "avg_jct_seconds" not in ratios:
@@ -215,7 +215,7 @@ def _findings(comparison: Comparison) -> Iterator[str]:
 
 
 def _assumptions(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """Say what the figures rest on."""
+    """Yield the assumptions behind the figures."""
     scenario = comparison.runs.arms[0].scenario
     ran = next((each[0] for each in comparison.runs.by_arm.values() if each), None)
     yield (
@@ -224,16 +224,19 @@ def _assumptions(comparison: Comparison) -> Iterator[tuple[str, str]]:
     )
     yield "Trace's SHA-256", digest_of(scenario.trace) or "not a file"
     yield "Cluster", scenario.cluster
-    yield "Overlay", scenario.overlay or "none: only what the trace tells"
+    yield "Overlay", scenario.overlay or "none: only what the trace records"
     physics = scenario.options.get("simulator", {})
     yield (
         "Physics",
         ", ".join(f"{key} = {value}" for key, value in sorted(physics.items()))
-        or ("none: jobs run at reference speed wherever they are, preemptions cost nothing, nothing fails"),
+        or ("none: jobs run at reference speed everywhere, preemptions cost nothing, nothing fails"),
     )
     seeds = comparison.seeds
-    yield "Seeds", f"{seeds[0]} to {seeds[-1]}; an arm without chance is run once" if len(seeds) > 1 else str(seeds[0])
-    yield "Decisions", "take no time; a preempted job has stopped at once unless physics says otherwise"
+    yield (
+        "Seeds",
+        f"{seeds[0]} to {seeds[-1]}; an arm without randomness is run once" if len(seeds) > 1 else str(seeds[0]),
+    )
+    yield "Decisions", "take no time; a preempted job stops at once unless the physics options change that"
     yield "Plots over jobs and time", f"show each arm's run with seed {seeds[0]}"
     yield "Run with", ", ".join(f"{name} {version}" for name, version in versions().items())
 

@@ -1,4 +1,4 @@
-"""The plots of a report. Each shows one thing; arms are named where their lines are."""
+"""The plots of a report. Each shows one thing; arms are labeled at their lines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from matplotlib.transforms import Affine2D
 from cotenant.core.model.job_table import Floats
 from cotenant.simulator.comparison.runner import JobColumns
 from cotenant.simulator.comparison.summary import Comparison
-from cotenant.simulator.comparison.time_series import Course
-from cotenant.simulator.report.style import FAINT, INK, MUTED, PAPER, WAITS, colour, dashes, log_times, span_of
+from cotenant.simulator.comparison.time_series import TimeSeries
+from cotenant.simulator.report.style import FAINT, INK, MUTED, PAPER, WAITS, color, dashes, log_times, span_of
 
 WIDTH = 10.5  # inches
-STEPS_MAX = 240  # along a time axis: finer than this is noise
+STEPS_MAX = 240  # along a time axis: anything finer is noise
 SIZES = ((0.0, "no GPU"), (0.999, "< 1"), (1.0, "1"), (2.0, "2"), (4.0, "3–4"), (8.0, "5–8"), (16.0, "9–16"))
 SIZES_MORE = "> 16"
 QUEUE_SECONDS_MIN = 1.0
@@ -29,7 +29,7 @@ QUEUE_SECONDS_MIN = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot: `name` for its file, `title` and `caption` for people."""
+    """A plot: `name` for its file, `title` and `caption` for readers."""
 
     name: str
     title: str
@@ -39,36 +39,36 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """An arm's first run, as it is drawn."""
+    """An arm's first run, as drawn."""
 
     number: int
     label: str
     jobs: JobColumns
-    course: Course
+    series: TimeSeries
 
     @property
-    def colour(self) -> str:
-        """The arm's colour."""
-        return colour(self.number)
+    def color(self) -> str:
+        """The arm's color."""
+        return color(self.number)
 
 
 def drawn_of(comparison: Comparison) -> list[Drawn]:
-    """Give the arms that can be drawn."""
+    """Return the arms that can be drawn."""
     return [
-        Drawn(number, shown(arm.label), ran.jobs, ran.course)
+        Drawn(number, shown(arm.label), ran.jobs, ran.series)
         for number, arm in enumerate(comparison.runs.arms)
         for ran in comparison.runs.by_arm[arm.label][:1]
-        if ran.jobs is not None and ran.course is not None
+        if ran.jobs is not None and ran.series is not None
     ]
 
 
 def shown(label: str, most: int = 32) -> str:
-    """Shorten a label for a plot."""
+    """Return a label shortened for a plot."""
     return label if len(label) <= most else f"{label[: most - 1]}…"
 
 
 def digits(value: float) -> str:
-    """Write a figure with three digits at least.
+    """Return a figure with at least three digits.
 
     >>> digits(12_345.6), digits(12.345), digits(0.012345)
     ('12,346', '12.3', '0.0123')
@@ -77,7 +77,7 @@ def digits(value: float) -> str:
 
 
 def averages(comparison: Comparison) -> Plot:
-    """Show the average JCT of each arm, its spread over the seeds, and what no schedule can undercut."""
+    """Return the average JCT of each arm, its spread over the seeds, and the lower bound."""
     arms = [arm.label for arm in comparison.runs.arms]
     spreads = [comparison.figures(label).get("avg_jct_seconds") for label in arms]
     unit, name = span_of(max((spread.mean for spread in spreads if spread), default=1.0))
@@ -86,7 +86,7 @@ def averages(comparison: Comparison) -> Plot:
     for number, spread in enumerate(spreads):
         if spread is None:
             continue
-        axes.barh(number, spread.mean / unit, height=0.62, color=colour(number))
+        axes.barh(number, spread.mean / unit, height=0.62, color=color(number))
         if len(spread.per_seed) > 1:
             ends = [min(spread.per_seed) / unit, max(spread.per_seed) / unit]
             axes.plot(ends, [number, number], color=INK, linewidth=1.4, marker="|", markersize=7)
@@ -100,7 +100,7 @@ def averages(comparison: Comparison) -> Plot:
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     axes.margins(x=0.08)
-    strokes = "; strokes on them reach from the least to the most over the seeds" if len(comparison.seeds) > 1 else ""
+    strokes = "; strokes reach from the minimum to the maximum over the seeds" if len(comparison.seeds) > 1 else ""
     caption = f"Shorter is better. Bars are means over the seeds{strokes}." if strokes else "Shorter is better."
     return Plot("averages", "Average job completion time", caption, figure)
 
@@ -117,14 +117,14 @@ def _bound_lines(axes: Axes, comparison: Comparison, unit: float, rows: int) -> 
 
 
 def distributions(arms: Sequence[Drawn]) -> Plot:
-    """Show which share of jobs was done, and had waited, for no longer than so."""
+    """Return the cumulative distributions of JCT and of waiting time."""
     figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     _cumulative(left, arms, [arm.jobs.jct_seconds for arm in arms], 0.0)
     _cumulative(right, arms, [arm.jobs.queue_seconds for arm in arms], QUEUE_SECONDS_MIN)
     left.set(title="JCT", xlabel="JCT, logarithmic", ylabel="share of jobs (%)")
     right.set(title="Queueing", xlabel="time spent waiting, logarithmic; left edge: none")
-    caption = "Each line tells the share of jobs that took no longer than so. Further to the left is better."
+    caption = "Each line shows the share of jobs with at most this time. Further to the left is better."
     return Plot("distributions", "How long jobs took, and how long they waited", caption, figure)
 
 
@@ -134,8 +134,8 @@ def _cumulative(axes: Axes, arms: Sequence[Drawn], columns: Sequence[Floats], le
     for arm, line in zip((arm for arm, column in zip(arms, columns, strict=True) if len(column)), lines, strict=True):
         begin = max(
             0, int(np.searchsorted(line, least, side="right")) - 1
-        )  # those who never waited are left of the edge
-        axes.plot(line[begin:], quantiles[begin:] * 100, color=arm.colour, linestyle=dashes(arm.number))
+        )  # jobs that never waited are left of the edge
+        axes.plot(line[begin:], quantiles[begin:] * 100, color=arm.color, linestyle=dashes(arm.number))
     log_times(axes, on_x=True)
     axes.set_ylim(0, 100)
     if lines:
@@ -145,7 +145,7 @@ def _cumulative(axes: Axes, arms: Sequence[Drawn], columns: Sequence[Floats], le
 
 
 def _name_lines(axes: Axes, arms: Sequence[Drawn], lines: Sequence[Floats], quantiles: Floats) -> None:
-    """Name each line where it is furthest from the others, and each at another height."""
+    """Label each line where it is furthest from the others, and each at another height."""
     free = [n for n in range(len(quantiles)) if 0.12 <= quantiles[n] <= 0.92]
     low, high = np.log10(axes.get_xlim())
     for arm, line in sorted(zip(arms, lines, strict=False), key=lambda pair: pair[0].number):
@@ -164,29 +164,29 @@ def _name_lines(axes: Axes, arms: Sequence[Drawn], lines: Sequence[Floats], quan
             textcoords="offset points",
             ha="right" if late else "left",
             va="center",
-            color=arm.colour,
+            color=arm.color,
             fontweight="bold",
             path_effects=[withStroke(linewidth=3, foreground=PAPER)],
         )
 
 
 def over_time(arms: Sequence[Drawn], gpus: int, cores: int) -> Plot:
-    """Show for each arm how much was held and how many jobs waited."""
-    columns: list[tuple[str, Callable[[Course], Floats], float | None]] = []
+    """Return each arm's held resources and waiting jobs over time."""
+    columns: list[tuple[str, Callable[[TimeSeries], Floats], float | None]] = []
     if gpus:
-        columns.append(("GPUs held (%)", lambda course: course.gpus / gpus * 100, 100.0))
-    if cores and any(arm.course.cores.any() for arm in arms):
-        columns.append(("cores held (%)", lambda course: course.cores / cores * 100, 100.0))
-    columns.append(("jobs waiting", lambda course: course.waiting, None))
-    end = max((arm.course.span_seconds * len(arm.course.gpus) for arm in arms), default=1.0)
+        columns.append(("GPUs held (%)", lambda series: series.gpus / gpus * 100, 100.0))
+    if cores and any(arm.series.cores.any() for arm in arms):
+        columns.append(("cores held (%)", lambda series: series.cores / cores * 100, 100.0))
+    columns.append(("jobs waiting", lambda series: series.waiting, None))
+    end = max((arm.series.span_seconds * len(arm.series.gpus) for arm in arms), default=1.0)
     unit, name = span_of(end)
     figure = Figure(figsize=(WIDTH, 0.95 * len(arms) + 0.7), layout="constrained")
     grid = figure.subplots(len(arms), len(columns), sharex=True, sharey="col", squeeze=False)
     for row, arm in enumerate(arms):
         for place, (title, take, most) in enumerate(columns):
             axes = grid[row][place]
-            times, values = _steps(take(arm.course), arm.course.span_seconds)
-            axes.fill_between(times / unit, values, step="post", color=arm.colour, linewidth=0)
+            times, values = _steps(take(arm.series), arm.series.span_seconds)
+            axes.fill_between(times / unit, values, step="post", color=arm.color, linewidth=0)
             axes.set_ylim(0, most)
             axes.set_xlim(0, end / unit)
             axes.grid(axis="y")
@@ -195,14 +195,14 @@ def over_time(arms: Sequence[Drawn], gpus: int, cores: int) -> Plot:
             if row == len(arms) - 1:
                 axes.set_xlabel(name)
         grid[row][0].set_ylabel(
-            shown(arm.label, 14), rotation=0, ha="right", va="center", color=arm.colour, fontweight="bold"
+            shown(arm.label, 14), rotation=0, ha="right", va="center", color=arm.color, fontweight="bold"
         )
     caption = "Means over equal spans of time; all arms on the same scales."
     return Plot("over-time", "The cluster over time", caption, figure)
 
 
 def _steps(values: Floats, span_seconds: float) -> tuple[Floats, Floats]:
-    """Average neighbours until few enough are left; gives the beginnings and the end of the spans, and their values."""
+    """Average neighbors until few enough are left; returns the starts and the end of the spans, and their values."""
     while len(values) > STEPS_MAX:
         odd = values[len(values) - len(values) % 2 :]
         values, span_seconds = (
@@ -214,7 +214,7 @@ def _steps(values: Floats, span_seconds: float) -> tuple[Floats, Floats]:
 
 
 def waits(comparison: Comparison) -> Plot:
-    """Show for what jobs waited."""
+    """Return what jobs waited for."""
     arms = [arm.label for arm in comparison.runs.arms]
     kinds = list(WAITS)
     sums = [[_mean(comparison, label, f"waits_seconds.{kind}") for kind in kinds] for label in arms]
@@ -244,8 +244,8 @@ def waits(comparison: Comparison) -> Plot:
     axes.spines["left"].set_visible(False)
     axes.margins(x=0.08)
     caption = (
-        "Capacity: too little was free in sum, or others came first. Fragmentation: enough was free, but not together. "
-        "Fair share: the tenant had its share already."
+        "Capacity: too little was free in total, or other jobs came first. Fragmentation: enough was free, but not "
+        "together. Fair share: the tenant already had its share."
     )
     return Plot("waits", "What jobs waited for", caption, figure)
 
@@ -256,7 +256,7 @@ def _mean(comparison: Comparison, label: str, name: str) -> float:
 
 
 def by_size(arms: Sequence[Drawn]) -> Plot:
-    """Show the JCT of jobs of each size: the median, and from the 10th to the 90th percentile."""
+    """Return the JCT of jobs of each size: the median, and the 10th to the 90th percentile."""
     figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
     axes = figure.subplots()
     groups = [(name, low, high) for name, low, high in _sizes() if any(_among(arm, low, high).any() for arm in arms)]
@@ -268,8 +268,8 @@ def by_size(arms: Sequence[Drawn]) -> Plot:
                 continue
             x = group + (place - (len(arms) - 1) / 2) * step
             tenth, median, ninetieth = np.maximum(np.quantile(jcts, [0.1, 0.5, 0.9]), 1e-3)
-            axes.plot([x, x], [tenth, ninetieth], color=arm.colour, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
-            axes.plot([x], [median], color=arm.colour, marker="o", markersize=6, linestyle="none")
+            axes.plot([x, x], [tenth, ninetieth], color=arm.color, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
+            axes.plot([x], [median], color=arm.color, marker="o", markersize=6, linestyle="none")
     log_times(axes, on_x=False)
     counts = [max(int(_among(arm, low, high).sum()) for arm in arms) for _, low, high in groups]
     axes.set_xticks(
@@ -284,8 +284,8 @@ def by_size(arms: Sequence[Drawn]) -> Plot:
 
 
 def _legend(axes: Axes, arms: Sequence[Drawn]) -> None:
-    """Name the arms above the plot, in the order in which they stand in it."""
-    handles = [axes.plot([], [], color=arm.colour, marker="o", linestyle="none", label=arm.label)[0] for arm in arms]
+    """Draw a legend above the plot, in the order of the arms."""
+    handles = [axes.plot([], [], color=arm.color, marker="o", linestyle="none", label=arm.label)[0] for arm in arms]
     axes.legend(
         handles=handles,
         loc="lower left",
@@ -297,7 +297,7 @@ def _legend(axes: Axes, arms: Sequence[Drawn]) -> None:
 
 
 def _sizes() -> Iterator[tuple[str, float, float]]:
-    """Give each group of sizes: its name, and the GPUs that are more than, and at most."""
+    """Yield each group of sizes: its name, and its bounds in GPUs, above and up to."""
     low = -1.0
     for high, name in SIZES:
         yield name, low, high
@@ -310,14 +310,14 @@ def _among(arm: Drawn, low: float, high: float) -> np.ndarray:
 
 
 def lanes(arm: Drawn, gpus: Sequence[int]) -> Plot:
-    """Show who held which GPUs of which node when, for runs that are small enough to see it."""
-    course = arm.course
-    end = max((bar.end_seconds for bar in course.bars), default=1.0)
+    """Return which jobs held which GPUs of which node over time, for runs small enough to show it."""
+    series = arm.series
+    end = max((bar.end_seconds for bar in series.bars), default=1.0)
     unit, name = span_of(end)
     figure = Figure(figsize=(WIDTH, 0.14 * sum(gpus) + 0.12 * len(gpus) + 1.0), layout="constrained")
     axes = figure.subplots()
     tops = np.concatenate([[0.0], np.cumsum([count + 0.8 for count in gpus])])
-    for shade, boxes in _boxes(course, gpus, tops).items():
+    for shade, boxes in _boxes(series, gpus, tops).items():
         corners = [Path([(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)], closed=True) for x, y, w, h in boxes]
         scaled = Path.make_compound_path(*corners).transformed(Affine2D().scale(1 / unit, 1))
         axes.add_patch(PathPatch(scaled, facecolor=shade, edgecolor=shade, linewidth=0.3))
@@ -331,16 +331,16 @@ def lanes(arm: Drawn, gpus: Sequence[int]) -> Plot:
     axes.set_xlim(0, end / unit)
     axes.set_xlabel(name)
     axes.spines["left"].set_visible(False)
-    caption = "Each stripe is a GPU; neighbouring colours are different jobs. Grey is free."
-    return Plot(f"lanes-{arm.number}", f"Who held which GPU: {arm.label}", caption, figure)
+    caption = "Each stripe is a GPU; neighboring colors are different jobs. Gray is free."
+    return Plot(f"lanes-{arm.number}", f"GPUs by job: {arm.label}", caption, figure)
 
 
-def _boxes(course: Course, gpus: Sequence[int], tops: Floats) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Give each run's boxes by their colour: left, top, width in seconds and height in GPUs."""
+def _boxes(series: TimeSeries, gpus: Sequence[int], tops: Floats) -> dict[str, list[tuple[float, float, float, float]]]:
+    """Return each run's boxes by color: left, top, width in seconds and height in GPUs."""
     free = [np.zeros(count) for count in gpus]
     numbers: dict[str, int] = {}
     boxes: dict[str, list[tuple[float, float, float, float]]] = {}
-    for bar in sorted(course.bars, key=lambda bar: (bar.begin_seconds, bar.job_id, bar.node)):
+    for bar in sorted(series.bars, key=lambda bar: (bar.begin_seconds, bar.job_id, bar.node)):
         slots = _slots(free[bar.node], bar.begin_seconds, bar.end_seconds, -(-bar.gpu_milli // 1000))
         shade = ARM_SHADES[numbers.setdefault(bar.job_id, len(numbers)) % len(ARM_SHADES)]
         boxes.setdefault(shade, []).extend(
@@ -350,11 +350,11 @@ def _boxes(course: Course, gpus: Sequence[int], tops: Floats) -> dict[str, list[
     return boxes
 
 
-ARM_SHADES = (*(colour(number) for number in range(1, 8)), MUTED)
+ARM_SHADES = (*(color(number) for number in range(1, 8)), MUTED)
 
 
 def _slots(free: Floats, begin: float, until: float, count: int) -> list[tuple[int, int]]:
-    """Take the first GPUs that are free by then; gives each stretch of neighbours with its length."""
+    """Take the first GPUs that are free by then; returns each stretch of neighbors with its length."""
     taken = np.flatnonzero(free <= begin + 1e-9)[:count]
     free[taken] = until
     cuts = np.flatnonzero(np.diff(taken) > 1) + 1

@@ -1,7 +1,7 @@
-"""How plots look: colours that colour-blind readers can tell apart, and axes of time as people count it.
+"""The style of plots: colors that color-blind readers can distinguish, and axes with familiar time units.
 
-Plots are drawn in the colours of the light page. In the page each of these becomes a variable of its style sheet, so
-that the same plot is right on a dark page too.
+Plots are drawn in the colors of the light page. In the page each of these becomes a variable of its style sheet, so
+that the same plot also works on a dark page.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ VARIABLES: Mapping[str, str] = {
     MUTED: "muted",
     FAINT: "faint",
     PAPER: "paper",
-    **{colour: f"arm{number}" for number, colour in enumerate(ARMS)},
-    **{colour: f"wait-{name.replace('_', '-')}" for name, colour in WAITS.items()},
+    **{color: f"arm{number}" for number, color in enumerate(ARMS)},
+    **{color: f"wait-{name.replace('_', '-')}" for name, color in WAITS.items()},
 }
-_RC: dict[Any, Any] = {  # their names are literals to matplotlib's types
+_RC: dict[Any, Any] = {  # their names are literals in matplotlib's types
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.0,
     "text.color": INK,
-    "text.parse_math": False,  # a job called $x$ is called so
+    "text.parse_math": False,  # a job may be called $x$
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
     "axes.linewidth": 0.8,
@@ -65,23 +65,23 @@ TIMES: Sequence[tuple[float, str]] = (
 
 
 def look() -> AbstractContextManager[None]:
-    """Draw as here, whatever the user's own settings are."""
+    """Return the context of our style, whatever the user's own settings."""
     plain: dict[Any, Any] = {key: value for key, value in mpl.rcParamsDefault.items() if key != "backend"}
     return mpl.rc_context({**plain, **_RC})
 
 
-def colour(number: int) -> str:
-    """Give the colour of an arm; the first, with which the others are compared, is grey."""
+def color(number: int) -> str:
+    """Return the color of an arm; the first, with which the others are compared, is gray."""
     return ARMS[number % len(ARMS)]
 
 
 def dashes(number: int) -> str:
-    """Tell arms apart that have to share a colour."""
+    """Return a line style that distinguishes arms with the same color."""
     return ("-", "--", ":", "-.")[number // len(ARMS) % 4]
 
 
 def log_times(axes: Axes, *, on_x: bool) -> None:
-    """Let an axis of seconds count in powers, labelled as people say them."""
+    """Set a logarithmic axis of seconds with familiar labels."""
     axis = axes.xaxis if on_x else axes.yaxis
     (axes.set_xscale if on_x else axes.set_yscale)("log")
     axis.set_major_locator(FixedLocator([seconds for seconds, _ in TIMES]))
@@ -91,7 +91,7 @@ def log_times(axes: Axes, *, on_x: bool) -> None:
 
 
 def span_of(seconds: float) -> tuple[float, str]:
-    """Choose the unit of an axis that begins at 0: its seconds, and its name.
+    """Return the unit of an axis that begins at 0: its seconds, and its name.
 
     >>> span_of(90_000), span_of(90)
     ((3600.0, 'hours'), (1.0, 'seconds'))

@@ -1,4 +1,4 @@
-"""Writes a report: draws the plots, puts them into the page, and checks beforehand that it can."""
+"""Writes a report: draws the plots, renders the page, and checks in advance that it can."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from cotenant.simulator.comparison.summary import Comparison
     from cotenant.simulator.report.plots import Plot
 
-LANES_MAX = 64  # GPUs of a cluster whose runs are drawn GPU by GPU
+LANES_MAX = 64  # maximum GPUs of a cluster whose runs are drawn GPU by GPU
 LANES_ARMS_MAX = 6
 PNG_DOTS_PER_INCH = 160
-PNG_COLOURS = 128
+PNG_COLORS = 128
 
 
 class BadReport(Exception):
-    """A report that cannot be written, and why, in one sentence."""
+    """A report that cannot be written; the message is one sentence."""
 
 
 def writer(report: Path | None, png: Path | None) -> Callable[[Comparison], None]:
-    """Make what writes a report to a file, and its plots into a directory.
+    """Return a function that writes a report to a file, and its plots into a directory.
 
     Raises:
-        BadReport: a package is missing, or it cannot be written there; also while it is being written.
+        BadReport: a package is missing, or the target is not writable; also while it is being written.
     """
 
     def page_of(comparison: Comparison, drawn: Drawn) -> str:
@@ -49,10 +49,10 @@ def writer_of(
     report: Path | None,
     png: Path | None,
 ) -> Callable[[Subject], None]:
-    """Make what draws and writes any report of ours.
+    """Return a function that draws and writes any kind of report.
 
     Raises:
-        BadReport: a package is missing, or it cannot be written there; also while it is being written.
+        BadReport: a package is missing, or the target is not writable; also while it is being written.
     """
     try:
         import jinja2  # noqa: F401 - only whether it is there
@@ -60,26 +60,26 @@ def writer_of(
     except ImportError as error:
         raise BadReport(f"a report needs {error.name}: pip install 'cotenant[research]'") from error
     if report is not None and (report.is_dir() or not report.absolute().parent.is_dir()):
-        raise BadReport(f"the report cannot be written to {report}: there is no such directory, or it is one")
+        raise BadReport(f"the report cannot be written to {report}: it is a directory, or its directory does not exist")
     if png is not None:
-        with _told(png):
+        with _reporting_errors(png):
             png.mkdir(parents=True, exist_ok=True)
 
     def write(subject: Subject) -> None:
         plots = plots_of(subject)
         if png is not None:
-            with _told(png):
+            with _reporting_errors(png):
                 for plot in plots:
                     _write(png / f"{plot.name}.png", _png(plot))
         if report is not None:
-            with _told(report):
+            with _reporting_errors(report):
                 _write(report, page_of(subject, [(plot, svg_of(plot)) for plot in plots]).encode())
 
     return write
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _reporting_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -87,7 +87,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(content)
@@ -98,7 +98,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def plots_of(comparison: Comparison) -> list[Plot]:
-    """Draw all plots that there is something to show in."""
+    """Return all plots that have data."""
     from cotenant.simulator.clusters.cluster import parse_cluster
     from cotenant.simulator.report import plots
     from cotenant.simulator.report.style import look
@@ -112,14 +112,12 @@ def plots_of(comparison: Comparison) -> list[Plot]:
             drawn += [plots.distributions(arms), plots.over_time(arms, cluster.gpus, cluster.cores)]
             drawn += [plots.waits(comparison), plots.by_size(arms)]
         if sum(gpus) <= LANES_MAX:
-            drawn += [plots.lanes(arm, gpus) for arm in arms[:LANES_ARMS_MAX] if arm.course.bars]
+            drawn += [plots.lanes(arm, gpus) for arm in arms[:LANES_ARMS_MAX] if arm.series.bars]
         return drawn
 
 
 def svg_of(plot: Plot) -> str:
-    """Draw a plot as SVG for the page: its colours are the page's variables, its ids its own, and nothing is named
-    that lies elsewhere.
-    """
+    """Return a plot as SVG for the page: with the page's color variables, unique ids, and no external references."""
     from cotenant.simulator.report.style import VARIABLES, look
 
     out = io.StringIO()
@@ -131,14 +129,14 @@ def svg_of(plot: Plot) -> str:
     svg = re.sub(r' xmlns:xlink="[^"]*"| version="1.1"| xmlns="[^"]*"', "", svg, count=3).replace("xlink:href", "href")
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', svg, count=1)
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # a hundredth of a point is finer than anyone sees
-    for colour, variable in VARIABLES.items():
-        svg = svg.replace(colour, f"var(--{variable})")
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # a hundredth of a point is finer than anyone can see
+    for color, variable in VARIABLES.items():
+        svg = svg.replace(color, f"var(--{variable})")
     return svg
 
 
 def _png(plot: Plot) -> bytes:
-    """Draw a plot in so few colours that its file is small."""
+    """Return a plot as PNG, with few colors so that the file is small."""
     from PIL import Image  # comes with matplotlib
 
     from cotenant.simulator.report.style import PAPER, look
@@ -148,5 +146,5 @@ def _png(plot: Plot) -> bytes:
         plot.figure.savefig(out, format="png", dpi=PNG_DOTS_PER_INCH, facecolor=PAPER, metadata={"Software": None})
     small = io.BytesIO()
     with Image.open(out) as image:
-        image.convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+        image.convert("RGB").quantize(PNG_COLORS, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
     return small.getvalue()

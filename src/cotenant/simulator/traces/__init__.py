@@ -1,7 +1,7 @@
-"""Traces: jobs that were once submitted, read from files in several formats.
+"""Traces: recorded submissions of jobs, read from files in several formats.
 
-Published traces are not always in the order of submission; such a one is sorted, jobs of one second staying in the
-file's order, and the trace's notes say so. Times are counted from the first submission.
+Published traces are not always in order of submission; such a trace is sorted, jobs of the same second keeping the
+file's order, and a note says so. Times are counted from the first submission.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from cotenant.simulator.snapshots import Present, is_snapshot, present_of
+from cotenant.simulator.snapshots import SnapshotState, is_snapshot, state_of
 from cotenant.simulator.snapshots import read as read_snapshot
-from cotenant.simulator.traces.formats import FORMATS, Format, format_named, format_of, headerless
+from cotenant.simulator.traces.formats import FORMATS, Format, format_named, format_of, format_of_row
 from cotenant.simulator.traces.parquet import ParquetTable, is_parquet
 from cotenant.simulator.traces.rows import Row, Table, open_text
 from cotenant.simulator.traces.trace_job import BadRow, BadTrace, TraceJob, workers
@@ -43,10 +43,10 @@ WATCH_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs in the order of their submission, which is counted in seconds from the first one's.
+    """Jobs in order of submission, with times in seconds since the first one's.
 
-    `overlay` says what was added that the trace itself does not tell. The jobs of a snapshot have a `present`, at which
-    their simulation sets in.
+    `overlay` is what was added to what the trace records. The jobs of a snapshot have a `snapshot_state`, from which
+    their simulation starts.
     """
 
     source: str
@@ -55,7 +55,7 @@ class Trace:
     skipped: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
     overlay: Mapping[str, str] = field(default_factory=dict)
-    present: Present | None = None
+    snapshot_state: SnapshotState | None = None
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -68,13 +68,13 @@ def load(
     skip_bad_rows: bool = False,
     watch: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Read a whole trace; `sample` is the bundled one. The format may be left out where the header tells.
+    """Return a whole trace; `sample` is the bundled one. The format is detected from the header if not given.
 
-    `watch` is told the number of rows read, every few thousand rows.
+    `watch` receives the number of rows read, every few thousand rows.
 
     Raises:
-        BadTrace: the file cannot be read or holds no jobs; a BadRow where one row is at fault, unless such rows are
-            to be skipped. The skipped are listed in the trace.
+        BadTrace: the file cannot be read or has no jobs; a BadRow for an invalid row, unless such rows are to be
+            skipped. Skipped rows are listed in the trace.
     """
     if format_name == SNAPSHOT or (format_name is None and is_snapshot(Path(source))):
         return _of_snapshot(str(source))
@@ -94,23 +94,23 @@ def load(
             raise item
     if not jobs or known is None:
         after = " after its header" if known and known.has_header else ""
-        why = f"; all {len(skipped)} rows are bad, the first: {skipped[0]}" if skipped else after
+        why = f"; all {len(skipped)} rows are invalid, the first: {skipped[0]}" if skipped else after
         raise BadTrace(f"{source} has no jobs{why}")
     return _in_order(Trace(str(source), known.name, tuple(jobs), tuple(skipped)))
 
 
 def _of_snapshot(source: str) -> Trace:
-    present, jobs, notes = present_of(read_snapshot(source))
+    snapshot_state, jobs, notes = state_of(read_snapshot(source))
     if not jobs:
-        raise BadTrace(f"{source} has no jobs: nothing waited and nothing ran when it was taken")
-    return Trace(source, SNAPSHOT, tuple(jobs), notes=tuple(notes), present=present)
+        raise BadTrace(f"{source} has no jobs: none was waiting or running when it was taken")
+    return Trace(source, SNAPSHOT, tuple(jobs), notes=tuple(notes), snapshot_state=snapshot_state)
 
 
 def stream(source: str | Path, format_name: str | None = None) -> Iterator[Format | TraceJob | BadRow]:
-    """Read a trace piece by piece: first its format, then, line by line, a job or what is wrong with the line.
+    """Yield a trace piece by piece: first its format, then, line by line, a job or an error.
 
     Raises:
-        BadTrace: the file cannot be read, or its header is not one of the format.
+        BadTrace: the file cannot be read, or its header does not match the format.
     """
     path = SAMPLE_PATH if source == SAMPLE else Path(source)
     wanted = format_named(format_name) if format_name else None
@@ -123,15 +123,15 @@ def stream(source: str | Path, format_name: str | None = None) -> Iterator[Forma
 
 @contextmanager
 def _table(path: Path, source: str, wanted: Format | None) -> Iterator[tuple[Table | ParquetTable, Format]]:
-    """Open a file as a table, and find its format."""
+    """Open a file as a table, and detect its format."""
     if is_parquet(path):
         parquet = ParquetTable(source, path)
         yield parquet, format_of(source, parquet.header, wanted)
         return
     with open_text(path) as text:
-        begin = _up_to_the_first_that_is_not_blank(text)
+        begin = _leading_lines(text)
         lines = itertools.chain(begin, text)
-        looks = headerless(begin[-1] if begin else "")
+        looks = format_of_row(begin[-1] if begin else "")
         known = wanted or looks
         if wanted and looks and wanted.has_header:
             columns = ", ".join(wanted.columns)
@@ -145,7 +145,7 @@ def _table(path: Path, source: str, wanted: Format | None) -> Iterator[tuple[Tab
             yield table, format_of(source, table.header, known)
 
 
-def _up_to_the_first_that_is_not_blank(lines: Iterator[str]) -> list[str]:
+def _leading_lines(lines: Iterator[str]) -> list[str]:
     begin: list[str] = []
     for line in lines:
         begin.append(line)
@@ -160,15 +160,15 @@ def _read(row: Row, known: Format, seen: dict[str, int]) -> TraceJob | BadRow:
     except BadRow as bad:
         return bad
     if job.id in seen:
-        expected = "an id of its own for each job"
-        found = f"{job.id!r}, which {row.unit} {seen[job.id]} has"
+        expected = "a unique id for each job"
+        found = f"{job.id!r}, which is also the id of {row.unit} {seen[job.id]}"
         return BadRow(row.source, row.line, "job_id", expected, found, row.unit)
     seen[job.id] = row.line
     return job
 
 
 def _in_order(trace: Trace) -> Trace:
-    """Sort the jobs by submission, and let time begin with the first; deadlines move with it."""
+    """Return the jobs sorted by submission, with time starting at the first; deadlines move with it."""
     backwards = sum(after.submitted_seconds < before.submitted_seconds for before, after in pairwise(trace.jobs))
     jobs = sorted(trace.jobs, key=lambda job: job.submitted_seconds) if backwards else list(trace.jobs)
     notes = trace.notes

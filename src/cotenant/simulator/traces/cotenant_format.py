@@ -1,6 +1,6 @@
-"""The format cotenant: our own columns, in CSV or Parquet. `docs/trace-format.md` tells users of it.
+"""The format cotenant: our own columns, in CSV or Parquet. `docs/trace-format.md` documents it for users.
 
-Only three columns are needed. What a column does not tell, or where its field is empty, is as a job has it by default.
+Only three columns are required. Missing columns and empty fields mean a job's defaults.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 from cotenant.core.model.estimate import NO_QOS
 from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Locality, OpenReplicas, Qos, Request, Role
 from cotenant.core.model.priority import CLASSES
-from cotenant.core.policy.options import WORDS_OF_TRUTH
+from cotenant.core.policy.options import BOOLEAN_WORDS
 from cotenant.core.prediction.batch_queueing import BatchTime
 from cotenant.simulator.traces.rows import GPUS_MAX, SECONDS_MAX, Row
 from cotenant.simulator.traces.trace_job import BadTrace, Ended, TraceJob, open_replicas, replicas
@@ -23,7 +23,7 @@ AUTO, NONE = "auto", "none"
 CORES_MAX, REPLICAS_MAX, PRIORITY_MAX = 1_000_000, 1_000_000, 1_000_000
 MEMORY_BYTES_MAX, BANDWIDTH_MAX = 2**50, 1e15
 PERCENTILE_MAX, ARRIVALS_MAX = 99.999999, 1e12
-PROMISE = {
+OBJECTIVE = {
     "latency_seconds": ("seconds", SECONDS_MAX),
     "latency_percentile": ("per cent", PERCENTILE_MAX),
     "arrivals_per_second": ("requests a second", ARRIVALS_MAX),
@@ -35,7 +35,7 @@ Word = TypeVar("Word", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of ours: how a job's value is written into it, and as what type of Parquet's."""
+    """A column: how a job's value is written, and its Parquet type."""
 
     name: str
     write: Callable[[TraceJob], str | float | int | bool | None]
@@ -43,13 +43,13 @@ class Column:
 
 
 def _request(job: TraceJob) -> Request:
-    """Give the request of the one role that the columns can tell of.
+    """Return the request of the only role, since the columns describe one.
 
     Raises:
         BadTrace: the job has several roles.
     """
     if len(job.roles) != 1:
-        raise BadTrace(f"job {job.id} has {len(job.roles)} roles; a table of this format tells of one")
+        raise BadTrace(f"job {job.id} has {len(job.roles)} roles; this format supports only one")
     return job.roles[0].request
 
 
@@ -90,7 +90,7 @@ OPTIONAL = ("gpus", *(column.name for column in COLUMNS if column.name not in RE
 
 
 def read(row: Row) -> TraceJob:
-    """Read a job."""
+    """Return the job of a row."""
     kind = _word(row, "kind", JobKind)
     request = _read_request(row, kind)
     return TraceJob(
@@ -114,28 +114,30 @@ def read(row: Row) -> TraceJob:
             else 0.0
         ),
         ended=_word(row, "ended", Ended),
-        qos=_promise(row, kind),
+        qos=_objective(row, kind),
         batch=_batch(row),
     )
 
 
 def _roles(row: Row, request: Request) -> tuple[Role, ...]:
-    """Read the replicas: so many, or, where a most is told, as many from there on as a service's latency needs."""
+    """Return the replicas: a fixed number, or, with a maximum, as many as a service's latency needs."""
     count = _count(row, "replicas", 1, REPLICAS_MAX, least=1)
     if not row.has("replicas_max"):
         return replicas(count, request)
     return open_replicas(OpenReplicas(count, _count(row, "replicas_max", 1, REPLICAS_MAX, least=count)), request)
 
 
-def _promise(row: Row, kind: JobKind | None) -> Qos:
-    """Read what a service promises; one that leaves its replicas open has to tell all of it."""
+def _objective(row: Row, kind: JobKind | None) -> Qos:
+    """Return the objective of a service; a service with variable replicas needs all its fields."""
     left_open = row.has("replicas_max")
     if left_open and kind is not JobKind.INFERENCE:
-        raise row.bad("replicas_max", "nothing, but for a job of kind inference")
-    missing = next((column for column in PROMISE if left_open and not row.has(column)), None)
+        raise row.bad("replicas_max", "nothing, except for a job of kind inference")
+    missing = next((column for column in OBJECTIVE if left_open and not row.has(column)), None)
     if missing:
-        raise row.bad(missing, "what a service promises that tells replicas_max")
-    told = [row.above_zero(column, what, most) if row.has(column) else 0.0 for column, (what, most) in PROMISE.items()]
+        raise row.bad(missing, "a value, which a service with replicas_max needs")
+    told = [
+        row.above_zero(column, what, most) if row.has(column) else 0.0 for column, (what, most) in OBJECTIVE.items()
+    ]
     return Qos(0.0, *told) if any(told) else NO_QOS
 
 
@@ -159,14 +161,14 @@ def _read_request(row: Row, kind: JobKind | None) -> Request:
 
 
 def _gpu_milli(row: Row, kind: JobKind | None) -> int:
-    """Read how much of GPUs a replica asks for: one whole GPU where nothing is told, none for a CPU job."""
+    """Return the GPUs a replica requests, in thousandths: by default one whole GPU, none for a CPU job."""
     if row.has("gpus") and row.has("gpu_milli"):
-        raise row.bad("gpu_milli", "nothing beside gpus, or the other way round")
+        raise row.bad("gpu_milli", "nothing together with gpus")
     column = "gpu_milli" if row.has("gpu_milli") else "gpus"
     each = 1 if column == "gpu_milli" else WHOLE_GPU_MILLI
     milli = _count(row, column, int(kind is not JobKind.CPU), GPUS_MAX * WHOLE_GPU_MILLI // each) * each
     if milli > WHOLE_GPU_MILLI and milli % WHOLE_GPU_MILLI:
-        raise row.bad(column, "thousandths of one GPU, or of several whole ones")
+        raise row.bad(column, "thousandths of one GPU, or a number of whole GPUs")
     if milli and kind is JobKind.CPU:
         raise row.bad(column, "no GPUs for a job of kind cpu")
     return milli
@@ -181,11 +183,11 @@ def _read_cores(row: Row) -> int | None:
     try:
         return row.count("cores", CORES_MAX)
     except BadTrace:
-        raise row.bad("cores", f"a whole number from 0 to {CORES_MAX}, {AUTO} or {NONE}") from None
+        raise row.bad("cores", f"an integer from 0 to {CORES_MAX}, {AUTO} or {NONE}") from None
 
 
 def _priority(row: Row) -> int:
-    """Read a priority: a class by name, or a number."""
+    """Return a priority, given as a class or a number."""
     named = CLASSES.get(row.fields.get("priority", "").lower())
     return _count(row, "priority", 0, PRIORITY_MAX, least=-PRIORITY_MAX) if named is None else named
 
@@ -197,7 +199,7 @@ def _count(row: Row, column: str, default: int, most: int, *, least: int = 0) ->
 def _flag(row: Row, column: str, *, default: bool) -> bool:
     if not row.has(column):
         return default
-    words: Mapping[str, bool] = WORDS_OF_TRUTH
+    words: Mapping[str, bool] = BOOLEAN_WORDS
     if (word := row.fields[column].lower()) not in words:
         raise row.bad(column, "true or false")
     return words[word]

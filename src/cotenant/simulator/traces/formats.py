@@ -1,4 +1,4 @@
-"""The trace formats: which columns each has and how a row becomes a job. One entry here adds a format."""
+"""The trace formats: the columns of each, and how a row becomes a job. One entry here adds a format."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cotenant.simulator.traces.trace_job import BadTrace, TraceJob
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a trace is written: the columns that it must have (others are passed over) and how a row is read.
+    """A trace format: its required columns (others are ignored), and its reader.
 
-    `numbers` are the columns by whose numbers a file without a header is known; a format with a header has none.
-    `optional` are all other columns that mean something, where a format is strict about what it does not know.
+    `numbers` are the numeric columns by which a file without a header is detected; a format with a header has none.
+    `optional` are all other known columns, if a format is strict about unknown ones.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Format:
         """Whether the first line names the columns."""
         return not self.numbers
 
-    def lacks(self, header: Sequence[str]) -> tuple[str, ...]:
-        """Name the columns that a header would need to be of this format."""
+    def missing_columns(self, header: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns that a header lacks to be of this format."""
         return tuple(column for column in self.columns if column not in header)
 
     def is_row(self, line: str) -> bool:
-        """Tell whether a line looks like a row of this format, which has no header."""
+        """Return whether a line looks like a row of this format, which has no header."""
         fields = line.rstrip("\r\n").split(self.delimiter)
         return len(fields) == len(self.columns) and all(
             _is_number(fields[self.columns.index(column)]) for column in self.numbers
@@ -62,41 +62,41 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 
 
 def format_named(name: str) -> Format:
-    """Look a format up.
+    """Return a format by name.
 
     Raises:
-        BadTrace: there is none of that name; the nearest are named.
+        BadTrace: there is no such format; the nearest names are suggested.
     """
     if known := FORMATS.get(name.lower()):
         return known
     near = difflib.get_close_matches(name.lower(), FORMATS, n=2, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    raise BadTrace(f"{name!r} is no trace format; {meant}known are {', '.join(FORMATS)} and snapshot")
+    raise BadTrace(f"unknown trace format {name!r}; {meant}known are {', '.join(FORMATS)} and snapshot")
 
 
-def headerless(line: str) -> Format | None:
-    """Tell the format of a file without a header by its first row; None where it looks like none."""
+def format_of_row(line: str) -> Format | None:
+    """Return the format of a file without a header by its first row; None if it matches none."""
     return next((known for known in FORMATS.values() if known.numbers and known.is_row(line)), None)
 
 
 def format_of(source: str, header: Sequence[str], wanted: Format | None) -> Format:
-    """Tell the format of a header, or check that it is the wanted one.
+    """Return the format of a header, or check that it is the wanted one.
 
     Raises:
-        BadTrace: the header lacks columns; what it looks like is named.
+        BadTrace: the header lacks columns; the message names the nearest format.
     """
     headed = [known for known in FORMATS.values() if known.has_header]
-    fitting = [known for known in headed if not known.lacks(header)]
+    fitting = [known for known in headed if not known.missing_columns(header)]
     if wanted is None:
         if fitting:
             return _checked(source, max(fitting, key=lambda known: len(known.columns)), header)
-        nearest = min(headed, key=lambda known: (len(known.lacks(header)) / len(known.columns), known.name))
-        missing = ", ".join(nearest.lacks(header))
+        nearest = min(headed, key=lambda known: (len(known.missing_columns(header)) / len(known.columns), known.name))
+        missing = ", ".join(nearest.missing_columns(header))
         raise BadTrace(
-            f"{source}: the header ({', '.join(header)}) is of no known format; "
-            f"the nearest is {nearest.name}, for which it lacks {missing}"
+            f"{source}: unknown format, header ({', '.join(header)}); "
+            f"the nearest is {nearest.name}, which also requires {missing}"
         )
-    if missing := ", ".join(wanted.lacks(header)):
+    if missing := ", ".join(wanted.missing_columns(header)):
         looks = f"; it looks like a header of format {fitting[0].name}" if fitting else ""
         raise BadTrace(
             f"{source}: the header of format {wanted.name} needs {missing}, found {', '.join(header)}{looks}"
@@ -105,11 +105,11 @@ def format_of(source: str, header: Sequence[str], wanted: Format | None) -> Form
 
 
 def _checked(source: str, known: Format, header: Sequence[str]) -> Format:
-    """Refuse a column that is nearly one that means something: passed over, it would change the jobs unseen."""
+    """Reject a column that is almost a known one: if it were ignored, the jobs would silently change."""
     meant = (*known.columns, *known.optional)
     for column in header if known.optional else ():
         if column not in meant and (near := difflib.get_close_matches(column, meant, n=1, cutoff=0.8)):
-            raise BadTrace(f"{source}: {column!r} is no column of format {known.name}; did you mean {near[0]}?")
+            raise BadTrace(f"{source}: unknown column {column!r} in format {known.name}; did you mean {near[0]}?")
     return known
 
 

@@ -1,6 +1,6 @@
-"""The format gavel: a trace of Gavel's simulator (OSDI'20 [D]), separated by tabs, without a header.
+"""The format gavel: a trace of Gavel's simulator (OSDI'20 [D]), tab-separated, without a header.
 
-The file tells steps, not times. The work is steps / the published throughput of the job type on so many V100 GPUs of
+The file has steps, not times. The work is steps / the published throughput of the job type on this many V100 GPUs of
 one server, alone; that extract is bundled. An SLO above 0 is a factor: the deadline is arrival + SLO × work.
 """
 
@@ -32,20 +32,20 @@ PROFILE = Path(__file__).parent.parent / "samples" / "gavel_v100.csv"
 
 @cache
 def steps_per_second() -> Mapping[tuple[str, int], float]:
-    """Give the throughput by job type and number of V100 GPUs, all of one server."""
+    """Return the throughput by job type and number of V100 GPUs, all of one server."""
     with PROFILE.open(newline="", encoding="utf-8") as file:
         return {(row["job_type"], int(row["gpus"])): float(row["steps_per_second"]) for row in csv.DictReader(file)}
 
 
 def read(row: Row) -> TraceJob:
-    """Read a job. Its priority is the weight less one, rounded; the files name no jobs, so lines do."""
+    """Return the job of a row. Its priority is the weight minus one, rounded; jobs are named by their line."""
     kind, gpus = row.fields["job_type"], row.gpus("scale_factor")
     if (kind, gpus) not in steps_per_second():
         known = sorted(count for name, count in steps_per_second() if name == kind)
         counts = ", ".join(str(count) for count in known)
         if known:
             raise row.bad("scale_factor", f"a number of GPUs for which {kind} was measured on V100: {counts}")
-        raise row.bad("job_type", "a job type that was measured on V100")
+        raise row.bad("job_type", "a job type measured on V100")
     work_seconds = row.above_zero("total_steps", "steps", SECONDS_MAX) / steps_per_second()[kind, gpus]
     submitted_seconds = row.seconds("arrival_time")
     slo = row.seconds("SLO")

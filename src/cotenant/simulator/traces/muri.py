@@ -9,10 +9,10 @@ COLUMNS = ("job_id", "num_gpu", "submit_time", "duration", "model_name", "iterat
 
 
 def read(row: Row) -> TraceJob:
-    """Read a job. `duration` is iterations × iteration time, which is what the job runs when alone.
+    """Return the job of a row. `duration` is iterations × iteration time, which is the run time when alone.
 
-    The column `priority` is passed over: it is drawn by a coin, and only Muri's AntMan baseline reads it, 0 for a
-    guaranteed job and 1 for an opportunistic one.
+    The column `priority` is ignored: it is random, and only Muri's AntMan baseline uses it, 0 for a guaranteed job and
+    1 for an opportunistic one.
     """
     return TraceJob(
         id=row.text("job_id"),

@@ -1,13 +1,14 @@
 """The format openb: pods of Alibaba's GPU cluster of 2023 (FGD, ATC'23 [D]).
 
-A pod is one process: with 8 GPUs it asks for 8 GPUs of one node. What the files leave open is read so [R]:
-- `cpu_milli` becomes whole cores, rounded up, for here a core belongs to one job;
+A pod is one process: with 8 GPUs it requests 8 GPUs of one node. Our reading of what the files leave open [R]:
+
+- `cpu_milli` becomes whole cores, rounded up, because here a core belongs to one job;
 - the work is deletion − scheduling, or deletion − creation for a pod that was never scheduled;
 - a pod without GPUs is a `cpu` job;
 - `qos`: LS (latency sensitive) is inference, Guaranteed and the others are training; LS and Guaranteed have priority 2
   and are not preempted, Burstable has 1, BE (best effort) 0;
-- `gpu_spec` names a GPU type, or alternatives with a `|` between them, one of which is asked for;
-- `pod_phase`: Succeeded is passed, Failed is failed; what still ran or waited has no end.
+- `gpu_spec` names a GPU type, or alternatives separated by `|`, one of which is requested;
+- `pod_phase`: Succeeded is passed, Failed is failed; pods still running or waiting have no outcome.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ENDS = {"Succeeded": Ended.PASSED, "Failed": Ended.FAILED}
 
 
 def read(row: Row) -> TraceJob:
-    """Read a pod."""
+    """Return the job of a pod."""
     qos = row.fields["qos"]
     if qos not in PRIORITIES:
         raise row.bad("qos", f"one of {', '.join(PRIORITIES)}")

@@ -1,4 +1,4 @@
-"""Parquet files, read and written batch by batch through pyarrow, which the extra `research` brings."""
+"""Parquet files, read and written batch by batch with pyarrow, from the extra `research`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH_ROWS = 8192
 
 
 def is_parquet(path: Path) -> bool:
-    """Tell whether a file begins as Parquet does; False for one that cannot be read."""
+    """Return whether a file begins like Parquet; False if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -25,7 +25,7 @@ def is_parquet(path: Path) -> bool:
 
 
 class ParquetTable:
-    """A Parquet file under way. Its rows are those of a CSV file with the same columns, but counted from 1."""
+    """A Parquet file being read. Its rows are like those of a CSV file with the same columns, but counted from 1."""
 
     def __init__(self, source: str, path: Path) -> None:
         self.source = source
@@ -36,7 +36,7 @@ class ParquetTable:
             raise BadTrace(f"{source} has the column {twice[0]!r} more than once")
 
     def rows(self) -> Iterator[Row | BadRow]:
-        """Give each row."""
+        """Yield each row."""
         number = 0
         batches = _reading(self.source, lambda: self._file.iter_batches(batch_size=BATCH_ROWS))
         while (batch := _reading(self.source, lambda: next(batches, None))) is not None:
@@ -47,7 +47,7 @@ class ParquetTable:
 
 
 def write(path: Path, columns: Sequence[tuple[str, str]], rows: Iterable[tuple[Any, ...]]) -> None:
-    """Write rows under columns, each a name and a type of pyarrow's.
+    """Write rows under columns, each a name and a pyarrow type.
 
     Raises:
         BadTrace: pyarrow is missing.
@@ -65,14 +65,14 @@ def write(path: Path, columns: Sequence[tuple[str, str]], rows: Iterable[tuple[A
 
 
 def _text(value: object) -> str:
-    """Write a value as it would stand in CSV; nothing for a null, and for the NaN that pandas makes of one."""
+    """Return a value as in CSV; empty for a null, and for the NaN that pandas makes of it."""
     if value is None or value != value:
         return ""
     return str(value).strip()
 
 
 def _reading(source: str, read: Any) -> Any:
-    """Read, and say in a sentence what cannot be read: pyarrow raises whatever it likes."""
+    """Call `read` and report errors in a sentence: pyarrow raises many kinds of errors."""
     try:
         return read()
     except BadTrace:

@@ -1,4 +1,4 @@
-"""Rows of a CSV file, one by one: plain or gzipped, with or without a byte order mark, lines ended either way."""
+"""Rows of a CSV file, one by one: plain or gzipped, with or without a byte order mark, with any line endings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO, cast
 from cotenant.simulator.traces.trace_job import BadRow, BadTrace
 
 GZIP_MAGIC = b"\x1f\x8b"
-SECONDS_MAX = 1e10  # some 300 years: beyond it, a sum of seconds no longer tells milliseconds apart
+SECONDS_MAX = 1e10  # about 300 years: beyond that, a sum of seconds cannot resolve milliseconds
 MILLISECONDS = 1000.0  # in a second
 GPUS_MAX = 1_000_000
 FOUND_CHARS_MAX = 60
@@ -25,42 +25,42 @@ FOUND_CHARS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row, its fields by column, that knows where it stands so that errors can say it."""
+    """One row, its fields by column, with its place in the file for errors."""
 
     source: str
     line: int
     fields: Mapping[str, str]
-    unit: str = "line"  # what `line` counts: a Parquet file has rows only
+    unit: str = "line"  # what `line` counts: a Parquet file has only rows
 
     def has(self, column: str) -> bool:
-        """Tell whether something stands in a column that may be left out."""
+        """Return whether an optional column has a value."""
         return bool(self.fields.get(column))
 
     def text(self, column: str) -> str:
-        """Read a text that must be there."""
+        """Return a required text."""
         if not (found := self.fields[column]):
             raise self.bad(column, "some text")
         return found
 
     def seconds(self, column: str) -> float:
-        """Read a time on the trace's own clock, in seconds."""
+        """Return a time on the trace's clock, in seconds."""
         return self._number(column, "a number of seconds", least=-SECONDS_MAX)
 
     def milliseconds(self, column: str) -> float:
-        """Read a time on the trace's own clock that is written in milliseconds; in seconds."""
+        """Return a time on the trace's clock that is given in milliseconds; in seconds."""
         most = SECONDS_MAX * MILLISECONDS
         return self._number(column, "a number of milliseconds", least=-most, most=most) / MILLISECONDS
 
     def number(self, column: str, what: str, most: float) -> float:
-        """Read a number from 0 on; `what` says of what, for errors."""
+        """Return a number from 0 on; `what` is its unit in errors."""
         return self._number(column, f"a number of {what} from 0 to {most:g}", least=0, most=most)
 
     def duration_seconds(self, column: str) -> float:
-        """Read a time span above 0, in seconds."""
+        """Return a time span above 0, in seconds."""
         return self.above_zero(column, "seconds", SECONDS_MAX)
 
     def above_zero(self, column: str, what: str, most: float) -> float:
-        """Read a number above 0; `what` says of what, for errors."""
+        """Return a number above 0; `what` is its unit in errors."""
         expected = f"a number of {what} above 0"
         value = self._number(column, expected, least=0, most=most)
         if value == 0:
@@ -68,23 +68,23 @@ class Row:
         return value
 
     def gpus(self, column: str) -> int:
-        """Read a number of whole GPUs, 1 at least."""
-        expected = f"a whole number of GPUs from 1 to {GPUS_MAX}"
+        """Return a number of whole GPUs, at least 1."""
+        expected = f"an integer number of GPUs from 1 to {GPUS_MAX}"
         value = self._number(column, expected, least=1, most=GPUS_MAX)
         if not value.is_integer():
             raise self.bad(column, expected)
         return int(value)
 
     def count(self, column: str, most: int, *, least: int = 0) -> int:
-        """Read a whole number."""
-        expected = f"a whole number from {least} to {most}"
+        """Return an integer."""
+        expected = f"an integer from {least} to {most}"
         value = self._number(column, expected, least=least, most=most)
         if not value.is_integer():
             raise self.bad(column, expected)
         return int(value)
 
     def unix_seconds(self, column: str) -> float:
-        """Read a date and time; without a zone it is UTC."""
+        """Return a date and time in unix seconds; UTC without a zone."""
         try:
             moment = datetime.fromisoformat(self.fields[column])
         except ValueError:
@@ -101,7 +101,7 @@ class Row:
         return value
 
     def bad(self, column: str, expected: str) -> BadRow:
-        """Say that a column does not hold what is expected."""
+        """Return the error that a column does not have the expected value."""
         return BadRow(self.source, self.line, column, expected, _shown(self.fields.get(column, "")), self.unit)
 
 
@@ -113,10 +113,10 @@ def _shown(text: str) -> str:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """Open a file as text; a gzipped one is known by its first bytes, whatever its name.
+    """Open a file as text; gzip is detected by the first bytes, whatever the name.
 
     Raises:
-        BadTrace: the file cannot be read, or is no UTF-8 text; also while it is being read.
+        BadTrace: the file cannot be read, or is not UTF-8 text; also while it is being read.
     """
     try:
         with path.open("rb") as raw:
@@ -126,7 +126,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
                 yield text
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise BadTrace(f"{path} is no UTF-8 text: byte 0x{byte:02x} means nothing there") from error
+        raise BadTrace(f"{path} is not UTF-8 text: invalid byte 0x{byte:02x}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadTrace(f"{path} is a damaged gzip file: {error}") from error
     except OSError as error:
@@ -134,7 +134,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
 
 
 class Table:
-    """A CSV file under way: its header, then its rows. Where the file has no header, `columns` stand in for it."""
+    """A CSV file being read: its header, then its rows. If the file has no header, `columns` replace it."""
 
     def __init__(self, source: str, lines: Iterator[str], columns: Sequence[str] = (), delimiter: str = ",") -> None:
         self.source = source
@@ -147,14 +147,14 @@ class Table:
         except csv.Error as error:
             raise BadRow(self.source, max(1, self._reader.line_num), "", "a CSV header", str(error)) from error
         if header is None:
-            raise BadTrace(f"{self.source} is empty: a header and one row per job were expected")
+            raise BadTrace(f"{self.source} is empty; expected a header and one row per job")
         columns = tuple(name.strip().lower() for name in header)
         if twice := sorted({name for name in columns if columns.count(name) > 1}):
             raise BadRow(self.source, self._reader.line_num, twice[0], "each column once", "it more than once")
         return columns
 
     def rows(self) -> Iterator[Row | BadRow]:
-        """Give each row, or what is wrong with it as a whole; blank lines are passed over."""
+        """Yield each row, or its error; blank lines are skipped."""
         while True:
             line = self._reader.line_num + 1
             try:

@@ -7,7 +7,7 @@ from cotenant.simulator.traces.trace_job import TraceJob, workers
 
 
 def tiresias(row: Row) -> TraceJob:
-    """Read a job of Tiresias' simulator (NSDI'19 [D]); times in seconds."""
+    """Return a job of Tiresias' simulator (NSDI'19 [D]); times in seconds."""
     return TraceJob(
         id=row.text("job_id"),
         submitted_seconds=row.seconds("submit_time"),
@@ -18,7 +18,7 @@ def tiresias(row: Row) -> TraceJob:
 
 
 def itp(row: Row) -> TraceJob:
-    """Read a job of Microsoft's ITP clusters (ElasticFlow's traces, 2021 [D]); times in seconds."""
+    """Return a job of Microsoft's ITP clusters (ElasticFlow's traces, 2021 [D]); times in seconds."""
     return TraceJob(
         id=row.text("job_id"),
         submitted_seconds=row.seconds("submission_time"),
@@ -28,9 +28,9 @@ def itp(row: Row) -> TraceJob:
 
 
 def philly(row: Row) -> TraceJob:
-    """Read a job of a Philly virtual cluster (ATC'19 [D]); a timestamp without a zone is UTC."""
+    """Return a job of a Philly virtual cluster (ATC'19 [D]); a timestamp without a zone is UTC."""
     return TraceJob(
-        id=f"line-{row.line}",  # the published files name no jobs
+        id=f"line-{row.line}",  # the published files have no job names
         submitted_seconds=row.unix_seconds("timestamp"),
         work_seconds=row.duration_seconds("duration"),
         roles=workers(row.gpus("num_gpus")),

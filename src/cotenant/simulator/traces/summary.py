@@ -1,4 +1,4 @@
-"""What is in a trace, in figures."""
+"""The figures of a trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Summary:
     """The figures of a trace. A job's GPUs and cores are those of all its replicas; work is at reference speed.
 
     `span_seconds` is from the first submission to the last. `sizes` counts jobs by GPUs, in order of size.
-    `cores_asked` counts the jobs that ask for a number of cores, `cores_auto` those that leave it to the allocator.
+    `cores_asked` counts the jobs that request a number of cores, `cores_auto` those that leave it to the allocator.
     """
 
     source: str
@@ -45,13 +45,13 @@ class Summary:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Give all of it as plain values."""
+        """Return all of it as plain values."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
 
 
 def summary_of(trace: Trace) -> Summary:
-    """Sum a trace up."""
+    """Return the figures of a trace."""
     jobs = trace.jobs
     work = np.array([job.work_seconds for job in jobs], dtype=np.float64)
     p50, p90, p99 = (float(value) for value in np.percentile(work, (50, 90, 99)))

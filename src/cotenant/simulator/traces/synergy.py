@@ -1,8 +1,8 @@
 """The format synergy: a replay trace of Synergy's simulator (OSDI'22 [D]), without a header.
 
-The file tells iterations, not times. Synergy's own simulator makes iterations out of durations by dividing by the
-iteration time of the model's profile, whatever the number of GPUs; that time holds at the fair share of a server,
-3 cores and 62.5 GB a GPU. So the work is iterations × that time, which is bundled for each model.
+The file has iterations, not times. Synergy's own simulator converts durations to iterations by dividing by the
+iteration time of the model's profile, whatever the number of GPUs; that time holds at the fair share of a server, 3
+cores and 62.5 GB per GPU. So the work is iterations × that time, which is bundled for each model.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PROFILE = Path(__file__).parent.parent / "samples" / "synergy_iterations.csv"
 
 @cache
 def iteration_seconds() -> Mapping[str, float]:
-    """Give the seconds of an iteration by model, at 3 cores and 62.5 GB a V100 GPU."""
+    """Return the seconds of an iteration by model, at 3 cores and 62.5 GB per V100 GPU."""
     with PROFILE.open(newline="", encoding="utf-8") as file:
         return {row["model"]: float(row["iteration_seconds"]) for row in csv.DictReader(file)}
 
 
 def read(row: Row) -> TraceJob:
-    """Read a job."""
+    """Return the job of a row."""
     model = row.fields["model"]
     if model not in iteration_seconds():
         raise row.bad("model", f"one of {', '.join(iteration_seconds())}")

@@ -1,4 +1,4 @@
-"""A job as a trace tells it, and what can be wrong with a trace."""
+"""A job of a trace, and errors of traces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cotenant.core.prediction.batch_queueing import BatchTime
 
 
 class Ended(StrEnum):
-    """What became of a job (Philly, section 4 [P])."""
+    """The outcome of a job (Philly, section 4 [P])."""
 
     PASSED = "passed"
     KILLED = "killed"
@@ -31,12 +31,12 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One line of a trace.
+    """One job of a trace.
 
-    `work_seconds` is how long the job runs at reference speed: nothing stops it, nobody disturbs it, its gang is as
-    close together as can be, on the GPUs and with the cores that the trace was taken with. `deadline_seconds` is on
-    the trace's clock. `memory_bandwidth_bytes_per_second` is what the job draws when nothing holds it back, over all
-    its replicas. `ended` is what the trace says became of it.
+    `work_seconds` is the job's run time at reference speed: without stops or interference, with its gang as close
+    together as possible, on the GPUs and with the cores of the trace. `deadline_seconds` is on the trace's clock.
+    `memory_bandwidth_bytes_per_second` is the job's unlimited traffic, over all its replicas. `ended` is its outcome in
+    the trace.
     """
 
     id: str
@@ -46,9 +46,9 @@ class TraceJob:
     kind: JobKind = JobKind.TRAINING
     tenant: str = TENANT_DEFAULT
     model: str = ""
-    name: str = ""  # what its user called it; few traces tell
+    name: str = ""  # the user's name for it; few traces have it
     user: str = ""
-    gpu_type: str = ""  # on which the trace was taken; what the job demands is in its roles' requests
+    gpu_type: str = ""  # on which the trace was recorded; the job's requirements are in its roles' requests
     priority: int = 0
     preemptible: bool = True
     deadline_seconds: float | None = None
@@ -59,7 +59,7 @@ class TraceJob:
     batch: BatchTime | None = None  # of a service: how long its batches take
 
     def spec(self) -> JobSpec:
-        """Describe the job as its user would have submitted it."""
+        """Return the job's spec as its user would have submitted it."""
         return JobSpec(
             name=self.name,
             kind=self.kind,
@@ -76,7 +76,7 @@ class TraceJob:
 
 @lru_cache(maxsize=1024)
 def workers(gpus: int) -> tuple[Role, ...]:
-    """Make a gang of one-GPU replicas, as traces mean it that give a number of GPUs and nothing else.
+    """Return a gang of one-GPU replicas, for traces that give only a number of GPUs.
 
     >>> workers(4)[0].replicas, workers(4)[0].request.gpu_milli, workers(4)[0].request.cores
     (4, 1000, 0)
@@ -86,18 +86,18 @@ def workers(gpus: int) -> tuple[Role, ...]:
 
 @lru_cache(maxsize=4096)
 def replicas(count: int, request: Request) -> tuple[Role, ...]:
-    """Make a gang of replicas that ask for the same; gangs that look alike share one object."""
+    """Return a gang of equal replicas; equal gangs share one object."""
     return (Role("worker", count, request),)
 
 
 @lru_cache(maxsize=4096)
 def open_replicas(bounds: OpenReplicas, request: Request) -> tuple[Role, ...]:
-    """Make a service that leaves the number of its replicas open."""
+    """Return a service with a variable number of replicas."""
     return (Role("worker", bounds.least, request, open=bounds),)
 
 
 class BadTrace(Exception):
-    """A trace that cannot be read, and why, in one sentence that names the file."""
+    """A trace that cannot be read; the message is one sentence that names the file."""
 
 
 class BadRow(BadTrace):

@@ -1,4 +1,4 @@
-"""Writes traces in our own format: CSV, gzipped where the name says so, or Parquet."""
+"""Writes traces in our own format: CSV, gzipped by its file name, or Parquet."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 
 def write(jobs: Iterable[TraceJob], path: Path) -> None:
-    """Write jobs; the file is there whole or not at all.
+    """Write jobs; the file is written completely or not at all.
 
     Raises:
-        BadTrace: the name's ending is none of `ENDINGS`, the file cannot be written, or a job has several roles.
+        BadTrace: the name's ending is not in `ENDINGS`, the file cannot be written, or a job has several roles.
     """
     ending = next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), "")
     if not ending:
-        raise BadTrace(f"{path}: the ending tells the format, and must be one of {', '.join(ENDINGS)}")
+        raise BadTrace(f"{path}: the ending selects the format, and must be one of {', '.join(ENDINGS)}")
     try:
-        with _replacing(path) as draft:
+        with _atomic_replacement(path) as draft:
             rows = (tuple(column.write(job) for column in cotenant_format.COLUMNS) for job in jobs)
             if ending == ".parquet":
                 parquet.write(draft, [(column.name, column.kind) for column in cotenant_format.COLUMNS], rows)
@@ -39,8 +39,8 @@ def write(jobs: Iterable[TraceJob], path: Path) -> None:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Give a file beside the wanted one, that takes its place in the end."""
+def _atomic_replacement(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that replaces the wanted one in the end."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     draft = Path(name)
@@ -60,7 +60,7 @@ def _umask() -> int:
 
 def _write_csv(path: Path, rows: Iterable[tuple[object, ...]], *, packed: bool) -> None:
     with path.open("wb") as raw:
-        # without a name and a time inside, the same jobs give the same bytes
+        # without a name and a time inside, equal jobs give equal bytes
         plain = cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=raw, mtime=0)) if packed else raw
         with io.TextIOWrapper(plain, encoding="utf-8", newline="") as text:
             writer = csv.writer(text, lineterminator="\n")

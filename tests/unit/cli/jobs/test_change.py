@@ -14,28 +14,28 @@ def job(standin: Standin, spec: JobSpec) -> str:
     return str(standin.call(standin.jobs.add, spec).id)
 
 
-def test_jobs_are_cancelled_each_one_once(shell: Shell, standin: Standin, job: str, spec: JobSpec) -> None:
+def test_duplicate_ids_cancel_a_job_once(shell: Shell, standin: Standin, job: str, spec: JobSpec) -> None:
     other = standin.call(standin.jobs.add, spec).id
     ended = shell("cancel", job, other, job[-4:])
     assert (ended.code, ended.out.splitlines()) == (ExitCode.DONE, [f"{job} cancelled", f"{other} cancelled"])
 
 
-def test_a_job_that_has_to_stop_first_is_told_to_be_on_its_way(
+def test_cancelling_a_running_job_reports_that_it_stops_first(
     shell: Shell, standin: Standin, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standin.call(standin.jobs.run, job)
     monkeypatch.setattr(standin.jobs, "move", lambda job_id, phase: None)
-    assert shell("cancel", job).out == f"{job} will be cancelled: running on gpu-1\n"
-    assert shell("suspend", job).out == f"{job} will be suspended: running on gpu-1\n"
+    assert shell("cancel", job).out == f"{job} stopping, then cancelled: running on gpu-1\n"
+    assert shell("suspend", job).out == f"{job} stopping, then suspended: running on gpu-1\n"
 
 
-def test_nothing_is_cancelled_while_one_of_them_is_not_clear(shell: Shell, standin: Standin, job: str) -> None:
+def test_an_ambiguous_id_cancels_nothing(shell: Shell, standin: Standin, job: str) -> None:
     ended = shell("cancel", job, "nowhere")
     assert ended.code == ExitCode.USAGE
     assert shell("show", "--json", job).json["phase"] == "queued"
 
 
-def test_what_can_be_done_is_done_and_printed_when_another_job_is_refused(
+def test_other_jobs_are_changed_and_printed_when_one_is_refused(
     shell: Shell, standin: Standin, job: str, spec: JobSpec
 ) -> None:
     ended_jobs = [standin.call(standin.jobs.add, spec).id for _ in range(2)]
@@ -43,7 +43,7 @@ def test_what_can_be_done_is_done_and_printed_when_another_job_is_refused(
         shell("cancel", one)
     ended = shell("suspend", ended_jobs[0], job, ended_jobs[1])
     assert (ended.code, ended.out) == (ExitCode.FAILED, f"{job} suspended\n")
-    assert "2 jobs were left as they are" in ended.err
+    assert "2 jobs were not changed" in ended.err
     assert f"{ended_jobs[0]}: JOB_ENDED" in ended.err
 
 
@@ -53,14 +53,14 @@ def test_a_job_is_suspended_and_resumed(shell: Shell, job: str) -> None:
     assert shell("suspend", "--json", job).json[0]["phase"] == "suspended"
 
 
-def test_what_the_queue_refuses_fails_with_its_reason(shell: Shell, job: str) -> None:
+def test_a_refusal_of_the_queue_fails_with_its_reason(shell: Shell, job: str) -> None:
     shell("cancel", job)
     ended = shell("suspend", job)
     assert ended.code == ExitCode.FAILED
     assert ended.err.startswith(f"error: JOB_ENDED: job {job} has ended")
 
 
-def test_an_update_changes_what_it_names_and_nothing_else(shell: Shell, standin: Standin, job: str) -> None:
+def test_an_update_changes_only_the_given_fields(shell: Shell, standin: Standin, job: str) -> None:
     ended = shell("update", job, "--priority", "5", "--deadline", "2030-01-01T00:00:00Z", "--not-preemptible")
     assert ended.code == ExitCode.DONE
     request = standin.jobs.asked[-1]
@@ -74,7 +74,7 @@ def test_an_update_changes_what_it_names_and_nothing_else(shell: Shell, standin:
     )
 
 
-def test_an_update_can_take_a_deadline_and_a_label_away(shell: Shell, standin: Standin, job: str) -> None:
+def test_an_update_can_remove_a_deadline_and_a_label(shell: Shell, standin: Standin, job: str) -> None:
     shell("update", job, "--deadline", "2h", "--label", "team=a")
     shell("update", job, "--deadline", "none", "--label", "project=", "--label", "team=b")
     spec = standin.jobs.jobs[job].spec
@@ -82,7 +82,7 @@ def test_an_update_can_take_a_deadline_and_a_label_away(shell: Shell, standin: S
     assert dict(spec.labels) == {"team": "b"}
 
 
-def test_an_update_changes_what_a_service_promises(shell: Shell, standin: Standin, job: str) -> None:
+def test_an_update_changes_the_objectives_of_a_service(shell: Shell, standin: Standin, job: str) -> None:
     assert shell("update", job, "--arrivals", "900", "--latency", "50ms").code == ExitCode.DONE
     request = standin.jobs.asked[-1]
     assert list(request.update_mask.paths) == ["spec.qos.latency_seconds", "spec.qos.arrivals_per_second"]
@@ -92,19 +92,19 @@ def test_an_update_changes_what_a_service_promises(shell: Shell, standin: Standi
 @pytest.mark.parametrize(
     "arguments", [(), ("--deadline", "soon"), ("--priority", "99999999"), ("--arrivals", "many"), ("--latency", "soon")]
 )
-def test_an_update_of_nothing_or_to_nonsense_is_bad_usage(shell: Shell, job: str, arguments: tuple[str, ...]) -> None:
+def test_an_empty_or_invalid_update_is_bad_usage(shell: Shell, job: str, arguments: tuple[str, ...]) -> None:
     assert shell("update", job, *arguments).code == ExitCode.USAGE
 
 
 def test_a_running_job_is_moved_by_its_attempt(shell: Shell, standin: Standin, job: str) -> None:
     standin.call(standin.jobs.run, job)
     ended = shell("move", job, "--reason", "node 7 smells", "--avoid", "90m")
-    assert (ended.code, ended.out) == (ExitCode.DONE, f"{job} will move: running on gpu-1\n")
+    assert (ended.code, ended.out) == (ExitCode.DONE, f"{job} migrating: running on gpu-1\n")
     asked = standin.jobs.asked[-1]
     assert (asked.number, asked.reason, seconds(asked.avoid)) == (1, "node 7 smells", 5400.0)
 
 
-def test_what_does_not_run_is_not_moved(shell: Shell, standin: Standin, job: str) -> None:
+def test_a_job_that_does_not_run_is_not_moved(shell: Shell, standin: Standin, job: str) -> None:
     ended = shell("move", job)
     assert ended.code == ExitCode.FAILED
     assert "attempt 1" in ended.err

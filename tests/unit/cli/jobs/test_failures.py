@@ -27,18 +27,18 @@ def some() -> pb.FailureCount:
 def test_failures_are_shown_as_a_table(shell: Shell, standin: Standin) -> None:
     standin.jobs.failures = [some()]
     title, row = shell("failures", "--by", "node", "--since", "7d").out.splitlines()
-    assert title.split() == ["NODE", "CLASS", "BLAME", "ATTEMPTS", "JOBS", "GPU-HOURS", "P50", "P90", "NEWEST"]
+    assert title.split() == ["NODE", "CLASS", "RESPONSIBLE", "ATTEMPTS", "JOBS", "GPU-HOURS", "P50", "P90", "NEWEST"]
     assert row.split()[:8] == ["n1", "import_error", "user", "12", "3", "2.0", "1m07s", "1h06m"]
     assert row.endswith("0a1: ImportError: x")
     asked = standin.jobs.asked[-1]
     assert (asked.by, asked.HasField("since")) == (pb.FAILURE_GROUP_NODE, True)
 
 
-def test_they_are_shown_to_programs_too_and_none_is_said(shell: Shell, standin: Standin) -> None:
-    assert shell("failures").err == "none of 17 attempts that have ended has failed\n"
+def test_failures_are_printed_as_json_and_an_empty_list_is_noted(shell: Shell, standin: Standin) -> None:
+    assert shell("failures").err == "no failures in 17 finished attempts\n"
     standin.jobs.failures = [some()]
-    told = shell("failures", "--json").json
-    assert (told["attempts"], told["failures"][0]["class"], told["failures"][0]["runtime_p50_seconds"]) == (
+    reported = shell("failures", "--json").json
+    assert (reported["attempts"], reported["failures"][0]["class"], reported["failures"][0]["runtime_p50_seconds"]) == (
         17,
         "import_error",
         67.0,

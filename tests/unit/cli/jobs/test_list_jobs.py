@@ -20,7 +20,7 @@ from cotenant.v1.predictor_service_pb2 import CandidateEstimate, Estimate, Laten
 
 @pytest.fixture
 def jobs(standin: Standin, spec: JobSpec) -> list[str]:
-    """A job that waits, one that runs, and one that has ended."""
+    """A queued job, a running job and a finished job."""
     ids = [standin.call(standin.jobs.add, replace(spec, name=name)).id for name in ("waits", "runs", "ended")]
     standin.call(standin.jobs.run, ids[1])
     standin.call(standin.jobs.run, ids[2])
@@ -28,7 +28,7 @@ def jobs(standin: Standin, spec: JobSpec) -> list[str]:
     return ids
 
 
-def test_jobs_that_live_are_listed_newest_first(shell: Shell, jobs: list[str]) -> None:
+def test_live_jobs_are_listed_newest_first(shell: Shell, jobs: list[str]) -> None:
     ended = shell("jobs")
     assert ended.code == ExitCode.DONE
     head, *rows = ended.out.splitlines()
@@ -41,7 +41,7 @@ def test_jobs_that_live_are_listed_newest_first(shell: Shell, jobs: list[str]) -
     assert rows[1].endswith("CAPACITY")
 
 
-def test_all_jobs_are_listed_where_that_is_asked_for(shell: Shell, jobs: list[str]) -> None:
+def test_all_lists_jobs_that_have_ended(shell: Shell, jobs: list[str]) -> None:
     assert [row.split()[0] for row in shell("jobs", "--all").out.splitlines()[1:]] == jobs[::-1]
     assert [row.split()[1] for row in shell("jobs", "--phase", "succeeded").out.splitlines()[1:]] == ["ended"]
 
@@ -57,7 +57,9 @@ def test_all_jobs_are_listed_where_that_is_asked_for(shell: Shell, jobs: list[st
         ("--queue", "default", ["runs", "waits"]),
     ],
 )
-def test_filters_are_the_queue_s(shell: Shell, jobs: list[str], option: str, value: str, names: list[str]) -> None:
+def test_filters_are_applied_by_the_queue(
+    shell: Shell, jobs: list[str], option: str, value: str, names: list[str]
+) -> None:
     assert [job["name"] for job in shell("jobs", "--json", option, value).json] == names
 
 
@@ -98,7 +100,7 @@ def test_all_reads_every_page(shell: Shell, standin: Standin, spec: JobSpec, mon
     assert [request.page_token for request in standin.jobs.asked] == ["", "2", "4", "6"]
 
 
-def test_no_jobs_are_told_on_stderr(shell: Shell, standin: Standin) -> None:
+def test_an_empty_list_is_noted_on_stderr(shell: Shell, standin: Standin) -> None:
     ended = shell("jobs")
     assert (ended.code, ended.out) == (ExitCode.DONE, "")
     assert "no jobs" in ended.err
@@ -112,13 +114,13 @@ def test_a_label_without_a_value_is_bad_usage(shell: Shell) -> None:
     assert shell("jobs", "--label", "project").code == ExitCode.USAGE
 
 
-def test_a_phase_that_is_none_is_bad_usage(shell: Shell) -> None:
+def test_an_unknown_phase_is_bad_usage(shell: Shell) -> None:
     ended = shell("jobs", "--phase", "sleeping")
     assert ended.code == ExitCode.USAGE
     assert "sleeping" in ended.err
 
 
-def test_watching_prints_each_change_on_a_line(standin: Standin, jobs: list[str]) -> None:
+def test_watch_prints_a_line_per_change(standin: Standin, jobs: list[str]) -> None:
     watching = subprocess.Popen(
         [*COTENANT, "jobs", "--watch", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -132,7 +134,7 @@ def test_watching_prints_each_change_on_a_line(standin: Standin, jobs: list[str]
     assert (changed["name"], changed["phase"]) == ("waits", "cancelled")
 
 
-def test_show_tells_all_of_a_job(shell: Shell, jobs: list[str]) -> None:
+def test_show_prints_everything_about_a_job(shell: Shell, jobs: list[str]) -> None:
     ended = shell("show", jobs[1])
     assert ended.code == ExitCode.DONE
     card = dict(line.split("  ", 1) for line in ended.out.splitlines())
@@ -141,19 +143,17 @@ def test_show_tells_all_of_a_job(shell: Shell, jobs: list[str]) -> None:
     assert "1 × (1 GPU, 4 cores)" in card["role worker"]
 
 
-def test_show_tells_of_cores_that_are_lent_and_of_a_resize_under_way(
-    shell: Shell, standin: Standin, jobs: list[str]
-) -> None:
+def test_show_marks_lent_cores_and_a_resize_in_progress(shell: Shell, standin: Standin, jobs: list[str]) -> None:
     task = standin.jobs.jobs[jobs[1]].attempt.allocations[0].tasks[0]
     task.own_cores, task.target_cores = 3, 2
-    assert "gpu-1: cores 0-2,5 (1 of them lent), being changed to 2 cores; GPU-a" in shell("show", jobs[1]).out
-    (told,) = shell("show", "--json", jobs[1]).json["attempt"]["allocations"][0]["tasks"]
-    assert (told["cores"], told["lent_cores"], told["target_cores"]) == ([0, 1, 2, 5], 1, 2)
+    assert "gpu-1: cores 0-2,5 (1 lent), resizing to 2 cores; GPU-a" in shell("show", jobs[1]).out
+    (reported,) = shell("show", "--json", jobs[1]).json["attempt"]["allocations"][0]["tasks"]
+    assert (reported["cores"], reported["lent_cores"], reported["target_cores"]) == ([0, 1, 2, 5], 1, 2)
     task.target_cores = 0
     assert "being changed" not in shell("show", jobs[1]).out
 
 
-def test_show_tells_why_a_job_waits(shell: Shell, jobs: list[str]) -> None:
+def test_show_explains_why_a_job_waits(shell: Shell, jobs: list[str]) -> None:
     ended = shell("show", jobs[0])
     assert "CAPACITY: needs 1 GPU; 0 of 8 are free" in ended.out
     assert "a job ends" in ended.out
@@ -163,7 +163,7 @@ def test_show_json_is_one_object(shell: Shell, jobs: list[str]) -> None:
     assert shell("show", "--json", jobs[2]).json["attempt"]["exit"]["code"] == 0
 
 
-def test_show_writes_a_job_file_that_is_the_same_job(shell: Shell, standin: Standin) -> None:
+def test_show_writes_a_job_file_of_the_same_job(shell: Shell, standin: Standin) -> None:
     spec = JobSpec(
         name="x", kind=JobKind.CPU, roles=(Role("a", 2), Role("b", command=("b",))), command=("sh", "-c", "x\n")
     )
@@ -172,50 +172,52 @@ def test_show_writes_a_job_file_that_is_the_same_job(shell: Shell, standin: Stan
     assert draft.spec == spec
 
 
-def test_a_job_is_found_by_the_beginning_or_the_end_of_its_id(shell: Shell, jobs: list[str]) -> None:
+def test_a_job_is_found_by_a_prefix_or_suffix_of_its_id(shell: Shell, jobs: list[str]) -> None:
     assert shell("show", "--json", jobs[1][:8]).json["id"] == jobs[1]
     assert shell("show", "--json", jobs[1][-4:]).json["id"] == jobs[1]
 
 
-def test_all_pages_are_looked_at_for_a_job(shell: Shell, jobs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages_are_searched_for_a_job(shell: Shell, jobs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.cli.name_lookup.PAGE_SIZE", 1)
     assert shell("show", "--json", jobs[0][-4:]).json["id"] == jobs[0]
 
 
-def test_an_exact_id_costs_no_look_at_all_jobs(shell: Shell, standin: Standin, jobs: list[str]) -> None:
+def test_an_exact_id_does_not_list_all_jobs(shell: Shell, standin: Standin, jobs: list[str]) -> None:
     shell("show", jobs[0])
     assert not standin.jobs.asked
 
 
-def test_a_text_that_may_be_several_jobs_is_answered_with_them(shell: Shell, jobs: list[str]) -> None:
+def test_an_ambiguous_id_lists_the_matching_jobs(shell: Shell, jobs: list[str]) -> None:
     ended = shell("cancel", "0000")
     assert ended.code == ExitCode.USAGE
-    assert "'0000' may be any of 3 jobs" in ended.err
+    assert "'0000' matches 3 jobs" in ended.err
     for job_id, phase in zip(jobs, ("queued", "running", "succeeded"), strict=True):
         assert f"{job_id}  {phase}" in ended.err
 
 
-def test_a_job_that_is_not_there_is_bad_input(shell: Shell, jobs: list[str]) -> None:
+def test_an_unknown_job_is_bad_input(shell: Shell, jobs: list[str]) -> None:
     ended = shell("show", jobs[0][:-1] + "7")
     assert ended.code == ExitCode.USAGE
-    assert "there is no job" in ended.err
+    assert "not found" in ended.err
     assert "did you mean" in ended.err
 
 
-def test_explain_tells_position_events_and_sizing(shell: Shell, jobs: list[str]) -> None:
+def test_explain_shows_position_events_and_sizing(shell: Shell, jobs: list[str]) -> None:
     ended = shell("explain", jobs[0])
     assert ended.code == ExitCode.DONE
     assert ended.out.startswith(f"{jobs[0]} waits because 8 GPUs are asked for and 5 are free\n")
-    assert "2 of 7 that wait, level 1, score 3250.5 by las" in ended.out
+    assert "2 of 7 waiting jobs, level 1, score 3250.5 by las" in ended.out
     assert "6 cores per replica, by proportional" in ended.out
     assert "taken in by default" in ended.out
 
 
 def test_explain_json_has_the_same(shell: Shell, jobs: list[str]) -> None:
-    told = shell("explain", "--json", jobs[0]).json
-    assert (told["position"], told["waiting"], told["queue_policy"], told["level"]) == (2, 7, "las", 1)
-    assert told["events"] == [{"time": "2027-01-15T08:00:00.000Z", "what": "queued", "detail": "taken in by default"}]
-    assert told["job"]["id"] == jobs[0]
+    reported = shell("explain", "--json", jobs[0]).json
+    assert (reported["position"], reported["waiting"], reported["queue_policy"], reported["level"]) == (2, 7, "las", 1)
+    assert reported["events"] == [
+        {"time": "2027-01-15T08:00:00.000Z", "what": "queued", "detail": "taken in by default"}
+    ]
+    assert reported["job"]["id"] == jobs[0]
 
 
 KEYS = {
@@ -241,11 +243,11 @@ KEYS = {
 }
 
 
-def test_keys_that_programs_rely_on_stay(shell: Shell, standin: Standin, jobs: list[str]) -> None:
+def test_json_keys_are_stable(shell: Shell, standin: Standin, jobs: list[str]) -> None:
     standin.nodes.nodes = {"gpu-1": node("gpu-1")}
     waiting, ended = shell("show", "--json", jobs[0]).json, shell("show", "--json", jobs[2]).json
     allocation = ended["attempt"]["allocations"][0]
-    told = {
+    reported = {
         "job": waiting,
         "reason": waiting["reason"],
         "attempt": ended["attempt"],
@@ -255,19 +257,19 @@ def test_keys_that_programs_rely_on_stay(shell: Shell, standin: Standin, jobs: l
         "explained": shell("explain", "--json", jobs[0]).json,
         "node": shell("nodes", "--json").json[0],
     }
-    assert {name: " ".join(view) for name, view in told.items()} == KEYS
+    assert {name: " ".join(view) for name, view in reported.items()} == KEYS
 
 
-def test_progress_is_told_with_what_is_left(shell: Shell, standin: Standin, jobs: list[str]) -> None:
+def test_progress_is_shown_with_the_remaining_time(shell: Shell, standin: Standin, jobs: list[str]) -> None:
     progress = Progress(step=30, rate_per_second=2.5, loss=0.25)
     past = Attempt(number=1, state=ATTEMPT_STATE_LOST, message="its node was away")
     standin.jobs.jobs[jobs[1]].MergeFrom(Job(progress=progress, past_attempts=[past], spec=WireSpec(steps_total=100)))
     out = shell("show", jobs[1]).out
-    assert "step 30 of 100, 2.5 a second, loss 0.25" in out
+    assert "step 30 of 100, 2.5 per second, loss 0.25" in out
     assert "lost; its node was away" in out
 
 
-def test_show_and_explain_tell_what_the_predictor_says(shell: Shell, standin: Standin, jobs: list[str]) -> None:
+def test_show_and_explain_include_the_estimate(shell: Shell, standin: Standin, jobs: list[str]) -> None:
     tails = LatencyEstimate(replicas=2, mean_max_seconds=0.02, p95_seconds=0.04, p99_seconds=0.05, replicas_needed=3)
     standin.jobs.estimates[jobs[0]] = Estimate(
         predictable=True,
@@ -286,10 +288,10 @@ def test_show_and_explain_tell_what_the_predictor_says(shell: Shell, standin: St
         assert "1m30s (1m00s to 2m30s), confidence 80 %" in out
         assert "6 per replica (θ), confidence 90 %" in out
         assert "95th percentile 40 ms, 99th 50 ms, for 2 replicas" in out
-        assert "3 keep the promise" in out
+        assert "3 to meet the latency objective" in out
         assert "history: 5 runs like it" in out
-        told = shell(command, "--json", jobs[0]).json["estimate"]
-        assert (told["remaining_p90_seconds"], told["candidates"][0]["latency"]["p99_seconds"]) == (150, 0.05)
+        reported = shell(command, "--json", jobs[0]).json["estimate"]
+        assert (reported["remaining_p90_seconds"], reported["candidates"][0]["latency"]["p99_seconds"]) == (150, 0.05)
         out = shell(command, jobs[1]).out
         assert "unpredictable" in out
         assert "no job like this one has succeeded yet" in out

@@ -17,7 +17,7 @@ from cotenant.core.model.job import JobSpec, Request, Role
 
 @pytest.fixture
 def job(standin: Standin, spec: JobSpec) -> str:
-    """A job that has printed something."""
+    """A job with output."""
     made = str(standin.call(standin.jobs.add, spec).id)
     standin.call(standin.jobs.run, made)
     standin.call(standin.jobs.say, made, b"one\ntw")
@@ -30,13 +30,13 @@ def test_output_is_printed_as_it_was_written(shell: Shell, job: str) -> None:
     assert (ended.code, ended.out, ended.err) == (ExitCode.DONE, "one\ntwo\nü\n", "")
 
 
-def test_bytes_that_are_no_text_are_passed_on() -> None:
+def test_binary_output_is_passed_through() -> None:
     stream = io.BytesIO()
     Output(stream, marked=False).write(0, b"\xff\x00 no end")
     assert stream.getvalue() == b"\xff\x00 no end"
 
 
-def test_only_the_end_is_printed_where_that_is_asked_for(shell: Shell, standin: Standin, job: str) -> None:
+def test_tail_prints_only_the_end(shell: Shell, standin: Standin, job: str) -> None:
     shell("logs", "--tail", "4KiB", job)
     assert standin.jobs.asked[-1].tail_bytes == 4096
     assert shell("logs", "--tail", "much", job).code == ExitCode.USAGE
@@ -59,7 +59,7 @@ def test_a_job_that_never_ran_has_no_output_yet(shell: Shell, standin: Standin, 
     assert "has no output yet: queued: CAPACITY" in ended.err
 
 
-def test_following_goes_on_from_attempt_to_attempt(shell: Shell, standin: Standin, spec: JobSpec) -> None:
+def test_following_continues_with_the_next_attempt(shell: Shell, standin: Standin, spec: JobSpec) -> None:
     job = standin.call(standin.jobs.add, replace(spec, command=("echo", "second"))).id
     standin.call(standin.jobs.run, job)
     standin.call(standin.jobs.say, job, b"first\n")
@@ -68,7 +68,7 @@ def test_following_goes_on_from_attempt_to_attempt(shell: Shell, standin: Standi
     assert (ended.code, ended.out) == (ExitCode.DONE, "first\nsecond\n")
 
 
-def test_a_cut_line_is_taken_up_where_it_was_cut(
+def test_an_interrupted_stream_resumes_where_it_was_cut(
     shell: Shell, standin: Standin, job: str, quick_pauses: Callable[[], None]
 ) -> None:
     quick_pauses()
@@ -76,10 +76,10 @@ def test_a_cut_line_is_taken_up_where_it_was_cut(
     standin.jobs.cut_streams = 3
     ended = shell("logs", "--attempt", "1", "-f", job)
     assert (ended.code, ended.out) == (ExitCode.DONE, "one\ntwo\nü\n")
-    assert "trying again" in ended.err
+    assert "retrying" in ended.err
 
 
-def test_a_reader_that_goes_away_ends_the_following(standin: Standin, job: str) -> None:
+def test_a_closed_output_ends_following(standin: Standin, job: str) -> None:
     script = f"{shlex.join([*COTENANT, 'logs', '-f', job])} | head -n 1"
     following = subprocess.Popen(["bash", "-o", "pipefail", "-c", script], stdout=subprocess.PIPE, text=True)
     assert following.stdout is not None
@@ -88,7 +88,7 @@ def test_a_reader_that_goes_away_ends_the_following(standin: Standin, job: str) 
     assert following.wait(timeout=20) == ExitCode.DONE
 
 
-def test_a_long_line_of_a_gang_is_not_kept_for_ever() -> None:
+def test_a_long_line_of_a_gang_is_not_buffered_forever() -> None:
     stream = io.BytesIO()
     output = Output(stream, marked=True)
     output.write(3, b"x" * 100_000)

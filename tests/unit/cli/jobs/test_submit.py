@@ -21,8 +21,8 @@ from cotenant.v1.job_pb2 import JOB_PHASE_QUEUED
 HELLO = (sys.executable, "-c", "print('hello'); print('world')")
 
 
-def test_a_tenant_is_named_only_where_somebody_names_it(shell: Shell, standin: Standin, tmp_path: Path) -> None:
-    """The queue knows whose tenant is meant by who has one."""
+def test_the_tenant_is_sent_only_if_it_is_given(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+    """The queue fills in the caller's tenant."""
     (tmp_path / "job.yaml").write_text("{tenant: b, cpus: 1, command: [x]}\n")
     for words in (
         ("--cpus", "1", "--", "x"),
@@ -33,7 +33,7 @@ def test_a_tenant_is_named_only_where_somebody_names_it(shell: Shell, standin: S
     assert [request.spec.tenant for request in standin.jobs.asked] == ["", "a", "b"]
 
 
-def test_a_job_of_options_is_submitted_and_its_id_printed(shell: Shell, standin: Standin) -> None:
+def test_a_job_from_options_is_submitted_and_its_id_printed(shell: Shell, standin: Standin) -> None:
     ended = shell(
         *("submit", "--name", "resnet", "--gpus", "0.5", "--cpus", "auto", "--memory", "4GiB", "--replicas", "2"),
         *("--role", "trainer", "--tenant", "vision", "--queue", "night", "--priority", "7", "--expected", "2h"),
@@ -55,7 +55,7 @@ def test_a_job_of_options_is_submitted_and_its_id_printed(shell: Shell, standin:
     assert spec.command == ("python3", "train.py", "--token", "--", "x")
 
 
-def test_a_service_s_replicas_and_promise_are_options_too(shell: Shell, standin: Standin) -> None:
+def test_options_set_replicas_and_objectives_of_a_service(shell: Shell, standin: Standin) -> None:
     ended = shell(
         *("submit", "--kind", "inference", "--gpus", "1", "--replicas", "auto", "--replicas-min", "2"),
         *("--replicas-max", "12", "--latency", "50ms", "--percentile", "99", "--arrivals", "400", "--", "serve"),
@@ -67,7 +67,7 @@ def test_a_service_s_replicas_and_promise_are_options_too(shell: Shell, standin:
     assert spec.qos == Qos(0.0, 0.05, 99.0, 400.0)
 
 
-def test_a_variable_without_a_value_is_taken_from_here(
+def test_a_variable_without_a_value_is_copied_from_the_environment(
     shell: Shell, standin: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATA", "/data")
@@ -77,7 +77,7 @@ def test_a_variable_without_a_value_is_taken_from_here(
     assert dict(job.spec.environment) == {"DATA": "/data"}
 
 
-def test_wrong_options_are_all_told_at_once_and_nothing_is_asked(shell: Shell, standin: Standin) -> None:
+def test_all_invalid_options_are_reported_without_calling_the_mesh(shell: Shell, standin: Standin) -> None:
     ended = shell("submit", "--gpus", "lots", "--cpus", "1.5", "--memory", "4", "--kind", "gpu", "--", "true")
     assert ended.code == ExitCode.USAGE
     for option in ("--gpus", "--cpus", "--memory", "--kind"):
@@ -91,14 +91,14 @@ def test_nothing_to_run_is_bad_usage(shell: Shell) -> None:
     assert "nothing to run" in ended.err
 
 
-def test_a_command_without_dashes_is_taken_for_files(shell: Shell) -> None:
+def test_a_command_without_dashes_is_read_as_files(shell: Shell) -> None:
     ended = shell("submit", "--gpus", "1", "python3", "train.py")
     assert ended.code == ExitCode.USAGE
     assert "cannot read python3" in ended.err
-    assert "behind `--`" in ended.err
+    assert "after `--`" in ended.err
 
 
-def test_a_file_is_submitted_with_options_over_it(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+def test_options_override_the_fields_of_a_file(shell: Shell, standin: Standin, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("name: a\ncpus: 2\nenv: {A: file, B: file}\ncommand: [a]\n---\nname: b\ncommand: [b]\n")
     ended = shell("submit", str(path), "--tenant", "vision", "--env", "A=option")
@@ -115,19 +115,19 @@ def test_a_file_may_come_from_stdin(shell: Shell, standin: Standin, monkeypatch:
     assert len(standin.jobs.jobs) == 1
 
 
-def test_several_jobs_are_all_checked_before_any_is_submitted(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+def test_all_jobs_are_validated_before_any_is_submitted(shell: Shell, standin: Standin, tmp_path: Path) -> None:
     path = tmp_path / "jobs.yaml"
     path.write_text("command: [a]\n---\ngpus: 9\ncommand: [b]\n---\ngpus: 10\ncommand: [c]\n")
     ended = shell("submit", str(path))
     assert ended.code == ExitCode.FAILED
-    assert "2 jobs are refused" in ended.err
+    assert "2 jobs were rejected" in ended.err
     assert f"{path}:3:1: NEVER_FITS: needs 9 GPUs; the largest node has 8" in ended.err
     assert f"{path}:6:1: NEVER_FITS: needs 10 GPUs" in ended.err
     assert not standin.jobs.jobs
     assert all(request.validate_only for request in standin.jobs.asked)
 
 
-def test_mistakes_in_several_files_are_told_together(shell: Shell, tmp_path: Path) -> None:
+def test_mistakes_in_several_files_are_reported_together(shell: Shell, tmp_path: Path) -> None:
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text("retries: many\ncommand: [a]\n")
     ended = shell("submit", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"))
@@ -145,7 +145,7 @@ def test_a_refused_job_shows_code_detail_and_remedy(shell: Shell, standin: Stand
     ]
 
 
-def test_what_only_the_queue_finds_wrong_points_at_the_file(
+def test_a_violation_found_by_the_queue_points_at_the_file(
     shell: Shell, standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "job.yaml"
@@ -161,11 +161,11 @@ def test_what_only_the_queue_finds_wrong_points_at_the_file(
 
 def test_a_dry_run_submits_nothing(shell: Shell, standin: Standin) -> None:
     ended = shell("submit", "--dry-run", "--gpus", "1", "--", "true")
-    assert (ended.code, ended.out) == (ExitCode.DONE, "the job would be taken\n")
+    assert (ended.code, ended.out) == (ExitCode.DONE, "the job is valid\n")
     assert not standin.jobs.jobs
 
 
-def test_a_repeat_with_the_same_request_id_is_the_same_job(shell: Shell, standin: Standin) -> None:
+def test_a_retry_with_the_same_request_id_is_the_same_job(shell: Shell, standin: Standin) -> None:
     first = shell("submit", "--request-id", "monday", "--", "true")
     second = shell("submit", "--request-id", "monday", "--", "true")
     third = shell("submit", "--", "true")
@@ -173,7 +173,7 @@ def test_a_repeat_with_the_same_request_id_is_the_same_job(shell: Shell, standin
     assert len(standin.jobs.jobs) == 2
 
 
-def test_json_tells_of_the_jobs(shell: Shell, standin: Standin) -> None:
+def test_json_prints_the_jobs(shell: Shell, standin: Standin) -> None:
     [job] = shell("submit", "--json", "--gpus", "2", "--", "true").json
     assert (job["phase"], job["gpus"], job["cores"]) == ("queued", 2, None)
     assert job["reason"]["code"] == "CAPACITY"
@@ -188,7 +188,7 @@ def test_waiting_prints_the_output_on_stdout_and_notes_on_stderr(shell: Shell, s
     assert f"{job_id} succeeded after" in ended.err
 
 
-def test_following_prints_the_output_as_it_comes(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+def test_following_streams_the_output(shell: Shell, standin: Standin, tmp_path: Path) -> None:
     read = tmp_path / "read"
     script = "import os, sys\nprint('hello', flush=True)\nwhile not os.path.exists(sys.argv[1]): pass\nprint('world')"
 
@@ -206,7 +206,7 @@ def test_waiting_for_a_job_that_fails_fails(shell: Shell, standin: Standin) -> N
     standin.jobs.autopilot = True
     ended = shell("submit", "--wait", "--", sys.executable, "-c", "print('on my way'); raise SystemExit(3)")
     assert (ended.code, ended.out) == (ExitCode.FAILED, "on my way\n")
-    assert ended.err.count("failed: rank 0 on gpu-1 ended with exit code 3") == 1
+    assert ended.err.count("failed: rank 0 on gpu-1 exited with code 3") == 1
 
 
 def test_waiting_for_several_jobs_prints_all_their_output(shell: Shell, standin: Standin, tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ def test_waiting_for_several_jobs_prints_all_their_output(shell: Shell, standin:
     assert sorted(ended.out.split()) == ["one", "two"]
 
 
-def test_waiting_with_json_prints_the_ended_jobs_alone(shell: Shell, standin: Standin) -> None:
+def test_waiting_with_json_prints_only_the_ended_jobs(shell: Shell, standin: Standin) -> None:
     standin.jobs.autopilot = True
     ended = shell("submit", "--wait", "--json", "--", *HELLO)
     [job] = ended.json
     assert (job["phase"], job["attempt"]["exit"]["code"]) == ("succeeded", 0)
 
 
-def test_waiting_goes_on_after_a_restart_of_the_queue(
+def test_waiting_survives_a_restart_of_the_queue(
     shell: Shell, standin: Standin, quick_pauses: Callable[[], None]
 ) -> None:
     quick_pauses()
@@ -233,10 +233,10 @@ def test_waiting_goes_on_after_a_restart_of_the_queue(
     standin.jobs.cut_streams = 3
     ended = shell("submit", "--follow", "--", *HELLO)
     assert (ended.code, ended.out) == (ExitCode.DONE, "hello\nworld\n")
-    assert "trying again" in ended.err
+    assert "retrying" in ended.err
 
 
-def test_output_that_is_cut_off_at_the_end_is_printed_all_the_same(
+def test_output_truncated_at_the_end_is_printed(
     shell: Shell, standin: Standin, quick_pauses: Callable[[], None]
 ) -> None:
     quick_pauses()
@@ -246,7 +246,7 @@ def test_output_that_is_cut_off_at_the_end_is_printed_all_the_same(
     assert (ended.code, ended.out) == (ExitCode.DONE, "hello\nworld\n")
 
 
-def test_waiting_ends_where_the_queue_stays_away_and_says_that_the_job_runs_on(
+def test_waiting_ends_if_the_queue_stays_unreachable_and_notes_that_the_job_continues(
     shell: Shell, standin: Standin, quick_pauses: Callable[[], None]
 ) -> None:
     quick_pauses()
@@ -254,11 +254,11 @@ def test_waiting_ends_where_the_queue_stays_away_and_says_that_the_job_runs_on(
     ended = shell("submit", "--wait", "--", "sleep", "60")
     [job_id] = standin.jobs.jobs
     assert (ended.code, ended.out) == (ExitCode.UNREACHABLE, "")
-    assert "no longer waiting: the mesh is away; the job runs on" in ended.err
+    assert "no longer waiting: the mesh is unreachable; the job continues" in ended.err
     assert f"cotenant cancel {job_id}" in ended.err
 
 
-def test_waiting_finds_a_mesh_that_has_come_back_elsewhere(
+def test_waiting_finds_a_mesh_restarted_at_another_address(
     shell: Shell,
     standin: Standin,
     quick_pauses: Callable[[], None],
@@ -283,15 +283,15 @@ def test_waiting_finds_a_mesh_that_has_come_back_elsewhere(
     assert standin.address != first
 
 
-def test_ctrl_c_ends_the_waiting_and_not_the_job(standin: Standin) -> None:
+def test_ctrl_c_ends_waiting_but_not_the_job(standin: Standin) -> None:
     command = [*COTENANT, "submit", "--wait", "--", "sleep", "60"]
     waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert waiting.stderr is not None
-    told = waiting.stderr.readline() + waiting.stderr.readline()  # submitted, and queued: it waits now
+    reported = waiting.stderr.readline() + waiting.stderr.readline()  # submitted, and queued: it waits now
     waiting.send_signal(signal.SIGINT)
     out, err = waiting.communicate(timeout=20)
     [job_id] = standin.jobs.jobs
-    assert f"submitted {job_id}" in told
+    assert f"submitted {job_id}" in reported
     assert waiting.returncode == ExitCode.INTERRUPTED
     assert (out, "Traceback" in err) == ("", False)
     assert f"cotenant cancel {job_id}" in err

@@ -1,4 +1,4 @@
-"""Jobs that wait for others, as files and options say it: circles, names, order, and who is meant."""
+"""Dependencies in files and options: cycles, names and order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.cli.standin import Standin
 
 from cotenant.cli.jobs.job_file import BadJobs, read_jobs
 from cotenant.cli.jobs.job_writer import write_jobs
-from cotenant.cli.jobs.submit_order import arrange
+from cotenant.cli.jobs.submit_order import order_steps
 from cotenant.cli.outcome import ExitCode
 from cotenant.codec.specs import spec_from_wire
 from cotenant.core.model.dependencies import Condition, Dependency
@@ -20,12 +20,12 @@ NOW = 1_700_000_000.0
 
 
 def wrong(text: str) -> list[str]:
-    with pytest.raises(BadJobs) as refused:
-        arrange(read_jobs(text, "jobs.yaml", NOW))
-    return [str(mistake) for mistake in refused.value.mistakes]
+    with pytest.raises(BadJobs) as rejection:
+        order_steps(read_jobs(text, "jobs.yaml", NOW))
+    return [str(mistake) for mistake in rejection.value.mistakes]
 
 
-def test_after_is_a_list_or_one_text() -> None:
+def test_after_is_a_list_or_a_string() -> None:
     text = "after: [a, 'b, c']\nafter-ok: d,e\narray: 0-9%2\ncommand: [x]"
     [draft] = read_jobs(text, "jobs.yaml", NOW)
     assert draft.spec.dependencies == (
@@ -39,34 +39,36 @@ def test_after_is_a_list_or_one_text() -> None:
     assert again.spec == draft.spec
 
 
-def test_what_cannot_be_waited_for_is_told_with_its_place() -> None:
+def test_an_invalid_dependency_is_reported_with_its_position() -> None:
     text = "array: 9-1\nafter: {a: b}\nafter_ok: [a, '', [b]]\ncommand: [x]"
     mistakes = wrong(text)
     assert mistakes[0].startswith("jobs.yaml:1:8: array: has the range 9-1, which is empty")
-    assert mistakes[1] == "jobs.yaml:2:8: after: must be one value, not a map"
+    assert mistakes[1] == "jobs.yaml:2:8: after: must be a single value, not a map"
     assert [line[:26] for line in mistakes[2:]] == ["jobs.yaml:3:15: after_ok: ", "jobs.yaml:3:19: after_ok: "]
 
 
-def test_a_circle_is_told_whole_before_anything_is_asked(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+def test_a_dependency_cycle_is_reported_without_calling_the_mesh(
+    shell: Shell, standin: Standin, tmp_path: Path
+) -> None:
     path = tmp_path / "jobs.yaml"
     jobs = [("a", "c"), ("b", "a"), ("c", "b"), ("d", "a")]
     path.write_text("---\n".join(f"name: {name}\nafter_ok: {other}\ncommand: [x]\n" for name, other in jobs))
     ended = shell("submit", str(path))
     assert ended.code == ExitCode.USAGE
-    circle = f"a ({path}:1:1) waits for c ({path}:9:1) waits for b ({path}:5:1) waits for a"
-    assert ended.err.splitlines()[1] == f"  {path}:2:11: after_ok: is a circle: {circle}"
+    cycle = f"a ({path}:1:1) → c ({path}:9:1) → b ({path}:5:1) → a"
+    assert ended.err.splitlines()[1] == f"  {path}:2:11: after_ok: dependency cycle: {cycle}"
     assert not standin.jobs.asked
 
 
-def test_a_job_cannot_wait_for_itself_nor_for_a_name_of_two() -> None:
-    assert wrong("name: a\nafter: a\ncommand: [x]") == ["jobs.yaml:2:8: after: waits for itself"]
+def test_a_job_cannot_depend_on_itself_or_on_an_ambiguous_name() -> None:
+    assert wrong("name: a\nafter: a\ncommand: [x]") == ["jobs.yaml:2:8: after: depends on itself"]
     one = "name: a\ncommand: [x]\n"
     assert wrong(f"{one}---\n{one}---\nafter: [a]\ncommand: [x]") == [
-        "jobs.yaml:7:9: after: 'a' is the name of 2 jobs: jobs.yaml:1:1, jobs.yaml:4:1"
+        "jobs.yaml:7:9: after: 'a' is ambiguous; 2 jobs have that name: jobs.yaml:1:1, jobs.yaml:4:1"
     ]
 
 
-def test_jobs_of_a_file_go_in_their_order_with_ids_for_names(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+def test_jobs_of_a_file_are_submitted_in_dependency_order(shell: Shell, standin: Standin, tmp_path: Path) -> None:
     [earlier] = shell("submit", "--name", "earlier", "--", "true").out.split()
     path = tmp_path / "jobs.yaml"
     path.write_text(
@@ -83,17 +85,17 @@ def test_jobs_of_a_file_go_in_their_order_with_ids_for_names(shell: Shell, stand
     assert not [one for one in standin.jobs.asked if "/" in getattr(one, "request_id", "")]  # which queues refuse
 
 
-def test_what_is_not_there_is_told_at_once_and_nothing_is_submitted(shell: Shell, standin: Standin) -> None:
+def test_unknown_dependencies_are_all_reported_and_nothing_is_submitted(shell: Shell, standin: Standin) -> None:
     ended = shell("submit", "--after", "nosuch", "--after-ok", "another", "--", "true")
     assert ended.code == ExitCode.USAGE
-    assert "  --after: there is no job 'nosuch'" in ended.err
-    assert "  --after-ok: there is no job 'another'" in ended.err
+    assert "  --after: job 'nosuch' not found" in ended.err
+    assert "  --after-ok: job 'another' not found" in ended.err
     assert not standin.jobs.jobs
 
 
-def test_a_question_leaves_out_who_is_not_there_yet(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+def test_whatif_omits_dependencies_without_an_id(shell: Shell, standin: Standin, tmp_path: Path) -> None:
     path = tmp_path / "jobs.yaml"
     path.write_text("name: b\nafter: a\ncommand: [x]\n---\nname: a\ncommand: [x]\n")
     assert [answer["name"] for answer in shell("whatif", str(path), "--json").json] == ["b", "a"]
     assert not standin.jobs.asked[-1].spec.dependencies
-    assert "there is no job 'nosuch'" in shell("whatif", "--after", "nosuch").err
+    assert "job 'nosuch' not found" in shell("whatif", "--after", "nosuch").err

@@ -1,4 +1,4 @@
-"""The processes of agents, before and after they have their settings."""
+"""Agent processes before and after they receive their settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cotenant.node_agent.control.agent_config import AgentConfig
 SECONDS = 60.0
 
 
-async def test_a_process_whose_parent_ends_before_it_has_its_settings_ends_too() -> None:
+async def test_a_process_exits_if_its_parent_exits_before_sending_settings() -> None:
     process = AgentProcess("a")
-    process.leave()
+    process.close_input()
     async with asyncio.timeout(SECONDS):
         assert await process.answer() == {}
         assert await process.wait() == 0
@@ -34,7 +34,7 @@ async def test_an_agent_that_cannot_run_says_why(tmp_path: Path) -> None:
         await agents.close()
 
 
-async def test_processes_that_wait_for_their_settings_end_with_the_others(tmp_path: Path) -> None:
+async def test_processes_waiting_for_settings_are_closed_with_the_others(tmp_path: Path) -> None:
     agents = AgentProcesses(["a", "b"])
     waiting = list(agents._waiting.values())
     await agents.close()
@@ -45,7 +45,7 @@ def printing(script: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-async def test_what_a_library_prints_before_the_answer_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_before_the_answer_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "print('found 2 GPUs'); print('x' * 70_000); print('[]'); print('{\"ready\": true}')"
     process = AgentProcess("a")
     await process.end()
@@ -55,9 +55,9 @@ async def test_what_a_library_prints_before_the_answer_is_skipped(monkeypatch: p
         await process.end()
 
 
-async def test_settings_of_another_release_are_refused_with_what_helps() -> None:
+async def test_settings_of_another_release_are_rejected_with_a_hint() -> None:
     process = AgentProcess("a")
-    process.tell(b'{"config": "{\\"node_id\\": \\"a\\"}", "tls": null, "descriptors_max": 1024}\n')
+    process.send(b'{"config": "{\\"node_id\\": \\"a\\"}", "tls": null, "descriptors_max": 1024}\n')
     async with asyncio.timeout(SECONDS):
         answer = await process.answer()
         assert "hint: restart `cotenant up` if Cotenant was upgraded" in answer["error"]

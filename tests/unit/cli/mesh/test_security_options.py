@@ -1,4 +1,4 @@
-"""`cotenant tokens`, `certs` and `audit`, and what `serve` and `up` are told of security."""
+"""`cotenant tokens`, `certs` and `audit`, and the security settings of `serve` and `up`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tests.unit.cli.conftest import Shell
 
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import serve
-from cotenant.cli.mesh.security_options import check_listen, guarding_of
+from cotenant.cli.mesh.security_options import check_listen, read_security_settings
 from cotenant.cli.mesh.settings import read_settings
 from cotenant.cli.outcome import CommandError
 from cotenant.security import certificates
 from cotenant.security.certificates import Authority
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 
 
-def test_tokens_are_made_listed_and_revoked(shell: Shell) -> None:
+def test_tokens_are_created_listed_and_revoked(shell: Shell) -> None:
     made = shell("tokens", "create", "--name", "eve", "--tenant", "vision", "--tenant", "speech", "--expires", "90d")
     assert made.code == 0
     assert made.out.startswith("cotenant_")
-    assert "shown this once" in made.err
+    assert "shown only once" in made.err
     (listed,) = shell("tokens", "list", "--json").json
     assert (listed["role"], listed["name"], listed["tenants"]) == ("user", "eve", ["speech", "vision"])
     assert made.out.strip() not in shell("tokens").out
@@ -33,7 +33,7 @@ def test_tokens_are_made_listed_and_revoked(shell: Shell) -> None:
     assert shell("tokens", "revoke", "eve").code == 2
 
 
-def test_a_token_that_runs_out_is_listed_as_such(shell: Shell, tmp_path: Path) -> None:
+def test_an_expiring_token_is_marked(shell: Shell, tmp_path: Path) -> None:
     own = ("--state-dir", str(tmp_path))
     shell(*own, "tokens", "create", "--role", "operator", "--name", "ann", "--expires", "90d")
     assert "runs out" not in shell("tokens", "list", *own).out
@@ -41,34 +41,34 @@ def test_a_token_that_runs_out_is_listed_as_such(shell: Shell, tmp_path: Path) -
     before["tokens"][0]["created"] -= 80 * 86_400
     before["tokens"][0]["expires"] -= 80 * 86_400
     path.write_text(json.dumps(before))
-    assert "runs out in 9 days" in shell("tokens", "list", *own).out
+    assert "expires in 9 days" in shell("tokens", "list", *own).out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("--name", "eve"), "a user has tenants"),
         (("--name", "eve", "--role", "god"), "is not ROLE/NAME"),
-        (("--name", "operator", "--tenant", "a"), "is kept for the mesh's own token"),
-        (("--name", "eve", "--tenant", "A"), "is no tenant's name"),
+        (("--name", "operator", "--tenant", "a"), "is reserved for the mesh's own token"),
+        (("--name", "eve", "--tenant", "A"), "is not a valid tenant name"),
         (("--name", "eve", "--tenant", "a", "--expires", "soon"), "soon"),
         (("--name", "eve", "--tenant", "a", "--expires", "9000000d"), "at most 100 years"),
     ],
 )
-def test_a_token_that_cannot_be_is_one_clear_error(shell: Shell, arguments: tuple[str, ...], told: str) -> None:
+def test_an_invalid_token_is_one_clear_error(shell: Shell, arguments: tuple[str, ...], reported: str) -> None:
     ended = shell("tokens", "create", *arguments)
     assert (ended.code, ended.out) == (2, "")
-    assert told in ended.err
+    assert reported in ended.err
 
 
-def test_the_state_directory_may_be_named_before_or_behind(shell: Shell, tmp_path: Path) -> None:
+def test_state_dir_may_precede_or_follow_the_command(shell: Shell, tmp_path: Path) -> None:
     one = str(tmp_path / "elsewhere")
     shell("--state-dir", one, "tokens", "create", "--role", "agent", "--name", "gpu1")
     assert shell("tokens", "list", "--json").json == []
     assert [token["name"] for token in shell("tokens", "list", "--json", "--state-dir", one).json] == ["gpu1"]
 
 
-def test_certificates_are_made_shown_and_renewed(shell: Shell, tmp_path: Path) -> None:
+def test_certificates_are_issued_listed_and_renewed(shell: Shell, tmp_path: Path) -> None:
     lab = str(tmp_path / "lab")
     assert "`cotenant certs init`" in shell("certs", "issue", "agent/gpu1", "--dir", lab).err
     assert shell("certs", "init", "--dir", lab).code == 0
@@ -88,33 +88,33 @@ def test_certificates_are_made_shown_and_renewed(shell: Shell, tmp_path: Path) -
     assert shell("certs", "init", "--dir", lab).code == 1
 
 
-def test_certificates_that_are_due_are_named_and_those_alone_are_renewed(shell: Shell, tmp_path: Path) -> None:
+def test_only_due_certificates_are_reported_and_renewed(shell: Shell, tmp_path: Path) -> None:
     lab = Authority(tmp_path / "lab")
     lab.create()
-    young, old = (lab.issue(Bearer.parse(f"agent/{name}"), days=365) for name in ("young", "old"))
+    young, old = (lab.issue(Subject.parse(f"agent/{name}"), days=365) for name in ("young", "old"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certificates, "BACKDATED", timedelta(days=340))
-        lab.issue(Bearer.parse("agent/old"), days=20)
+        lab.issue(Subject.parse("agent/old"), days=20)
     shown = shell("certs", "show", "--dir", str(lab.directory))
     assert [line.split()[-1] for line in shown.out.splitlines()[1:]] == ["valid", "due", "valid"]
-    assert "1 certificate to be renewed: `cotenant certs rotate --due`" in shown.err
+    assert "1 certificate due: run `cotenant certs rotate --due`" in shown.err
     kept, replaced = before(lab, "young"), before(lab, "old")
-    assert "agent-old.pem anew" in shell("certs", "rotate", "--due", "--dir", str(lab.directory)).err
+    assert "agent-old.pem, valid until" in shell("certs", "rotate", "--due", "--dir", str(lab.directory)).err
     assert (young.path.read_bytes() == kept, old.path.read_bytes() == replaced) == (True, False)
-    assert "none is due" in shell("certs", "rotate", "--due", "--dir", str(lab.directory)).err
+    assert "no certificate is due" in shell("certs", "rotate", "--due", "--dir", str(lab.directory)).err
 
 
 def before(lab: Authority, name: str) -> bytes:
     return (lab.directory / f"agent-{name}.pem").read_bytes()
 
 
-def test_nothing_is_renewed_where_one_of_those_that_are_named_is_not_there(shell: Shell, tmp_path: Path) -> None:
+def test_an_unknown_subject_renews_nothing(shell: Shell, tmp_path: Path) -> None:
     lab = Authority(tmp_path / "lab")
     lab.create()
-    lab.issue(Bearer.parse("agent/a"))
+    lab.issue(Subject.parse("agent/a"))
     kept = before(lab, "a")
     ended = shell("certs", "rotate", "--ca", "agent/a", "agent/b", "--dir", str(lab.directory))
-    assert (ended.code, "no certificate of agent/b" in ended.err) == (2, True)
+    assert (ended.code, "no certificate for agent/b" in ended.err) == (2, True)
     assert (before(lab, "a"), lab.cert_path.read_text().count("BEGIN")) == (kept, 1)
 
 
@@ -123,7 +123,7 @@ DENIED = {"answer": "PERMISSION_DENIED", "reason": "ROLE_MAY_NOT"}
 
 def test_the_audit_log_is_filtered(shell: Shell, tmp_path: Path) -> None:
     state = tmp_path / "state" / "cotenant"
-    assert "there is no audit log" in shell("audit").err
+    assert "audit.jsonl not found" in shell("audit").err
     state.mkdir(parents=True)
     lines = [
         {"time": "2026-01-01T10:00:00+00:00", "who": "eve", "what": "CreateJob", "on": {"id": "0a"}, "answer": "OK"},
@@ -139,7 +139,7 @@ def test_the_audit_log_is_filtered(shell: Shell, tmp_path: Path) -> None:
     assert "ROLE_MAY_NOT" in shell("audit").out
 
 
-def test_all_that_is_wrong_with_the_sections_is_named_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_in_the_sections_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "mesh.toml"
     path.write_text('tls = 1\n[limits]\nstreams = -1\ncalls = 2\n[users]\neve = 7\n[audit]\nreads = "yes"\n')
     with pytest.raises(CommandError) as wrong:
@@ -149,20 +149,23 @@ def test_all_that_is_wrong_with_the_sections_is_named_at_once(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_flags_win_over_the_environment_and_that_over_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_which_overrides_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"tls": {"ca": "file", "cert": "file", "key": "file", "clients": False}}
-    assert guarding_of(said, Flags(), insecure=False).tls.ca == "file"
+    assert read_security_settings(said, Flags(), insecure=False).tls.ca == "file"
     monkeypatch.setenv("COTENANT_TLS_CA", "env")
-    assert guarding_of(said, Flags(), insecure=False).tls.ca == "env"
-    told = guarding_of(said, Flags(tls_ca="flag"), insecure=False)
-    assert (told.tls.ca, told.tls.cert, told.tls.clients, told.mutual) == ("flag", "", False, False)
+    assert read_security_settings(said, Flags(), insecure=False).tls.ca == "env"
+    reported = read_security_settings(said, Flags(tls_ca="flag"), insecure=False)
+    assert (reported.tls.ca, reported.tls.cert, reported.tls.clients, reported.mutual) == ("flag", "", False, False)
 
 
-def test_other_machines_are_served_with_tls_or_on_purpose() -> None:
-    plain, open_to_all = guarding_of(None, Flags(), insecure=False), guarding_of(None, Flags(), insecure=True)
-    tls = guarding_of({"tls": {"ca": "x"}}, Flags(), insecure=False)
+def test_serving_other_machines_needs_tls_or_insecure() -> None:
+    plain, open_to_all = (
+        read_security_settings(None, Flags(), insecure=False),
+        read_security_settings(None, Flags(), insecure=True),
+    )
+    tls = read_security_settings({"tls": {"ca": "x"}}, Flags(), insecure=False)
     for listen in ("0.0.0.0:7070", "[::]:7070", "10.0.0.5:0", "head:7070", "127.evil.example:1"):
-        with pytest.raises(CommandError, match="can be reached from other machines"):
+        with pytest.raises(CommandError, match="is reachable from other machines"):
             check_listen(listen, plain)
         check_listen(listen, open_to_all)
         check_listen(listen, tls)
@@ -171,13 +174,13 @@ def test_other_machines_are_served_with_tls_or_on_purpose() -> None:
 
 
 @pytest.mark.parametrize("service", ["queue", "placement", "predictor", "contention"])
-def test_serve_refuses_to_be_open_by_mistake(shell: Shell, service: str) -> None:
+def test_serve_rejects_a_public_address_without_tls(shell: Shell, service: str) -> None:
     ended = shell("serve", service, "--listen", "0.0.0.0:0")
     assert ended.code == 2
     assert "--insecure" in ended.err
 
 
-def test_a_client_s_own_certificates_are_looked_at_first(shell: Shell, tmp_path: Path) -> None:
+def test_client_certificates_are_validated_first(shell: Shell, tmp_path: Path) -> None:
     ended = shell("jobs", "--endpoint", "127.0.0.1:1", "--tls-ca", str(tmp_path / "none.pem"))
     assert ended.code == 2
     assert "TLS_FILE_UNREADABLE" in ended.err
@@ -186,8 +189,8 @@ def test_a_client_s_own_certificates_are_looked_at_first(shell: Shell, tmp_path:
 
 
 @pytest.mark.parametrize("service", ["queue", "placement", "predictor", "contention"])
-def test_a_file_of_the_state_directory_has_a_directory(tmp_path: Path, service: str) -> None:
-    """With certificates nobody makes a token there."""
+def test_the_state_directory_is_created_for_a_store_file(tmp_path: Path, service: str) -> None:
+    """With certificates no token is created there."""
     state_dir = tmp_path / "new" / "state"
     assert serve._store_url("sqlite", state_dir, service) == f"sqlite:{state_dir}/{service}.sqlite"
     assert state_dir.stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""A mesh that does not run as root, and people other than who runs it."""
+"""A mesh that does not run as root, and submitters other than its operator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.unit.cli.conftest import Shell
 
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import security_options
-from cotenant.cli.mesh.security_options import Guarding, guarding_of
+from cotenant.cli.mesh.security_options import SecuritySettings, read_security_settings
 from cotenant.cli.mesh.settings import Settings
-from cotenant.cli.mesh.shared_identity import guarded, secret_paths
+from cotenant.cli.mesh.shared_identity import restrict_submitters, secret_paths
 from cotenant.cli.outcome import CommandError
 from cotenant.codec.errors import Problem
 from cotenant.node_agent.runtime import run_as
 from cotenant.security.identity import OPERATOR, Authenticator
-from cotenant.security.subjects import Bearer
+from cotenant.security.subjects import Subject
 from cotenant.security.tokens import TOKENS_FILE, TokenFile
 
 METHOD = "/cotenant.v1.JobService/CreateJob"
@@ -29,18 +29,18 @@ OIDC = {"oidc": {"issuer": "https://login.example.org", "audience": "cotenant"}}
 
 @pytest.fixture(autouse=True)
 def bob(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs this is the user bob, and not root."""
+    """Run as the user bob, not as root."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(run_as, "user_name", lambda uid: "bob")
 
 
-def guarding(**sections: dict[str, Any]) -> Guarding:
-    return guarding_of(sections, Flags(), insecure=False)
+def security_settings(**sections: dict[str, Any]) -> SecuritySettings:
+    return read_security_settings(sections, Flags(), insecure=False)
 
 
 def authenticator(state_dir: Path, **sections: dict[str, Any]) -> Authenticator:
-    guards = guarded(guarding(**sections), Settings(), state_dir)
-    found = security_options.security_of(guards, state_dir, "cotenant", "mesh").authenticator
+    guards = restrict_submitters(security_settings(**sections), Settings(), state_dir)
+    found = security_options.make_security(guards, state_dir, "cotenant", "mesh").authenticator
     assert found
     return found
 
@@ -52,17 +52,17 @@ def who(by: Authenticator, secret: str) -> str:
         return error.reason
 
 
-def token(state_dir: Path, bearer: str) -> str:
-    return TokenFile(state_dir / TOKENS_FILE).create(Bearer.parse(bearer), 0.0)[1]
+def token(state_dir: Path, subject: str) -> str:
+    return TokenFile(state_dir / TOKENS_FILE).create(Subject.parse(subject), 0.0)[1]
 
 
-def test_nobody_but_the_operator_submits(tmp_path: Path) -> None:
-    secrets = {bearer: token(tmp_path, bearer) for bearer in (
+def test_only_the_operator_submits(tmp_path: Path) -> None:
+    secrets = {subject: token(tmp_path, subject) for subject in (
         "user/eve?tenants=a", "tenant-admin/ann?tenants=a", "operator/joe", "viewer/vic?tenants=a",
         "user/bob?tenants=a", "agent/n1", "service/queue",
     )}  # fmt: skip
     served = authenticator(tmp_path)
-    assert {bearer: who(served, secret) for bearer, secret in secrets.items()} == {
+    assert {subject: who(served, secret) for subject, secret in secrets.items()} == {
         "user/eve?tenants=a": "SHARED_IDENTITY",
         "tenant-admin/ann?tenants=a": "SHARED_IDENTITY",
         "operator/joe": "SHARED_IDENTITY",
@@ -74,60 +74,63 @@ def test_nobody_but_the_operator_submits(tmp_path: Path) -> None:
     assert who(served, "mesh") == OPERATOR.name
 
 
-def test_the_operator_may_insist_or_name_who_shares_the_identity(tmp_path: Path) -> None:
+def test_the_operator_may_share_the_identity_or_map_users(tmp_path: Path) -> None:
     eve = token(tmp_path, "user/eve?tenants=a")
     assert who(authenticator(tmp_path, users={"eve": "bob"}), eve) == "eve"
     assert who(authenticator(tmp_path, users={"ann": "bob"}), eve) == "SHARED_IDENTITY"
-    assert guarded(guarding(), Settings(shared_identity=True), tmp_path).only_user == ""
+    assert restrict_submitters(security_settings(), Settings(shared_identity=True), tmp_path).only_user == ""
 
 
-def test_root_runs_jobs_as_their_submitters_so_it_takes_everybodys_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_root_mesh_accepts_tokens_of_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert guarded(guarding(**OIDC), Settings(), tmp_path).only_user == ""
+    assert restrict_submitters(security_settings(**OIDC), Settings(), tmp_path).only_user == ""
 
 
 @pytest.mark.parametrize("sections", [OIDC, {"bearers": {"spiffe://corp/eve": "user/eve?tenants=a"}}])
-def test_settings_that_let_others_in_are_refused_at_the_start(
+def test_settings_that_admit_other_submitters_are_rejected_at_startup(
     tmp_path: Path, sections: dict[str, dict[str, Any]]
 ) -> None:
     with pytest.raises(
-        CommandError, match=r"lets other people submit jobs, and every job .* would run as 'bob'"
+        CommandError, match=r"lets other users submit jobs, but every job .* would run as its operator 'bob'"
     ) as error:
-        guarded(guarding(**sections), Settings(), tmp_path)
+        restrict_submitters(security_settings(**sections), Settings(), tmp_path)
     assert "--shared-identity" in error.value.hint
-    assert guarded(guarding(**sections), Settings(shared_identity=True), tmp_path).only_user == ""
-    assert guarded(guarding(**sections, users={"*": "bob"}), Settings(), tmp_path).only_user == "bob"
+    assert restrict_submitters(security_settings(**sections), Settings(shared_identity=True), tmp_path).only_user == ""
+    assert (
+        restrict_submitters(security_settings(**sections, users={"*": "bob"}), Settings(), tmp_path).only_user == "bob"
+    )
 
 
-def test_bearers_who_cannot_submit_need_no_insisting(tmp_path: Path) -> None:
-    assert guarded(guarding(bearers={"gpu1.corp": "agent/gpu1"}), Settings(), tmp_path).only_user == "bob"
+def test_subjects_that_cannot_submit_need_no_shared_identity(tmp_path: Path) -> None:
+    assert (
+        restrict_submitters(security_settings(bearers={"gpu1.corp": "agent/gpu1"}), Settings(), tmp_path).only_user
+        == "bob"
+    )
 
 
-def test_a_token_for_somebody_else_is_not_made_where_the_mesh_would_not_take_it(shell: Shell, tmp_path: Path) -> None:
+def test_a_token_that_the_mesh_would_reject_is_not_created(shell: Shell, tmp_path: Path) -> None:
     own = ("--state-dir", str(tmp_path))
-    guarded(guarding(), Settings(), tmp_path)
+    restrict_submitters(security_settings(), Settings(), tmp_path)
     ended = shell(*EVE, *own)
     assert (ended.code, ended.out) == (2, "")
-    assert "this mesh takes no tokens of other people: everything here runs as the user 'bob'" in ended.err
+    assert "this mesh does not accept tokens of other users: everything here runs as the user 'bob'" in ended.err
     assert "--shared-identity" in ended.err
     assert shell(*EVE, *own, "--shared-identity").code == 0
     assert shell("tokens", "create", *own, "--role", "viewer", "--name", "vic", "--tenant", "a").code == 0
     assert shell("tokens", "create", *own, "--role", "agent", "--name", "n1").code == 0
-    guarded(guarding(), Settings(shared_identity=True), tmp_path)
+    restrict_submitters(security_settings(), Settings(shared_identity=True), tmp_path)
     assert shell(*EVE, *own).code == 0
 
 
-def test_before_the_mesh_has_run_the_maker_of_a_token_is_warned(shell: Shell, tmp_path: Path) -> None:
+def test_creating_a_token_before_the_first_run_warns(shell: Shell, tmp_path: Path) -> None:
     ended = shell(*EVE, "--state-dir", str(tmp_path))
     assert ended.code == 0
     assert "only with --shared-identity" in ended.err
 
 
-def test_what_is_secret_is_the_state_and_what_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_paths_are_the_state_and_files_stored_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    guards = guarding(tls={"ca": "/ca", "cert": "/cert", "key": "/key"}, audit={"path": "/log/audit"})
+    guards = security_settings(tls={"ca": "/ca", "cert": "/cert", "key": "/key"}, audit={"path": "/log/audit"})
     found = secret_paths(replace(Settings(), store="sqlite:/db/mesh"), guards, tmp_path / "state")
     assert {str(path.relative_to(tmp_path)) if tmp_path in path.parents else str(path) for path in found} == {
         "state", "config/cotenant", "state/archive.sqlite", "/key", "/log/audit",

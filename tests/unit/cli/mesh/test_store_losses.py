@@ -1,4 +1,4 @@
-"""What accepting an older store saves, where records or files of nodes are large or damaged."""
+"""What accepting an older store restores when records or node files are large or damaged."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def large_job() -> records_pb2.StoredJob:
 
 def assigned(state_dir: Path, **changes: int) -> None:
     attempt = records_pb2.StoredAttempt.FromString(good("attempt"))
-    told = node_service_pb2.Assignment(
+    reported = node_service_pb2.Assignment(
         job_id="x", number=2, allocation=attempt.attempt.allocations[0], spec=attempt.spec, world_size=1
     )
     for name, value in changes.items():
-        setattr(told.allocation.tasks[0], name, value)
+        setattr(reported.allocation.tasks[0], name, value)
     directory = state_dir / "nodes" / "n" / "attempts" / "x-2"
     directory.mkdir(parents=True)
-    (directory / "assignment").write_bytes(told.SerializeToString())
+    (directory / "assignment").write_bytes(reported.SerializeToString())
 
 
-async def test_a_job_with_a_large_spec_that_is_written_again_keeps_its_command(tmp_path: Path) -> None:
+async def test_a_job_with_a_large_spec_keeps_its_command_when_written_back(tmp_path: Path) -> None:
     raw, stored = MemoryStore(), large_job()
     await SpecStore(raw).transact([], [Put(KEY, stored.SerializeToString())])
     stored.job.phase = job_pb2.JOB_PHASE_SUCCEEDED
@@ -48,7 +48,7 @@ async def test_a_job_with_a_large_spec_that_is_written_again_keeps_its_command(t
 
 
 @pytest.mark.parametrize("damaged", [b"\xff\xff", b"", b"\x08\x01\x12\x03\x0a\x01x"])
-async def test_a_damaged_record_counts_as_missing_and_is_written_again(tmp_path: Path, damaged: bytes) -> None:
+async def test_a_damaged_record_counts_as_missing_and_is_written_back(tmp_path: Path, damaged: bytes) -> None:
     raw = MemoryStore()
     await raw.transact([], [Put(KEY, damaged), Put("placement/attempts/x", damaged)])
     assigned(tmp_path)
@@ -61,7 +61,7 @@ async def test_a_damaged_record_counts_as_missing_and_is_written_again(tmp_path:
         kind.FromString(entry.value)
 
 
-async def test_a_damaged_record_that_nobody_knows_better_does_not_keep_the_store_from_being_accepted() -> None:
+async def test_a_damaged_record_without_another_source_does_not_block_acceptance() -> None:
     raw = MemoryStore()
     await raw.transact([], [Put("placement/attempts/x", b"\xff\xff")])
     await accept(raw, [])

@@ -36,22 +36,22 @@ def incidents(standin: Standin) -> Standin:
     return standin
 
 
-def test_incidents_are_listed_over_pages_with_who_whom_and_how_much(shell: Shell, incidents: Standin) -> None:
+def test_incidents_are_listed_across_pages(shell: Shell, incidents: Standin) -> None:
     ended = shell("incidents")
     assert ended.code == ExitCode.DONE
     head, first, second = ended.out.splitlines()
-    assert head.split()[:5] == ["BEGAN", "LASTED", "NODE", "VICTIM", "SUSPECT"]
+    assert head.split()[:5] == ["STARTED", "DURATION", "NODE", "VICTIM", "SUSPECT"]
     assert "pack" in first
     assert "suspended: too loud" in first
     assert "\x1b" not in first
-    assert "gpu-1  bert    sort         40%    98%  it is free again after 65 s" in second
+    assert "gpu-1  bert    sort          40%        98%  it is free again after 65 s" in second
 
 
-def test_an_incident_can_be_told_with_all_that_was_done(shell: Shell, incidents: Standin) -> None:
+def test_an_incident_is_shown_with_all_actions(shell: Shell, incidents: Standin) -> None:
     out = shell("incidents", "--actions").out
-    assert "gpu-1: bert was slowed by 40%, sort held back\n  08:00:00Z held to 2 of its cores: on trial\n" in out
-    assert out.startswith("2027-01-15T08:00:00.000Z gpu-1: pack held back\n")
-    assert "  it is not over\n" in out
+    assert "gpu-1: bert was slowed by 40%, sort throttled\n  08:00:00Z held to 2 of its cores: on trial\n" in out
+    assert out.startswith("2027-01-15T08:00:00.000Z gpu-1: pack throttled\n")
+    assert "  still open\n" in out
 
 
 def test_json_has_the_documented_keys(shell: Shell, incidents: Standin) -> None:
@@ -74,7 +74,7 @@ def test_json_has_the_documented_keys(shell: Shell, incidents: Standin) -> None:
     assert (alone["victim"], alone["open"], alone["recovered"], alone["outcome"]) == (None, True, None, None)
 
 
-def test_the_server_chooses_by_node_job_and_state(shell: Shell, incidents: Standin, spec: JobSpec) -> None:
+def test_the_server_filters_by_node_job_and_state(shell: Shell, incidents: Standin, spec: JobSpec) -> None:
     job = incidents.call(incidents.jobs.add, spec)
     shell("incidents", "--node", "gpu", "--job", job.id[:-1], "--open", "--limit", "1")
     (asked,) = incidents.contention.asked
@@ -82,13 +82,13 @@ def test_the_server_chooses_by_node_job_and_state(shell: Shell, incidents: Stand
     assert shell("incidents", "--node", "cpu-9").code == ExitCode.USAGE
 
 
-def test_no_incident_is_told_on_stderr(shell: Shell, standin: Standin) -> None:
+def test_an_empty_incident_list_is_noted_on_stderr(shell: Shell, standin: Standin) -> None:
     ended = shell("incidents")
     assert (ended.code, ended.out) == (ExitCode.DONE, "")
     assert "no incidents" in ended.err
 
 
-def test_watching_prints_a_line_for_each_change(
+def test_watch_prints_a_line_per_incident_change(
     shell: Shell, incidents: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -106,27 +106,27 @@ def test_watching_prints_a_line_for_each_change(
     assert [("bert" in line, "50%" in line) for line in lines] == [(True, False), (False, False), (False, True)]
 
 
-def test_a_job_that_is_held_back_says_so(shell: Shell, standin: Standin, spec: JobSpec) -> None:
+def test_a_throttled_job_is_marked(shell: Shell, standin: Standin, spec: JobSpec) -> None:
     job = standin.call(standin.jobs.add, spec)
     standin.call(standin.jobs.run, job.id)
     held = Progress(throttle="suspended: bert is slowed")
     standin.call(standin.jobs.move, job.id, Phase.RUNNING, progress=held)
-    assert "held back on gpu-1" in shell("jobs").out
+    assert "throttled on gpu-1" in shell("jobs").out
     card = shell("show", job.id).out
-    assert "held back" in card
+    assert "throttled" in card
     assert "suspended: bert is slowed" in card
     assert "step 0" not in card  # it tells none
     assert shell("show", job.id, "--json").json["progress"]["throttle"] == "suspended: bert is slowed"
     standin.call(standin.jobs.finish, job.id)
-    assert "held back" not in shell("show", job.id).out
+    assert "throttled" not in shell("show", job.id).out
 
 
-def test_incidents_of_all_replicas_are_shown_as_one_and_who_is_away_is_told(shell: Shell, incidents: Standin) -> None:
+def test_incidents_of_all_replicas_are_merged_and_unreachable_replicas_noted(shell: Shell, incidents: Standin) -> None:
     (port,) = free_ports(1)
     both = f"contention={incidents.address}|127.0.0.1:{port},placement={incidents.address}"
     ended = shell("--endpoint", both, "incidents", "--json")
     assert [one["id"] for one in ended.json] == ["2", "1"]
-    assert "a replica of contention is away" in ended.err
+    assert "a replica of the contention service is unreachable" in ended.err
     other = Standin()
     other.start()
     try:

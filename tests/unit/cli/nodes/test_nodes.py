@@ -24,14 +24,14 @@ def nodes(standin: Standin) -> Standin:
     return standin
 
 
-def test_nodes_are_listed_with_what_is_used_of_what_they_have(shell: Shell, nodes: Standin) -> None:
+def test_nodes_are_listed_with_used_and_total_resources(shell: Shell, nodes: Standin) -> None:
     ended = shell("nodes")
     assert ended.code == ExitCode.DONE
     head, first, second = ended.out.splitlines()
     assert head.split() == ["NODE", "STATE", "GPUS", "CORES", "MEMORY", "MODEL", "JOBS", "NOTES"]
     assert first.split() == ["gpu-1", "ready", "1.5/2", "4/8", "3GiB/64GiB", "fake", "(declared)", "0"]
     assert "away" in second
-    assert "1 GPUs ill: XID 79; last seen" in second
+    assert "1 GPUs unhealthy: XID 79; last seen" in second
     assert "gpu-2: not enforced: memory" in ended.err
 
 
@@ -42,27 +42,27 @@ def test_nodes_json_has_the_documented_keys(shell: Shell, nodes: Standin) -> Non
     assert second["gpus_unhealthy"] == {"GPU-c": "XID 79"}
 
 
-def test_one_node_is_shown_with_its_gpus_and_what_ails_it(shell: Shell, ill: Standin) -> None:
+def test_a_node_is_shown_with_its_gpus_and_problems(shell: Shell, ill: Standin) -> None:
     begins, ends = datetime.now(UTC) - timedelta(days=350), datetime.now(UTC) + timedelta(days=14, hours=1)
     ill.nodes.nodes["gpu-1"].certificate.CopyFrom(Validity(begins, ends).to_wire())
     card = dict(line.split(maxsplit=1) for line in shell("nodes", "1").out.splitlines() if line.startswith(("G", "pr")))
     assert card["problem"].startswith("GPU-a: quarantine: XID 79: off the bus, since 1970")
     assert card["GPU"].startswith("GPU-b, fake (declared)")
-    assert "its certificate  runs out in 14 days" in shell("nodes", "gpu-1").out
-    assert "its certificate runs out in 14 days" in shell("nodes").out
-    told = shell("nodes", "gpu-1", "--json").json
-    assert (told["id"], [one["uuid"] for one in told["gpu_list"]]) == ("gpu-1", ["GPU-a", "GPU-b"])
-    assert told["certificate"]["expire_time"] == ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    assert "there is no node" in shell("nodes", "gpu-7").err
+    assert "certificate  expires in 14 days" in shell("nodes", "gpu-1").out
+    assert "certificate expires in 14 days" in shell("nodes").out
+    reported = shell("nodes", "gpu-1", "--json").json
+    assert (reported["id"], [one["uuid"] for one in reported["gpu_list"]]) == ("gpu-1", ["GPU-a", "GPU-b"])
+    assert reported["certificate"]["expire_time"] == ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert "not found" in shell("nodes", "gpu-7").err
 
 
-def test_no_node_is_told_on_stderr(shell: Shell, standin: Standin) -> None:
+def test_an_empty_node_list_is_noted_on_stderr(shell: Shell, standin: Standin) -> None:
     ended = shell("nodes")
     assert (ended.code, ended.out) == (ExitCode.DONE, "")
     assert "no node has registered yet" in ended.err
 
 
-def test_a_node_is_drained_cordoned_and_taken_back(shell: Shell, nodes: Standin) -> None:
+def test_a_node_is_drained_cordoned_and_uncordoned(shell: Shell, nodes: Standin) -> None:
     assert shell("drain", "gpu-1", "--reason", "new fan").out == "gpu-1 draining\n"
     assert nodes.nodes.nodes["gpu-1"].state_reason == "new fan"
     assert shell("uncordon", "1").out == "gpu-1 ready\n"
@@ -78,7 +78,7 @@ def ill(nodes: Standin) -> Standin:
     return nodes
 
 
-def test_what_is_not_well_is_told_with_its_remedy(shell: Shell, ill: Standin) -> None:
+def test_problems_are_noted_with_their_remedies(shell: Shell, ill: Standin) -> None:
     assert "gpu-1 GPU-a: quarantine: XID 79: off the bus; reboot" in shell("nodes").err
     [problem] = shell("nodes", "--json").json[0]["problems"]
     assert problem == {
@@ -97,25 +97,25 @@ def test_a_gpu_is_released_by_a_part_of_its_uuid(shell: Shell, ill: Standin) -> 
     assert shell("nodes", "--json").json[0]["problems"] == []
     unknown = shell("release", "gpu-1", "GPU-x")
     assert (unknown.code, "has no GPU 'GPU-x'; it has GPU-a, GPU-b" in unknown.err) == (ExitCode.USAGE, True)
-    assert "may be any of 2 GPUs" in shell("release", "gpu-1", "GPU").err
+    assert "matches 2 GPUs" in shell("release", "gpu-1", "GPU").err
 
 
-def test_a_node_that_is_not_there_is_bad_input(shell: Shell, nodes: Standin) -> None:
+def test_an_unknown_node_is_bad_input(shell: Shell, nodes: Standin) -> None:
     ended = shell("drain", "gpu-7")
     assert ended.code == ExitCode.USAGE
-    assert "there is no node 'gpu-7'" in ended.err
+    assert "node 'gpu-7' not found" in ended.err
     assert "did you mean gpu-2 or gpu-1?" in ended.err
 
 
-def test_a_text_that_may_be_several_nodes_is_refused(shell: Shell, nodes: Standin) -> None:
+def test_an_ambiguous_node_is_rejected(shell: Shell, nodes: Standin) -> None:
     ended = shell("drain", "gpu")
     assert ended.code == ExitCode.USAGE
-    assert "'gpu' may be any of 2 nodes" in ended.err
+    assert "'gpu' matches 2 nodes" in ended.err
 
 
 @pytest.fixture
 def busy(nodes: Standin, spec: JobSpec) -> str:
-    """A job that keeps 3.5 cores busy, as the last sample has it."""
+    """A job that keeps 3.5 cores busy according to the last sample."""
     job = str(nodes.call(nodes.jobs.add, spec).id)
     nodes.call(nodes.jobs.run, job)
     attempt = contention_pb.AttemptSample(
@@ -130,7 +130,7 @@ def busy(nodes: Standin, spec: JobSpec) -> str:
     return job
 
 
-def test_top_shows_the_cores_that_are_busy(shell: Shell, busy: str) -> None:
+def test_top_shows_busy_cores(shell: Shell, busy: str) -> None:
     ended = shell("top")
     assert ended.code == ExitCode.DONE
     lines = [line.split() for line in ended.out.splitlines()]
@@ -140,10 +140,10 @@ def test_top_shows_the_cores_that_are_busy(shell: Shell, busy: str) -> None:
 
 
 def test_top_json_has_nodes_and_jobs(shell: Shell, busy: str) -> None:
-    told = shell("top", "--json").json
-    assert told["nodes"][0]["cores_busy"] == 3.5
-    assert told["nodes"][1]["cores_busy"] is None
-    assert (told["jobs"][0]["id"], told["jobs"][0]["gpu_percent"]) == (busy, 87)
+    reported = shell("top", "--json").json
+    assert reported["nodes"][0]["cores_busy"] == 3.5
+    assert reported["nodes"][1]["cores_busy"] is None
+    assert (reported["jobs"][0]["id"], reported["jobs"][0]["gpu_percent"]) == (busy, 87)
 
 
 def test_policies_of_all_services_are_merged(shell: Shell, standin: Standin) -> None:
@@ -163,7 +163,7 @@ def test_policies_of_all_services_are_merged(shell: Shell, standin: Standin) -> 
     assert (only["name"], only["healthy"], only["active"]) == ("las", True, True)
 
 
-def test_policies_that_are_installed_here_need_no_mesh(shell: Shell) -> None:
+def test_installed_policies_need_no_mesh(shell: Shell) -> None:
     ended = shell("--endpoint", "127.0.0.1:1", "policies", "--here", "--group", "queue_policies", "--json")
     assert {"fifo", "borda-mlfq"} <= {policy["name"] for policy in ended.json}
     assert not any(policy["active"] for policy in ended.json)
@@ -172,29 +172,29 @@ def test_policies_that_are_installed_here_need_no_mesh(shell: Shell) -> None:
     assert "did you mean cotenant.queue_policies" in wrong.err
 
 
-def test_without_a_mesh_those_that_are_installed_are_listed(shell: Shell) -> None:
+def test_without_a_mesh_installed_policies_are_listed(shell: Shell) -> None:
     ended = shell("--endpoint", "127.0.0.1:1", "policies", "--group", "queue_policies", "--json")
     assert ended.code == ExitCode.DONE
     assert {"fifo", "borda-mlfq"} <= {policy["name"] for policy in ended.json}
     assert not any(policy["active"] for policy in ended.json)
-    assert "which are active only a mesh knows" in ended.err
+    assert "policies installed here, without active marks" in ended.err
 
 
-def test_policies_of_services_that_are_away_are_told_of(shell: Shell, standin: Standin) -> None:
+def test_services_whose_policies_are_unavailable_are_noted(shell: Shell, standin: Standin) -> None:
     standin.policies.policies = [Policy(group="cotenant.queue_policies", name="las", healthy=True)]
     ended = shell("--endpoint", f"queue={standin.address},predictor=127.0.0.1:1", "policies", "--json")
     assert ended.code == ExitCode.DONE
     assert [policy["name"] for policy in ended.json] == ["las"]
-    assert "predictor does not tell of its policies" in ended.err
+    assert "cannot list policies of predictor" in ended.err
 
 
-def test_a_service_whose_place_is_not_known_is_not_reachable(shell: Shell, standin: Standin) -> None:
+def test_a_service_without_a_known_address_is_unreachable(shell: Shell, standin: Standin) -> None:
     ended = shell("--endpoint", f"queue={standin.address}", "nodes")
     assert ended.code == ExitCode.UNREACHABLE
     assert "placement" in ended.err
 
 
-def test_whatif_tells_where_a_job_would_run(shell: Shell, standin: Standin) -> None:
+def test_whatif_shows_where_a_job_would_run(shell: Shell, standin: Standin) -> None:
     ended = shell("whatif", "--gpus", "1", "--", "python3", "train.py")
     assert ended.code == ExitCode.DONE
     assert ended.out.splitlines() == [
@@ -205,9 +205,9 @@ def test_whatif_tells_where_a_job_would_run(shell: Shell, standin: Standin) -> N
     assert not standin.jobs.jobs
 
 
-def test_whatif_needs_no_command_and_tells_what_would_change_it(shell: Shell, standin: Standin) -> None:
-    [told] = shell("whatif", "--gpus", "8", "--json").json
-    assert (told["starts_now"], told["position"], told["reason"]["code"]) == (False, 3, "CAPACITY")
+def test_whatif_needs_no_command_and_shows_a_remedy(shell: Shell, standin: Standin) -> None:
+    [reported] = shell("whatif", "--gpus", "8", "--json").json
+    assert (reported["starts_now"], reported["position"], reported["reason"]["code"]) == (False, 3, "CAPACITY")
     assert "needs 8 GPUs; 4 of 8 are free" in shell("whatif", "--gpus", "8").out
     assert shell("whatif", "--gpus", "8.5").code == ExitCode.USAGE
 
@@ -227,7 +227,7 @@ def test_ids_are_completed_from_the_mesh(
     assert completed(shell) == ["submit"]
 
 
-def test_completion_offers_nothing_where_the_mesh_is_away(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_is_empty_without_a_mesh(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_COTENANT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "cotenant show 00")
     monkeypatch.setenv("COMP_CWORD", "2")
@@ -235,7 +235,7 @@ def test_completion_offers_nothing_where_the_mesh_is_away(shell: Shell, monkeypa
 
 
 def completed(shell: Shell) -> list[str]:
-    """What a shell would offer."""
+    """Return a shell's completions."""
     with pytest.raises(SystemExit):
         shell("unused")
     out, _ = shell._capture.readouterr()

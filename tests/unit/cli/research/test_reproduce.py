@@ -1,4 +1,4 @@
-"""`cotenant reproduce`: each paper's small form, as users see it."""
+"""`cotenant reproduce`: the quick version of each paper, as users see it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cotenant.reproduction.model import Asked, Case, Claim, Done, Figures, Findi
 from cotenant.reproduction.papers import NAMES, xiao
 
 
-def test_a_paper_that_nobody_knows_is_told_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_paper_lists_the_known_papers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "nobody"]) == 2
     assert ", ".join(NAMES) in capsys.readouterr().err
 
 
-def test_a_directory_that_is_missing_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["reproduce", "xiao", "--data", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
 
@@ -35,19 +35,19 @@ def test_a_report_and_figures_are_written(
     monkeypatch.setattr(xiao, "SWEEPS", ())  # which takes long
     report = tmp_path / "xiao.html"
     assert run(["reproduce", "xiao", "--quick", "--seeds", "1", "--jobs", "1", "--json", "--report", str(report)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["complete"]
-    assert "LeNet" in [row[0] for table in told["tables"] for row in table["rows"]]
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["complete"]
+    assert "LeNet" in [row[0] for table in reported["tables"] for row in table["rows"]]
     assert "<h1>Scheduling CPU for GPU-based Deep Learning Jobs</h1>" in report.read_text()
 
 
-def test_a_report_of_all_papers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_all_papers_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "all", "--report", "a.html"]) == 2
-    assert "a report is of one paper" in capsys.readouterr().err
+    assert "--report takes one paper" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("paper", ["coda", "genie", "philly", "xiao", "aiturbo"])
-def test_a_trace_in_another_format_is_told_with_what_it_lacks(
+def test_a_trace_in_another_format_reports_missing_columns(
     paper: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for name in ("openb/openb_pod_list_default.csv", "itp/cluster10.csv", "philly/0e4a51.csv", "philly/2869ce.csv"):
@@ -57,13 +57,13 @@ def test_a_trace_in_another_format_is_told_with_what_it_lacks(
     (tmp_path / "synergy" / "static_100job_6_3_1100.0").write_text("")
     asked = ["reproduce", paper, "--quick", "--seeds", "1", "--jobs", "1", "--data", str(tmp_path)]
     assert run(asked) == 2
-    told = capsys.readouterr().err
-    assert "is no trace as it is expected: it has no column" in told
-    assert str(tmp_path) in told.replace("\n", "")
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert "is no trace as it is expected: it has no column" in reported
+    assert str(tmp_path) in reported.replace("\n", "")
+    assert "Traceback" not in reported
 
 
-def test_a_number_that_is_none_is_told_with_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_invalid_number_is_reported_with_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "itp").mkdir()
     (tmp_path / "itp" / "cluster10.csv").write_text("num_gpu,duration\n1,long\n")
     assert run(["reproduce", "genie", "--quick", "--seeds", "1", "--jobs", "1", "--data", str(tmp_path)]) == 2
@@ -72,12 +72,12 @@ def test_a_number_that_is_none_is_told_with_its_file(capsys: pytest.CaptureFixtu
 
 @dataclass(frozen=True, slots=True)
 class Interrupting:
-    """Does its work, and has the user press Ctrl-C meanwhile, if it is the second."""
+    """A case during which the user presses Ctrl-C, if it is the second."""
 
     number: int
 
     def run(self, stopped: Stopped) -> Figures | None:
-        """Do it."""
+        """Run the case."""
         if stopped():
             return None
         if self.number == 2:
@@ -94,11 +94,11 @@ class Small:
     unsaid: Sequence[str] = ()
 
     def cases(self, asked: Asked) -> Sequence[Case]:
-        """Give three numbers."""
+        """Return three cases."""
         return [Case("numbers", "itself", number, Interrupting(number)) for number in (1, 2, 3)]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
-        """List the numbers that were done."""
+        """Return the numbers of the finished cases."""
         rows = tuple((one.values["number"],) for one in done.of("numbers", "itself").values())
         return Findings((), (Table("numbers", "Numbers", ("number",), (".0f",), rows),))
 
@@ -110,19 +110,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     return "small"
 
 
-def test_what_was_done_before_ctrl_c_is_kept_and_said(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_before_ctrl_c_are_cached_and_printed(small: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", small, "--jobs", "1"]) == 130
-    told = capsys.readouterr().out
-    assert "cut short: 2 of 3 runs were done, and only they count" in told
-    assert [line for line in told.splitlines() if line.strip().isdigit()] == ["     1", "     2"]
+    reported = capsys.readouterr().out
+    assert "cut short: 2 of 3 runs were done, and only they count" in reported
+    assert [line for line in reported.splitlines() if line.strip().isdigit()] == ["     1", "     2"]
     assert run(["reproduce", small, "--jobs", "1", "--json"]) == 130
     found = json.loads(capsys.readouterr().out)
     assert (found["complete"], found["cases"]) == (False, {"done": 2, "of": 3, "kept": 0})
 
 
-def test_the_next_run_goes_on_where_one_was_kept(
-    small: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_next_run_continues_from_the_cache(small: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     asked = ["reproduce", small, "--jobs", "1", "--keep", str(tmp_path / "kept")]
     assert run(asked) == 130
     capsys.readouterr()
@@ -130,7 +128,7 @@ def test_the_next_run_goes_on_where_one_was_kept(
     assert "3 runs with seeds 0, 1, 2, 3, 4, 2 of them kept from before" in capsys.readouterr().out
 
 
-def test_a_place_where_nothing_can_be_kept_is_told(
+def test_an_unwritable_cache_directory_is_reported(
     small: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -138,7 +136,7 @@ def test_a_place_where_nothing_can_be_kept_is_told(
     assert "figures cannot be kept in" in capsys.readouterr().err
 
 
-def test_too_little_memory_for_the_processes_is_said_and_fewer_run(
+def test_too_little_memory_reduces_the_processes_with_a_note(
     small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_100 << 20))

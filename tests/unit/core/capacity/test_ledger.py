@@ -107,10 +107,10 @@ def test_an_attempt_leaves_nothing_unless_it_is_committed(
     ledger.open[:] = True
     before = picture(ledger)
     room = int(min(ledger.room(demand)[node], 2))
-    with ledger.attempt() as attempt:
-        taken = [attempt.take(node, demand) for _ in range(room)]
+    with ledger.transaction() as transaction:
+        taken = [transaction.take(node, demand) for _ in range(room)]
         if commit:
-            assert attempt.commit() == tuple(taken)
+            assert transaction.commit() == tuple(taken)
     if commit:
         for holding in taken:
             ledger.release(holding)
@@ -120,12 +120,12 @@ def test_an_attempt_leaves_nothing_unless_it_is_committed(
 @given(worlds())
 def test_what_is_undone_leaves_no_trace_however_it_is_nested(world: World) -> None:
     ledger, before = world.ledger, picture(world.ledger)
-    with ledger.undone():
+    with ledger.rolled_back():
         for number, holdings in enumerate(world.taken):
             for holding in holdings:
                 ledger.release(holding)
             inside = picture(ledger)
-            with ledger.undone():
+            with ledger.rolled_back():
                 for holding in holdings[: number + 1]:
                     ledger.hold(holding)
             assert picture(ledger) == inside
@@ -134,7 +134,7 @@ def test_what_is_undone_leaves_no_trace_however_it_is_nested(world: World) -> No
 
 def test_what_is_undone_is_undone_after_an_error_too() -> None:
     ledger = Ledger([NodeShape(gpus=2, cores=4)])
-    with pytest.raises(Overcommitted), ledger.undone():
+    with pytest.raises(Overcommitted), ledger.rolled_back():
         assert [ledger.take(0, Demand(1000)) for _ in range(3)] == []
     assert ledger.free_gpus.tolist() == [2]
 
@@ -170,7 +170,7 @@ def test_a_type_of_gpu_says_nothing_about_replicas_without_gpus() -> None:
 
 def test_two_halves_are_not_one_gpu_where_gpus_are_not_shared() -> None:
     ledger = Ledger([NodeShape(gpus=1, cores=4)])
-    with pytest.raises(Overcommitted, match="gives no shares"):
+    with pytest.raises(Overcommitted, match="has no shareable GPUs"):
         ledger.take(0, Demand(gpu_milli=500), replicas=2)
 
 

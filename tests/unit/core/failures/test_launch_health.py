@@ -1,4 +1,4 @@
-"""Which nodes are held for what becomes of launches there, and when they are let back."""
+"""Which nodes are held because launches fail there, and when they take work again."""
 
 from __future__ import annotations
 

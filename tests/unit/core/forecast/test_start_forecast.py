@@ -1,4 +1,4 @@
-"""When waiting jobs will start: stories, laws, and the simulator as the oracle."""
+"""When waiting jobs will start: examples, invariants, and the simulator as an oracle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from tests.support.worlds import rng
 
 from cotenant import plugins
 from cotenant.core.capacity.ledger import Holding, Ledger
-from cotenant.core.forecast.start_forecast import Expected, Forecast, Holder, Picture, Waiter, forecast
+from cotenant.core.forecast.start_forecast import (
+    ExpectedStart,
+    Forecast,
+    QueueSnapshot,
+    RunningEntry,
+    WaitingEntry,
+    forecast,
+)
 from cotenant.core.model.estimate import UNKNOWN, Estimate
 from cotenant.core.model.gang import Demand, Gang
 from cotenant.core.model.gang import Part as GangPart
@@ -24,11 +31,11 @@ from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.tenancy import Headroom, Tenant
 from cotenant.core.model.validation import check_amounts
-from cotenant.core.policy.cluster_view import Resident
+from cotenant.core.policy.cluster_view import RunningJob
 from cotenant.core.policy.protocols import PlacementPolicy
-from cotenant.core.prediction.remaining_time import Rest, exactly, rest_of
+from cotenant.core.prediction.remaining_time import RemainingTime, certain_time, remaining_time_of
 from cotenant.core.scheduling.cycle import gang_with
-from cotenant.core.scheduling.reservations import NO_RESERVING, Reserving
+from cotenant.core.scheduling.reservations import NO_RESERVATIONS, ReservationRules
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.first_fit import FirstFit
 from cotenant.policies.locality import WaitsForLocality
@@ -40,15 +47,15 @@ def gang(job_id: str, gpus: int, replicas: int = 1, tenant: str = "") -> Gang:
     return Gang(job_id, (GangPart("worker", replicas, Demand(1000 * gpus)),), tenant=tenant)
 
 
-def picture(ledger: Ledger, holders: list[Holder], waiters: list[Waiter], **more: Any) -> Picture:
+def picture(ledger: Ledger, holders: list[RunningEntry], waiters: list[WaitingEntry], **more: Any) -> QueueSnapshot:
     for holder in holders:
         for holding in holder.holdings:
             ledger.hold(holding)
-    return Picture(ledger, holders, waiters, **more)
+    return QueueSnapshot(ledger, holders, waiters, **more)
 
 
-def on(job_id: str, node: int, gpus: int, seconds: float, tenant: str = "") -> Holder:
-    return Holder(job_id, (Holding(node, gpus),), exactly(seconds), tenant)
+def on(job_id: str, node: int, gpus: int, seconds: float, tenant: str = "") -> RunningEntry:
+    return RunningEntry(job_id, (Holding(node, gpus),), certain_time(seconds), tenant)
 
 
 def starts(told: Forecast) -> dict[str, float]:
@@ -61,29 +68,32 @@ def two_servers() -> Ledger:
 
 def test_a_job_starts_when_those_end_that_are_where_it_will_be() -> None:
     held = [on("a", 0, 4, 60), on("b", 1, 2, 600), on("c", 1, 2, 700)]
-    told = forecast(picture(two_servers(), held, [Waiter(gang("w", 4), exactly(10))]), FirstFit(), rng())
-    assert told.expected == {"w": Expected(60, 60, 60, ("a",), 1, 70)}
+    told = forecast(picture(two_servers(), held, [WaitingEntry(gang("w", 4), certain_time(10))]), FirstFit(), rng())
+    assert told.expected == {"w": ExpectedStart(60, 60, 60, ("a",), 1, 70)}
     assert told.draws == 1, "there is nothing to draw"
 
 
 def test_a_strict_queue_lets_nobody_pass_and_a_filling_one_does() -> None:
     held = [on("a", 0, 4, 60), on("b", 1, 2, 600)]
-    waiters = [Waiter(gang("large", 4), exactly(10)), Waiter(gang("small", 2), exactly(5))]
+    waiters = [WaitingEntry(gang("large", 4), certain_time(10)), WaitingEntry(gang("small", 2), certain_time(5))]
     assert starts(forecast(picture(two_servers(), held, waiters), FirstFit(), rng())) == {"large": 60, "small": 0}
     strict = picture(two_servers(), held, waiters, strict=True)
     assert starts(forecast(strict, FirstFit(), rng())) == {"large": 60, "small": 60}
 
 
 def test_whoever_starts_first_is_waited_for_as_those_who_run() -> None:
-    waiters = [Waiter(gang("first", 4, 2), exactly(30)), Waiter(gang("second", 4, 2), exactly(1))]
+    waiters = [WaitingEntry(gang("first", 4, 2), certain_time(30)), WaitingEntry(gang("second", 4, 2), certain_time(1))]
     told = forecast(picture(two_servers(), [], waiters), FirstFit(), rng())
-    assert told.expected["second"] == Expected(30, 30, 30, ("first",), 1, 31)
+    assert told.expected["second"] == ExpectedStart(30, 30, 30, ("first",), 1, 31)
 
 
 def test_a_limit_of_its_tenant_holds_a_job_back_until_a_job_of_that_tenant_ends() -> None:
     room = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (4000, 0)})
     held = [on("a", 0, 4, 90, "vision"), on("b", 1, 1, 5)]
-    waiters = [Waiter(gang("w", 2, tenant="vision"), exactly(10)), Waiter(gang("v", 2), exactly(1))]
+    waiters = [
+        WaitingEntry(gang("w", 2, tenant="vision"), certain_time(10)),
+        WaitingEntry(gang("v", 2), certain_time(1)),
+    ]
     told = forecast(picture(two_servers(), held, waiters, headroom=room, strict=True), FirstFit(), rng())
     assert starts(told) == {"w": 90, "v": 0}
     assert room.held("vision") == (4000, 0)
@@ -93,30 +103,32 @@ def test_a_gang_that_relaxes_starts_when_it_does() -> None:
     ledger = Ledger([NodeShape(4, 8)] * 2, ["a", "b"])
     held = [on("a", 0, 2, 9000), on("b", 1, 2, 9000)]
     policy = WaitsForLocality(WaitsForLocality.Options(server_seconds=100, rack_seconds=50))
-    told = forecast(picture(ledger, held, [Waiter(gang("w", 1, 4), exactly(10))]), policy, rng())
+    told = forecast(picture(ledger, held, [WaitingEntry(gang("w", 1, 4), certain_time(10))]), policy, rng())
     assert starts(told)["w"] == pytest.approx(150)
     assert told.expected["w"].ends == ()
 
 
-def waits(job_id: str, gpus: int, seconds: float, waited: float = 0.0) -> Waiter:
+def waits(job_id: str, gpus: int, seconds: float, waited: float = 0.0) -> WaitingEntry:
     known = replace(gang(job_id, gpus), waited_seconds=waited, estimate=sure(seconds))
-    return Waiter(known, exactly(seconds))
+    return WaitingEntry(known, certain_time(seconds))
 
 
 def test_what_is_reserved_for_a_starving_gang_is_promised_to_nobody_who_would_hold_it_up() -> None:
-    known = Resident(replace(gang("a", 3), estimate=sure(60)), (Holding(0, 3),), 0.0)
-    held = [replace(on("a", 0, 3, 60), resident=known)]
+    known = RunningJob(replace(gang("a", 3), estimate=sure(60)), (Holding(0, 3),), 0.0)
+    held = [replace(on("a", 0, 3, 60), running_job=known)]
     waiters = [waits("gang", 4, 10, waited=100.0), waits("long", 1, 500), waits("short", 1, 20)]
-    shown = picture(Ledger([NodeShape(4, 8)]), held, waiters, reserving=Reserving(50.0))
+    shown = picture(Ledger([NodeShape(4, 8)]), held, waiters, reserving=ReservationRules(50.0))
     assert starts(forecast(shown, FirstFit(), rng())) == {"gang": 60, "long": 70, "short": 0}
-    assert starts(forecast(replace(shown, reserving=NO_RESERVING), FirstFit(), rng()))["long"] == 0
+    assert starts(forecast(replace(shown, reserving=NO_RESERVATIONS), FirstFit(), rng()))["long"] == 0
 
 
 def test_who_stands_after_a_waiting_job_makes_it_room_and_goes_on_after_it() -> None:
     held = [on("low", 0, 4, 100), on("high", 1, 4, 30)]
-    residents = {one.job_id: Resident(gang(one.job_id, 4), one.holdings, 0.0, stop_cost_seconds=7.0) for one in held}
-    waiters = [Waiter(gang("w", 4), exactly(10)), Waiter(gang("v", 4), exactly(50))]
-    shown = picture(two_servers(), [replace(one, resident=residents[one.job_id]) for one in held], waiters)
+    running_jobs = {
+        one.job_id: RunningJob(gang(one.job_id, 4), one.holdings, 0.0, stop_cost_seconds=7.0) for one in held
+    }
+    waiters = [WaitingEntry(gang("w", 4), certain_time(10)), WaitingEntry(gang("v", 4), certain_time(50))]
+    shown = picture(two_servers(), [replace(one, running_job=running_jobs[one.job_id]) for one in held], waiters)
     told = forecast(replace(shown, stoppable={"low": 1}), FirstFit(), rng())
     assert starts(told) == {"w": 0, "v": 30}, "low goes on at 10, for it stands before v"
     assert told.expected["v"].ends[0] == "high"
@@ -124,14 +136,16 @@ def test_who_stands_after_a_waiting_job_makes_it_room_and_goes_on_after_it() -> 
 
 
 def test_what_never_fits_never_starts_and_holds_nobody_back() -> None:
-    waiters = [Waiter(gang("huge", 5), exactly(1)), Waiter(gang("w", 1), exactly(1))]
+    waiters = [WaitingEntry(gang("huge", 5), certain_time(1)), WaitingEntry(gang("w", 1), certain_time(1))]
     told = forecast(picture(two_servers(), [], waiters, strict=True), FirstFit(), rng())
     assert starts(told) == {"huge": math.inf, "w": 0}
 
 
 def test_the_interval_is_as_wide_as_what_is_known_of_those_it_waits_for() -> None:
-    held = [Holder("a", (Holding(0, 4), Holding(1, 4)), Rest(720, 480, 1800))]
-    told = forecast(picture(two_servers(), held, [Waiter(gang("w", 1), exactly(1))]), FirstFit(), rng(), draws=200)
+    held = [RunningEntry("a", (Holding(0, 4), Holding(1, 4)), RemainingTime(720, 480, 1800))]
+    told = forecast(
+        picture(two_servers(), held, [WaitingEntry(gang("w", 1), certain_time(1))]), FirstFit(), rng(), draws=200
+    )
     one = told.expected["w"]
     assert (one.p10_seconds, one.seconds, one.p90_seconds) == pytest.approx((480, 720, 1800), rel=0.35)
     assert told.draws == 201
@@ -141,7 +155,11 @@ def test_once_the_time_is_spent_the_rest_is_unknown_and_it_is_told_how_far_it_we
     held = [on(f"j{number}", number % 2, 1, 10.0 * (number + 1)) for number in range(8)]
     turns = itertools.count()
     told = forecast(
-        picture(two_servers(), held, [Waiter(gang("w", 4), exactly(1)), Waiter(gang("v", 1), exactly(999))]),
+        picture(
+            two_servers(),
+            held,
+            [WaitingEntry(gang("w", 4), certain_time(1)), WaitingEntry(gang("v", 1), certain_time(999))],
+        ),
         FirstFit(),
         rng(),
         spent=lambda: next(turns) > 2,
@@ -152,7 +170,7 @@ def test_once_the_time_is_spent_the_rest_is_unknown_and_it_is_told_how_far_it_we
 
 def test_beyond_the_horizon_nothing_is_told() -> None:
     told = forecast(
-        picture(two_servers(), [on("a", 0, 4, 100), on("b", 1, 4, 100)], [Waiter(gang("w", 1), exactly(1))]),
+        picture(two_servers(), [on("a", 0, 4, 100), on("b", 1, 4, 100)], [WaitingEntry(gang("w", 1), certain_time(1))]),
         FirstFit(),
         rng(),
         horizon_seconds=50,
@@ -162,10 +180,12 @@ def test_beyond_the_horizon_nothing_is_told() -> None:
 
 def test_what_is_left_is_what_the_predictor_says_then_the_user_then_as_much_again() -> None:
     known = Estimate(predictable=True, remaining_seconds=50, remaining_p10_seconds=40, remaining_p90_seconds=90)
-    assert rest_of(known, 10, expected_seconds=1000) == Rest(50, 40, 90)
-    assert rest_of(Estimate(predictable=True, remaining_seconds=0.0), 10).seconds == 10, "it outlived its prediction"
-    assert rest_of(Estimate(), 10, expected_seconds=9).seconds == 10, "it outlived what its user expected"
-    assert rest_of(Estimate(), 0, usual_seconds=300).seconds == 300
+    assert remaining_time_of(known, 10, expected_seconds=1000) == RemainingTime(50, 40, 90)
+    assert remaining_time_of(Estimate(predictable=True, remaining_seconds=0.0), 10).seconds == 10, (
+        "it outlived its prediction"
+    )
+    assert remaining_time_of(Estimate(), 10, expected_seconds=9).seconds == 10, "it outlived what its user expected"
+    assert remaining_time_of(Estimate(), 0, usual_seconds=300).seconds == 300
 
 
 # The simulator as the oracle ----------------------------------------------------------------------------------
@@ -201,17 +221,19 @@ def sure(seconds: float) -> Estimate:
     return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds)
 
 
-def resident(job: Job, holdings: tuple[Holding, ...]) -> Resident:
+def running_job(job: Job, holdings: tuple[Holding, ...]) -> RunningJob:
     parts = tuple(GangPart(part.name, part.replicas, Demand(part.gpu_milli, 1)) for part in job.roles)
     left = (job.expected_seconds or 0.0) - 100.0
-    return Resident(Gang(job.id, parts, estimate=sure(left)), holdings, 900.0, stop_cost_seconds=0.0)
+    return RunningJob(Gang(job.id, parts, estimate=sure(left)), holdings, 900.0, stop_cost_seconds=0.0)
 
 
-def pictured(snapshot: Snapshot, *, strict: bool, reserving: Reserving = NO_RESERVING) -> Picture:
+def pictured(snapshot: Snapshot, *, strict: bool, reserving: ReservationRules = NO_RESERVATIONS) -> QueueSnapshot:
     """The same as a picture. A waiting job begins to wait when the simulation sets in."""
     held = snapshot.holdings()
     holders = [
-        Holder(job.id, held[job.id], exactly(job.expected_seconds - 100.0), resident=resident(job, held[job.id]))
+        RunningEntry(
+            job.id, held[job.id], certain_time(job.expected_seconds - 100.0), running_job=running_job(job, held[job.id])
+        )
         for job in snapshot.jobs
         if job.running_since_seconds is not None and job.expected_seconds
     ]
@@ -222,12 +244,12 @@ def pictured(snapshot: Snapshot, *, strict: bool, reserving: Reserving = NO_RESE
                 GangPart(part.name, part.replicas, Demand(part.gpu_milli, part.cores or 0)) for part in job.roles
             )
             gang = Gang(job.id, parts, estimate=sure(job.expected_seconds))
-            waiters.append(Waiter(gang, exactly(job.expected_seconds)))
+            waiters.append(WaitingEntry(gang, certain_time(job.expected_seconds)))
     ledger = Ledger([node.shape for node in snapshot.nodes], [node.rack for node in snapshot.nodes])
     return picture(ledger, holders, waiters, strict=strict, reserving=reserving, now=1000.0)
 
 
-@pytest.mark.parametrize("name", ["first-fit", "consolidate", "locality"])  # fgd remembers whom it was asked about
+@pytest.mark.parametrize("name", ["first-fit", "consolidate", "locality"])  # fgd remembers the gangs it was asked about
 @pytest.mark.parametrize("mode", ["strict", "backfill"])
 @settings(max_examples=8)
 @given(snapshot=taken())
@@ -265,16 +287,19 @@ def test_a_forecast_keeps_the_reservations_that_a_simulation_keeps(
 ) -> None:
     simulated = simulated_starts(tmp_path_factory.mktemp("taken"), snapshot, name, "backfill", reserve)
     policy: PlacementPolicy = plugins.load("cotenant.placement_policies", name, {})
-    told = starts(forecast(pictured(snapshot, strict=False, reserving=Reserving(reserve)), policy, rng()))
+    told = starts(forecast(pictured(snapshot, strict=False, reserving=ReservationRules(reserve)), policy, rng()))
     assert {job_id: at for job_id, at in told.items() if at < math.inf} == pytest.approx(simulated)
 
 
 @given(taken(), st.booleans(), st.integers(0, 99))
 def test_the_ledger_is_left_as_it_was_and_the_same_is_told_again(snapshot: Snapshot, strict: bool, seed: int) -> None:
     shown = pictured(snapshot, strict=strict)
-    vague = Picture(
+    vague = QueueSnapshot(
         shown.ledger,
-        [Holder(one.job_id, one.holdings, rest_of(Estimate(), one.rest.seconds)) for one in shown.holders],
+        [
+            RunningEntry(one.job_id, one.holdings, remaining_time_of(Estimate(), one.rest.seconds))
+            for one in shown.holders
+        ],
         shown.waiters,
         strict,
     )
@@ -294,7 +319,7 @@ ODD = (-(2**63), -(2**31), -1, 0, 1, 2, 1000, 2000, 2**31 - 1, 2**63 - 1)
 
 @st.composite
 def asked(draw: st.DrawFn) -> JobSpec:
-    """What somebody may ask for who is no queue of ours."""
+    """Requests that our own queue would not make."""
     amount = st.sampled_from(ODD) | st.integers(0, 4)
     role = st.builds(
         Role,
@@ -312,11 +337,17 @@ def test_whoever_asks_for_amounts_that_can_be_counted_takes_nothing_that_others_
 ) -> None:
     ledger = Ledger([NodeShape(4, 8, 64), NodeShape(2, 4, 64, shareable=True)])
     waiters = [
-        Waiter(gang_with(f"w{number}", spec, UNKNOWN, [role.request.cores or 1 for role in spec.roles], ""), exactly(9))
+        WaitingEntry(
+            gang_with(f"w{number}", spec, UNKNOWN, [role.request.cores or 1 for role in spec.roles], ""),
+            certain_time(9),
+        )
         for number, spec in enumerate(specs)
         if not check_amounts(spec)
     ]
-    held = [on("a", 0, 4, 60), Holder("b", (Holding(1, cores=1, memory_bytes=8, shares=((0, 500),)),), exactly(600))]
+    held = [
+        on("a", 0, 4, 60),
+        RunningEntry("b", (Holding(1, cores=1, memory_bytes=8, shares=((0, 500),)),), certain_time(600)),
+    ]
     shown = picture(ledger, held, waiters, strict=strict)
     free = ledger._free.copy()
     forecast(shown, Consolidate(), np.random.default_rng(seed))

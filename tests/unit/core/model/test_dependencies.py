@@ -1,4 +1,4 @@
-"""What comes first, and circles."""
+"""Dependencies, topological order, and cycles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.model.dependencies import Circle, Condition, Verdict, in_order, verdict
+from cotenant.core.model.dependencies import Condition, DependencyCycle, Verdict, topological_order, verdict
 
 GRAPHS = st.integers(1, 8).flatmap(
     lambda count: st.fixed_dictionaries(
@@ -16,10 +16,10 @@ GRAPHS = st.integers(1, 8).flatmap(
 
 
 @given(GRAPHS)
-def test_an_order_holds_or_the_circle_is_one(before: dict[int, list[int]]) -> None:
+def test_an_order_respects_dependencies_or_reports_a_cycle(before: dict[int, list[int]]) -> None:
     try:
-        order = in_order(before)
-    except Circle as circle:
+        order = topological_order(before)
+    except DependencyCycle as circle:
         members = circle.members
         assert len(set(members)) == len(members)
         for one, following in zip(members, (*members[1:], members[0]), strict=True):
@@ -30,12 +30,12 @@ def test_an_order_holds_or_the_circle_is_one(before: dict[int, list[int]]) -> No
 
 
 def test_what_waits_for_nothing_keeps_its_order() -> None:
-    assert in_order({0: [], 1: [], 2: []}) == [0, 1, 2]
+    assert topological_order({0: [], 1: [], 2: []}) == [0, 1, 2]
 
 
 def test_a_long_chain_is_no_deep_recursion() -> None:
     chain = {one: [one + 1] for one in range(5000)} | {5000: []}
-    assert in_order(chain) == list(range(5000, -1, -1))
+    assert topological_order(chain) == list(range(5000, -1, -1))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_long_chain_is_no_deep_recursion() -> None:
         (0, 0, Verdict.MET, Verdict.MET),
     ],
 )
-def test_conditions_are_judged_by_those_left_and_those_failed(
+def test_a_condition_depends_on_jobs_left_and_jobs_failed(
     left: int, failed: int, after: Verdict, after_ok: Verdict
 ) -> None:
     assert verdict(Condition.AFTER, left=left, failed=failed) is after

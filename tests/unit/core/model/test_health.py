@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from tools.health import PAGE, page
 
 from cotenant.core.model import health
-from cotenant.core.model.health import MIB, Era, Finding, GpuProcess, GpuReading, NodeReading, Sign, judge
+from cotenant.core.model.health import MIB, BootInstance, Finding, GpuProcess, GpuReading, NodeReading, Sign, judge
 from cotenant.core.model.health_rules import RULES, Recovery, xid_rule
 from cotenant.core.model.node import Gpu, HealthAction, Inventory
 
-BOOT = Era("boot-1", "driver-1")
-REBOOTED, RELOADED = Era("boot-2", "driver-2"), Era("boot-1", "driver-2")
+BOOT = BootInstance("boot-1", "driver-1")
+REBOOTED, RELOADED = BootInstance("boot-2", "driver-2"), BootInstance("boot-1", "driver-2")
 GPU = "GPU-a"
 
 rules = st.sampled_from(sorted(RULES))
@@ -21,7 +21,7 @@ signs = st.builds(Sign, rules, st.just("it is so"), st.sampled_from(["", "GPU-a"
 looks = st.lists(st.tuples(st.lists(signs, max_size=4), st.floats(0, 10_000)), max_size=8)
 
 
-def after(looks: list[tuple[list[Sign], float]], era: Era = BOOT) -> tuple[Finding, ...]:
+def after(looks: list[tuple[list[Sign], float]], era: BootInstance = BOOT) -> tuple[Finding, ...]:
     standing: tuple[Finding, ...] = ()
     for number, (seen, elapsed_seconds) in enumerate(looks):
         standing = judge(standing, seen, float(number), elapsed_seconds, era)
@@ -75,10 +75,10 @@ def test_nothing_that_is_seen_at_each_look_ever_ends(looks: list[tuple[list[Sign
 @given(looks, st.floats(0, 1e9))
 def test_while_nvml_is_silent_no_gpu_gets_well(looks: list[tuple[list[Sign], float]], seconds: float) -> None:
     standing = after(looks)
-    blind = judge(standing, health.silent_signs([GPU], "it hangs"), 0.0, seconds, BOOT, blind=True)
+    blind = judge(standing, health.unresponsive_signs([GPU], "it hangs"), 0.0, seconds, BOOT, blind=True)
     before = {finding.key for finding in standing if finding.gpu_uuid and finding.rule != "nvml_silent"}
     assert before <= {finding.key for finding in blind}
-    assert GPU in health.ill_gpus(health.problems(blind))
+    assert GPU in health.unhealthy_gpus(health.problems(blind))
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=5))
@@ -112,7 +112,7 @@ def test_a_reset_heals_what_needs_one_and_only_a_reboot_what_fell_off() -> None:
     assert told(judge(standing, [], 0.0, 0.0, REBOOTED)) == []
 
 
-def test_an_event_that_comes_again_is_told_again() -> None:
+def test_a_repeated_event_is_reported_again() -> None:
     standing = judge((), [health.xid_sign(GPU, 94)], 10.0, 0.0, BOOT)
     standing = judge(standing, [health.xid_sign(GPU, 94)], 20.0, 10.0, BOOT)
     [problem] = health.problems(standing)
@@ -120,7 +120,7 @@ def test_an_event_that_comes_again_is_told_again() -> None:
     assert told(judge(standing, [], 0.0, xid_rule(94).calm_seconds, BOOT)) == []
 
 
-def test_slowdown_by_heat_is_told_after_a_while_and_slowdown_by_hardware_holds() -> None:
+def test_thermal_slowdown_is_reported_late_and_hardware_slowdown_holds() -> None:
     hot = health.gpu_signs(GpuReading(GPU, thermal_slowdown=True, temperature_celsius=91))
     standing = judge((), hot, 0.0, 0.0, BOOT)
     assert told(standing) == []
@@ -146,17 +146,17 @@ def test_what_follows_from_a_reading(reading: GpuReading, action: str) -> None:
     assert health.gpu_signs(GpuReading(GPU)) == []
 
 
-def test_strangers_are_named_and_those_beside_a_job_of_ours_only_hold() -> None:
+def test_foreign_processes_are_named_and_beside_our_job_only_hold() -> None:
     stranger = GpuProcess(7, 3 * MIB, "python", "eve")
-    [sign] = health.busy_signs(GpuReading(GPU, processes=(stranger,)))
+    [sign] = health.foreign_process_signs(GpuReading(GPU, processes=(stranger,)))
     assert (sign.rule, sign.detail) == (
         "foreign_process", "held by pid 7 (python of eve) with 3 MiB, not started by us",
     )  # fmt: skip
     ours = GpuProcess(8, name="train", ours=True)
-    [beside] = health.busy_signs(GpuReading(GPU, processes=(ours, stranger)))
+    [beside] = health.foreign_process_signs(GpuReading(GPU, processes=(ours, stranger)))
     assert RULES[beside.rule].action is HealthAction.HOLD
-    assert health.busy_signs(GpuReading(GPU, processes=(ours,))) == []
-    [gone] = health.busy_signs(GpuReading(GPU, processes=(GpuProcess(9),)))
+    assert health.foreign_process_signs(GpuReading(GPU, processes=(ours,))) == []
+    [gone] = health.foreign_process_signs(GpuReading(GPU, processes=(GpuProcess(9),)))
     assert "pid 9 (which is gone)" in gone.detail
 
 
@@ -171,7 +171,7 @@ def test_strangers_are_named_and_those_beside_a_job_of_ours_only_hold() -> None:
       "memory_stall"),
      (NodeReading(load=200, cpus=2), NodeReading(load=80, cpus=2), NodeReading(load=4, cpus=2), "overload")],
 )  # fmt: skip
-def test_what_stands_of_a_node_ends_at_a_limit_of_its_own(
+def test_a_node_finding_clears_at_a_separate_threshold(
     bad: NodeReading, better: NodeReading, well: NodeReading, rule: str
 ) -> None:
     assert [sign.rule for sign in health.node_signs(bad)] == [rule]
@@ -185,24 +185,24 @@ def test_a_disk_that_cannot_be_written_drains_the_node_after_a_while() -> None:
     assert told(standing) == []
     standing = judge(standing, signs, 0.0, 30.0, BOOT)
     assert told(standing) == [("drain", "")]
-    ill = health.on_node(Inventory(problems=health.problems(standing)))
+    ill = health.node_problem(Inventory(problems=health.problems(standing)))
     assert ill is not None
     assert (ill.action, "Read-only file system" in ill.reason) == (HealthAction.DRAIN, True)
 
 
-def test_only_what_is_new_is_restarted_and_quarantine_stops_for_as_long_as_it_lasts() -> None:
+def test_only_new_problems_restart_attempts_and_quarantine_stops_while_it_lasts() -> None:
     standing = judge((), [health.xid_sign(GPU, 94), health.xid_sign("GPU-b", 79)], 5.0, 0.0, BOOT)
     now = Inventory(gpus=(Gpu(GPU), Gpu("GPU-b")), problems=health.problems(standing))
-    assert health.to_stop(None, now) == {GPU, "GPU-b"}
-    assert health.to_stop(now, now) == {"GPU-b"}
+    assert health.gpus_to_restart(None, now) == {GPU, "GPU-b"}
+    assert health.gpus_to_restart(now, now) == {"GPU-b"}
     again = judge(standing, [health.xid_sign(GPU, 94)], 6.0, 1.0, BOOT)
-    assert health.to_stop(now, dataclasses.replace(now, problems=health.problems(again))) == {GPU, "GPU-b"}
+    assert health.gpus_to_restart(now, dataclasses.replace(now, problems=health.problems(again))) == {GPU, "GPU-b"}
 
 
-def test_the_page_of_the_table_is_what_the_code_says() -> None:
+def test_the_page_matches_the_table() -> None:
     assert PAGE.read_text() == page(), "make docs"
 
 
-def test_every_rule_says_what_it_means_and_where_that_is_from() -> None:
+def test_every_rule_has_a_meaning_and_a_source() -> None:
     assert all(rule.meaning and rule.source and rule.remedy for rule in RULES.values())
     assert all(rule.event or rule.recovery is not Recovery.CALM or rule.calm_seconds >= 0 for rule in RULES.values())

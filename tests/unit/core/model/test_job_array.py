@@ -1,4 +1,4 @@
-"""Arrays as users write them, and whose turn it is in one."""
+"""Arrays as users write them, and which of an array's jobs may run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.model.job_array import COUNT_MAX, Slots, of_indices, read_array, wrong_with
+from cotenant.core.model.job_array import COUNT_MAX, Slots, from_indices, invalid_reason, read_array
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_arrays_are_read_as_they_are_written(text: str, indices: list[int], runn
         "0-9%x",
     ],
 )
-def test_what_is_no_array_or_too_large_is_refused(text: str) -> None:
+def test_invalid_and_oversized_arrays_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"must|has"):
         read_array(text)
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 5))
-def test_indices_come_back_as_they_were(indices: set[int], running_max: int) -> None:
-    spec = of_indices(indices, running_max)
+def test_indices_round_trip(indices: set[int], running_max: int) -> None:
+    spec = from_indices(indices, running_max)
     assert read_array(str(spec)) == spec
     assert spec.indices == sorted(indices)
-    assert not wrong_with(spec)
+    assert not invalid_reason(spec)
     assert len(indices) <= COUNT_MAX
 
 
@@ -64,8 +64,8 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 4))
-def test_those_told_of_are_all_whose_turn_came_or_went(steps: list[Step], running_max: int) -> None:
-    """A slow twin decides anew after each step who may be tried."""
+def test_returned_jobs_are_all_that_opened_or_closed(steps: list[Step], running_max: int) -> None:
+    """A slow model recomputes after each step which jobs may be tried."""
     slots = Slots(running_max)
     waiting: dict[str, tuple[int, int]] = {}
     holding: set[str] = set()

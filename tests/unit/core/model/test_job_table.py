@@ -133,7 +133,7 @@ def test_an_unknown_job_is_an_error(ask: Callable[[JobTable], Any]) -> None:
     assert table.ids == ["a"]
 
 
-def test_the_rest_follows_from_what_is_predicted_for_the_whole_run() -> None:
+def test_remaining_time_follows_from_the_predicted_total() -> None:
     table = JobTable()
     table.add(JobRow("a", 0.0, 0))
     table.attain("a", 100.0)

@@ -61,7 +61,7 @@ def test_every_event_is_known_somewhere() -> None:
     assert {event for _, event in ATTEMPT_NEXT} == set(AttemptEvent)
 
 
-def test_whatever_holds_resources_can_be_told_to_stop_and_can_lose_them() -> None:
+def test_every_phase_that_holds_resources_can_be_stopped_and_requeued() -> None:
     for phase in HOLDING:
         assert next_phase("a", phase, JobEvent.STOP_ORDERED) is Phase.STOPPING
         assert next_phase("a", phase, JobEvent.REQUEUED) is Phase.QUEUED
@@ -74,8 +74,8 @@ def test_every_live_attempt_can_be_lost() -> None:
         assert next_state("a/1", state, AttemptEvent.LOST) is AttemptState.LOST
 
 
-def test_a_missing_row_tells_the_whole_story() -> None:
-    with pytest.raises(InvalidTransition, match="job a is queued and cannot be started; its story: submitted at 3"):
+def test_an_invalid_transition_carries_the_history() -> None:
+    with pytest.raises(InvalidTransition, match="job a is queued and cannot be started; history: submitted at 3"):
         next_phase("a", Phase.QUEUED, JobEvent.STARTED, "submitted at 3")
     with pytest.raises(InvalidTransition, match="attempt a/1 is lost and cannot be launched"):
         next_state("a/1", AttemptState.LOST, AttemptEvent.LAUNCHED)

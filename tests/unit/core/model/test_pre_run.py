@@ -1,4 +1,4 @@
-"""What a pre-run asks for."""
+"""The resources that a pre-run asks for."""
 
 from __future__ import annotations
 

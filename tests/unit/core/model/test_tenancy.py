@@ -1,4 +1,4 @@
-"""Guarantees, limits, and who may be stopped for whom: held to slow walks through the order."""
+"""Quotas, limits, and which jobs may be stopped: compared with slow walks through the order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job_table import JobRow, Jobs, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, Wait
-from cotenant.core.model.tenancy import Headroom, Tenancy, Tenant, check_family, check_tenant
+from cotenant.core.model.tenancy import Headroom, Tenancy, Tenant, check_hierarchy, check_tenant
 from cotenant.core.policy.protocols import Order
 from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose
 from cotenant.core.scheduling.cycle import Plan, Victim, place
@@ -31,13 +31,13 @@ cores = st.none() | st.integers(0, 12)
 
 @st.composite
 def families(draw: st.DrawFn) -> Tenancy:
-    """Up to four tenants, who may belong to each other; nobody promises more than it has been promised itself."""
+    """Up to four tenants in a random hierarchy; no tenant guarantees more than it is guaranteed itself."""
     tenants: list[Tenant] = []
     for number in range(draw(st.integers(0, 4))):
         parent = draw(st.sampled_from(["", *(tenant.id for tenant in tenants)]))
         quotas, limits = (draw(amounts), draw(cores)), (draw(amounts), draw(cores))
         tenant = Tenant(f"t{number}", *quotas, *limits, parent=parent)
-        if list(check_family([*tenants, tenant])):
+        if list(check_hierarchy([*tenants, tenant])):
             tenant = dataclasses.replace(tenant, quota_gpu_milli=None, quota_cores=None)
         tenants.append(tenant)
     return Tenancy(draw(st.permutations(tenants)))
@@ -49,7 +49,7 @@ rules_of_stopping = st.builds(Rules, st.sampled_from(Preemption), st.sampled_fro
 
 @st.composite
 def pictures(draw: st.DrawFn) -> Jobs:
-    """Jobs of four tenants, of which the last ones are known to nobody."""
+    """Jobs of four tenants, the last of which are unknown."""
     table: JobTable = draw(tables())
     for job_id in table.ids:
         table.update(job_id, tenant=draw(st.integers(0, 3)))
@@ -116,7 +116,7 @@ def test_entitled_jobs_come_first_and_else_the_order_is_the_policys(
 
 
 @given(st.data(), pictures(), tenancies, st.booleans(), rules_of_stopping, capacities)
-def test_only_those_may_be_stopped_whose_room_somebody_may_claim(
+def test_only_jobs_with_claimable_resources_may_be_stopped(
     data: st.DataObject, jobs: Jobs, tenancy: Tenancy, strict: bool, rules: Rules, capacity: object
 ) -> None:
     order = data.draw(orders(len(jobs)))
@@ -174,13 +174,13 @@ def test_tenants_that_are_promised_nothing_change_nothing(
 
 
 def _plain(value: object) -> object:
-    """Give what a decision says as numpy can compare it."""
-    told = value() if isinstance(value, partial) else value  # counted only where somebody asks
+    """Return a decision in a form that numpy can compare."""
+    told = value() if isinstance(value, partial) else value  # counted only on access
     return dataclasses.asdict(told) if isinstance(told, Outrankers) else told
 
 
 def protected_for_a_second() -> Jobs:
-    """Return one running job that nobody may stop for a second more, where the least time to run is 500 s."""
+    """Return one running job that is protected for one more second, with a minimum run time of 500 s."""
     table = JobTable()
     table.add(JobRow("a", 0.0, sequence=0))
     table.start("a", NOW - 499.0)
@@ -228,7 +228,7 @@ def test_a_refusal_for_a_limit_has_the_numbers() -> None:
     assert refusal.numbers["limit_gpu_milli"] == 8000
 
 
-def test_what_is_not_limited_may_be_had_by_a_tenant_over_another_limit() -> None:
+def test_a_tenant_over_one_limit_may_still_take_unlimited_resources() -> None:
     room = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (6000, 9)})
     assert room.refuse("vision", 0, 64) is None
 
@@ -239,7 +239,7 @@ def test_what_no_share_would_change_is_no_wait_for_a_fair_share(code: Code) -> N
 
 
 @pytest.mark.parametrize("code", [Code.CAPACITY, Code.FRAGMENTED, Code.OUTRANKED, Code.BEHIND, Code.NO_NODES])
-def test_whoever_is_beyond_their_share_waits_for_it(code: Code) -> None:
+def test_a_job_beyond_its_share_waits_for_fair_share(code: Code) -> None:
     assert Refusal(code, "", over_share=True).wait is Wait.FAIR_SHARE
 
 
@@ -267,7 +267,7 @@ def test_a_tenant_at_its_limit_makes_room_for_itself_although_there_is_some() ->
     assert ledger.free_gpus.tolist() == [4]
 
 
-def test_a_gang_over_its_limit_holds_nobody_back_and_leaves_its_shape_to_others() -> None:
+def test_a_gang_over_its_limit_holds_back_no_other_gang_of_its_shape() -> None:
     ledger = Ledger([NodeShape(gpus=8, cores=24)])
     part = Part("worker", 1, Demand(gpu_milli=4000))
     gangs = [Gang("a", (part,), tenant="vision"), Gang("b", (part,), tenant="vision"), Gang("c", (part,))]
@@ -292,7 +292,7 @@ def test_a_departments_guarantee_holds_what_its_groups_do_not_use() -> None:
     assert tenancy.entitled(jobs, by_sequence, first=nobody[:3])[by_sequence].tolist() == [False, True, True]
 
 
-def test_a_departments_limit_binds_its_groups_together_and_says_whose_it_is() -> None:
+def test_a_departments_limit_applies_to_all_its_groups_and_is_named() -> None:
     tenants = [Tenant("dept", limit_gpu_milli=8000), Tenant("asr", parent="dept"), Tenant("nlp", 1000, parent="dept")]
     room = Headroom(tenants, {"asr": (6000, 0), "dept": (1000, 0)})
     assert room.allows("nlp", 1000, 0)
@@ -304,7 +304,7 @@ def test_a_departments_limit_binds_its_groups_together_and_says_whose_it_is() ->
     assert not room.copy().allows("asr", 1000, 0)
 
 
-def test_who_belongs_to_whom_is_checked() -> None:
+def test_the_tenant_hierarchy_is_validated() -> None:
     wrong = [
         Tenant("a", parent="b"),
         Tenant("b", parent="a"),
@@ -312,10 +312,10 @@ def test_who_belongs_to_whom_is_checked() -> None:
         Tenant("dept", quota_gpu_milli=1000),
         Tenant("e", quota_gpu_milli=2000, parent="dept"),
     ]
-    told = {(tenant, bad.field): bad.description for tenant, bad in check_family(wrong)}
+    told = {(tenant, bad.field): bad.description for tenant, bad in check_hierarchy(wrong)}
     assert told == {
         ("a", "parent"): "a tenant cannot belong to itself: a → b → a",
         ("b", "parent"): "a tenant cannot belong to itself: b → a → b",
-        ("c", "parent"): "dep is no tenant; did you mean dept?",
-        ("dept", "quota_gpu_milli"): "is 1000, less than the 2000 that are guaranteed to those that belong to it",
+        ("c", "parent"): "dep is not a tenant; did you mean dept?",
+        ("dept", "quota_gpu_milli"): "is 1000, less than the 2000 guaranteed to its child tenants",
     }

@@ -12,8 +12,8 @@ from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.node import Core, Gpu, Inventory, shape_of
-from cotenant.core.placement.core_selection import choose_cores, seats
-from cotenant.core.placement.device_assignment import Book, Task
+from cotenant.core.placement.core_selection import choose_cores, core_positions
+from cotenant.core.placement.device_assignment import NodeDevices, Task
 
 
 @st.composite
@@ -54,7 +54,7 @@ lives = st.lists(
 def test_what_the_ledger_counts_the_book_can_name_and_no_name_is_given_twice(
     inventory: Inventory, lives: list[Life]
 ) -> None:
-    ledger, book, ranks = Ledger([shape_of(inventory)]), Book("n1", inventory), count()
+    ledger, book, ranks = Ledger([shape_of(inventory)]), NodeDevices("n1", inventory), count()
     live: list[tuple[NodeAllocation, list[Holding]]] = []
     for arrives, which, wanted in lives:
         if live and not arrives:
@@ -94,7 +94,7 @@ def test_what_the_ledger_counts_the_book_can_name_and_no_name_is_given_twice(
 def test_a_record_held_anew_and_released_leaves_the_book_as_it_was(
     inventory: Inventory, wanted: list[tuple[Demand, int]]
 ) -> None:
-    book, again = Book("n1", inventory), Book("n1", inventory)
+    book, again = NodeDevices("n1", inventory), NodeDevices("n1", inventory)
     ledger = Ledger([shape_of(inventory)])
     allocations = []
     for demand, replicas in wanted:
@@ -112,14 +112,14 @@ def test_a_record_held_anew_and_released_leaves_the_book_as_it_was(
     for allocation in allocations:
         again.release(allocation)
     assert (again.free_cores, again.free_milli) == (
-        Book("n1", inventory).free_cores,
+        NodeDevices("n1", inventory).free_cores,
         dict.fromkeys(again.free_milli, 1000),
     )
 
 
 @given(inventories(), demands(), st.integers(1, 4))
 def test_an_assignment_that_fails_holds_nothing(inventory: Inventory, demand: Demand, replicas: int) -> None:
-    book = Book("n1", inventory)
+    book = NodeDevices("n1", inventory)
     before = dict(book.free_cores), dict(book.free_milli)
     try:
         book.assign([Task("worker", rank, demand) for rank in range(replicas)])
@@ -129,7 +129,7 @@ def test_an_assignment_that_fails_holds_nothing(inventory: Inventory, demand: De
 
 @given(inventories(), st.integers(1, 6))
 def test_a_task_gets_all_siblings_of_its_cores_and_the_memory_beside_them(inventory: Inventory, cores: int) -> None:
-    book = Book("n1", inventory)
+    book = NodeDevices("n1", inventory)
     if cores > len(inventory.cores):
         return
     task = book.assign([Task("worker", 0, Demand(cores=cores))]).tasks[0]
@@ -145,7 +145,7 @@ def two_sockets() -> Inventory:
 
 
 def test_cores_come_from_beside_the_gpu() -> None:
-    book = Book("n1", two_sockets())
+    book = NodeDevices("n1", two_sockets())
     book.assign([Task("worker", 0, Demand(1000, 4)), Task("worker", 1, Demand(1000, 4))])
     task = book.assign([Task("worker", 0, Demand(1000, 4))]).tasks[0]
     assert task.gpus == (GpuShare("GPU-2"),)
@@ -154,7 +154,7 @@ def test_cores_come_from_beside_the_gpu() -> None:
 
 
 def test_a_pair_of_gpus_comes_from_one_socket_where_one_has_a_pair() -> None:
-    book = Book("n1", two_sockets())
+    book = NodeDevices("n1", two_sockets())
     book.assign([Task("worker", 0, Demand(1000, 1))])
     assert [share.uuid for share in book.assign([Task("worker", 0, Demand(2000, 1))]).tasks[0].gpus] == [
         "GPU-2",
@@ -177,35 +177,35 @@ def test_gpus_come_from_one_nvlink_island_and_from_the_one_that_has_least(
     islands: tuple[int, ...], count: int, given: list[int]
 ) -> None:
     gpus = tuple(Gpu(f"GPU-{number}", island=island) for number, island in enumerate(islands))
-    allocation = Book("n1", Inventory(gpus=gpus)).assign([Task("worker", 0, Demand(1000 * count))])
+    allocation = NodeDevices("n1", Inventory(gpus=gpus)).assign([Task("worker", 0, Demand(1000 * count))])
     assert [share.uuid for share in allocation.tasks[0].gpus] == [f"GPU-{number}" for number in given]
 
 
 def test_an_island_over_two_sockets_is_used_one_socket_after_the_other() -> None:
     gpus = tuple(Gpu(f"GPU-{number}", numa_node=number % 2, island=1) for number in range(4))
-    allocation = Book("n1", Inventory(gpus=gpus)).assign([Task("worker", 0, Demand(2000))])
+    allocation = NodeDevices("n1", Inventory(gpus=gpus)).assign([Task("worker", 0, Demand(2000))])
     assert [share.uuid for share in allocation.tasks[0].gpus] == ["GPU-0", "GPU-2"]
 
 
 def test_a_cpu_job_uses_up_the_socket_that_has_least() -> None:
     cores = [core for core in two_sockets().cores if core.id not in (0, 1, 2)]
-    assert [core.id for core in choose_cores(cores, 5, [], seats(two_sockets().cores))] == [3, 4, 5, 6, 7]
+    assert [core.id for core in choose_cores(cores, 5, [], core_positions(two_sockets().cores))] == [3, 4, 5, 6, 7]
 
 
 def test_cores_spill_over_to_the_other_socket_only_where_they_must() -> None:
     cores = two_sockets().cores
-    picked = [core.id for core in choose_cores(cores, 10, [1], seats(cores))]
+    picked = [core.id for core in choose_cores(cores, 10, [1], core_positions(cores))]
     assert picked == [8, 9, 10, 11, 12, 13, 14, 15, 0, 1]
 
 
-def test_a_share_that_nobody_has_chosen_is_refused() -> None:
-    book = Book("n1", Inventory((), (Gpu("GPU-0", shareable=True),)))
-    with pytest.raises(Overcommitted, match="nobody has chosen"):
+def test_a_share_that_the_ledger_has_not_chosen_is_rejected() -> None:
+    book = NodeDevices("n1", Inventory((), (Gpu("GPU-0", shareable=True),)))
+    with pytest.raises(Overcommitted, match="the ledger has not chosen"):
         book.assign([Task("worker", 0, Demand(gpu_milli=500))])
 
 
 def test_too_few_chosen_shares_are_refused() -> None:
-    book = Book("n1", Inventory((), (Gpu("GPU-0", shareable=True), Gpu("GPU-1", shareable=True))))
+    book = NodeDevices("n1", Inventory((), (Gpu("GPU-0", shareable=True), Gpu("GPU-1", shareable=True))))
     with pytest.raises(Overcommitted):
         book.assign([Task("worker", 0, Demand(gpu_milli=2000))], shares=[(0, 1000)])
     assert book.free_milli == {"GPU-0": 1000, "GPU-1": 1000}
@@ -213,7 +213,7 @@ def test_too_few_chosen_shares_are_refused() -> None:
 
 def test_what_the_node_no_longer_has_is_passed_over() -> None:
     gone = NodeAllocation("n1", (TaskAllocation("worker", 0, core_ids=(99,), gpus=(GpuShare("GPU-9"),)),))
-    book = Book("n1", two_sockets())
+    book = NodeDevices("n1", two_sockets())
     book.release(gone)
     assert book.free_cores.keys() == {core.id for core in two_sockets().cores}
     assert book.holding(0, gone).gpus == 0
@@ -223,13 +223,13 @@ def test_what_the_node_no_longer_has_is_passed_over() -> None:
 def test_who_is_fitted_keeps_what_is_left_and_gets_up_to_its_own_from_what_is_free(
     inventory: Inventory, wanted: list[int], data: st.DataObject
 ) -> None:
-    book = Book("n1", inventory)
+    book = NodeDevices("n1", inventory)
     held = []
     for rank, cores in enumerate(wanted):
         if cores <= len(book.free_cores):
             held.append(book.assign([Task("worker", rank, Demand(cores=cores))]))
     left = tuple(core for core in inventory.cores if data.draw(st.booleans()))
-    now = Book("n1", replace(inventory, cores=left))
+    now = NodeDevices("n1", replace(inventory, cores=left))
     there = {core.id for core in left}
     for part in held:
         now.hold(replace(part, tasks=tuple(without(task, there) for task in part.tasks)))
@@ -243,7 +243,7 @@ def test_who_is_fitted_keeps_what_is_left_and_gets_up_to_its_own_from_what_is_fr
         assert len(new.core_ids) == len(kept) + min(len(task.core_ids) - len(kept), spare, len(now.free_cores))
         assert new.own_cores in ((0,) if new is task else (len(task.core_ids),))
         assert now.fit(fitted, 0) == fitted
-        whole = Book("n1", inventory)
+        whole = NodeDevices("n1", inventory)
         assert len(whole.fit(fitted, 99).tasks[0].core_ids) == len(task.core_ids)
 
 

@@ -1,4 +1,4 @@
-"""Gangs that keep away from nodes, under every placement policy."""
+"""Gangs that avoid nodes, under every placement policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import Locality
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code
-from cotenant.core.placement.node_avoidance import yielding
+from cotenant.core.placement.node_avoidance import relax_avoidance
 from cotenant.core.scheduling.cycle import place
 from cotenant.policies.consolidate import Consolidate
 
@@ -69,7 +69,7 @@ def test_what_stands_alike_but_for_what_it_avoids_is_asked_about_apart() -> None
     plan = place(asking, ledger, Consolidate(), rng())
     assert [start.gang.job_id for start in plan.starts] == ["bold"]
     assert plan.refusals["shy"].code is Code.CAPACITY
-    assert plan.refusals["shy"].detail == "needs 1 GPU, 0 of 2 free; it keeps away from 1 server: b"
+    assert plan.refusals["shy"].detail == "needs 1 GPU, 0 of 2 free; it avoids 1 server: b"
     assert plan.refusals["shy"].numbers["avoided_nodes"] == 1
 
 
@@ -79,7 +79,7 @@ def test_a_closed_node_that_could_hold_it_is_waited_for_and_the_avoided_one_is_n
     plan = place([Gang("shy", ONE_GPU, avoided=("b",))], ledger, Consolidate(), rng())
     refusal = plan.refusals["shy"]
     assert refusal.code is Code.NO_NODES
-    assert refusal.detail == "no other node takes work; it keeps away from 1 server: b"
+    assert refusal.detail == "no other node takes work; it avoids 1 server: b"
     assert ledger.open.tolist() == [False, True]
 
 
@@ -95,15 +95,15 @@ def test_a_closed_node_that_could_hold_it_is_waited_for_and_the_avoided_one_is_n
 def test_the_longest_avoided_yields_first(
     avoided: tuple[str, ...], kept: tuple[str, ...], yielded: tuple[str, ...]
 ) -> None:
-    heeded = yielding(Gang("job", ONE_GPU, avoided=avoided), pair())
+    heeded = relax_avoidance(Gang("job", ONE_GPU, avoided=avoided), pair())
     assert (heeded.avoided, heeded.yielded) == (kept, yielded)
 
 
 def test_avoidance_yields_for_a_gang_that_needs_both_but_not_where_nothing_holds_it_anyway() -> None:
     both = (Part("worker", 2, Demand(gpu_milli=2000)),)
-    assert yielding(Gang("job", both, avoided=("a",)), pair()).yielded == ("a",)
+    assert relax_avoidance(Gang("job", both, avoided=("a",)), pair()).yielded == ("a",)
     on_one = Gang("job", both, Locality.SERVER, avoided=("a",))
-    assert yielding(on_one, pair()).avoided == ("a",)
+    assert relax_avoidance(on_one, pair()).avoided == ("a",)
 
 
 def test_a_broken_policy_leaves_the_nodes_open() -> None:

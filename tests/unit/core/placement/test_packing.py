@@ -20,10 +20,10 @@ from cotenant.core.placement.packing import (
     fill,
     hardest_first,
     in_node_order,
-    on_any,
-    on_fewest,
-    on_many,
-    on_one,
+    place_on_fewest,
+    place_on_node,
+    place_parts,
+    place_parts_anywhere,
     room_for_all,
 )
 from cotenant.core.scheduling.cycle import take
@@ -57,9 +57,9 @@ def test_a_node_has_room_for_all_exactly_where_all_can_be_taken(world: World, ga
 
 def can_take_all(gang: Gang, ledger: Ledger, node: int) -> bool:
     try:
-        with ledger.attempt() as attempt:
+        with ledger.transaction() as transaction:
             for part in gang.parts:
-                attempt.take(node, part.demand, part.replicas)
+                transaction.take(node, part.demand, part.replicas)
             return True
     except Overcommitted:
         return False
@@ -69,12 +69,12 @@ def can_take_all(gang: Gang, ledger: Ledger, node: int) -> bool:
 def test_all_on_one_node_is_whole_and_free(world: World, gang: Gang) -> None:
     before = picture(world.ledger)
     for node in room_for_all(gang, world.ledger).tolist():
-        offer = on_one(gang, world.ledger, node)
+        offer = place_on_node(gang, world.ledger, node)
         assert picture(world.ledger) == before
         if offer is not None:
             assert {share.node for share in offer} == {node}
             assert replicas_of(offer, gang) == [part.replicas for part in gang.parts]
-            with world.ledger.undone():
+            with world.ledger.rolled_back():
                 take(world.ledger, gang, offer)
 
 
@@ -142,7 +142,7 @@ def test_few_kinds_of_node_are_counted_as_many_are(world: World, demand: Demand)
 @given(worlds(), gangs())
 def test_a_node_could_hold_all_where_it_does_when_empty(world: World, gang: Gang) -> None:
     empty = emptied(world.ledger)
-    holds = any(on_one(gang, empty, node) is not None for node in room_for_all(gang, empty).tolist())
+    holds = any(place_on_node(gang, empty, node) is not None for node in room_for_all(gang, empty).tolist())
     assert could_hold_all(gang, world.ledger) == holds
 
 
@@ -158,7 +158,7 @@ def test_the_fewest_nodes_are_counted_by_kind_as_node_by_node(world: World, gang
 @given(worlds(), gangs(roles_max=1))
 def test_replicas_of_one_kind_find_places_on_many_nodes_where_there_are_enough(world: World, gang: Gang) -> None:
     (part,) = gang.parts
-    offer = on_many(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
+    offer = place_parts(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
     enough = int(np.minimum(world.ledger.room(part.demand), part.replicas).sum()) >= part.replicas
     assert (offer is not None) == enough
 
@@ -166,9 +166,9 @@ def test_replicas_of_one_kind_find_places_on_many_nodes_where_there_are_enough(w
 @given(worlds(), gangs())
 def test_parts_on_many_nodes_do_not_get_in_each_others_way(world: World, gang: Gang) -> None:
     before = picture(world.ledger)
-    offer = on_many(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
+    offer = place_parts(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
     assert picture(world.ledger) == before
-    with world.ledger.undone():
+    with world.ledger.rolled_back():
         assert offer is None or take(world.ledger, gang, offer)
 
 
@@ -193,7 +193,7 @@ def test_the_hardest_part_is_placed_first() -> None:
 def test_a_part_that_may_go_anywhere_leaves_the_rare_gpus_to_those_who_need_them() -> None:
     ledger = Ledger([NodeShape(1, 4, gpu_type="A100"), NodeShape(1, 4, gpu_type="T4")])
     gang = Gang("job", (Part("any", 1, Demand(1000)), Part("typed", 1, Demand(1000, gpu_type="a100"))))
-    offer = on_many(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
+    offer = place_parts(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
     assert offer is not None
     assert {(share.part, share.node) for share in offer} == {(1, 0), (0, 1)}
 
@@ -210,8 +210,8 @@ def test_parts_that_get_in_each_others_way_by_a_policys_rule_go_to_the_fewest_no
     def first(part: Part, room: Counts) -> list[tuple[int, int]] | None:
         return in_node_order(room, part.replicas)
 
-    assert on_many(gang, ledger, first) is None
-    offer = on_any(gang, ledger, first)
+    assert place_parts(gang, ledger, first) is None
+    offer = place_parts_anywhere(gang, ledger, first)
     assert offer is not None
     assert {(share.part, share.node, share.replicas) for share in offer} == {(0, 0, 3), (1, 1, 2)}
 
@@ -219,7 +219,7 @@ def test_parts_that_get_in_each_others_way_by_a_policys_rule_go_to_the_fewest_no
 def test_a_part_that_needs_a_type_comes_first_where_a_larger_one_would_take_its_gpus() -> None:
     shapes = NodeShape(8, 8, shareable=True, gpu_type="A100"), NodeShape(1, 8), NodeShape(1, 8)
     ledger, gang = on_two(*shapes, gpu_milli=500, workers=16)
-    offer = on_fewest(gang, ledger)
+    offer = place_on_fewest(gang, ledger)
     assert offer is not None
     assert {(share.part, share.node, share.replicas) for share in offer} == {(0, 0, 16), (1, 1, 1), (1, 2, 1)}
 
@@ -227,10 +227,10 @@ def test_a_part_that_needs_a_type_comes_first_where_a_larger_one_would_take_its_
 @given(worlds(), gangs())
 def test_whatever_any_rule_finds_room_for_is_taken_and_nothing_else(world: World, gang: Gang) -> None:
     before = picture(world.ledger)
-    offer = on_any(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
+    offer = place_parts_anywhere(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
     assert picture(world.ledger) == before
     if offer is None:
-        assert on_fewest(gang, world.ledger) is None
+        assert place_on_fewest(gang, world.ledger) is None
     else:
-        with world.ledger.undone():
+        with world.ledger.rolled_back():
             assert take(world.ledger, gang, offer)

@@ -15,7 +15,7 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobSpec, Locality, Request, Role
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code
-from cotenant.core.placement.packing import in_node_order, on_many, on_one, room_for_all
+from cotenant.core.placement.packing import in_node_order, place_on_node, place_parts, room_for_all
 from cotenant.core.placement.unschedulable import fits, in_words, never_fits, no_place, room_on, shapes_of
 from cotenant.core.scheduling.cycle import gang_of
 from cotenant.policies.consolidate import Consolidate
@@ -142,11 +142,12 @@ def test_the_numbers_of_a_fragment_are_the_ledgers(world: World, gang: Gang) -> 
 
 def finds_place(gang: Gang, ledger: Ledger, *, within: Locality) -> bool:
     if within is Locality.SERVER:
-        return any(on_one(gang, ledger, node) is not None for node in room_for_all(gang, ledger).tolist())
+        return any(place_on_node(gang, ledger, node) is not None for node in room_for_all(gang, ledger).tolist())
     racks = set(ledger.racks) if within is Locality.RACK else {None}
     for rack in racks:
         here = np.array([rack in (None, name) for name in ledger.racks])
-        if on_many(gang, ledger, lambda part, room: in_node_order(np.where(here, room, 0), part.replicas)) is not None:  # noqa: B023  # used at once
+        place = lambda part, room: in_node_order(np.where(here, room, 0), part.replicas)  # noqa: B023, E731 - used at once
+        if place_parts(gang, ledger, place) is not None:
             return True
     return False
 

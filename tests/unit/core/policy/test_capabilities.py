@@ -5,19 +5,21 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 from cotenant import plugins
-from cotenant.core.policy.capabilities import able
-from cotenant.core.policy.cluster_view import Heeds, Rearranges, Reclaims, Sees
-from cotenant.core.policy.protocols import Discerns, Learns
+from cotenant.core.policy.capabilities import capability_of
+from cotenant.core.policy.cluster_view import ChecksNeighbors, Rearranges, Reclaims, UsesClusterView
+from cotenant.core.policy.protocols import DefinesEquivalence, Learns
 from cotenant.core.sizing.resize import Resizes
 
 GROUPS = ("cotenant.queue_policies", "cotenant.placement_policies", "cotenant.cpu_allocators")
 
 
-@pytest.mark.parametrize("protocol", [Discerns, Heeds, Learns, Rearranges, Reclaims, Resizes, Sees])
-def test_a_policy_is_able_to_what_isinstance_says(protocol: type) -> None:
+@pytest.mark.parametrize(
+    "protocol", [DefinesEquivalence, ChecksNeighbors, Learns, Rearranges, Reclaims, Resizes, UsesClusterView]
+)
+def test_capabilities_agree_with_isinstance(protocol: type) -> None:
     policies = [plugins.load(plugin.group, plugin.name) for group in GROUPS for plugin in plugins.discover(group)]
     following = [policy for policy in policies if isinstance(policy, protocol)]
-    assert [policy for policy in policies if able(policy, protocol)] == following
+    assert [policy for policy in policies if capability_of(policy, protocol)] == following
     assert following
 
 
@@ -59,9 +61,9 @@ class WithoutTheCount:
 
 
 class TakenBack(Whole):
-    second = None  # type: ignore[assignment]  # as whoever inherits takes a method back
+    second = None  # type: ignore[assignment]  # as a subclass removes a method
 
 
 @pytest.mark.parametrize("kind", [Whole, WithoutTheInherited, WithoutTheCount, TakenBack])
 def test_inherited_and_plain_members_count_and_a_method_that_is_none_does_not(kind: type) -> None:
-    assert (able(kind(), Both) is not None) == isinstance(kind(), Both) == (kind is Whole)
+    assert (capability_of(kind(), Both) is not None) == isinstance(kind(), Both) == (kind is Whole)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy import options
-from cotenant.core.policy.options import BadOption, NotOptions
+from cotenant.core.policy.options import BadOption, InvalidOptionsClass
 
 
 class Mode(StrEnum):
@@ -61,7 +61,7 @@ everything = st.builds(
 
 
 @given(everything)
-def test_what_is_written_is_read_as_it_was(value: Everything) -> None:
+def test_written_values_round_trip(value: Everything) -> None:
     texts = {name: options.written(getattr(value, name)) for name in Everything.__slots__}
     assert options.parse(Everything, texts) == value
 
@@ -112,8 +112,8 @@ def test_texts_may_be_written_as_people_do(name: str, text: str, value: Any) -> 
         ("mode", "lazy", "must be one of strict, back-fill, not 'lazy'"),
         ("size", "Small", "must be one of small, large, not 'Small'"),
         ("limit", "", "must be a number, not ''"),
-        ("cuont", "1", "is no option; did you mean count?"),
-        ("zzz", "1", "is no option"),
+        ("cuont", "1", "is not an option; did you mean count?"),
+        ("zzz", "1", "is not an option"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_named(name: str, text: str, description: str) -> None:
@@ -159,5 +159,5 @@ def test_a_constructor_may_refuse_too() -> None:
     ],
 )
 def test_a_declaration_that_cannot_be_read_is_a_mistake_of_its_author(declared: type, message: str) -> None:
-    with pytest.raises(NotOptions, match=message):
+    with pytest.raises(InvalidOptionsClass, match=message):
         options.defaults(declared)

@@ -87,7 +87,7 @@ def test_the_bound_is_close_above_the_mean_as_others_found() -> None:
 
 
 @pytest.mark.parametrize(("size", "rate"), [(4, 100.0), (16, 500.0)])
-def test_full_batches_wait_as_the_formulas_say_where_the_server_is_mostly_idle(size: int, rate: float) -> None:
+def test_full_batches_follow_the_formulas_if_the_server_is_mostly_idle(size: int, rate: float) -> None:
     batch = BatchTime(0.0001, 0.001)
     seen = simulate_full_batches(0.0001, 0.001, size, rate, 200_000, seed=3)
     assert fixed_batch_mean_seconds(batch, size, rate) == pytest.approx(float(np.mean(seen)), rel=0.02)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
 from cotenant.core.policy.protocols import Predictor
-from cotenant.core.prediction.chain import CONFIDENCE_MIN, NOBODY, Chain, combined, named
-from cotenant.core.prediction.estimate_validation import unsound
+from cotenant.core.prediction.chain import CONFIDENCE_MIN, NOBODY, Chain, combined, with_allocations
+from cotenant.core.prediction.estimate_validation import invalid_reason
 
 QUERY = Query("ann", "bert", "", gpu_milli=1000, replicas=1, candidates=(Candidate(1), Candidate(2)))
 SEEN = Observation("ann", "bert", "", 1000, 1, Candidate(1), rate_per_second=1.0)
@@ -66,7 +66,7 @@ def test_the_first_predictor_that_is_sure_speaks() -> None:
     assert chain.estimate(QUERY) == by("b", SURE)
 
 
-def test_where_nobody_is_sure_the_first_one_says_why() -> None:
+def test_if_no_predictor_is_confident_the_first_gives_the_reason() -> None:
     assert Chain([Says("a", UNSURE), Says("b", Estimate(source="nor I"))]).estimate(QUERY) == by("a", UNSURE)
 
 
@@ -85,7 +85,7 @@ def test_where_nobody_is_sure_the_first_one_says_why() -> None:
         (Estimate(True, 0.5, candidates=(CandidateEstimate(math.nan),) * 2), "estimate: a candidate's estimate is "),
     ],
 )
-def test_a_predictor_whose_answer_cannot_be_is_named_and_passed_over(answer: Any, told: str) -> None:
+def test_a_predictor_with_an_invalid_answer_is_reported_and_skipped(answer: Any, told: str) -> None:
     failed = Failed()
     chain = Chain([Says("bad", answer), Says("good", SURE)], failed)
     assert chain.estimate(QUERY) == by("good", SURE)
@@ -126,7 +126,7 @@ class SaysMany(Says):
         return self.many if self.many is not None else [self.estimate(query) for query in queries]
 
 
-def test_many_are_answered_as_each_would_be_and_asked_about_once() -> None:
+def test_a_batch_query_gives_the_same_answers_in_one_call() -> None:
     first, second = SaysMany("a", UNSURE), SaysMany("b", SURE)
     chain = Chain([first, second, Says("c", SURE)])
     told = chain.estimate_many([QUERY] * 5)
@@ -184,7 +184,7 @@ STEPS = st.sampled_from((0, 1000))
 def test_nothing_is_made_up(told: list[tuple[str, Estimate]], steps: int) -> None:
     asked = replace(ASKED, steps_total=steps)
     both, said = combined(told, asked), [estimate for _, estimate in told]
-    assert unsound(both, 2) == ""
+    assert invalid_reason(both, 2) == ""
     assert both.cores_useful in {one.cores_useful for one in said}
     for place, judged in enumerate(both.candidates):
         ones = [one.candidates[place] for one in said if one.candidates]
@@ -207,7 +207,7 @@ def test_nothing_is_made_up(told: list[tuple[str, Estimate]], steps: int) -> Non
 
 
 @given(TOLD, STEPS)
-def test_the_order_decides_who_speaks_and_nothing_else_where_confidences_differ(
+def test_order_decides_only_the_remaining_time_if_confidences_differ(
     told: list[tuple[str, Estimate]], steps: int
 ) -> None:
     asked = replace(ASKED, steps_total=steps)
@@ -227,7 +227,7 @@ def test_the_order_decides_who_speaks_and_nothing_else_where_confidences_differ(
 
 
 @given(TOLD)
-def test_all_who_are_in_it_are_named_and_nobody_else(told: list[tuple[str, Estimate]]) -> None:
+def test_exactly_the_contributing_predictors_are_named(told: list[tuple[str, Estimate]]) -> None:
     both = combined(told, ASKED)
     alone = [name for name, one in told if one.predictable] or [told[0][0]]
     if len(told) == 1:
@@ -238,7 +238,7 @@ def test_all_who_are_in_it_are_named_and_nobody_else(told: list[tuple[str, Estim
             assert speaks or any(judged != CandidateEstimate() for judged in one.candidates)
 
 
-def test_where_nobody_is_sure_the_steps_are_divided_by_the_surest_rate() -> None:
+def test_if_none_is_confident_steps_are_divided_by_the_most_confident_rate() -> None:
     slow, fast = CandidateEstimate(2.0, None, 0.6), CandidateEstimate(4.0, None, 0.9)
     unsure = Estimate(candidates=(CandidateEstimate(), CandidateEstimate(9.0, None, 0.1)), source="unsure")
     scaling = Estimate(candidates=(slow, fast), source="a fit")
@@ -250,7 +250,7 @@ def test_where_nobody_is_sure_the_steps_are_divided_by_the_surest_rate() -> None
     assert not combined([("scaling", doubtful)], ASKED).predictable
 
 
-def test_a_rate_of_another_takes_over_the_steps_that_a_time_stands_for_and_is_no_surer_than_that() -> None:
+def test_steps_derived_from_a_time_limit_the_confidence_of_another_rate() -> None:
     curve = Estimate(candidates=(CandidateEstimate(2.0, 50.0, 0.6),))
     past = Estimate(candidates=(CandidateEstimate(4.0, None, 0.9),))
     asked = replace(ASKED, steps_total=0, candidates=(Candidate(4),))
@@ -259,5 +259,5 @@ def test_a_rate_of_another_takes_over_the_steps_that_a_time_stands_for_and_is_no
 
 
 def test_a_judgement_can_tell_its_allocation() -> None:
-    told = named(Estimate(candidates=(CandidateEstimate(2.0), CandidateEstimate(3.0))), ASKED)
+    told = with_allocations(Estimate(candidates=(CandidateEstimate(2.0), CandidateEstimate(3.0))), ASKED)
     assert [one.allocation for one in told.candidates] == list(ASKED.candidates)

@@ -1,4 +1,4 @@
-"""What a curve promises for any points, beside a slow search over all its figures."""
+"""Invariants of a curve for any points, compared with a slow search over all its figures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_another_unit_of_the_rate_changes_nothing_else(points: list[Point], powe
 
 
 def told(curve: Curve) -> tuple[object, ...]:
-    """All that a curve says."""
+    """All figures of a curve."""
     rates = [(curve.rate(cores), curve.spread(cores)) for cores in (1, 2, 5, 13, 48)]
     return curve.parameters, curve.theta, curve.cores_useful, curve.interval, curve.theta_confidence, rates
 
@@ -152,7 +152,7 @@ def test_no_point_makes_no_curve() -> None:
 
 
 @pytest.mark.parametrize(("cores", "rate"), [(0, 1.0), (1, 0.0), (1, math.nan), (1, math.inf), (1, -2.0)])
-def test_a_window_that_cannot_be_is_refused_whole(cores: int, rate: float) -> None:
+def test_an_invalid_window_is_rejected_entirely(cores: int, rate: float) -> None:
     windows = Windows({2: [5.0]})
     with pytest.raises(ValueError, match="must be positive and finite"):
         windows.add(cores, rate)

@@ -1,4 +1,4 @@
-"""What a design promises, beside a naive computation of the same criterion and an exhaustive search."""
+"""Invariants of a design, compared with a naive computation of the same criterion and an exhaustive search."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_measuring_one_by_one_finds_theta_within_a_step_of_the_ladder(theta: int
     assert abs(int(np.searchsorted(rungs, found)) - int(np.searchsorted(rungs, theta))) <= 1
 
 
-def test_reasons_say_why_it_goes_on_or_ends() -> None:
+def test_reasons_explain_why_planning_goes_on_or_ends() -> None:
     assert plan([], 8).reason == "the rate is known at 0 core counts; that on 8 cores bounds what others can gain"
-    assert plan([Point(1, 1.0)], 1).reason == "every core count that can be told apart has been measured"
-    assert "more cores than 1 gain nothing" in plan([Point(1, 1.0), Point(8, 1.0)], 8).reason
+    assert plan([Point(1, 1.0)], 1).reason == "every distinguishable core count has been measured"
+    assert "more than 1 core does not help" in plan([Point(1, 1.0), Point(8, 1.0)], 8).reason
     steep = [Point(1, 1.0), Point(8, 6.0)]
-    assert "these tell most about it" in plan(steep, 8).reason
+    assert "these are the most informative" in plan(steep, 8).reason
     wild = [Point(cores, rate) for cores, rate in ((1, 1.0), (3, 9.0), (9, 2.0), (20, 12.0), (60, 30.0))]
-    assert "are enough to pay for" in plan(wild, 60).reason
+    assert "are as many as profiling may cost" in plan(wild, 60).reason
 
 
 def naive_uncertainty(curve: Curve, choice: int) -> float:

@@ -99,7 +99,7 @@ def test_spikes_do_not_bend_a_fit() -> None:
 
 
 @given(st.floats(0.02, 0.4), st.floats(0.1, 100), st.floats(-5, 5))
-def test_a_curve_without_noise_is_foretold_to_the_step_in_any_unit(scale: float, unit: float, floor: float) -> None:
+def test_a_curve_without_noise_is_predicted_to_the_step_in_any_unit(scale: float, unit: float, floor: float) -> None:
     points = LossPoints()
     for step in range(1, 4001, 20):
         points.add(step, unit * float(hyperbola(step, scale, floor)))
@@ -156,13 +156,13 @@ def test_few_points_tell_nothing(count: int) -> None:
     assert told.why == f"{count} points are too few for a curve"
 
 
-def test_a_loss_that_does_not_fall_says_so() -> None:
+def test_a_loss_that_does_not_fall_is_reported() -> None:
     for losses in ([1.0] * 50, [float(step) for step in range(50)]):
         cells = [(float(step), loss, 1) for step, loss in enumerate(losses)]
         assert forecast(cells, LossGoal(target=0.5)).why == "the loss does not fall"
 
 
-def test_a_goal_out_of_reach_is_told_with_the_level_that_the_loss_comes_down_to() -> None:
+def test_an_unreachable_goal_is_reported_with_the_final_loss() -> None:
     told = foretold(following(np.random.default_rng(1), 0.1, 0.0), LossGoal(target=0.3))
     assert told.confidence == 0
     assert told.why.startswith("the loss seems to level off at 0.5")

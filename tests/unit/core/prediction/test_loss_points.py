@@ -14,7 +14,7 @@ histories = st.lists(st.tuples(st.integers(0, 10**15), st.floats(width=64)), max
 
 
 @given(histories)
-def test_cells_stay_few_in_order_and_finite_whatever_is_told(told: list[tuple[int, float]]) -> None:
+def test_cells_stay_few_ordered_and_finite_for_any_losses(told: list[tuple[int, float]]) -> None:
     points = LossPoints()
     for step, loss in told:
         points.add(step, loss)
@@ -71,7 +71,7 @@ def test_a_job_that_resumes_from_a_checkpoint_begins_again_from_there() -> None:
     assert points.cells == [(0.0, 9.0, 1)]
 
 
-def test_a_step_that_is_told_again_is_passed_over() -> None:
+def test_a_repeated_step_is_ignored() -> None:
     points = LossPoints()
     points.add(5, 1.0)
     points.add(5, 7.0)

@@ -1,4 +1,4 @@
-"""Windows of a rate lie wholly under one allocation, in one phase, and outside of profiles."""
+"""Windows of a rate lie entirely under one allocation, in one phase, and outside of profiles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_slow_steps_make_long_windows() -> None:
     assert windows_of((HELD, 1, 0), (HELD, 2, 60), (HELD, 2, 100), (HELD, 3, 120)) == [Window(1, 60, 120)]
 
 
-def test_a_profile_ends_no_window_and_begins_anew() -> None:
+def test_a_profile_ends_no_window_and_restarts_them() -> None:
     windows = RateWindows(window_seconds=10.0, settle_seconds=5.0)
     for step in range(8):
         assert windows.take("j1", HELD, step, float(step)) is None

@@ -17,7 +17,7 @@ from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.policy.protocols import Order, PlacementPolicy, Sizing
-from cotenant.core.scheduling.cycle import BrokenGang, Choice, Plan, Rules, Victim, choose, gang_of, place, take
+from cotenant.core.scheduling.cycle import Choice, InvalidOffer, Plan, Rules, Victim, choose, gang_of, place, take
 from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
@@ -29,7 +29,7 @@ placements: st.SearchStrategy[PlacementPolicy] = st.sampled_from([Count(), First
 
 @dataclass
 class Ranked:
-    """A queue policy that is told what to say."""
+    """A queue policy with a given answer."""
 
     name: str = "ranked"
     api_version: int = 1
@@ -135,9 +135,7 @@ def test_jobs_that_hold_more_than_there_is_cost_cpu_jobs_nothing() -> None:
 
 
 @given(st.data(), tables(), st.sampled_from([0.0, 900.0]))
-def test_gangs_that_starve_go_before_their_equals_who_came_later(
-    data: st.DataObject, table: JobTable, after_seconds: float
-) -> None:
+def test_long_waiting_gangs_go_before_later_equals(data: st.DataObject, table: JobTable, after_seconds: float) -> None:
     jobs = table.jobs(NOW)
     order, capacity = data.draw(orders(len(jobs))), Capacity(16_000, 40, 20)
     policy, rules = Ranked(preemptive=False), Rules(reserve_after_seconds=after_seconds)
@@ -221,11 +219,11 @@ def test_a_plan_is_whole_and_true_and_leaves_the_ledger_as_it_was(
 @given(scenes(), placements)
 def test_what_needs_no_room_starts_at_once_and_all_after_the_stops(scene: Scene, policy: PlacementPolicy) -> None:
     plan, ledger = scene.plan(policy), scene.ledger
-    with ledger.undone():
+    with ledger.rolled_back():
         for start in plan.starts:
             if not start.needs_room:
                 hold_all(ledger, start.holdings)
-    with ledger.undone():
+    with ledger.rolled_back():
         for holding in [*scene.leaving, *(held for gone in stopped(scene, plan) for held in gone.holdings)]:
             ledger.release(holding)
         for start in plan.starts:
@@ -240,15 +238,15 @@ def stopped(scene: Scene, plan: Plan) -> list[Victim]:
 
 
 def hold_all(ledger: Ledger, holdings: Sequence[Holding]) -> None:
-    with ledger.attempt() as attempt:
+    with ledger.transaction() as transaction:
         for holding in holdings:
             ledger.hold(holding)
-            attempt.taken.append(holding)
-        attempt.commit()
+            transaction.taken.append(holding)
+        transaction.commit()
 
 
 @given(scenes(), placements)
-def test_nobody_makes_room_for_a_gang_that_it_outranks(scene: Scene, policy: PlacementPolicy) -> None:
+def test_no_job_makes_room_for_a_gang_that_it_outranks(scene: Scene, policy: PlacementPolicy) -> None:
     plan = scene.plan(policy)
     for victim in stopped(scene, plan):
         assert victim.ahead is not None
@@ -259,14 +257,14 @@ def test_nobody_makes_room_for_a_gang_that_it_outranks(scene: Scene, policy: Pla
 
 
 @given(scenes(), placements)
-def test_nobody_makes_room_where_free_room_would_do(scene: Scene, policy: PlacementPolicy) -> None:
+def test_no_job_makes_room_if_free_resources_suffice(scene: Scene, policy: PlacementPolicy) -> None:
     free = place(scene.gangs, scene.ledger, policy, rng(), leaving=scene.leaving)
     if not free.refusals:
         assert scene.plan(policy).stops == ()
 
 
 @given(scenes(), placements)
-def test_in_a_strict_queue_nobody_passes_the_head(scene: Scene, policy: PlacementPolicy) -> None:
+def test_in_a_strict_queue_no_job_passes_the_head(scene: Scene, policy: PlacementPolicy) -> None:
     plan = scene.plan(policy, strict=True)
     waits = [gang.job_id for gang in scene.gangs if gang.job_id in plan.refusals]
     heads = [job_id for job_id in waits if plan.refusals[job_id].code is not Code.NEVER_FITS]
@@ -285,7 +283,7 @@ def test_the_same_seed_gives_the_same_plan(scene: Scene, policy: PlacementPolicy
 
 
 @given(scenes(), placements)
-def test_without_strictness_who_is_refused_might_as_well_not_have_asked(scene: Scene, policy: PlacementPolicy) -> None:
+def test_without_strictness_refused_gangs_do_not_affect_the_plan(scene: Scene, policy: PlacementPolicy) -> None:
     plan = replace(scene, victims=[]).plan(policy)
     kept = [gang for gang in scene.gangs if gang.job_id not in plan.refusals]
     assert replace(scene, gangs=kept, victims=[]).plan(policy).starts == plan.starts
@@ -300,7 +298,7 @@ def running(ledger: Ledger, job_id: str, node: int, gpus: int, ahead: int | None
 
 
 def test_a_running_job_does_not_yield_to_one_that_it_outranks() -> None:
-    """The head finds no node that is whole; what comes after the running job may not use that job's room instead."""
+    """The head finds no empty node; jobs behind the running job must not take that job's place instead."""
     ledger = Ledger([NodeShape(4, 8), NodeShape(4, 8)])
     ledger.take(0, Demand(1000))
     ledger.take(1, Demand(1000))
@@ -337,7 +335,7 @@ def test_room_that_was_looked_at_but_not_used_is_not_free_for_the_next() -> None
     assert [share.node for start in plan.starts for share in start.offer] == [1, 2]
 
 
-def test_who_has_gone_returns_to_room_that_is_left_over() -> None:
+def test_a_victim_returns_to_room_that_is_left_over() -> None:
     """The first newcomer costs the small job its place; the second one then frees more than it needs."""
     ledger = Ledger([NodeShape(12, 24)])
     large, small = running(ledger, "large", 0, 8, ahead=2), running(ledger, "small", 0, 4, ahead=2)
@@ -369,9 +367,9 @@ class Broken:
 @pytest.mark.parametrize(
     ("offer", "error"),
     [
-        ((Share(0, 0, 1),), BrokenGang),
-        ((Share(0, 0, 2), Share(0, 0, 2)), BrokenGang),
-        ((), BrokenGang),
+        ((Share(0, 0, 1),), InvalidOffer),
+        ((Share(0, 0, 2), Share(0, 0, 2)), InvalidOffer),
+        ((), InvalidOffer),
         ((Share(0, 0, 3),), Overcommitted),
     ],
 )
@@ -413,6 +411,6 @@ def test_a_gang_has_the_cores_that_the_allocator_gave() -> None:
     assert (made.sizing, made.cores, made.gpu_milli) == ("because", 10, 2000)
 
 
-def test_without_victims_a_choice_has_nobody_ahead() -> None:
+def test_a_choice_without_victims_has_none_ahead() -> None:
     rows = np.arange(3)
     assert Choice(rows, rows, rows[:0], rows[:0], rows[:0]).ahead().tolist() == []

@@ -1,4 +1,4 @@
-"""Fair share: held to progressive filling, one job at a time."""
+"""Fair share: compared with progressive filling, one job at a time."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_fair_share_stops_no_job_that_the_policy_alone_would_let_run(
 
 
 @given(tables(), st.data(), st.booleans(), capacities)
-def test_who_was_chosen_and_runs_is_chosen_again(
+def test_a_running_job_that_was_chosen_is_chosen_again(
     table: JobTable, data: st.DataObject, running_first: bool, capacity: Capacity
 ) -> None:
     """Else tenants would stop each other's jobs at every cycle."""
@@ -198,7 +198,7 @@ def test_who_was_chosen_and_runs_is_chosen_again(
 
 
 @given(pictures(), st.data(), weighted_families(), policies)
-def test_who_waits_for_a_fair_share_would_go_sooner_without_it(
+def test_a_job_held_back_by_fair_share_would_start_earlier_without_it(
     jobs: Jobs, data: st.DataObject, tenancy: Tenancy, policy: Ranked
 ) -> None:
     order, capacity = data.draw(orders(len(jobs))), Capacity(8000, 24, 16)

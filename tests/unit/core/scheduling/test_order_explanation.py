@@ -1,4 +1,4 @@
-"""Who goes before the jobs that an order leaves out."""
+"""The jobs that go before those that an order leaves out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cotenant.core.scheduling.admission import choose
 from cotenant.policies.las import Las
 
 
-def test_what_is_told_of_those_that_go_before_stays_so_when_the_table_changes() -> None:
+def test_outrankers_stay_valid_when_the_table_changes() -> None:
     """Where all jobs are equal to the order, their rows are those that the table keeps for itself."""
     table = JobTable()
     for number in range(4):

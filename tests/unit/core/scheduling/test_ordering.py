@@ -1,4 +1,4 @@
-"""The walk down the order that chooses who should run, against a walk over everything, one job at a time."""
+"""The strided walk down the order, compared with a walk one job at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.core.scheduling import cycle, ordering
 
 
 class Ranked:
-    """Orders jobs by their arrival and stops whoever is not among the first that fit."""
+    """Orders jobs by arrival and stops jobs that are not among the first that fit."""
 
     name, api_version, preemptive, running_first = "ranked", 1, True, False
 

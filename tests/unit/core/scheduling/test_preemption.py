@@ -46,7 +46,7 @@ def clusters(draw: st.DrawFn, most: int = 6) -> tuple[Ledger, list[Victim]]:
 
 
 def suffices(gang: Gang, ledger: Ledger, policy: PlacementPolicy, some: Sequence[Victim]) -> bool:
-    with ledger.undone():
+    with ledger.rolled_back():
         for victim in some:
             for holding in victim.holdings:
                 ledger.release(holding)
@@ -58,7 +58,7 @@ def price(some: Sequence[Victim]) -> tuple[float, ...]:
 
 
 @given(clusters(), parts, placements)
-def test_of_few_those_go_whose_stop_costs_least(
+def test_of_few_victims_the_cheapest_set_stops(
     cluster: tuple[Ledger, list[Victim]], part: Part, policy: PlacementPolicy
 ) -> None:
     ledger, victims = cluster
@@ -77,7 +77,7 @@ def gone(plan: Plan, victims: Sequence[Victim]) -> list[Victim]:
 
 
 @given(clusters(most=24), parts, placements)
-def test_of_many_those_go_who_suffice_and_cost_no_more_than_the_last_in_the_order(
+def test_of_many_victims_the_set_suffices_and_costs_no_more_than_the_last_in_the_order(
     cluster: tuple[Ledger, list[Victim]], part: Part, policy: PlacementPolicy
 ) -> None:
     ledger, victims = cluster

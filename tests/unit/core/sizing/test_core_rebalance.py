@@ -1,4 +1,4 @@
-"""What is dealt to the jobs of some nodes: their own up to their share, the rest lent, nothing twice."""
+"""Cores granted to the jobs of some nodes: own cores up to their share, the rest lent, none twice."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cotenant.core.model.estimate import UNKNOWN
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.tenancy import Headroom, Tenant
 from cotenant.core.prediction.core_curve import Point
-from cotenant.core.sizing.core_rebalance import Hand, Party, deal, room
-from cotenant.core.sizing.resize import Running
+from cotenant.core.sizing.core_rebalance import CoreClaim, CoreGrant, rebalance_cores, room
+from cotenant.core.sizing.resize import ResizableJob
 
 GPU, SERVER = Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=2))
 NODES = st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=1, max_size=3)
@@ -18,31 +18,31 @@ NODES = st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=1, max_si
 
 def running(
     job_id: str, own: int, lent: int, share: int, points: tuple[Point, ...] = (), tenant: str = "group"
-) -> Running:
+) -> ResizableJob:
     """A job with a server that comes first, and has cores that its user gave."""
     spec = JobSpec(tenant=tenant, roles=(SERVER, GPU))
-    return Running(job_id, spec, UNKNOWN, (2, own + lent), (0, 99), points, node_share=(0, share), lent=(0, lent))
+    return ResizableJob(job_id, spec, UNKNOWN, (2, own + lent), (0, 99), points, node_share=(0, share), lent=(0, lent))
 
 
 @st.composite
-def parties(draw: st.DrawFn) -> list[Party]:
+def parties(draw: st.DrawFn) -> list[CoreClaim]:
     count = draw(st.integers(0, 5))
     some = []
     for number in range(count):
         share = draw(st.integers(1, 4))
         own, lent = draw(st.integers(1, share)), draw(st.integers(0, 3))
         points = tuple(Point(cores, float(draw(st.integers(1, 9)))) for cores in draw(st.sets(st.integers(1, 8))))
-        some.append(Party(running(str(number), own, lent, share, points), draw(st.integers(1, 9)), draw(NODES)))
+        some.append(CoreClaim(running(str(number), own, lent, share, points), draw(st.integers(1, 9)), draw(NODES)))
     return some
 
 
 @given(parties(), st.lists(st.integers(0, 9), min_size=3, max_size=3))
-def test_no_core_is_dealt_twice_and_nobody_gets_more_than_the_wish(some: list[Party], unheld: list[int]) -> None:
+def test_no_core_is_granted_twice_and_no_job_gets_more_than_its_claim(some: list[CoreClaim], unheld: list[int]) -> None:
     free = dict(enumerate(unheld))
     for party in some:
         for node, count in party.replicas.items():
             free[node] += (party.running.cores[1] - party.running.own) * count
-    hands = deal(some, free, lambda one: 1.0)
+    hands = rebalance_cores(some, free, lambda one: 1.0)
     for node in free:
         more = (
             (hand.cores - party.running.own) * party.replicas.get(node, 0)
@@ -55,7 +55,7 @@ def test_no_core_is_dealt_twice_and_nobody_gets_more_than_the_wish(some: list[Pa
         assert hand.lent == 0 or hand.firm == party.running.share or room_left(some, hands, free, party) == 0
 
 
-def room_left(some: list[Party], hands: list[Hand], free: dict[int, int], of: Party) -> int:
+def room_left(some: list[CoreClaim], hands: list[CoreGrant], free: dict[int, int], of: CoreClaim) -> int:
     """How many own cores each replica could have had beside what was dealt as own to it and to those before it.
 
     What those after it give back is lent until the cores are dealt again.
@@ -76,15 +76,15 @@ def room_left(some: list[Party], hands: list[Hand], free: dict[int, int], of: Pa
     st.none() | st.integers(0, 40),
     st.integers(0, 20),
 )
-def test_nobody_gets_more_for_good_than_tenants_may_hold(
-    some: list[Party], unheld: list[int], whole: int, own: int | None, elsewhere: int
+def test_owned_cores_stay_within_tenant_limits(
+    some: list[CoreClaim], unheld: list[int], whole: int, own: int | None, elsewhere: int
 ) -> None:
     held = sum(party.running.own * sum(party.replicas.values()) for party in some)
     limits = Headroom([Tenant("group", limit_cores=own, parent="dept"), Tenant("dept", limit_cores=whole)])
     limits.take("group", 0, held)
     limits.take("dept", 0, elsewhere)
     free = dict(enumerate(unheld))
-    hands = deal(some, free, lambda one: 1.0, limits)
+    hands = rebalance_cores(some, free, lambda one: 1.0, limits)
     grown = sum(
         max(0, hand.firm - party.running.own) * sum(party.replicas.values())
         for party, hand in zip(some, hands, strict=True)
@@ -92,33 +92,38 @@ def test_nobody_gets_more_for_good_than_tenants_may_hold(
     assert grown <= max(0, whole - held - elsewhere)
     assert own is None or grown <= max(0, own - held)
     assert limits.held("dept") == (0, held + elsewhere), "to deal changes no count"
-    loose = deal(some, free, lambda one: 1.0)
+    loose = rebalance_cores(some, free, lambda one: 1.0)
     for party, hand, other in zip(some, hands, loose, strict=True):
         shrinks = other.firm < party.running.own
         assert hand.firm == other.firm if shrinks else hand.firm >= party.running.own
 
 
-def test_who_may_hold_no_more_is_lent_what_is_spare() -> None:
+def test_a_tenant_at_its_limit_can_still_borrow_spare_cores() -> None:
     limits = Headroom([Tenant("small", limit_cores=5)], {"small": (0, 4)})
-    gang = Party(running("a", 1, 0, 3, tenant="small"), 5, {0: 2})
-    other = Party(running("b", 1, 0, 3, tenant="small"), 3, {1: 1})
-    assert deal([gang, other], {0: 8, 1: 8}, lambda one: 1.0, limits) == [Hand(1, 4), Hand(2, 1)]
+    gang = CoreClaim(running("a", 1, 0, 3, tenant="small"), 5, {0: 2})
+    other = CoreClaim(running("b", 1, 0, 3, tenant="small"), 3, {1: 1})
+    assert rebalance_cores([gang, other], {0: 8, 1: 8}, lambda one: 1.0, limits) == [CoreGrant(1, 4), CoreGrant(2, 1)]
 
 
-def test_what_is_spare_goes_to_whoever_gains_most_not_to_whoever_came_first() -> None:
+def test_spare_cores_go_to_the_largest_gain_not_the_first_job() -> None:
     level = running("a", 3, 0, 3, (Point(3, 10.0), Point(5, 10.1)))
     steep = running("b", 3, 0, 3, (Point(3, 10.0), Point(5, 15.0)))
-    hands = deal([Party(level, 5, {0: 1}), Party(steep, 5, {0: 1})], {0: 2}, lambda one: 1.0)
-    assert hands == [Hand(3, 0), Hand(3, 2)]
-    weighty = deal([Party(level, 5, {0: 1}), Party(steep, 5, {0: 1})], {0: 2}, lambda one: 99.0 ** (one is level))
-    assert weighty == [Hand(3, 2), Hand(3, 0)]
+    hands = rebalance_cores([CoreClaim(level, 5, {0: 1}), CoreClaim(steep, 5, {0: 1})], {0: 2}, lambda one: 1.0)
+    assert hands == [CoreGrant(3, 0), CoreGrant(3, 2)]
+    weighty = rebalance_cores(
+        [CoreClaim(level, 5, {0: 1}), CoreClaim(steep, 5, {0: 1})], {0: 2}, lambda one: 99.0 ** (one is level)
+    )
+    assert weighty == [CoreGrant(3, 2), CoreGrant(3, 0)]
 
 
 def test_a_share_that_was_slimmed_comes_back_from_those_it_was_lent_to() -> None:
     slim, greedy = running("a", 1, 0, 3), running("b", 3, 2, 3)
-    assert deal([Party(slim, 3, {0: 1}), Party(greedy, 5, {0: 1})], {0: 2}, lambda one: 1.0) == [Hand(3), Hand(3)]
+    assert rebalance_cores([CoreClaim(slim, 3, {0: 1}), CoreClaim(greedy, 5, {0: 1})], {0: 2}, lambda one: 1.0) == [
+        CoreGrant(3),
+        CoreGrant(3),
+    ]
 
 
 def test_a_gang_is_dealt_the_same_on_all_its_nodes() -> None:
-    gang = Party(running("a", 1, 0, 3), 3, {0: 2, 1: 1})
-    assert deal([gang], {0: 3, 1: 9}, lambda one: 1.0) == [Hand(2)]
+    gang = CoreClaim(running("a", 1, 0, 3), 3, {0: 2, 1: 1})
+    assert rebalance_cores([gang], {0: 3, 1: 9}, lambda one: 1.0) == [CoreGrant(2)]

@@ -1,4 +1,4 @@
-"""The search for N*: where it ends, and that it ends soon."""
+"""The core search: where it ends, and that it ends soon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.prediction.core_curve import Point, Windows
-from cotenant.core.sizing.core_search import Climb, Trial, climb, expected, rising
+from cotenant.core.sizing.core_search import SearchOptions, Trial, expected, next_trial, rising
 
 Curve = list[float]
 
@@ -26,12 +26,14 @@ def curves(draw: st.DrawFn) -> Curve:
     return rates
 
 
-def search(curve: Curve, start: int, highest: int, how: Climb, rng: random.Random, noise: float) -> tuple[Trial, int]:
+def search(
+    curve: Curve, start: int, highest: int, how: SearchOptions, rng: random.Random, noise: float
+) -> tuple[Trial, int]:
     """Follow the search until it ends; also tell how many counts were measured."""
     windows = Windows()
     for _ in range(40):
         points = tuple(windows.points())
-        trial = climb(points, start, highest, how, tried=len(points))
+        trial = next_trial(points, start, highest, how, tried=len(points))
         if trial.found:
             return trial, len(points)
         windows.add(trial.cores, curve[trial.cores - 1] * (1 + rng.uniform(-noise, noise)))
@@ -43,7 +45,7 @@ def test_a_search_ends_within_2_percent_of_the_best_after_8_counts_at_most(
     curve: Curve, start: int, highest: int, rng: random.Random
 ) -> None:
     noise = 0.002
-    trial, measured = search(curve, start, highest, Climb(noise=noise / 2), rng, noise)
+    trial, measured = search(curve, start, highest, SearchOptions(noise=noise / 2), rng, noise)
     assert measured <= 8
     assert 1 <= trial.cores <= highest
     assert curve[trial.cores - 1] >= curve[highest - 1] * (1 - 0.02 - 2 * noise)
@@ -51,7 +53,7 @@ def test_a_search_ends_within_2_percent_of_the_best_after_8_counts_at_most(
 
 @given(curves(), st.integers(1, 24), st.integers(1, 24))
 def test_without_noise_no_fewer_cores_would_do(curve: Curve, start: int, highest: int) -> None:
-    trial, _ = search(curve, start, highest, Climb(noise=0.0, counts_max=24), random.Random(0), 0.0)
+    trial, _ = search(curve, start, highest, SearchOptions(noise=0.0, counts_max=24), random.Random(0), 0.0)
     assert trial.cores == 1 or curve[trial.cores - 2] < curve[highest - 1] * 0.98
 
 
@@ -62,27 +64,27 @@ def test_what_to_try_does_not_depend_on_the_order_of_the_points(
     points = [Point(cores, curve[cores - 1]) for cores in sorted(set(counts))]
     shuffled = points.copy()
     rng.shuffle(shuffled)
-    assert climb(points, 3, highest) == climb(shuffled, 3, highest)
+    assert next_trial(points, 3, highest) == next_trial(shuffled, 3, highest)
 
 
 def test_a_gain_within_the_noise_is_none() -> None:
     points = [Point(3, 10.0), Point(4, 10.25)]
-    assert climb(points, 3, 8, Climb(noise=0.0)).cores == 6
-    assert climb(points, 3, 8, Climb(noise=0.02)).cores == 1
+    assert next_trial(points, 3, 8, SearchOptions(noise=0.0)).cores == 6
+    assert next_trial(points, 3, 8, SearchOptions(noise=0.02)).cores == 1
     settled = [Point(3, 10.0, windows=40), Point(4, 10.25, windows=40)]
-    assert climb(settled, 3, 8, Climb(noise=0.02)).cores == 6
+    assert next_trial(settled, 3, 8, SearchOptions(noise=0.02)).cores == 6
 
 
 def test_after_its_counts_a_job_tries_no_fewer_cores_but_more_that_cost_nothing() -> None:
     flat, steep = [Point(4, 10.0), Point(6, 10.0)], [Point(3, 6.0), Point(4, 8.0)]
-    assert climb(flat, 4, 8, tried=8) == climb(flat, 4, 8, tried=9)
-    assert climb(flat, 4, 8, tried=8).found
-    assert climb(steep, 4, 8, tried=8).cores == 6
+    assert next_trial(flat, 4, 8, tried=8) == next_trial(flat, 4, 8, tried=9)
+    assert next_trial(flat, 4, 8, tried=8).found
+    assert next_trial(steep, 4, 8, tried=8).cores == 6
 
 
 def test_where_fewer_are_free_than_it_could_use_it_takes_those() -> None:
     points = [Point(1, 1.0), Point(6, 6.0), Point(12, 6.0)]
-    trial = climb(points, 6, 4)
+    trial = next_trial(points, 6, 4)
     assert (trial.cores, trial.found) == (4, True)
 
 

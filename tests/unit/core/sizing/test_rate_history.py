@@ -1,4 +1,4 @@
-"""What is remembered of rates by cores."""
+"""The history of rates by cores."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import pytest
 
 from cotenant.core.model.estimate import UNKNOWN, Estimate
 from cotenant.core.model.job import JobSpec, Request, Role
-from cotenant.core.sizing.rate_history import Track, Tracks, kind_of
+from cotenant.core.sizing.rate_history import RateHistories, RateHistory, job_class_of
 
 
 def spec(model: str, gpu_milli: int = 1000, tenant: str = "ann") -> JobSpec:
     return JobSpec(tenant=tenant, roles=(Role("worker", 1, Request(gpu_milli)),), model=model)
 
 
-def seen(tracks: Tracks, job: JobSpec, rates: dict[int, float]) -> None:
+def seen(tracks: RateHistories, job: JobSpec, rates: dict[int, float]) -> None:
     for cores, rate in rates.items():
-        tracks.add(kind_of(job), cores, rate)
+        tracks.add(job_class_of(job), cores, rate)
 
 
 def test_what_is_enough_is_known_once_more_gained_nothing() -> None:
-    tracks, job = Tracks(), spec("bert")
+    tracks, job = RateHistories(), spec("bert")
     seen(tracks, job, {4: 10.0})
-    assert tracks.enough(kind_of(job)) is None, "one count tells nothing"
+    assert tracks.enough(job_class_of(job)) is None, "one count tells nothing"
     seen(tracks, job, {2: 5.0})
     seen(tracks, job, {3: 7.5})
-    assert tracks.enough(kind_of(job)) is None, "it may still rise"
+    assert tracks.enough(job_class_of(job)) is None, "it may still rise"
     seen(tracks, job, {5: 10.0})
-    assert tracks.enough(kind_of(job)) == 4
+    assert tracks.enough(job_class_of(job)) == 4
 
 
-def test_an_estimate_that_tells_no_cores_gets_those_of_its_kind_else_the_median_of_its_category() -> None:
-    tracks = Tracks()
+def test_an_estimate_without_cores_gets_those_of_its_class_or_category() -> None:
+    tracks = RateHistories()
     for model, enough in (("resnet18", 9), ("alexnet", 6), ("vgg16", 4)):
         seen(tracks, spec(model), {cores: min(cores, enough) * 1.0 for cores in range(1, 13)})
     assert tracks.informed(spec("alexnet"), UNKNOWN).cores_useful == 6
@@ -43,24 +43,24 @@ def test_an_estimate_that_tells_no_cores_gets_those_of_its_kind_else_the_median_
 
 
 def test_it_survives_a_restart_and_names_what_cannot_be_read() -> None:
-    tracks, job = Tracks(), spec("a/b %")
+    tracks, job = RateHistories(), spec("a/b %")
     seen(tracks, job, {1: 9.9, 2: 10.0, 3: 10.0})
-    again = Tracks()
+    again = RateHistories()
     assert again.restore({**tracks.dump(), "bad": b"{"}) == ["bad"]
-    assert again.points(kind_of(job)) == tracks.points(kind_of(job))
-    assert again.enough(kind_of(job)) == tracks.enough(kind_of(job)) == 1
+    assert again.points(job_class_of(job)) == tracks.points(job_class_of(job))
+    assert again.enough(job_class_of(job)) == tracks.enough(job_class_of(job)) == 1
     assert tracks.dump() == {}
 
 
 def test_the_kind_unused_for_longest_is_forgotten() -> None:
-    tracks = Tracks(kinds_max=2)
+    tracks = RateHistories(kinds_max=2)
     for model in ("a", "b", "c"):
         seen(tracks, spec(model), {1: 1.0})
-    assert [bool(tracks.points(kind_of(spec(model)))) for model in ("a", "b", "c")] == [False, True, True]
+    assert [bool(tracks.points(job_class_of(spec(model)))) for model in ("a", "b", "c")] == [False, True, True]
 
 
 def test_a_drop_counts_once_it_has_lasted_and_undisturbed() -> None:
-    track = Track()
+    track = RateHistory()
     assert track.add(3, 10.0, 60.0)
     assert not track.add(3, 5.0, 600.0, contended=True)
     assert not any(track.add(3, 8.0, 60.0) for _ in range(4))
@@ -71,12 +71,12 @@ def test_a_drop_counts_once_it_has_lasted_and_undisturbed() -> None:
 
 
 def test_a_drop_that_ends_soon_changes_nothing() -> None:
-    track = Track()
+    track = RateHistory()
     for rate in (10.0, 8.0, 8.0, 10.0, 8.0, 8.0, 10.0, 8.0, 8.0):
         track.add(3, rate, 120.0)
     assert not track.drifted
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0])
-def test_a_window_without_progress_says_nothing(rate: float) -> None:
-    assert not Track().add(3, rate, 60.0)
+def test_a_window_without_progress_is_ignored(rate: float) -> None:
+    assert not RateHistory().add(3, rate, 60.0)

@@ -38,22 +38,24 @@ def keeps(spec: JobSpec, batch: BatchTime, replicas: int, share: float = 1.0) ->
 def test_as_many_are_decided_as_keep_the_promise_and_not_one_more(batch: BatchTime, rate: float, target: float) -> None:
     spec, estimate = service(rate, target, most=24), told(batch)
     first = next((count for count in range(1, 25) if keeps(spec, batch, count)), None)
-    assert replica_sizing.decided(spec, estimate).replicas == (first or 24)
-    assert (replica_sizing.too_few(spec, estimate) is None) == (first is not None)
+    assert replica_sizing.with_required_replicas(spec, estimate).replicas == (first or 24)
+    assert (replica_sizing.unreachable_target(spec, estimate) is None) == (first is not None)
 
 
 @settings(deadline=None, max_examples=40)
 @given(BATCHES, RATES, st.floats(1.0, 4.0))
 def test_more_arrivals_never_give_fewer_replicas(batch: BatchTime, rate: float, times: float) -> None:
-    few, many = (replica_sizing.decided(service(one), told(batch)).replicas for one in (rate, rate * times))
+    few, many = (
+        replica_sizing.with_required_replicas(service(one), told(batch)).replicas for one in (rate, rate * times)
+    )
     assert few <= many
 
 
 @settings(deadline=None, max_examples=60)
 @given(BATCHES, RATES, st.sampled_from([0.004, 0.012, 0.03]), st.integers(1, 8))
-def test_what_a_refusal_says_would_change_it_does(batch: BatchTime, rate: float, target: float, most: int) -> None:
+def test_remedies_in_a_refusal_work(batch: BatchTime, rate: float, target: float, most: int) -> None:
     spec, estimate = service(rate, target, most=most), told(batch)
-    refusal = replica_sizing.too_few(spec, estimate)
+    refusal = replica_sizing.unreachable_target(spec, estimate)
     assume(refusal is not None)
     assert refusal
     numbers = refusal.numbers
@@ -63,10 +65,12 @@ def test_what_a_refusal_says_would_change_it_does(batch: BatchTime, rate: float,
         "arrivals_max": service(numbers.get("arrivals_max", rate), target, most=most),
     }
     for name in changed.keys() & numbers.keys():
-        assert replica_sizing.too_few(changed[name], estimate) is None, (name, refusal)
+        assert replica_sizing.unreachable_target(changed[name], estimate) is None, (name, refusal)
         assert f"{numbers[name]:g}" in refusal.remedy
     if "replicas_needed" in numbers:
-        assert replica_sizing.too_few(service(rate, target, most=int(numbers["replicas_needed"]) - 1), estimate)
+        assert replica_sizing.unreachable_target(
+            service(rate, target, most=int(numbers["replicas_needed"]) - 1), estimate
+        )
 
 
 @settings(deadline=None, max_examples=40)
@@ -85,37 +89,37 @@ def test_the_share_that_is_needed_suffices_and_little_less_does_not(batch: Batch
     assert more <= share
 
 
-def test_of_whom_nothing_is_known_the_fewest_run() -> None:
-    spec = replica_sizing.decided(service(least=2), UNKNOWN)
+def test_an_unknown_service_gets_its_minimum() -> None:
+    spec = replica_sizing.with_required_replicas(service(least=2), UNKNOWN)
     assert spec.replicas == 2
     assert "nothing is known" in replica_sizing.in_words(spec, UNKNOWN)
-    assert replica_sizing.too_few(spec, UNKNOWN) is None
+    assert replica_sizing.unreachable_target(spec, UNKNOWN) is None
     assert replica_sizing.share_needed(spec, UNKNOWN, 2) is None
 
 
-def test_who_says_how_many_keeps_as_many() -> None:
+def test_a_fixed_number_of_replicas_is_kept() -> None:
     spec = JobSpec(roles=(Role(replicas=3),), qos=service().qos)
     estimate = told(BatchTime(0.001, 0.01))
-    assert replica_sizing.decided(spec, estimate) is spec
-    assert replica_sizing.too_few(spec, estimate) is None
+    assert replica_sizing.with_required_replicas(spec, estimate) is spec
+    assert replica_sizing.unreachable_target(spec, estimate) is None
     assert replica_sizing.in_words(spec, estimate) == ""
 
 
-@pytest.mark.parametrize(("needed", "share"), [(2, 1.0), (3, 1.0), (4, math.inf), (None, math.inf)])
-def test_a_predictor_that_tells_no_batch_times_is_taken_at_its_word(needed: int | None, share: float) -> None:
-    latency = Latency(3, replicas_needed=needed)
+@pytest.mark.parametrize(("required_replicas", "share"), [(2, 1.0), (3, 1.0), (4, math.inf), (None, math.inf)])
+def test_without_batch_times_the_predictors_verdict_counts(required_replicas: int | None, share: float) -> None:
+    latency = Latency(3, replicas_needed=required_replicas)
     estimate = Estimate(candidates=(CandidateEstimate(latency=latency, allocation=Candidate(4)),))
     assert replica_sizing.share_needed(service(), estimate, 3) == share
     assert replica_sizing.share_needed(service(), estimate, 5) is None
-    assert replica_sizing.decided(service(most=8), estimate).replicas == (needed or 8)
+    assert replica_sizing.with_required_replicas(service(most=8), estimate).replicas == (required_replicas or 8)
 
 
-def test_a_limit_below_what_is_needed_is_told_in_full() -> None:
-    refusal = replica_sizing.too_few(service(most=4), told(BatchTime(0.001, 0.01)))
+def test_a_maximum_that_is_too_low_is_explained_in_full() -> None:
+    refusal = replica_sizing.unreachable_target(service(most=4), told(BatchTime(0.001, 0.01)))
     assert refusal is not None
     assert refusal.detail == (
-        "it takes 5 replicas to answer 99 % of 900 requests a second within 0.03 s, and it may have 4; with 4 they "
-        "take 0.0309 s"
+        "it takes 5 replicas to answer 99 % of 900 requests a second within 0.03 s, and its maximum is 4; "
+        "4 of them take 0.0309 s"
     )
     assert refusal.remedy == (
         "replicas_max is 5 or more, or its target is 0.0309 s or more, or at most 832 requests arrive a second"
@@ -123,19 +127,16 @@ def test_a_limit_below_what_is_needed_is_told_in_full() -> None:
 
 
 def test_a_target_below_the_time_of_one_request_is_kept_by_no_number() -> None:
-    refusal = replica_sizing.too_few(service(target=0.005), told(BatchTime(0.001, 0.01)))
+    refusal = replica_sizing.unreachable_target(service(target=0.005), told(BatchTime(0.001, 0.01)))
     assert refusal is not None
     assert "one request alone takes 0.011 s" in refusal.detail
     assert "replicas_max" not in refusal.remedy
 
 
-def test_why_there_are_as_many_is_told() -> None:
+def test_the_number_of_replicas_is_explained() -> None:
     estimate = told(BatchTime(0.001, 0.01))
     assert "the fewest that answer 99 %" in replica_sizing.in_words(service().with_replicas(5), estimate)
     assert "alone 5 would" in replica_sizing.in_words(service().with_replicas(7), estimate)
-    assert (
-        replica_sizing.in_words(service(least=8).with_replicas(8), estimate)
-        == "8 replicas, the fewest that it may have"
-    )
+    assert replica_sizing.in_words(service(least=8).with_replicas(8), estimate) == "8 replicas, its minimum"
     crowded = replace(service(most=3), roles=service(most=3).with_replicas(3).roles)
-    assert replica_sizing.in_words(crowded, estimate) == "3 replicas, the most that it may have"
+    assert replica_sizing.in_words(crowded, estimate) == "3 replicas, its maximum"

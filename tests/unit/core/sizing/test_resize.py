@@ -1,4 +1,4 @@
-"""What can be spared for a running job, and what an allocator may answer."""
+"""What is spare for a running job, and what an allocator may answer."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from cotenant.core.capacity.ledger import Holding, Share
 from cotenant.core.model.estimate import UNKNOWN
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.policy.protocols import Sizing
-from cotenant.core.sizing.resize import BadSizing, Running, agreed, resized
+from cotenant.core.sizing.resize import BadSizing, ResizableJob, resized, validated_cores
 
 
-def running(cores: tuple[int, ...] = (4, 1), spare: tuple[int, ...] = (2, 0)) -> Running:
+def running(cores: tuple[int, ...] = (4, 1), spare: tuple[int, ...] = (2, 0)) -> ResizableJob:
     roles = (Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=1)))
-    return Running("a", JobSpec(roles=roles), UNKNOWN, cores, spare)
+    return ResizableJob("a", JobSpec(roles=roles), UNKNOWN, cores, spare)
 
 
 def test_an_allocator_may_take_what_is_spare_and_give_back_all_but_one_core() -> None:
-    assert agreed(running(), Sizing((6, 1), "")) == (6, 1)
-    assert agreed(running(), Sizing((1, 1), "")) == (1, 1)
-    assert agreed(running(), Sizing((4, 1), "")) is None
-    assert agreed(running(), None) is None
+    assert validated_cores(running(), Sizing((6, 1), "")) == (6, 1)
+    assert validated_cores(running(), Sizing((1, 1), "")) == (1, 1)
+    assert validated_cores(running(), Sizing((4, 1), "")) is None
+    assert validated_cores(running(), None) is None
 
 
 @pytest.mark.parametrize(
     ("cores", "why"),
-    [((7, 1), "spare"), ((0, 1), "needs a core"), ((4, 2), "user asked"), ((4,), "not its roles")],
+    [((7, 1), "spare"), ((0, 1), "needs a core"), ((4, 2), "user asked"), ((4,), "does not match its roles")],
 )
-def test_an_allocator_that_wants_what_it_may_not_is_told_so(cores: tuple[int, ...], why: str) -> None:
+def test_an_invalid_sizing_is_rejected_with_the_reason(cores: tuple[int, ...], why: str) -> None:
     with pytest.raises(BadSizing, match=why):
-        agreed(running(), Sizing(cores, ""))
+        validated_cores(running(), Sizing(cores, ""))
 
 
-def test_only_cores_change_in_what_is_held() -> None:
+def test_a_resize_changes_only_cores() -> None:
     places, held = [Share(3, 1, 2), Share(1, 0, 1)], [Holding(3, 2, 8, 5), Holding(1, cores=1, shares=((0, 500),))]
     assert resized(places, held, (7, 3)) == (Holding(3, 2, 6, 5), Holding(1, cores=7, shares=((0, 500),)))

@@ -76,7 +76,7 @@ def test_no_node_lends_more_than_it_has_and_nothing_is_lent_without_gain(
         assert count == 0 or one.worth[count] > one.worth[count - 1]
 
 
-def test_who_holds_a_core_keeps_it_against_a_gain_that_may_be_noise() -> None:
+def test_a_lent_core_stays_if_the_gain_elsewhere_may_be_noise() -> None:
     old, new = Borrower("b", [1.0, 1.30], {0: 1}, held=1), Borrower("a", [1.0, 1.31], {0: 1})
     assert lend({0: 1}, [old, new]) == {"a": 0, "b": 1}
     assert lend({0: 1}, [old, new], keep=1.0) == {"a": 1, "b": 0}

@@ -1,4 +1,4 @@
-"""A node's samples go to the replica of contention that its name prefers, and to the next one while that is away."""
+"""A node streams samples to its preferred contention replica, and to the next one while that is unreachable."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import grpc.aio
 import pytest
 
 from cotenant.node_agent.control import contention_link
-from cotenant.node_agent.control.contention_link import LASTED_SECONDS, ContentionLink, Replica
+from cotenant.node_agent.control.contention_link import STABLE_SECONDS, ContentionLink, Replica
 from cotenant.rpc.rendezvous_hash import ranked
 
 ADDRESSES = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
 
 
 class Link(ContentionLink):
-    """Tries addresses, each for as long as the test says, on a clock of the test's."""
+    """Connects to addresses, each for as long as the test says, on a clock of the test's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lasted: list[float]) -> None:
         super().__init__(
@@ -27,9 +27,9 @@ class Link(ContentionLink):
             "",
             "n1",
             sample=lambda: None,  # type: ignore[arg-type, return-value]  # none is taken
-            obey=lambda directive: None,
-            away=lambda: None,
-            holding=lambda: False,
+            apply_directive=lambda directive: None,
+            disconnected=lambda: None,
+            any_throttled=lambda: False,
             interval_seconds=1.0,
             rng=Random(1),
         )
@@ -48,44 +48,44 @@ class Link(ContentionLink):
 async def tried(monkeypatch: pytest.MonkeyPatch, lasted: list[float]) -> Any:
     link = Link(monkeypatch, list(lasted))
     running = asyncio.create_task(link.run())
-    while len(link.tried) <= len(lasted):  # noqa: ASYNC110  # what is waited for tells nobody
+    while len(link.tried) <= len(lasted):  # noqa: ASYNC110  # no event to wait for
         await asyncio.sleep(0)
     running.cancel()
     return link.tried
 
 
-async def test_the_next_ones_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = ranked("n1", ADDRESSES)
     assert await tried(monkeypatch, [0.0, 1.0, 0.0, 0.0]) == [first, second, third, first, second]
 
 
-async def test_one_that_held_a_stream_for_long_gives_way_to_the_first_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_long_stream_the_preferred_replica_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, _ = ranked("n1", ADDRESSES)
-    assert await tried(monkeypatch, [0.0, LASTED_SECONDS, LASTED_SECONDS]) == [first, second, first, first]
+    assert await tried(monkeypatch, [0.0, STABLE_SECONDS, STABLE_SECONDS]) == [first, second, first, first]
 
 
 class Homing(ContentionLink):
-    """Stays where it is for ever, among replicas of which the test says which are there."""
+    """Keeps its stream forever, among replicas that the test declares reachable."""
 
     def __init__(self, endpoint: str, there: set[str]) -> None:
-        self.there, self.held_back, self.looks = there, False, 0
+        self.there, self.throttling, self.looks = there, False, 0
         self.tried: asyncio.Queue[Replica] = asyncio.Queue()
         super().__init__(
             endpoint,
             "",
             "n1",
             sample=lambda: None,  # type: ignore[arg-type, return-value]  # none is taken
-            obey=lambda directive: None,
-            away=lambda: None,
-            holding=self._is_holding,
+            apply_directive=lambda directive: None,
+            disconnected=lambda: None,
+            any_throttled=self._is_throttling,
             interval_seconds=1.0,
             rng=Random(1),
         )
         self._backoff.next_seconds = lambda: 0.0  # type: ignore[method-assign]  # no time passes
 
-    def _is_holding(self) -> bool:
+    def _is_throttling(self) -> bool:
         self.looks += 1
-        return self.held_back
+        return self.throttling
 
     async def _hold_stream(self, replica: Replica) -> None:
         self.tried.put_nowait(replica)
@@ -94,33 +94,33 @@ class Homing(ContentionLink):
         nothing = grpc.aio.Metadata()
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing)
 
-    async def _reaches(self, replica: Replica) -> bool:
+    async def _is_reachable(self, replica: Replica) -> bool:
         return replica.address in self.there
 
 
-async def test_a_node_goes_home_once_its_replica_is_back_but_holds_on_to_what_it_holds_back(
+async def test_a_node_returns_to_its_preferred_replica_unless_it_throttles_an_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contention_link, "HOME_SECONDS", 0.001)
+    monkeypatch.setattr(contention_link, "PREFERRED_CHECK_SECONDS", 0.001)
     first, second, third = map(Replica, ranked("n1", ADDRESSES))
     link = Homing("|".join(ADDRESSES), {third.address})
     running = asyncio.create_task(link.run())
     assert [await link.tried.get() for _ in range(3)] == [first, second, third]
-    link.held_back = True
+    link.throttling = True
     link.there.add(second.address)
     before = link.looks
-    while link.looks < before + 3:  # noqa: ASYNC110  # what is waited for tells nobody
+    while link.looks < before + 3:  # noqa: ASYNC110  # no event to wait for
         await asyncio.sleep(0.001)
     assert link.tried.empty()
-    link.held_back = False
-    assert await link.tried.get() == first  # it is asked first again, and is not there
+    link.throttling = False
+    assert await link.tried.get() == first  # it is tried first again, and is unreachable
     assert await link.tried.get() == second
     link.there.add(first.address)
     assert await link.tried.get() == first
     running.cancel()
 
 
-async def test_replicas_behind_one_name_have_nodes_of_their_own_also_when_they_change(
+async def test_replicas_behind_one_name_divide_the_nodes_when_addresses_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As the pods of a StatefulSet behind a headless service, which come back at other addresses."""
@@ -135,7 +135,7 @@ async def test_replicas_behind_one_name_have_nodes_of_their_own_also_when_they_c
         return Replica(ranked("n1", [f"{number}:7" for number in stands_for])[0], "contention.mesh")
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    monkeypatch.setattr(contention_link, "HOME_SECONDS", 0.001)
+    monkeypatch.setattr(contention_link, "PREFERRED_CHECK_SECONDS", 0.001)
     link = Homing("contention.mesh:7", {f"10.0.0.{number}:7" for number in range(9)})
     running = asyncio.create_task(link.run())
     assert (here := await link.tried.get()) == preferred()
@@ -144,13 +144,13 @@ async def test_replicas_behind_one_name_have_nodes_of_their_own_also_when_they_c
     assert (here := await link.tried.get()) == preferred()
     stands_for.clear()  # the name server is away: the stream stays
     looks = link.looks
-    while link.looks < looks + 3:  # noqa: ASYNC110  # what is waited for tells nobody
+    while link.looks < looks + 3:  # noqa: ASYNC110  # no event to wait for
         await asyncio.sleep(0.001)
     assert link.tried.empty()
     running.cancel()
 
 
-async def test_an_agent_that_is_refused_backs_off_for_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_agent_backs_off_exponentially(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its first message seemed to go out: the answer comes after it."""
     waits: list[float] = []
     enough = asyncio.Event()
@@ -166,12 +166,12 @@ async def test_an_agent_that_is_refused_backs_off_for_longer_and_longer(monkeypa
         raise grpc.aio.AioRpcError(grpc.StatusCode.ALREADY_EXISTS, nothing, nothing)
 
     monkeypatch.setattr(ContentionLink, "_hold_stream", refuse)
-    monkeypatch.setattr(ContentionLink, "_nearer", lambda self, replica: asyncio.Event().wait())
+    monkeypatch.setattr(ContentionLink, "_wait_for_preferred", lambda self, replica: asyncio.Event().wait())
     monkeypatch.setattr("cotenant.node_agent.control.contention_link.asyncio.sleep", sleep)
     link = ContentionLink(
         ADDRESSES[0], "", "n1",
-        sample=lambda: None, obey=lambda directive: None,  # type: ignore[arg-type, return-value]  # none is taken
-        away=lambda: None, holding=lambda: False, interval_seconds=1.0, rng=Random(1),
+        sample=lambda: None, apply_directive=lambda directive: None,  # type: ignore[arg-type, return-value]  # none is taken
+        disconnected=lambda: None, any_throttled=lambda: False, interval_seconds=1.0, rng=Random(1),
     )  # fmt: skip
     running = asyncio.create_task(link.run())
     await enough.wait()

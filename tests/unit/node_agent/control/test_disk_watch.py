@@ -1,4 +1,4 @@
-"""No job fills the disk of its node: what writes too much is ended, and says why."""
+"""No job fills its node's disk: an attempt that writes too much is evicted with a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, shell, task
 from tests.unit.node_agent.placement import Placement
 
-from cotenant.node_agent.control.disk_watch import DiskWatch, EnforcedEnds, Space, used_bytes
+from cotenant.node_agent.control.disk_watch import DiskSpace, DiskWatch, Evictions, used_bytes
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
 from cotenant.store.port import Put
 from cotenant.store.sqlite import SqliteStore
@@ -36,7 +36,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-async def test_dd_beside_the_store_is_ended_with_the_reason_and_the_store_goes_on(
+async def test_a_job_that_fills_the_stores_disk_is_evicted_with_a_reason(
     small_disk: Path, placement: Placement, agent: RunningAgent
 ) -> None:
     await agent.stop()
@@ -52,7 +52,7 @@ async def test_dd_beside_the_store_is_ended_with_the_reason_and_the_store_goes_o
     assert ended.state == FAILED
     assert ended.message.startswith("disk reserve used: only ")
     assert "its working directory was removed" in ended.message
-    await until(lambda: not Space.of(small_disk, 8 * MIB).entered)
+    await until(lambda: not DiskSpace.of(small_disk, 8 * MIB).reserve_used)
     assert await store.get("acknowledged")
     await store.transact([], [Put("after", b"1")])
     assert not (await store.capacity()).why_stopped()
@@ -62,7 +62,7 @@ async def test_dd_beside_the_store_is_ended_with_the_reason_and_the_store_goes_o
     await store.close()
 
 
-async def test_an_attempt_is_ended_once_its_directory_exceeds_its_limit(
+async def test_an_attempt_is_evicted_when_its_directory_exceeds_the_limit(
     placement: Placement, agent: RunningAgent
 ) -> None:
     await agent.stop()
@@ -77,7 +77,7 @@ async def test_an_attempt_is_ended_once_its_directory_exceeds_its_limit(
     assert not placement.end("modest")
 
 
-def test_files_of_all_folders_count_and_holes_do_not(tmp_path: Path) -> None:
+def test_files_in_subdirectories_count_and_holes_do_not(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "full").write_bytes(b"x" * MIB)
     with (tmp_path / "hole").open("wb") as file:
@@ -87,13 +87,13 @@ def test_files_of_all_folders_count_and_holes_do_not(tmp_path: Path) -> None:
     assert used_bytes(tmp_path / "not there") == 0
 
 
-def test_space_is_looked_at_the_more_often_the_less_there_is() -> None:
-    free = [Space(free, 2**40, 2**27).pause_seconds for free in (2**40, 2**31, 2**28, 2**27)]
+def test_space_is_checked_more_often_the_less_is_left() -> None:
+    free = [DiskSpace(free, 2**40, 2**27).pause_seconds for free in (2**40, 2**31, 2**28, 2**27)]
     assert free == sorted(free, reverse=True)
     assert (free[0], free[-1]) == (2.0, 0.05)
 
 
-async def test_files_of_ended_attempts_go_before_a_running_one_is_ended(
+async def test_files_of_ended_attempts_are_removed_before_a_running_attempt_is_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = tmp_path / "kept" / "a-1" / "work"
@@ -103,11 +103,11 @@ async def test_files_of_ended_attempts_go_before_a_running_one_is_ended(
     running.mkdir(parents=True)
     (running / "data").write_bytes(b"x" * 4 * MIB)
     key = AttemptKey("b", 1)
-    monkeypatch.setattr(Space, "of", lambda path, reserve: Space(0 if old.exists() else 10**9, 10**10, 10**8))
+    monkeypatch.setattr(DiskSpace, "of", lambda path, reserve: DiskSpace(0 if old.exists() else 10**9, 10**10, 10**8))
     stopped: list[AttemptKey] = []
-    ends = EnforcedEnds(lambda key, grace: stopped.append(key))
+    ends = Evictions(lambda key, grace: stopped.append(key))
     known = {key: Known(Status(key, 1, "RUNNING", 0.0))}
-    await DiskWatch(tmp_path, lambda: known, lambda key: running, ends, reserve_bytes=10**8).look()
+    await DiskWatch(tmp_path, lambda: known, lambda key: running, ends, reserve_bytes=10**8).check()
     assert not old.exists()
     assert not stopped
 
@@ -119,13 +119,13 @@ class Known:
         self.status = status
 
 
-def test_an_end_keeps_its_reason_and_a_success_stays_one() -> None:
+def test_an_eviction_keeps_its_reason_and_a_success_stays_a_success() -> None:
     key = AttemptKey("a", 1)
-    ends = EnforcedEnds(lambda key, grace: None)
+    ends = Evictions(lambda key, grace: None)
     ends.end(key, "disk limit exceeded: 2.0 GB of 1.0 GB")
-    assert ends.applied(Status(key, 1, "STOPPING", 0.0)).message == ""
-    told = ends.applied(Status(key, 1, "STOPPED", 0.0, stop_reason="DISCONNECTED"))
+    assert ends.with_reason(Status(key, 1, "STOPPING", 0.0)).message == ""
+    told = ends.with_reason(Status(key, 1, "STOPPED", 0.0, stop_reason="DISCONNECTED"))
     assert (told.state, told.message, told.stop_reason) == ("FAILED", "disk limit exceeded: 2.0 GB of 1.0 GB", "")
-    assert ends.applied(Status(key, 1, "SUCCEEDED", 0.0)).state == "SUCCEEDED"
+    assert ends.with_reason(Status(key, 1, "SUCCEEDED", 0.0)).state == "SUCCEEDED"
     ends.forget({})
     assert key not in ends

@@ -1,4 +1,4 @@
-"""Agents of one user on one machine notice each other; nobody else can keep them from starting."""
+"""Agents of one user on one machine detect each other; other users cannot block them."""
 
 from __future__ import annotations
 
@@ -15,54 +15,56 @@ from tests.unit.node_agent.placement import Placement
 
 from cotenant.node_agent.control import machine_claims
 from cotenant.node_agent.control.agent import Agent, AgentConfig
-from cotenant.node_agent.control.machine_claims import Claim, MachineTaken, claims_directory, take
-from cotenant.node_agent.control.state_directory import AnotherAgent
+from cotenant.node_agent.control.machine_claims import Claim, MachineClaimConflict, acquire_claim, claims_directory
+from cotenant.node_agent.control.state_directory import AgentAlreadyRunning
 from cotenant.node_agent.supervisor.lease import boot_id
 
 HERE = Claim("a", "/state/a", 100, (0, 1), 4 << 30, 8 << 30)
 
 
 def test_a_second_agent_with_the_same_node_id_is_refused(tmp_path: Path) -> None:
-    held = take(tmp_path, HERE)
-    with pytest.raises(AnotherAgent, match=r"runs node 'a' already \(process 100, state in /state/a\)"):
-        take(tmp_path, replace(HERE, state_dir="/state/other", cpus=(2, 3)))
+    held = acquire_claim(tmp_path, HERE)
+    with pytest.raises(AgentAlreadyRunning, match=r"already runs node 'a' \(process 100, state in /state/a\)"):
+        acquire_claim(tmp_path, replace(HERE, state_dir="/state/other", cpus=(2, 3)))
     os.close(held)
-    os.close(take(tmp_path, HERE))
+    os.close(acquire_claim(tmp_path, HERE))
 
 
-def test_an_agent_that_offers_held_cpus_is_refused_with_what_helps(tmp_path: Path) -> None:
-    held = take(tmp_path, HERE)
-    with pytest.raises(MachineTaken, match=r"would offer 1 CPU that node 'a' offers .*--cpus.*--share-machine"):
-        take(tmp_path, replace(HERE, node_id="b", cpus=(1, 2)))
+def test_an_agent_that_offers_held_cpus_is_refused_with_a_hint(tmp_path: Path) -> None:
+    held = acquire_claim(tmp_path, HERE)
+    with pytest.raises(
+        MachineClaimConflict, match=r"would offer 1 CPU that node 'a' already offers .*--cpus.*--share-machine"
+    ):
+        acquire_claim(tmp_path, replace(HERE, node_id="b", cpus=(1, 2)))
     os.close(held)
 
 
-def test_memory_is_offered_once(tmp_path: Path) -> None:
-    held = [take(tmp_path, HERE), take(tmp_path, replace(HERE, node_id="b", cpus=(2,)))]
-    with pytest.raises(MachineTaken, match=r"with node 'a', 'b' it would offer 12.0 GiB of memory, of 8.0 GiB"):
-        take(tmp_path, replace(HERE, node_id="c", cpus=(3,)))
+def test_memory_cannot_be_offered_twice(tmp_path: Path) -> None:
+    held = [acquire_claim(tmp_path, HERE), acquire_claim(tmp_path, replace(HERE, node_id="b", cpus=(2,)))]
+    with pytest.raises(MachineClaimConflict, match=r"with node 'a', 'b' it would offer 12.0 GiB of memory, of 8.0 GiB"):
+        acquire_claim(tmp_path, replace(HERE, node_id="c", cpus=(3,)))
     for descriptor in held:
         os.close(descriptor)
 
 
-def test_what_a_killed_agent_held_is_free(tmp_path: Path) -> None:
+def test_the_claim_of_a_killed_agent_is_free(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        take(tmp_path, HERE)
+        acquire_claim(tmp_path, HERE)
         os.write(writer, b"x")
         os._exit(0)
     os.read(reader, 1)
     os.waitpid(pid, 0)
-    os.close(take(tmp_path, replace(HERE, node_id="b")))
+    os.close(acquire_claim(tmp_path, replace(HERE, node_id="b")))
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
-def test_damaged_claims_hold_nothing_up(tmp_path: Path) -> None:
-    held = take(tmp_path, HERE)
+def test_damaged_claims_are_ignored(tmp_path: Path) -> None:
+    held = acquire_claim(tmp_path, HERE)
     (path,) = tmp_path.glob("*.json")
     path.write_text('{"node_id": 7}')
-    os.close(take(tmp_path, replace(HERE, node_id="b")))
+    os.close(acquire_claim(tmp_path, replace(HERE, node_id="b")))
     os.close(held)
 
 
@@ -75,7 +77,7 @@ def test_damaged_claims_hold_nothing_up(tmp_path: Path) -> None:
         max_size=6,
     )
 )  # fmt: skip
-def test_claims_that_are_held_together_never_overlap(wanted: list[Claim]) -> None:
+def test_held_claims_never_overlap(wanted: list[Claim]) -> None:
     held: list[Claim] = []
     for claim in wanted:
         if not claim.conflict(held):
@@ -86,7 +88,7 @@ def test_claims_that_are_held_together_never_overlap(wanted: list[Claim]) -> Non
     assert len(held) < 2 or sum(claim.memory_bytes for claim in held) <= HERE.machine_memory_bytes
 
 
-def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_writable_by_others_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
     squatted = tmp_path / "run"
     (squatted / "cotenant").mkdir(parents=True)  # of somebody else than 4321
@@ -106,19 +108,19 @@ def test_each_boot_and_each_user_has_claims_of_its_own(tmp_path: Path, monkeypat
     assert first.parent == tmp_path / "cotenant"
 
 
-async def test_a_real_second_agent_does_not_start_unless_told_to_share(
+async def test_a_second_agent_starts_only_if_sharing_is_allowed(
     placement: Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both would offer all cores as free, though the other one's jobs hold some."""
+    """Both would offer all cores as free although the other agent's jobs hold some."""
     monkeypatch.setattr(machine_claims, "claims_directory", lambda environment, boot: tmp_path)
     config = AgentConfig("claimed", tmp_path / "one", placement.endpoint, gpus="fake:0", share_machine=False)
     stop = asyncio.Event()
     first = asyncio.create_task(Agent(config).run(stop))
     hello = await placement.connected()
     assert hello.inventory.machine == boot_id()
-    with pytest.raises(AnotherAgent, match="runs node 'claimed' already"):
+    with pytest.raises(AgentAlreadyRunning, match="already runs node 'claimed'"):
         await Agent(replace(config, state_dir=tmp_path / "two")).run(asyncio.Event())
-    with pytest.raises(AnotherAgent, match=f"would offer {len(CPUS)} CPUs that node 'claimed' offers"):
+    with pytest.raises(AgentAlreadyRunning, match=f"would offer {len(CPUS)} CPUs that node 'claimed' already offers"):
         await Agent(replace(config, node_id="other", state_dir=tmp_path / "two")).run(asyncio.Event())
     sharing = replace(config, node_id="other", state_dir=tmp_path / "two", share_machine=True)
     second = asyncio.create_task(Agent(sharing).run(stop))
@@ -127,7 +129,7 @@ async def test_a_real_second_agent_does_not_start_unless_told_to_share(
     await asyncio.gather(first, second)
 
 
-async def test_nodes_of_a_divided_machine_fit_together(
+async def test_agents_of_a_divided_machine_do_not_conflict(
     placement: Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if len(CPUS) < 2:
@@ -148,7 +150,7 @@ async def test_nodes_of_a_divided_machine_fit_together(
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
-def test_what_is_no_file_among_the_claims_holds_nothing_up(tmp_path: Path, kind: str) -> None:
+def test_entries_that_are_not_files_are_ignored(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "planted.json"
     if kind == "fifo":
         os.mkfifo(path)
@@ -156,19 +158,19 @@ def test_what_is_no_file_among_the_claims_holds_nothing_up(tmp_path: Path, kind:
         path.symlink_to("/dev/zero")
     else:
         path.mkdir()
-    held = take(tmp_path, HERE)
-    with pytest.raises(MachineTaken):
-        take(tmp_path, replace(HERE, node_id="b"))
+    held = acquire_claim(tmp_path, HERE)
+    with pytest.raises(MachineClaimConflict):
+        acquire_claim(tmp_path, replace(HERE, node_id="b"))
     os.close(held)
 
 
-def test_a_held_claim_that_cannot_be_read_is_not_emptied_by_another_agent(tmp_path: Path) -> None:
-    held = take(tmp_path, HERE)
+def test_an_unreadable_held_claim_is_not_truncated(tmp_path: Path) -> None:
+    held = acquire_claim(tmp_path, HERE)
     (path,) = tmp_path.glob("*.json")
     path.write_text('{"node_id": 7}')
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(BlockingIOError):
-        take(tmp_path, HERE)
+        acquire_claim(tmp_path, HERE)
     assert path.read_text() == '{"node_id": 7}'
     assert len(os.listdir("/proc/self/fd")) == descriptors
     os.close(held)

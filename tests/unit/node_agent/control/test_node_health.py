@@ -1,4 +1,4 @@
-"""An agent over a driver that a test drives: what it tells placement, what it refuses, and what it remembers."""
+"""An agent with a driver that the test controls: what it reports, refuses and remembers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ async def node(
 ) -> AsyncIterator[RunningAgent]:
     """An agent with eight GPUs that looks often and has little patience; not started yet."""
     patient = partial(
-        node_health.Health, patience_seconds=0.5, knows_pids=True
+        node_health.NodeHealth, gpu_release_seconds=0.5, knows_pids=True
     )  # NVML's pids are those that a test says
-    monkeypatch.setattr(agent, "Health", patient)
+    monkeypatch.setattr(agent, "NodeHealth", patient)
     running = RunningAgent(
         AgentConfig(
             node_id=NODE,
@@ -56,7 +56,7 @@ def ill(placement: Placement) -> dict[str, str]:
     return {gpu.uuid: gpu.unhealthy_reason for gpu in newest(placement).gpus if gpu.unhealthy_reason}
 
 
-async def test_an_xid_puts_its_gpu_into_quarantine_until_it_is_released(
+async def test_an_xid_quarantines_its_gpu_until_it_is_released(
     node: RunningAgent, placement: Placement, driver: FakeDriver
 ) -> None:
     await node.start()
@@ -74,7 +74,7 @@ async def test_an_xid_puts_its_gpu_into_quarantine_until_it_is_released(
     await placement.until(lambda: not ill(placement))
 
 
-async def test_an_end_tells_what_was_seen_of_its_gpus_while_it_ran(
+async def test_an_end_reports_the_signs_seen_on_its_gpus(
     node: RunningAgent, placement: Placement, driver: FakeDriver
 ) -> None:
     await node.start()
@@ -94,7 +94,7 @@ async def test_an_end_tells_what_was_seen_of_its_gpus_while_it_ran(
     ]
 
 
-async def test_quarantine_is_remembered_by_the_next_agent_and_ended_by_a_reboot(
+async def test_quarantine_survives_a_restart_and_ends_with_a_reboot(
     node: RunningAgent, placement: Placement, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.start()
@@ -113,7 +113,7 @@ async def test_quarantine_is_remembered_by_the_next_agent_and_ended_by_a_reboot(
     assert not [gpu.uuid for gpu in hello.inventory.gpus if gpu.unhealthy_reason]
 
 
-async def test_a_gpu_that_falls_off_stays_known_and_gets_no_work(
+async def test_a_lost_gpu_stays_known_and_gets_no_work(
     node: RunningAgent, placement: Placement, driver: FakeDriver
 ) -> None:
     await node.start()
@@ -130,7 +130,7 @@ async def test_a_gpu_that_falls_off_stays_known_and_gets_no_work(
     await placement.until(lambda: not ill(placement))
 
 
-async def test_while_nvml_hangs_all_gpus_are_held_and_none_gets_well(
+async def test_while_nvml_hangs_all_gpus_are_held_and_none_recovers(
     node: RunningAgent, placement: Placement, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml_link, "RETRY_SECONDS_MAX", 0.05)
@@ -148,13 +148,13 @@ async def test_while_nvml_hangs_all_gpus_are_held_and_none_gets_well(
     assert set(ill(placement)) == {uuid(2)}
 
 
-async def test_an_agent_that_starts_while_nvml_hangs_holds_the_gpus_that_it_knew(
+async def test_an_agent_that_starts_while_nvml_hangs_holds_its_known_gpus(
     node: RunningAgent, placement: Placement, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.start()
     await placement.connected()
     await node.stop()
-    monkeypatch.setattr(node_health, "FIRST_LOOK_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(node_health, "FIRST_CHECK_SECONDS_MAX", 0.3)
     monkeypatch.setattr(agent, "NvmlLink", partial(nvml_link.NvmlLink, start_seconds_max=2.0, retry_seconds_first=0.05))
     driver.say("hang_init")
     await node.start()
@@ -164,7 +164,7 @@ async def test_an_agent_that_starts_while_nvml_hangs_holds_the_gpus_that_it_knew
     await placement.until(lambda: placement.inventories and len(newest(placement).gpus) == 8 and not ill(placement))
 
 
-async def test_a_gpu_that_a_stranger_holds_is_not_given_away_until_the_stranger_is_gone(
+async def test_a_gpu_with_a_foreign_process_is_not_allocated_until_it_exits(
     node: RunningAgent, placement: Placement, driver: FakeDriver
 ) -> None:
     stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
@@ -186,7 +186,7 @@ async def test_a_gpu_that_a_stranger_holds_is_not_given_away_until_the_stranger_
     await placement.until(lambda: not ill(placement))
 
 
-async def test_what_an_attempt_leaves_on_its_gpu_holds_the_gpu_when_its_end_is_told(
+async def test_a_process_that_an_attempt_leaves_on_its_gpu_holds_the_gpu(
     node: RunningAgent, placement: Placement, driver: FakeDriver
 ) -> None:
     await node.start()
@@ -238,17 +238,17 @@ class Told:
         return [{"uuid": uuid} for uuid in self.minors]
 
 
-async def test_a_lost_gpu_that_is_released_before_the_first_look_is_forgotten(tmp_path: Path) -> None:
+async def test_a_lost_gpu_that_is_released_before_the_first_check_is_removed(tmp_path: Path) -> None:
     async def looked_after(*uuids: str, released: str = "") -> dict[str, bool]:
         inventory = resources_pb2.Inventory()
-        watched = node_health.Health(
+        watched = node_health.NodeHealth(
             inventory, tmp_path, link=Told(*uuids), attempts=dict, changed=lambda: None,  # type: ignore[arg-type]  # all it asks
             interval_seconds=1.0, sysfs=tmp_path,
         )  # fmt: skip
         await watched.open()
         if released:
             watched.release([released])
-        await watched.look()
+        await watched.check()
         return {gpu.uuid: not gpu.unhealthy_reason for gpu in inventory.gpus}
 
     assert await looked_after("one", "two") == {"one": True, "two": True}

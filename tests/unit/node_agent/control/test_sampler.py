@@ -1,4 +1,4 @@
-"""Samples to contention, and what comes back."""
+"""Samples to contention, and directives from it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.calm
 STEPS = "import time; from cotenant import progress\nwhile True: time.sleep(0.05); progress.step(phase='validation')"
 
 
-def test_pressure_is_read_and_odd_content_is_none(tmp_path: Path) -> None:
+def test_pressure_is_parsed_and_odd_content_is_ignored(tmp_path: Path) -> None:
     told = parse_pressure("some avg10=2.50 avg60=1 total=5\nfull avg10=0.75 avg60=x\nfull avg10=x\nnonsense")
     assert (told.some_avg10, told.full_avg10) == (2.5, 0.75)
     assert read_pressure("cpu", tmp_path) == contention_service_pb2.Pressure()
 
 
-def test_pressure_within_a_group_is_told_by_version_2_alone(tmp_path: Path) -> None:
+def test_only_version_2_reports_pressure_within_a_group(tmp_path: Path) -> None:
     (tmp_path / "cpu.pressure").write_text("some avg10=12.50 avg60=0 avg300=0 total=9\n")
     told = pressure_within(Group(2, {"unified": str(tmp_path)}, ()), "cpu")
     assert told is not None
@@ -77,18 +77,16 @@ async def test_each_attempt_is_sampled(
         await placement.ended(job_id)
 
 
-async def test_a_directive_for_nobody_here_is_told_of(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_directive_for_an_unknown_attempt_is_logged(placement: Placement, agent: RunningAgent) -> None:
     placement.directives.append(contention_service_pb2.Directive(id="d1", job_id="x", number=1, share=0.5))
     await agent.stop()
     with capture_logs() as logs:
         await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.05)
         await placement.until(lambda: len(placement.samples) >= 3)
-    assert [entry["why"] for entry in logs if entry["event"] == "directive_too_late"] == [
-        "it is not known on this node"
-    ]
+    assert [entry["why"] for entry in logs if entry["event"] == "directive_obsolete"] == ["unknown on this node"]
 
 
-async def test_what_is_held_and_expected_is_told(placement: Placement, agent: RunningAgent) -> None:
+async def test_samples_include_cores_and_the_expected_rate(placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.1, memory_bandwidth_peak=25e9)
     await placement.connected(2)
@@ -114,7 +112,7 @@ async def test_what_is_held_and_expected_is_told(placement: Placement, agent: Ru
     assert placement.samples[-1].attempts[0].expected_rate_per_second == 0  # the order tells none
 
 
-async def test_samples_come_again_after_contention_was_away(placement: Placement, agent: RunningAgent) -> None:
+async def test_samples_resume_after_contention_reconnects(placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.05)
     await placement.until(lambda: placement.samples)

@@ -1,4 +1,4 @@
-"""Holding attempts back as contention directs: on real control groups, and let go whatever happens."""
+"""Throttles attempts as contention directs, on real control groups, and releases them whatever happens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.node_agent.test_profiling import BOTH, OTHER, PACED, cpus_of, di
 from cotenant import telemetry
 from cotenant.core.policy.protocols import Throttle
 from cotenant.node_agent.control import throttle_directives
-from cotenant.node_agent.control.throttle_directives import throttle_for, words
+from cotenant.node_agent.control.throttle_directives import describe_throttle, throttle_for_share
 from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.v1 import contention_service_pb2 as contention
 from cotenant.v1 import job_pb2
@@ -37,7 +37,7 @@ while True: time.sleep(0.02)
 
 @pytest.fixture
 async def watched(placement: Placement, agent: RunningAgent) -> RunningAgent:
-    """An agent that tells contention, which here is the same server as placement."""
+    """An agent with a stream to contention, here the same server as placement."""
     await agent.stop()
     await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.1)
     await placement.connected(2)
@@ -68,7 +68,7 @@ def last_throttle(placement: Placement) -> contention.Throttle | None:
 
 
 async def held(placement: Placement, **fields: Any) -> None:
-    """Wait until a sample tells that the job is held back so, and so only."""
+    """Wait until a sample reports exactly this throttle of the job."""
     wanted = contention.Throttle(**{"bandwidth_percent": 100, **fields})
     await placement.until(lambda: last_throttle(placement) == wanted)
 
@@ -85,7 +85,7 @@ def group_of(state_dir: Path) -> Any:
 
 
 @pytest.mark.root
-async def test_each_way_is_carried_out_told_and_taken_back(placement: Placement, watched: RunningAgent) -> None:
+async def test_each_throttle_is_applied_reported_and_released(placement: Placement, watched: RunningAgent) -> None:
     need_groups("cpuset", "cpu", "freezer")
     pid = await begun(placement, watched, cpu_job(best_effort=True))
     group = group_of(watched.config.state_dir)
@@ -93,7 +93,7 @@ async def test_each_way_is_carried_out_told_and_taken_back(placement: Placement,
     await held(placement, cores=1)
     assert len(next(iter(cpus_of(pid)))) == 1
     told = await placement.until(lambda: placement.progress and placement.progress[-1].progress.throttle)
-    assert told == "on 1 of its cores: job gpu is 20 % slower"
+    assert told == "limited to 1 of its cores: job gpu is 20 % slower"
     placement.directives.append(directive(cores=1, idle=True))
     await held(placement, cores=1, idle=True)
     assert group.is_idle()
@@ -108,7 +108,7 @@ async def test_each_way_is_carried_out_told_and_taken_back(placement: Placement,
 
 
 @pytest.mark.root
-async def test_a_share_alone_is_reached_with_fewer_cores(placement: Placement, watched: RunningAgent) -> None:
+async def test_a_share_is_reached_with_fewer_cores(placement: Placement, watched: RunningAgent) -> None:
     need_groups("cpuset")
     pid = await begun(placement, watched, cpu_job())
     placement.directives.append(directive(share=0.5))
@@ -117,7 +117,7 @@ async def test_a_share_alone_is_reached_with_fewer_cores(placement: Placement, w
 
 
 @pytest.mark.root
-async def test_only_what_is_allowed_and_possible_is_done(placement: Placement, watched: RunningAgent) -> None:
+async def test_only_allowed_and_supported_throttles_apply(placement: Placement, watched: RunningAgent) -> None:
     need_groups("cpuset", "cpu")
     await begun(placement, watched, cpu_job())
     group = group_of(watched.config.state_dir)
@@ -129,7 +129,7 @@ async def test_only_what_is_allowed_and_possible_is_done(placement: Placement, w
 
 
 @pytest.mark.parametrize("groups", [pytest.param(True, marks=pytest.mark.root), False], ids=["groups", "no groups"])
-async def test_what_is_suspended_hears_its_warning_and_ends(
+async def test_a_suspended_job_gets_its_warning_and_ends(
     placement: Placement, watched: RunningAgent, groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if groups:
@@ -152,7 +152,7 @@ async def test_what_is_suspended_hears_its_warning_and_ends(
 
 
 @pytest.mark.root
-async def test_a_resize_keeps_it_held_back_on_its_new_cores(placement: Placement, watched: RunningAgent) -> None:
+async def test_a_resized_attempt_stays_throttled_on_its_new_cores(placement: Placement, watched: RunningAgent) -> None:
     need_groups("cpuset")
     pid = await begun(placement, watched, cpu_job())
     placement.directives.append(directive(cores=1))
@@ -171,23 +171,25 @@ async def test_a_resize_keeps_it_held_back_on_its_new_cores(placement: Placement
 
 
 @pytest.mark.root
-async def test_nothing_is_profiled_while_it_is_held_back(placement: Placement, watched: RunningAgent) -> None:
+async def test_a_throttled_attempt_is_not_profiled(placement: Placement, watched: RunningAgent) -> None:
     need_groups("cpuset")
     pid = await begun(placement, watched, cpu_job())
     placement.send(profiles=[profile_order("job", 2, steps=100_000)])
     await placement.until(lambda: placement.samples and placement.samples[-1].attempts[0].unsteady)
     placement.directives.append(directive(cores=1))
     *_, end = await placement.profile_over()
-    assert end.message == "it is being held back"
+    assert end.message == "the attempt is being throttled"
     await held(placement, cores=1)
     placement.send(profiles=[profile_order("job", 2)])
     *_, end = await placement.profile_over(2)
-    assert end.message == "it is held back"
+    assert end.message == "it is throttled"
     assert len(next(iter(cpus_of(pid)))) == 1
 
 
 @pytest.mark.root
-async def test_silence_frees_it(placement: Placement, watched: RunningAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_releases_the_attempt(
+    placement: Placement, watched: RunningAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need_groups("cpuset")
     lasts_seconds = min(PATIENCE, 5.0)
     monkeypatch.setattr(throttle_directives, "SILENT_SECONDS_MAX", lasts_seconds)
@@ -208,11 +210,11 @@ async def test_silence_frees_it(placement: Placement, watched: RunningAgent, mon
 
 
 @pytest.mark.root
-async def test_the_loss_of_contention_frees_it(
+async def test_the_loss_of_contention_releases_the_attempt(
     placement: Placement, watched: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_groups("cpuset")
-    monkeypatch.setattr(throttle_directives, "AWAY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(throttle_directives, "DISCONNECTED_SECONDS_MAX", 0.2)
     pid = await begun(placement, watched, cpu_job())
     placement.directives.append(directive(cores=1))
     await held(placement, cores=1)
@@ -221,7 +223,7 @@ async def test_the_loss_of_contention_frees_it(
 
 
 @pytest.mark.root
-async def test_an_agent_that_ends_lets_all_go(placement: Placement, watched: RunningAgent) -> None:
+async def test_a_stopping_agent_releases_all_attempts(placement: Placement, watched: RunningAgent) -> None:
     need_groups("cpuset", "freezer")
     pid = await begun(placement, watched, cpu_job())
     placement.directives.append(directive(cores=1, suspended=True))
@@ -232,7 +234,7 @@ async def test_an_agent_that_ends_lets_all_go(placement: Placement, watched: Run
 
 
 @pytest.mark.root
-async def test_an_agent_that_was_killed_is_followed_by_one_that_knows(placement: Placement, tmp_path: Path) -> None:
+async def test_the_next_agent_knows_the_throttles_of_a_killed_one(placement: Placement, tmp_path: Path) -> None:
     need_groups("cpuset", "freezer")
     agent = AgentProcess(
         placement, tmp_path / "state", contention_endpoint=placement.endpoint, sample_interval_seconds=0.1
@@ -258,7 +260,7 @@ async def test_an_agent_that_was_killed_is_followed_by_one_that_knows(placement:
     await agent.end(signal.SIGTERM)
 
 
-async def test_directives_that_cannot_be_followed_do_no_harm(placement: Placement, watched: RunningAgent) -> None:
+async def test_invalid_directives_are_harmless(placement: Placement, watched: RunningAgent) -> None:
     pid = await begun(placement, watched, cpu_job())
     placement.directives += [directive(job_id="stranger"), directive(share=7), directive(bandwidth_percent=101)]
     await freed(placement)
@@ -269,14 +271,17 @@ async def test_directives_that_cannot_be_followed_do_no_harm(placement: Placemen
     await placement.until(lambda: not placement.directives)
 
 
-def test_a_way_to_a_share_is_found() -> None:
-    assert throttle_for(0.3, 1, False, True) == Throttle(bandwidth_percent=30)
-    assert throttle_for(0.3, 1, False, False).free  # nothing can be done
-    assert throttle_for(0.1, 8, False, False) == Throttle(cores=1)
-    assert words(Throttle(bandwidth_percent=20, suspended=True)) == "with 20 % of the memory bandwidth, suspended"
+def test_a_throttle_is_found_for_each_share() -> None:
+    assert throttle_for_share(0.3, 1, False, True) == Throttle(bandwidth_percent=30)
+    assert throttle_for_share(0.3, 1, False, False).free  # nothing can be done
+    assert throttle_for_share(0.1, 8, False, False) == Throttle(cores=1)
+    assert (
+        describe_throttle(Throttle(bandwidth_percent=20, suspended=True))
+        == "limited to 20 % of the memory bandwidth, suspended"
+    )
 
 
-async def test_the_jobs_trace_tells_for_how_long_how_and_why_it_was_held_back(
+async def test_the_jobs_trace_contains_its_throttles(
     placement: Placement, watched: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
@@ -294,7 +299,8 @@ async def test_the_jobs_trace_tells_for_how_long_how_and_why_it_was_held_back(
     placement.directives.append(directive(share=1.0, bandwidth_percent=100))
     await until(lambda: any(name == "throttle" for name, *_ in spans))
     ((_, parent, start, end, told),) = [span for span in spans if span[0] == "throttle"]
-    assert (parent, told["throttle"], told["why"]) == (job.trace_parent, "on 1 of its cores", "job gpu is 20 % slower")
+    assert (parent, told["throttle"]) == (job.trace_parent, "limited to 1 of its cores")
+    assert told["why"] == "job gpu is 20 % slower"
     assert 0 < start < end
     await freed(placement)
     placement.directives.append(directive(cores=1))

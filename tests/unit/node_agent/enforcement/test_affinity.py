@@ -1,4 +1,4 @@
-"""What threads should have after a change of cores, and that they get it."""
+"""The CPU masks of threads after a change of cores."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.node_agent.jobs import CPUS
 
-from cotenant.node_agent.enforcement.affinity import masks, settle, wanted_mask
+from cotenant.node_agent.enforcement.affinity import apply_masks, masks, wanted_mask
 
 CPU_SETS = st.frozensets(st.integers(0, 5), min_size=1)
 
 
 @given(st.none() | CPU_SETS, CPU_SETS, CPU_SETS, CPU_SETS, CPU_SETS)
-def test_a_thread_never_has_what_its_task_has_not(
+def test_a_thread_never_has_cpus_outside_its_task(
     own: frozenset[int] | None,
     now: frozenset[int],
     first: frozenset[int],
@@ -30,7 +30,7 @@ def test_a_thread_never_has_what_its_task_has_not(
 
 
 @given(CPU_SETS, CPU_SETS, CPU_SETS)
-def test_there_and_back_leaves_each_thread_with_what_it_had(
+def test_a_change_and_its_reversal_restore_each_mask(
     full: frozenset[int], less: frozenset[int], own: frozenset[int]
 ) -> None:
     less, own = less & full or full, own & full or full
@@ -38,7 +38,7 @@ def test_there_and_back_leaves_each_thread_with_what_it_had(
     assert wanted_mask(own, narrow, (full, less, full)) == own
 
 
-def test_a_thread_that_came_meanwhile_follows_its_task() -> None:
+def test_a_new_thread_follows_its_task() -> None:
     full, less = frozenset({0, 1, 2}), frozenset({0, 1})
     assert wanted_mask(None, less, (full, less, full)) == full
     assert wanted_mask(None, frozenset({1}), (full, less, full)) == {1}
@@ -57,7 +57,7 @@ for cpus in eval(sys.argv[1]):
 
 @pytest.fixture
 def sleepers() -> Iterator[subprocess.Popen[str]]:
-    """A process with a thread that pinned itself to one CPU, and one that did to two."""
+    """A process with one thread pinned to one CPU and another pinned to two."""
     if len(CPUS) < 2:
         pytest.skip("needs two CPUs")
     process = subprocess.Popen(
@@ -69,20 +69,20 @@ def sleepers() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_threads_keep_their_own_wish_without_any_group(sleepers: subprocess.Popen[str]) -> None:
+def test_threads_keep_their_chosen_cpus_without_a_group(sleepers: subprocess.Popen[str]) -> None:
     one, other, two = frozenset(CPUS[:1]), frozenset(CPUS[1:2]), frozenset(CPUS[:2])
     assert sleepers.stdout
     told = [int(sleepers.stdout.readline()) for _ in range(2)]
     own = masks([sleepers.pid])
     assert sorted(own[thread] for thread in told) == sorted([one, two])
-    settle(lambda: [sleepers.pid], own, two, two, other)
+    apply_masks(lambda: [sleepers.pid], own, two, two, other)
     assert {masks([sleepers.pid])[thread] for thread in told} == {other}
-    settle(lambda: [sleepers.pid], own, two, other, two)
+    apply_masks(lambda: [sleepers.pid], own, two, other, two)
     assert masks([sleepers.pid]) == own
 
 
-def test_processes_that_are_gone_are_passed_over() -> None:
+def test_processes_that_are_gone_are_skipped() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert masks([process.pid]) == {}
-    settle(lambda: [process.pid], {}, frozenset({0}), frozenset({0}), frozenset({0}))
+    apply_masks(lambda: [process.pid], {}, frozenset({0}), frozenset({0}), frozenset({0}))

@@ -1,4 +1,4 @@
-"""Device files of GPUs: who may open them, as a program says it, and as the kernel does."""
+"""Device files of GPUs: which tasks may open them, in the program and in the kernel."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.unit.node_agent.placement import Placement
 from cotenant.node_agent.enforcement.bpf import attach_device_program
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node_group
 from cotenant.node_agent.enforcement.device_program import Device, Instruction, deny
-from cotenant.node_agent.enforcement.gpu_devices import denied_to, deny_devices, gpu_devices, why_advisory
-from cotenant.node_agent.runtime.launch import Surroundings, make_groups
+from cotenant.node_agent.enforcement.gpu_devices import advisory_reason, denied_devices, deny_devices, gpu_devices
+from cotenant.node_agent.runtime.launch import LaunchContext, make_groups
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import resources_pb2
 
@@ -33,7 +33,7 @@ CHARACTER, BLOCK = 2, 1
 
 
 def run(code: bytes, context: bytes) -> int:
-    """A slow machine for the few instructions that we write; it ends with the answer."""
+    """Interpret the program's few instructions and return its result."""
     registers = [0] * 11
     place = 0
     for _ in range(len(code)):
@@ -61,27 +61,25 @@ DEVICES = st.builds(Device, st.sampled_from([1, 10, 195, 226, 509]), st.integers
 
 
 @given(st.sets(DEVICES, min_size=1, max_size=30), DEVICES, st.sampled_from([CHARACTER, BLOCK]), st.integers(1, 7))
-def test_the_program_says_no_to_what_it_is_given_and_yes_to_all_else(
-    denied: set[Device], asked: Device, kind: int, access: int
-) -> None:
+def test_the_program_denies_only_the_given_devices(denied: set[Device], asked: Device, kind: int, access: int) -> None:
     code = b"".join(each.encode() for each in deny(denied))
     for device in {asked, *denied}:
         answer = run(code, struct.pack("=III", access << 16 | kind, *device))
         assert answer == (0 if kind == CHARACTER and device in denied else 1)
 
 
-def test_a_task_may_open_what_it_holds_and_no_other_gpu() -> None:
+def test_a_task_may_open_only_its_own_gpus() -> None:
     devices = {"GPU-a": (Device(195, 0), Device(226, 128)), "GPU-b": (Device(195, 1),), "GPU-c": (Device(195, 2),)}
-    assert denied_to(task(gpus=["GPU-b"]), devices) == {Device(195, 0), Device(226, 128), Device(195, 2)}
-    assert denied_to(task(), devices) == {device for files in devices.values() for device in files}
-    assert denied_to(task(gpus=["GPU-a", "GPU-b", "GPU-c"]), devices) == set()
+    assert denied_devices(task(gpus=["GPU-b"]), devices) == {Device(195, 0), Device(226, 128), Device(195, 2)}
+    assert denied_devices(task(), devices) == {device for files in devices.values() for device in files}
+    assert denied_devices(task(gpus=["GPU-a", "GPU-b", "GPU-c"]), devices) == set()
 
 
 def gpu(uuid: str, bus: str = "", *, declared: bool = False) -> resources_pb2.Gpu:
     return resources_pb2.Gpu(uuid=uuid, pci_bus_id=bus, declared=declared)
 
 
-def test_device_files_are_those_that_nvml_or_the_driver_and_the_kernel_tell_of(tmp_path: Path) -> None:
+def test_device_files_come_from_nvml_the_driver_and_the_kernel(tmp_path: Path) -> None:
     told = "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-b\nDevice Minor: \t 3\nGPU Excluded:\t No"
     write(tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0/information", told)
     write(tmp_path / "sys/bus/pci/devices/0000:3b:00.0/drm/renderD129/dev", "226:129")
@@ -94,25 +92,23 @@ def test_device_files_are_those_that_nvml_or_the_driver_and_the_kernel_tell_of(t
     }
 
 
-def test_what_keeps_gpus_apart_only_by_advice_is_told() -> None:
+def test_advisory_gpu_isolation_is_reported() -> None:
     fake, real = gpu("F", declared=True), gpu("GPU-a")
     devices = {"GPU-a": (ZERO,)}
-    assert why_advisory(None, [fake], {}) is None
-    assert "GPU-a are not known" in str(why_advisory(None, [real], {}))
-    assert "no control group can be written" in str(why_advisory(None, [real], devices))
+    assert advisory_reason(None, [fake], {}) is None
+    assert "GPU-a are unknown" in str(advisory_reason(None, [real], {}))
+    assert "no writable control group" in str(advisory_reason(None, [real], devices))
 
 
-def test_a_group_without_devices_says_so(tmp_path: Path) -> None:
+def test_a_missing_devices_controller_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
     node = Group(1, {"memory": str(tmp_path / "node")}, ("memory",))
-    assert str(why_advisory(node, [gpu("GPU-a")], {"GPU-a": (ZERO,)})).endswith(
-        "no devices control group can be written"
-    )
+    assert str(advisory_reason(node, [gpu("GPU-a")], {"GPU-a": (ZERO,)})).endswith("no writable devices control group")
     assert not (tmp_path / "node/device-trial").exists()
 
 
 def opens(group: Group, path: Path) -> bool:
-    """Whether a process in the group may open a file."""
+    """Return whether a process in the group may open a file."""
     procs = " ".join(f"{directory}/cgroup.procs" for directory in group.paths())
     script = f"for file in {procs}; do echo $$ > $file || exit 9; done; exec 3< {path}"
     status = subprocess.run(["/bin/sh", "-c", script], check=False, capture_output=True).returncode
@@ -152,7 +148,7 @@ def unified(request: pytest.FixtureRequest) -> Iterator[Group]:
 
 
 @pytest.mark.root
-def test_version_2_refuses_by_a_program(unified: Group, files: dict[Device, Path]) -> None:
+def test_version_2_denies_with_a_program(unified: Group, files: dict[Device, Path]) -> None:
     assert all(opens(unified, path) for path in files.values())
     try:
         deny_devices(unified, {ZERO})
@@ -168,15 +164,15 @@ def test_version_2_refuses_by_a_program(unified: Group, files: dict[Device, Path
 
 
 @pytest.mark.root
-def test_a_program_that_the_kernel_does_not_take_is_an_error_with_its_reason(unified: Group) -> None:
-    with pytest.raises(GroupError, match="no device program can be attached"):
+def test_a_program_that_the_kernel_rejects_is_an_error_with_its_reason(unified: Group) -> None:
+    with pytest.raises(GroupError, match="cannot attach a device program"):
         attach_device_program(unified.paths()[0], [Instruction(0x95)])  # an answer that was never written
     with pytest.raises(GroupError, match="No such file"):
         attach_device_program(f"{unified.paths()[0]}/absent", deny([ZERO]))
 
 
 @pytest.mark.root
-def test_tasks_of_one_attempt_open_their_own_gpus_alone(
+def test_tasks_of_one_attempt_open_only_their_own_gpus(
     request: pytest.FixtureRequest, files: dict[Device, Path]
 ) -> None:
     need_groups()
@@ -185,10 +181,10 @@ def test_tasks_of_one_attempt_open_their_own_gpus_alone(
     devices = {"GPU-a": (ZERO,), "GPU-b": (FULL,)}
     attempt = node.child("attempt")
     try:
-        if why := why_advisory(node, [gpu("GPU-a"), gpu("GPU-b")], devices):
+        if why := advisory_reason(node, [gpu("GPU-a"), gpu("GPU-b")], devices):
             pytest.skip(why)
         job = assignment("job", ["true"], tasks=[task(0, gpus=["GPU-a"]), task(1, gpus=["GPU-b"]), task(2)])
-        surroundings = Surroundings(
+        surroundings = LaunchContext(
             node_group=node,
             all_cpus=(),
             notify_path="",
@@ -206,7 +202,7 @@ def test_tasks_of_one_attempt_open_their_own_gpus_alone(
 
 
 @pytest.mark.root
-async def test_a_job_cannot_open_the_gpu_of_another_whatever_it_does_to_its_environment(
+async def test_a_job_cannot_open_another_jobs_gpu_by_changing_its_environment(
     driver: FakeDriver, placement: Placement, agent: RunningAgent, tmp_path: Path, files: dict[Device, Path]
 ) -> None:
     need_groups()

@@ -1,4 +1,4 @@
-"""Who may be held back and how, and what the kernel makes of it."""
+"""Which jobs may be throttled and how, and what the kernel does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,25 @@ from tests.unit.node_agent.jobs import CPUS, task
 from tests.unit.node_agent.machines import write
 
 from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
-from cotenant.node_agent.enforcement.throttle_policy import FREE, Hold, HoldRefused, found_hold, hold_back, weight_of
+from cotenant.node_agent.enforcement.throttle_policy import (
+    FREE,
+    CpuThrottle,
+    ThrottleRefused,
+    apply_cpu_throttle,
+    current_cpu_throttle,
+    weight_of,
+)
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import resources_pb2
 
 ALLOCATION = resources_pb2.NodeAllocation(tasks=[task(0, cpus=[0, 1]), task(1)])
 WEIGHT = weight_of(2) + weight_of(0)
-HELD = [Hold(idle=True), Hold(cpu_limit_cores=0.5), Hold(suspended=True), Hold(True, 0.25, True)]
+HELD = [
+    CpuThrottle(idle=True),
+    CpuThrottle(cpu_limit_cores=0.5),
+    CpuThrottle(suspended=True),
+    CpuThrottle(True, 0.25, True),
+]
 
 
 @pytest.fixture
@@ -40,14 +52,14 @@ def busy(request: pytest.FixtureRequest) -> Iterator[tuple[Group, int]]:
     assert node.remove()
 
 
-@pytest.mark.parametrize("hold", [Hold(idle=True), Hold(cpu_limit_cores=1), Hold(True, 0.5, True)])
-def test_time_is_never_taken_from_a_job_that_is_not_best_effort(tmp_path: Path, hold: Hold) -> None:
+@pytest.mark.parametrize("hold", [CpuThrottle(idle=True), CpuThrottle(cpu_limit_cores=1), CpuThrottle(True, 0.5, True)])
+def test_only_best_effort_jobs_lose_cpu_time(tmp_path: Path, hold: CpuThrottle) -> None:
     write(tmp_path / "cpu.idle", "0")
     write(tmp_path / "cpu.max", "max 100000")
     write(tmp_path / "cgroup.freeze", "0")
     group = Group(2, {"unified": str(tmp_path)}, ("cpu",))
-    with pytest.raises(HoldRefused, match="not a best-effort job"):
-        hold_back(group, hold, best_effort=False, allocation=ALLOCATION)
+    with pytest.raises(ThrottleRefused, match="not a best-effort job"):
+        apply_cpu_throttle(group, hold, best_effort=False, allocation=ALLOCATION)
     assert [(tmp_path / name).read_text() for name in ("cpu.idle", "cpu.max", "cgroup.freeze")] == [
         "0\n",
         "max 100000\n",
@@ -55,43 +67,43 @@ def test_time_is_never_taken_from_a_job_that_is_not_best_effort(tmp_path: Path, 
     ]
 
 
-def test_without_a_group_nothing_is_held_and_letting_go_is_no_error() -> None:
-    hold_back(None, FREE, best_effort=True, allocation=ALLOCATION)
-    with pytest.raises(HoldRefused, match="no control group"):
-        hold_back(None, Hold(suspended=True), best_effort=True, allocation=ALLOCATION)
-    with pytest.raises(HoldRefused, match="-1"):
-        hold_back(None, Hold(cpu_limit_cores=-1), best_effort=True, allocation=ALLOCATION)
+def test_without_a_group_a_throttle_fails_and_a_release_does_not() -> None:
+    apply_cpu_throttle(None, FREE, best_effort=True, allocation=ALLOCATION)
+    with pytest.raises(ThrottleRefused, match="no writable control group"):
+        apply_cpu_throttle(None, CpuThrottle(suspended=True), best_effort=True, allocation=ALLOCATION)
+    with pytest.raises(ThrottleRefused, match="-1"):
+        apply_cpu_throttle(None, CpuThrottle(cpu_limit_cores=-1), best_effort=True, allocation=ALLOCATION)
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("hold", HELD, ids=["idle", "limit", "suspended", "all"])
-def test_the_kernel_holds_and_lets_go(busy: tuple[Group, int], hold: Hold) -> None:
+def test_the_kernel_applies_and_releases_throttles(busy: tuple[Group, int], hold: CpuThrottle) -> None:
     group, _ = busy
     for _ in range(2):  # the second time nothing differs
-        hold_back(group, hold, best_effort=True, allocation=ALLOCATION)
-        assert found_hold(group) == hold
-    hold_back(group, FREE, best_effort=True, allocation=ALLOCATION)
-    assert found_hold(group) == FREE
+        apply_cpu_throttle(group, hold, best_effort=True, allocation=ALLOCATION)
+        assert current_cpu_throttle(group) == hold
+    apply_cpu_throttle(group, FREE, best_effort=True, allocation=ALLOCATION)
+    assert current_cpu_throttle(group) == FREE
     version_2 = group.version == 2
     given = Path(group.directories["unified" if version_2 else "cpu"], "cpu.weight" if version_2 else "cpu.shares")
     assert int(given.read_text()) == (WEIGHT if version_2 else WEIGHT * 1024 // 100)
 
 
 @pytest.mark.root
-def test_a_suspended_process_uses_no_time_and_goes_on(busy: tuple[Group, int]) -> None:
+def test_a_suspended_process_uses_no_cpu_time_and_resumes(busy: tuple[Group, int]) -> None:
     group, _ = busy
-    hold_back(group, Hold(suspended=True), best_effort=False, allocation=ALLOCATION)
+    apply_cpu_throttle(group, CpuThrottle(suspended=True), best_effort=False, allocation=ALLOCATION)
     stood = group.cpu_seconds()
     time.sleep(0.05)
     assert group.cpu_seconds() == stood
-    hold_back(group, FREE, best_effort=False, allocation=ALLOCATION)
+    apply_cpu_throttle(group, FREE, best_effort=False, allocation=ALLOCATION)
     deadline = time.monotonic() + 20
     while group.cpu_seconds() == stood:
         assert time.monotonic() < deadline
 
 
 @pytest.mark.root
-def test_what_is_suspended_can_be_killed(busy: tuple[Group, int]) -> None:
+def test_a_suspended_process_can_be_killed(busy: tuple[Group, int]) -> None:
     group, pid = busy
     group.freeze(True)
     group.kill()
@@ -101,7 +113,7 @@ def test_what_is_suspended_can_be_killed(busy: tuple[Group, int]) -> None:
 
 
 @pytest.mark.root
-def test_an_idle_group_keeps_no_weight_and_is_not_given_one(busy: tuple[Group, int]) -> None:
+def test_an_idle_group_has_no_weight(busy: tuple[Group, int]) -> None:
     group, _ = busy
     group.set_idle(True)
     group.set_weight(50)
@@ -112,21 +124,21 @@ def test_an_idle_group_keeps_no_weight_and_is_not_given_one(busy: tuple[Group, i
 
 
 @pytest.mark.root
-def test_a_kernel_that_refuses_leaves_it_as_it_was(busy: tuple[Group, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_throttle_is_rolled_back(busy: tuple[Group, int], monkeypatch: pytest.MonkeyPatch) -> None:
     group, _ = busy
 
-    def refuse(self: Group, frozen: bool, patience_seconds: float = 0) -> None:
+    def refuse(self: Group, frozen: bool, timeout_seconds: float = 0) -> None:
         if frozen:
             raise GroupError("no")
 
     monkeypatch.setattr(Group, "freeze", refuse)
-    with pytest.raises(HoldRefused, match="no"):
-        hold_back(group, Hold(True, 0.5, True), best_effort=True, allocation=ALLOCATION)
-    assert found_hold(group) == FREE
+    with pytest.raises(ThrottleRefused, match="no"):
+        apply_cpu_throttle(group, CpuThrottle(True, 0.5, True), best_effort=True, allocation=ALLOCATION)
+    assert current_cpu_throttle(group) == FREE
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_file_that_takes_something_else_is_an_error(tmp_path: Path, version: int) -> None:
+def test_a_file_with_another_value_than_written_is_an_error(tmp_path: Path, version: int) -> None:
     directories = {"unified": str(tmp_path)} if version == 2 else {"cpu": str(tmp_path), "pids": str(tmp_path)}
     group = Group(version, directories, ("cpu", "pids"))
     for name in ("cpu.shares", "cpu.weight", "cpu.idle", "pids.max"):
@@ -142,7 +154,7 @@ def test_a_file_that_takes_something_else_is_an_error(tmp_path: Path, version: i
 
 
 @pytest.mark.root
-def test_weights_divide_a_cpu_as_cores_were_given(busy: tuple[Group, int]) -> None:
+def test_weights_divide_a_cpu_in_proportion_to_cores(busy: tuple[Group, int]) -> None:
     group, _ = busy
     group.set_weight(weight_of(9))
     other = Group(group.version, {key: f"{path}-other" for key, path in group.directories.items()}, group.enforces)

@@ -1,4 +1,4 @@
-"""The real pynvml over a stand-in for the driver's library, in the process that the agent has for it."""
+"""The real pynvml with a stand-in for the driver's library, in the agent's NVML process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.node_agent.fake_driver import FakeDriver, uuid
 from tests.unit.node_agent.machines import two_sockets, write
 
 from cotenant.node_agent.probes.gpus import BadGpus, declared_gpus, nvml_gpus
-from cotenant.node_agent.probes.nvml_link import Event, NvmlAbsent, NvmlLink, NvmlSilent
+from cotenant.node_agent.probes.nvml_link import Event, NvmlLink, NvmlNotFound, NvmlUnresponsive
 
 
 async def shown(sysfs: Path, monkeypatch: pytest.MonkeyPatch, trouble: str = "") -> tuple[list[Any], list[str]]:
@@ -24,7 +24,7 @@ async def shown(sysfs: Path, monkeypatch: pytest.MonkeyPatch, trouble: str = "")
         await link.close()
 
 
-async def test_gpus_are_told_in_the_order_of_the_bus_with_their_numa_nodes(
+async def test_gpus_are_listed_in_bus_order_with_their_numa_nodes(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus, _ = await shown(two_sockets(tmp_path), monkeypatch)
@@ -35,7 +35,7 @@ async def test_gpus_are_told_in_the_order_of_the_bus_with_their_numa_nodes(
     assert gpus[7].model == "A100-SXM4-80GB"
 
 
-async def test_the_kernel_knows_the_numa_node_of_a_bus_better(
+async def test_the_kernels_numa_node_has_priority(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = two_sockets(tmp_path)
@@ -56,7 +56,7 @@ async def test_gpus_with_nvlink_between_them_are_an_island(
     assert [gpu.island for gpu in gpus] == islands
 
 
-async def test_a_lost_gpu_does_not_take_the_others_along(
+async def test_a_lost_gpu_does_not_affect_the_others(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus, troubles = await shown(two_sockets(tmp_path), monkeypatch, "lost")
@@ -64,19 +64,19 @@ async def test_a_lost_gpu_does_not_take_the_others_along(
     assert troubles == ["GPU 2 is not used: NVML failed: GPU is lost"]
 
 
-async def test_no_driver_is_no_trouble(tmp_path: Path) -> None:
+async def test_a_missing_driver_is_not_an_error(tmp_path: Path) -> None:
     link = NvmlLink(two_sockets(tmp_path))
-    with pytest.raises(NvmlAbsent):
+    with pytest.raises(NvmlNotFound):
         await link.gpus()
     await link.close()
 
 
-async def test_a_driver_that_does_not_start_is_silent_and_asked_again(
+async def test_a_driver_that_does_not_start_is_retried(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_NVML", "init")
     link = NvmlLink(two_sockets(tmp_path), retry_seconds_first=0.01)
-    with pytest.raises(NvmlSilent, match="Driver Not Loaded"):
+    with pytest.raises(NvmlUnresponsive, match="Driver Not Loaded"):
         await link.gpus()
     monkeypatch.delenv("FAKE_NVML")
     await until(lambda: asyncio.get_running_loop().time() >= link._not_before)
@@ -84,7 +84,7 @@ async def test_a_driver_that_does_not_start_is_silent_and_asked_again(
     await link.close()
 
 
-async def test_readings_tell_what_the_driver_says(driver: FakeDriver, tmp_path: Path) -> None:
+async def test_readings_match_the_driver(driver: FakeDriver, tmp_path: Path) -> None:
     driver.say("process 1 77 1024", "process 1 78 2048", "slow 2 8", "slow 3 32")
     driver.say(*driver.lines, "rows 4 1 0", "recovery 5 2", "lost 6")
     link = NvmlLink(two_sockets(tmp_path))
@@ -103,7 +103,7 @@ async def test_readings_tell_what_the_driver_says(driver: FakeDriver, tmp_path: 
     await link.close()
 
 
-async def test_each_event_is_told_once_and_of_the_right_gpu(driver: FakeDriver, tmp_path: Path) -> None:
+async def test_each_event_is_reported_once_for_the_right_gpu(driver: FakeDriver, tmp_path: Path) -> None:
     driver.xid(1, 13)  # before anybody listened
     events: list[Event] = []
     link = NvmlLink(two_sockets(tmp_path), events.append)
@@ -117,12 +117,12 @@ async def test_each_event_is_told_once_and_of_the_right_gpu(driver: FakeDriver, 
     await link.close()
 
 
-async def test_a_call_that_hangs_costs_the_process_its_life_and_no_more(driver: FakeDriver, tmp_path: Path) -> None:
+async def test_a_hanging_call_only_kills_its_process(driver: FakeDriver, tmp_path: Path) -> None:
     link = NvmlLink(two_sockets(tmp_path), ask_seconds_max=0.2, retry_seconds_first=0.01)
     await link.gpus()
     first = link._process
     driver.say("hang")
-    with pytest.raises(NvmlSilent, match="no answer within"):
+    with pytest.raises(NvmlUnresponsive, match="no answer within"):
         await link.readings()
     assert first is not None
     assert first.returncode == -9
@@ -135,6 +135,6 @@ async def test_a_call_that_hangs_costs_the_process_its_life_and_no_more(driver: 
 
 
 @pytest.mark.parametrize("word", ["fake", "fake:", "fake:-1", "fake:99999", "gpu:2", ""])
-def test_other_words_for_gpus_are_refused(word: str) -> None:
+def test_invalid_gpu_declarations_are_refused(word: str) -> None:
     with pytest.raises(BadGpus, match="auto"):
         declared_gpus("n", word, [0], shareable=False)

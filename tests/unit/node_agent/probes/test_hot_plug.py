@@ -1,4 +1,4 @@
-"""CPUs go off line and come back while the agent runs: what it offers, and what jobs have, on trees of files."""
+"""CPUs that go offline and come back while the agent runs: offered cores and jobs' CPUs, on trees of files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.unit.node_agent.machines import sysfs, two_sockets, write
 from tests.unit.node_agent.placement import Placement
 
 from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
-from cotenant.node_agent.enforcement.core_changes import Cores, TaskCores, covers, on_line
-from cotenant.node_agent.probes.hot_plug import NAMES, HotPlug
-from cotenant.node_agent.probes.inventory import ProbeWishes
+from cotenant.node_agent.enforcement.core_changes import Cores, TaskCores, covers, online_only
+from cotenant.node_agent.probes.hot_plug import FILE, HotPlug
+from cotenant.node_agent.probes.inventory import ProbeOptions
 from cotenant.node_agent.runtime.attempt_directory import find_directories
 from cotenant.node_agent.supervisor.cgroups import format_cpu_list
 from cotenant.v1 import resources_pb2
@@ -26,7 +26,7 @@ def watch(root: Path, state_dir: Path, allowed: Iterable[int] = range(16), **wis
 
     return HotPlug(
         resources_pb2.Inventory(),
-        ProbeWishes("n", **wishes),  # type: ignore[arg-type]  # a test's own words
+        ProbeOptions("n", **wishes),  # type: ignore[arg-type]  # a test's own words
         state_dir,
         changed=lambda: None,
         heal=heal,
@@ -41,7 +41,7 @@ def offered(plug: HotPlug) -> dict[int, list[int]]:
 
 
 def switch(root: Path, online: str, *siblings: tuple[int, str]) -> None:
-    """Let CPUs be on line, and tell which siblings some of them see then."""
+    """Set the online CPUs, and the siblings that some of them then have."""
     write(root / "devices/system/cpu/online", online)
     for cpu, those in siblings:
         write(root / f"devices/system/cpu/cpu{cpu}/topology/core_cpus_list", those)
@@ -50,15 +50,15 @@ def switch(root: Path, online: str, *siblings: tuple[int, str]) -> None:
 def test_a_core_keeps_its_id_when_its_lowest_cpu_goes_and_comes_back(tmp_path: Path) -> None:
     root = two_sockets(tmp_path / "sys")
     plug = watch(root, tmp_path)
-    assert not plug.look()
+    assert not plug.refresh()
     switch(root, "0-2,4-15", (11, "11"))
-    assert plug.look()
+    assert plug.refresh()
     assert offered(plug)[3] == [11]
     switch(root, "0-2,4-10,12-15")
-    assert plug.look()
+    assert plug.refresh()
     assert 3 not in offered(plug)
     switch(root, "0-15", (11, "3,11"))
-    assert plug.look()
+    assert plug.refresh()
     assert offered(plug)[3] == [3, 11]
 
 
@@ -69,27 +69,27 @@ def test_a_core_keeps_its_id_over_a_restart(tmp_path: Path) -> None:
     assert offered(watch(root, tmp_path))[3] == [11]
 
 
-def test_names_of_another_machine_make_no_two_cores_one(tmp_path: Path) -> None:
+def test_ids_of_another_machine_are_not_shared_by_two_cores(tmp_path: Path) -> None:
     watch(two_sockets(tmp_path / "old"), tmp_path)  # there, 0 and 8 are one core
     root = sysfs(tmp_path / "new", cores=[(0, 0, (0,)), (0, 1, (8,))], online="0,8", numa={0: "0,8"})
     assert offered(watch(root, tmp_path)) == {0: [0], 8: [8]}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"1": null}', "null"])
-def test_a_file_of_names_that_makes_no_sense_says_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / NAMES).write_text(text)
+def test_an_invalid_file_of_ids_is_ignored(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
     assert offered(watch(two_sockets(tmp_path / "sys", online="0-1"), tmp_path)) == {0: [0], 1: [1]}
 
 
-def test_what_the_operator_does_not_offer_comes_and_goes_unseen(tmp_path: Path) -> None:
+def test_cpus_that_are_not_offered_cause_no_change(tmp_path: Path) -> None:
     root = two_sockets(tmp_path / "sys")
     plug = watch(root, tmp_path, cpus=(0, 8))
     switch(root, "0-2,4-15")
-    assert not plug.look()
+    assert not plug.refresh()
     assert offered(plug) == {0: [0, 8]}
 
 
-async def test_placement_is_told_of_a_core_that_goes_and_comes_back(
+async def test_placement_learns_of_a_core_that_goes_offline_and_comes_back(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = sysfs(
@@ -114,7 +114,7 @@ async def test_placement_is_told_of_a_core_that_goes_and_comes_back(
 
 
 @pytest.mark.root
-async def test_a_running_job_has_back_what_the_kernel_took(
+async def test_a_running_job_gets_its_cpus_back(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_groups("cpuset")
@@ -141,7 +141,7 @@ async def test_a_running_job_has_back_what_the_kernel_took(
 
 
 @pytest.mark.root
-def test_a_cpu_that_is_off_line_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_cpu_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_groups("cpuset")
     if len(CPUS) < 2:
         pytest.skip("needs two CPUs")
@@ -157,20 +157,20 @@ def test_a_cpu_that_is_off_line_is_never_written(tmp_path: Path, monkeypatch: py
         node.remove()
 
 
-def test_what_is_on_line_of_cores_is_known_unless_a_task_has_none() -> None:
+def test_online_cores_are_known_unless_a_task_has_none() -> None:
     cores = Cores({0: TaskCores(frozenset({1, 2})), 1: TaskCores(frozenset({3}))}, frozenset({1, 2, 3}))
-    assert on_line(cores, [0, 1, 3]) == Cores(
+    assert online_only(cores, [0, 1, 3]) == Cores(
         {0: TaskCores(frozenset({1})), 1: TaskCores(frozenset({3}))}, frozenset({1, 3})
     )
-    assert on_line(cores, [1, 2]) is None
-    assert on_line(cores, []) is None
-    assert covers(cores, on_line(cores, [1, 3]) or cores)
-    assert not covers(on_line(cores, [1, 3]) or cores, cores)
+    assert online_only(cores, [1, 2]) is None
+    assert online_only(cores, []) is None
+    assert covers(cores, online_only(cores, [1, 3]) or cores)
+    assert not covers(online_only(cores, [1, 3]) or cores, cores)
 
 
 @pytest.mark.parametrize("kept", ['{"0": Infinity}', '{"0": -1}', '{"0": 99999999999}', '{"a":' * 3000, "\udcff", "[]"])
-def test_names_of_cores_that_make_no_sense_say_nothing(tmp_path: Path, kept: str) -> None:
-    (tmp_path / NAMES).write_bytes(kept.encode(errors="surrogateescape"))
+def test_invalid_core_ids_are_ignored(tmp_path: Path, kept: str) -> None:
+    (tmp_path / FILE).write_bytes(kept.encode(errors="surrogateescape"))
     inventory = resources_pb2.Inventory()
 
     async def heal() -> None:
@@ -178,7 +178,7 @@ def test_names_of_cores_that_make_no_sense_say_nothing(tmp_path: Path, kept: str
 
     HotPlug(
         inventory,
-        ProbeWishes("n"),
+        ProbeOptions("n"),
         tmp_path,
         changed=lambda: None,
         heal=heal,

@@ -1,4 +1,4 @@
-"""Topology from trees of files: sockets, siblings, CPUs off line, holes, and files that make no sense."""
+"""Topology from trees of files: sockets, siblings, offline CPUs, holes, and invalid files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.node_agent.machines import sysfs, two_sockets, write
 
 from cotenant.node_agent.enforcement.cgroup_mounts import Mount
 from cotenant.node_agent.probes.inventory import (
-    ProbeWishes,
+    ProbeOptions,
     probe,
     read_cpus,
     schedulable_cores,
@@ -38,13 +38,13 @@ def test_split_siblings_makes_each_logical_cpu_a_core(tmp_path: Path) -> None:
     assert cores[12] == (12, [12], 1, 1)
 
 
-def test_a_cpu_that_is_off_line_is_not_offered(tmp_path: Path) -> None:
+def test_an_offline_cpu_is_not_offered(tmp_path: Path) -> None:
     cores = cores_of(two_sockets(tmp_path, online="0-2,4-15"), range(16))
     assert (11, [11], 0, 0) in cores
     assert all(3 not in cpus for _, cpus, _, _ in cores)
 
 
-def test_only_cpus_of_our_own_affinity_are_offered(tmp_path: Path) -> None:
+def test_only_cpus_in_the_agents_affinity_are_offered(tmp_path: Path) -> None:
     assert cores_of(two_sockets(tmp_path), {1, 4, 12}) == [(1, [1], 0, 0), (4, [4, 12], 1, 1)]
 
 
@@ -53,11 +53,11 @@ def test_numbers_may_have_holes(tmp_path: Path) -> None:
     assert cores_of(root, {2, 40, 66}) == [(2, [2, 66], 0, 0), (40, [40], 3, 1)]
 
 
-def test_cpus_that_tell_nothing_are_cores_of_their_own(tmp_path: Path) -> None:
+def test_cpus_without_topology_are_cores_of_their_own(tmp_path: Path) -> None:
     assert cores_of(tmp_path, {0, 1}) == [(0, [0], 0, 0), (1, [1], 0, 0)]
 
 
-def test_an_old_kernel_calls_siblings_by_another_name(tmp_path: Path) -> None:
+def test_the_siblings_file_of_old_kernels_is_read(tmp_path: Path) -> None:
     write(tmp_path / "devices/system/cpu/online", "0-1")
     for cpu in (0, 1):
         write(tmp_path / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", "0-1")
@@ -66,7 +66,7 @@ def test_an_old_kernel_calls_siblings_by_another_name(tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(garbage=st.binary(max_size=40))
-def test_no_content_of_a_file_makes_it_fail(tmp_path_factory: object, garbage: bytes) -> None:
+def test_any_file_content_is_accepted(tmp_path_factory: object, garbage: bytes) -> None:
     root = two_sockets(tmp_path_factory.mktemp("sys"))  # type: ignore[attr-defined]  # pytest's, which has no fixture per example
     for path in root.rglob("*"):
         if path.is_file():
@@ -91,25 +91,25 @@ def test_no_limit_in_version_1_is_no_bound(tmp_path: Path) -> None:
     assert usable_memory_bytes(1000, [Mount(1, ("memory",), str(tmp_path), str(tmp_path))], None) == 1000
 
 
-def test_the_operator_restricts_cpus_and_hears_of_absent_ones(tmp_path: Path) -> None:
-    wishes = ProbeWishes("n", gpus="fake:0", cpus=(1, 9, 99))
+def test_the_operator_restricts_cpus_and_missing_ones_are_reported(tmp_path: Path) -> None:
+    wishes = ProbeOptions("n", gpus="fake:0", cpus=(1, 9, 99))
     inventory = probe(wishes, sysfs=two_sockets(tmp_path), allowed=range(16))
     assert [list(core.cpus) for core in inventory.cores] == [[1, 9]]
-    assert inventory.not_enforced == ["CPUs [99] are configured but cannot be used here"]
+    assert inventory.not_enforced == ["CPUs [99] are configured but not usable on this machine"]
 
 
 def test_fake_gpus_are_declared_named_for_the_node_and_spread(tmp_path: Path) -> None:
-    inventory = probe(ProbeWishes("n", gpus="fake:4"), sysfs=two_sockets(tmp_path), allowed=range(16))
+    inventory = probe(ProbeOptions("n", gpus="fake:4"), sysfs=two_sockets(tmp_path), allowed=range(16))
     assert [gpu.numa_node for gpu in inventory.gpus] == [0, 0, 1, 1]
     assert all(gpu.declared for gpu in inventory.gpus)
-    again = probe(ProbeWishes("n", gpus="fake:4"), sysfs=tmp_path, allowed=range(16))
-    other = probe(ProbeWishes("m", gpus="fake:4"), sysfs=tmp_path, allowed=range(16))
+    again = probe(ProbeOptions("n", gpus="fake:4"), sysfs=tmp_path, allowed=range(16))
+    other = probe(ProbeOptions("m", gpus="fake:4"), sysfs=tmp_path, allowed=range(16))
     uuids = {gpu.uuid for gpu in inventory.gpus}
     assert uuids == {gpu.uuid for gpu in again.gpus}
     assert len(uuids | {gpu.uuid for gpu in other.gpus}) == 8
 
 
-def test_this_machine_is_told_as_it_is() -> None:
-    inventory = probe(ProbeWishes("here", gpus="fake:0"))
+def test_this_machine_is_inventoried() -> None:
+    inventory = probe(ProbeOptions("here", gpus="fake:0"))
     assert sorted(cpu for core in inventory.cores for cpu in core.cpus) == sorted(os.sched_getaffinity(0))
     assert inventory.memory_bytes > 0

@@ -1,4 +1,4 @@
-"""An agent that lacks descriptors, processes or memory says so of itself: no job fails, no disk is called bad."""
+"""An agent short of descriptors, processes or memory reports itself: no job fails and no disk is blamed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reported(placement: Placement) -> list[tuple[str, str]]:
     return [(problem.check, problem.reason) for problem in inventory.problems]
 
 
-async def test_an_agent_at_its_limit_says_so_stops_jobs_fails_none_and_recovers(
+async def test_an_agent_at_its_limit_reports_it_stops_jobs_and_recovers(
     placement: Placement, agent_process: AgentProcess
 ) -> None:
     assert agent_process.process
@@ -70,7 +70,7 @@ async def test_an_agent_at_its_limit_says_so_stops_jobs_fails_none_and_recovers(
         (errno.EIO, "disk_refuses"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_the_disks_fault_only_where_it_is(
+def test_a_failed_write_is_blamed_on_the_disk_only_if_it_is_the_disks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, rule: str
 ) -> None:
     def refuse(self: Path, data: bytes) -> int:
@@ -81,13 +81,13 @@ def test_a_file_that_cannot_be_written_is_the_disks_fault_only_where_it_is(
     assert signs - {"memory_low", "overload", "disk_low"} == ({rule} if rule else set())
 
 
-def test_a_node_without_process_ids_is_held_for_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_process_ids_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_reading, "thread_error", lambda: "no process or thread can be started")
     signs = {sign.rule: sign.detail for sign in node_signs(read_node(tmp_path))}
     assert signs["processes_low"] == "out of process ids: no process or thread can be started"
 
 
-def test_a_shortage_ends_at_a_limit_of_its_own(tmp_path: Path) -> None:
+def test_a_shortage_ends_at_its_own_threshold(tmp_path: Path) -> None:
     def rules(free: int, *standing: str) -> list[str]:
         reading = read_node(tmp_path, file_descriptors.Usage(1024 - free, 1024))
         return [sign.rule for sign in node_signs(reading, standing) if sign.rule == "descriptors_low"]
@@ -97,7 +97,7 @@ def test_a_shortage_ends_at_a_limit_of_its_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-async def test_a_launch_waits_while_there_is_no_room_and_goes_on_once_there_is(
+async def test_a_launch_waits_for_resources(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     woken: list[bool] = []
@@ -106,23 +106,23 @@ async def test_a_launch_waits_while_there_is_no_room_and_goes_on_once_there_is(
     monkeypatch.setattr(own_limits, "thread_error", lambda: why.pop() if why else "")
     monkeypatch.setattr(own_limits, "LOOK_SECONDS", 0.001)
     with capture_logs() as logs:
-        assert await limits.room(lambda: False) == ""
-    assert (why, woken, [line["event"] for line in logs]) == ([], [True], ["launch_waits"])
+        assert await limits.wait_for_resources(lambda: False) == ""
+    assert (why, woken, [line["event"] for line in logs]) == ([], [True], ["launch_delayed"])
     limits.close()
 
 
-async def test_whoever_waits_for_room_is_told_after_some_seconds_why_there_is_none(
+async def test_a_launch_is_refused_with_the_shortage_after_a_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(own_limits, "thread_error", lambda: "no process or thread can be started")
-    monkeypatch.setattr(own_limits, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(own_limits, "SHORTAGE_SECONDS_MAX", 0.01)
     limits = OwnLimits()
-    assert await limits.room(lambda: False) == "no process or thread can be started"
-    assert await limits.room(lambda: True) == ""
+    assert await limits.wait_for_resources(lambda: False) == "no process or thread can be started"
+    assert await limits.wait_for_resources(lambda: True) == ""
     limits.close()
 
 
-async def test_a_supervisor_has_the_limit_that_jobs_are_to_have(
+async def test_a_supervisor_has_the_descriptor_limit_of_jobs(
     placement: Placement, new_process: AgentProcess, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"

@@ -1,4 +1,4 @@
-"""Memory controllers' counters, on trees like the kernel's; on a machine that has them they are opened too."""
+"""Memory controllers' counters, on trees like the kernel's; on machines that have them they are opened too."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_reads_and_writes_of_each_controller_and_socket_are_counted(tmp_path: Pa
     assert {counter.cpu for counter in found} == {0, 16}
 
 
-def test_a_controller_that_does_not_say_all_of_itself_is_passed_over(tmp_path: Path) -> None:
+def test_a_controller_with_an_incomplete_description_is_skipped(tmp_path: Path) -> None:
     controller(tmp_path, "uncore_imc_0")
     (controller(tmp_path, "uncore_imc_1") / "events" / "cas_count_write.scale").unlink()
     write(controller(tmp_path, "uncore_imc_2") / "events" / "cas_count_read.unit", "furlongs")
     write(tmp_path / "uncore_imc_free_running_0" / "type", "30")
     assert {counter.type for counter in find_counters(tmp_path)} == {14}
     write(tmp_path / "uncore_imc_0" / "format" / "umask", "config1:0-7")
-    with pytest.raises(ValueError, match="umask is in config1"):
+    with pytest.raises(ValueError, match="unsupported location of umask: config1"):
         parse_event("event=1,umask=2", tmp_path / "uncore_imc_0")
 
 
@@ -64,7 +64,7 @@ def test_all_counters_are_opened_or_none(tmp_path: Path) -> None:
     assert Uncore.open(tmp_path / "absent") is None
 
 
-def test_counts_stand_for_bytes(tmp_path: Path) -> None:
+def test_counts_are_converted_to_bytes(tmp_path: Path) -> None:
     controller(tmp_path, "uncore_imc_0", cpumask="0")
     write(tmp_path / "count", "")
     (tmp_path / "count").write_bytes(struct.pack("=Q", 1000))
@@ -74,7 +74,7 @@ def test_counts_stand_for_bytes(tmp_path: Path) -> None:
     uncore.close()
 
 
-def test_the_call_to_the_kernel_is_right() -> None:
+def test_the_system_call_is_correct() -> None:
     clock = Counter(type=1, config=0, cpu=0, bytes_each=1.0)  # PERF_COUNT_SW_CPU_CLOCK, which every kernel has
     try:
         uncore = Uncore([clock], open_counter)

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.node_agent.jobs import NODE, assignment, task
 
-from cotenant.node_agent.runtime.assignment_checks import cannot_become, first_fault, job_id_is_safe, offline, overlap
+from cotenant.node_agent.runtime.assignment_checks import (
+    change_refusal,
+    first_fault,
+    job_id_is_safe,
+    offline,
+    resource_conflict,
+)
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 INVENTORY = resources_pb2.Inventory(
@@ -24,7 +30,7 @@ def good() -> node_service_pb2.Assignment:
     return assignment("job-1", ["true"], tasks=[held])
 
 
-def test_a_sound_assignment_has_no_fault() -> None:
+def test_a_valid_assignment_has_no_fault() -> None:
     assert first_fault(good(), INVENTORY, NODE) is None
 
 
@@ -53,18 +59,18 @@ Change = Callable[[node_service_pb2.Assignment], object]
         (lambda job: job.spec.command.append("x" * 200_000), "longer"),
         (lambda job: job.spec.ClearField("command"), "no command"),
         (lambda job: setattr(job.allocation.tasks[0], "rank", 5), "not within a gang of 1"),
-        (lambda job: job.allocation.tasks.append(task(0)), "rank 0 is given 2 times"),
+        (lambda job: job.allocation.tasks.append(task(0)), "rank 0 occurs 2 times"),
         (lambda job: setattr(job.allocation.tasks[0], "memory_bytes", -1), "negative"),
         (lambda job: job.allocation.tasks[0].cpu_ids.append(99), r"CPUs that this node does not have: \[99\]"),
         (lambda job: job.allocation.tasks[0].core_ids.append(99), r"cores that this node does not have: \[99\]"),
         (lambda job: job.allocation.tasks[0].ClearField("cpu_ids"), "without their CPUs"),
-        (lambda job: job.allocation.tasks[0].cpu_ids.append(2), r"not of its cores: \[2\]"),
+        (lambda job: job.allocation.tasks[0].cpu_ids.append(2), r"do not belong to its cores: \[2\]"),
         (lambda job: setattr(job.allocation.tasks[0].gpus[0], "milli", 1001), "1001 thousandths"),
         (lambda job: job.allocation.tasks[0].gpus.add(uuid="GPU-x"), "GPU-x, which this node does not have"),
         (lambda job: job.allocation.tasks[0].gpus.add(uuid="GPU-ill"), "XID 79"),
         (
             lambda job: job.allocation.tasks[0].gpus.add(uuid="GPU-a", milli=1),
-            "GPU-a is asked for more than once: 1000 thousandths",
+            "GPU-a is requested more than once: 1000 thousandths",
         ),
     ],
 )
@@ -99,19 +105,19 @@ SHARED = resources_pb2.Inventory(
 
 def test_shares_of_a_gpu_add_up_over_all_its_holders() -> None:
     live = [("a/1", share("GPU-a", 400)), ("b/1", share("GPU-a", 400))]
-    assert overlap(share("GPU-a", 200), live, SHARED) is None
-    fault = overlap(share("GPU-a", 201), live, SHARED)
-    assert fault == "GPU GPU-a is held by attempt b/1: 200 thousandths of it are left, not 201"
+    assert resource_conflict(share("GPU-a", 200), live, SHARED) is None
+    fault = resource_conflict(share("GPU-a", 201), live, SHARED)
+    assert fault == "GPU GPU-a is held by attempt b/1: 200 thousandths are free, 201 are needed"
 
 
 def test_a_gpu_that_is_not_shared_has_one_holder() -> None:
-    fault = overlap(share("GPU-b", 200), [("a/1", share("GPU-b", 100))], SHARED)
+    fault = resource_conflict(share("GPU-b", 200), [("a/1", share("GPU-b", 100))], SHARED)
     assert fault == "GPU GPU-b is held by attempt a/1"
-    assert overlap(share("GPU-b", 200), [("a/1", share("GPU-a", 100))], SHARED) is None
+    assert resource_conflict(share("GPU-b", 200), [("a/1", share("GPU-a", 100))], SHARED) is None
 
 
 def test_a_share_without_a_size_is_the_whole() -> None:
-    assert overlap(share("GPU-a", 1), [("a/1", share("GPU-a", 0))], SHARED) is not None
+    assert resource_conflict(share("GPU-a", 1), [("a/1", share("GPU-a", 0))], SHARED) is not None
 
 
 def test_an_attempt_whose_cores_change_holds_its_gpus_and_memory_once() -> None:
@@ -120,7 +126,7 @@ def test_an_attempt_whose_cores_change_holds_its_gpus_and_memory_once() -> None:
     live = [("a/1", changing), ("a/1", changing)]
     other = share("GPU-a", 500)
     other.tasks[0].memory_bytes = NODE_MEMORY_BYTES // 2
-    assert overlap(other, live, SHARED) is None
+    assert resource_conflict(other, live, SHARED) is None
 
 
 def holding(*cores: int, cpus: tuple[int, ...] = (), memory_bytes: int = 0) -> resources_pb2.NodeAllocation:
@@ -130,19 +136,19 @@ def holding(*cores: int, cpus: tuple[int, ...] = (), memory_bytes: int = 0) -> r
 
 def test_a_core_is_held_with_all_its_siblings() -> None:
     live = [("a/1", holding(0, cpus=(0,)))]
-    assert overlap(holding(0, cpus=(4,)), live, SHARED) == "core 0 is held by attempt a/1"
-    assert overlap(holding(1, cpus=(0,)), live, SHARED) == "CPU 0 is held by attempt a/1"
+    assert resource_conflict(holding(0, cpus=(4,)), live, SHARED) == "core 0 is held by attempt a/1"
+    assert resource_conflict(holding(1, cpus=(0,)), live, SHARED) == "CPU 0 is held by attempt a/1"
 
 
-def test_no_more_memory_is_promised_than_there_is() -> None:
+def test_memory_is_not_overcommitted() -> None:
     most = NODE_MEMORY_BYTES
     live = [("a/1", holding(memory_bytes=most // 4)), ("b/1", holding(memory_bytes=most // 4))]
-    assert overlap(holding(memory_bytes=most // 2), live, SHARED) is None
-    fault = overlap(holding(memory_bytes=most // 2 + 1), live, SHARED)
-    expected = "512 MiB of memory are asked for, 512 MiB of the node's 1024 MiB are left: 2 live attempts hold the rest"
+    assert resource_conflict(holding(memory_bytes=most // 2), live, SHARED) is None
+    fault = resource_conflict(holding(memory_bytes=most // 2 + 1), live, SHARED)
+    expected = "512 MiB of memory are requested, 512 MiB of the node's 1024 MiB are free: 2 live attempts hold the rest"
     assert fault == expected
-    assert overlap(holding(memory_bytes=most + 1), (), SHARED) is not None
-    assert overlap(holding(), [("a/1", holding(memory_bytes=most))], SHARED) is None
+    assert resource_conflict(holding(memory_bytes=most + 1), (), SHARED) is not None
+    assert resource_conflict(holding(), [("a/1", holding(memory_bytes=most))], SHARED) is None
 
 
 ALLOCATIONS = st.builds(
@@ -163,10 +169,10 @@ ALLOCATIONS = st.builds(
 
 
 @given(st.lists(ALLOCATIONS, max_size=8))
-def test_whatever_is_let_in_nothing_is_given_twice(asked: list[resources_pb2.NodeAllocation]) -> None:
+def test_accepted_allocations_never_overlap(asked: list[resources_pb2.NodeAllocation]) -> None:
     live: list[tuple[str, resources_pb2.NodeAllocation]] = []
     for number, allocation in enumerate(asked):
-        if overlap(allocation, live, SHARED) is None:
+        if resource_conflict(allocation, live, SHARED) is None:
             live.append((f"job/{number}", allocation))
     tasks = [task for _, allocation in live for task in allocation.tasks]
     cpus = [cpu for task in tasks for cpu in task.cpu_ids]
@@ -178,7 +184,7 @@ def test_whatever_is_let_in_nothing_is_given_twice(asked: list[resources_pb2.Nod
     assert sum(task.memory_bytes for task in tasks) <= NODE_MEMORY_BYTES
 
 
-def test_cpus_that_went_off_line_are_named() -> None:
+def test_offline_cpus_are_named() -> None:
     assert offline(holding(0, cpus=(0, 4)), [0, 1, 2, 3]) == "CPUs [4] are off line"
     assert offline(holding(0, cpus=(0, 4)), [0, 4]) is None
     assert offline(holding(0, cpus=(0, 4)), []) is None
@@ -188,5 +194,5 @@ def test_only_cores_of_a_running_attempt_may_change() -> None:
     moved, grown = good(), good()
     moved.allocation.tasks[0].cpu_ids[:] = [2, 6]
     grown.allocation.tasks[0].memory_bytes = 1
-    assert cannot_become(good(), moved) is None
-    assert cannot_become(good(), grown) is not None
+    assert change_refusal(good(), moved) is None
+    assert change_refusal(good(), grown) is not None

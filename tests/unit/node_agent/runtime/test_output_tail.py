@@ -18,14 +18,14 @@ def test_the_last_whole_lines_are_read(tmp_path: Path) -> None:
     assert len(tail) > TAIL_BYTES_MAX - 40
 
 
-def test_a_young_file_is_preceded_by_the_older_one(tmp_path: Path) -> None:
+def test_a_short_current_file_is_preceded_by_the_older_one(tmp_path: Path) -> None:
     (tmp_path / "output-0.log.1").write_text("an old line\nand another\n")
     (tmp_path / "output-0.log").write_text("the last line\n")
     assert tail_of(tmp_path, 0) == "an old line\nand another\nthe last line\n"
     assert tail_of(tmp_path, 0, 28) == "and another\nthe last line\n"
 
 
-def test_a_line_that_never_ends_is_cut_at_its_beginning(tmp_path: Path) -> None:
+def test_an_endless_line_is_cut_at_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "output-0.log").write_text("x" * 10_000 + "the end")
     tail = tail_of(tmp_path, 0)
     assert len(tail) == TAIL_BYTES_MAX
@@ -33,14 +33,14 @@ def test_a_line_that_never_ends_is_cut_at_its_beginning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short", b"a\0b"])
-def test_what_is_short_is_whole(tmp_path: Path, content: bytes | None) -> None:
+def test_short_output_is_complete(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "output-0.log").write_bytes(content)
     assert tail_of(tmp_path, 0) == (content or b"").decode().replace("\0", "")
 
 
 @given(st.binary(max_size=300), st.integers(16, 64))
-def test_anything_fits(tmp_path_factory: pytest.TempPathFactory, content: bytes, bytes_max: int) -> None:
+def test_any_output_fits(tmp_path_factory: pytest.TempPathFactory, content: bytes, bytes_max: int) -> None:
     directory = tmp_path_factory.mktemp("out")
     (directory / "output-0.log").write_bytes(content)
     assert len(tail_of(directory, 0, bytes_max).encode()) <= bytes_max

@@ -1,4 +1,4 @@
-"""As whom jobs run: as their submitters where the agent is root, as root only where an operator says so."""
+"""The users that jobs run as: their submitters if the agent is root; root only if an operator allows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.node_agent.runtime.test_runtime_port import Opened
 
 from cotenant.node_agent.runtime import run_as
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
-from cotenant.node_agent.runtime.run_as import NoUser, Users, people_from_uid
+from cotenant.node_agent.runtime.run_as import UserMapping, UserNotAllowed, min_person_uid
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
 from cotenant.node_agent.supervisor import task_process
 from cotenant.v1 import job_pb2, node_service_pb2
@@ -27,7 +27,7 @@ def people(name: str) -> pwd.struct_passwd:
 
 
 def of(submitter: str, **names: str) -> int | None:
-    user = Users(names, 0, 1000, people).of(submitter)
+    user = UserMapping(names, 0, 1000, people).of(submitter)
     return None if user is None else user.uid
 
 
@@ -36,49 +36,49 @@ def test_a_submitter_is_the_user_of_its_name_unless_the_settings_name_another(mo
     assert of("eve") == 1001
     assert of("eve@example.org", **{"eve@example.org": "eve"}) == 1001
     assert of("stranger", **{"*": NOBODY}) == 65534
-    user = Users({}, 0, 1000, people).of("eve")
+    user = UserMapping({}, 0, 1000, people).of("eve")
     assert user
     assert user.environment() == {"HOME": "/people/eve", "USER": "eve", "LOGNAME": "eve", "SHELL": "/bin/sh"}
-    assert user.to_plain() == {"uid": 1001, "gid": 1001, "groups": [1001, 7]}
+    assert user.to_spec() == {"uid": 1001, "gid": 1001, "groups": [1001, 7]}
 
 
-def test_root_is_allowed_by_the_settings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_settings_allow_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid])
     for name in ("root", "toor"):
-        with pytest.raises(NoUser, match="as root, which only"):
+        with pytest.raises(UserNotAllowed, match="as root: only"):
             of(name)
-    with pytest.raises(NoUser, match="as root, which only"):
+    with pytest.raises(UserNotAllowed, match="as root: only"):
         of("stranger", **{"*": "toor"})  # for everybody is for nobody in particular
     assert of("eve", eve="root") == 0
 
 
-def test_a_system_account_is_given_to_nobody_who_just_bears_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_account_does_not_run_jobs_of_a_submitter_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid])
-    with pytest.raises(NoUser, match=r"system account of this node .its user id 112 is less than 1000"):
+    with pytest.raises(UserNotAllowed, match=r"system account of this node .its user id 112 is below 1000"):
         of("etcd")
-    with pytest.raises(NoUser, match="system account"):
+    with pytest.raises(UserNotAllowed, match="system account"):
         of("etcd", **{"*": "etcd"})  # the name of one of all the others
     assert of("stranger", **{"*": "etcd"}) == 112
     assert of("etcd", etcd="etcd") == 112
 
 
-def test_the_machine_says_from_which_id_on_users_are_people(tmp_path: Path) -> None:
+def test_the_lowest_person_uid_is_read_from_login_defs(tmp_path: Path) -> None:
     defs = tmp_path / "login.defs"
-    assert people_from_uid(defs) == 1000
+    assert min_person_uid(defs) == 1000
     defs.write_text("#UID_MIN 7\nSYS_UID_MIN 100\nUID_MIN\t\t\t  500\nUID_MAX 60000\n")
-    assert people_from_uid(defs) == 500
+    assert min_person_uid(defs) == 500
     defs.write_text("UMASK 022\n")
-    assert people_from_uid(defs) == 1000
+    assert min_person_uid(defs) == 1000
 
 
-def test_who_is_nobody_here_runs_nothing() -> None:
-    with pytest.raises(NoUser, match="this node has no user 'stranger'"):
+def test_an_unknown_user_runs_nothing() -> None:
+    with pytest.raises(UserNotAllowed, match="this node has no user 'stranger'"):
         of("stranger")
-    with pytest.raises(NoUser, match="no user 'gone', as which 'eve' is to run here"):
+    with pytest.raises(UserNotAllowed, match="no user 'gone', which 'eve' is mapped to"):
         of("eve", eve="gone")
 
 
-def test_the_mesh_s_own_token_runs_as_whoever_runs_the_agent_unless_told_otherwise(
+def test_the_operators_jobs_run_as_the_agents_user_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid])
@@ -87,21 +87,21 @@ def test_the_mesh_s_own_token_runs_as_whoever_runs_the_agent_unless_told_otherwi
     assert of("operator", operator=NOBODY) == 65534
 
 
-def test_an_agent_that_is_not_root_runs_jobs_of_its_own_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_is_not_root_runs_only_its_own_users_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_as, "user_name", lambda uid: "bob")
     for mine in ("", "operator", "anyone", "bob"):
-        assert Users({}, 1000, 1000, people).of(mine) is None
-    with pytest.raises(NoUser, match="runs as the user 'bob', so jobs of 'eve' could read and change"):
-        Users({}, 1000, 1000, people).of("eve")
+        assert UserMapping({}, 1000, 1000, people).of(mine) is None
+    with pytest.raises(UserNotAllowed, match="run as the user 'bob', so jobs of 'eve' could read and change"):
+        UserMapping({}, 1000, 1000, people).of("eve")
 
 
-def test_an_operator_may_let_others_share_the_agents_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_may_allow_a_shared_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_as, "user_name", lambda uid: "bob")
-    assert Users({}, 1000, 1000, people, shared=True).of("eve") is None
-    assert Users({"eve": "bob"}, 1000, 1000, people).of("eve") is None
-    assert Users({"*": "bob"}, 1000, 1000, people).of("eve") is None
-    with pytest.raises(NoUser, match="jobs of 'ann'"):
-        Users({"eve": "bob"}, 1000, 1000, people).of("ann")
+    assert UserMapping({}, 1000, 1000, people, shared=True).of("eve") is None
+    assert UserMapping({"eve": "bob"}, 1000, 1000, people).of("eve") is None
+    assert UserMapping({"*": "bob"}, 1000, 1000, people).of("eve") is None
+    with pytest.raises(UserNotAllowed, match="jobs of 'ann'"):
+        UserMapping({"eve": "bob"}, 1000, 1000, people).of("ann")
 
 
 # With real processes -----------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ async def run(opened: Opened, job: node_service_pb2.Assignment) -> tuple[str, st
 
 
 @pytest.mark.root
-async def test_a_job_runs_as_its_submitter_with_their_groups_and_nothing_of_root(opened: Opened) -> None:
+async def test_a_job_runs_as_its_submitter_without_root_privileges(opened: Opened) -> None:
     daemon = pwd.getpwnam(DAEMON)
     script = "id -u; id -g; id -G; grep Cap[EPI] /proc/self/status | cut -f2; echo $HOME $USER"
     script += "; echo x > made; stat -c %u made ."
@@ -154,7 +154,7 @@ async def test_a_job_runs_as_its_submitter_with_their_groups_and_nothing_of_root
 
 
 @pytest.mark.root
-async def test_a_program_is_looked_for_along_its_path(opened: Opened) -> None:
+async def test_a_program_is_searched_along_its_path(opened: Opened) -> None:
     """Not by what of Python's library only root may read."""
     found = assignment("found", ["env", "echo", "here"])
     found.submitter = "eve"
@@ -166,7 +166,7 @@ async def test_a_program_is_looked_for_along_its_path(opened: Opened) -> None:
 
 
 @pytest.mark.root
-async def test_what_the_agent_keeps_is_not_for_the_job(opened: Opened) -> None:
+async def test_a_job_cannot_read_the_agents_files(opened: Opened) -> None:
     script = "for f in ../assignment ../spec ../state.json ../output-0.log; do cat $f && echo read $f; done 2>/dev/null"
     (opened.context.state_dir / "token").touch(mode=0o600)
     script += f"; cat {opened.context.state_dir}/token 2>/dev/null && echo read the token"
@@ -185,20 +185,20 @@ async def test_the_working_directory_is_entered_as_the_submitter(opened: Opened,
 
 
 @pytest.mark.root
-async def test_nobody_runs_as_root_by_name_nor_as_who_is_not_there(opened: Opened) -> None:
-    for submitter, told in (("root", "as root, which only [users]"), ("no-such-person", "no user 'no-such-person'")):
+async def test_root_and_unknown_users_are_refused(opened: Opened) -> None:
+    for submitter, told in (("root", "as root: only [users]"), ("no-such-person", "no user 'no-such-person'")):
         state, message, output = await run(opened, submitted(f"by-{submitter}", submitter, "id -u"))
         assert (state, output) == ("NOT_LAUNCHED", "")
         assert told in message
 
 
 @pytest.mark.root
-async def test_the_operator_of_the_mesh_runs_as_whoever_runs_the_agent(opened: Opened) -> None:
+async def test_the_operators_jobs_run_as_the_agents_user(opened: Opened) -> None:
     assert await run(opened, submitted("mine", "operator", "id -u")) == ("SUCCEEDED", "", "0\n")
 
 
 @pytest.mark.root
-async def test_a_submitters_job_hears_its_warning_and_dies_with_its_supervisor(opened: Opened) -> None:
+async def test_a_submitters_job_gets_its_warning_and_dies_with_its_supervisor(opened: Opened) -> None:
     await opened.runtime.launch(submitted("long", "eve", "trap 'echo warned; exit 0' TERM; echo up; sleep 60 & wait"))
     output = opened.context.state_dir / "attempts" / "long-1" / "output-0.log"
     await until(lambda: output.exists() and "up" in output.read_text())
@@ -208,13 +208,13 @@ async def test_a_submitters_job_hears_its_warning_and_dies_with_its_supervisor(o
 
 
 @pytest.mark.root
-def test_groups_of_whoever_ran_the_agent_are_left_behind() -> None:
+def test_the_agents_groups_are_dropped() -> None:
     need_root()
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setgroups([4242])
-        task_process.become({"uid": 1, "gid": 1, "groups": [1, 7]})
+        task_process.switch_user({"uid": 1, "gid": 1, "groups": [1, 7]})
         os.write(writer, f"{sorted(os.getgroups())} {os.getresuid()} {os.getresgid()}".encode())
         os._exit(0)
     os.waitpid(pid, 0)

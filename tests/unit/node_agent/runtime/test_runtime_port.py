@@ -1,4 +1,4 @@
-"""The runtime without an agent around it: what it promises by its port."""
+"""The process runtime without an agent: the guarantees of its port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cotenant.v1 import resources_pb2
 
 
 class Opened:
-    """A runtime and what it has told."""
+    """A runtime and the statuses it has reported."""
 
     def __init__(self, state_dir: Path) -> None:
         self.runtime = ProcessRuntime()
@@ -49,11 +49,11 @@ async def opened(tmp_path: Path) -> AsyncIterator[Opened]:
     await opened.runtime.close()
 
 
-def test_it_is_found_by_its_name() -> None:
+def test_the_runtime_is_found_by_its_name() -> None:
     assert isinstance(plugins.load("cotenant.runtimes", "process"), ProcessRuntime)
 
 
-async def test_a_stop_in_the_same_breath_as_the_launch_is_obeyed(opened: Opened) -> None:
+async def test_a_stop_right_after_the_launch_is_carried_out(opened: Opened) -> None:
     for number in range(5):
         await opened.runtime.launch(shell(f"brief-{number}", "sleep 60"))
         opened.runtime.stop(AttemptKey(f"brief-{number}", 1), 5)
@@ -61,7 +61,7 @@ async def test_a_stop_in_the_same_breath_as_the_launch_is_obeyed(opened: Opened)
         assert (ended.state, ended.message) == ("STOPPED", "")
 
 
-async def test_a_stop_while_it_is_being_launched_is_obeyed(opened: Opened) -> None:
+async def test_a_stop_during_the_launch_is_carried_out(opened: Opened) -> None:
     launching = asyncio.create_task(opened.runtime.launch(shell("brief", "sleep 60")))
     await asyncio.sleep(0)
     opened.runtime.stop(AttemptKey("brief", 1), 5)
@@ -69,7 +69,7 @@ async def test_a_stop_while_it_is_being_launched_is_obeyed(opened: Opened) -> No
     assert (await opened.ended("brief")).state == "STOPPED"
 
 
-async def test_an_end_is_told_once(opened: Opened) -> None:
+async def test_an_end_is_reported_once(opened: Opened) -> None:
     await opened.runtime.launch(shell("job", "exit 2"))
     await opened.ended("job")
     await opened.runtime.forget(AttemptKey("job", 1))  # returns once the supervisor is gone
@@ -77,7 +77,7 @@ async def test_an_end_is_told_once(opened: Opened) -> None:
     assert [status.state for status in opened.told if status.ended] == ["FAILED"]
 
 
-async def test_a_launch_that_never_began_is_forgotten_by_the_next_agent(opened: Opened, tmp_path: Path) -> None:
+async def test_a_launch_that_never_started_is_removed_by_the_next_agent(opened: Opened, tmp_path: Path) -> None:
     directory = AttemptDirectory(tmp_path / "attempts", AttemptKey("stillborn", 1))
     directory.create(shell("stillborn", "true"))
     second = Opened(tmp_path)
@@ -86,7 +86,7 @@ async def test_a_launch_that_never_began_is_forgotten_by_the_next_agent(opened: 
     assert not directory.path.exists()
 
 
-async def test_odd_things_in_the_state_directory_are_passed_over(opened: Opened, tmp_path: Path) -> None:
+async def test_unknown_entries_in_the_state_directory_are_skipped(opened: Opened, tmp_path: Path) -> None:
     (tmp_path / "attempts" / "lost+found").mkdir()
     (tmp_path / "attempts" / "file-1").write_text("x")
     broken = AttemptDirectory(tmp_path / "attempts", AttemptKey("broken", 1))
@@ -98,6 +98,6 @@ async def test_odd_things_in_the_state_directory_are_passed_over(opened: Opened,
     await second.runtime.close()
 
 
-def test_a_process_is_known_by_its_start_too() -> None:
+def test_a_process_is_identified_by_pid_and_start_time() -> None:
     assert open_process(os.getpid(), 1) is None
     assert open_process(0, 0) is None

@@ -1,4 +1,4 @@
-"""A scope from systemd, which a small program stands in for: it does on the kernel's real tree what systemd would."""
+"""A scope from a small stand-in for systemd, which acts on the kernel's real tree as systemd would."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.node_agent.enforcement.cgroup_mounts import Mount, find_mounts
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
-from cotenant.node_agent.runtime.launch import Surroundings, launch
-from cotenant.node_agent.runtime.node_cgroup import open_place
+from cotenant.node_agent.runtime.launch import LaunchContext, launch
+from cotenant.node_agent.runtime.node_cgroup import open_node_cgroup
 from cotenant.node_agent.runtime.systemd_scope import Bus, ScopeRefused, open_scope, reach_systemd, scope_name
 from cotenant.node_agent.supervisor.cgroups import Group
 
@@ -52,7 +52,7 @@ def tree() -> str:
 
 @pytest.fixture
 def node_id(tmp_path: Path, tree: str) -> Iterator[str]:
-    """A name that nobody else has; what was put into its scope is gone afterwards."""
+    """A unique name; the processes in its scope are killed afterwards."""
     name = f"{tmp_path.name[-20:]}-{os.getpid()}"
     yield name
     scope = Group(2, {"unified": f"{tree}/{scope_name(name)}"}, ())
@@ -65,12 +65,12 @@ def bus(tmp_path: Path, tree: str) -> Bus:
     return stand_in(tmp_path, STAND_IN.format(log=tmp_path / "log", tree=tree))
 
 
-def test_names_are_written_as_systemd_does() -> None:
+def test_names_are_escaped_as_in_systemd() -> None:
     assert scope_name("a-b.c_d:e") == "cotenant-a-b.c_d:e.scope"
     assert scope_name("a/é") == "cotenant-a\\x2f\\xc3\\xa9.scope"
 
 
-def test_systemd_is_there_only_where_it_runs_and_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_is_used_only_if_it_runs_and_busctl_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, "")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert reach_systemd(tmp_path / "absent") is None
@@ -80,7 +80,7 @@ def test_systemd_is_there_only_where_it_runs_and_can_be_asked(tmp_path: Path, mo
 
 
 @pytest.mark.root
-def test_a_scope_is_made_once_and_found_again(bus: Bus, tree: str, node_id: str, tmp_path: Path) -> None:
+def test_a_scope_is_created_once_and_found_again(bus: Bus, tree: str, node_id: str, tmp_path: Path) -> None:
     scope = open_scope(bus, node_id)
     assert scope == f"/{scope_name(node_id)}"
     assert len(Group(2, {"unified": tree + scope}, ()).pids()) == 1
@@ -90,7 +90,7 @@ def test_a_scope_is_made_once_and_found_again(bus: Bus, tree: str, node_id: str,
     assert "Delegate b true TasksMax t 18446744073709551615" in calls
 
 
-async def test_a_refusal_is_told_and_leaves_no_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_reported_and_leaves_no_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuses = f'case "$*" in *PIDs*) echo "$*" > {tmp_path}/told;; esac; echo "Access denied" >&2; exit 1'
     bus = stand_in(tmp_path, f"#!/bin/sh\n{refuses}\n")
     with pytest.raises(ScopeRefused, match="Access denied"):
@@ -99,39 +99,39 @@ async def test_a_refusal_is_told_and_leaves_no_anchor(tmp_path: Path, monkeypatc
     assert not alive(int(words[words.index("PIDs") + 3]))
     monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: (None, ["nothing"]))
     monkeypatch.setattr(cgroup_mounts, "find_mounts", list)
-    place = open_place("n", bus)
+    place = open_node_cgroup("n", bus)
     assert (place.home, place.not_enforced[0]) == (None, "nothing")
-    assert place.not_enforced[1].endswith("systemd gave no scope: Access denied")
+    assert place.not_enforced[1].endswith("systemd created no scope: Access denied")
 
 
-def test_a_manager_that_does_not_answer_is_a_refusal(tmp_path: Path) -> None:
+def test_an_unresponsive_manager_counts_as_a_refusal(tmp_path: Path) -> None:
     with pytest.raises(ScopeRefused, match="does not answer"):
         open_scope(Bus(str(tmp_path / "absent"), user=True), "n")
 
 
-def test_an_agent_with_limits_keeps_its_jobs_within_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_a_limited_agent_stay_within_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unit").mkdir()
     (tmp_path / "unit/memory.max").write_text("1000000\n")
     mount = Mount(2, (), str(tmp_path), str(tmp_path / "unit"))
     monkeypatch.setattr(cgroup_mounts, "find_mounts", lambda: [mount])
-    place = open_place("n", Bus("/nowhere", user=False))
+    place = open_node_cgroup("n", Bus("/nowhere", user=False))
     assert place.home is None
     assert "has limits" in place.not_enforced[-1]
 
 
 def groups_of(pid: int) -> list[str]:
-    """A process's groups as the kernel tells them."""
+    """Return a process's groups from the kernel."""
     return Path(f"/proc/{pid}/cgroup").read_text().splitlines()
 
 
 @pytest.mark.root
-async def test_a_supervisor_outlives_the_group_that_its_agent_is_in(
+async def test_a_supervisor_outlives_its_agents_group(
     bus: Bus, tree: str, node_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroup_mounts, "is_bounded", lambda _: False)
-    place = open_place(node_id, bus, Path(tree).parent)
+    place = open_node_cgroup(node_id, bus, Path(tree).parent)
     assert place.home is not None
-    surroundings = Surroundings(
+    surroundings = LaunchContext(
         node_group=place.node_group,
         all_cpus=tuple(CPUS),
         notify_path="/nowhere",
@@ -169,15 +169,15 @@ def containers_tree(tmp_path: Path, *, ours: str) -> Group:
 def test_supervisors_leave_the_group_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = containers_tree(tmp_path, ours="freezer/engine/agent")
     monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: (node, []))
-    home = open_place("n", None).home
+    home = open_node_cgroup("n", None).home
     assert home is not None
     assert home.directories == {"freezer": str(tmp_path / "freezer/cotenant/cotenant-agent")}
     assert Path(home.directories["freezer"]).is_dir()
 
 
-def test_supervisors_stay_where_attempts_live_within_the_agents_group(
+def test_supervisors_stay_if_attempts_live_within_the_agents_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = containers_tree(tmp_path, ours="freezer")
     monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: (node, []))
-    assert open_place("n", None).home is None
+    assert open_node_cgroup("n", None).home is None

@@ -40,7 +40,7 @@ def test_a_gang_member_knows_its_place() -> None:
     assert variables(gang(), rank=2)["LOCAL_RANK"] == "0"
 
 
-def test_gpus_are_named_by_uuid_and_hidden_where_none_is_held() -> None:
+def test_gpus_are_named_by_uuid_and_hidden_if_none_is_held() -> None:
     assert variables(gang(), rank=5)["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert variables(gang(), rank=5)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert variables(gang(), rank=5)["NVIDIA_VISIBLE_DEVICES"] == "GPU-b"
@@ -55,7 +55,7 @@ def test_threads_match_cores_unless_the_user_says_otherwise() -> None:
     assert variables(assignment("wish", ["x"], spec=wish))["OMP_NUM_THREADS"] == "7"
 
 
-def test_a_user_cannot_pretend_to_hold_something_else() -> None:
+def test_a_user_cannot_override_the_allocation_variables() -> None:
     spec = job_pb2.JobSpec(
         environment={"CUDA_VISIBLE_DEVICES": "all", "RANK": "9", "COTENANT_JOB_ID": "x", "MINE": "1"}
     )
@@ -63,7 +63,7 @@ def test_a_user_cannot_pretend_to_hold_something_else() -> None:
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["RANK"], seen["COTENANT_JOB_ID"], seen["MINE"]) == ("", "0", "liar", "1")
 
 
-def test_a_job_of_an_array_knows_which_one_it_is() -> None:
+def test_a_job_of_an_array_knows_its_index() -> None:
     which = job_pb2.ArrayTask(array_id="a1", index=7, count=3, running_max=2)
     spec = job_pb2.JobSpec(array_task=which, environment={"COTENANT_ARRAY_INDEX": "0"})
     seen = variables(assignment("a1_7", ["x"], spec=spec))
@@ -72,12 +72,12 @@ def test_a_job_of_an_array_knows_which_one_it_is() -> None:
     assert "COTENANT_ARRAY_ID" not in variables(gang(), rank=5)
 
 
-def test_cotenants_own_words() -> None:
+def test_cotenants_own_variables() -> None:
     seen = variables(gang(), rank=5)
     assert (seen["COTENANT_ATTEMPT"], seen["COTENANT_CORES"], seen["COTENANT_PROGRESS"]) == ("1", "4,5", "/run/p")
 
 
-def test_only_a_pre_run_is_told_that_it_is_one() -> None:
+def test_only_a_pre_run_has_the_pre_run_variable() -> None:
     first = assignment("job", ["x"], spec=job_pb2.JobSpec(environment={"COTENANT_PRE_RUN": "no"}))
     first.pre_run = True
     seen = variables(first)
@@ -103,12 +103,12 @@ def test_a_gang_without_parameter_servers_has_none() -> None:
     assert "TF_CONFIG" not in variables(job, rank=2)
 
 
-def test_of_the_agents_variables_only_those_of_the_machine_reach_a_job() -> None:
+def test_jobs_inherit_only_variables_of_the_machine() -> None:
     own = {"PATH": "/venv/bin", "COTENANT_TOKEN": "secret", "AWS_SECRET": "x", "LANG": "C", "LD_LIBRARY_PATH": "/own"}
     assert clean_environment(own) == {"LANG": "C"}
 
 
-def test_a_user_has_the_path_of_a_login() -> None:
+def test_a_job_has_the_path_of_a_login() -> None:
     eve = environment_of_user(User("eve", 1001, 1001, (), "/people/eve", "/bin/zsh"))
     assert eve["PATH"] == "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
     assert (eve["HOME"], eve["USER"], eve["SHELL"]) == ("/people/eve", "eve", "/bin/zsh")

@@ -1,4 +1,4 @@
-"""Control groups: on trees of files for both versions, and on the kernel's own where we may."""
+"""Control groups: on trees of files for both versions, and on the kernel's own if permitted."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def version_2(root: Path, *, controllers: str = "cpuset cpu memory pids", own: s
     return Mount(2, (), str(root), str((root / own).resolve()))
 
 
-def test_lists_of_cpus_survive_a_round() -> None:
+def test_cpu_lists_survive_a_round_trip() -> None:
     assert parse_cpu_list(format_cpu_list([3, 1, 2, 9])) == [1, 2, 3, 9]
     assert parse_cpu_list("0-1,x,7-\n") == [0, 1]
 
 
-def test_mounts_are_read_with_our_own_place_in_each(tmp_path: Path) -> None:
+def test_mounts_are_read_with_the_agents_own_group(tmp_path: Path) -> None:
     write(tmp_path / "cgroup", "4:memory:/api/me\n3:cpuset:/\n2:cpu,cpuacct:/a\n0::/user/me")
     write(
         tmp_path / "mountinfo",
@@ -61,7 +61,7 @@ def test_mounts_are_read_with_our_own_place_in_each(tmp_path: Path) -> None:
     ]
 
 
-def test_version_2_opens_below_the_root_where_nothing_bounds_us(tmp_path: Path) -> None:
+def test_version_2_opens_below_the_root_without_bounds(tmp_path: Path) -> None:
     group, notes = open_node_group("n", [version_2(tmp_path, own="user/me")])
     assert group is not None
     assert group.paths() == [str(tmp_path / "cotenant/n")]
@@ -69,7 +69,7 @@ def test_version_2_opens_below_the_root_where_nothing_bounds_us(tmp_path: Path) 
     assert (tmp_path / "cgroup.subtree_control").read_text().startswith("+")
 
 
-def test_version_2_opens_below_our_own_group_where_that_has_a_limit(tmp_path: Path) -> None:
+def test_version_2_opens_below_the_agents_group_if_it_is_bounded(tmp_path: Path) -> None:
     mount = version_2(tmp_path, own="unit")
     write(tmp_path / "unit/memory.max", "1000000")
     group, _ = open_node_group("n", [mount])
@@ -77,7 +77,7 @@ def test_version_2_opens_below_our_own_group_where_that_has_a_limit(tmp_path: Pa
     assert group.paths() == [str(tmp_path / "unit/cotenant/n")]
 
 
-def test_processes_step_aside_where_the_children_are_to_be(tmp_path: Path) -> None:
+def test_processes_move_aside_to_make_room_for_children(tmp_path: Path) -> None:
     mount = version_2(tmp_path, own="unit")
     write(tmp_path / "unit/memory.max", "1000000")
     write(tmp_path / "unit/cgroup.type", "domain")
@@ -89,28 +89,28 @@ def test_processes_step_aside_where_the_children_are_to_be(tmp_path: Path) -> No
     assert (tmp_path / "unit/cotenant-agent/cgroup.procs").read_text().startswith("42")
 
 
-def test_who_was_started_aside_stays_there(tmp_path: Path) -> None:
+def test_an_agent_started_in_the_aside_group_stays_there(tmp_path: Path) -> None:
     write(tmp_path / "mountinfo", "1 2 0:1 / /cg rw - cgroup2 cgroup2 rw")
     for own, place in (("/unit/cotenant-agent", "/cg/unit"), ("/cotenant-agent", "/cg"), ("/my-cotenant-agent", None)):
         write(tmp_path / "cgroup", f"0::{own}")
         assert [mount.own for mount in find_mounts(tmp_path)] == [place or f"/cg{own}"]
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_controllers_are_reported(tmp_path: Path) -> None:
     group, notes = open_node_group("n", [version_2(tmp_path, controllers="cpu memory pids")])
     assert group is not None
     assert len(notes) == 1
-    assert "cores are only suggested" in notes[0]
+    assert "cores are only advisory" in notes[0]
 
 
-def test_without_any_right_there_is_no_group_and_a_note_for_each(tmp_path: Path) -> None:
+def test_without_permissions_every_limit_is_reported_as_not_enforced(tmp_path: Path) -> None:
     assert open_node_group("n", []) == (None, open_node_group("n", [])[1])
     assert len(open_node_group("n", [])[1]) == 6
     unwritable = Mount(1, ("memory",), str(tmp_path / "absent"), str(tmp_path / "absent"))
     assert open_node_group("n", [unwritable])[0] is None
 
 
-def test_a_unified_hierarchy_without_controllers_is_passed_over_for_version_1(tmp_path: Path) -> None:
+def test_version_1_is_used_if_version_2_has_no_controllers(tmp_path: Path) -> None:
     empty = version_2(tmp_path / "unified", controllers="hugetlb")
     for path in ("memory", "memory/cotenant", "memory/cotenant/n"):
         write(tmp_path / path / "memory.limit_in_bytes", "9223372036854771712")
@@ -118,12 +118,12 @@ def test_a_unified_hierarchy_without_controllers_is_passed_over_for_version_1(tm
     group, notes = open_node_group("n", [empty, memory])
     assert group is not None
     assert (group.version, group.directories) == (1, {"memory": str(tmp_path / "memory/cotenant/n")})
-    assert [note.rpartition("no ")[2] for note in notes] == [
-        f"{name} control group can be written" for name in ("cpuset", "cpu", "pids", "freezer")
+    assert [note.rpartition("no writable ")[2] for note in notes] == [
+        f"{name} control group" for name in ("cpuset", "cpu", "pids", "freezer")
     ]
 
 
-def test_version_2_writes_limits_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_2_writes_limits_in_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.node_agent.supervisor.cgroups.online_cpus", lambda: [0, 1, 2, 3])
     for name, text in (
         ("memory.max", "max"),
@@ -143,7 +143,7 @@ def test_version_2_writes_limits_in_its_own_words(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "memory.oom.group").read_text().startswith("1")
 
 
-def test_version_2_reads_its_account(tmp_path: Path) -> None:
+def test_version_2_reads_usage(tmp_path: Path) -> None:
     write(tmp_path / "cpu.stat", "usage_usec 2500000\nuser_usec 1")
     write(tmp_path / "memory.peak", "77")
     write(tmp_path / "memory.stat", "anon 55\nfile 9")
@@ -152,7 +152,7 @@ def test_version_2_reads_its_account(tmp_path: Path) -> None:
     assert (group.cpu_seconds(), group.memory_peak_bytes(), group.memory_bytes(), group.oom_kills()) == (2.5, 77, 55, 1)
 
 
-def test_cpus_that_the_kernel_does_not_give_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpus_that_the_kernel_refuses_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.node_agent.supervisor.cgroups.online_cpus", lambda: [0, 1])
     write(tmp_path / "cpuset.cpus", "")
     write(tmp_path / "cpuset.cpus.effective", "0")
@@ -171,7 +171,7 @@ def real_group() -> Group:
 
 
 @pytest.mark.root
-def test_a_real_group_holds_kills_and_goes(real_group: Group) -> None:
+def test_a_real_group_limits_kills_and_is_removed(real_group: Group) -> None:
     try:
         real_group.set_cpus(CPUS[-1:])
         real_group.limit_memory(64 * MEBIBYTE)
@@ -190,7 +190,7 @@ def test_a_real_group_holds_kills_and_goes(real_group: Group) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
-def test_groups_that_a_job_made_below_its_own_are_killed_and_removed_too(real_group: Group, frozen: bool) -> None:
+def test_groups_that_a_job_created_are_killed_and_removed_too(real_group: Group, frozen: bool) -> None:
     if frozen:
         need_groups("freezer")
     inner = real_group.child("inner")
@@ -205,7 +205,7 @@ def test_groups_that_a_job_made_below_its_own_are_killed_and_removed_too(real_gr
 
 
 @pytest.mark.root
-def test_cpus_that_are_not_there_are_refused(real_group: Group) -> None:
+def test_unknown_cpus_are_refused(real_group: Group) -> None:
     with pytest.raises(GroupError):
         real_group.set_cpus([4095])
     assert real_group.remove()

@@ -1,4 +1,4 @@
-"""Jobs of an agent that is not root: in namespaces of their own, out of reach of the mesh's token and processes."""
+"""Jobs of an agent that is not root: in namespaces of their own, isolated from the mesh's token and processes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def bare(placement: Placement, home: Path) -> AsyncIterator[Unprivileged]:
 async def own(placement: Placement, home: Path) -> AsyncIterator[Unprivileged]:
     own = Unprivileged(placement, home, AS_USER)
     await own.agent.start()
-    if "cannot be used here" in (told := await own.enforced()):
+    if "are not available" in (told := await own.enforced()):
         await own.agent.end(signal.SIGKILL)
         pytest.skip(told)
     yield own
@@ -101,7 +101,7 @@ def reach_for(own: Unprivileged) -> str:
     )  # fmt: skip
 
 
-async def test_a_job_reads_no_token_and_ends_no_process_of_the_mesh(own: Unprivileged) -> None:
+async def test_a_job_cannot_read_the_token_or_kill_the_meshs_processes(own: Unprivileged) -> None:
     own.placement.assign(shell("nosy", f"{{ {reach_for(own)}; }} 2>/dev/null"))
     own.placement.assign(shell("victim", "sleep 600", grace_seconds=0))
     await own.placement.running("nosy")
@@ -116,9 +116,9 @@ async def test_a_job_reads_no_token_and_ends_no_process_of_the_mesh(own: Unprivi
     assert all(alive(pid) for pid in pids if pid != pids[1])
 
 
-async def test_not_enforced_says_what_is_still_shared(own: Unprivileged) -> None:
+async def test_not_enforced_lists_what_is_still_shared(own: Unprivileged) -> None:
     told = await own.enforced()
-    assert f"every job runs as '{USER}', the user of the agent: namespaces keep jobs from the mesh's files" in told
+    assert f"every job runs as '{USER}', the agent's user: namespaces isolate jobs from the mesh's files" in told
     assert (await own.placement.connected()).inventory.shared_user == str(USER)
 
 
@@ -144,7 +144,7 @@ async def test_a_job_works_in_the_directory_that_it_names(own: Unprivileged) -> 
     assert own.written("thief") in ([], ["cat: token: No such file or directory"])
 
 
-async def test_progress_is_heard_also_by_the_next_agent(own: Unprivileged) -> None:
+async def test_the_next_agent_receives_progress(own: Unprivileged) -> None:
     script = (
         "import os, socket, time\n"
         "step = 0\n"
@@ -175,7 +175,7 @@ async def test_a_job_is_warned_and_ends_within_its_grace(own: Unprivileged) -> N
     assert own.written("long") == ["up", "warned"]
 
 
-async def test_exit_statuses_and_signals_are_told_as_they_are(own: Unprivileged) -> None:
+async def test_exit_statuses_and_signals_are_reported(own: Unprivileged) -> None:
     own.placement.assign(shell("three", "exit 3"), shell("segv", "kill -SEGV $$"), assignment("lost", ["no-such"]))
     ends = {job: await own.placement.ended(job) for job in ("three", "segv", "lost")}
     assert {end.state for end in ends.values()} == {BROKEN}
@@ -208,15 +208,15 @@ async def test_the_tasks_of_a_gang_see_each_other(own: Unprivileged) -> None:
     assert os.readlink("/proc/self/ns/pid") not in seen[0]
 
 
-async def test_where_no_namespaces_can_be_had_jobs_run_and_the_node_says_so(bare: Unprivileged) -> None:
+async def test_without_namespaces_jobs_run_and_the_node_reports_it(bare: Unprivileged) -> None:
     told = await bare.enforced()
-    assert "can read the mesh's token and end its processes" in told
-    assert "cannot be used here (unshare: Operation not permitted)" in told
+    assert "can read the mesh's token and kill its processes" in told
+    assert "are not available (unshare: Operation not permitted)" in told
     bare.placement.assign(shell("open", f"cat {bare.token}"))
     assert await bare.output_of("open") == ["secret"]
 
 
-def test_root_says_what_the_token_s_own_jobs_share(tmp_path: Path) -> None:
+def test_a_root_agent_reports_what_the_operators_jobs_share(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     found = node_identity.find_identity({}, [tmp_path])
@@ -226,7 +226,7 @@ def test_root_says_what_the_token_s_own_jobs_share(tmp_path: Path) -> None:
     assert "all run as 'nobody'" in node_identity.find_identity({"*": "nobody"}, [tmp_path]).not_enforced[1]
 
 
-def test_what_lies_in_a_hidden_directory_is_hidden_with_it(tmp_path: Path) -> None:
+def test_nested_paths_are_hidden_with_their_directory(tmp_path: Path) -> None:
     (tmp_path / "state" / "nodes").mkdir(parents=True)
     paths = [tmp_path / "state" / "nodes", tmp_path / "state", tmp_path / "absent"]
     assert node_identity.paths_to_hide(paths) == [(tmp_path / "state").resolve()]

@@ -1,4 +1,4 @@
-"""What fails before the program is executed is the node's failure, and it names the part that failed."""
+"""A failure before the program is executed is the node's, and names the part that failed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.unit.node_agent.placement import Placement
 from cotenant.node_agent.runtime import launch as launch_module
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
-from cotenant.node_agent.runtime.launch import CannotLaunch, Surroundings, launch
-from cotenant.node_agent.runtime.run_as import NoUser, Users
+from cotenant.node_agent.runtime.launch import CannotLaunch, LaunchContext, launch
+from cotenant.node_agent.runtime.run_as import UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.running_attempt import open_pidfd
 from cotenant.node_agent.supervisor.launch_faults import EXECUTING, cause_of_execution
 from cotenant.v1 import job_pb2, node_service_pb2
@@ -28,8 +28,8 @@ from cotenant.v1 import job_pb2, node_service_pb2
 FAILED, NOT_LAUNCHED = job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_NOT_LAUNCHED
 
 
-def surroundings(tmp_path: Path, **more: Any) -> Surroundings:
-    return Surroundings(
+def surroundings(tmp_path: Path, **more: Any) -> LaunchContext:
+    return LaunchContext(
         node_group=None,
         all_cpus=tuple(CPUS),
         notify_path="/nowhere",
@@ -66,19 +66,24 @@ async def test_a_supervisor_without_descriptors_launches_nothing_and_ends(
     assert "could not be started: Too many open files" in state["message"]
 
 
-def test_a_submitter_whom_the_node_does_not_know_is_refused_by_the_look_up(tmp_path: Path) -> None:
+def test_an_unknown_submitter_is_refused(tmp_path: Path) -> None:
     def look_up(name: str) -> Any:
         raise KeyError(name)
 
     job = shell("carols", "true")
     job.submitter = "carol"
     with pytest.raises(CannotLaunch, match="no user 'carol'") as refused:
-        launch(surroundings(tmp_path, users=Users(own_uid=0, look_up=look_up)), directory_of(tmp_path, job), job, "/x")
+        launch(
+            surroundings(tmp_path, users=UserMapping(own_uid=0, look_up=look_up)),
+            directory_of(tmp_path, job),
+            job,
+            "/x",
+        )
     assert refused.value.cause == "user"
-    assert isinstance(refused.value.__cause__, NoUser)
+    assert isinstance(refused.value.__cause__, UserNotAllowed)
 
 
-def test_a_state_directory_that_is_a_file_is_refused_by_the_directory(tmp_path: Path) -> None:
+def test_a_state_directory_that_is_a_file_fails_the_launch(tmp_path: Path) -> None:
     (tmp_path / "attempts").write_text("")
     job = shell("anyone", "true")
     with pytest.raises(CannotLaunch) as refused:
@@ -86,7 +91,7 @@ def test_a_state_directory_that_is_a_file_is_refused_by_the_directory(tmp_path: 
     assert refused.value.cause == "directory"
 
 
-def test_an_agent_that_cannot_start_processes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_cannot_start_processes_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     job = shell("anyone", "true")
     with pytest.raises(CannotLaunch, match="No such file") as refused:
@@ -95,7 +100,7 @@ def test_an_agent_that_cannot_start_processes_says_so(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.E2BIG, errno.ENOTDIR])
-def test_a_program_that_cannot_be_executed_is_the_jobs_own_failure(number: int) -> None:
+def test_a_program_that_cannot_be_executed_is_the_jobs_failure(number: int) -> None:
     assert cause_of_execution(OSError(number, os.strerror(number))) == ""
 
 
@@ -115,7 +120,7 @@ async def test_cpus_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     assert not (directory.path / "work" / "ran").exists()
 
 
-async def test_a_supervisor_that_dies_before_it_starts_anything_has_not_launched_the_job(
+async def test_a_supervisor_that_dies_early_has_not_launched_the_job(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -128,7 +133,7 @@ async def test_a_supervisor_that_dies_before_it_starts_anything_has_not_launched
     assert (await placement.ended("after")).state == job_pb2.ATTEMPT_STATE_SUCCEEDED
 
 
-async def test_an_error_of_the_agent_itself_is_not_the_jobs(
+async def test_an_error_of_the_agent_is_not_the_jobs_failure(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> int:
@@ -151,7 +156,7 @@ async def test_a_program_that_ran_is_marked_as_executed(tmp_path: Path) -> None:
     assert directory.was_executed()
 
 
-async def test_an_agent_out_of_descriptors_goes_on_to_watch_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_out_of_descriptors_keeps_watching_its_supervisors(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: Iterator[OSError | int] = iter(
         [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENOMEM, "no memory"), 7]
     )

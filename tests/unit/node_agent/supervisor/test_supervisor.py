@@ -1,4 +1,4 @@
-"""The supervisor by itself, without an agent: what it records is all that counts."""
+"""The supervisor without an agent: only its records count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.node_agent.jobs import CPUS, PYTHON, assignment, shell, task
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node_group
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
-from cotenant.node_agent.runtime.launch import Surroundings, launch
+from cotenant.node_agent.runtime.launch import LaunchContext, launch
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import job_pb2, node_service_pb2
 
@@ -74,7 +74,7 @@ def start(root: Path) -> Iterator[Launch]:
     ) -> Attempt:
         node_group = open_node_group(NODE_GROUP)[0] if groups else None
         directory = AttemptDirectory(root, AttemptKey(job.job_id, job.number))
-        surroundings = Surroundings(
+        surroundings = LaunchContext(
             node_group=node_group,
             all_cpus=tuple(CPUS),
             notify_path=notify,
@@ -99,7 +99,7 @@ def start(root: Path) -> Iterator[Launch]:
         node_group, _ = open_node_group(NODE_GROUP)
         assert node_group is not None
         node_group.kill()
-        assert node_group.remove(patience_seconds=10)
+        assert node_group.remove(timeout_seconds=10)
 
 
 BOTH = pytest.mark.parametrize(
@@ -123,7 +123,7 @@ async def test_a_daemon_does_not_outlive_its_job(start: Launch, tmp_path: Path, 
 
 
 @BOTH
-async def test_the_others_stop_when_one_task_fails(start: Launch, tmp_path: Path, groups: bool) -> None:
+async def test_the_other_tasks_stop_when_one_fails(start: Launch, tmp_path: Path, groups: bool) -> None:
     skip_without(groups)
     wait = f"trap 'echo warned; exit 0' TERM; echo $$ > {tmp_path}/$RANK; while :; do sleep 0.01; done"
     script = f"[ $RANK = 1 ] && exit 7; {wait}"
@@ -134,7 +134,7 @@ async def test_the_others_stop_when_one_task_fails(start: Launch, tmp_path: Path
 
 
 @BOTH
-async def test_the_account_is_taken(start: Launch, groups: bool) -> None:
+async def test_usage_is_recorded(start: Launch, groups: bool) -> None:
     skip_without(groups)
     burn = "x = bytearray(50 << 20)\nimport time\nwhile time.process_time() < 0.2: pass"
     attempt = start(assignment("burner", [*PYTHON, burn]), groups=groups)
@@ -145,7 +145,7 @@ async def test_the_account_is_taken(start: Launch, groups: bool) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("child", [False, True], ids=["itself", "a child of it"])
-async def test_a_task_beyond_its_memory_limit_is_said_to_be(start: Launch, child: bool) -> None:
+async def test_a_task_beyond_its_memory_limit_is_reported(start: Launch, child: bool) -> None:
     need_groups("memory")
     hog = "x = [bytearray(1 << 20) for _ in range(200)]"
     if child:
@@ -159,9 +159,7 @@ async def test_a_task_beyond_its_memory_limit_is_said_to_be(start: Launch, child
 
 
 @BOTH
-async def test_sigterm_without_an_order_gives_the_job_its_own_grace(
-    start: Launch, tmp_path: Path, groups: bool
-) -> None:
+async def test_sigterm_without_an_order_uses_the_jobs_own_grace(start: Launch, tmp_path: Path, groups: bool) -> None:
     skip_without(groups)
     script = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.02; done"
     attempt = start(shell("deaf", script, grace_seconds=0.1), groups=groups)
@@ -173,7 +171,7 @@ async def test_sigterm_without_an_order_gives_the_job_its_own_grace(
     assert not alive(pid)
 
 
-async def test_what_the_warned_process_left_behind_keeps_its_grace(start: Launch, tmp_path: Path) -> None:
+async def test_processes_left_by_the_warned_one_keep_the_grace(start: Launch, tmp_path: Path) -> None:
     wait = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
     saver = f"trap '' TERM; {wait}; touch {tmp_path}/saved"
     attempt = start(shell("parent", f'sh -c "{saver}" & wait', grace_seconds=30))
@@ -186,7 +184,7 @@ async def test_what_the_warned_process_left_behind_keeps_its_grace(start: Launch
     assert (tmp_path / "saved").exists()
 
 
-async def test_a_daemon_that_heard_no_warning_does_not_use_up_the_grace(start: Launch, tmp_path: Path) -> None:
+async def test_an_unwarned_daemon_does_not_use_up_the_grace(start: Launch, tmp_path: Path) -> None:
     script = f"setsid sleep 60 & echo $! > {tmp_path}/pid; exec sleep 60"
     attempt = start(shell("parent", script, grace_seconds=3600))
     daemon = await until(lambda: written_number(tmp_path / "pid"))
@@ -206,7 +204,7 @@ async def test_other_signals_do_not_disturb_it(start: Launch, tmp_path: Path) ->
     assert (await attempt.end())["state"] == "SUCCEEDED"
 
 
-async def test_a_program_finds_all_signals_at_their_defaults(start: Launch) -> None:
+async def test_a_program_starts_with_default_signals(start: Launch) -> None:
     show = "import signal; print([s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN])"
     attempt = start(shell("signals", f"exec {PYTHON[0]} -I -S -c '{show}' "))
     await attempt.end()
@@ -214,7 +212,7 @@ async def test_a_program_finds_all_signals_at_their_defaults(start: Launch) -> N
     assert attempt.output() == f"{ignored_by_python}\n"
 
 
-async def test_a_program_has_no_files_open_but_the_standard_three(start: Launch) -> None:
+async def test_a_program_has_only_the_standard_files_open(start: Launch) -> None:
     show = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))"
     attempt = start(assignment("files", [*PYTHON, show]))
     await attempt.end()
@@ -245,7 +243,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-async def test_a_full_disk_costs_output_and_nothing_else(tiny_disk: Path, start: Launch) -> None:
+async def test_a_full_disk_only_drops_output(tiny_disk: Path, start: Launch) -> None:
     attempt = start(shell("flood", "seq 1 500000; exit 9"), output_bytes_max=64 * MEBIBYTE)
     state = await attempt.end()
     assert (state["state"], state["exit"]["code"]) == ("FAILED", 9)
@@ -254,7 +252,7 @@ async def test_a_full_disk_costs_output_and_nothing_else(tiny_disk: Path, start:
 
 
 @pytest.mark.root
-async def test_output_goes_on_once_the_disk_has_room_again(tiny_disk: Path, start: Launch, tmp_path: Path) -> None:
+async def test_output_resumes_when_the_disk_has_space_again(tiny_disk: Path, start: Launch, tmp_path: Path) -> None:
     ballast = tiny_disk / "ballast"
     ballast.write_bytes(bytes(800 * 1024))
     wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
@@ -270,7 +268,7 @@ async def test_output_goes_on_once_the_disk_has_room_again(tiny_disk: Path, star
     assert attempt.output().endswith("\nend\n")  # what still lay in the pipe may stand in between
 
 
-async def test_it_goes_when_its_directory_was_removed(start: Launch, tmp_path: Path) -> None:
+async def test_the_supervisor_exits_when_its_directory_was_removed(start: Launch, tmp_path: Path) -> None:
     attempt = start(shell("gone", f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"))
     await attempt.running()
     attempt.directory.remove()
@@ -279,7 +277,7 @@ async def test_it_goes_when_its_directory_was_removed(start: Launch, tmp_path: P
 
 
 @pytest.mark.root
-async def test_an_end_that_cannot_be_recorded_is_told_and_tried_again_at_rest(
+async def test_an_end_that_cannot_be_recorded_is_reported_and_retried(
     tiny_disk: Path, start: Launch, tmp_path: Path
 ) -> None:
     wait = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
@@ -304,7 +302,7 @@ async def test_an_end_that_cannot_be_recorded_is_told_and_tried_again_at_rest(
         assert (await attempt.end())["state"] == "SUCCEEDED"
 
 
-async def test_an_agent_hears_each_state_as_a_datagram(start: Launch, tmp_path: Path) -> None:
+async def test_an_agent_receives_each_state_as_a_datagram(start: Launch, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "notify"))
         agent.settimeout(20)
@@ -323,7 +321,7 @@ def fill(sender: socket.socket, path: Path) -> None:
             return
 
 
-async def test_a_deaf_agent_does_not_hold_it_up_and_hears_the_end_later(start: Launch, tmp_path: Path) -> None:
+async def test_a_busy_agent_does_not_block_the_supervisor(start: Launch, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "notify"))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as filler:
@@ -341,7 +339,7 @@ async def test_a_deaf_agent_does_not_hold_it_up_and_hears_the_end_later(start: L
         assert (await attempt.end())["state"] == "SUCCEEDED"
 
 
-async def test_it_stays_small(start: Launch, tmp_path: Path) -> None:
+async def test_the_supervisor_stays_small(start: Launch, tmp_path: Path) -> None:
     attempt = start(shell("small", f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"))
     await attempt.running()
     size_kib = private_kib(attempt.pid)
@@ -351,7 +349,7 @@ async def test_it_stays_small(start: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-async def test_a_fork_bomb_is_put_out(start: Launch, tmp_path: Path) -> None:
+async def test_a_fork_bomb_is_killed(start: Launch, tmp_path: Path) -> None:
     need_groups("pids")
     bomb = (
         f"import os, pathlib\npathlib.Path('{tmp_path}/pid').write_text(str(os.getpid()))\n"
@@ -370,7 +368,7 @@ async def test_a_fork_bomb_is_put_out(start: Launch, tmp_path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(("own", "default", "expected"), [(0, 40, 40), (20, 40, 20), (0, 0, "max")])
-async def test_each_task_has_so_many_processes_and_no_more(
+async def test_the_number_of_processes_per_task_is_limited(
     start: Launch, own: int, default: int, expected: int | str
 ) -> None:
     need_groups("pids")
@@ -386,7 +384,7 @@ async def test_each_task_has_so_many_processes_and_no_more(
 
 
 @pytest.mark.root
-async def test_what_an_earlier_try_left_frozen_does_not_hold_up_the_next(start: Launch) -> None:
+async def test_frozen_processes_of_an_earlier_try_do_not_block_the_next(start: Launch) -> None:
     need_groups("freezer")
     node, _ = open_node_group(NODE_GROUP)
     assert node is not None
@@ -397,7 +395,7 @@ async def test_what_an_earlier_try_left_frozen_does_not_hold_up_the_next(start: 
 
 
 @pytest.mark.root
-async def test_a_suspended_job_hears_its_warning(start: Launch, tmp_path: Path) -> None:
+async def test_a_suspended_job_gets_its_warning(start: Launch, tmp_path: Path) -> None:
     need_groups("freezer")
     script = f"trap 'touch {tmp_path}/saved; exit 0' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.01; done"
     attempt = start(shell("still", script, grace_seconds=30), groups=True)
@@ -421,7 +419,7 @@ ESCAPES = {
 
 @BOTH
 @pytest.mark.parametrize("escape", ESCAPES)
-async def test_nothing_escapes_the_end_of_its_attempt(start: Launch, tmp_path: Path, groups: bool, escape: str) -> None:
+async def test_no_process_survives_its_attempt(start: Launch, tmp_path: Path, groups: bool, escape: str) -> None:
     skip_without(groups)
     if escape == "in no group" and not groups:
         pytest.skip("it is in no group anyway")

@@ -1,4 +1,4 @@
-"""The unified step: what one worker, server, GPU or core more or fewer is worth."""
+"""The unified step: the value of one worker, server, GPU or core more or fewer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.policies.aiturbo.step import RIGID, Elastic, best_step, neighbours
 TEAM = Candidate(3, 1000, workers=2, servers=1, server_cores=2)
 
 
-def test_all_that_is_elastic_has_neighbours_and_nothing_else() -> None:
+def test_only_elastic_resources_have_neighboring_allocations() -> None:
     assert [one.cores for one in neighbours(TEAM, RIGID, (3, 3))] == []
     elastic = Elastic(workers=(1, 3), servers=(1, 2), gpus_each=(1, 2))
     found = list(neighbours(TEAM, elastic, (1, 4)))
@@ -27,7 +27,7 @@ def test_all_that_is_elastic_has_neighbours_and_nothing_else() -> None:
     ]
 
 
-def test_the_larger_benefit_wins_and_tells_its_direction() -> None:
+def test_the_larger_benefit_wins_with_its_direction() -> None:
     more, fewer = replace(TEAM, workers=3), replace(TEAM, workers=1)
     change = best_step(TEAM, 10.0, 1000.0, [(more, 14.9), (fewer, 9.9)])
     assert change

@@ -1,4 +1,4 @@
-"""A job's own baseline, and how seldom and how soon a fall below it is believed."""
+"""A job's baseline, and how rarely and how soon a fall below it is detected."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cotenant.policies.coda_eliminator.baselines import Baseline, threshold
 BETWEEN = 552_960.0  # windows of 8 jobs in 4 days
 
 
-def told(rates: list[float], **others: float) -> Baseline:
+def baseline_of(rates: list[float], **others: float) -> Baseline:
     baseline = Baseline(**others)  # type: ignore[arg-type]  # floats, by name
     for rate in rates:
-        baseline.observe(rate, BETWEEN, pressed=False, held=False)
+        baseline.observe(rate, BETWEEN, pressed=False, throttled=False)
     return baseline
 
 
@@ -28,7 +28,7 @@ def noisy(rate: float, count: int, seed: int, spread: float = 0.05) -> list[floa
 
 
 def run_length(allowance: float, h: float, states: int = 100) -> float:
-    """The slow twin: mean run length of a cumulative sum of normal noise as a Markov chain (Brook and Evans, 1972)."""
+    """Reference: the mean run length of a cumulative sum of normal noise as a Markov chain (Brook and Evans, 1972)."""
     width = 2 * h / (2 * states - 1)
     edges = (np.arange(states) + 0.5) * width
     steps = edges[None, :] - width * np.arange(states)[:, None] + allowance
@@ -40,7 +40,7 @@ def run_length(allowance: float, h: float, states: int = 100) -> float:
 
 @pytest.mark.parametrize("allowance", [0.4, 0.75, 1.0, 1.5])
 @pytest.mark.parametrize("between", [500, 20_000, 552_960])
-def test_noise_alone_sets_an_alarm_off_as_seldom_as_is_asked(allowance: float, between: float) -> None:
+def test_noise_alone_triggers_alarms_at_most_at_the_configured_rate(allowance: float, between: float) -> None:
     assert run_length(allowance, threshold(allowance, between)) == pytest.approx(between, rel=0.3)
 
 
@@ -51,7 +51,7 @@ def test_fewer_alarms_take_a_higher_threshold(allowance: float, between: float) 
 
 @pytest.mark.parametrize("spread", [0.01, 0.05, 0.15])
 def test_a_baseline_learns_rate_and_noise(spread: float) -> None:
-    baseline = told(noisy(40.0, 400, 1, spread))
+    baseline = baseline_of(noisy(40.0, 400, 1, spread))
     assert baseline.trusted
     assert baseline.rate == pytest.approx(40, rel=max(0.003, 0.2 * spread))
     assert baseline.noise == pytest.approx(spread, rel=0.35, abs=0.01)
@@ -60,65 +60,65 @@ def test_a_baseline_learns_rate_and_noise(spread: float) -> None:
 def test_it_is_trusted_after_a_minute_whatever_two_of_its_windows_were() -> None:
     rates = noisy(10.0, 12, 3, 0.01)
     rates[0], rates[5] = 1.0, 90.0
-    assert not told(rates[:11]).trusted
-    assert told(rates).rate == pytest.approx(10, rel=0.02)
+    assert not baseline_of(rates[:11]).trusted
+    assert baseline_of(rates).rate == pytest.approx(10, rel=0.02)
 
 
 @pytest.mark.parametrize("bad", [0.0, 5.0])
 def test_one_bad_window_is_no_fall_and_two_are(bad: float) -> None:
-    baseline = told([*noisy(10.0, 60, 1, 0.01), bad])
-    assert not baseline.hurt
-    baseline.observe(bad, BETWEEN, pressed=False, held=False)
-    assert baseline.hurt
+    baseline = baseline_of([*noisy(10.0, 60, 1, 0.01), bad])
+    assert not baseline.slowed
+    baseline.observe(bad, BETWEEN, pressed=False, throttled=False)
+    assert baseline.slowed
     assert baseline.slowdown == pytest.approx(1 - bad / 10, abs=0.02)
 
 
-def test_a_slowdown_of_less_than_5_percent_is_none_however_long() -> None:
-    assert not told([*noisy(10.0, 120, 2, 0.005), *noisy(9.6, 300, 3, 0.005)]).hurt
+def test_a_slowdown_below_5_percent_never_counts() -> None:
+    assert not baseline_of([*noisy(10.0, 120, 2, 0.005), *noisy(9.6, 300, 3, 0.005)]).slowed
 
 
 @pytest.mark.parametrize("slowdown", [0.07, 0.1, 0.2])
 def test_where_there_is_less_noise_smaller_falls_are_seen(slowdown: float) -> None:
-    baseline = told(noisy(10.0, 120, 2, 0.01))
+    baseline = baseline_of(noisy(10.0, 120, 2, 0.01))
     for rate in noisy(10 * (1 - slowdown), 4, 3, 0.01):
-        baseline.observe(rate, BETWEEN, pressed=True, held=False)
-    assert baseline.hurt
+        baseline.observe(rate, BETWEEN, pressed=True, throttled=False)
+    assert baseline.slowed
 
 
-def test_a_fall_is_not_learnt_and_a_slow_decline_under_pressure_neither() -> None:
-    baseline = told([*noisy(10.0, 120, 1), *noisy(7.0, 30, 2)])
+def test_neither_a_fall_nor_a_slow_decline_under_pressure_is_learned() -> None:
+    baseline = baseline_of([*noisy(10.0, 120, 1), *noisy(7.0, 30, 2)])
     assert baseline.rate == pytest.approx(10, rel=0.03)
-    baseline = told(noisy(10.0, 240, 1, 0.01))
+    baseline = baseline_of(noisy(10.0, 240, 1, 0.01))
     for number in range(240):
-        baseline.observe(10 - number / 300, BETWEEN, pressed=True, held=False)
-    assert baseline.hurt
+        baseline.observe(10 - number / 300, BETWEEN, pressed=True, throttled=False)
+    assert baseline.slowed
     assert baseline.rate == pytest.approx(10, rel=0.03)
 
 
-def test_a_job_that_becomes_faster_was_hurt_before() -> None:
-    assert told([*noisy(6.0, 60, 1), *noisy(10.0, 12, 2)]).rate == pytest.approx(10, rel=0.05)
+def test_a_job_that_becomes_faster_was_slowed_before() -> None:
+    assert baseline_of([*noisy(6.0, 60, 1), *noisy(10.0, 12, 2)]).rate == pytest.approx(10, rel=0.05)
 
 
 def test_what_is_adopted_is_the_baseline_from_then_on() -> None:
-    baseline = told([*noisy(10.0, 60, 1), *noisy(6.0, 12, 2)])
-    assert baseline.hurt
+    baseline = baseline_of([*noisy(10.0, 60, 1), *noisy(6.0, 12, 2)])
+    assert baseline.slowed
     baseline.adopt()
-    assert not baseline.hurt
+    assert not baseline.slowed
     assert baseline.reference == pytest.approx(6, rel=0.05)
 
 
-def test_what_was_foretold_counts_until_more_is_known_and_less_than_what_is_known() -> None:
-    assert told([6.0] * 3, expected=10.0).hurt
-    assert not told([8.0] * 11, expected=10.0).hurt, "that far it may be wrong"
-    assert told(noisy(9.0, 60, 1), expected=10.0).reference == pytest.approx(9, rel=0.03)
-    assert not told([6.0] * 11).hurt
+def test_a_prediction_counts_until_a_baseline_is_known() -> None:
+    assert baseline_of([6.0] * 3, expected=10.0).slowed
+    assert not baseline_of([8.0] * 11, expected=10.0).slowed, "that far it may be wrong"
+    assert baseline_of(noisy(9.0, 60, 1), expected=10.0).reference == pytest.approx(9, rel=0.03)
+    assert not baseline_of([6.0] * 11).slowed
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=80), st.none() | st.floats(0, 1e9))
-def test_whatever_it_is_told_it_stays_a_number(rates: list[float], expected: float | None) -> None:
+def test_a_baseline_stays_a_number_for_any_input(rates: list[float], expected: float | None) -> None:
     baseline = Baseline(expected)
     for rate in rates:
-        baseline.observe(rate, BETWEEN, pressed=False, held=False)
+        baseline.observe(rate, BETWEEN, pressed=False, throttled=False)
         assert math.isfinite(baseline.rate)
         assert 0.005 <= baseline.noise < math.inf
         assert 0 <= baseline.slowdown <= 1

@@ -1,4 +1,4 @@
-"""Laws of the eliminator in a closed loop: whatever CPU jobs come, victims are relieved and nobody is ruined."""
+"""Laws of the eliminator in a closed loop: for any CPU jobs, victims are relieved and no job is ruined."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cotenant.core.policy.protocols import FREE
 from cotenant.policies.coda_eliminator.policy import CodaEliminator
 
 UNSEEN = 0.12  # a smaller slowdown may hide in 5 % of noise for minutes
-RELIEVED = 0.25  # of what a job would lose unhelped, so much it may
-SEARCH = (Phase.explicit, Phase.reuse, Phase.generate)  # to shrink a story of half an hour takes minutes
-STEP_SECONDS = 60.0  # jobs that begin within it are one step
+RELIEVED = 0.25  # allowed share of the loss without relief
+SEARCH = (Phase.explicit, Phase.reuse, Phase.generate)  # shrinking a run of half an hour takes minutes
+STEP_SECONDS = 60.0  # jobs that start within it are one step
 LEARNT, MINUTES_20, HALF_HOUR = 60, 240, 360
 
 
 @st.composite
 def crowds(draw: st.DrawFn) -> list[CpuJob]:
-    """One job that may hurt a lot, and others that hurt little: two large ones can hide each other."""
+    """One job with a large effect, and others with small ones: two large ones can hide each other."""
     jobs = []
     for number in range(draw(st.integers(1, 4))):
         begin = 5.0 * LEARNT + draw(st.floats(0, 300))
@@ -36,15 +36,15 @@ def crowds(draw: st.DrawFn) -> list[CpuJob]:
 
 
 def slowdown(demand: float) -> float:
-    """Return how much of its speed a trainer loses where all together want so much bandwidth."""
+    """Return the share of its speed that a trainer loses if all jobs together use this much bandwidth."""
     return 1 - 1 / (1 / 3 + 2 / 3 * max(1.0, demand / PEAK))
 
 
 def bearable_of(jobs: list[CpuJob], now: float, others: float) -> float:
-    """Return how much of its speed a trainer may lose to the CPU jobs that run now, unhelped for good.
+    """Return the share of its speed that a trainer may lose to the present CPU jobs without relief.
 
-    What it loses at one step, to jobs that come within a minute, may hide in the noise. It hides for good then: the
-    baseline follows, and the next step is measured from there. So two small steps may hide what one would not.
+    The loss at one step, from jobs that start within a minute, may be hidden by noise. It stays hidden: the baseline
+    follows, and the next step is measured from there. So two small steps may hide what one would not.
     """
     demand, worst, steps = others, 0.0, dict[float, float]()
     for job in jobs:
@@ -67,14 +67,16 @@ def two_small_steps() -> list[CpuJob]:
 
 
 @settings(max_examples=25, deadline=None, phases=SEARCH)
-@example(jobs=two_small_steps(), seed=80, told=False, enforced=False)
+@example(jobs=two_small_steps(), seed=80, reported=False, enforced=False)
 @given(crowds(), st.integers(0, 100), st.booleans(), st.booleans())
-def test_victims_are_relieved_and_cpu_jobs_get_on(jobs: list[CpuJob], seed: int, told: bool, enforced: bool) -> None:
+def test_victims_are_relieved_and_cpu_jobs_get_on(
+    jobs: list[CpuJob], seed: int, reported: bool, enforced: bool
+) -> None:
     trainers = [Trainer(), Trainer("other", 30.0)]
-    node, policy = ModelNode(trainers, jobs, seed, told=told or enforced, enforced=enforced), CodaEliminator()
+    node, policy = ModelNode(trainers, jobs, seed, reported=reported or enforced, enforced=enforced), CodaEliminator()
     assert not any(directives for _, directives in node.run(policy, LEARNT))
     lost, bearable = 0.0, 0.0
-    stood: dict[str, list[float]] = {job.id: [] for job in jobs}
+    suspensions: dict[str, list[float]] = {job.id: [] for job in jobs}
     for _ in range(HALF_HOUR):
         window = node.window()
         bearable += bearable_of(jobs, node.now, sum(one.demand for one in trainers))
@@ -83,19 +85,19 @@ def test_victims_are_relieved_and_cpu_jobs_get_on(jobs: list[CpuJob], seed: int,
             if not job.runs(node.now):
                 continue
             if job.throttle.suspended:
-                stood[job.id].append(node.now)
+                suspensions[job.id].append(node.now)
             else:
                 assert job.throttle.bandwidth_percent >= 10
                 assert not job.throttle.cores or 10 * job.throttle.cores >= job.cores
                 assert job.best_effort or not job.throttle.idle
-        node.carry_out(policy.judge(window))
+        node.apply(policy.judge(window))
     assert lost <= bearable + 8, "most of what would be lost is not"
-    assert all(5 * len(times) <= 300 for times in stood.values()), "nobody stands still for more than 5 min of 30"
+    assert all(5 * len(times) <= 300 for times in suspensions.values()), "nobody stands still for more than 5 min of 30"
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000), st.booleans())
-def test_all_is_given_back_once_nobody_is_hurt_any_more(seed: int, enforced: bool) -> None:
+def test_all_throttles_are_released_once_no_job_is_slowed(seed: int, enforced: bool) -> None:
     trainer, hog = Trainer(), CpuJob("hog", demand=1.6 * PEAK, cores=8, begin=5.0 * LEARNT)
     node, policy = ModelNode([trainer], [hog], seed, enforced=enforced), CodaEliminator()
     node.run(policy, LEARNT + 12)

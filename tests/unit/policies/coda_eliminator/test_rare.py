@@ -1,4 +1,4 @@
-"""What happens seldom: thresholds near onsets, patience, probation, and victims and suspects that change meanwhile."""
+"""Rare cases: thresholds near onsets, patience, probation, and victims and suspects that change in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONSET = 60
 
 
 class Policy(Relief):
-    """One node's relief as a policy, so that one can look inside."""
+    """One node's relief as a policy, with access to its state."""
 
     name, api_version = "relief", 1
 
@@ -23,8 +23,8 @@ def acted(node: ModelNode, policy: Policy, windows: int) -> list[Directive]:
     return [directive for _, directives in node.run(policy, windows) for directive in directives]
 
 
-def held() -> tuple[ModelNode, Policy, CpuJob]:
-    """A node on which a CPU job was found and is held back."""
+def throttled() -> tuple[ModelNode, Policy, CpuJob]:
+    """A node on which a CPU job was found and is throttled."""
     cpu_job = hog(0.4, begin=5.0 * ONSET)
     node, policy = ModelNode([Trainer()], [cpu_job], seed=1), Policy()
     node.run(policy, ONSET + 8)
@@ -35,7 +35,7 @@ def held() -> tuple[ModelNode, Policy, CpuJob]:
 def test_near_a_rare_onset_a_slowdown_of_15_percent_is_mostly_noticed_within_3_windows() -> None:
     noticed = 0
     for seed in range(40):
-        node = ModelNode([Trainer()], [hog(0.15, begin=5.0 * ONSET + seed / 8)], seed, told=False)
+        node = ModelNode([Trainer()], [hog(0.15, begin=5.0 * ONSET + seed / 8)], seed, reported=False)
         policy = Policy()
         node.run(policy, ONSET)
         noticed += bool(acted(node, policy, 3))
@@ -43,7 +43,7 @@ def test_near_a_rare_onset_a_slowdown_of_15_percent_is_mostly_noticed_within_3_w
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_far_from_any_onset_pressure_alone_condemns_nobody(seed: int) -> None:
+def test_pressure_alone_throttles_no_job_far_from_an_onset(seed: int) -> None:
     trainers = [Trainer(f"dnn-{number}", demand=5e9) for number in range(4)]
     node = ModelNode(trainers, [CpuJob(f"cpu-{number}", demand=17.5e9) for number in range(4)], seed)
     assert acted(node, Policy(), 1500) == []
@@ -54,28 +54,28 @@ def test_onsets_that_are_not_rare_count_less() -> None:
     for number in range(720):
         cpu = AttemptWindow("cpu", 1, True, 8.0 if number // 20 % 2 else 0.0, cores=8)
         policy.judge(NodeWindow("n", 5.0 * number, 5.0, (trainer, cpu)))
-    assert policy.watch.exposure > 0.02
+    assert policy.state.exposure > 0.02
 
 
 def test_an_attempt_has_no_more_baselines_than_an_allocator_tries_core_counts() -> None:
     policy = Policy()
     for number in range(100):
         policy.judge(NodeWindow("n", 5.0 * number, 5.0, (AttemptWindow("dnn", 1, False, 4.0, 10.0, cores=number),)))
-    assert len(policy.watch.baselines["dnn", 1]) == 8
+    assert len(policy.state.baselines["dnn", 1]) == 8
 
 
-def test_what_was_given_back_altogether_is_kept_in_mind_for_a_while_and_then_forgotten() -> None:
-    node, policy, cpu_job = held()
+def test_a_released_job_is_remembered_for_a_while_and_then_dropped() -> None:
+    node, policy, cpu_job = throttled()
     cpu_job.demand = 1e9
     while cpu_job.throttle != FREE:
         node.run(policy, 1)
     node.run(policy, 20)
-    assert [hold.rung for hold in policy.held.holds.values()] == [-1]
+    assert [hold.rung for hold in policy.throttled.holds.values()] == [-1]
     node.run(policy, 50)
-    assert policy.held.holds == {}
+    assert policy.throttled.holds == {}
 
 
-def test_a_victim_that_draws_much_itself_does_not_hold_others_back_for_ever() -> None:
+def test_a_victim_with_high_traffic_does_not_throttle_others_forever() -> None:
     trainer = Trainer(demand=70e9)
     cpu_job = hog(0.4, trainer, begin=5.0 * ONSET)
     node, policy = ModelNode([trainer], [cpu_job], seed=1), Policy()
@@ -91,12 +91,12 @@ def test_a_victim_that_draws_much_itself_does_not_hold_others_back_for_ever() ->
 def test_each_fruitless_trial_leaves_a_suspect_in_peace_for_twice_as_long_up_to_16_times() -> None:
     policy, until = Policy(), []
     for _ in range(6):
-        policy.held.clear(("cpu", 1), now=0.0)
-        until.append(policy.held.cleared["cpu", 1][0])
+        policy.throttled.clear(("cpu", 1), now=0.0)
+        until.append(policy.throttled.cleared["cpu", 1][0])
     assert until == [300, 600, 1200, 2400, 4800, 4800]
 
 
-def test_who_comes_after_a_fall_that_nobody_made_is_not_blamed_for_it() -> None:
+def test_a_job_that_starts_after_a_fall_without_cause_is_not_suspected() -> None:
     trainer, quiet = Trainer(), CpuJob("quiet", demand=1e9, cores=2)
     node, policy = ModelNode([trainer], [quiet], seed=1), Policy()
     node.run(policy, ONSET)
@@ -106,7 +106,7 @@ def test_who_comes_after_a_fall_that_nobody_made_is_not_blamed_for_it() -> None:
     assert acted(node, policy, 20) == []
 
 
-def test_a_trial_whose_victim_may_not_be_judged_any_more_ends() -> None:
+def test_a_trial_ends_when_its_victim_can_no_longer_be_judged() -> None:
     cpu_job = hog(0.4, begin=5.0 * ONSET)
     node, policy = ModelNode([Trainer()], [cpu_job], seed=1), Policy()
     while cpu_job.throttle == FREE:
@@ -114,35 +114,35 @@ def test_a_trial_whose_victim_may_not_be_judged_any_more_ends() -> None:
     for _ in range(15):
         window = node.window()
         unsteady = tuple(replace(one, unsteady=not one.cpu_job) for one in window.attempts)
-        node.carry_out(policy.judge(replace(window, attempts=unsteady)))
+        node.apply(policy.judge(replace(window, attempts=unsteady)))
     assert cpu_job.throttle == FREE
 
 
 def test_a_ladder_follows_the_cores_of_its_job() -> None:
-    node, policy, cpu_job = held()
+    node, policy, cpu_job = throttled()
     cpu_job.cores, cpu_job.demand = 2, 1e9
     first = acted(node, policy, 20)[0]
     assert first.throttle == FREE, "one core of two is the gentlest rung"
 
 
-def test_all_is_given_back_at_once_where_nobody_is_left_to_be_hurt() -> None:
+def test_all_throttles_are_released_at_once_without_gpu_jobs() -> None:
     alone = AttemptWindow("cpu", 1, True, 1.0, cores=8, throttle=Throttle(cores=1))
     (directive,) = Policy().judge(NodeWindow("n", 5.0, 5.0, (alone,)))
     assert (directive.throttle, directive.share) == (FREE, 1.0)
 
 
-def test_a_silence_does_not_make_an_arrival_of_who_was_there_all_along() -> None:
+def test_a_silence_does_not_count_as_an_arrival() -> None:
     node, policy = ModelNode([Trainer()], [CpuJob("cpu", demand=1e9)], seed=1), Policy()
     node.run(policy, ONSET)
     node.now += 600.0
     node.run(policy, 1)
-    assert policy.watch.onset == ""
+    assert policy.state.onset == ""
 
 
-def test_with_one_core_and_no_way_to_limit_bandwidth_a_job_can_only_stand_still_and_then_move() -> None:
+def test_a_one_core_job_without_bandwidth_limits_is_suspended_and_then_moved() -> None:
     trainer, one_core = Trainer(), hog(0.4, begin=5.0 * ONSET)
     one_core.cores = 1
     node, policy = ModelNode([trainer], [one_core], seed=1), Policy()
-    said = acted(node, policy, ONSET + 720)
-    assert any(directive.move for directive in said)
+    directives = acted(node, policy, ONSET + 720)
+    assert any(directive.move for directive in directives)
     assert one_core.moved

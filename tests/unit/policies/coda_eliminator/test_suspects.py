@@ -1,4 +1,4 @@
-"""What speaks against a CPU job."""
+"""Evidence against CPU jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cotenant.core.policy.protocols import AttemptWindow, NodeWindow, Throttle
-from cotenant.policies.coda_eliminator.ladder import SUSPENDED, cores_each, first_rung, rung_of, rungs, told
+from cotenant.policies.coda_eliminator.ladder import SUSPENDED, cores_each, describe, first_rung, rung_of, rungs
 from cotenant.policies.coda_eliminator.suspects import Attempt, Usage, ranked, uses
 
 CPU = AttemptWindow("a", 1, cpu_job=True, cores_used=0.0, cores=8)
@@ -24,7 +24,7 @@ def seen(**use: list[tuple[float, float, float]]) -> dict[Attempt, Usage]:
             attempt = replace(CPU, cores_used=cores, memory_bandwidth_bytes_per_second=100 * bandwidth)
             rest = replace(CPU, job_id="rest", cache_bytes=100 - 100 * cache)
             window = replace(window, attempts=(replace(attempt, cache_bytes=100 * cache), rest))
-            usage.add(uses(window, window.attempts[:1])[0], 8, came=len(windows) < 11 and number == 0)
+            usage.add(uses(window, window.attempts[:1])[0], 8, is_new=len(windows) < 11 and number == 0)
     return usages
 
 
@@ -33,7 +33,7 @@ def order(usages: dict[Attempt, Usage]) -> list[str]:
     return [one.attempt.job_id for one in ranked(usages, attempts, 50.0, 5.0, 16.0)]
 
 
-def test_whose_use_rose_comes_before_who_used_more_all_along() -> None:
+def test_a_rise_in_use_counts_more_than_steady_use() -> None:
     steady, rose = [(8.0, 0.6, 0.4)] * 11, [(1.0, 0.1, 0.1)] * 10 + [(6.0, 0.1, 0.1)]
     assert order(seen(steady=steady, rose=rose)) == ["rose", "steady"]
 
@@ -44,7 +44,7 @@ def test_cores_bandwidth_and_cache_all_count(what: tuple[float, float, float]) -
     assert order(seen(calm=calm, rose=[*calm[:10], what])) == ["rose"]
 
 
-def test_who_came_then_rose_by_all_it_uses() -> None:
+def test_a_new_job_rose_by_its_whole_use() -> None:
     grew, came = [(2.0, 0.0, 0.0)] * 10 + [(5.0, 0.0, 0.0)], [(4.0, 0.0, 0.0)]
     assert order(seen(grew=grew, came=came)) == ["came", "grew"]
 
@@ -54,7 +54,7 @@ def test_noise_may_hide_the_first_windows_of_a_fall() -> None:
     assert order(seen(early=early, steady=[(22.0, 0.0, 0.0)] * 11)) == ["early", "steady"]
 
 
-def test_who_uses_next_to_nothing_is_no_suspect_and_ties_go_by_name() -> None:
+def test_idle_jobs_are_no_suspects_and_ties_go_by_name() -> None:
     same = [(4.0, 0.0, 0.0)] * 11
     assert order(seen(b=same, a=same, nothing=[(0.1, 0.0, 0.0)] * 11)) == ["a", "b"]
 
@@ -83,14 +83,14 @@ def test_each_rung_is_harder_and_all_but_the_last_keep_a_tenth(cores: int, windo
         assert any(rung.throttle.idle for rung in ladder) is best_effort
         assert first_rung(ladder, 0.9) < len(ladder) - 1 or not any(shares[:-1]) or cores == 1
         assert not ladder[first_rung(ladder, 0.9)].throttle.idle
-        assert len({told(rung.throttle) for rung in ladder}) == len(ladder)
+        assert len({describe(rung.throttle) for rung in ladder}) == len(ladder)
 
 
 def test_shares_of_the_bandwidth_that_a_job_does_not_reach_are_left_out() -> None:
     used = replace(CPU, memory_bandwidth_bytes_per_second=30.0)
     assert [rung.throttle.bandwidth_percent for rung in rungs(used, ENFORCED)][:2] == [20, 10]
-    held = replace(used, throttle=Throttle(bandwidth_percent=20))
-    assert [rung.throttle.bandwidth_percent for rung in rungs(held, ENFORCED)][:3] == [50, 20, 10]
+    throttled = replace(used, throttle=Throttle(bandwidth_percent=20))
+    assert [rung.throttle.bandwidth_percent for rung in rungs(throttled, ENFORCED)][:3] == [50, 20, 10]
 
 
 def test_cores_are_counted_for_each_task() -> None:

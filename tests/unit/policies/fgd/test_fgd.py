@@ -25,7 +25,7 @@ def told(*workload: str) -> Fgd:
 
 
 @given(worlds(nodes_max=4), st.lists(gangs(roles_max=2), max_size=8))
-def test_what_is_kept_by_node_is_what_would_be_worked_out_anew(world: World, stream: list[Gang]) -> None:
+def test_incremental_fragmentation_equals_a_full_computation(world: World, stream: list[Gang]) -> None:
     ledger, policy, forgetful = world.ledger, told("1000/2/3", "500/1/1"), told("1000/2/3", "500/1/1")
     started = []
     for number, gang in enumerate(stream):
@@ -51,7 +51,7 @@ def test_the_cores_that_a_workload_needs_are_left_beside_its_gpus() -> None:
     assert told("1000/8/1").place(one("a", Demand(cores=4)), ledger, rng()) == (Share(1, 0, 1),)
 
 
-def test_a_gang_is_kept_on_one_node_where_one_has_room() -> None:
+def test_a_gang_is_kept_on_one_node_if_one_has_room() -> None:
     ledger = Ledger([NodeShape(4, 8), NodeShape(2, 8), NodeShape(2, 8)])
     ledger.take(0, Demand(1000), 2)
     assert told("4000/1/1").place(one("a", Demand(1000), 2), ledger, rng()) == (Share(0, 0, 2),)
@@ -60,7 +60,7 @@ def test_a_gang_is_kept_on_one_node_where_one_has_room() -> None:
     assert sum(share.replicas for share in answer) == 5
 
 
-def test_one_that_insists_on_a_server_waits_for_it() -> None:
+def test_a_gang_with_server_locality_waits_for_a_server() -> None:
     ledger = Ledger([NodeShape(4, 8), NodeShape(4, 8)])
     for node in (0, 1):
         ledger.take(node, Demand(1000), 2)
@@ -74,16 +74,16 @@ def test_what_it_learns_is_counted_once_a_job_and_bounded(monkeypatch: pytest.Mo
     monkeypatch.setattr(policy_module, "KINDS_MAX", 8)
     workload = policy_module._Workload({}, alike=False)
     for _ in range(5):
-        workload.see(one("same", Demand(1000, 1), 3))
+        workload.record(one("same", Demand(1000, 1), 3))
     assert workload.tasks() == {Demand(1000, 1): 3}
     for number in range(200):
-        workload.see(one(f"job-{number}", Demand(1000, number)))
+        workload.record(one(f"job-{number}", Demand(1000, number)))
         assert len(workload._counts) <= 8
         assert len(workload._jobs) <= 16
     assert len(workload.tasks()) <= 8
 
 
-def test_kinds_weigh_alike_unless_popularity_is_asked_for() -> None:
+def test_kinds_have_equal_weights_unless_popularity_is_selected() -> None:
     for options, weights in (({}, [1, 1]), ({"weights": "popularity"}, [3, 1])):
         policy = plugins.load("cotenant.placement_policies", "fgd", options)
         ledger = Ledger([NodeShape(8, 8)])
@@ -102,8 +102,8 @@ def test_a_workload_that_cannot_be_read_is_named(text: str) -> None:
 
 
 @given(worlds(), gangs(roles_max=2))
-def test_it_finds_a_place_for_one_role_wherever_there_is_one(world: World, gang: Gang) -> None:
-    """By counting: each replica takes the room of no more than one."""
+def test_a_single_role_is_placed_whenever_there_is_room(world: World, gang: Gang) -> None:
+    """By counting: no replica takes the room of more than one."""
     one_role = Gang(gang.job_id, gang.parts[:1])
     room = world.ledger.room(one_role.parts[0].demand).sum()
     assert isinstance(Fgd().place(one_role, world.ledger, rng()), tuple) == (room >= one_role.parts[0].replicas)

@@ -9,20 +9,20 @@ from tests.support.worlds import World, demands, worlds
 
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand
-from cotenant.core.model.node import NodeShape, is_of_type
+from cotenant.core.model.node import NodeShape, matches_gpu_type
 from cotenant.policies.fgd.fragmentation import IMPOSSIBLE, NO_GPU, Measure
 
 workloads = st.dictionaries(demands(), st.integers(1, 9), max_size=4)
 
 
 def lost_to(task: Demand, ledger: Ledger, node: int, parts: Sequence[int]) -> int:
-    """F_n(m), as the paper has it, one node and one task at a time."""
+    """F_n(m), as in the paper, one node and one task at a time."""
     shape = ledger.shapes[node]
     limit = min(task.gpu_milli, 1000)
     gpus = sum(part >= limit for part in parts) if limit == 1000 or shape.shareable else 0
     runs = (
         gpus >= max(1, task.gpu_milli // 1000)
-        and is_of_type(shape.gpu_type, task.gpu_type)
+        and matches_gpu_type(shape.gpu_type, task.gpu_type)
         and ledger.free_cores[node] >= task.cores
         and ledger.free_memory[node] >= task.memory_bytes
     )
@@ -47,7 +47,7 @@ def test_an_increase_is_what_taking_the_best_gpu_adds(
 ) -> None:
     ledger = world.ledger
     found = Measure.of(ledger, workload).increases(demand, np.arange(len(ledger)))
-    untyped = Demand(demand.gpu_milli, demand.cores, demand.memory_bytes)  # of which type they are is for the room
+    untyped = Demand(demand.gpu_milli, demand.cores, demand.memory_bytes)  # types are checked by the room
     room = ledger.room(untyped, everywhere=True)
     for node in range(len(ledger)):
         added: dict[int, int] = {}
@@ -56,7 +56,7 @@ def test_an_increase_is_what_taking_the_best_gpu_adds(
             if not room[node] or (share and ledger.parts_of(node)[gpu] < demand.gpu_milli):
                 continue
             before = expected(ledger, node, workload)
-            with ledger.undone():
+            with ledger.rolled_back():
                 ledger.take(node, untyped, 1, (gpu,) if share else ())
                 added[gpu] = expected(ledger, node, workload) - before
         assert found.increase[node] == min(added.values(), default=IMPOSSIBLE)

@@ -39,7 +39,7 @@ def lived(
     factor: Callable[[int], float] = lambda number: 1.0,
     begin: int = 0,
 ) -> list[tuple[Estimate, float]]:
-    """Let jobs come, each after the one before has ended; trains whenever it is time. What was told, what came."""
+    """Run jobs one after another; trains when due. Returns the predictions and the outcomes."""
     rng = np.random.default_rng([seed, begin])
     story = []
     for number in range(begin, begin + jobs):
@@ -48,8 +48,8 @@ def lived(
         seconds = middle * factor(number) * float(np.exp(0.4 * rng.standard_normal()))
         story.append((policy.estimate(query(kind, at=at)), seconds))
         policy.observe(ended(kind, seconds, at))
-        if lesson := policy.lesson():
-            policy.adopt(lesson.train())
+        if training_task := policy.training_task():
+            policy.adopt(training_task.train())
     return story
 
 
@@ -59,7 +59,7 @@ def learnt() -> tuple[LightgbmDuration, list[tuple[Estimate, float]]]:
     return policy, lived(policy, 900)
 
 
-def test_of_a_job_like_none_before_nothing_is_said() -> None:
+def test_a_job_unlike_any_before_gets_no_prediction() -> None:
     estimate = LightgbmDuration().estimate(query())
     assert not estimate.predictable
     assert estimate.remaining_seconds is None
@@ -70,7 +70,7 @@ def test_before_there_is_a_model_history_speaks() -> None:
     for number in range(8):
         policy.observe(ended("bert", 60.0, 100.0 * number))
     assert policy.model is None
-    assert policy.lesson() is None
+    assert policy.training_task() is None
     assert policy.estimate(query()).remaining_seconds == 60.0
 
 
@@ -98,7 +98,7 @@ def test_quantiles_never_cross_and_each_kind_has_its_own(
     np.testing.assert_allclose(np.array(middles, dtype=float), [600.0, 3000.0, 9000.0], rtol=0.35)
 
 
-def test_many_at_once_are_told_what_each_is_told_by_itself(
+def test_batch_estimates_equal_single_estimates(
     learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
 ) -> None:
     queries = [query(kind, at=at) for kind in (*KINDS, "new") for at in (5e7, None)]
@@ -106,7 +106,7 @@ def test_many_at_once_are_told_what_each_is_told_by_itself(
     assert learnt[0].estimate_many([]) == []
 
 
-def test_what_has_run_for_long_is_told_what_is_left_and_an_outlier_that_nobody_knows(
+def test_a_long_running_job_gets_its_remaining_time_and_an_outlier_none(
     learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
 ) -> None:
     whole, later = (learnt[0].estimate(query(run_seconds=seconds)) for seconds in (0.0, 900.0))
@@ -122,8 +122,8 @@ def test_jobs_that_keep_surprising_are_unpredictable() -> None:
         at = 50_000.0 * number
         policy.observe(ended("steady", 600.0 * float(np.exp(0.1 * rng.standard_normal())), at))
         policy.observe(ended("wild", float(np.exp(rng.uniform(0, 10))), at))
-        if lesson := policy.lesson():
-            policy.adopt(lesson.train())
+        if training_task := policy.training_task():
+            policy.adopt(training_task.train())
     assert policy.estimate(query("steady")).predictable
     wild = policy.estimate(query("wild"))
     assert not wild.predictable
@@ -186,11 +186,11 @@ def test_a_model_with_trees_that_cannot_be_read_is_refused() -> None:
     whole = b"".join(policy.model.parts(1000))
     assert read_model(whole) == policy.model
     for damaged in (whole[:-1], whole[: len(whole) // 2], b""):
-        with pytest.raises(ValueError, match="no model"):
+        with pytest.raises(ValueError, match="invalid model"):
             read_model(damaged)
     told = json.loads(zlib.decompress(whole))
     wider = zlib.compress(json.dumps({**told, "numbers": [*told["numbers"], "of another model"]}).encode())
-    with pytest.raises(ValueError, match="its trees are of other columns than it has"):
+    with pytest.raises(ValueError, match="its trees have a different number of columns"):
         read_model(wider)
 
 
@@ -207,20 +207,20 @@ def test_the_oldest_jobs_are_forgotten_first() -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
-def test_a_run_time_that_cannot_be_is_refused_whole(seconds: float) -> None:
+def test_an_invalid_run_time_is_rejected_completely(seconds: float) -> None:
     policy = LightgbmDuration()
     with pytest.raises(ValueError, match="positive and finite"):
         policy.observe(ended("bert", seconds, 0.0))
     assert policy.dump() == {}
 
 
-def test_a_job_that_failed_is_learnt_from_too() -> None:
+def test_failed_jobs_are_learned_from_too() -> None:
     policy = LightgbmDuration(OPTIONS)
     for number in range(200):
         policy.observe(ended("bert", 60.0 + number % 3, 100.0 * number, succeeded=False))
-    lesson = policy.lesson()
-    assert lesson is not None
-    policy.adopt(lesson.train())
+    training_task = policy.training_task()
+    assert training_task is not None
+    policy.adopt(training_task.train())
     assert policy.estimate(query()).remaining_seconds == pytest.approx(61.0, abs=3.0)
 
 

@@ -1,4 +1,4 @@
-"""Those who borrow, as some of them go and come back, against what is summed up anew."""
+"""Borrowers, as some of them leave and return, against a full count."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.node import NodeShape
 from cotenant.core.placement.gang_allocation import hold_all, release_all
-from cotenant.core.policy.cluster_view import Resident, Stay
-from cotenant.policies.multi_array.borrowing import Borrowers, Residence
+from cotenant.core.policy.cluster_view import Occupancy, RunningJob
+from cotenant.policies.multi_array.borrowing import Borrowers, NodeOccupancy
 from cotenant.policies.multi_array.split import Held
 
 SHAPES = [NodeShape(24, 64, 100), NodeShape(24, 64, 100), NodeShape(24, 64, 100, shareable=True)]
@@ -19,8 +19,8 @@ NAMES = [f"job{number}" for number in range(6)]
 
 
 @st.composite
-def residents(draw: st.DrawFn) -> list[Resident]:
-    some: list[Resident] = []
+def running_jobs(draw: st.DrawFn) -> list[RunningJob]:
+    some: list[RunningJob] = []
     for number in range(draw(st.integers(0, len(NAMES)))):
         with_gpus = draw(st.booleans())
         held: list[Holding] = []
@@ -31,20 +31,18 @@ def residents(draw: st.DrawFn) -> list[Resident]:
             else:
                 held.append(Holding(node, gpus, cores, 7))
         gang = Gang(f"job{number}", (Part("worker", 1, Demand(1000 * with_gpus)),))
-        some.append(Resident(gang, tuple(held), since_seconds=float(draw(st.integers(0, 2)))))
+        some.append(RunningJob(gang, tuple(held), since_seconds=float(draw(st.integers(0, 2)))))
     return some
 
 
 @settings(max_examples=80)
-@given(residents(), st.lists(st.sets(st.sampled_from([*NAMES, "stranger"])), max_size=5))
-def test_who_is_gone_is_left_out_of_the_sums_and_counted_again_when_it_comes_back(
-    some: list[Resident], steps: list[set[str]]
-) -> None:
+@given(running_jobs(), st.lists(st.sets(st.sampled_from([*NAMES, "stranger"])), max_size=5))
+def test_excluded_borrowers_leave_the_sums_and_return(some: list[RunningJob], steps: list[set[str]]) -> None:
     borrowers = Borrowers(len(SHAPES))
     for one in some:
-        borrowers.add(one.gang.job_id, Stay.of(one))
+        borrowers.add(one.gang.job_id, Occupancy.of(one))
     for gone in [set[str](), *steps]:
-        borrowers.leave(gone)
+        borrowers.exclude(gone)
         there = [one for one in some if one.gang.job_id not in gone]
         there.sort(key=lambda one: (-one.since_seconds, one.gang.job_id))
         for gpus in (False, True):
@@ -71,27 +69,27 @@ def test_who_is_gone_is_left_out_of_the_sums_and_counted_again_when_it_comes_bac
 
 
 @st.composite
-def stays(draw: st.DrawFn, job_id: str) -> Stay:
-    one = draw(residents())
+def stays(draw: st.DrawFn, job_id: str) -> Occupancy:
+    one = draw(running_jobs())
     held = one[0].holdings if one else ()
     milli = sum(1000 * holding.gpus + 500 * len(holding.shares) for holding in held)
-    return Stay(milli, held, float(draw(st.integers(0, 3))), draw(st.booleans()))
+    return Occupancy(milli, held, float(draw(st.integers(0, 3))), draw(st.booleans()))
 
 
 @settings(max_examples=80)
 @given(st.data())
-def test_what_follows_who_comes_goes_and_changes_is_what_is_counted_anew(data: st.DataObject) -> None:
-    ledger, there = Ledger(SHAPES), dict[str, Stay]()
-    followed = Residence(ledger, 4)
+def test_incremental_updates_equal_a_full_count(data: st.DataObject) -> None:
+    ledger, there = Ledger(SHAPES), dict[str, Occupancy]()
+    followed = NodeOccupancy(ledger, 4)
     for _ in range(data.draw(st.integers(1, 4))):
         for job_id in data.draw(st.sets(st.sampled_from(NAMES))):
             if job_id in there and data.draw(st.booleans()):
                 del there[job_id]
             else:
                 there[job_id] = data.draw(stays(job_id))
-        followed.follow(dict(there))
-        anew = Residence(ledger, 4)
-        anew.follow(dict(there))
+        followed.update(dict(there))
+        anew = NodeOccupancy(ledger, 4)
+        anew.update(dict(there))
         for name in ("firm", "lent_cores"):
             assert getattr(followed, name).tolist() == getattr(anew, name).tolist()
         assert nonzero(followed.held) == nonzero(anew.held)
@@ -104,7 +102,7 @@ def test_what_follows_who_comes_goes_and_changes_is_what_is_counted_anew(data: s
         for node in range(len(SHAPES)):
             assert list(followed.borrowers.on(node, gpus=True)) == list(anew.borrowers.on(node, gpus=True))
         assert followed.borrowers.cores.tolist() == anew.borrowers.cores.tolist()
-        followed.expect(data.draw(st.integers(0, 2)), 3)  # for this cycle alone
+        followed.expect(data.draw(st.integers(0, 2)), 3)  # only for this cycle
 
 
 def _milli(held: Holding) -> int:
@@ -112,6 +110,6 @@ def _milli(held: Holding) -> int:
 
 
 def nonzero(held: Held) -> tuple[object, ...]:
-    """What is held, without what nobody holds any more."""
+    """Return what is held, without zeros."""
     gpus = {array: count for array, count in held.gpus.items() if count}
     return gpus, {kind: both for kind, both in held.by_type.items() if any(both)}, held.busy

@@ -1,4 +1,4 @@
-"""Mean waits that are kept up by sums, against walking over all of them."""
+"""Mean waits by incremental sums, against a loop over all waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.policies.slow_multi_array import SlowWaits
 
-from cotenant.policies.multi_array.mean_waits import Waits
+from cotenant.policies.multi_array.mean_waits import MeanWaits
 
 EVENTS = st.tuples(st.sampled_from("abc"), st.booleans(), st.floats(0, 60), st.floats(0, 1e6))
 
@@ -16,7 +16,7 @@ EVENTS = st.tuples(st.sampled_from("abc"), st.booleans(), st.floats(0, 60), st.f
 def test_the_mean_is_that_of_all_waits_within_the_window(
     begin: float, events: list[tuple[str, bool, float, float]]
 ) -> None:
-    quick, slow, now = Waits(100.0), SlowWaits(100.0), begin
+    quick, slow, now = MeanWaits(100.0), SlowWaits(100.0), begin
     for job_id, starts, passed, waited in events:
         now += passed
         for waits in (quick, slow):

@@ -1,4 +1,4 @@
-"""What `multi-array` reserves, lends and takes back."""
+"""What `multi-array` reserves, lends and reclaims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobKind, JobSpec
 from cotenant.core.model.node import NodeShape
 from cotenant.core.placement.gang_allocation import Victim
-from cotenant.core.policy.cluster_view import Resident, Scene
+from cotenant.core.policy.cluster_view import ClusterView, RunningJob
 from cotenant.core.scheduling import cycle
 from cotenant.policies.multi_array.policy import MultiArray
 
@@ -31,31 +31,31 @@ def gang_of(job_id: str, gpus: int, cores: int, replicas: int = 1, *, preemptibl
 
 
 @dataclass
-class Floor(Scene):
-    """A cluster that does what the cycle says, at once."""
+class Floor(ClusterView):
+    """A cluster that carries out a cycle's plan at once."""
 
     ledger: Ledger
     policy: MultiArray
     now: float = 0.0
-    there: dict[str, Resident] = field(default_factory=dict)
+    there: dict[str, RunningJob] = field(default_factory=dict)
 
-    def residents(self) -> Mapping[str, Resident]:
+    def running_jobs(self) -> Mapping[str, RunningJob]:
         return self.there
 
-    def on(self, node: int) -> Sequence[Resident]:
+    def jobs_on(self, node: int) -> Sequence[RunningJob]:
         return [one for one in self.there.values() if any(holding.node == node for holding in one.holdings)]
 
     def ask(self, *gangs: Gang, victims: Sequence[Victim] = ()) -> cycle.Plan:
         before = picture(self.ledger)
         self.now += 1.0
-        plan = cycle.place(gangs, self.ledger, self.policy, rng(), scene=self, victims=victims)
+        plan = cycle.place(gangs, self.ledger, self.policy, rng(), cluster_view=self, victims=victims)
         assert picture(self.ledger) == before
         for job_id in (*plan.stops, *plan.reclaimed, *(move.gang.job_id for move in plan.moves)):
             self.end(job_id)
         for start in (*plan.starts, *plan.moves):
             for holding in start.holdings:
                 self.ledger.hold(holding)
-            self.there[start.gang.job_id] = Resident(
+            self.there[start.gang.job_id] = RunningJob(
                 start.gang, start.holdings, self.now, reclaimable=start.reclaimable
             )
         return plan
@@ -73,7 +73,7 @@ def floor(*shapes: NodeShape, options: MultiArray.Options = OPTIONS) -> Floor:
 
 
 def split_by(place: Floor, cores: int) -> Floor:
-    """Let jobs keep all GPUs busy with so many cores each, until the split follows them."""
+    """Keep all GPUs busy with this many cores each, until the split follows."""
     for node, shape in enumerate(place.ledger.shapes):
         for gpu in range(shape.gpus):
             assert place.ask(gang_of(f"past-{node}-{gpu}", 1, cores)).starts
@@ -91,7 +91,7 @@ def test_cpu_jobs_have_what_is_not_reserved_and_borrow_the_rest() -> None:
     assert place.lent() == {"borrows", "borrows-too"}
 
 
-def test_a_gpu_job_takes_back_from_the_newest_and_from_nobody_else() -> None:
+def test_a_gpu_job_reclaims_from_the_newest_borrower_only() -> None:
     place = split_by(floor(NodeShape(4, 24)), cores=4)
     for name in ("own", "first", "second"):
         place.ask(gang_of(name, 0, 8))
@@ -113,14 +113,14 @@ def test_a_borrower_moves_where_there_is_room() -> None:
     assert place.lent() == {"borrows"}
 
 
-def test_one_who_may_not_be_stopped_does_not_borrow() -> None:
+def test_a_nonpreemptible_job_does_not_borrow() -> None:
     place = split_by(floor(NodeShape(4, 24)), cores=4)
     plan = place.ask(*(gang_of(name, 0, 8, preemptible=False) for name in ("own", "waits")))
     assert set(place.there) == {"own"}
     assert "reserved" in plan.refusals["waits"].detail
 
 
-def test_small_gangs_borrow_gpus_and_make_room_for_large_ones() -> None:
+def test_small_gangs_borrow_gpus_and_make_room_for_large_gangs() -> None:
     place = floor(NodeShape(4, 24), NodeShape(4, 24))
     for number in range(8):
         place.ask(gang_of(f"small-{number}", 1, 1))
@@ -130,7 +130,7 @@ def test_small_gangs_borrow_gpus_and_make_room_for_large_ones() -> None:
     assert set(place.there) == {*(f"small-{number}" for number in range(4)), "large"}
 
 
-def test_nothing_is_taken_back_for_a_gang_that_would_not_fit_after_all() -> None:
+def test_nothing_is_reclaimed_for_a_gang_that_would_not_fit() -> None:
     place = split_by(floor(NodeShape(4, 24)), cores=4)
     place.ask(gang_of("own", 0, 8), gang_of("borrows", 0, 8))
     plan = place.ask(gang_of("gpu", 1, 20))
@@ -163,7 +163,7 @@ JOBS = st.tuples(st.sampled_from([0, 0, 1, 1, 2, 4]), st.integers(1, 6), st.bool
     st.lists(st.integers(0, 30), max_size=10),
     st.integers(1, 4),
 )
-def test_what_is_reserved_can_be_had_and_what_is_ones_own_is_kept(
+def test_reserved_resources_are_available_and_own_resources_kept(
     shapes: list[NodeShape], jobs: list[tuple[int, int, bool]], ends: list[int], each: int
 ) -> None:
     place = split_by(floor(*shapes), cores=min([each, *(shape.cores // shape.gpus for shape in shapes if shape.gpus)]))
@@ -174,9 +174,9 @@ def test_what_is_reserved_can_be_had_and_what_is_ones_own_is_kept(
         assert not firm & {*plan.reclaimed, *plan.stops, *(move.gang.job_id for move in plan.moves)}
         if number in ends and place.there:
             place.end(min(place.there))
-    split = place.policy._split  # what is promised
+    split = place.policy._split  # what is reserved
     for node, shape in enumerate(shapes):
-        mine = [one for one in place.on(node) if not one.gang.gpu_milli and not one.reclaimable]
+        mine = [one for one in place.jobs_on(node) if not one.gang.gpu_milli and not one.reclaimable]
         firm_cores = sum(holding.cores for one in mine for holding in one.holdings if holding.node == node)
         homeless = any(
             one.gang.cores > max(shape.cores - int(split.reserved[n]) for n, shape in enumerate(shapes)) for one in mine
@@ -205,7 +205,7 @@ SHAPES = [NodeShape(4, 12, 40), NodeShape(2, 6, 20), NodeShape(0, 12, 40), NodeS
 
 
 def some_gang(job_id: str, chance: np.random.Generator) -> Gang:
-    """Make a gang without GPUs, as most of them are, or with some; a few have two roles."""
+    """Return a gang, mostly without GPUs; a few have two roles."""
     cpus = chance.random() < 0.6
     parts = tuple(
         Part(
@@ -226,7 +226,7 @@ def some_gang(job_id: str, chance: np.random.Generator) -> Gang:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_what_is_kept_up_by_steps_decides_as_what_is_worked_out_anew(seed: int) -> None:
+def test_incremental_occupancy_decides_like_a_full_count(seed: int) -> None:
     chance = np.random.default_rng(seed)
     shapes = [SHAPES[kind] for kind in chance.integers(0, len(SHAPES), size=int(chance.integers(2, 9)))]
     options = MultiArray.Options(

@@ -16,7 +16,7 @@ from cotenant.core.model.job import JobKind, JobSpec, Locality, OpenReplicas, Qo
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, Wait
 from cotenant.core.placement import interference
-from cotenant.core.policy.cluster_view import Resident, Scene
+from cotenant.core.policy.cluster_view import ClusterView, RunningJob
 from cotenant.core.scheduling import cycle
 from cotenant.core.sizing import replica_sizing
 from cotenant.policies.consolidate import Consolidate
@@ -38,7 +38,7 @@ def job(
     locality: Locality | None = None,
     milli: int = 1000,
 ) -> Gang:
-    """A gang of one-GPU replicas that runs at these rates on up to so many nodes, and takes so long on the fewest."""
+    """A gang of one-GPU replicas with these rates by number of nodes, and this remaining time on the fewest."""
     role = Role("worker", gpus, Request(gpu_milli=milli, cores=0))
     spec = JobSpec(roles=(role,), qos=qos, deadline_seconds=deadline, locality=locality)
     told = tuple(
@@ -50,27 +50,27 @@ def job(
 
 
 @dataclass
-class Stage(Scene):
-    """A cluster, and who is on it."""
+class Stage(ClusterView):
+    """A cluster with its running jobs."""
 
     ledger: Ledger
     now: float = NOW
-    there: dict[str, Resident] = field(default_factory=dict)
+    there: dict[str, RunningJob] = field(default_factory=dict)
 
-    def residents(self) -> Mapping[str, Resident]:
+    def running_jobs(self) -> Mapping[str, RunningJob]:
         return self.there
 
-    def on(self, node: int) -> Sequence[Resident]:
+    def jobs_on(self, node: int) -> Sequence[RunningJob]:
         return [one for one in self.there.values() if any(held.node == node for held in one.holdings)]
 
     def enter(self, gang: Gang, places: Mapping[int, int]) -> None:
         (part,) = gang.parts
         held = tuple(self.ledger.take(node, part.demand, count) for node, count in places.items())
-        self.there[gang.job_id] = Resident(gang, held, self.now)
+        self.there[gang.job_id] = RunningJob(gang, held, self.now)
 
     def ask(self, gang: Gang, policy: KeepsPromises | None = None) -> Offer | Refusal:
         policy = policy or KeepsPromises()
-        policy.see(self)
+        policy.begin_cycle(self)
         return policy.place(gang, self.ledger, rng())
 
 
@@ -90,12 +90,12 @@ def places(answer: Offer | Refusal) -> dict[int, int]:
     return counts
 
 
-def spots(there: Mapping[str, Resident]) -> dict[str, dict[int, int]]:
+def spots(there: Mapping[str, RunningJob]) -> dict[str, dict[int, int]]:
     return {name: {held.node: held.gpus for held in one.holdings} for name, one in there.items()}
 
 
 def rate_of(name: str, gang: Gang, spot: Mapping[str, Mapping[int, int]], ledger: Ledger) -> float | None:
-    """The rate that a gang has beside all others, by the model, gang by gang and node by node; None: unknown."""
+    """Return a gang's rate beside all others, by the model, gang by gang and node by node; None if unknown."""
     mine = spot[name]
     usable = {one.allocation.nodes: one.rate_per_second for one in gang.estimate.candidates if one.allocation}
     alone = max((rate for nodes, rate in usable.items() if rate and nodes >= len(mine)), default=None)
@@ -111,7 +111,7 @@ def rate_of(name: str, gang: Gang, spot: Mapping[str, Mapping[int, int]], ledger
 
 
 def wanted(gang: Gang) -> float:
-    """The rate that a gang needs to keep its promise."""
+    """Return the rate that a gang needs to meet its objective."""
     assert gang.spec
     least = gang.spec.qos.rate_min_per_second
     if gang.spec.deadline_seconds is not None and gang.estimate.candidates and gang.estimate.remaining_seconds:
@@ -121,7 +121,7 @@ def wanted(gang: Gang) -> float:
 
 
 def near(gang: Gang, nodes: int, fewest: int) -> bool:
-    """Whether it takes no more than a quarter more GPU-seconds on so many nodes."""
+    """Return whether it takes at most a quarter more GPU-seconds on this many nodes."""
     far, best = (rate_of("x", gang, {"x": dict.fromkeys(range(count), 0)}, Ledger([])) for count in (nodes, fewest))
     return far is None or best is None or 1.25 * far >= best
 
@@ -154,13 +154,13 @@ def streams(draw: st.DrawFn) -> tuple[Stage, list[Gang]]:
 
 @settings(max_examples=150)
 @given(streams())
-def test_whoever_can_be_placed_is_and_is_fastest_there_and_nobody_s_promise_breaks(
+def test_the_search_finds_the_fastest_placement_that_violates_no_objective(
     given_: tuple[Stage, list[Gang]],
 ) -> None:
-    """The slow twin tries every placement and judges everybody in it."""
+    """A reference that tries every placement and judges every job in it."""
     made, gangs = given_
     policy, thrifty = fastest(), KeepsPromises()
-    there: dict[str, Gang] = {}  # of those whose promises are kept
+    there: dict[str, Gang] = {}  # of jobs whose objectives are met
     for gang in gangs:
         answer = made.ask(gang, policy)
         (part,) = gang.parts
@@ -193,7 +193,7 @@ def test_whoever_can_be_placed_is_and_is_fastest_there_and_nobody_s_promise_brea
 
 @settings(max_examples=80)
 @given(streams())
-def test_a_gang_refused_for_a_promise_starts_once_that_is_gone(given_: tuple[Stage, list[Gang]]) -> None:
+def test_a_gang_refused_for_an_objective_starts_once_that_job_is_gone(given_: tuple[Stage, list[Gang]]) -> None:
     made, gangs = given_
     for gang in gangs:
         answer = made.ask(gang)
@@ -215,10 +215,10 @@ def test_a_gang_refused_for_a_promise_starts_once_that_is_gone(given_: tuple[Sta
         assume("more below" not in answer.detail)
         before = dict(made.there)
         for name in named:
-            resident = made.there[name]
-            assert resident.gang.spec
-            freely = replace(resident.gang, spec=JobSpec(roles=resident.gang.spec.roles))
-            made.there[name] = replace(resident, gang=freely)
+            running_job = made.there[name]
+            assert running_job.gang.spec
+            freely = replace(running_job.gang, spec=JobSpec(roles=running_job.gang.spec.roles))
+            made.there[name] = replace(running_job, gang=freely)
         assert not isinstance(made.ask(freed), Refusal), answer.detail
         made.there = before
 
@@ -233,7 +233,7 @@ def test_the_fewest_gpu_seconds_are_taken_and_equals_go_where_the_least_is_left(
     assert places(made.ask(job("unknown", 4), fastest())) == {0: 4}, "of which nothing is known: best fit"
 
 
-def test_who_prefers_to_pack_takes_the_fullest_server_on_which_all_promises_are_kept() -> None:
+def test_packing_takes_the_fullest_server_that_meets_all_objectives() -> None:
     made, thrifty = stage(8, 8, 8), KeepsPromises()
     made.enter(job("a", 4), {0: 4})
     made.enter(job("single", 1), {1: 1})
@@ -241,7 +241,7 @@ def test_who_prefers_to_pack_takes_the_fullest_server_on_which_all_promises_are_
     assert places(made.ask(job("strict", 4, ALONE, Qos(rate_min_per_second=9.0)), thrifty)) == {1: 4}
 
 
-def test_two_quiet_servers_are_better_than_one_that_is_crowded_where_distance_costs_less() -> None:
+def test_two_quiet_servers_beat_a_crowded_one_if_distance_costs_less() -> None:
     made = stage(8, 4, 4)
     made.enter(job("a", 4), {0: 4})
     made.enter(job("b", 1), {1: 1})
@@ -250,35 +250,35 @@ def test_two_quiet_servers_are_better_than_one_that_is_crowded_where_distance_co
     assert places(made.ask(job("far", 4, {1: 10.0, 2: 9.5}), fastest())) == {1: 3, 2: 1}
 
 
-def test_a_neighbour_s_promise_keeps_gangs_away_and_is_named() -> None:
+def test_a_neighbors_objective_keeps_gangs_away_and_is_named() -> None:
     made = stage(8)
     made.enter(job("fragile", 2, ALONE, Qos(rate_min_per_second=9.0)), {0: 2})
     refusal = made.ask(job("new", 4, ALONE))
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.wait) == (Code.QOS, Wait.FRAGMENTATION)
-    assert "would slow fragile below what it promises" in refusal.detail
+    assert "would slow fragile below its objective" in refusal.detail
     assert places(made.ask(job("small", 1, ALONE))) == {0: 1}, "single GPUs disturb nobody"
     ignorant = KeepsPromises(KeepsPromises.Options(interference="none"))
     assert places(made.ask(job("new", 4, ALONE), ignorant)) == {0: 4}
 
 
-def test_gangs_placed_in_one_cycle_heed_each_other() -> None:
+def test_gangs_placed_in_one_cycle_respect_each_other() -> None:
     made = stage(8)
     gangs = [job("first", 2, ALONE, Qos(rate_min_per_second=9.0)), job("second", 4, ALONE)]
-    plan = cycle.place(gangs, made.ledger, KeepsPromises(), rng(), scene=made)
+    plan = cycle.place(gangs, made.ledger, KeepsPromises(), rng(), cluster_view=made)
     assert [start.gang.job_id for start in plan.starts] == ["first"]
     assert "would slow first" in plan.refusals["second"].detail
 
 
-def test_a_victim_s_promise_is_not_heeded_where_its_room_is_taken() -> None:
+def test_a_victims_objective_is_ignored_once_its_room_is_taken() -> None:
     made = stage(8)
     made.enter(job("old", 4, ALONE, Qos(rate_min_per_second=10.0)), {0: 4})
     victim = cycle.Victim("old", made.there["old"].holdings)
-    plan = cycle.place([job("new", 4, ALONE)], made.ledger, KeepsPromises(), rng(), victims=[victim], scene=made)
+    plan = cycle.place([job("new", 4, ALONE)], made.ledger, KeepsPromises(), rng(), victims=[victim], cluster_view=made)
     assert (plan.stops, [start.gang.job_id for start in plan.starts]) == (("old",), ["new"])
 
 
-def test_a_deadline_that_two_servers_would_miss_waits_for_one_and_tells_until_when() -> None:
+def test_a_deadline_that_two_servers_would_miss_waits_for_one_with_an_expiry() -> None:
     made = stage(4, 4)
     for node in (0, 1):
         made.enter(job(f"single-{node}", 1), {node: 1})
@@ -292,7 +292,7 @@ def test_a_deadline_that_two_servers_would_miss_waits_for_one_and_tells_until_wh
     assert places(made.ask(new)) == {0: 2, 1: 2}
 
 
-def test_what_nobody_can_keep_binds_nobody() -> None:
+def test_an_unattainable_objective_binds_no_job() -> None:
     made = stage(4, 4)
     assert places(made.ask(job("new", 4, ALONE, Qos(rate_min_per_second=50.0)))) == {0: 4}
     made.enter(job("lost", 2, ALONE, Qos(rate_min_per_second=50.0)), {0: 2})
@@ -322,7 +322,7 @@ def halves() -> Stage:
 
 
 @pytest.mark.parametrize("deadline", [None, NOW + 10_000, NOW + 1])
-def test_a_gang_that_would_crawl_waits_whether_it_promises_something_nothing_or_what_cannot_be_kept(
+def test_a_gang_that_would_be_slow_waits_with_or_without_an_objective(
     deadline: float | None,
 ) -> None:
     made = halves()
@@ -360,9 +360,9 @@ def test_what_no_server_could_hold_alone_is_measured_by_the_fewest_that_could() 
 def test_gangs_that_suffer_otherwise_from_distance_are_not_alike() -> None:
     policy = KeepsPromises()
     fast, slow, other = job("fast", 4, ALONE), job("slow", 4, CRAWLS), job("other", 4, CRAWLS)
-    assert policy.alike(slow) == policy.alike(other) != policy.alike(fast)
+    assert policy.equivalence_key(slow) == policy.equivalence_key(other) != policy.equivalence_key(fast)
     made = halves()
-    plan = cycle.place([slow, fast], made.ledger, policy, rng(), scene=made)
+    plan = cycle.place([slow, fast], made.ledger, policy, rng(), cluster_view=made)
     assert [start.gang.job_id for start in plan.starts] == ["fast"]
 
 
@@ -374,12 +374,12 @@ def test_where_no_open_server_could_hold_a_gang_it_does_not_wait_for_one() -> No
     assert places(made.ask(job("new", 4, CRAWLS))) == {1: 2, 2: 2}
 
 
-def test_a_stretch_below_one_makes_no_sense() -> None:
+def test_a_stretch_below_one_is_invalid() -> None:
     (told,) = KeepsPromises.Options(stretch_max=0.5).check()
     assert told.field == "stretch_max"
 
 
-def test_parts_of_gpus_are_shared_with_those_who_do_not_mind() -> None:
+def test_gpu_shares_go_to_gpus_whose_jobs_tolerate_it() -> None:
     made = stage(2, shareable=True)
     strict = job("strict", 1, {1: 10.0}, Qos(rate_min_per_second=9.0), milli=300)
     made.enter(strict, {0: 1})
@@ -428,7 +428,7 @@ def test_room_that_comes_is_seen_and_so_is_a_node_that_opens() -> None:
 
 
 def service(rate: float, target: float, counts: OpenReplicas, gpus: int = 1) -> Gang:
-    """A service that leaves its replicas open, of which it is known how long batches take."""
+    """A service with a variable number of replicas and known batch times."""
     role = Role("worker", counts.least, Request(gpu_milli=1000 * gpus, cores=1), open=counts)
     spec = JobSpec(kind=JobKind.INFERENCE, roles=(role,), qos=Qos(0.0, target, 99.0, rate))
     told = Latency(counts.least, per_request_seconds=0.001, fixed_seconds=0.01)
@@ -443,7 +443,7 @@ def service(rate: float, target: float, counts: OpenReplicas, gpus: int = 1) -> 
     st.lists(st.integers(0, 6), min_size=1, max_size=3),
     st.integers(1, 12),
 )
-def test_a_service_gets_the_fewest_replicas_that_keep_its_promise_in_the_places_that_there_are(
+def test_a_service_gets_the_fewest_replicas_that_meet_its_objective(
     rate: float, target: float, held: list[int], most: int
 ) -> None:
     made = stage(*[8] * len(held))
@@ -451,8 +451,8 @@ def test_a_service_gets_the_fewest_replicas_that_keep_its_promise_in_the_places_
         if count:
             made.enter(job(f"other-{node}", count), {node: count})
     asked = service(rate, target, OpenReplicas(1, most))
-    plan = cycle.place([asked], made.ledger, KeepsPromises(), rng(), scene=made)
-    undisturbed = replica_sizing.needed(asked.spec, asked.estimate) if asked.spec else None
+    plan = cycle.place([asked], made.ledger, KeepsPromises(), rng(), cluster_view=made)
+    undisturbed = replica_sizing.required_replicas(asked.spec, asked.estimate) if asked.spec else None
     assert undisturbed is not None
     chosen = next((len_of(start) for start in plan.starts), None)
     if undisturbed > most:
@@ -470,26 +470,26 @@ def len_of(start: cycle.Start) -> int:
 
 
 def suits(made: Stage, asked: Gang, count: int) -> bool:
-    """Whether so many replicas, were they asked for, would start by keeping the promise."""
+    """Return whether this many replicas, if requested, would start and meet the objective."""
     assert asked.spec
     fixed = replace(asked.spec.with_replicas(count), roles=(replace(asked.spec.roles[0], replicas=count, open=None),))
     gang = replace(asked, spec=fixed, parts=(replace(asked.parts[0], replicas=count),))
-    return bool(cycle.place([gang], made.ledger, KeepsPromises(), rng(), scene=made).starts)
+    return bool(cycle.place([gang], made.ledger, KeepsPromises(), rng(), cluster_view=made).starts)
 
 
-def test_where_neighbours_slow_it_a_service_has_more_replicas_and_says_why() -> None:
+def test_a_service_slowed_by_neighbors_has_more_replicas_and_a_reason() -> None:
     made = stage(16)
     made.enter(job("other", 2), {0: 2})
     asked = service(900.0, 0.03, OpenReplicas(1, 12))
-    (start,) = cycle.place([asked], made.ledger, KeepsPromises(), rng(), scene=made).starts
+    (start,) = cycle.place([asked], made.ledger, KeepsPromises(), rng(), cluster_view=made).starts
     assert asked.parts[0].replicas == 5
     assert len_of(start) > 5
-    assert "beside its neighbours; alone 5 would" in start.gang.sizing
-    (plain,) = cycle.place([asked], made.ledger, Consolidate(), rng(), scene=made).starts
+    assert "beside its neighbors; alone 5 would" in start.gang.sizing
+    (plain,) = cycle.place([asked], made.ledger, Consolidate(), rng(), cluster_view=made).starts
     assert len_of(plain) == 5
 
 
-def test_a_service_whose_limit_is_too_low_waits_for_that_and_holds_nobody_back() -> None:
+def test_a_service_with_too_low_a_limit_waits_and_holds_no_job_back() -> None:
     made = stage(8)
     asked, other = service(900.0, 0.03, OpenReplicas(1, 4)), job("other", 4)
     plan = cycle.place([asked, replace(other, parts=asked.parts)], made.ledger, Consolidate(), rng(), strict=True)

@@ -23,11 +23,11 @@ NOW = 1_000_000.0
 
 @pytest.fixture(autouse=True)
 def warnings_only() -> None:
-    """Hear everything: that a policy is well again is no warning."""
+    """Capture all log levels: the recovery of a policy is not a warning."""
 
 
 class Policy:
-    """Does what the test says, and remembers what it was asked."""
+    """A policy that returns what the test sets, and records its windows."""
 
     name = "none"
     api_version = 1
@@ -59,7 +59,7 @@ class Served:
         return pb_grpc.ContentionServiceStub(self.channel)
 
     async def stream(self, *requests: pb.StreamSamplesRequest) -> list[pb.Directive]:
-        """Send these and return what came back when the server had taken them all."""
+        """Send messages and return the answers after the server has processed all of them."""
         call = self.stub().StreamSamples(iter(requests))
         return [directive async for response in call for directive in response.directives]
 

@@ -37,9 +37,9 @@ async def test_a_contention_process_serves_until_it_is_stopped_and_then_ends_ope
             await serving
 
 
-def test_run_as_a_module_it_says_how_it_is_started() -> None:
+def test_running_the_module_prints_how_to_start_the_service() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cotenant.services.contention"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == "this is started with: cotenant serve contention\n"
+    assert done.stderr == "start this service with: cotenant serve contention\n"

@@ -1,4 +1,4 @@
-"""Policies that offer what is not free, nodes that change or go while a plan is under way."""
+"""Invalid offers of policies, and nodes that change or go during a plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
 class Broken(Consolidate):
-    """Answers one job as the test wishes, and the others well."""
+    """A policy that gives one job the test's answer, and valid ones to the others."""
 
     name = "broken"
 
@@ -66,7 +66,7 @@ def raising(gang: Gang, ledger: Ledger) -> Offer:
 
 
 @pytest.mark.parametrize("answer", [stale, overlapping, taken, raising])
-async def test_a_policy_that_offers_what_it_may_not_is_named_and_the_cycle_goes_on(
+async def test_an_invalid_offer_is_logged_and_the_cycle_continues(
     policy: Broken, answer: Callable[[Gang, Ledger], Offer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy.answer = answer
@@ -84,7 +84,7 @@ async def test_a_policy_that_offers_what_it_may_not_is_named_and_the_cycle_goes_
         assert "policy_failed" in capsys.readouterr().out
 
 
-async def test_a_node_that_disappears_in_mid_cycle_gets_its_work_when_it_is_back() -> None:
+async def test_a_node_that_disconnects_during_a_cycle_gets_its_work_on_reconnect() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
         store = mesh.parts["placement"].store
@@ -99,7 +99,7 @@ async def test_a_node_that_disappears_in_mid_cycle_gets_its_work_when_it_is_back
         await mesh.reach(job_id, "RUNNING")
 
 
-async def test_a_gpu_that_is_gone_is_given_to_nobody_and_its_job_runs_on() -> None:
+async def test_a_missing_gpu_is_not_allocated_and_its_job_runs_on() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1", gpus=2, cores=8)
         job = await mesh.reach(await mesh.submit(), "RUNNING")
@@ -118,7 +118,7 @@ async def test_a_gpu_that_is_gone_is_given_to_nobody_and_its_job_runs_on() -> No
 
 
 async def told(mesh: Mesh, uuid: str) -> None:
-    """Tell what is left of a node, and wait until that is believed."""
+    """Report a reduced inventory, and wait until placement has applied it."""
     agent = mesh.agents["n1"]
     agent.change_inventory()
 
@@ -132,8 +132,8 @@ async def told(mesh: Mesh, uuid: str) -> None:
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-async def test_what_no_queue_of_ours_asks_is_answered_all_the_same() -> None:
-    """A job that is named twice, a victim before the first candidate, a run that never ends, one that has ended."""
+async def test_unusual_requests_are_answered() -> None:
+    """A duplicate job, a victim before the first candidate, a run that never ends, and one that has ended."""
     async with running() as mesh:
         await mesh.agent("n1")
         job_id = await mesh.submit(gpus=1)
@@ -157,8 +157,8 @@ async def test_what_no_queue_of_ours_asks_is_answered_all_the_same() -> None:
         )
 
 
-async def test_amounts_that_nobody_can_count_with_are_refused_and_nothing_is_held() -> None:
-    """Less than nothing would give where others take."""
+async def test_invalid_amounts_are_refused_and_nothing_is_held() -> None:
+    """Negative amounts would free what others hold."""
     async with running() as mesh:
         await mesh.agent("n1", gpus=2)
         less = placement_pb2.Candidate(job_id="less", number=1, spec=spec(gpus=0, cores=1, replicas=8))

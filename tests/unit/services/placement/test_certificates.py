@@ -1,4 +1,4 @@
-"""What agents tell of their certificates, for those who look at nodes."""
+"""Agents' reported certificates in node messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 READY, AWAY = node_pb2.NODE_STATE_READY, node_pb2.NODE_STATE_AWAY
 
 
-async def test_an_agent_tells_how_long_its_certificate_is_valid() -> None:
+async def test_an_agent_reports_its_certificates_validity() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
         assert not (await node(mesh)).HasField("certificate")

@@ -1,4 +1,4 @@
-"""Services die at random moments under a load of short jobs, and the store loses requests and answers."""
+"""Services are killed at random under a load of short jobs, and the store loses requests and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random import Random
 
 import grpc
 import pytest
-from tests.unit.services.allocators import Obedient
+from tests.unit.services.allocators import ScriptedAllocator
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, without
 
@@ -44,7 +44,7 @@ async def kill_both(mesh: Mesh, rng: Random) -> None:
 
 
 async def kill_agents(mesh: Mesh, rng: Random) -> None:
-    """Agents go away and come back; what they run runs on."""
+    """Agents disconnect and reconnect; their jobs run on."""
     for agent in rng.sample(sorted(mesh.agents.values(), key=lambda agent: agent.node_id), 3):
         await agent.stop()
         agent.start()
@@ -55,7 +55,7 @@ async def kill_nobody(mesh: Mesh, rng: Random) -> None:
 
 
 def story(rng: Random, number: int) -> job_pb2.JobSpec:
-    """A short job of some shape; a few fail and are tried again, a few are gangs."""
+    """A short job of random shape; a few fail and are retried, a few are gangs."""
     gpus, replicas = rng.choice([(1, 1)] * 6 + [(2, 1), (4, 1), (1, 4), (4, 3), (0.0, 1)])
     cores = rng.choice([None, 1, 2]) if gpus else 1
     return spec(gpus=gpus, cores=cores, replicas=replicas, name=f"job {number}", retries_max=2)
@@ -69,7 +69,7 @@ def close_together(rng: Random, number: int) -> job_pb2.JobSpec:
 
 
 async def submit(mesh: Mesh, rng: Random, number: int, tell: Story) -> str:
-    """Submit as a client does: the same call again until it is acknowledged."""
+    """Submit as a client does: retry the same call until it is acknowledged."""
     request = pb.CreateJobRequest(spec=tell(rng, number), request_id=f"request-{number}")
     while True:
         try:
@@ -162,7 +162,7 @@ async def nothing_left(mesh: Mesh) -> bool:
 
 
 async def print_left(mesh: Mesh, ids: list[str]) -> None:
-    """Say what became of the jobs that have not ended."""
+    """Return the state of the jobs that have not ended."""
     for job_id in ids:
         job = await mesh.job(job_id)
         if job.phase < job_pb2.JOB_PHASE_SUCCEEDED:
@@ -173,7 +173,7 @@ async def print_left(mesh: Mesh, ids: list[str]) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_both])
-async def test_services_may_die_at_any_moment(disturb: Disturb, seed: int) -> None:
+async def test_services_may_be_killed_at_any_moment(disturb: Disturb, seed: int) -> None:
     rng = Random(f"{disturb.__name__} {seed}")
     async with running(MemoryStore(limit=WHOLE), placement_config=without(QUICK, lost_after_seconds=60)) as mesh:
         await load(mesh, rng, disturb)
@@ -186,7 +186,7 @@ async def test_the_store_may_lose_requests_and_answers(seed: int) -> None:
         await load(mesh, rng, kill_nobody)
 
 
-async def test_all_of_it_at_once_on_a_file(tmp_path: Path) -> None:
+async def test_all_faults_at_once_on_a_file_store(tmp_path: Path) -> None:
     rng = Random("file")
     store = SqliteStore(tmp_path / "state.db", limit=WHOLE)
     try:
@@ -197,18 +197,18 @@ async def test_all_of_it_at_once_on_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_agents])
-async def test_services_and_agents_may_die_while_cores_change(
+async def test_services_and_agents_may_be_killed_during_resizes(
     disturb: Disturb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The allocator changes its mind all the time, and some resizes cannot be applied."""
     rng = Random(f"resizing {disturb.__name__}")
-    allocator = Obedient()
+    allocator = ScriptedAllocator()
     allocator.otherwise = lambda running: tuple(
         rng.randint(1, cores + spare) if may else cores
         for cores, spare, may in zip(running.cores, running.spare, changeable(running.spec), strict=True)
     )
     allocator.use(monkeypatch)
-    monkeypatch.setattr(resizes, "AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(resizes, "RETRY_RESIZE_SECONDS", 0.2)
     async with running(MemoryStore(limit=WHOLE), rng=rng, failing=0.01) as mesh:
         history = await load(
             mesh, rng, disturb, refuses=lambda order: "it is not its day" if rng.random() < 0.1 else ""
@@ -217,8 +217,8 @@ async def test_services_and_agents_may_die_while_cores_change(
 
 
 @pytest.mark.parametrize("disturb", [kill_both, kill_agents])
-async def test_services_and_agents_may_die_while_jobs_move(disturb: Disturb) -> None:
-    """Every gang that waits for a server moves whom it can, as soon as it can."""
+async def test_services_and_agents_may_be_killed_during_migrations(disturb: Disturb) -> None:
+    """Every gang that waits for a node migrates other jobs as soon as it can."""
     rng = Random(f"moving {disturb.__name__}")
     options = {"locality": {"settled_seconds": "0", "gain_min": "0", "moves_max": "4"}}
     config = without(QUICK, placement="locality", options=options, lost_after_seconds=60)

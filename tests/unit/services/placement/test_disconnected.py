@@ -1,4 +1,4 @@
-"""Jobs that stop by themselves without us: they count no failure, and are not started elsewhere too early."""
+"""Jobs that stop when disconnected: no failure counts, and they do not start elsewhere too early."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.services.mesh import QUICK, Mesh, running, until, without
 from cotenant.codec.specs import duration
 from cotenant.core.model import validation
 from cotenant.services.placement.cluster import live_records
-from cotenant.services.placement.cluster.live_records import Live, may_run_on_seconds
+from cotenant.services.placement.cluster.live_records import LiveAttempt, may_outlive_contact_seconds
 from cotenant.v1 import job_pb2, records_pb2
 
 STOPPED, FAILED = job_pb2.ATTEMPT_STATE_STOPPED, job_pb2.ATTEMPT_STATE_FAILED
@@ -27,7 +27,7 @@ async def gang_on_two(mesh: Mesh, *, leashed: bool = True) -> str:
     return job_id
 
 
-async def test_a_job_that_stopped_without_us_runs_again_and_has_not_failed() -> None:
+async def test_a_job_that_stopped_while_disconnected_is_requeued_without_a_failure() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
         job_id = await mesh.submit(stop_after_disconnected=duration(60))
@@ -39,8 +39,8 @@ async def test_a_job_that_stopped_without_us_runs_again_and_has_not_failed() -> 
 
 
 @pytest.mark.parametrize("first", ["n1", "n2"], ids=["the stop is told first", "the failure is told first"])
-async def test_what_the_others_of_its_gang_made_of_it_is_no_failure_either(first: str) -> None:
-    """The replica on n1 stopped; the one on n2 lost its partner thereby, and may be the first to be heard of."""
+async def test_failures_of_its_peers_do_not_count_either(first: str) -> None:
+    """The replica on n1 stopped; the one on n2 lost its peer, and may report first."""
     async with running() as mesh:
         job_id = await gang_on_two(mesh)
         mesh.agents["n2"].refuses_to_stop = True
@@ -54,7 +54,7 @@ async def test_what_the_others_of_its_gang_made_of_it_is_no_failure_either(first
         assert job.past_attempts[0].stop_reason == DISCONNECTED
 
 
-async def test_the_others_of_a_gang_are_told_to_stop() -> None:
+async def test_the_peers_of_a_disconnected_replica_are_stopped() -> None:
     async with running() as mesh:
         job_id = await gang_on_two(mesh)
         mesh.agents["n1"].report((job_id, 1), STOPPED, stop_reason=DISCONNECTED)
@@ -62,7 +62,7 @@ async def test_the_others_of_a_gang_are_told_to_stop() -> None:
         assert mesh.agents["n2"].stops[0].reason == DISCONNECTED
 
 
-async def test_a_lost_node_keeps_such_a_job_until_it_must_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_node_keeps_a_job_until_it_must_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "DISCONNECTED_SECONDS_MIN", 0.1)
     monkeypatch.setattr(live_records, "KILL_SECONDS_MAX", 0.2)
     config = without(QUICK, heartbeat_seconds=0.1, lost_after_seconds=0.4)
@@ -82,13 +82,16 @@ async def test_a_lost_node_keeps_such_a_job_until_it_must_have_stopped(monkeypat
         assert time.monotonic() >= last_heard + 1.5 + 0.2 + 3 * 0.1
 
 
-def test_grace_and_the_kill_are_waited_for() -> None:
-    def live(**spec: object) -> Live:
+def test_the_wait_includes_grace_and_kill_time() -> None:
+    def live(**spec: object) -> LiveAttempt:
         stored = records_pb2.StoredAttempt(spec=job_pb2.JobSpec(**spec))  # type: ignore[arg-type]  # passed on
-        return Live(stored, ())
+        return LiveAttempt(stored, ())
 
     kill = live_records.KILL_SECONDS_MAX + 3 * 5.0
-    assert may_run_on_seconds(live(), 300, 5.0) == 300
-    assert may_run_on_seconds(live(stop_after_disconnected=duration(60)), 300, 5.0) == 300
-    assert may_run_on_seconds(live(stop_after_disconnected=duration(600)), 300, 5.0) == 630 + kill
-    assert may_run_on_seconds(live(stop_after_disconnected=duration(600), grace=duration(5)), 300, 5.0) == 605 + kill
+    assert may_outlive_contact_seconds(live(), 300, 5.0) == 300
+    assert may_outlive_contact_seconds(live(stop_after_disconnected=duration(60)), 300, 5.0) == 300
+    assert may_outlive_contact_seconds(live(stop_after_disconnected=duration(600)), 300, 5.0) == 630 + kill
+    assert (
+        may_outlive_contact_seconds(live(stop_after_disconnected=duration(600), grace=duration(5)), 300, 5.0)
+        == 605 + kill
+    )

@@ -1,4 +1,4 @@
-"""Nodes that an operator gives up, and those of them that come back."""
+"""Nodes that an operator gives up, and returning ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def nodes(mesh: Mesh) -> list[str]:
     return [node.id for node in (await mesh.nodes.ListNodes(node_pb2.ListNodesRequest())).nodes]
 
 
-async def test_what_a_node_had_is_started_elsewhere_at_once_and_the_node_is_not_listed(mesh: Mesh) -> None:
+async def test_attempts_of_a_forgotten_node_start_elsewhere_at_once(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -55,7 +55,7 @@ async def test_what_a_node_had_is_started_elsewhere_at_once_and_the_node_is_not_
     assert await nodes(mesh) == ["n2"]
 
 
-async def test_a_node_that_comes_back_is_a_new_one_and_what_it_still_runs_is_stopped_first(mesh: Mesh) -> None:
+async def test_a_returning_node_is_new_and_its_old_attempts_are_stopped(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     first = await mesh.reach(job_id, "RUNNING")
@@ -74,7 +74,7 @@ async def test_a_node_that_comes_back_is_a_new_one_and_what_it_still_runs_is_sto
     assert job.attempt.epoch > first.attempt.epoch
 
 
-async def test_who_must_never_run_twice_is_waited_for_unless_nothing_runs_there(mesh: Mesh) -> None:
+async def test_jobs_that_must_not_run_twice_are_waited_for_unless_powered_off(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2)
     job_id = await mesh.submit(stop_after_disconnected=duration(3600))
     await mesh.reach(job_id, "RUNNING")
@@ -90,7 +90,7 @@ async def test_who_must_never_run_twice_is_waited_for_unless_nothing_runs_there(
     assert await nodes(mesh) == ["n2"]
 
 
-async def test_a_gang_stops_on_its_other_nodes_before_the_node_is_forgotten(mesh: Mesh) -> None:
+async def test_a_gang_stops_on_its_other_nodes_before_the_node_is_removed(mesh: Mesh) -> None:
     one, other = await mesh.agent("n1", gpus=1), await mesh.agent("n2", gpus=1)
     job_id = await mesh.submit(replicas=2)
     await mesh.reach(job_id, "RUNNING")
@@ -108,7 +108,7 @@ async def test_a_gang_stops_on_its_other_nodes_before_the_node_is_forgotten(mesh
     await eventually(gone)
 
 
-async def test_the_next_placement_goes_on_to_forget_what_was_given_up(mesh: Mesh) -> None:
+async def test_the_next_leader_finishes_a_removal(mesh: Mesh) -> None:
     one, other = await mesh.agent("n1", gpus=1), await mesh.agent("n2", gpus=1)
     job_id = await mesh.submit(replicas=2)
     await mesh.reach(job_id, "RUNNING")
@@ -128,9 +128,7 @@ async def test_the_next_placement_goes_on_to_forget_what_was_given_up(mesh: Mesh
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_a_repeat_that_comes_late_takes_nothing_from_who_has_come_by_the_name_since(
-    mesh: Mesh, restarts: bool
-) -> None:
+async def test_a_late_retry_does_not_affect_a_new_node_with_the_id(mesh: Mesh, restarts: bool) -> None:
     agent = await mesh.agent("n1")
     await agent.stop()
     await away(mesh, "n1")
@@ -152,9 +150,7 @@ async def test_a_repeat_that_comes_late_takes_nothing_from_who_has_come_by_the_n
     assert (await mesh.job(job_id)).attempt.number == 1
 
 
-async def test_of_nodes_that_are_no_more_the_last_ones_requests_are_kept(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_request_ids_of_the_last_removed_nodes_are_kept(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_removal, "FORGOTTEN_MAX", 2)
     for node_id in ("n1", "n2", "n3"):
         await (await mesh.agent(node_id)).stop()
@@ -169,7 +165,7 @@ async def test_of_nodes_that_are_no_more_the_last_ones_requests_are_kept(
     }
 
 
-async def test_a_node_whose_agent_is_there_and_one_that_nobody_knows_are_refused(mesh: Mesh) -> None:
+async def test_forgetting_a_connected_or_unknown_node_is_refused(mesh: Mesh) -> None:
     await mesh.agent("n1")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await forget(mesh, "n1")
@@ -179,7 +175,7 @@ async def test_a_node_whose_agent_is_there_and_one_that_nobody_knows_are_refused
     assert reason(caught.value) == "NODE_NOT_FOUND"
 
 
-async def test_a_node_that_is_forgotten_while_somebody_would_drain_it_is_unknown_to_whoever_does(mesh: Mesh) -> None:
+async def test_draining_a_node_that_was_just_forgotten_fails(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     await agent.stop()
     await away(mesh, "n1")

@@ -1,4 +1,4 @@
-"""Two placements on one store: whoever began last leads, and the other commits nothing any more."""
+"""Two placements on one store: the newer one leads, and the older one commits nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from unittest.mock import AsyncMock, patch
 import grpc
 import pytest
 from tests.unit.services.histories import History
-from tests.unit.services.mesh import Mesh, Part, StoreOfOneProcess, eventually, reason, running, spec, until
+from tests.unit.services.mesh import CuttableStore, Mesh, Part, eventually, reason, running, spec, until
 
 from cotenant.rpc.channel import connect
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.services.placement.api import server as placement
 from cotenant.services.placement.cluster.committer import Fenced, Halted
-from cotenant.services.placement.placement_leadership import Leadership
+from cotenant.services.placement.placement_leadership import PlacementLeadership
 from cotenant.services.placement.registry import agent_registry
 from cotenant.store.port import NotLeader
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -30,7 +30,7 @@ from cotenant.v1 import placement_service_pb2_grpc
 @asynccontextmanager
 async def rival(mesh: Mesh) -> AsyncIterator[Part]:
     """Another placement on the same store."""
-    store, server = StoreOfOneProcess(mesh.store), Server()
+    store, server = CuttableStore(mesh.store), Server()
     service = await placement.start(server, store, serve_policies(server), mesh.placement_config)
     try:
         yield Part(store, server, service, await server.start())
@@ -44,7 +44,7 @@ def plan(job_id: str) -> placement_pb2.PlanPlacementRequest:
     return placement_pb2.PlanPlacementRequest(candidates=[candidate])
 
 
-async def test_the_older_is_fenced_and_commits_nothing() -> None:
+async def test_the_older_leader_is_fenced() -> None:
     async with running() as mesh:
         history = History()
         history.follow(mesh.store)
@@ -65,8 +65,8 @@ async def test_the_older_is_fenced_and_commits_nothing() -> None:
             assert history.numbers == {}
 
 
-async def test_the_older_does_not_say_that_nothing_is_left_to_be_forgotten() -> None:
-    """What it does not know of the newer one may: the queue would ask nobody again."""
+async def test_the_older_leader_does_not_acknowledge_forgetting() -> None:
+    """The newer leader may know records that it does not: the queue would not ask again."""
     forget = placement_pb2.ForgetAttemptsRequest(attempts=[placement_pb2.Victim(job_id="a", number=1)])
     async with running() as mesh:
         await mesh.plans.ForgetAttempts(forget)
@@ -76,12 +76,12 @@ async def test_the_older_does_not_say_that_nothing_is_left_to_be_forgotten() -> 
             assert reason(refused.value) == "NOT_LEADER"
 
 
-async def test_the_older_says_neither_what_there_is_nor_that_nothing_fits_once_its_lease_may_be_over() -> None:
-    """A queue that is told of no nodes schedules nothing until it hears that they change, and from the newer one."""
+async def test_the_older_leader_reports_no_capacity_or_refusals_after_its_lease() -> None:
+    """A queue without nodes schedules nothing until the newer leader reports a change."""
     asked = placement_pb2.GetCapacityRequest()
     async with running() as mesh:
-        tenure = mesh.parts["placement"].service.leadership._tenure
-        tenure.sure_until_seconds = 0.0  # as where etcd cannot be reached
+        leadership_term = mesh.parts["placement"].service.leadership._leadership_term
+        leadership_term.valid_until_seconds = 0.0  # as where etcd cannot be reached
         await mesh.plans.GetCapacity(asked)
         assert (await mesh.plans.PlanPlacement(plan("a"))).refused
         async with rival(mesh):
@@ -91,14 +91,14 @@ async def test_the_older_says_neither_what_there_is_nor_that_nothing_fits_once_i
                 assert reason(refused.value) == "NOT_LEADER"
 
 
-async def test_the_older_finds_out_by_itself_where_it_has_nothing_to_write() -> None:
+async def test_the_older_leader_notices_without_writing() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
         async with rival(mesh):
             await until(lambda: "another placement leads now" in agent.errors)
 
 
-async def test_the_older_never_takes_the_lead_back() -> None:
+async def test_the_older_leader_never_leads_again() -> None:
     async with running() as mesh:
         await mesh.agent("n1")
         async with rival(mesh) as younger:
@@ -122,7 +122,7 @@ async def _deposed(mesh: Mesh) -> bool:
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["the answer", "the request"])
-async def test_what_was_lost_costs_a_new_term_and_neither_leadership_nor_agents(after: bool) -> None:
+async def test_a_lost_answer_costs_a_new_term_but_no_agents(after: bool) -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
         before = await mesh.store.get("placement/leader")
@@ -141,8 +141,8 @@ async def test_what_was_lost_costs_a_new_term_and_neither_leadership_nor_agents(
         assert late.welcomes[0].term == now.mod_revision
 
 
-async def test_a_failure_whose_caller_was_cut_off_in_the_same_moment_is_told_to_nobody() -> None:
-    """Python logs what failed and was not looked at, with a traceback, as if it were a fault of ours."""
+async def test_a_failure_after_its_caller_was_cancelled_is_not_logged() -> None:
+    """Python logs unretrieved task exceptions with a traceback."""
     loop, untold = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: untold.append(context))
     async with running() as mesh:
@@ -153,7 +153,7 @@ async def test_a_failure_whose_caller_was_cut_off_in_the_same_moment_is_told_to_
         assert not untold
 
 
-async def _cut_off(leadership: Leadership) -> None:
+async def _cut_off(leadership: PlacementLeadership) -> None:
     async def fenced() -> None:
         asyncio.get_running_loop().call_soon(calling.cancel)  # before the caller is woken by the failure
         raise Fenced("another placement has begun to lead")
@@ -164,7 +164,7 @@ async def _cut_off(leadership: Leadership) -> None:
 
 
 @pytest.mark.parametrize("why", [Fenced("replaced"), Halted("reading anew"), NotLeader("replaced")])
-async def test_that_a_change_of_a_node_cannot_be_kept_is_no_fault_of_its_agent(why: Exception) -> None:
+async def test_an_uncommitted_node_change_is_not_blamed_on_the_agent(why: Exception) -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
         with (
@@ -172,8 +172,8 @@ async def test_that_a_change_of_a_node_cannot_be_kept_is_no_fault_of_its_agent(w
             patch.object(agent_registry, "log") as log,
         ):
             agent.inventory.memory_bytes += 1
-            agent.tell(inventory=agent.inventory)
+            agent.send(inventory=agent.inventory)
             await until(lambda: log.info.called or log.exception.called)
-            assert log.info.call_args.args == ("agent_not_heard",)
+            assert log.info.call_args.args == ("agent_message_not_committed",)
             assert not log.exception.called
         await until(lambda: len(agent.welcomes) > 1)

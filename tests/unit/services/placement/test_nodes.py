@@ -1,4 +1,4 @@
-"""Nodes come, change, are drained and go; agents say what they please."""
+"""Nodes come, change, are drained and go; agents send anything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAINING, AWAY, LOST = node_pb2.NODE_STATE_DRAINING, node_pb2.NODE_STATE_AWAY, n
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
     async with running() as mesh:
-        mesh.parts["queue"].service.follower.failing.retrying = RetryRules(back_off_seconds=0.05)
+        mesh.parts["queue"].service.attempt_watcher.failure_classifier.retrying = RetryRules(back_off_seconds=0.05)
         yield mesh
 
 
@@ -37,7 +37,7 @@ async def in_state(mesh: Mesh, node_id: str, state: int) -> None:
 # Operators ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_drained_node_is_emptied_and_its_jobs_run_elsewhere(mesh: Mesh) -> None:
+async def test_jobs_of_a_drained_node_run_elsewhere(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2)
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -55,7 +55,7 @@ async def test_a_drained_node_is_emptied_and_its_jobs_run_elsewhere(mesh: Mesh) 
     assert (await mesh.node("n1")).used_gpu_milli == 0
 
 
-async def test_a_drain_outlives_placement_and_reaches_an_agent_that_was_away(mesh: Mesh) -> None:
+async def test_a_drain_survives_a_restart_and_reaches_a_disconnected_agent(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -76,10 +76,10 @@ QUARANTINE, DRAIN = resources_pb2.HEALTH_ACTION_QUARANTINE, resources_pb2.HEALTH
 INFRASTRUCTURE = job_pb2.FAILURE_BLAME_INFRASTRUCTURE
 
 
-def unwell(
+def reported_problem(
     agent: SimulatedAgent, action: resources_pb2.HealthAction.ValueType, gpu: int | None = None, since: int = 1
 ) -> None:
-    """Let an agent tell of one problem, and no others."""
+    """Make an agent report exactly one problem."""
     gpus = agent.inventory.gpus
     uuid = "" if gpu is None else gpus[gpu].uuid
     for each in gpus:
@@ -87,23 +87,23 @@ def unwell(
     del agent.inventory.problems[:]
     problem = agent.inventory.problems.add(check="trial", gpu_uuid=uuid, action=action, reason="XID 79")
     problem.since.FromSeconds(since)
-    agent.tell(inventory=agent.inventory)
+    agent.send(inventory=agent.inventory)
 
 
 def well(agent: SimulatedAgent) -> None:
-    """Let an agent tell that there are no problems any more."""
+    """Make an agent report no problems."""
     for gpu in agent.inventory.gpus:
         gpu.unhealthy_reason = ""
     del agent.inventory.problems[:]
-    agent.tell(inventory=agent.inventory)
+    agent.send(inventory=agent.inventory)
 
 
-async def test_a_gpu_in_quarantine_gives_its_job_to_another_and_no_failure_is_counted(mesh: Mesh) -> None:
+async def test_a_job_on_a_quarantined_gpu_is_moved_without_a_failure(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2)
     job_id = await mesh.submit()
     first = await mesh.reach(job_id, "RUNNING")
     uuid = first.attempt.allocations[0].tasks[0].gpus[0].uuid
-    unwell(agent, QUARANTINE, [gpu.uuid for gpu in agent.inventory.gpus].index(uuid))
+    reported_problem(agent, QUARANTINE, [gpu.uuid for gpu in agent.inventory.gpus].index(uuid))
     job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
     assert job.attempt.allocations[0].tasks[0].gpus[0].uuid != uuid
     assert (job.failures, job.preemptions) == (0, 0)
@@ -115,19 +115,19 @@ async def test_a_gpu_in_quarantine_gives_its_job_to_another_and_no_failure_is_co
     other = await mesh.submit()
     refusal = (await mesh.refused(other, "CAPACITY")).refusal
     assert refusal.numbers["unhealthy_gpus"] == 1
-    assert "1 GPU is not well and not counted" in refusal.detail
+    assert "1 GPU is unhealthy and not counted" in refusal.detail
     whole = await mesh.submit(gpus=2)
     refusal = (await mesh.refused(whole, "NO_NODES")).refusal
-    assert "could hold even if empty while 1 GPU is not well" in refusal.detail
+    assert "could hold even if empty while 1 GPU is unhealthy" in refusal.detail
     well(agent)
     await mesh.reach(other, "RUNNING")
 
 
-async def test_what_runs_on_a_gpu_that_is_held_runs_on_and_nobody_comes_beside_it(mesh: Mesh) -> None:
+async def test_a_held_gpu_keeps_its_job_and_gets_no_other(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1)
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
-    unwell(agent, HOLD, 0)
+    reported_problem(agent, HOLD, 0)
     waiting = await mesh.submit()
     await mesh.refused(waiting, "NO_NODES")
     assert not agent.stops
@@ -138,36 +138,36 @@ async def test_what_runs_on_a_gpu_that_is_held_runs_on_and_nobody_comes_beside_i
     await mesh.reach(waiting, "RUNNING")
 
 
-async def test_a_restart_hits_what_ran_then_and_not_what_comes_after_it(mesh: Mesh) -> None:
+async def test_a_restart_stops_only_the_attempts_of_that_time(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1)
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
-    unwell(agent, RESTART, 0)
+    reported_problem(agent, RESTART, 0)
     await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
-    unwell(agent, RESTART, 0, since=2)
+    reported_problem(agent, RESTART, 0, since=2)
     job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 3)
     assert len(agent.stops) == 2
     assert job.failures == 0
 
 
-async def test_a_node_that_is_held_takes_no_work_and_says_why(mesh: Mesh) -> None:
+async def test_a_held_node_takes_no_work_and_shows_why(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2)
-    unwell(agent, HOLD)
+    reported_problem(agent, HOLD)
     await in_state(mesh, "n1", CORDONED)
     node = await mesh.node("n1")
     assert (node.state_owner, node.state_reason) == ("health", "XID 79")
     job_id = await mesh.submit()
     refusal = (await mesh.refused(job_id, "NO_NODES")).refusal
-    assert (refusal.numbers["unhealthy_nodes"], "1 server is not well" in refusal.detail) == (1, True)
+    assert (refusal.numbers["unhealthy_nodes"], "1 server is unhealthy" in refusal.detail) == (1, True)
     well(agent)
     await mesh.reach(job_id, "RUNNING")
 
 
-async def test_neither_an_operator_nor_the_nodes_health_undoes_what_the_other_did(mesh: Mesh) -> None:
+async def test_operator_and_health_states_are_independent(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2)
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
-    unwell(agent, DRAIN)
+    reported_problem(agent, DRAIN)
     await mesh.reach(job_id, "QUEUED")
     assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
     assert getattr((await mesh.job(job_id)).attempt.failure, "class") == "node_unhealthy"
@@ -188,9 +188,9 @@ async def is_well(mesh: Mesh) -> bool:
     return not (await mesh.node("n1")).inventory.problems
 
 
-async def test_quarantine_outlives_placement(mesh: Mesh) -> None:
+async def test_a_quarantine_survives_a_restart(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1)
-    unwell(agent, QUARANTINE, 0)
+    reported_problem(agent, QUARANTINE, 0)
     await eventually(lambda: is_unwell(mesh))
     await agent.stop()
     await mesh.restart("placement")
@@ -220,7 +220,7 @@ async def test_a_release_reaches_the_agent_or_is_refused(mesh: Mesh) -> None:
     assert reason(caught.value) == "NODE_AWAY"
 
 
-async def test_life_goes_on_on_a_cordoned_node(mesh: Mesh) -> None:
+async def test_jobs_run_on_on_a_cordoned_node(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2)
     first, second = await mesh.submit(), await mesh.submit()
     await mesh.reach(first, "RUNNING")
@@ -251,7 +251,7 @@ async def test_nodes_are_listed_by_id_and_unknown_ones_not_found(mesh: Mesh) -> 
 # Away, back, lost --------------------------------------------------------------------------------------------
 
 
-async def test_a_job_runs_on_while_its_agent_is_away(mesh: Mesh) -> None:
+async def test_a_job_runs_on_while_its_agent_is_disconnected(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -263,7 +263,7 @@ async def test_a_job_runs_on_while_its_agent_is_away(mesh: Mesh) -> None:
     await mesh.reach(job_id, "SUCCEEDED")
 
 
-async def test_jobs_of_a_lost_node_run_elsewhere_and_what_comes_back_is_stopped() -> None:
+async def test_jobs_of_a_lost_node_run_elsewhere_and_returning_attempts_are_stopped() -> None:
     config = without(QUICK, heartbeat_seconds=0.1, lost_after_seconds=0.4)
     async with running(placement_config=config) as mesh:
         agent = await mesh.agent("n1", gpus=1)
@@ -296,7 +296,7 @@ async def test_an_agent_that_is_connected_but_silent_is_away() -> None:
         await until(lambda: len(agent.welcomes) > 1)
 
 
-async def test_an_attempt_that_its_agent_forgot_is_tried_again(mesh: Mesh) -> None:
+async def test_an_attempt_that_its_agent_forgot_is_retried(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -307,7 +307,7 @@ async def test_an_attempt_that_its_agent_forgot_is_tried_again(mesh: Mesh) -> No
     assert job.past_attempts[0].state == job_pb2.ATTEMPT_STATE_LOST
 
 
-async def test_an_attempt_that_nobody_knows_is_stopped_and_closes_its_node_until_then(mesh: Mesh) -> None:
+async def test_an_unknown_attempt_is_stopped_and_closes_its_node_until_then(mesh: Mesh) -> None:
     agent = SimulatedAgent("n1", mesh.channel("placement"), gpus=8)
     mesh.agents["n1"] = agent
     agent.refuses_to_stop = True
@@ -324,19 +324,19 @@ async def test_an_attempt_that_nobody_knows_is_stopped_and_closes_its_node_until
     assert ("ghost", 3) in agent.acked
 
 
-async def test_a_name_that_is_taken_is_refused_until_its_agent_is_silent(mesh: Mesh) -> None:
+async def test_a_taken_node_id_is_refused_until_its_agent_is_silent(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     other = SimulatedAgent("n1", mesh.channel("placement"))
     other.incarnation = "two"
     mesh.agents["other"] = other
     other.start()
-    await until(lambda: any("there is a node 'n1' already" in error for error in other.errors))
+    await until(lambda: any("node 'n1' already has a connected agent" in error for error in other.errors))
     assert not other.welcomes
     await agent.stop()
     await until(lambda: bool(other.welcomes))
 
 
-async def test_a_stream_begins_with_a_hello_and_nonsense_ends_it(mesh: Mesh) -> None:
+async def test_a_stream_starts_with_a_hello_and_an_invalid_message_ends_it(mesh: Mesh) -> None:
     stub = node_grpc.AgentServiceStub(mesh.channel("placement"))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.Connect(iter([node_pb2.ConnectRequest()])).read()
@@ -363,7 +363,7 @@ async def changed(mesh: Mesh, agent: SimulatedAgent) -> None:
     await eventually(is_so)
 
 
-async def test_an_ill_gpu_gets_no_new_work_and_keeps_what_it_has(mesh: Mesh) -> None:
+async def test_an_unhealthy_gpu_gets_no_new_work_and_keeps_its_job(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2, cores=8)
     first = await mesh.submit()
     job = await mesh.reach(first, "RUNNING")
@@ -383,7 +383,7 @@ async def test_an_ill_gpu_gets_no_new_work_and_keeps_what_it_has(mesh: Mesh) -> 
     await mesh.reach(third, "RUNNING")
 
 
-async def test_a_node_that_shrinks_under_its_attempts_gets_no_new_work_and_spoils_no_plan(mesh: Mesh) -> None:
+async def test_an_overcommitted_node_gets_no_new_work_and_breaks_no_plan(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2, cores=8)
     gib = 2**30
     agent.inventory.memory_bytes = 10 * gib
@@ -402,7 +402,7 @@ async def test_a_node_that_shrinks_under_its_attempts_gets_no_new_work_and_spoil
     assert (await mesh.reach(third, "RUNNING")).attempt.allocations[0].node_id == "n1"
 
 
-async def test_shares_of_a_gpu_are_given_and_never_more_than_the_whole(mesh: Mesh) -> None:
+async def test_gpu_shares_never_exceed_the_whole_gpu(mesh: Mesh) -> None:
     agent = SimulatedAgent("n1", mesh.channel("placement"), gpus=2, cores=8)
     mesh.agents["n1"] = agent
     for gpu in agent.inventory.gpus:
@@ -425,7 +425,7 @@ async def test_shares_of_a_gpu_are_given_and_never_more_than_the_whole(mesh: Mes
     await mesh.reach(whole, "RUNNING")
 
 
-async def test_a_core_is_given_with_its_siblings(mesh: Mesh) -> None:
+async def test_a_core_is_allocated_with_its_siblings(mesh: Mesh) -> None:
     agent = SimulatedAgent("n1", mesh.channel("placement"), gpus=1)
     mesh.agents["n1"] = agent
     del agent.inventory.cores[:]
@@ -436,14 +436,14 @@ async def test_a_core_is_given_with_its_siblings(mesh: Mesh) -> None:
     assert list(task.cpu_ids) == sorted([*task.core_ids, *(core + 4 for core in task.core_ids)])
 
 
-async def test_two_gangs_on_one_head_node_have_ports_of_their_own(mesh: Mesh) -> None:
+async def test_two_gangs_on_one_head_node_have_different_ports(mesh: Mesh) -> None:
     await mesh.agent("n1")
     ports = {(await mesh.reach(await mesh.submit(), "RUNNING")).attempt.master_port for _ in range(3)}
     assert len(ports) == 3
 
 
-async def test_a_node_takes_no_work_from_the_moment_at_which_it_is_closed(mesh: Mesh) -> None:
-    """What is decided after that is committed after it too, so that nothing is ever given to a node that is closed."""
+async def test_a_node_takes_no_work_from_the_moment_it_is_closed(mesh: Mesh) -> None:
+    """Later decisions are committed later, so nothing is allocated on a closed node."""
     await mesh.agent("n1")
     placement = mesh.parts["placement"]
     placement.store.held_back = asyncio.Event()
@@ -462,7 +462,7 @@ async def test_a_node_takes_no_work_from_the_moment_at_which_it_is_closed(mesh: 
     await cordoning
 
 
-async def test_a_request_about_a_node_that_comes_once_more_and_late_changes_nothing(mesh: Mesh) -> None:
+async def test_a_late_duplicate_node_request_changes_nothing(mesh: Mesh) -> None:
     await mesh.agent("n1")
     drain = node_pb2.DrainNodeRequest(id="n1", request_id="first")
     await mesh.nodes.DrainNode(drain)
@@ -479,7 +479,7 @@ async def _drained(mesh: Mesh) -> bool:
     return (await mesh.node("n1")).state == DRAINING
 
 
-async def test_a_node_is_not_believed_about_jobs_that_it_was_not_given(mesh: Mesh) -> None:
+async def test_reports_on_unassigned_jobs_are_ignored(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1)
     runs, waits = await mesh.submit(), await mesh.submit()
     await mesh.reach(runs, "RUNNING")
@@ -487,7 +487,7 @@ async def test_a_node_is_not_believed_about_jobs_that_it_was_not_given(mesh: Mes
     reports = [
         node_pb2.ProgressReport(job_id=one, number=1, progress=job_pb2.Progress(step=7)) for one in (waits, runs)
     ]
-    agent.tell(progress=reports)
+    agent.send(progress=reports)
 
     async def told() -> bool:
         return (await mesh.job(runs)).progress.step == 7

@@ -1,4 +1,4 @@
-"""A queue that was replaced, or asks late, has nothing started any more."""
+"""A replaced or late queue starts nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LEADER = "queue/leader"
 
 
 async def lead(mesh: Mesh) -> int:
-    """Let a queue begin to lead; returns its term."""
+    """Make a queue lead; return its term."""
     result = await mesh.store.transact([], [Put(LEADER, b"a queue")])
     return result.revision
 
 
 async def keep(mesh: Mesh, job_id: str) -> int:
-    """Keep a job, or a change of it, as the queue does; returns the record's revision."""
+    """Store a job as the queue does; return the record's revision."""
     result = await mesh.store.transact([], [Put(f"queue/jobs/{job_id}", b"a job")])
     return result.revision
 
@@ -40,7 +40,7 @@ def forget(job_id: str, term: int = 0) -> pb.ForgetAttemptsRequest:
 
 
 async def ended(mesh: Mesh) -> tuple[SimulatedAgent, int, int]:
-    """Have attempt 1 of job `a` run to its end; returns the queue's term and the job's revision as it was planned."""
+    """Run attempt 1 of job `a` to its end; return the queue's term and the job's revision at its plan."""
     await mesh.kill("queue")
     agent = await mesh.agent("n1")
     term, before = await lead(mesh), await keep(mesh, "a")
@@ -50,7 +50,7 @@ async def ended(mesh: Mesh) -> tuple[SimulatedAgent, int, int]:
     return agent, term, before
 
 
-async def test_nothing_is_started_for_a_queue_that_leads_no_more() -> None:
+async def test_a_former_leader_queue_starts_nothing() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
         old = await lead(mesh)
@@ -64,8 +64,8 @@ async def test_nothing_is_started_for_a_queue_that_leads_no_more() -> None:
         assert len(agent.welcomes) == 1, "placement had no reason to doubt what it knows"
 
 
-async def test_nothing_is_forgotten_at_the_word_of_a_queue_that_leads_no_more() -> None:
-    """It takes jobs for unknown that were submitted to the next one, who has yet to hear how their attempts ended."""
+async def test_a_former_leader_queue_forgets_nothing() -> None:
+    """It does not know jobs submitted to its successor, which has yet to learn how their attempts ended."""
     async with running() as mesh:
         await mesh.kill("queue")
         agent = await mesh.agent("n1")
@@ -84,8 +84,8 @@ async def test_nothing_is_forgotten_at_the_word_of_a_queue_that_leads_no_more() 
         assert await mesh.records_left("placement/attempts/") == []
 
 
-async def test_nothing_is_stopped_at_the_word_of_a_queue_that_leads_no_more() -> None:
-    """It may have heard of a suspension, and not that the job was resumed since."""
+async def test_a_former_leader_queue_stops_nothing() -> None:
+    """It may know of a suspension, but not that the job was resumed since."""
     async with running() as mesh:
         await mesh.kill("queue")
         agent = await mesh.agent("n1", gpus=1)
@@ -115,7 +115,7 @@ def instead_of_a(job_id: str, term: int) -> Callable[[Mesh], Awaitable[object]]:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing(lost: bool) -> None:
+async def test_a_late_plan_for_a_forgotten_attempt_starts_nothing(lost: bool) -> None:
     async with running() as mesh:
         await mesh.kill("queue")  # which would have it stopped, for it knows no such job
         agent = await mesh.agent("n1")
@@ -134,8 +134,8 @@ async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing(
         assert [placed.attempt.number for placed in (await mesh.plans.PlanPlacement(plan("a", number=2))).placed] == [2]
 
 
-async def test_a_plan_that_comes_to_a_placement_which_never_saw_its_attempt_starts_nothing() -> None:
-    """It is of the queue that leads; what tells it from a plan of now is the job, whose end has been kept since."""
+async def test_a_late_plan_at_a_new_leader_starts_nothing() -> None:
+    """It is from the leading queue; only the job's record, which has stored the end since, shows that it is late."""
     async with running() as mesh:
         agent, term, before = await ended(mesh)
         after = await keep(mesh, "a")
@@ -154,8 +154,8 @@ async def test_a_plan_that_comes_to_a_placement_which_never_saw_its_attempt_star
         assert len(agent.welcomes) == 2, "placement had no reason to doubt what it knows"
 
 
-async def test_the_attempt_before_is_known_again_where_the_start_of_the_next_comes_to_nothing() -> None:
-    """Its record is there as before, and the queue, which has kept its end, has yet to let it be forgotten."""
+async def test_the_previous_attempt_is_restored_if_the_next_start_fails() -> None:
+    """Its record still exists; the queue has stored its end but has not yet asked to forget it."""
     async with running() as mesh:
         _, term, before = await ended(mesh)
         await keep(mesh, "a")  # as when it was cancelled
@@ -165,14 +165,16 @@ async def test_the_attempt_before_is_known_again_where_the_start_of_the_next_com
         assert await mesh.records_left("placement/attempts/") == []
 
 
-async def test_who_asks_again_is_told_no_end_that_is_not_committed() -> None:
-    """It might never be: then placement reads its state anew, in which the attempt runs."""
+async def test_a_retried_plan_returns_no_uncommitted_end() -> None:
+    """The end may never be committed: then the reloaded state has the attempt running."""
     async with running() as mesh:
         await mesh.kill("queue")
         agent = await mesh.agent("n1")
         store = mesh.parts["placement"].store
         await mesh.plans.PlanPlacement(plan("a"))
-        await until(lambda: mesh.parts["placement"].service.feed.kept("a").state == job_pb2.ATTEMPT_STATE_RUNNING)
+        await until(
+            lambda: mesh.parts["placement"].service.events.committed("a").state == job_pb2.ATTEMPT_STATE_RUNNING
+        )
         store.held_back = asyncio.Event()
         agent.finish(("a", 1))
         await until(lambda: mesh.parts["placement"].service.cluster.attempts["a"].state.ended)

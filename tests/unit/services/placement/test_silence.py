@@ -1,4 +1,4 @@
-"""A placement that could not listen takes nobody as silent; one that may have been replaced promises nothing."""
+"""A placement that could not listen counts no node as silent; one that may have been replaced confirms nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.unit.services.mesh import QUICK, Mesh, Part, again, reason, running, until, without
 
 from cotenant.codec.errors import Problem
-from cotenant.leadership.leadership_term import Held
+from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.services.placement.placement_leadership import LEADER
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -22,34 +22,34 @@ def placement_of(mesh: Mesh) -> Part:
 
 
 async def looked(mesh: Mesh, times: int = 2) -> None:
-    """Wait until placement has looked for silent nodes so often."""
+    """Wait until placement has checked for silent nodes so many times."""
     registry, count = placement_of(mesh).service.registry, 0
-    look = registry.give_up_silent_nodes
+    tick = registry.expire_silent_nodes
 
     def counted() -> None:
         nonlocal count
-        look()
+        tick()
         count += 1
 
-    registry.give_up_silent_nodes = counted
+    registry.expire_silent_nodes = counted
     await until(lambda: count >= times)
-    registry.give_up_silent_nodes = look
+    registry.expire_silent_nodes = tick
 
 
-async def test_one_that_stood_still_drops_no_agent_and_loses_no_node() -> None:
+async def test_a_halted_placement_loses_no_node() -> None:
     async with running(placement_config=HASTY) as mesh:
         agent = await mesh.agent("n1")
         job_id = await mesh.submit()
         await mesh.reach(job_id, "RUNNING")
         time.sleep(1.2 * HASTY.lost_after_seconds)  # noqa: ASYNC251  # nobody gets a turn of this loop
-        placement_of(mesh).service.registry.give_up_silent_nodes()  # as where it comes first of all that waits
+        placement_of(mesh).service.registry.expire_silent_nodes()  # as where it comes first of all that waits
         await looked(mesh)
         assert len(agent.welcomes) == 1
         job = await mesh.job(job_id)
         assert (job.phase, job.attempt.number) == (job_pb2.JOB_PHASE_RUNNING, 1)
 
 
-async def test_one_whose_store_was_away_loses_no_node_whose_agent_it_has_turned_away() -> None:
+async def test_a_store_outage_loses_no_node() -> None:
     async with running(placement_config=HASTY) as mesh:
         agent = await mesh.agent("n1")
         job_id = await mesh.submit()
@@ -71,7 +71,7 @@ async def test_one_whose_store_was_away_loses_no_node_whose_agent_it_has_turned_
         assert (job.phase, job.attempt.number) == (job_pb2.JOB_PHASE_RUNNING, 1)
 
 
-async def test_agents_stay_while_the_store_is_away_and_what_they_tell_is_kept_when_it_is_back() -> None:
+async def test_agents_stay_connected_during_a_store_outage_and_their_reports_are_saved() -> None:
     async with running(placement_config=HASTY) as mesh:
         agent = await mesh.agent("n1")
         job_id = await mesh.submit()
@@ -96,8 +96,8 @@ def _in_doubt(mesh: Mesh) -> bool:
     return False
 
 
-async def test_beats_are_answered_only_while_nobody_else_can_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever stops by itself without us counts from the last answer; the next leader, from its own beginning."""
+async def test_heartbeats_are_answered_only_while_no_other_process_can_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that stops when disconnected counts from the last answer; the next leader counts from its start."""
     async with running(placement_config=HASTY) as mesh:
         agent = await mesh.agent("n1")
         heard: list[int] = []
@@ -108,12 +108,12 @@ async def test_beats_are_answered_only_while_nobody_else_can_lead(monkeypatch: p
             take(message)
 
         monkeypatch.setattr(agent, "_take", listen)
-        tenure = placement_of(mesh).service.leadership._tenure
+        leadership_term = placement_of(mesh).service.leadership._leadership_term
 
         async def answered(beat: int) -> bool:
-            """Whether a beat is answered, which it is before the order that follows it."""
-            agent.tell(beat=beat)
-            agent.tell(inventory=agent.inventory)
+            """Return whether a heartbeat is answered, which happens before the order that follows it."""
+            agent.send(beat=beat)
+            agent.send(inventory=agent.inventory)
             seen = placement_of(mesh).service.cluster.nodes["n1"].seen_seconds
             await until(lambda: placement_of(mesh).service.cluster.nodes["n1"].seen_seconds > seen)
             released = len(agent.released)
@@ -123,33 +123,33 @@ async def test_beats_are_answered_only_while_nobody_else_can_lead(monkeypatch: p
 
         assert await answered(11)
         now = time.monotonic()
-        tenure.sure_until_seconds = now - 10
+        leadership_term.valid_until_seconds = now - 10
         assert not await answered(22)
-        tenure.sure_until_seconds = now + 60
+        leadership_term.valid_until_seconds = now + 60
         assert await answered(33)
 
 
-async def test_one_that_may_have_been_replaced_long_ago_sends_agents_away_now_and_then() -> None:
-    """They may be heard by the next leader then, who would give up what runs on them."""
+async def test_an_uncertain_leader_disconnects_agents_now_and_then() -> None:
+    """They may reach the next leader, which would otherwise give up their jobs."""
     async with running(placement_config=without(HASTY, lost_after_seconds=4.0)) as mesh:
         agent = await mesh.agent("n1")
         job_id = await mesh.submit()
         await mesh.reach(job_id, "RUNNING")
-        tenure = placement_of(mesh).service.leadership._tenure
-        tenure.sure_until_seconds = time.monotonic()
+        leadership_term = placement_of(mesh).service.leadership._leadership_term
+        leadership_term.valid_until_seconds = time.monotonic()
         await until(lambda: len(agent.welcomes) >= 3)  # it finds nobody else
-        tenure.sure_until_seconds = time.monotonic() + 60
+        leadership_term.valid_until_seconds = time.monotonic() + 60
         await looked(mesh)
         job = await mesh.job(job_id)
         assert (job.phase, job.attempt.number) == (job_pb2.JOB_PHASE_RUNNING, 1)
 
 
-async def test_one_without_a_lease_leads_for_sure() -> None:
+async def test_a_leader_without_a_lease_certainly_leads() -> None:
     async with running() as mesh:
-        held = Held(mesh.store, LEADER)
-        assert held.sure_until_seconds > time.monotonic() + 1e9
+        held = HeldTerm(mesh.store, LEADER)
+        assert held.valid_until_seconds > time.monotonic() + 1e9
         lease = await mesh.store.grant(2.0)
-        held = Held(mesh.store, LEADER, lease=lease)
-        assert held.sure_until_seconds < time.monotonic()
-        held.lasts(5.0)
-        assert held.sure_until_seconds == 7.0
+        held = HeldTerm(mesh.store, LEADER, lease=lease)
+        assert held.valid_until_seconds < time.monotonic()
+        held.extend(5.0)
+        assert held.valid_until_seconds == 7.0

@@ -31,11 +31,11 @@ from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
 
-QUICK = Config(keep_seconds=0.02)
+QUICK = Config(save_seconds=0.02)
 
 
 class Restarts:
-    """Opens a store that has what was written to it before: the same memory, or the same file."""
+    """Open a store with its earlier content: the same memory, or the same file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -56,7 +56,7 @@ async def restarts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 
 class FickleStore(MemoryStore):
-    """Is away when it is told to be, and remembers how many operations each transaction had."""
+    """A store that is unavailable on demand and records the size of each transaction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Served:
         return pb_grpc.PredictorServiceStub(self.channel)  # type: ignore[return-value]  # aio by its channel
 
     async def until(self, serving: bool) -> None:
-        """Return once the predictor's health is so."""
+        """Wait until the predictor has this health status."""
         wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         watch = health_pb2_grpc.HealthStub(self.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         async for answer in watch:

@@ -1,4 +1,4 @@
-"""Several predictors on one store: one observes, the others read what it keeps."""
+"""Several predictors on one store: one takes observations, the others follow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cotenant.core.model.estimate import Candidate, Observation, Query
 from cotenant.policies.history import History
 from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
 from cotenant.rpc.channel import connect
-from cotenant.services.predictor.models.model_store import Follower, Keeper, Kept
+from cotenant.services.predictor.models.model_store import ModelFollower, ModelStore, Persistent
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 
@@ -29,14 +29,14 @@ SECONDS_MAX = 10.0
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Let others run until something holds."""
+    """Yield to other tasks until a condition holds."""
     async with asyncio.timeout(SECONDS_MAX):
         while not holds():  # noqa: ASYNC110  # what is waited for tells nobody
             await asyncio.sleep(0.005)
 
 
 async def knows(predictor: Served) -> None:
-    """Return once a predictor has heard of three runs of the kind."""
+    """Wait until a predictor has observed three runs of the class."""
     async with asyncio.timeout(SECONDS_MAX):
         while not (await predictor.estimate(query()))[0].predictable:  # noqa: ASYNC110  # likewise
             await asyncio.sleep(0.02)
@@ -45,7 +45,7 @@ async def knows(predictor: Served) -> None:
 RUNS = [run(f"j{seconds}", seconds=seconds) for seconds in (90, 100, 110)]
 
 
-async def test_what_one_learns_the_other_tells_and_only_one_takes_observations() -> None:
+async def test_followers_answer_from_the_leaders_models_and_only_the_leader_takes_observations() -> None:
     store = MemoryStore()
     async with serving(store) as observes, serving(store, READS) as reads:
         await observes.until(serving=True)
@@ -53,12 +53,12 @@ async def test_what_one_learns_the_other_tells_and_only_one_takes_observations()
         await observes.observe(*RUNS)
         await knows(reads)
         assert (await reads.estimate(query()))[0] == (await observes.estimate(query()))[0]
-        with pytest.raises(grpc.aio.AioRpcError, match=r"only reads.*10\.0\.0\.5:7072") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"read-only.*10\.0\.0\.5:7072") as refused:
             await reads.observe(window())
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_a_replica_that_reads_writes_nothing() -> None:
+async def test_a_follower_writes_nothing() -> None:
     store = FickleStore()
     async with serving(store, READS) as reads:
         await reads.until(serving=True)
@@ -70,22 +70,22 @@ def tells(reads: History, asked: list[Query], wanted: list[bool]) -> bool:
     return [reads.estimate(one).predictable for one in asked] == wanted
 
 
-async def both(store: Store, writes: Kept, reads: Kept) -> tuple[Keeper, Follower]:
-    keeper = Keeper(store, {"p": writes}, lambda ready: None)
-    follower = Follower(store, {"p": reads}, lambda ready: None)
-    await keeper.restore()
+async def both(store: Store, writes: Persistent, reads: Persistent) -> tuple[ModelStore, ModelFollower]:
+    model_store = ModelStore(store, {"p": writes}, lambda ready: None)
+    follower = ModelFollower(store, {"p": reads}, lambda ready: None)
+    await model_store.restore()
     await follower.restore()
-    return keeper, follower
+    return model_store, follower
 
 
-async def test_what_is_forgotten_there_is_forgotten_here() -> None:
+async def test_dropped_records_are_dropped_by_followers() -> None:
     store = MemoryStore()
     writes, reads = History(History.Options(kinds_max=1)), History()
-    keeper, follower = (
-        Keeper(store, {"h": writes}, lambda ready: None),
-        Follower(store, {"h": reads}, lambda ready: None),
+    model_store, follower = (
+        ModelStore(store, {"h": writes}, lambda ready: None),
+        ModelFollower(store, {"h": reads}, lambda ready: None),
     )
-    await keeper.restore()
+    await model_store.restore()
     await follower.restore()
     following = asyncio.create_task(follower.follow())
     asked = [Query("ann", model, "", 1000, 1) for model in ("a", "b")]
@@ -95,7 +95,7 @@ async def test_what_is_forgotten_there_is_forgotten_here() -> None:
                 writes.observe(
                     Observation("ann", model, "", 1000, 1, Candidate(4), run_seconds=seconds, succeeded=True)
                 )
-            await keeper.keep()
+            await model_store.save()
             wanted = [one.model == model for one in asked]
             await until(partial(tells, reads, asked, wanted))
     finally:
@@ -108,15 +108,15 @@ def ended(number: int) -> Observation:
     return Observation("ann", model, "", 1000, 1, Candidate(4), run_seconds=took, succeeded=True)
 
 
-async def test_a_model_and_the_ends_it_stands_on_are_followed_as_they_grow() -> None:
+async def test_followers_track_a_growing_model() -> None:
     store = MemoryStore()
     options = LightgbmDuration.Options(train_min=40)
     writes, reads = LightgbmDuration(options), LightgbmDuration(options)
-    keeper, follower = (
-        Keeper(store, {"d": writes}, lambda ready: None),
-        Follower(store, {"d": reads}, lambda ready: None),
+    model_store, follower = (
+        ModelStore(store, {"d": writes}, lambda ready: None),
+        ModelFollower(store, {"d": reads}, lambda ready: None),
     )
-    await keeper.restore()
+    await model_store.restore()
     await follower.restore()
     following = asyncio.create_task(follower.follow())
     asked = [Query("ann", model, "", 1000, 1) for model in ("short", "long")]
@@ -124,11 +124,11 @@ async def test_a_model_and_the_ends_it_stands_on_are_followed_as_they_grow() -> 
         for number in range(300):
             writes.observe(ended(number))
             if number % 100 == 99:
-                await keeper.keep()
-        lesson = writes.lesson()
-        assert lesson
-        writes.adopt(lesson.train())
-        while await keeper.keep():
+                await model_store.save()
+        training_task = writes.training_task()
+        assert training_task
+        writes.adopt(training_task.train())
+        while await model_store.save():
             pass
         await until(lambda: reads.model is not None)
         await until(lambda: [reads.estimate(one) for one in asked] == [writes.estimate(one) for one in asked])
@@ -138,7 +138,7 @@ async def test_a_model_and_the_ends_it_stands_on_are_followed_as_they_grow() -> 
 
 @asynccontextmanager
 async def process(tmp_path: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A predictor as an operator starts it; yields it and where it serves."""
+    """A predictor process as an operator starts it; yields it and its address."""
     environment = {
         "COTENANT_TOKEN": "secret",
         "COTENANT_STATE_DIR": str(tmp_path),
@@ -162,7 +162,7 @@ async def process(tmp_path: Path, *flags: str) -> AsyncIterator[tuple[asyncio.su
         await started.wait()
 
 
-async def test_one_process_learns_the_other_tells_it_within_a_second_and_goes_on_when_the_first_is_killed(
+async def test_a_follower_process_catches_up_within_a_second_and_survives_the_leader(
     etcd: EtcdServer, tmp_path: Path
 ) -> None:
     store = f"etcd://{etcd.endpoint}"

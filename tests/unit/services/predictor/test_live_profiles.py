@@ -1,4 +1,4 @@
-"""Profiles of running jobs behind the wire: asked for, learnt from, doubted, and made anew."""
+"""Live profiles through the API: requested, learned from, stale, and repeated."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
 from cotenant.v1 import predictor_service_pb2 as pb
 
-XIAO = Config(predictors=("xiao-piecewise", "history"), keep_seconds=0.02)
+XIAO = Config(predictors=("xiao-piecewise", "history"), save_seconds=0.02)
 A100 = "A100"
 
 
 class Runs:
-    """A job that runs on 16 cores, and tells the predictor so."""
+    """A job that runs on 16 cores and reports its rates to the predictor."""
 
     def __init__(self, predictor: Served, job_id: str = "j1") -> None:
         self._predictor, self._job_id, self._at = predictor, job_id, 1000
@@ -32,7 +32,7 @@ class Runs:
         return await self._predictor.observe(window(self._job_id, at=self._at, rate=rate, **given))
 
     async def profiled(self, rate: Callable[[int], float]) -> list[int]:
-        """Measure what is planned until nothing more is wanted."""
+        """Measure what is planned until nothing more is requested."""
         counts: list[int] = []
         while True:
             request = pb.PlanProfileRequest(spec=auto(), cores_max=16, gpu_type=A100)
@@ -48,7 +48,7 @@ class Runs:
                 return counts
 
 
-async def test_a_kind_is_profiled_once_and_its_useful_cores_are_told_to_the_next_job() -> None:
+async def test_a_class_is_profiled_once_and_the_next_job_gets_its_useful_cores() -> None:
     store = MemoryStore()
     async with serving(store, XIAO) as predictor:
         await predictor.until(serving=True)
@@ -64,7 +64,7 @@ async def test_a_kind_is_profiled_once_and_its_useful_cores_are_told_to_the_next
         assert "stale" not in known.source
 
 
-async def test_a_profile_that_no_longer_holds_is_said_so_and_made_anew_also_by_another_life() -> None:
+async def test_a_stale_profile_is_reported_and_measured_again_also_after_a_restart() -> None:
     store = MemoryStore()
     async with serving(store, XIAO) as predictor:
         await predictor.until(serving=True)
@@ -78,7 +78,7 @@ async def test_a_profile_that_no_longer_holds_is_said_so_and_made_anew_also_by_a
     async with serving(store, XIAO) as predictor:
         await predictor.until(serving=True)
         (doubted,) = await predictor.estimate(query(spec=auto(steps_total=10_000), cores=(16,)))
-        assert "its profile is stale: its last 3 windows ran at 0.40 of the rate that was measured" in doubted.source
+        assert "its profile is stale: its last 3 windows ran at 0.40 of the measured rate" in doubted.source
         assert doubted.confidence < before.confidence
         assert doubted.cores_useful == 0, "what was measured before has given way"
         assert doubted.candidates[0].rate_per_second == pytest.approx(20.0)
@@ -90,7 +90,7 @@ async def test_a_profile_that_no_longer_holds_is_said_so_and_made_anew_also_by_a
         assert 4 <= after.cores_useful <= 5
 
 
-async def test_a_window_that_may_be_noise_is_not_learnt_before_the_next_one() -> None:
+async def test_a_possibly_noisy_window_is_withheld_until_the_next() -> None:
     async with serving(MemoryStore(), Config(predictors=("xiao-piecewise",))) as predictor:
         await predictor.until(serving=True)
         job = Runs(predictor)
@@ -104,7 +104,7 @@ async def test_a_window_that_may_be_noise_is_not_learnt_before_the_next_one() ->
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
-async def test_a_rate_that_cannot_be_asks_for_no_profile_and_leaves_nothing_behind(rate: float) -> None:
+async def test_an_invalid_rate_requests_no_profile(rate: float) -> None:
     async with serving(MemoryStore(), XIAO) as predictor:
         await predictor.until(serving=True)
         for fields in ({}, {"profiled": True}):
@@ -114,7 +114,7 @@ async def test_a_rate_that_cannot_be_asks_for_no_profile_and_leaves_nothing_behi
         assert (known.predictable, known.candidates[0].rate_per_second) == (False, 0.0)
 
 
-async def test_one_point_alone_tells_no_useful_cores() -> None:
+async def test_one_point_gives_no_useful_cores() -> None:
     async with serving(MemoryStore(), XIAO) as predictor:
         await predictor.until(serving=True)
         await Runs(predictor).told(50.0)
@@ -122,7 +122,7 @@ async def test_one_point_alone_tells_no_useful_cores() -> None:
         assert known.cores_useful == 0
 
 
-async def test_two_jobs_of_one_name_that_run_differently_are_not_taken_for_a_certainty() -> None:
+async def test_jobs_of_one_name_with_different_rates_lower_the_confidence() -> None:
     fast_and_slow = (50.0, 5.0)
     async with serving(MemoryStore(), XIAO) as predictor:
         await predictor.until(serving=True)
@@ -135,7 +135,7 @@ async def test_two_jobs_of_one_name_that_run_differently_are_not_taken_for_a_cer
         assert known.candidates[0].confidence < 0.5
 
 
-async def test_a_clock_that_goes_backwards_makes_no_window_of_a_profile() -> None:
+async def test_a_backward_clock_yields_no_profile_window() -> None:
     async with serving(MemoryStore(), XIAO) as predictor:
         await predictor.until(serving=True)
         at = [window("j1", at=at, rate=50.0, spec=auto(), cores=16, profiled=True) for at in (1000, 990, 1000)]
@@ -143,7 +143,7 @@ async def test_a_clock_that_goes_backwards_makes_no_window_of_a_profile() -> Non
         assert (answer.accepted, len(answer.rejected)) == (1, 2)
 
 
-async def test_a_corrupt_record_of_what_was_measured_is_set_aside_and_measured_anew() -> None:
+async def test_corrupt_rates_are_set_aside_and_measured_again() -> None:
     store = MemoryStore()
     await store.transact((), (Put("predictor/measured-cores/default/bert/1000/1", b'{"profiles": [{"sett'),))
     async with serving(store, XIAO) as predictor:

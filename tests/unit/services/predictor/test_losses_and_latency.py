@@ -1,4 +1,4 @@
-"""Losses and batch times over the wire: from what was seen to what is told."""
+"""Losses and batch times through the API: from observations to estimates."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.unit.services.predictor.conftest import query, run, serving, spec, wi
 from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
 from cotenant.core.model.job import Qos
 from cotenant.core.prediction.chain import Chain
-from cotenant.core.prediction.estimate_validation import unsound
+from cotenant.core.prediction.estimate_validation import invalid_reason
 from cotenant.services.predictor import codec
 from cotenant.services.predictor.api.server import Config
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
-CHAIN = Config(predictors=("loss-curve", "history", "latency"), keep_seconds=0.02)
+CHAIN = Config(predictors=("loss-curve", "history", "latency"), save_seconds=0.02)
 GOAL = job_pb2.LossGoal(target=1.0)
 
 
@@ -44,7 +44,7 @@ def serving_spec(**qos: float) -> job_pb2.JobSpec:
     return spec(qos=job_pb2.Qos(**(promised | qos)))
 
 
-async def test_a_job_is_foretold_from_its_losses_before_its_like_are_asked() -> None:
+async def test_a_jobs_own_losses_take_precedence_over_similar_jobs() -> None:
     async with serving(MemoryStore(), CHAIN) as predictor:
         await predictor.observe(*losses(), *[run(f"before-{n}", seconds=50) for n in range(9)])
         asked = query("j1", spec=spec(loss_goal=GOAL), progress=job_pb2.Progress(step=1200))
@@ -54,7 +54,7 @@ async def test_a_job_is_foretold_from_its_losses_before_its_like_are_asked() -> 
     assert other.source.startswith("history: the median of 9 runs like it")
 
 
-async def test_what_was_told_of_losses_survives_a_restart() -> None:
+async def test_losses_survive_a_restart() -> None:
     store = MemoryStore()
     asked = query("j1", spec=spec(loss_goal=GOAL), progress=job_pb2.Progress(step=1200))
     async with serving(store, CHAIN) as predictor:
@@ -66,7 +66,7 @@ async def test_what_was_told_of_losses_survives_a_restart() -> None:
     assert before[0].predictable
 
 
-async def test_a_corrupt_record_of_losses_is_set_aside_and_estimates_go_on() -> None:
+async def test_corrupt_losses_are_set_aside_and_estimates_continue() -> None:
     store = MemoryStore()
     async with serving(store, CHAIN) as predictor:
         await predictor.observe(*losses())
@@ -85,7 +85,7 @@ async def test_a_corrupt_record_of_losses_is_set_aside_and_estimates_go_on() -> 
     assert [one.value for one in aside] == [b'{"key":["j1"],"cells":7}']
 
 
-async def test_the_latency_of_a_service_is_told_with_its_replicas() -> None:
+async def test_a_services_latency_is_estimated_by_replicas() -> None:
     async with serving(MemoryStore(), CHAIN) as predictor:
         await predictor.observe(*batches())
         (told,) = await predictor.estimate(query("service", spec=serving_spec()))
@@ -101,15 +101,15 @@ async def test_the_latency_of_a_service_is_told_with_its_replicas() -> None:
     ("fields", "why"),
     [
         ({"step": -1, "loss": 1.0}, "step is -1"),
-        ({"loss": 1.0}, "a loss is told but no step"),
-        ({"batch_size": 3}, "of a batch its size and its time must both be told"),
-        ({"batch_time": Duration(seconds=3)}, "of a batch its size and its time must both be told"),
+        ({"loss": 1.0}, "loss needs the step"),
+        ({"batch_size": 3}, "batch_size and batch_time must be given together"),
+        ({"batch_time": Duration(seconds=3)}, "batch_size and batch_time must be given together"),
         ({"batch_size": -3, "batch_time": Duration(seconds=3)}, "batch_size is -3"),
         ({"batch_size": 3, "batch_time": Duration(seconds=-3)}, "batch_time is -3 s"),
-        ({"rate_per_second": 0.0, "step": 5}, "neither a rate, nor a loss, nor a batch, nor the end"),
+        ({"rate_per_second": 0.0, "step": 5}, "it has neither a rate, nor a loss, nor a batch, nor the end"),
     ],
 )
-async def test_an_observation_that_cannot_be_is_rejected_with_why(fields: dict[str, Any], why: str) -> None:
+async def test_an_invalid_observation_is_rejected_with_the_reason(fields: dict[str, Any], why: str) -> None:
     async with serving(MemoryStore(), CHAIN) as predictor:
         answer = await predictor.observe(window(**fields), window("j2"))
     assert answer.accepted == 1
@@ -127,19 +127,19 @@ async def test_an_observation_that_cannot_be_is_rejected_with_why(fields: dict[s
         (serving_spec(latency_percentile=100.0), "qos.latency_percentile is 100"),
     ],
 )
-async def test_a_query_that_cannot_be_is_answered_with_why(given: job_pb2.JobSpec, why: str) -> None:
+async def test_an_invalid_query_is_answered_with_the_reason(given: job_pb2.JobSpec, why: str) -> None:
     async with serving(MemoryStore(), CHAIN) as predictor:
         wrong, sound = await predictor.estimate(query(spec=given), query())
     assert why in wrong.source
     assert "cannot be taken" not in sound.source
 
 
-def test_a_loss_that_is_no_number_is_taken_as_a_fact() -> None:
+def test_a_nan_loss_is_accepted() -> None:
     assert math.isnan(codec.observation_of(window(step=5, loss=math.nan)).loss or 0.0)
 
 
 class Says:
-    """A predictor that says one thing."""
+    """A predictor with one fixed estimate."""
 
     api_version = 1
 
@@ -159,7 +159,7 @@ class Says:
         return []
 
 
-def test_latency_is_added_to_what_another_predictor_says() -> None:
+def test_latency_is_added_to_another_predictors_estimate() -> None:
     latency = Latency(1, 0.1, 0.2, 0.3, confidence=0.9)
     runs = Says("runs", Estimate(True, 0.9, 60.0, candidates=(CandidateEstimate(2.0),), source="runs"))
     waits = Says("waits", Estimate(candidates=(CandidateEstimate(latency=latency),), source="waits"))
@@ -172,8 +172,10 @@ def test_latency_is_added_to_what_another_predictor_says() -> None:
 
 
 @pytest.mark.parametrize("wrong", [Latency(1, math.nan), Latency(1, p99_seconds=-1.0), Latency(1, confidence=2.0)])
-def test_a_latency_that_cannot_be_is_not_passed_on(wrong: Latency) -> None:
-    assert unsound(Estimate(candidates=(CandidateEstimate(latency=wrong),)), 1).startswith("a candidate's latency")
+def test_an_invalid_latency_is_not_returned(wrong: Latency) -> None:
+    assert invalid_reason(Estimate(candidates=(CandidateEstimate(latency=wrong),)), 1).startswith(
+        "a candidate's latency"
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_a_latency_that_cannot_be_is_not_passed_on(wrong: Latency) -> None:
     [lambda step: 0.0, lambda step: 1.0 + step / 100, lambda step: math.nan, lambda step: 10.0 ** (step / 40)],
     ids=["collapsed", "rising", "no number", "exploding"],
 )
-async def test_a_loss_that_cannot_be_followed_makes_nobody_sure_and_estimates_go_on(
+async def test_an_unfittable_loss_lowers_confidence_and_estimates_continue(
     loss: Callable[[int], float],
 ) -> None:
     async with serving(MemoryStore(), CHAIN) as predictor:

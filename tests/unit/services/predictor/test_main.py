@@ -13,12 +13,10 @@ from cotenant.rpc.channel import connect
 from cotenant.services.predictor.__main__ import serve
 
 
-async def test_a_predictor_process_keeps_what_it_learnt_when_it_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stopped_predictor_process_saves_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "setup", lambda service: None)  # the logs are the whole process's
     store_url = f"sqlite:{tmp_path / 'state.db'}"
-    for lesson in (True, False):
+    for training_task in (True, False):
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
             serve(address="127.0.0.1:0", store_url=store_url, token="secret", on_start=port.set_result)
@@ -26,7 +24,7 @@ async def test_a_predictor_process_keeps_what_it_learnt_when_it_is_stopped(
         async with connect(f"127.0.0.1:{await port}", "secret") as channel:
             predictor = Served(channel)
             await predictor.until(serving=True)
-            if lesson:
+            if training_task:
                 await predictor.observe(*(run(f"j{seconds}", seconds=seconds) for seconds in (90, 100, 110)))
             assert (await predictor.estimate(query()))[0].predictable
         serving.cancel()
@@ -34,9 +32,9 @@ async def test_a_predictor_process_keeps_what_it_learnt_when_it_is_stopped(
             await serving
 
 
-def test_run_as_a_module_it_says_how_it_is_started() -> None:
+def test_running_the_module_prints_how_to_start_the_service() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cotenant.services.predictor"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == "this is started with: cotenant serve predictor\n"
+    assert done.stderr == "start this service with: cotenant serve predictor\n"

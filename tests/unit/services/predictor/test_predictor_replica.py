@@ -1,4 +1,4 @@
-"""Several predictors of which one leads: all answer, one learns, and another one goes on learning after it."""
+"""Replicated predictors: all answer, the leader learns, and its successor continues."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from cotenant.leadership.replica import Replica
 from cotenant.rpc.channel import connect
 from cotenant.rpc.server import Server
 from cotenant.services.predictor.api.server import SERVICE
-from cotenant.services.predictor.predictor_replica import LEADER, Replicated
+from cotenant.services.predictor.predictor_replica import LEADER, PredictorReplica
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 
 
 @dataclass
 class Part(Served):
-    """A replica, as far as the test can reach it."""
+    """A replica and its parts that tests use."""
 
     replica: Replica
     running: asyncio.Task[None]
 
     async def end(self) -> None:
-        """Ask it to end."""
+        """Stop the replica."""
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
-        await self.replica.leave()
+        await self.replica.resign()
 
 
 @asynccontextmanager
@@ -40,7 +40,7 @@ async def replica(store: Store) -> AsyncIterator[Part]:
         server = Server()
         address = f"127.0.0.1:{server.bind()}"
         election = Election(store, LEADER, address, ttl_seconds=60.0, alone=False)
-        made = Replicated(store, QUICK)
+        made = PredictorReplica(store, QUICK)
         replica = Replica(server, store, election, (SERVICE,), "", made.lead, read=made.read, patient=True)
         await replica.start()
         await server.start()
@@ -52,7 +52,7 @@ async def replica(store: Store) -> AsyncIterator[Part]:
         yield part
 
 
-async def test_all_answer_and_whoever_is_told_the_leader_learns() -> None:
+async def test_all_replicas_answer_and_the_leader_learns() -> None:
     store = MemoryStore()
     async with replica(store) as leads, replica(store) as follows:
         await until(lambda: leads.replica.leads)
@@ -64,7 +64,7 @@ async def test_all_answer_and_whoever_is_told_the_leader_learns() -> None:
         assert not follows.replica.leads
 
 
-async def test_the_next_one_goes_on_learning_from_all_that_was_learnt() -> None:
+async def test_the_next_leader_continues_from_all_saved_models() -> None:
     store = MemoryStore()
     async with replica(store) as first, replica(store) as second:
         await until(lambda: first.replica.leads)
@@ -82,7 +82,7 @@ async def test_the_next_one_goes_on_learning_from_all_that_was_learnt() -> None:
         assert (await first.estimate(query()))[0].predictable
 
 
-async def test_estimates_are_given_also_while_nobody_leads() -> None:
+async def test_estimates_are_answered_without_a_leader() -> None:
     store = MemoryStore()
     async with replica(store) as first, replica(store) as second:
         await until(lambda: first.replica.leads)

@@ -1,4 +1,4 @@
-"""The predictors of rates behind the wire: what they learn is told, kept, and survives a record that went bad."""
+"""Rate predictors through the API: estimates, persistence and corrupt records."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
 
 CURVE = {1: 10.0, 2: 20.0, 5: 49.0, 16: 50.0}
-XIAO = Config(predictors=("xiao-piecewise",), keep_seconds=0.02)
+XIAO = Config(predictors=("xiao-piecewise",), save_seconds=0.02)
 
 
-async def test_useful_cores_are_told_with_confidence_and_remembered() -> None:
+async def test_useful_cores_have_a_confidence_and_are_remembered() -> None:
     store = MemoryStore()
     async with serving(store, XIAO) as predictor:
         await predictor.until(serving=True)
@@ -32,7 +32,7 @@ async def test_useful_cores_are_told_with_confidence_and_remembered() -> None:
 
 
 @pytest.mark.parametrize("name", ["xiao-piecewise", "scaling", "parameter-server"])
-async def test_a_corrupt_record_is_set_aside_and_estimates_go_on(name: str) -> None:
+async def test_a_corrupt_record_is_set_aside_and_estimates_continue(name: str) -> None:
     store = MemoryStore()
     await store.transact((), (Put(f"predictor/{name}/ann/x", b'{"key": ["ann"'),))
     async with serving(store, Config(predictors=(name,))) as predictor:

@@ -1,4 +1,4 @@
-"""Parameter servers on the wire: from the job's role `ps`, or as a candidate says."""
+"""Parameter servers through the API: from the job's role `ps`, or from a candidate."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def spec() -> job_pb2.JobSpec:
     return job_pb2.JobSpec(model="dnn", roles=[worker, server])
 
 
-def test_a_window_tells_the_team_that_the_job_has() -> None:
+def test_a_window_has_the_jobs_server_layout() -> None:
     assert observation_of(window(spec=spec())).allocation == Candidate(4, 1000, 1, "", 4, 2, 3)
 
 
-def test_a_query_without_candidates_asks_about_the_job_as_it_is() -> None:
+def test_a_query_without_candidates_is_about_the_jobs_request() -> None:
     assert query_of(pb.EstimateQuery(spec=spec())).candidates == (Candidate(4, 1000, 1, "A100", 4, 2, 3),)
 
 
-def test_a_candidate_may_have_another_team() -> None:
+def test_a_candidate_may_have_another_server_layout() -> None:
     asked = [
         pb.CandidateAllocation(cores=2, servers=3),
         pb.CandidateAllocation(cores=2, workers=5, servers=1, server_cores=8),
@@ -36,12 +36,12 @@ def test_a_candidate_may_have_another_team() -> None:
     assert told == (Candidate(2, 0, 1, "", 4, 3, 3), Candidate(2, 0, 1, "", 5, 1, 8))
 
 
-def test_a_job_without_parameter_servers_has_no_team() -> None:
+def test_a_job_without_parameter_servers_has_no_server_layout() -> None:
     assert observation_of(window()).allocation == Candidate(4, 1000)
 
 
 @pytest.mark.parametrize("field", ["workers", "servers", "server_cores"])
-def test_a_team_that_cannot_be_is_named(field: str) -> None:
+def test_an_invalid_server_layout_is_rejected(field: str) -> None:
     wrong = pb.CandidateAllocation(cores=2)
     setattr(wrong, field, -1)
     with pytest.raises(ValueError, match=f"{field} is -1"):

@@ -1,4 +1,4 @@
-"""What becomes of attempts becomes of jobs: gangs, retries, preemption, losses, restarts."""
+"""Attempt states determine job phases: gangs, retries, preemption, losses, restarts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def gang_of_two(mesh: Mesh, **fields: int) -> str:
     return job_id
 
 
-async def test_a_part_that_fails_takes_the_others_with_it(mesh: Mesh) -> None:
+async def test_a_failed_replica_stops_its_gang(mesh: Mesh) -> None:
     gang = await gang_of_two(mesh)
     mesh.agents["n2"].refuses_to_stop = True
     mesh.agents["n1"].finish((gang, 1), code=9)
@@ -59,24 +59,24 @@ async def test_a_part_that_fails_takes_the_others_with_it(mesh: Mesh) -> None:
     assert order.reason == job_pb2.STOP_REASON_GANG_BROKEN
     assert not mesh.agents["n1"].stops
     used = (await mesh.node("n1")).used_gpu_milli
-    assert used == 2000  # nothing is given to others before the whole gang is gone
+    assert used == 2000  # nothing is reused before the whole gang has stopped
     mesh.agents["n2"].end((gang, 1), job_pb2.ATTEMPT_STATE_STOPPED)
     job = await mesh.reach(gang, "FAILED")
     assert (job.attempt.exit.code, job.attempt.exit.node_id) == (9, "n1")
     assert job.attempt.state == job_pb2.ATTEMPT_STATE_FAILED
 
 
-async def test_a_gang_succeeds_once_all_of_it_has(mesh: Mesh) -> None:
+async def test_a_gang_succeeds_once_all_replicas_have(mesh: Mesh) -> None:
     gang = await gang_of_two(mesh)
     mesh.agents["n1"].finish((gang, 1))
     await until(lambda: mesh.parts["placement"].service.cluster.attempts[gang].ended_on("n1"))
     assert (await mesh.job(gang)).phase == job_pb2.JOB_PHASE_RUNNING
-    await mesh.restart("placement")  # which part had ended is told again
+    await mesh.restart("placement")  # the agents report again which parts had ended
     mesh.agents["n2"].finish((gang, 1))
     await mesh.reach(gang, "SUCCEEDED")
 
 
-async def test_a_part_that_has_ended_stays_ended_whatever_its_agent_says_later(mesh: Mesh) -> None:
+async def test_an_ended_part_stays_ended_despite_later_reports(mesh: Mesh) -> None:
     gang = await gang_of_two(mesh)
     one, live = mesh.agents["n1"], mesh.parts["placement"].service.cluster.attempts[gang]
     one.finish((gang, 1))
@@ -87,7 +87,7 @@ async def test_a_part_that_has_ended_stays_ended_whatever_its_agent_says_later(m
     await mesh.reach(gang, "SUCCEEDED")
 
 
-async def test_a_gang_that_loses_a_part_keeps_the_rest_until_it_has_stopped(mesh: Mesh) -> None:
+async def test_a_gang_that_loses_a_node_holds_the_rest_until_it_stops(mesh: Mesh) -> None:
     gang = await gang_of_two(mesh)
     one, two = mesh.agents["n1"], mesh.agents["n2"]
     two.refuses_to_stop = True
@@ -106,8 +106,8 @@ async def test_a_gang_that_loses_a_part_keeps_the_rest_until_it_has_stopped(mesh
 # Failures ----------------------------------------------------------------------------------------------------
 
 
-async def test_failures_are_tried_again_with_growing_pauses(mesh: Mesh) -> None:
-    mesh.parts["queue"].service.follower.failing.retrying = RetryRules(untold_back_off_seconds=0.05)
+async def test_failures_are_retried_with_growing_back_off(mesh: Mesh) -> None:
+    mesh.parts["queue"].service.attempt_watcher.failure_classifier.retrying = RetryRules(untold_back_off_seconds=0.05)
     agent = await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=2)
     for number in (1, 2, 3):
@@ -121,7 +121,7 @@ async def test_failures_are_tried_again_with_growing_pauses(mesh: Mesh) -> None:
     assert ["0.05 s" in waits[0], "0.1 s" in waits[1]] == [True, True]
 
 
-async def test_a_pause_outlives_the_queue(mesh: Mesh) -> None:
+async def test_a_back_off_survives_a_queue_restart(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=1)
     await mesh.reach(job_id, "RUNNING")
@@ -132,7 +132,7 @@ async def test_a_pause_outlives_the_queue(mesh: Mesh) -> None:
     await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
 
 
-def test_the_record_of_a_large_gang_that_was_tried_often_stays_small() -> None:
+def test_the_record_of_a_large_gang_with_many_attempts_stays_small() -> None:
     stored = records_pb2.StoredJob()
     stored.job.phase = job_pb2.JOB_PHASE_QUEUED
     stored.job.spec.retries_max = 1000
@@ -141,7 +141,7 @@ def test_the_record_of_a_large_gang_that_was_tried_often_stays_small() -> None:
         part = attempt.allocations.add(node_id="n1")
         for rank in range(1000):
             part.tasks.add(role="worker", rank=rank, core_ids=range(8), cpu_ids=range(16))
-        assert transitions.take_attempt(stored, attempt)
+        assert transitions.apply_attempt(stored, attempt)
     assert stored.ByteSize() < 512 * 1024
     assert stored.job.past_attempts[-1].number == 28
 
@@ -149,7 +149,7 @@ def test_the_record_of_a_large_gang_that_was_tried_often_stays_small() -> None:
 # Preemption --------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_job_takes_the_place_of_one_that_has_had_its_share() -> None:
+async def test_a_new_job_preempts_a_job_with_more_attained_service() -> None:
     async with running(queue_config=LAS) as mesh:
         agent = await mesh.agent("n1", gpus=2, cores=8)
         old = await mesh.submit(gpus=2, retries_max=0)
@@ -179,7 +179,7 @@ async def attained(mesh: Mesh, job_id: str, seconds: float) -> bool:
     return (await mesh.job(job_id)).attained_gpu_seconds > seconds
 
 
-async def test_what_may_not_be_preempted_stays() -> None:
+async def test_a_non_preemptible_job_is_not_preempted() -> None:
     async with running(queue_config=LAS) as mesh:
         agent = await mesh.agent("n1", gpus=1)
         old = await mesh.submit(not_preemptible=True)
@@ -192,7 +192,7 @@ async def test_what_may_not_be_preempted_stays() -> None:
         assert (answer.starts_now, answer.refusal.code) == (False, "OUTRANKED")
 
 
-async def test_simulating_names_who_would_make_room() -> None:
+async def test_what_if_names_the_victims() -> None:
     async with running(queue_config=LAS) as mesh:
         agent = await mesh.agent("n1", gpus=1)
         old = await mesh.submit()
@@ -207,7 +207,7 @@ async def test_simulating_names_who_would_make_room() -> None:
 # Restarts and races ------------------------------------------------------------------------------------------
 
 
-async def test_running_jobs_outlive_every_restart(mesh: Mesh) -> None:
+async def test_running_jobs_survive_all_restarts(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     ids = [await mesh.submit() for _ in range(3)]
     for job_id in ids:
@@ -225,7 +225,7 @@ async def test_running_jobs_outlive_every_restart(mesh: Mesh) -> None:
         await mesh.reach(job_id, "SUCCEEDED")
 
 
-async def test_an_attempt_that_was_assigned_while_its_agent_was_away_starts_when_it_returns(mesh: Mesh) -> None:
+async def test_an_attempt_assigned_to_a_disconnected_agent_starts_on_reconnect(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     placement = mesh.parts["placement"]
     placement.store.held_back = asyncio.Event()
@@ -243,7 +243,7 @@ async def test_an_attempt_that_was_assigned_while_its_agent_was_away_starts_when
     assert agent.assignments[job_id, 1].epoch == job.attempt.epoch
 
 
-async def test_a_plan_is_finished_although_the_queue_dies_meanwhile(mesh: Mesh) -> None:
+async def test_a_plan_completes_although_the_queue_dies(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     placement = mesh.parts["placement"]
     placement.store.held_back = asyncio.Event()
@@ -257,33 +257,33 @@ async def test_a_plan_is_finished_although_the_queue_dies_meanwhile(mesh: Mesh) 
     assert (await mesh.reach(job_id, "RUNNING")).attempt.number == 1
 
 
-async def test_stale_news_of_an_attempt_change_nothing(mesh: Mesh) -> None:
+async def test_stale_attempt_events_are_ignored(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit()
     job = await mesh.reach(job_id, "RUNNING")
-    follower = mesh.parts["queue"].service.follower
+    attempt_watcher = mesh.parts["queue"].service.attempt_watcher
     stale = job_pb2.Attempt()
     stale.CopyFrom(job.attempt)
     stale.state = job_pb2.ATTEMPT_STATE_ASSIGNED
     stale.ClearField("start_time")
-    follower.take_attempt(stale)
+    attempt_watcher.apply_attempt(stale)
     again = await mesh.job(job_id)
     assert again.attempt == job.attempt
     assert again.run_time.seconds < 60
 
 
-def test_news_of_an_attempt_that_another_queue_placed_change_nothing() -> None:
-    """A queue that was replaced, and cannot know, hears of the next attempt although it has not kept how one ended."""
+def test_attempts_placed_by_another_queue_are_ignored() -> None:
+    """A replaced queue, which cannot know that it was, receives the next attempt before it committed the end of one."""
     stored = records_pb2.StoredJob()
     stored.job.phase = job_pb2.JOB_PHASE_QUEUED
-    assert transitions.take_attempt(stored, job_pb2.Attempt(job_id="a", number=1, state=job_pb2.ATTEMPT_STATE_RUNNING))
+    assert transitions.apply_attempt(stored, job_pb2.Attempt(job_id="a", number=1, state=job_pb2.ATTEMPT_STATE_RUNNING))
     before = stored.SerializeToString()
     for state in (job_pb2.ATTEMPT_STATE_ASSIGNED, job_pb2.ATTEMPT_STATE_RUNNING, job_pb2.ATTEMPT_STATE_STOPPING):
-        assert not transitions.take_attempt(stored, job_pb2.Attempt(job_id="a", number=2, state=state))
+        assert not transitions.apply_attempt(stored, job_pb2.Attempt(job_id="a", number=2, state=state))
     assert stored.SerializeToString() == before
 
 
-async def test_a_job_is_not_placed_while_the_end_of_its_attempt_is_being_kept(mesh: Mesh) -> None:
+async def test_a_job_is_not_placed_while_the_end_of_its_attempt_is_committed(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1)
     first, second = [await mesh.submit(name=name) for name in ("first", "second")]
     await mesh.reach(first, "RUNNING")
@@ -301,7 +301,7 @@ async def test_a_job_is_not_placed_while_the_end_of_its_attempt_is_being_kept(me
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_scheduling_ends_although_something_happens_at_that_very_moment(mesh: Mesh, turns: int) -> None:
+async def test_scheduling_stops_despite_a_concurrent_event(mesh: Mesh, turns: int) -> None:
     scheduler, begun = mesh.parts["queue"].service.scheduler, asyncio.Event()
 
     async def cycle() -> float:
@@ -320,7 +320,7 @@ async def test_scheduling_ends_although_something_happens_at_that_very_moment(me
     assert done
 
 
-async def test_a_resize_is_taken_over_and_stale_news_of_it_are_not(mesh: Mesh) -> None:
+async def test_a_resize_is_applied_and_stale_events_are_not(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job = await mesh.reach(await mesh.submit(cores=4), "RUNNING")
     state = mesh.parts["queue"].service.state
@@ -330,7 +330,7 @@ async def test_a_resize_is_taken_over_and_stale_news_of_it_are_not(mesh: Mesh) -
     resized.resize_time.GetCurrentTime()
     for epoch, cores in ((resized.epoch + 5, 2), (resized.epoch + 1, 2)):
         resized.epoch = epoch
-        mesh.parts["queue"].service.follower.take_attempt(resized)
+        mesh.parts["queue"].service.attempt_watcher.apply_attempt(resized)
         held = transitions.held_by(record).cores
         assert (held, state.table.jobs(0.0).cores[0], record.job.attempt.epoch) == (cores, cores, job.attempt.epoch + 5)
         resized.allocations[0].tasks[0].core_ids.append(7)
@@ -339,31 +339,33 @@ async def test_a_resize_is_taken_over_and_stale_news_of_it_are_not(mesh: Mesh) -
     ]
 
 
-async def test_an_attempt_too_young_for_a_picture_is_not_taken_as_lost(mesh: Mesh) -> None:
+async def test_an_attempt_newer_than_the_snapshot_is_not_lost(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit()
     job = await mesh.reach(job_id, "RUNNING")
-    follower = mesh.parts["queue"].service.follower
-    await follower._take(placement_pb2.WatchAttemptsResponse(snapshot=True, revision=job.attempt.epoch))
+    attempt_watcher = mesh.parts["queue"].service.attempt_watcher
+    await attempt_watcher._handle_event(placement_pb2.WatchAttemptsResponse(snapshot=True, revision=job.attempt.epoch))
     assert (await mesh.job(job_id)).phase == job_pb2.JOB_PHASE_RUNNING
-    await follower._take(placement_pb2.WatchAttemptsResponse(snapshot=True, revision=job.attempt.epoch + 1))
-    await mesh.reach(job_id, "QUEUED", lambda job: "does not know" in job.phase_reason)
+    await attempt_watcher._handle_event(
+        placement_pb2.WatchAttemptsResponse(snapshot=True, revision=job.attempt.epoch + 1)
+    )
+    await mesh.reach(job_id, "QUEUED", lambda job: "no longer knows" in job.phase_reason)
 
 
 @pytest.mark.parametrize("over", ["CANCELLED", "SUSPENDED"])
-async def test_what_is_wished_of_a_job_is_so_once_placement_knows_nothing_of_it(mesh: Mesh, over: str) -> None:
-    """As where another queue has taken in how its attempt ended while this one was to hear of it."""
+async def test_a_wish_takes_effect_once_placement_has_no_attempt(mesh: Mesh, over: str) -> None:
+    """As when another queue has committed the end of its attempt before this one received it."""
     queue, job_id = mesh.parts["queue"].service, await mesh.submit()
     record, wish = queue.state.records[job_id], job_pb2.JobPhase.Value(f"JOB_PHASE_{over}")
-    await queue.keeper.change(record, lambda stored: desired_state.want(stored, wish))
-    await queue.follower._take(placement_pb2.WatchAttemptsResponse(snapshot=True, revision=1))
+    await queue.job_store.change(record, lambda stored: desired_state.set_wish(stored, wish))
+    await queue.attempt_watcher._handle_event(placement_pb2.WatchAttemptsResponse(snapshot=True, revision=1))
     await mesh.reach(job_id, over)
 
 
-async def test_news_that_cannot_be_understood_end_nothing(mesh: Mesh) -> None:
+async def test_undecodable_events_end_nothing(mesh: Mesh) -> None:
     await mesh.agent("n1", run_seconds=0.05)
-    follower = mesh.parts["queue"].service.follower
-    take, broken = follower._take, [True]
+    attempt_watcher = mesh.parts["queue"].service.attempt_watcher
+    take, broken = attempt_watcher._handle_event, [True]
 
     async def take_once_broken(event: placement_pb2.WatchAttemptsResponse) -> None:
         if event.attempts and broken.pop():
@@ -371,13 +373,13 @@ async def test_news_that_cannot_be_understood_end_nothing(mesh: Mesh) -> None:
             raise ValueError("what is this?")
         await take(event)
 
-    follower._take = take_once_broken
+    attempt_watcher._handle_event = take_once_broken
     job_id = await mesh.submit()
     await mesh.reach(job_id, "SUCCEEDED")
 
 
-async def test_an_answer_that_is_older_than_what_is_known_hides_no_node() -> None:
-    """Else nothing would be tried until a node comes or goes once more."""
+async def test_a_stale_capacity_answer_hides_no_node() -> None:
+    """Otherwise nothing would be tried until the set of nodes changes again."""
     async with running(queue_config=LAS) as mesh:
         await mesh.agent("n1")
         scheduler, node = mesh.parts["queue"].service.scheduler, {"id": "n1"}

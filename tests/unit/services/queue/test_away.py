@@ -1,4 +1,4 @@
-"""A queue whose placement is away keeps asking for it, and says so now and then."""
+"""The queue keeps retrying while placement is unavailable, and logs it once in a while."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from structlog.testing import capture_logs
 from tests.unit.services.mesh import until
 
 from cotenant.services.queue.attempts import attempt_watcher as module
-from cotenant.services.queue.attempts.attempt_watcher import Follower
+from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
 from cotenant.v1 import placement_service_pb2 as pb
 
 
 class Placement:
-    """Is away but for the time of one of its answers."""
+    """Unavailable except for one answer."""
 
     def __init__(self) -> None:
         self.calls, self.heard_at = 0, 0
@@ -30,19 +30,19 @@ class Placement:
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away")
 
 
-async def test_a_placement_that_stays_away_is_told_of_once_and_again_after_it_was_heard(
+async def test_an_unavailable_placement_is_logged_once_per_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     placement, nothing = Placement(), Mock()
     stub: Any = placement
-    follower = Follower(nothing, nothing, stub, nothing, nothing, nothing)
+    attempt_watcher = AttemptWatcher(nothing, nothing, stub, nothing, nothing, nothing)
     with capture_logs() as logs:
-        following = asyncio.create_task(follower.run())
+        following = asyncio.create_task(attempt_watcher.run())
         await until(lambda: placement.calls >= 15)
-        assert [entry["event"] for entry in logs] == ["placement_away"]
+        assert [entry["event"] for entry in logs] == ["placement_disconnected"]
         placement.heard_at = placement.calls + 1
         await until(lambda: placement.calls >= placement.heard_at + 15)
         following.cancel()
-    assert [entry["event"] for entry in logs] == ["placement_away"] * 2
-    assert follower.connections == 1
+    assert [entry["event"] for entry in logs] == ["placement_disconnected"] * 2
+    assert attempt_watcher.connections == 1

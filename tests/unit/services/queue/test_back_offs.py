@@ -1,4 +1,4 @@
-"""A job that failed waits as long as it was to wait, whatever is done to clocks meanwhile."""
+"""The back-off of a failed job is independent of changes of the wall clock."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from cotenant.core.model.job import JobSpec
 from cotenant.services.queue.jobs import transitions
 from cotenant.services.queue.jobs.job_record import Record
-from cotenant.services.queue.jobs.retry_backoff import BackOffs
+from cotenant.services.queue.jobs.retry_backoff import RetryBackoff
 from cotenant.v1 import records_pb2
 
 WAIT_SECONDS, HOUR = 10.0, 3600.0
 
 
 class Clocks:
-    """A clock that is set, and one that is not."""
+    """A wall clock that may be set, and a monotonic one."""
 
     def __init__(self) -> None:
         self.passed, self.set_by = 0.0, 0.0
@@ -39,12 +39,12 @@ def failed(clocks: Clocks) -> Record:
     stored = records_pb2.StoredJob()
     stored.job.id = "a"
     stored.not_before_time.FromNanoseconds(int((clocks.wall() + WAIT_SECONDS) * 1e9))
-    transitions.note(stored, "requeued")
+    transitions.add_event(stored, "requeued")
     return Record(stored, JobSpec())
 
 
-def test_the_wait_ends_after_its_time(clocks: Clocks, failed: Record) -> None:
-    waits = BackOffs()
+def test_a_back_off_ends_after_its_time(clocks: Clocks, failed: Record) -> None:
+    waits = RetryBackoff()
     assert waits.left_seconds(failed) == pytest.approx(WAIT_SECONDS)
     clocks.passed = 4.0
     assert waits.left_seconds(failed) == pytest.approx(WAIT_SECONDS - 4)
@@ -53,29 +53,29 @@ def test_the_wait_ends_after_its_time(clocks: Clocks, failed: Record) -> None:
 
 
 @pytest.mark.parametrize("set_by", [HOUR, -HOUR])
-def test_a_clock_that_is_set_meanwhile_changes_nothing(clocks: Clocks, failed: Record, set_by: float) -> None:
-    waits = BackOffs()
+def test_setting_the_clock_does_not_change_a_back_off(clocks: Clocks, failed: Record, set_by: float) -> None:
+    waits = RetryBackoff()
     waits.left_seconds(failed)
     clocks.passed, clocks.set_by = 4.0, set_by
     assert waits.left_seconds(failed) == pytest.approx(WAIT_SECONDS - 4)
 
 
-def test_another_process_whose_clock_is_late_waits_no_longer_than_was_meant(clocks: Clocks, failed: Record) -> None:
+def test_a_slow_clock_does_not_lengthen_a_back_off(clocks: Clocks, failed: Record) -> None:
     clocks.set_by = -HOUR
-    waits = BackOffs()
+    waits = RetryBackoff()
     assert waits.left_seconds(failed) == pytest.approx(WAIT_SECONDS)
     clocks.passed = WAIT_SECONDS + 0.1
     assert waits.left_seconds(failed) == 0
 
 
-def test_a_second_failure_is_a_wait_of_its_own(clocks: Clocks, failed: Record) -> None:
-    waits = BackOffs()
+def test_a_second_failure_has_its_own_back_off(clocks: Clocks, failed: Record) -> None:
+    waits = RetryBackoff()
     waits.left_seconds(failed)
     clocks.passed = 100.0
     failed.stored.not_before_time.FromNanoseconds(int((clocks.wall() + 2 * WAIT_SECONDS) * 1e9))
-    transitions.note(failed.stored, "requeued")
+    transitions.add_event(failed.stored, "requeued")
     assert waits.left_seconds(failed) == pytest.approx(2 * WAIT_SECONDS)
 
 
-def test_a_job_that_never_failed_waits_for_nothing(clocks: Clocks) -> None:
-    assert BackOffs().left_seconds(Record(records_pb2.StoredJob(), JobSpec())) == 0
+def test_a_job_without_failures_has_no_back_off(clocks: Clocks) -> None:
+    assert RetryBackoff().left_seconds(Record(records_pb2.StoredJob(), JobSpec())) == 0

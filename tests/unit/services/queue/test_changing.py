@@ -1,4 +1,4 @@
-"""Owners change their jobs: cancel, suspend, resume and update, in every phase and against every race."""
+"""Owners cancel, suspend, resume and update jobs, in every phase and under races."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.services.mesh import Mesh, again, eventually, reason, running, u
 from cotenant.codec.errors import from_error
 from cotenant.core.model.lifecycle import StopReason
 from cotenant.services.queue.jobs import desired_state
-from cotenant.services.queue.jobs.transitions import take_attempt
+from cotenant.services.queue.jobs.transitions import apply_attempt
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -42,7 +42,7 @@ async def resume(mesh: Mesh, job_id: str, **fields: Any) -> str:
 
 
 async def settled(mesh: Mesh) -> None:
-    """Wait until placement has forgotten all that has ended."""
+    """Wait until placement has forgotten all ended attempts."""
 
     async def nothing() -> bool:
         return not await mesh.records_left("placement/attempts/")
@@ -53,7 +53,7 @@ async def settled(mesh: Mesh) -> None:
 # Cancel and suspend ------------------------------------------------------------------------------------------
 
 
-async def test_what_waits_ends_at_once(mesh: Mesh) -> None:
+async def test_a_waiting_job_is_cancelled_at_once(mesh: Mesh) -> None:
     job_id = await mesh.submit()
     assert await cancel(mesh, job_id) == "JOB_PHASE_CANCELLED"
     assert await cancel(mesh, job_id) == "JOB_PHASE_CANCELLED"
@@ -62,7 +62,7 @@ async def test_what_waits_ends_at_once(mesh: Mesh) -> None:
     assert len(agent.assignments) == 1
 
 
-async def test_what_runs_stops_with_its_reason_and_ends_cancelled(mesh: Mesh) -> None:
+async def test_a_running_job_is_stopped_and_ends_cancelled(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit(grace=7)
     await mesh.reach(job_id, "RUNNING")
@@ -75,7 +75,7 @@ async def test_what_runs_stops_with_its_reason_and_ends_cancelled(mesh: Mesh) ->
     assert not agent.attempts
 
 
-async def test_a_suspended_job_comes_back_with_what_it_attained(mesh: Mesh) -> None:
+async def test_a_resumed_job_keeps_its_attained_service(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1)
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -89,7 +89,7 @@ async def test_a_suspended_job_comes_back_with_what_it_attained(mesh: Mesh) -> N
     attained = (await mesh.reach(job_id, "SUSPENDED")).attained_gpu_seconds
     assert attained > 0
     other = await mesh.submit()
-    await mesh.reach(other, "RUNNING")  # what it held is free
+    await mesh.reach(other, "RUNNING")  # its resources are free
     agent.finish((other, 1))
     assert await resume(mesh, job_id) == "JOB_PHASE_QUEUED"
     job = await mesh.reach(job_id, "RUNNING")
@@ -98,18 +98,18 @@ async def test_a_suspended_job_comes_back_with_what_it_attained(mesh: Mesh) -> N
     assert [past.stop_reason for past in job.past_attempts] == [job_pb2.STOP_REASON_SUSPENDED]
 
 
-async def test_a_suspended_job_can_be_cancelled_and_no_ended_one_suspended(mesh: Mesh) -> None:
+async def test_a_suspended_job_can_be_cancelled_and_an_ended_job_not_suspended(mesh: Mesh) -> None:
     job_id = await mesh.submit()
     assert await suspend(mesh, job_id, request_id="s") == "JOB_PHASE_SUSPENDED"
     assert await cancel(mesh, job_id) == "JOB_PHASE_CANCELLED"
-    assert await suspend(mesh, job_id, request_id="s") == "JOB_PHASE_CANCELLED"  # a repeat, which asks for nothing new
+    assert await suspend(mesh, job_id, request_id="s") == "JOB_PHASE_CANCELLED"  # a repeat, which changes nothing
     for change in (suspend, resume):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await change(mesh, job_id)
         assert reason(refused.value) == "JOB_ENDED"
 
 
-async def test_a_cancel_wins_over_a_suspend_that_is_under_way(mesh: Mesh) -> None:
+async def test_a_cancel_overrides_a_suspend_in_progress(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -122,7 +122,7 @@ async def test_a_cancel_wins_over_a_suspend_that_is_under_way(mesh: Mesh) -> Non
 
 
 @pytest.mark.parametrize("change", [cancel, suspend])
-async def test_a_change_while_placement_decides_stops_what_was_decided(mesh: Mesh, change: Any) -> None:
+async def test_a_cancel_during_planning_stops_the_planned_attempt(mesh: Mesh, change: Any) -> None:
     agent = await mesh.agent("n1")
     store = mesh.parts["placement"].store
     store.held_back = asyncio.Event()
@@ -139,10 +139,10 @@ async def test_a_change_while_placement_decides_stops_what_was_decided(mesh: Mes
     if change is suspend:
         await resume(mesh, job_id)
         job = await mesh.reach(job_id, "RUNNING")
-        assert job.attempt.number == 2  # the number of the attempt that nobody wanted is never used again
+        assert job.attempt.number == 2  # the number of a cancelled attempt is never reused
 
 
-async def test_a_drain_while_placement_decides_reaches_the_agent_after_the_start(mesh: Mesh) -> None:
+async def test_a_drain_during_planning_reaches_the_agent_after_the_start(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     placement = mesh.parts["placement"].service
     mesh.parts["placement"].store.held_back = hold = asyncio.Event()
@@ -168,7 +168,7 @@ async def test_a_cancel_whose_answer_was_lost_still_stops_the_job(mesh: Mesh) ->
     assert len(agent.stops) == 1
 
 
-async def test_a_cancel_whose_answer_was_lost_is_done_although_nobody_repeats_it(mesh: Mesh) -> None:
+async def test_a_cancel_whose_answer_was_lost_takes_effect_without_a_repeat(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -178,7 +178,7 @@ async def test_a_cancel_whose_answer_was_lost_is_done_although_nobody_repeats_it
     await mesh.reach(job_id, "CANCELLED")
 
 
-async def test_a_wish_outlives_the_queue_and_placement(mesh: Mesh) -> None:
+async def test_a_wish_survives_restarts(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -208,7 +208,7 @@ async def test_a_repeated_change_is_done_once(mesh: Mesh) -> None:
     assert await suspend(mesh, job_id, request_id="s") == "JOB_PHASE_QUEUED"
 
 
-async def test_very_many_changes_leave_few_request_ids(mesh: Mesh) -> None:
+async def test_stored_request_ids_are_bounded(mesh: Mesh) -> None:
     job_id = await mesh.submit()
     for number in range(50):
         await suspend(mesh, job_id, request_id=f"s{number}")
@@ -226,7 +226,7 @@ async def update(mesh: Mesh, job_id: str, *paths: str, etag: str = "", **values:
     return updated
 
 
-async def test_an_update_changes_what_its_mask_names_and_the_order(mesh: Mesh) -> None:
+async def test_an_update_changes_masked_fields_and_the_order(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1)
     first = await mesh.submit()
     await mesh.reach(first, "RUNNING")
@@ -240,7 +240,7 @@ async def test_an_update_changes_what_its_mask_names_and_the_order(mesh: Mesh) -
     assert (await mesh.job(second)).phase == job_pb2.JOB_PHASE_QUEUED
 
 
-async def test_an_update_outlives_the_queue(mesh: Mesh) -> None:
+async def test_an_update_survives_a_queue_restart(mesh: Mesh) -> None:
     job_id = await mesh.submit()
     await update(mesh, job_id, "spec.labels", "spec.priority", labels={"x": "y"}, priority=3)
     await mesh.restart("queue")
@@ -248,7 +248,7 @@ async def test_an_update_outlives_the_queue(mesh: Mesh) -> None:
     assert (job.spec.priority, dict(job.spec.labels)) == (3, {"x": "y"})
 
 
-async def test_all_that_cannot_be_updated_is_named(mesh: Mesh) -> None:
+async def test_every_immutable_field_is_named(mesh: Mesh) -> None:
     job_id = await mesh.submit()
     for paths in (("spec.command", "spec.roles"), ()):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -264,7 +264,7 @@ async def test_all_that_cannot_be_updated_is_named(mesh: Mesh) -> None:
     assert reason(refused.value) == "ETAG_MISMATCH"
 
 
-async def test_a_deadline_that_has_passed_hinders_no_other_update(mesh: Mesh) -> None:
+async def test_a_passed_deadline_does_not_block_other_updates(mesh: Mesh) -> None:
     deadline = Timestamp()
     deadline.GetCurrentTime()
     deadline.nanos = 0
@@ -289,52 +289,50 @@ async def test_validating_an_update_changes_nothing(mesh: Mesh) -> None:
     assert (await mesh.job(job_id)).spec.priority == 0
 
 
-def test_a_cancellation_stands_whatever_is_wanted_after_it() -> None:
+def test_a_cancellation_overrides_later_requests() -> None:
     stored = records_pb2.StoredJob(wish=job_pb2.JOB_PHASE_CANCELLED)
-    stored.job.phase = job_pb2.JOB_PHASE_QUEUED  # its attempt is over, and this queue has just begun
-    assert desired_state.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    stored.job.phase = job_pb2.JOB_PHASE_QUEUED  # its attempt is over, and this queue has just started
+    assert desired_state.cancel_or_suspend(stored, job_pb2.JOB_PHASE_SUSPENDED)
     assert stored.job.phase == job_pb2.JOB_PHASE_CANCELLED
 
 
 @pytest.mark.parametrize("kept", [job_pb2.JOB_PHASE_UNSPECIFIED, job_pb2.JOB_PHASE_SUSPENDED])
-def test_what_was_wanted_before_a_queue_began_holds_no_job_back_once_it_is_so(kept: job_pb2.JobPhase.ValueType) -> None:
-    """A new leader takes a job for one that holds nothing, until it hears of its attempt, and suspends it at once."""
+def test_a_fulfilled_wish_of_an_earlier_leader_does_not_hold_a_job_back(kept: job_pb2.JobPhase.ValueType) -> None:
+    """A new leader takes the job for idle until it receives its attempt, and suspends it at once."""
     stored = records_pb2.StoredJob(wish=kept)
     stored.job.phase = job_pb2.JOB_PHASE_QUEUED
-    assert desired_state.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
-    stored.wish = stored.wish or kept  # as versions before left it
+    assert desired_state.cancel_or_suspend(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    stored.wish = stored.wish or kept  # as older versions left it
     assert stored.job.phase == job_pb2.JOB_PHASE_SUSPENDED
     assert desired_state.resume(stored)
     assert (stored.job.phase, stored.wish) == (job_pb2.JOB_PHASE_QUEUED, job_pb2.JOB_PHASE_UNSPECIFIED)
 
 
 @pytest.mark.parametrize("phase", [job_pb2.JOB_PHASE_QUEUED, job_pb2.JOB_PHASE_SUSPENDED])
-def test_a_job_that_was_to_be_cancelled_is_never_suspended_or_resumed_instead(
+def test_a_job_to_be_cancelled_is_never_suspended_or_resumed(
     phase: job_pb2.JobPhase.ValueType,
 ) -> None:
-    """Its owner was told that it will be, and a new leader takes it for one that holds nothing."""
+    """Its owner was told that it will be cancelled, and a new leader takes it for idle."""
     stored = records_pb2.StoredJob(wish=job_pb2.JOB_PHASE_CANCELLED)
     stored.job.phase = phase
     assert not desired_state.resume(stored)
     assert (stored.job.phase, stored.wish) == (phase, job_pb2.JOB_PHASE_CANCELLED)
-    assert desired_state.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    assert desired_state.cancel_or_suspend(stored, job_pb2.JOB_PHASE_SUSPENDED)
     assert stored.job.phase == job_pb2.JOB_PHASE_CANCELLED
 
 
-def test_a_suspended_job_that_is_to_be_cancelled_is_once_its_attempt_is_over() -> None:
+def test_a_suspended_job_is_cancelled_when_its_attempt_ends() -> None:
     stored = records_pb2.StoredJob(wish=job_pb2.JOB_PHASE_CANCELLED)
     stored.job.phase = job_pb2.JOB_PHASE_SUSPENDED
     over = job_pb2.Attempt(number=1, state=job_pb2.ATTEMPT_STATE_STOPPED)
-    assert take_attempt(stored, over)
+    assert apply_attempt(stored, over)
     assert stored.job.phase == job_pb2.JOB_PHASE_CANCELLED
 
 
 @pytest.mark.parametrize("suspends", [False, True])
 @pytest.mark.parametrize("array", [False, True])
-async def test_a_queue_that_has_yet_to_hear_what_runs_ends_nothing_that_does(
-    mesh: Mesh, suspends: bool, array: bool
-) -> None:
-    """So nobody is told that a job is over which runs, and what was to come after it does not come beside it."""
+async def test_a_new_leader_does_not_end_running_jobs(mesh: Mesh, suspends: bool, array: bool) -> None:
+    """Otherwise a caller is told that a running job has ended, and its dependents would run beside it."""
     agent = await mesh.agent("n1", gpus=1)
     index = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=1)])
     job_id = await mesh.submit(**({"array": index} if array else {}))
@@ -356,13 +354,13 @@ async def test_a_queue_that_has_yet_to_hear_what_runs_ends_nothing_that_does(
     assert [stop.job_id for stop in agent.stops] == [job_id]
 
 
-async def test_a_job_that_was_to_start_is_over_only_once_its_start_is_known_of(mesh: Mesh) -> None:
-    """Placement commits a start whose answer is lost, while the job's owner has it cancelled."""
+async def test_a_cancel_with_an_unknown_start_waits_for_the_attempt(mesh: Mesh) -> None:
+    """Placement commits a start with a lost answer, while the job's owner cancels it."""
     await mesh.agent("n1", gpus=1)
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
     record = mesh.parts["queue"].service.state.records[job_id]
-    record.stored.job.phase = job_pb2.JOB_PHASE_QUEUED  # as if nothing had been heard
+    record.stored.job.phase = job_pb2.JOB_PHASE_QUEUED  # as if no event had arrived
     cancelled: pb.CancelJobResponse = await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
     assert cancelled.job.phase == job_pb2.JOB_PHASE_QUEUED
-    assert [event.what for event in record.stored.events][-1] == "cancel wanted"
+    assert [event.what for event in record.stored.events][-1] == "cancel requested"

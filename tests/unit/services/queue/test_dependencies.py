@@ -1,4 +1,4 @@
-"""Jobs that wait for other jobs: in order, to the end, through restarts."""
+"""Dependencies: order, cancellation, restarts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def cancel(mesh: Mesh, thing_id: str) -> None:
     await mesh.jobs.CancelJob(pb.CancelJobRequest(id=thing_id))
 
 
-async def test_a_job_waits_for_the_success_of_others_and_says_so(mesh: Mesh) -> None:
+async def test_a_job_waits_for_the_success_of_its_dependencies(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     first, second = await mesh.submit(), await mesh.submit()
     await mesh.reach(first, "RUNNING")
@@ -66,7 +66,7 @@ async def test_a_job_waits_for_the_success_of_others_and_says_so(mesh: Mesh) -> 
     await mesh.reach(last, "RUNNING")
 
 
-async def test_the_end_of_others_however_they_end(mesh: Mesh) -> None:
+async def test_a_job_waits_for_the_end_of_its_dependencies(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     first, other = await mesh.submit(), await mesh.submit()
     last = await mesh.submit(dependencies=after(first, other))
@@ -78,7 +78,7 @@ async def test_the_end_of_others_however_they_end(mesh: Mesh) -> None:
     await mesh.reach(last, "RUNNING")
 
 
-async def test_what_can_never_be_met_is_cancelled_with_all_that_wait_for_it(mesh: Mesh) -> None:
+async def test_an_unsatisfiable_job_is_cancelled_with_its_dependents(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     first = await mesh.submit()
     second = await mesh.submit(dependencies=ok(first))
@@ -89,8 +89,8 @@ async def test_what_can_never_be_met_is_cancelled_with_all_that_wait_for_it(mesh
     await mesh.reach(first, "RUNNING")
     agent.finish((first, 1), code=1)
     for waiting, cause in (
-        (second, f"{first} had succeeded, which failed"),
-        (third, f"{second} had succeeded, which was"),
+        (second, f"success of {first}, which failed"),
+        (third, f"success of {second}, which was"),
     ):
         job = await mesh.reach(waiting, "CANCELLED")
         assert cause in job.phase_reason
@@ -99,7 +99,7 @@ async def test_what_can_never_be_met_is_cancelled_with_all_that_wait_for_it(mesh
     await mesh.reach(anyway, "RUNNING")
 
 
-async def test_a_failure_that_is_tried_again_is_no_end(mesh: Mesh) -> None:
+async def test_a_retried_failure_does_not_satisfy_a_dependency(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     first = await mesh.submit(retries_max=1)
     last = await mesh.submit(dependencies=ok(first))
@@ -112,7 +112,7 @@ async def test_a_failure_that_is_tried_again_is_no_end(mesh: Mesh) -> None:
     await mesh.reach(last, "RUNNING")
 
 
-async def test_what_is_not_there_cannot_be_waited_for(mesh: Mesh) -> None:
+async def test_unknown_dependencies_are_refused(mesh: Mesh) -> None:
     first = await mesh.submit()
     wrong = first[:-1] + ("0" if first[-1] != "0" else "1")
     strange = job_pb2.Dependency(id=first)
@@ -129,7 +129,7 @@ async def test_what_is_not_there_cannot_be_waited_for(mesh: Mesh) -> None:
     assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 1
 
 
-async def test_a_question_about_a_job_tells_that_it_would_wait(mesh: Mesh) -> None:
+async def test_what_if_reports_unmet_dependencies(mesh: Mesh) -> None:
     await mesh.agent("n1")
     first = await mesh.submit()
     spec = (await mesh.job(first)).spec
@@ -139,7 +139,7 @@ async def test_a_question_about_a_job_tells_that_it_would_wait(mesh: Mesh) -> No
     assert not answer.starts_now
 
 
-async def test_waiting_outlives_restarts_and_so_does_what_it_comes_to(mesh: Mesh) -> None:
+async def test_dependencies_survive_restarts(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     first, doomed = await mesh.submit(), await mesh.submit(gpus=8)
     await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=doomed))
@@ -155,14 +155,14 @@ async def test_waiting_outlives_restarts_and_so_does_what_it_comes_to(mesh: Mesh
     await mesh.start("queue")
     await mesh.reach(last, "RUNNING")
     await cancel(mesh, doomed)
-    await mesh.restart("queue")  # which may have come before those that waited were told
+    await mesh.restart("queue")  # possibly before the dependents were updated
     for waiting in chain:
         await mesh.reach(waiting, "CANCELLED")
     assert [key for key, _ in agent.assignments] == [first, last]
 
 
-def test_who_comes_first_is_known_in_whichever_order_jobs_are_read() -> None:
-    """Ids rise with a clock, which may have been set back between two lives of the queue."""
+def test_dependencies_hold_regardless_of_load_order() -> None:
+    """Ids follow a clock, which may have been set back between two leaders."""
     first = new_record("b", JobSpec(roles=(Role(),)), "", "")
     last = new_record("a", JobSpec(roles=(Role(),), dependencies=(Dependency("b"),)), "", "")
     state = State()
@@ -170,7 +170,7 @@ def test_who_comes_first_is_known_in_whichever_order_jobs_are_read() -> None:
     assert list(state.table.ids) == ["b"]
 
 
-async def test_what_others_wait_for_is_not_forgotten(mesh: Mesh) -> None:
+async def test_dependencies_are_not_deleted(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     first, alone = await mesh.submit(), await mesh.submit()
     last = await mesh.submit(dependencies=ok(first), gpus=8)
@@ -179,8 +179,8 @@ async def test_what_others_wait_for_is_not_forgotten(mesh: Mesh) -> None:
         agent.finish((job_id, 1))
         await mesh.reach(job_id, "SUCCEEDED")
     service = mesh.parts["queue"].service
-    service.forgetting._kept_max = 0
-    await service.forgetting.sweep(time.time())
+    service.retention._kept_max = 0
+    await service.retention.sweep(time.time())
     assert list(service.state.records) == [first, last]
     await mesh.reach(last, "RUNNING")
     await mesh.restart("queue")
@@ -188,22 +188,22 @@ async def test_what_others_wait_for_is_not_forgotten(mesh: Mesh) -> None:
     agent.finish((last, 1))
     await mesh.reach(last, "SUCCEEDED")
     service = mesh.parts["queue"].service
-    service.forgetting._kept_max = 0
-    await service.forgetting.sweep(time.time())
+    service.retention._kept_max = 0
+    await service.retention.sweep(time.time())
     assert await mesh.records_left("queue/jobs/") == []
 
 
-async def test_nobody_begins_to_wait_for_what_is_being_forgotten(mesh: Mesh) -> None:
+async def test_a_job_being_deleted_cannot_become_a_dependency(mesh: Mesh) -> None:
     gone = await mesh.submit()
     await cancel(mesh, gone)
     queue = mesh.parts["queue"]
-    queue.service.forgetting._kept_max = 0
+    queue.service.retention._kept_max = 0
     queue.store.held_back = asyncio.Event()
-    sweep = asyncio.create_task(queue.service.forgetting.sweep(time.time()))
+    sweep = asyncio.create_task(queue.service.retention.sweep(time.time()))
     await asyncio.sleep(0)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await mesh.submit(dependencies=after(gone))
-    assert "there is no job" in from_error(refused.value).violations[0].description
+    assert "unknown job or array" in from_error(refused.value).violations[0].description
     queue.store.held_back.set()
     await sweep
 
@@ -217,7 +217,7 @@ GRAPHS = st.lists(
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(GRAPHS, st.booleans())
-def test_in_any_graph_order_is_kept_and_everything_ends(
+def test_random_dependency_graphs_run_in_order_and_end(
     graph: list[tuple[bool, list[tuple[int, bool]]]], restarts: bool
 ) -> None:
     asyncio.run(_play(graph, restarts))
@@ -260,7 +260,7 @@ async def _play(graph: list[tuple[bool, list[tuple[int, bool]]]], restarts: bool
 
 
 def _finish_by_label(agent: SimulatedAgent) -> None:
-    """Let jobs end as soon as they run, as their label says."""
+    """End jobs as soon as they run, with the result that their label names."""
 
     def finish(job_id: str) -> None:
         key = next(key for key in agent.assignments if key[0] == job_id)

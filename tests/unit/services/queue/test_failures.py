@@ -1,4 +1,4 @@
-"""Failures told apart, and what follows from each: over the real mesh, with agents without processes."""
+"""Failure classes and their consequences: over the real mesh, with agents without processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def on(job: job_pb2.Job) -> str:
 
 
 async def fail(mesh: Mesh, job_id: str, number: int, tail: str, signs: Sequence[str] = ()) -> job_pb2.Job:
-    """Let an attempt run, and fail with some output."""
+    """Wait until an attempt runs, then fail it with some output."""
     job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == number)
     mesh.agents[on(job)].fail((job_id, number), tail, signs=signs)
     return job
@@ -41,7 +41,7 @@ async def story(mesh: Mesh, job_id: str) -> list[str]:
     return [f"{event.what}: {event.detail}" for event in told.events]
 
 
-async def test_a_users_own_failure_is_not_tried_again_whatever_its_retries(mesh: Mesh) -> None:
+async def test_a_user_failure_is_not_retried(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=5)
     await fail(mesh, job_id, 1, IMPORT)
@@ -49,12 +49,12 @@ async def test_a_users_own_failure_is_not_tried_again_whatever_its_retries(mesh:
     failure = job.attempt.failure
     assert (getattr(failure, "class"), failure.blame) == ("import_error", job_pb2.FAILURE_BLAME_USER)
     assert failure.evidence == "ModuleNotFoundError: No module named 'torhc'"
-    assert "import error, the job's own: ModuleNotFoundError: No module named 'torhc'" in job.phase_reason
+    assert "import error (user): ModuleNotFoundError: No module named 'torhc'" in job.phase_reason
     assert (job.attempt.number, job.failures) == (1, 1)
     assert not job.attempt.output_tail
 
 
-async def test_what_the_node_is_at_fault_for_goes_on_elsewhere_and_does_not_count(mesh: Mesh) -> None:
+async def test_a_node_fault_is_retried_elsewhere_and_does_not_count(mesh: Mesh) -> None:
     await mesh.agent("n1")
     await mesh.agent("n2")
     job_id = await mesh.submit(retries_max=0)
@@ -63,13 +63,13 @@ async def test_what_the_node_is_at_fault_for_goes_on_elsewhere_and_does_not_coun
     assert on(job) != on(first)
     assert job.failures == 0
     assert [one.node_id for one in job.avoided_nodes] == [on(first)]
-    assert "attempt 1 failed there: nccl error, the machines'" in job.avoided_nodes[0].reason
+    assert "attempt 1 failed there: nccl error (infrastructure)" in job.avoided_nodes[0].reason
     past = job.past_attempts[0].failure
     assert (past.rule, past.transient, past.node_at_fault) == ("nccl-timeout", True, True)
     assert any("tried" not in line and "the next attempt starts in" in line for line in await story(mesh, job_id))
 
 
-async def test_the_machines_budget_is_spent_before_the_users_own(mesh: Mesh) -> None:
+async def test_infrastructure_retries_are_used_before_the_users(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=1)
     for number in (1, 2, 3, 4):
@@ -78,7 +78,7 @@ async def test_the_machines_budget_is_spent_before_the_users_own(mesh: Mesh) -> 
     assert (job.attempt.number, job.failures) == (4, 2)
 
 
-async def test_what_nobody_can_tell_is_tried_as_often_as_the_user_said(mesh: Mesh) -> None:
+async def test_an_unclassified_failure_uses_the_users_retries(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=1)
     for number in (1, 2):
@@ -88,7 +88,7 @@ async def test_what_nobody_can_tell_is_tried_as_often_as_the_user_said(mesh: Mes
     assert job.attempt.failure.evidence == "giving up"
 
 
-async def test_a_sign_of_the_node_says_more_than_the_job(mesh: Mesh) -> None:
+async def test_a_health_sign_overrides_the_jobs_output(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=0)
     await fail(mesh, job_id, 1, "RuntimeError: CUDA error: out of memory\n", signs=["xid 79 on GPU-1"])
@@ -96,7 +96,7 @@ async def test_a_sign_of_the_node_says_more_than_the_job(mesh: Mesh) -> None:
     assert job.past_attempts[0].failure.rule == "xid-gpu-lost"
 
 
-async def test_a_gpu_that_fails_keeps_its_job_from_no_other_gpu_of_its_node(mesh: Mesh) -> None:
+async def test_a_failed_gpu_does_not_exclude_the_nodes_other_gpus(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=2)
     job_id = await mesh.submit(retries_max=0)
     first = await mesh.reach(job_id, "RUNNING")
@@ -105,14 +105,14 @@ async def test_a_gpu_that_fails_keeps_its_job_from_no_other_gpu_of_its_node(mesh
     agent = mesh.agents[part.node_id]
     ill = next(gpu for gpu in agent.inventory.gpus if gpu.uuid == uuid)
     ill.unhealthy_reason = "XID 79"
-    agent.tell(inventory=agent.inventory)
+    agent.send(inventory=agent.inventory)
     await fail(mesh, job_id, 1, "", signs=[f"xid 79 on {uuid}"])
     job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
     assert not job.avoided_nodes
     assert job.attempt.allocations[0].tasks[0].gpus[0].uuid != uuid
 
 
-async def test_what_was_spent_survives_the_queue(mesh: Mesh) -> None:
+async def test_used_retries_survive_a_queue_restart(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=0)
     for number in (1, 2):
@@ -123,7 +123,7 @@ async def test_what_was_spent_survives_the_queue(mesh: Mesh) -> None:
     assert (await mesh.reach(job_id, "FAILED")).attempt.number == 3
 
 
-async def test_a_long_tail_is_cut_and_nothing_of_it_is_kept(mesh: Mesh) -> None:
+async def test_a_long_output_tail_is_cut_and_not_stored(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit()
     await fail(mesh, job_id, 1, "x" * 1_000_000 + "\n" + IMPORT)
@@ -132,7 +132,7 @@ async def test_a_long_tail_is_cut_and_nothing_of_it_is_kept(mesh: Mesh) -> None:
     assert len(entry.value) < 4096
 
 
-async def test_a_node_on_which_several_jobs_fail_for_its_sake_is_told(mesh: Mesh) -> None:
+async def test_a_node_that_fails_several_jobs_is_logged(mesh: Mesh) -> None:
     await mesh.agent("n1")
     with capture_logs() as logs:
         for _ in range(3):
@@ -141,11 +141,11 @@ async def test_a_node_on_which_several_jobs_fail_for_its_sake_is_told(mesh: Mesh
             await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
             await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
             await mesh.reach(job_id, "CANCELLED")
-    told = [line for line in logs if line["event"] == "node_fails_jobs"]
+    told = [line for line in logs if line["event"] == "node_suspected"]
     assert [(line["node"], line["jobs"]) for line in told] == [("n1", 3)]
 
 
-async def test_failures_are_summed_up_by_class_and_group(mesh: Mesh) -> None:
+async def test_failures_are_summarized_by_class_and_group(mesh: Mesh) -> None:
     await mesh.agent("n1")
     for tail, model in ((IMPORT, "resnet"), (IMPORT, "bert"), ("giving up\n", "bert")):
         job_id = await mesh.submit(model=model)

@@ -1,4 +1,4 @@
-"""A queue that follows tells of what has ended as the leader does, and leaves the rest to it."""
+"""A follower serves ended jobs as the leader does, and forwards everything else."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from google.protobuf.message import Message
 from tests.unit.services.mesh import Mesh, running, until
 
 from cotenant.leadership.replica import REVISION
-from cotenant.leadership.store_cache import Mirror
-from cotenant.security.identity import Identity, enter
+from cotenant.leadership.store_cache import StoreCache
+from cotenant.security.identity import Identity, set_caller
 from cotenant.security.permissions import Role
 from cotenant.services.queue.api.follower_reads import QueueReader
 from cotenant.services.queue.api.server import JobQueue
-from cotenant.services.queue.jobs.job_store import Keeper
+from cotenant.services.queue.jobs.job_store import JobStore
 from cotenant.services.queue.jobs.queue_state import State
-from cotenant.services.queue.queue_replica import Replicated
+from cotenant.services.queue.queue_replica import QueueReplica
 from cotenant.store.port import NotLeader
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -31,7 +31,7 @@ SERVICE = "/cotenant.v1.JobService/"
 
 
 class Trailers:
-    """As much of a call's context as is used."""
+    """The part of a call's context that is used."""
 
     told: dict[str, str]
 
@@ -48,17 +48,17 @@ async def ask(reader: QueueReader, method: str, request: Message, answer: type[A
 
 async def followed(mesh: Mesh, check: Callable[[QueueReader], Any]) -> None:
     reader = QueueReader()
-    mirror = Mirror(mesh.store, "queue/", lambda keys: reader.take(mirror, keys))
-    tasks = [asyncio.create_task(mirror.run()), asyncio.create_task(reader.run())]
+    cache = StoreCache(mesh.store, "queue/", lambda keys: reader.take(cache, keys))
+    tasks = [asyncio.create_task(cache.run()), asyncio.create_task(reader.run())]
     last = (await mesh.store.list("queue/")).entries
-    await until(lambda: mirror.revision >= max(entry.mod_revision for entry in last) and not reader._pending)
+    await until(lambda: cache.revision >= max(entry.mod_revision for entry in last) and not reader._pending)
     await check(reader)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_what_has_ended_is_told_as_the_leader_tells_it_and_nothing_else() -> None:
+async def test_a_follower_serves_ended_jobs_as_the_leader_does() -> None:
     async with running() as mesh:
         await mesh.agent("n1", run_seconds=0.01)
         ended = [await mesh.submit(name=f"ended {number}") for number in range(5)]
@@ -92,7 +92,7 @@ async def test_what_has_ended_is_told_as_the_leader_tells_it_and_nothing_else() 
             assert told == await mesh.jobs.SummarizeFailures(failures)
             some = Identity("eve", frozenset({Role.VIEWER}), frozenset({"lab"}))
             told = contextvars.copy_context()
-            told.run(enter, some)
+            told.run(set_caller, some)
             asked = pb.GetJobRequest(id=cancelled)
             hidden = asyncio.create_task(ask(reader, "GetJob", asked, pb.GetJobResponse), context=told)
             assert await hidden is None
@@ -102,7 +102,7 @@ async def test_what_has_ended_is_told_as_the_leader_tells_it_and_nothing_else() 
         await followed(mesh, check)
 
 
-async def test_a_queue_that_begins_to_lead_from_what_it_read_is_as_one_that_reads_all() -> None:
+async def test_a_leader_started_from_follower_records_equals_a_fresh_one() -> None:
     async with running() as mesh:
         await mesh.agent("n1", run_seconds=0.01)
         rng = Random(7)
@@ -113,10 +113,10 @@ async def test_a_queue_that_begins_to_lead_from_what_it_read_is_as_one_that_read
 
         async def check(reader: QueueReader) -> None:
             changed = next(iter(reader.records))
-            reader.records[changed].revision -= 1  # as one that has changed since
+            reader.records[changed].revision -= 1  # as if it had changed since
             read, known = State(), State()
-            await Keeper(mesh.store, read).load()
-            await Keeper(mesh.store, known).load(reader.records)
+            await JobStore(mesh.store, read).load()
+            await JobStore(mesh.store, known).load(reader.records)
             assert known.ids == read.ids
             assert known.table.ids == read.table.ids
             for job_id in read.ids:
@@ -128,9 +128,9 @@ async def test_a_queue_that_begins_to_lead_from_what_it_read_is_as_one_that_read
         await followed(mesh, check)
 
 
-async def test_who_fails_to_lead_gives_the_records_that_it_took_to_nobody_else() -> None:
+async def test_records_of_a_failed_leader_start_are_not_reused() -> None:
     async with running() as mesh:
-        replicated = Replicated(mesh.queue_config, mesh.channel("placement"), mesh.channel("predictor"))
+        replicated = QueueReplica(mesh.queue_config, mesh.channel("placement"), mesh.channel("predictor"))
         records = replicated.read(lambda: None).records
         records["job"] = Mock()
         given: list[int] = []

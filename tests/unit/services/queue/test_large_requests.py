@@ -1,4 +1,4 @@
-"""Large jobs and large requests: nothing fails for its size alone, and nothing holds the queue's loop."""
+"""Large jobs and requests: nothing fails for its size alone, and nothing blocks the event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def large(count: int, gpus: float = 1) -> pb.CreateJobRequest:
     return request
 
 
-async def test_a_page_of_large_jobs_ends_early_and_its_token_leads_on(mesh: Mesh) -> None:
+async def test_a_page_of_large_jobs_ends_early_with_a_token(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=1, run_seconds=1000)
     await mesh.jobs.CreateJob(large(100))
     seen: list[str] = []
@@ -49,7 +49,7 @@ async def test_a_page_of_large_jobs_ends_early_and_its_token_leads_on(mesh: Mesh
     assert (len(seen), sorted(seen, reverse=True)) == (100, seen)
 
 
-async def test_many_large_jobs_are_placed_and_asked_about(mesh: Mesh) -> None:
+async def test_many_large_jobs_are_placed_and_explained(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=8, cores=200, run_seconds=0.05)
     await mesh.jobs.CreateJob(large(150))
     answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(gpus=1)), timeout=20)
@@ -57,17 +57,17 @@ async def test_many_large_jobs_are_placed_and_asked_about(mesh: Mesh) -> None:
     await mesh.all_ended()
 
 
-async def test_a_plan_that_names_a_job_twice_is_refused_and_holds_nothing(mesh: Mesh) -> None:
+async def test_a_plan_that_names_a_job_twice_is_refused(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=4)
     candidates = [placement_pb.Candidate(job_id="a", number=1, spec=spec(gpus=1)) for _ in range(2)]
     candidates[1].spec.roles.add(name="ps", replicas=1).resources.cores = 1
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await mesh.plans.PlanPlacement(placement_pb.PlanPlacementRequest(candidates=candidates))
-    assert errors.from_error(refused.value).message == "candidates[1].job_id: 'a' is named before"
+    assert errors.from_error(refused.value).message == "candidates[1].job_id: 'a' is a duplicate"
     assert list(recount(mesh)) == []
 
 
-async def test_forty_slow_patterns_do_not_hold_the_loop(mesh: Mesh) -> None:
+async def test_slow_patterns_do_not_block_the_event_loop(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=1)
     lag = LoopLag()
     request = pb.SimulateJobRequest(spec=spec(gpus=1))
@@ -82,7 +82,7 @@ async def test_forty_slow_patterns_do_not_hold_the_loop(mesh: Mesh) -> None:
     assert "progress.regex" in errors.from_error(refused.value).message
 
 
-async def test_pages_and_filters_do_not_hold_the_loop_however_many_jobs_there_are(mesh: Mesh) -> None:
+async def test_pages_and_filters_do_not_block_the_event_loop(mesh: Mesh) -> None:
     lag = LoopLag()
     for _ in range(2):
         request = pb.CreateJobRequest(spec=spec(gpus=1))

@@ -12,10 +12,10 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.rpc.channel import connect
 from cotenant.services.queue.api.server import JobQueue, QueueConfig
 from cotenant.services.queue.attempts.attempt_watcher import TAKEN_AT_ONCE
-from cotenant.services.queue.jobs.job_arrays import Arrays
-from cotenant.services.queue.jobs.job_store import JOBS, Keeper, Request
+from cotenant.services.queue.jobs.job_arrays import JobArrays
+from cotenant.services.queue.jobs.job_store import JOBS, IdempotencyKey, JobStore
 from cotenant.services.queue.jobs.queue_state import ADDED_AT_ONCE, LOADED_AT_ONCE, State
-from cotenant.services.queue.jobs.transitions import Record, loaded, new_record
+from cotenant.services.queue.jobs.transitions import Record, load_record, new_record
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Entry, Put
@@ -25,8 +25,8 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 LARGE = resources_pb2.ResourceRequest(memory_bytes=2**63 - 1)
 
 
-async def test_others_go_on_while_many_jobs_are_read() -> None:
-    """Among them who keeps the leader's lease alive: else it would be lost before all jobs are read, for ever."""
+async def test_loading_many_jobs_does_not_block_other_tasks() -> None:
+    """One of these tasks renews the leader's lease: it would expire before all jobs are read, forever."""
     store, state, chunks = MemoryStore(), State(), 5
     for number in range(chunks * LOADED_AT_ONCE):
         record = new_record(f"{number:06}", JobSpec(roles=(Role(),)), "eve", "")
@@ -42,19 +42,19 @@ async def test_others_go_on_while_many_jobs_are_read() -> None:
     task = asyncio.ensure_future(others())
     await asyncio.sleep(0)
     turns = 0
-    await Keeper(store, state).load()
+    await JobStore(store, state).load()
     task.cancel()
-    assert turns >= 3 * chunks  # while they are understood, while their gates are, and while they are taken in
+    assert turns >= 3 * chunks  # while records are decoded, gates updated, and jobs added
     assert len(state.records) == chunks * LOADED_AT_ONCE
 
 
 class Counting(State):
-    """Counts the jobs that are looked at between two turns of others."""
+    """Counts the jobs processed between two turns of other tasks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.looked = self.most = 0
-        self.seen: set[int] = set()  # how many jobs there were whenever others looked
+        self.seen: set[int] = set()  # numbers of jobs seen by other tasks
 
     def sync(self, record: Record) -> None:
         super().sync(record)
@@ -72,20 +72,20 @@ def largest() -> JobSpec:
     return JobSpec(roles=(Role(),), command=("true",), array=read_array(f"0-{COUNT_MAX - 1}"))
 
 
-async def test_others_go_on_while_the_largest_array_is_taken_in_and_see_all_of_it_or_nothing() -> None:
+async def test_adding_the_largest_array_does_not_block_other_tasks_and_is_atomic() -> None:
     state = Counting()
     others = asyncio.ensure_future(state.others())
-    await Arrays(Keeper(MemoryStore(), state)).create(largest(), "eve", "", Request("CreateJob", "", b""))
+    await JobArrays(JobStore(MemoryStore(), state)).create(largest(), "eve", "", IdempotencyKey("CreateJob", "", b""))
     others.cancel()
     assert state.most <= ADDED_AT_ONCE
     assert state.seen == {0, COUNT_MAX}
     assert len(state.table) == COUNT_MAX
 
 
-async def test_an_array_whose_caller_goes_away_gets_its_turns_all_the_same() -> None:
+async def test_an_array_is_added_completely_if_its_caller_is_cancelled() -> None:
     state = Counting()
     creating = asyncio.ensure_future(
-        Arrays(Keeper(MemoryStore(), state)).create(largest(), "eve", "", Request("CreateJob", "", b""))
+        JobArrays(JobStore(MemoryStore(), state)).create(largest(), "eve", "", IdempotencyKey("CreateJob", "", b""))
     )
     while not state.table:  # noqa: ASYNC110  # no event tells of it
         await asyncio.sleep(0)
@@ -95,8 +95,8 @@ async def test_an_array_whose_caller_goes_away_gets_its_turns_all_the_same() -> 
     assert len(state.table) == COUNT_MAX
 
 
-def test_an_array_is_loaded_that_waits_for_a_job_of_which_nothing_is_known_yet() -> None:
-    """As where the clock of the leader that took the job in was ahead: its id comes later, and it is loaded later."""
+def test_an_array_loads_before_its_dependency() -> None:
+    """As when the clock of the leader that created the dependency was fast: its id is greater, so it loads later."""
     tasks = [
         JobSpec(roles=(Role(),), dependencies=(Dependency("b"),), array_task=ArrayTask("a", index, 2, running_max=1))
         for index in range(2)
@@ -105,11 +105,11 @@ def test_an_array_is_loaded_that_waits_for_a_job_of_which_nothing_is_known_yet()
     state = State()
     state.load([*records, new_record("b", JobSpec(roles=(Role(),)), "eve", "")])
     assert list(state.records) == ["a_0", "a_1", "b"]
-    assert not any(state.gates.open(record) for record in records)
+    assert not any(state.dependency_gate.open(record) for record in records)
     assert list(state.table.ids) == ["b"]
 
 
-async def test_others_go_on_while_a_whole_picture_of_placement_is_taken_in() -> None:
+async def test_a_placement_snapshot_does_not_block_other_tasks() -> None:
     async with connect("127.0.0.1:1") as nowhere:
         queue = JobQueue(MemoryStore(), QueueConfig(), nowhere, nowhere)
         picture = placement_pb2.WatchAttemptsResponse(revision=9, snapshot=True)
@@ -124,7 +124,7 @@ async def test_others_go_on_while_a_whole_picture_of_placement_is_taken_in() -> 
                 await asyncio.sleep(0)
 
         task = asyncio.ensure_future(others())
-        await queue.follower._take(picture)
+        await queue.attempt_watcher._handle_event(picture)
         task.cancel()
         await queue.close()
     assert seen >= {TAKEN_AT_ONCE, 2 * TAKEN_AT_ONCE}
@@ -141,8 +141,8 @@ async def test_others_go_on_while_a_whole_picture_of_placement_is_taken_in() -> 
         lambda spec: spec.ClearField("roles") or spec.pre_run.FromSeconds(5),
     ],
 )
-def test_a_record_that_asks_for_what_no_job_can_is_told_with_its_key(spoil: Callable[[job_pb2.JobSpec], None]) -> None:
+def test_a_record_with_invalid_requests_is_reported_with_its_key(spoil: Callable[[job_pb2.JobSpec], None]) -> None:
     stored = new_record("000001", JobSpec(roles=(Role(),)), "eve", "").stored
     spoil(stored.job.spec)
     with pytest.raises(schema.BadRecord, match=f"{JOBS}000001 is damaged"):
-        loaded(Entry(f"{JOBS}000001", stored.SerializeToString(), 1, 1))
+        load_record(Entry(f"{JOBS}000001", stored.SerializeToString(), 1, 1))

@@ -1,4 +1,4 @@
-"""Gangs that wait for one server, over the real mesh: one relaxes in its time, and is told when that will be."""
+"""Gangs that wait for one server, over the real mesh: each relaxes after its time, and its refusal says when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HALF_TAKEN = ("n1", "n2")
 
 @asynccontextmanager
 async def half_taken(**options: str) -> AsyncIterator[Mesh]:
-    """Two nodes of 4 GPUs, half of each held by a single job."""
+    """Add two nodes of 4 GPUs, half of each held by a single job."""
     placement = replace(QUICK, placement="locality", options={"locality": options})
     async with running(placement_config=placement) as mesh:
         for node_id in HALF_TAKEN:
@@ -27,7 +27,7 @@ async def half_taken(**options: str) -> AsyncIterator[Mesh]:
         yield mesh
 
 
-async def test_a_gang_takes_two_nodes_once_its_time_at_one_server_is_over() -> None:
+async def test_a_gang_relaxes_from_one_server_to_two_nodes() -> None:
     async with half_taken(server_seconds="1.5") as mesh:
         gang = await mesh.submit(gpus=1, replicas=2)
         waiting = await mesh.refused(gang, "FRAGMENTED")
@@ -42,7 +42,7 @@ async def test_a_gang_takes_two_nodes_once_its_time_at_one_server_is_over() -> N
         assert 1.5 <= waited < 4
 
 
-async def test_a_job_of_the_same_shape_that_came_later_waits_for_its_own_time() -> None:
+async def test_each_job_of_a_class_relaxes_by_its_own_wait() -> None:
     async with half_taken(server_seconds="1.5") as mesh:
         await mesh.agent("n3", gpus=1, cores=24)
         first = await mesh.submit(gpus=1, replicas=2)

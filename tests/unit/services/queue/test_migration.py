@@ -1,4 +1,4 @@
-"""Cheap jobs that are moved so that a gang can start, over the real mesh, through the deaths of services and nodes."""
+"""Cheap jobs are migrated so that a gang can start, over the real mesh, through crashes of services and nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVER = job_pb2.LOCALITY_SERVER
 async def fragmented(
     options: dict[str, str] = AT_ONCE, **fields: object
 ) -> AsyncIterator[tuple[Mesh, History, list[str]]]:
-    """A mesh that is `half_taken`; at the end nothing may ever have been given twice."""
+    """Yield a mesh that is `half_taken`; at the end check that nothing was ever allocated twice."""
     placement = replace(QUICK, placement="locality", options={"locality": options})
     store = MemoryStore(limit=HistoryLimit(revisions=1_000_000))
     async with running(store, placement_config=placement) as mesh:
@@ -42,7 +42,7 @@ async def fragmented(
 
 
 async def half_taken(mesh: Mesh, history: History, **fields: object) -> list[str]:
-    """Add two nodes of 2 GPUs, on each of which one is taken by a job, the ids of which are returned."""
+    """Add two nodes of 2 GPUs, each with one GPU taken by a job; return the job ids."""
     history.watch(await mesh.agent("n1", gpus=2, cores=24))
     jobs = [await mesh.submit(gpus=1, grace=5.0, **fields) for _ in range(2)]
     for job_id in jobs:
@@ -60,7 +60,7 @@ def nodes_of(job: job_pb2.Job) -> list[str]:
 
 
 async def moved(mesh: Mesh, jobs: list[str]) -> job_pb2.Job:
-    """The job that was told to go elsewhere."""
+    """Return the job that was ordered to migrate."""
     told = [order.job_id for agent in mesh.agents.values() for order in agent.stops]
     (job_id,) = set(told) & set(jobs)
     return await mesh.job(job_id)
@@ -72,7 +72,7 @@ def stubborn(mesh: Mesh, *, stubborn: bool = True) -> None:
 
 
 def give_in(mesh: Mesh) -> None:
-    """Let all stop that were told to."""
+    """Stop all attempts that were ordered to stop."""
     stubborn(mesh, stubborn=False)
     for agent in mesh.agents.values():
         for order in agent.stops:
@@ -80,14 +80,14 @@ def give_in(mesh: Mesh) -> None:
 
 
 async def stopping(mesh: Mesh, jobs: list[str]) -> str:
-    """Wait until one of the jobs was told to stop, and return its id."""
+    """Wait until one of the jobs is ordered to stop, and return its id."""
     await until(lambda: any(o.job_id in jobs for agent in mesh.agents.values() for o in agent.stops))
     mover = await moved(mesh, jobs)
     await mesh.reach(mover.id, "STOPPING")
     return mover.id
 
 
-async def test_a_cheap_job_moves_so_that_a_gang_starts_on_one_server() -> None:
+async def test_a_cheap_job_is_migrated_so_that_a_gang_fits_on_one_server() -> None:
     async with fragmented() as (mesh, _, jobs):
         gang = await mesh.submit(gpus=1, replicas=2, locality=SERVER)
         started = await mesh.reach(gang, "RUNNING")
@@ -99,11 +99,11 @@ async def test_a_cheap_job_moves_so_that_a_gang_starts_on_one_server() -> None:
         (where,) = nodes_of(mover)
         told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=mover.id))
         story = [(event.what, event.detail) for event in told.events]
-        assert ("migrated", f"goes on at {where}, so that {gang} can start") in story
+        assert ("migrated", f"continues on {where}, so that {gang} can start") in story
         assert [what for what, _ in story][-4:] == ["stopping", "migrated", "assigned", "running"]
 
 
-async def test_while_it_stops_both_places_are_kept_from_all_others() -> None:
+async def test_both_places_are_reserved_while_a_migrating_job_stops() -> None:
     async with fragmented() as (mesh, _, jobs):
         stubborn(mesh)
         gang = await mesh.submit(gpus=1, replicas=2, locality=SERVER)
@@ -122,8 +122,8 @@ async def test_while_it_stops_both_places_are_kept_from_all_others() -> None:
             assert (await mesh.job(thief)).phase == job_pb2.JOB_PHASE_QUEUED
 
 
-async def test_who_was_moved_comes_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that is older waits at the head of a strict queue, and holds back all but the one that was moved."""
+async def test_a_migrated_job_precedes_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older job waits at the head of a strict queue, and holds back all others except the migrated job."""
     monkeypatch.setattr(scheduler, "PAGE_MIN", 1)
     strict = replace(BACKFILL, options={"fifo": {"mode": "strict"}})
     placement = replace(QUICK, placement="locality", options={"locality": AT_ONCE})
@@ -144,7 +144,7 @@ async def test_who_was_moved_comes_before_all_others(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("names", [("queue",), ("placement",), ("placement", "queue")])
-async def test_services_may_die_while_a_job_moves(names: tuple[str, ...]) -> None:
+async def test_services_may_die_during_a_migration(names: tuple[str, ...]) -> None:
     async with fragmented() as (mesh, _, jobs):
         stubborn(mesh)
         gang = await mesh.submit(gpus=1, replicas=2, locality=SERVER)
@@ -158,7 +158,7 @@ async def test_services_may_die_while_a_job_moves(names: tuple[str, ...]) -> Non
         assert both[1].migrations == 1
 
 
-async def test_where_the_new_place_is_lost_the_job_queues_like_others() -> None:
+async def test_a_migrated_job_queues_normally_if_its_new_place_is_lost() -> None:
     async with fragmented() as (mesh, _, jobs):
         stubborn(mesh)
         gang = await mesh.submit(gpus=1, replicas=2, locality=SERVER)
@@ -183,7 +183,7 @@ async def _is_away(mesh: Mesh, node_id: str) -> bool:
     return not mesh.parts["placement"].service.cluster.nodes[node_id].connected
 
 
-async def test_a_place_is_not_kept_for_ever_for_a_job_that_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_reservation_of_a_cancelled_migration_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tentative_reservations, "KEPT_SECONDS", -4.0)
     monkeypatch.setattr("cotenant.services.placement.planning.planner.KEPT_SECONDS", -4.0)
     async with fragmented() as (mesh, _, jobs):
@@ -204,7 +204,7 @@ async def test_a_place_is_not_kept_for_ever_for_a_job_that_was_cancelled(monkeyp
 @pytest.mark.parametrize(
     ("options", "fields"), [(SETTLED, {}), (AT_ONCE, {"not_preemptible": True}), ({**AT_ONCE, "gain_min": "100"}, {})]
 )
-async def test_nobody_moves_who_has_not_settled_or_may_not_or_would_cost_too_much(
+async def test_jobs_that_are_new_or_exempt_or_expensive_are_not_migrated(
     options: dict[str, str], fields: dict[str, bool]
 ) -> None:
     async with fragmented(options, **fields) as (mesh, _, jobs):
@@ -218,7 +218,7 @@ async def test_nobody_moves_who_has_not_settled_or_may_not_or_would_cost_too_muc
         assert [(await mesh.job(job_id)).attempt.number for job_id in jobs] == [1, 1]
 
 
-async def test_a_job_that_ends_by_itself_while_it_should_move_has_ended() -> None:
+async def test_a_job_that_ends_during_its_migration_stays_ended() -> None:
     async with fragmented() as (mesh, _, jobs):
         stubborn(mesh)
         gang = await mesh.submit(gpus=1, replicas=2, locality=SERVER)

@@ -1,4 +1,4 @@
-"""Promises over the real mesh: a gang that would break a neighbour's waits, and starts once that is gone."""
+"""Objectives over the real mesh: a gang that would break a neighbor's objective waits until that job has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def moment(seconds: float) -> Timestamp:
     return made
 
 
-async def test_a_gang_waits_for_a_neighbour_whose_deadline_it_would_break() -> None:
+async def test_a_gang_waits_if_it_would_break_a_neighbors_deadline() -> None:
     async with running(placement_config=replace(QUICK, placement="qos")) as mesh:
         await mesh.agent("n1", gpus=8, cores=24)
         tight = await mesh.submit(
@@ -35,7 +35,7 @@ async def test_a_gang_waits_for_a_neighbour_whose_deadline_it_would_break() -> N
         await mesh.reach(other, "RUNNING")
 
 
-async def test_promises_are_heeded_after_a_restart() -> None:
+async def test_objectives_hold_after_a_restart() -> None:
     async with running(placement_config=replace(QUICK, placement="qos")) as mesh:
         await mesh.agent("n1", gpus=8, cores=24)
         tight = await mesh.submit(

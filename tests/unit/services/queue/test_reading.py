@@ -1,4 +1,4 @@
-"""Jobs out: pages, filters, watches, reasons, output."""
+"""Reads: pages, filters, watches, refusals, output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def listed(mesh: Mesh, **conditions: Any) -> list[str]:
     return [job.id for job in response.jobs]
 
 
-async def test_pages_hold_every_job_once_newest_first(mesh: Mesh) -> None:
+async def test_pages_contain_every_job_once_newest_first(mesh: Mesh) -> None:
     ids = [await mesh.submit() for _ in range(7)]
     seen: list[str] = []
     token = ""
@@ -39,7 +39,7 @@ async def test_pages_hold_every_job_once_newest_first(mesh: Mesh) -> None:
         token = page.next_page_token
         assert page.total_size == 7 + (len(seen) > 3)
         if len(seen) == 3:
-            await mesh.submit()  # a job that comes meanwhile is newer than all that is still to be told
+            await mesh.submit()  # a job submitted in between is newer than the rest of the list
         if not token:
             break
     assert seen == ids[::-1]
@@ -54,7 +54,7 @@ async def test_a_token_belongs_to_its_filter(mesh: Mesh) -> None:
     assert reason(refused.value) == "INVALID_ARGUMENT"
 
 
-async def test_filters_hold_together(mesh: Mesh) -> None:
+async def test_filter_conditions_are_combined(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=1)
     first = await mesh.submit(name="a", labels={"k": "1", "l": "2"}, tenant="t")
     await mesh.reach(first, "RUNNING")
@@ -67,7 +67,7 @@ async def test_filters_hold_together(mesh: Mesh) -> None:
     assert await listed(mesh, ids=[second, "nobody"]) == [second]
 
 
-async def test_a_watch_tells_what_is_and_then_what_changes(mesh: Mesh) -> None:
+async def test_a_watch_yields_the_present_state_then_changes(mesh: Mesh) -> None:
     first = await mesh.submit()
     watch = mesh.jobs.WatchJobs(pb.WatchJobsRequest())
     told = aiter(watch)
@@ -90,7 +90,7 @@ async def test_a_watch_until_the_end_ends(mesh: Mesh) -> None:
     assert last == dict.fromkeys(ids, job_pb2.JOB_PHASE_SUCCEEDED)
 
 
-async def test_a_watch_until_the_end_ends_although_the_filter_no_longer_takes_the_jobs(mesh: Mesh) -> None:
+async def test_a_watch_until_the_end_ends_although_jobs_no_longer_match(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -105,7 +105,7 @@ async def test_a_watch_until_the_end_ends_although_the_filter_no_longer_takes_th
     assert phases[-1] == job_pb2.JOB_PHASE_SUCCEEDED
 
 
-async def test_a_slow_watcher_hears_the_last_of_each_job_and_delays_nobody(mesh: Mesh) -> None:
+async def test_a_slow_watcher_gets_the_latest_state_and_delays_no_other(mesh: Mesh) -> None:
     watch = mesh.jobs.WatchJobs(pb.WatchJobsRequest())
     told = aiter(watch)
     assert (await anext(told)).synced
@@ -121,13 +121,13 @@ async def test_a_slow_watcher_hears_the_last_of_each_job_and_delays_nobody(mesh:
     watch.cancel()
 
 
-async def test_forgotten_jobs_end_their_watches() -> None:
+async def test_deleted_jobs_end_their_watches() -> None:
     async with running(queue_config=QueueConfig(ended_kept_max=1)) as mesh:
         await mesh.agent("n1", run_seconds=0.0)
         ids = [await mesh.submit() for _ in range(3)]
         await mesh.all_ended()
         queue = mesh.parts["queue"].service
-        await queue.keeper.purge(ids[:2])
+        await queue.job_store.purge(ids[:2])
         assert await listed(mesh) == ids[2:]
         await eventually(lambda: left(mesh, "placement/attempts/", 0))
         assert len(await mesh.records_left("queue/jobs/")) == 1
@@ -146,7 +146,7 @@ async def explained(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
     return response
 
 
-async def test_the_estimate_is_told_and_what_remains_shrinks(mesh: Mesh) -> None:
+async def test_the_remaining_time_in_an_explanation_shrinks(mesh: Mesh) -> None:
     waiting = await mesh.submit(gpus=2, expected_duration=Duration(seconds=600))
     await mesh.refused(waiting, "NO_NODES")
     told = (await explained(mesh, waiting)).estimate
@@ -179,7 +179,7 @@ async def test_each_phase_is_explained(mesh: Mesh) -> None:
     await mesh.reach(first, "CANCELLED")
     assert (await explained(mesh, first)).summary == "cancelled"
     await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=third))
-    assert "held back by its owner" in (await explained(mesh, third)).summary
+    assert "suspended by its owner" in (await explained(mesh, third)).summary
     await mesh.reach(second, "RUNNING")
     agent.finish((second, 1), code=3)
     job = await mesh.reach(second, "FAILED")
@@ -193,7 +193,7 @@ async def test_each_phase_is_explained(mesh: Mesh) -> None:
     assert job.failures == 1
 
 
-async def test_jobs_behind_the_head_of_a_strict_queue_say_so_and_the_time_stays() -> None:
+async def test_jobs_behind_the_head_of_a_strict_queue_keep_their_refusal_time() -> None:
     async with running(queue_config=QueueConfig()) as mesh:
         await mesh.agent("n1", gpus=2)
         await mesh.reach(await mesh.submit(gpus=2), "RUNNING")
@@ -206,7 +206,7 @@ async def test_jobs_behind_the_head_of_a_strict_queue_say_so_and_the_time_stays(
         assert (await mesh.job(behind.id)).refusal.since == behind.refusal.since
 
 
-async def test_a_reason_of_an_earlier_cycle_gives_way_to_the_true_one(mesh: Mesh) -> None:
+async def test_a_refusal_is_replaced_by_that_of_the_next_cycle(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=2)
     await mesh.agent("n2", gpus=2)
     await mesh.reach(await mesh.submit(gpus=1), "RUNNING")
@@ -231,7 +231,7 @@ async def state_of(mesh: Mesh) -> tuple[Any, ...]:
     return ledger.free_gpus.tolist(), ledger.free_cores.tolist(), books, sorted(service.cluster.attempts), entries
 
 
-async def test_simulating_tells_the_place_and_leaves_nothing(mesh: Mesh) -> None:
+async def test_what_if_returns_the_placement_and_leaves_no_trace(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=4, cores=12)
     await mesh.reach(await mesh.submit(gpus=1), "RUNNING")
     before = await state_of(mesh)
@@ -247,7 +247,7 @@ async def test_simulating_tells_the_place_and_leaves_nothing(mesh: Mesh) -> None
     assert await state_of(mesh) == before
 
 
-async def test_simulating_counts_those_before_it_and_passes_those_behind(mesh: Mesh) -> None:
+async def test_what_if_accounts_for_jobs_ahead_only(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=4, cores=12)
     await mesh.reach(await mesh.submit(gpus=3), "RUNNING")
     await mesh.refused(await mesh.submit(gpus=2), "CAPACITY")
@@ -267,7 +267,7 @@ async def read(mesh: Mesh, job_id: str, **fields: Any) -> bytes:
     return data
 
 
-async def test_output_is_passed_on(mesh: Mesh) -> None:
+async def test_output_is_relayed(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -283,7 +283,7 @@ async def test_output_is_passed_on(mesh: Mesh) -> None:
     assert reason(refused.value) == "ATTEMPT_NOT_FOUND"
 
 
-async def test_no_output_is_said_and_not_waited_for(mesh: Mesh) -> None:
+async def test_reading_missing_output_ends_at_once(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1)
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -303,7 +303,7 @@ async def away(mesh: Mesh) -> bool:
     return not mesh.parts["placement"].service.cluster.nodes["n1"].connected
 
 
-async def test_an_agent_that_goes_before_it_has_answered_is_not_waited_for(mesh: Mesh) -> None:
+async def test_reading_output_ends_if_the_agent_disconnects(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -316,10 +316,10 @@ async def test_an_agent_that_goes_before_it_has_answered_is_not_waited_for(mesh:
     assert reason(refused.value) == "NODE_AWAY"
 
 
-async def test_following_waits_for_the_first_attempt_and_goes_on_to_the_next(mesh: Mesh) -> None:
+async def test_following_output_waits_for_the_first_attempt_and_continues_with_the_next(mesh: Mesh) -> None:
     job_id = await mesh.submit(retries_max=1)
     reading = asyncio.create_task(read(mesh, job_id, follow=True))
-    agent = await mesh.agent("n1", output={job_id: b"one "})  # it may be asked at once
+    agent = await mesh.agent("n1", output={job_id: b"one "})  # it may be read at once
     await until(lambda: bool(agent.reads))
     agent.finish((job_id, 1), code=1)
     await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)

@@ -1,4 +1,4 @@
-"""A gang that starves, over the real mesh: it is told when it will start, and nobody takes its places."""
+"""A starving gang gets a reservation, over the real mesh: its start is known, and no other job takes its places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def reserved(mesh: Mesh, job_id: str) -> job_pb2.Job:
             await asyncio.sleep(0.01)
 
 
-async def test_a_starving_gang_is_told_when_it_will_start_and_is_not_overtaken() -> None:
+async def test_a_starving_gang_gets_a_reservation_and_is_not_overtaken() -> None:
     async with running(queue_config=SOON) as mesh:
         await mesh.agent("n1", gpus=4, cores=24)
         first = await mesh.submit(gpus=3, expected_duration=duration(1000))
@@ -37,7 +37,7 @@ async def test_a_starving_gang_is_told_when_it_will_start_and_is_not_overtaken()
         assert (await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=gang))).summary.count("estimated start in") == 1
         small = await mesh.submit(gpus=1)
         held_back = await mesh.refused(small, "RESERVED")
-        assert f"is reserved for {gang}, which has waited for" in held_back.refusal.detail
+        assert f"are reserved for {gang}, which has waited for" in held_back.refusal.detail
         assert f"{gang} starts" in held_back.refusal.remedy
         told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=small))
         assert told.forecast.start.ToTimedelta().total_seconds() > 900, "what is free now is not promised to it"
@@ -53,8 +53,8 @@ async def test_a_starving_gang_is_told_when_it_will_start_and_is_not_overtaken()
         await mesh.refused(small, "CAPACITY")
 
 
-async def test_the_places_of_a_gang_are_kept_on_every_page_of_a_cycle() -> None:
-    """More jobs of different shapes wait than are asked about at once; none of them may pass."""
+async def test_a_reservation_holds_on_every_page_of_a_cycle() -> None:
+    """More jobs of different classes wait than fit on a page; none of them may pass."""
     async with running(queue_config=SOON) as mesh:
         await mesh.agent("n1", gpus=4, cores=200)
         first = await mesh.submit(gpus=3, cores=3, expected_duration=duration(1000))

@@ -1,4 +1,4 @@
-"""Tenants beside one that has very many tasks: fair shares, forecasts, and what taking the tasks in costs others."""
+"""Tenants beside a tenant with very many tasks: fair shares, forecasts, and the cost of adding the tasks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cotenant.cli import views
 from cotenant.codec.specs import duration, seconds
 from cotenant.core.scheduling.admission import RULES
 from cotenant.rpc import gc_tuning
-from cotenant.services.queue.jobs.job_arrays import Arrays
-from cotenant.services.queue.jobs.job_store import Keeper, Request
+from cotenant.services.queue.jobs.job_arrays import JobArrays
+from cotenant.services.queue.jobs.job_store import IdempotencyKey, JobStore
 from cotenant.services.queue.jobs.queue_state import State
-from cotenant.services.queue.scheduling.wait_metrics import Waits
+from cotenant.services.queue.scheduling.wait_metrics import WaitMetrics
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 
-PIECE_SECONDS_MAX = 0.05  # in one piece it takes 0.3
+PIECE_SECONDS_MAX = 0.05  # unsliced it takes 0.3
 COUNT_SECONDS_MAX = 0.025
-ATTEMPTS = 3  # whoever shares the caches slows a piece down, but hardly each time
+ATTEMPTS = 3  # other processes may slow a slice down, but hardly each time
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def array(mesh: Mesh, count: int, running_max: int = 0, **fields: Any) -> 
 
 
 async def ordered(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
-    """Explain a job once a cycle has ordered all that wait."""
+    """Return the explanation of a job once a cycle has ordered all waiting jobs."""
     state = mesh.parts["queue"].service.state
 
     def known() -> bool:
@@ -73,7 +73,7 @@ async def test_a_job_of_another_tenant_starts_before_the_tasks_of_a_large_array(
     await mesh.reach(other, "RUNNING")
 
 
-async def test_a_task_says_that_its_tenant_holds_its_fair_share(mesh: Mesh) -> None:
+async def test_a_waiting_task_names_its_tenants_fair_share(mesh: Mesh) -> None:
     tasks = await array(mesh, 20, tenant="large")
     await mesh.reach(f"{tasks}_3", "RUNNING")
     other = await mesh.submit(cores=1, tenant="small")
@@ -85,7 +85,7 @@ async def test_a_task_says_that_its_tenant_holds_its_fair_share(mesh: Mesh) -> N
     assert told.job.refusal.numbers["tenant_fair_share"] == 0.5
 
 
-async def test_weights_are_heeded_and_may_change(mesh: Mesh) -> None:
+async def test_fair_shares_follow_weights(mesh: Mesh) -> None:
     tasks = await array(mesh, 20, tenant="large")
     await mesh.reach(f"{tasks}_3", "RUNNING")
     weighed = tenant_pb2.Tenant(id="small", weight=3)
@@ -107,7 +107,7 @@ async def test_without_fair_share_the_policy_alone_orders_all_jobs() -> None:
 # Forecasts -----------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_behind_the_limit_of_their_array_count_for_those_behind_them() -> None:
+async def test_tasks_held_back_by_their_array_count_as_ahead() -> None:
     async with running() as mesh:
         await mesh.agent("n1", gpus=1, cores=24)
         tasks = await array(mesh, 50, running_max=1, expected_duration=duration(60))
@@ -118,7 +118,7 @@ async def test_tasks_behind_the_limit_of_their_array_count_for_those_behind_them
         assert told.ahead_count == 49
 
 
-async def test_where_the_limit_leaves_room_nobody_waits_for_the_array() -> None:
+async def test_an_array_below_its_limit_delays_no_job() -> None:
     async with running() as mesh:
         await mesh.agent("n1", gpus=2, cores=24)
         tasks = await array(mesh, 50, running_max=1, expected_duration=duration(60))
@@ -129,59 +129,60 @@ async def test_where_the_limit_leaves_room_nobody_waits_for_the_array() -> None:
         assert seconds(told.forecast.start) == pytest.approx(600, rel=0.1)
 
 
-async def test_a_job_behind_very_many_is_told_by_the_work_ahead_of_it(mesh: Mesh) -> None:
+async def test_a_job_behind_very_many_is_forecast_from_the_backlog(mesh: Mesh) -> None:
     tasks = await array(mesh, 1504, expected_duration=duration(40))
     await mesh.reach(f"{tasks}_3", "RUNNING")
     other = await mesh.submit(cores=1)
     told = await ordered(mesh, other)
     assert told.ahead_count == 1500
     assert seconds(told.forecast.start) == pytest.approx(1504 * 40 / 4, rel=0.1)
-    assert "by the work of the 1,500 jobs ahead of it" in told.outlook
+    assert "estimated from the 1,500 jobs ahead of it" in told.outlook
 
 
-async def test_a_job_that_no_cycle_has_ordered_has_an_unknown_outlook(mesh: Mesh) -> None:
+async def test_a_job_before_its_first_cycle_has_no_forecast(mesh: Mesh) -> None:
     waits = await mesh.submit(gpus=4)
     await mesh.reach(waits, "RUNNING")
     other = await mesh.submit(cores=1)
     await ordered(mesh, other)
     mesh.parts["queue"].service.state.ranked = ()
     told = await explained(mesh, other)
-    assert told.outlook == "is not known before the next scheduling cycle has ordered it"
+    assert told.outlook == "is unknown until the next scheduling cycle"
 
 
 # What it costs others ------------------------------------------------------------------------------------------
 
 
 async def longest_piece(work: Coroutine[Any, Any, object]) -> float:
-    """Await some work; returns the longest callback of the event loop meanwhile, in seconds of the processor.
+    """Await some work; return the longest callback of the event loop in between, in CPU seconds.
 
-    It is the thread's own time, without garbage collection and as on a machine of the usual speed: neither a loaded
-    machine nor what else the process holds counts.
+    The thread's own CPU time, without garbage collection and scaled to a machine of the usual speed: neither a loaded
+    machine nor other data of the process counts.
     """
     lag = loop_lag.LoopLag()
     with lag.watching():
-        await asyncio.create_task(work)  # its steps are callbacks of their own
+        await asyncio.create_task(work)  # its steps are separate callbacks
     return lag.take().seconds * loop_lag.STEP_SECONDS_MAX / loop_lag.bound_seconds()
 
 
 @pytest.fixture
 def settled() -> Iterator[None]:
-    """A process that keeps what stays from the garbage collector, as those do that serve."""
+    """Move long-lived objects out of the garbage collector's reach, as servers do."""
     thresholds = gc.get_threshold()
-    gc_tuning.settle()
+    gc_tuning.tune_gc()
     yield
     gc.unfreeze()
     gc.set_threshold(*thresholds)
 
 
 @pytest.mark.usefixtures("settled")
-async def test_arrays_are_taken_in_piece_by_piece_however_many_there_are() -> None:
+async def test_arrays_are_added_in_slices() -> None:
     pieces: list[float] = []
     while len(pieces) < ATTEMPTS and not (pieces and pieces[-1] < PIECE_SECONDS_MAX):
         state = State()
-        arrays = Arrays(Keeper(MemoryStore(), state))
+        arrays = JobArrays(JobStore(MemoryStore(), state))
         longest = [
-            await longest_piece(arrays.create(largest(), "eve", "", Request("CreateJob", "", b""))) for _ in range(3)
+            await longest_piece(arrays.create(largest(), "eve", "", IdempotencyKey("CreateJob", "", b"")))
+            for _ in range(3)
         ]
         assert len(state.table) == 3 * len(largest().array.indices)  # type: ignore[union-attr]  # it has one
         pieces.append(max(longest))
@@ -189,19 +190,19 @@ async def test_arrays_are_taken_in_piece_by_piece_however_many_there_are() -> No
 
 
 @pytest.mark.usefixtures("settled")
-async def test_what_waits_is_counted_piece_by_piece() -> None:
+async def test_waiting_jobs_are_counted_in_slices() -> None:
     state = State()
-    await Arrays(Keeper(MemoryStore(), state)).create(largest(), "eve", "", Request("CreateJob", "", b""))
-    assert min([await longest_piece(Waits(state)._count()) for _ in range(ATTEMPTS)]) < COUNT_SECONDS_MAX
+    await JobArrays(JobStore(MemoryStore(), state)).create(largest(), "eve", "", IdempotencyKey("CreateJob", "", b""))
+    assert min([await longest_piece(WaitMetrics(state)._count()) for _ in range(ATTEMPTS)]) < COUNT_SECONDS_MAX
 
 
-async def test_a_repeated_call_and_its_own_answer_take_an_array_in_once() -> None:
+async def test_a_repeated_call_adds_an_array_once() -> None:
     state, store = State(), MemoryStore()
-    arrays = Arrays(Keeper(store, state))
-    made = await arrays.create(largest(), "eve", "", Request("CreateJob", "", b""))
+    arrays = JobArrays(JobStore(store, state))
+    made = await arrays.create(largest(), "eve", "", IdempotencyKey("CreateJob", "", b""))
     task = made.spec.array_task
     assert task
     other = State()
-    again = Arrays(Keeper(store, other))
+    again = JobArrays(JobStore(store, other))
     await asyncio.gather(again.settle(task.array_id), again.settle(task.array_id))
     assert len(other.records) == len(other.ids) == len(other.table) == task.count

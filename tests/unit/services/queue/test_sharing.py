@@ -1,4 +1,4 @@
-"""Guarantees, limits, priorities, learning and giving up, over the real mesh."""
+"""Quotas, limits, priorities, learning and giving up, over the real mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.services.queue.api.test_tenants import made
 from cotenant import plugins
 from cotenant.cli import views
 from cotenant.core.model.job_table import Jobs
-from cotenant.core.policy.protocols import Ended, Order
+from cotenant.core.policy.protocols import EndedJob, Order
 from cotenant.core.scheduling.admission import Preemption, Rules
 from cotenant.policies.fifo import Fifo
 from cotenant.services.queue.api import server
@@ -35,7 +35,7 @@ async def explained(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
     return response
 
 
-async def test_a_tenant_takes_back_what_it_lent(mesh: Mesh) -> None:
+async def test_a_tenant_reclaims_its_quota(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=4, cores=24)
     await made(mesh, "owner", quota_gpu_milli=2000)
     first = await mesh.submit(gpus=2, tenant="guest")
@@ -50,7 +50,7 @@ async def test_a_tenant_takes_back_what_it_lent(mesh: Mesh) -> None:
     assert views.wait_of(stopped) == "capacity"
 
 
-async def test_beyond_its_guarantee_a_tenant_waits_for_its_fair_share(mesh: Mesh) -> None:
+async def test_beyond_its_quota_a_tenant_waits_for_its_fair_share(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=2, cores=24)
     await made(mesh, "owner", quota_gpu_milli=2000)
     await mesh.reach(await mesh.submit(gpus=2, tenant="owner"), "RUNNING")
@@ -60,18 +60,18 @@ async def test_beyond_its_guarantee_a_tenant_waits_for_its_fair_share(mesh: Mesh
     assert views.wait_of(told.job) == "fair_share"
     assert "for its fair share" in told.summary
     assert views.wait_of((await explained(mesh, other)).job) == "capacity"
-    counts = mesh.parts["queue"].service.waits.tell(1.0)
+    counts = mesh.parts["queue"].service.waits.report(1.0)
     assert dict(counts) == {("fair_share", "owner"): 1, ("capacity", "guest"): 1}
 
 
-async def test_a_job_that_is_held_back_waits_for_something_outside(mesh: Mesh) -> None:
+async def test_a_suspended_job_waits_for_an_external_condition(mesh: Mesh) -> None:
     held = await mesh.submit()
     await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=held))
     assert views.wait_of((await explained(mesh, held)).job) == "dependency"
-    assert mesh.parts["queue"].service.waits.tell(1.0) == {("dependency", "default"): 1}
+    assert mesh.parts["queue"].service.waits.report(1.0) == {("dependency", "default"): 1}
 
 
-async def test_a_fragment_tells_the_level_that_is_wanted(mesh: Mesh) -> None:
+async def test_a_fragmentation_refusal_names_the_topology_level(mesh: Mesh) -> None:
     for name in ("n1", "n2"):
         await mesh.agent(name, gpus=2, cores=24)
     singles = [await mesh.submit(gpus=1) for _ in range(3)]
@@ -84,7 +84,7 @@ async def test_a_fragment_tells_the_level_that_is_wanted(mesh: Mesh) -> None:
     assert (told["wait"], told["locality"]) == ("fragmentation", "server")
 
 
-async def test_a_weight_reaches_the_table_and_a_new_one_too(mesh: Mesh) -> None:
+async def test_weights_and_their_changes_reach_the_table(mesh: Mesh) -> None:
     await made(mesh, "a", weight=3)
     job_id = await mesh.submit(tenant="a")
     table = mesh.parts["queue"].service.state.table
@@ -99,7 +99,7 @@ async def test_a_weight_reaches_the_table_and_a_new_one_too(mesh: Mesh) -> None:
     assert table.jobs(0.0).tenant_weight.tolist() == [0.5]
 
 
-async def test_a_higher_priority_takes_the_room_of_a_lower_one_where_the_rule_says_so() -> None:
+async def test_higher_priority_preempts_lower_if_the_rule_allows() -> None:
     config = replace(BACKFILL, rules=Rules(Preemption.PRIORITY))
     async with running(queue_config=config) as mesh:
         await mesh.agent("n1", gpus=1, cores=24)
@@ -113,18 +113,18 @@ async def test_a_higher_priority_takes_the_room_of_a_lower_one_where_the_rule_sa
 
 
 class Remembers(Fifo):
-    """Takes in every end."""
+    """Records every end."""
 
     def __init__(self) -> None:
         super().__init__(Fifo.Options("backfill"))
-        self.ends: list[Ended] = []
+        self.ends: list[EndedJob] = []
 
-    def learn(self, ended: Ended) -> None:
+    def learn(self, ended: EndedJob) -> None:
         self.ends.append(ended)
 
 
 class Patience(Fifo):
-    """Gives up whatever is past its deadline."""
+    """Gives up jobs past their deadline."""
 
     def __init__(self) -> None:
         super().__init__(Fifo.Options("backfill"))
@@ -139,7 +139,7 @@ class Patience(Fifo):
 
 @pytest.fixture
 def ordered_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Fifo]], None]:
-    """Have the queue ordered by a policy that nobody has installed."""
+    """Order the queue by a policy that is not installed."""
     load = plugins.load
 
     def use(policy: type[Fifo]) -> None:
@@ -151,7 +151,7 @@ def ordered_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Fifo]], None]:
     return use
 
 
-async def test_a_policy_learns_of_ends_and_again_after_a_restart(ordered_by: Callable[[type[Fifo]], None]) -> None:
+async def test_a_policy_learns_from_ended_jobs_also_after_a_restart(ordered_by: Callable[[type[Fifo]], None]) -> None:
     ordered_by(Remembers)
     async with running() as mesh:
         agent = await mesh.agent("n1", gpus=4, cores=24)
@@ -162,7 +162,7 @@ async def test_a_policy_learns_of_ends_and_again_after_a_restart(ordered_by: Cal
             await mesh.reach(job_id, "SUCCEEDED")
         never = await mesh.submit(gpus=4, not_preemptible=True)
         await mesh.jobs.CancelJob(pb.CancelJobRequest(id=never))
-        ends: list[Ended] = mesh.parts["queue"].service.policy.ends
+        ends: list[EndedJob] = mesh.parts["queue"].service.policy.ends
         await until(lambda: len(ends) >= 2)
         assert [end.gpu_milli for end in ends][:2] == [2000, 1000]
         assert all(end.attained_gpu_seconds == end.attained_seconds * end.gpu_milli / 1000 for end in ends)
@@ -170,7 +170,7 @@ async def test_a_policy_learns_of_ends_and_again_after_a_restart(ordered_by: Cal
         assert mesh.parts["queue"].service.policy.ends[:2] == ends[:2]
 
 
-async def test_a_job_that_the_policy_gives_up_fails_with_the_reason(ordered_by: Callable[[type[Fifo]], None]) -> None:
+async def test_a_job_given_up_by_the_policy_fails_with_a_reason(ordered_by: Callable[[type[Fifo]], None]) -> None:
     ordered_by(Patience)
     async with running() as mesh:
         await mesh.agent("n1", gpus=1, cores=24)

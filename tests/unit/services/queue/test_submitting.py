@@ -1,4 +1,4 @@
-"""Jobs in: what is taken, what is refused with all that is wrong, and that a repeat makes nothing new."""
+"""Submission: accepted jobs, refusals that name every invalid field, and idempotency."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def refusal(mesh: Mesh, request: pb.CreateJobRequest) -> Problem:
     return from_error(refused.value)
 
 
-async def test_a_job_is_told_as_it_was_taken_in(mesh: Mesh) -> None:
+async def test_a_job_is_returned_as_submitted(mesh: Mesh) -> None:
     response = await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=spec(name="first", labels={"team": "a"})))
     job = response.job
     assert job == await mesh.job(job.id)
@@ -36,16 +36,16 @@ async def test_a_job_is_told_as_it_was_taken_in(mesh: Mesh) -> None:
     assert job.etag
 
 
-async def test_a_repeat_makes_no_second_job(mesh: Mesh) -> None:
+async def test_a_repeated_create_makes_no_second_job(mesh: Mesh) -> None:
     request = pb.CreateJobRequest(spec=spec(), request_id="once")
     jobs = await asyncio.gather(*(mesh.jobs.CreateJob(request) for _ in range(20)))
     assert len({response.job.id for response in jobs}) == 1
     assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 1
 
 
-async def test_a_repeat_is_answered_although_the_job_would_be_refused_now(mesh: Mesh) -> None:
+async def test_a_repeated_create_succeeds_although_the_job_would_be_refused_now(mesh: Mesh) -> None:
     request = pb.CreateJobRequest(spec=spec(gpus=64), request_id="once")
-    first = await mesh.jobs.CreateJob(request)  # no node has joined yet, so it may fit some day
+    first = await mesh.jobs.CreateJob(request)  # no node has registered yet, so it may fit later
     await mesh.agent("n1", gpus=2)
     await mesh.refused(first.job.id, "NEVER_FITS")
     assert (await mesh.jobs.CreateJob(request)).job.id == first.job.id
@@ -63,19 +63,19 @@ async def test_a_request_id_names_one_call_only(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("request_id", ["a/b", "a\nb", "x" * 129])
-async def test_a_request_id_is_short_and_harmless(mesh: Mesh, request_id: str) -> None:
+async def test_invalid_request_ids_are_refused(mesh: Mesh, request_id: str) -> None:
     problem = await refusal(mesh, pb.CreateJobRequest(spec=spec(), request_id=request_id))
     assert [violation.field for violation in problem.violations] == ["request_id"]
 
 
-async def test_validating_takes_nothing_in(mesh: Mesh) -> None:
+async def test_validate_only_creates_nothing(mesh: Mesh) -> None:
     response = await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=spec(), validate_only=True, request_id="once"))
     assert response.job.spec.tenant == "default"
     assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 0
     assert await mesh.records_left("queue/") == []
 
 
-async def test_all_that_is_wrong_is_named_at_once(mesh: Mesh) -> None:
+async def test_every_invalid_field_is_named_at_once(mesh: Mesh) -> None:
     bad = spec(gpus=1.5, cores=0, replicas=5000, name="a/b", tenant="A!", retries_max=-1)
     problem = await refusal(mesh, pb.CreateJobRequest(spec=bad))
     assert problem.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -90,7 +90,7 @@ async def test_all_that_is_wrong_is_named_at_once(mesh: Mesh) -> None:
     }
 
 
-async def test_an_unknown_queue_is_a_bad_field(mesh: Mesh) -> None:
+async def test_an_unknown_queue_is_an_invalid_field(mesh: Mesh) -> None:
     problem = await refusal(mesh, pb.CreateJobRequest(spec=spec(queue="defualt")))
     assert [violation.field for violation in problem.violations] == ["spec.queue"]
     assert "default" in problem.message
@@ -102,15 +102,15 @@ async def test_hostile_names_are_refused(mesh: Mesh, name: str) -> None:
     assert [violation.field for violation in problem.violations] == ["spec.name"]
 
 
-async def test_a_huge_spec_is_refused_and_not_kept(mesh: Mesh) -> None:
+async def test_a_huge_spec_is_refused_and_not_stored(mesh: Mesh) -> None:
     huge = spec(environment={f"V{n}": "x" * 2048 for n in range(140)})
     problem = await refusal(mesh, pb.CreateJobRequest(spec=huge))
     assert problem.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "262144 are taken at most" in problem.message
+    assert "at most 262144 are allowed" in problem.message
     assert await mesh.records_left("queue/") == []
 
 
-async def test_what_can_never_fit_is_refused_with_the_largest_node(mesh: Mesh) -> None:
+async def test_a_job_that_never_fits_is_refused_with_the_largest_node(mesh: Mesh) -> None:
     await mesh.agent("small", gpus=2, cores=8)
     await mesh.agent("large", gpus=4, cores=32)
     await mesh.submit(gpus=1)
@@ -122,7 +122,7 @@ async def test_what_can_never_fit_is_refused_with_the_largest_node(mesh: Mesh) -
     assert "4 GPUs" in problem.message or "4 × " in problem.message
 
 
-async def test_an_unknown_job_is_not_found_and_a_near_one_named(mesh: Mesh) -> None:
+async def test_an_unknown_job_is_not_found_and_a_similar_id_suggested(mesh: Mesh) -> None:
     job_id = await mesh.submit()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await mesh.job(job_id[:-1] + ("0" if job_id[-1] != "0" else "1"))
@@ -130,7 +130,7 @@ async def test_an_unknown_job_is_not_found_and_a_near_one_named(mesh: Mesh) -> N
     assert job_id in (refused.value.details() or "")
 
 
-async def test_a_job_whose_answer_was_lost_is_there_and_the_repeat_finds_it(mesh: Mesh) -> None:
+async def test_a_repeat_after_a_lost_answer_finds_the_job(mesh: Mesh) -> None:
     mesh.parts["queue"].store.lose_answer = True
     request = pb.CreateJobRequest(spec=spec(), request_id="once")
     response = await again(lambda: mesh.jobs.CreateJob(request))
@@ -139,7 +139,7 @@ async def test_a_job_whose_answer_was_lost_is_there_and_the_repeat_finds_it(mesh
     await mesh.reach(response.job.id, "RUNNING")
 
 
-async def test_a_caller_that_goes_away_leaves_no_job_that_nobody_knows(mesh: Mesh) -> None:
+async def test_a_cancelled_create_leaves_no_unknown_job(mesh: Mesh) -> None:
     queue = mesh.parts["queue"]
     queue.store.held_back = asyncio.Event()
     call = mesh.jobs.CreateJob(pb.CreateJobRequest(spec=spec()), timeout=0.2)

@@ -1,4 +1,4 @@
-"""Clusters in short and in files."""
+"""Clusters from shorthands and files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SWITCHES = "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_nod
 
 
 @pytest.mark.parametrize("content", [json.dumps(SAID), json.dumps(SAID["nodes"]), YAML])
-def test_a_file_says_everything(tmp_path: Path, content: str) -> None:
+def test_a_cluster_file_sets_every_property(tmp_path: Path, content: str) -> None:
     file = tmp_path / "cluster"
     file.write_text(content)
     cluster = parse_cluster(str(file))
@@ -55,12 +55,12 @@ def test_a_file_says_everything(tmp_path: Path, content: str) -> None:
     ("text", "told"),
     [
         ("6y8", "cluster '6y8' is neither NxG[xC], such as 6x8 or 6x8x48, nor a file"),
-        ("0x8", "0x8: count: expected a whole number from 1 to 100000, found '0'"),
+        ("0x8", "0x8: count: expected an integer from 1 to 100000, found '0'"),
         ("999999999x8", "999999999"),
         ("2x0", "expected GPUs or cores, found neither"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_told_why(text: str, told: str) -> None:
+def test_an_invalid_cluster_is_rejected_with_a_reason(text: str, told: str) -> None:
     with pytest.raises(BadCluster) as failure:
         parse_cluster(text)
     assert told in str(failure.value)
@@ -72,37 +72,37 @@ def test_a_cluster_that_cannot_be_is_told_why(text: str, told: str) -> None:
         ("", "expected a list of nodes, alone or under 'nodes', found 'None'"),
         ("nodes: []", "expected a list of nodes, alone or under 'nodes', found '[]'"),
         ("nodes: 6", "expected a list of nodes, alone or under 'nodes', found '6'"),
-        ("racks: 2", "'racks' is no key of a cluster; only 'nodes' is"),
+        ("racks: 2", "unknown key 'racks'; the only key of a cluster is 'nodes'"),
         ("- 6x8", "nodes[0]: expected an object with count, gpus"),
-        ("- {gpu: 8}", "nodes[0]: gpu: is no key of a node; did you mean gpus?"),
-        ("- {gpus: 8}\n- {gpus: -1}", "line 2: nodes[1]: gpus: expected a whole number from 0 to 1000000, found '-1'"),
-        ("- {gpus: '8'}", "nodes[0]: gpus: expected a whole number"),
-        ("- {gpus: true}", "nodes[0]: gpus: expected a whole number"),
-        ("- {gpus: 8, count: 0}", "nodes[0]: count: expected a whole number from 1 to 100000, found '0'"),
-        ("- {gpus: 8, rack: 1}", "nodes[0]: rack: expected a text, found '1'"),
+        ("- {gpu: 8}", "nodes[0]: gpu: unknown key; did you mean gpus?"),
+        ("- {gpus: 8}\n- {gpus: -1}", "line 2: nodes[1]: gpus: expected an integer from 0 to 1000000, found '-1'"),
+        ("- {gpus: '8'}", "nodes[0]: gpus: expected an integer"),
+        ("- {gpus: true}", "nodes[0]: gpus: expected an integer"),
+        ("- {gpus: 8, count: 0}", "nodes[0]: count: expected an integer from 1 to 100000, found '0'"),
+        ("- {gpus: 8, rack: 1}", "nodes[0]: rack: expected a string, found '1'"),
         ("- {gpus: [}", "is neither YAML nor JSON"),
         ("- {gpus: \x01}", "is neither YAML nor JSON"),
-        ("- gpus: 8\n  cores: 9\n  gpus: 4", "line 3: nodes[0]: gpus: stands there twice"),
+        ("- gpus: 8\n  cores: 9\n  gpus: 4", "line 3: nodes[0]: gpus: occurs twice"),
         ("- gpus: 8\n  shareable: 1", "line 2: nodes[0]: shareable: expected true or false, found '1'"),
-        ("- {gpus: 8, numa_nodes: 0}", "numa_nodes: expected a whole number from 1 to 1024, found '0'"),
+        ("- {gpus: 8, numa_nodes: 0}", "numa_nodes: expected an integer from 1 to 1024, found '0'"),
         (
             "- gpus: 8\n\n  memory_bandwidth_bytes_per_second: fast",
             "line 3: nodes[0]: memory_bandwidth_bytes_per_second: expected a number of bytes/s from 0 to 1e+15",
         ),
         ("- {gpus: 8, memory_bandwidth_bytes_per_second: 1" + "0" * 400 + "}", "expected a number of bytes/s"),
         ("- {gpus: 8, memory_bandwidth_bytes_per_second: .nan}", "expected a number of bytes/s"),
-        ("- {gpus: 8, rack: 2024-13-01}", "has a value that cannot be: month must be in 1..12"),
+        ("- {gpus: 8, rack: 2024-13-01}", "has an invalid value: month must be in 1..12"),
         ("- &a {gpus: *a}", "is neither YAML nor JSON"),
         ("[" * 5000, "is nested too deeply"),
-        ("sn,cpu_milli,memory_mib,gpu,model\na,x,1,0,", "line 2, column 'cpu_milli': expected a whole number"),
-        ("sn,cpu_milli,memory_mib,gpu,model\n\na,900,1,0,", "line 3, column 'cpu_milli': expected a whole core"),
+        ("sn,cpu_milli,memory_mib,gpu,model\na,x,1,0,", "line 2, column 'cpu_milli': expected an integer"),
+        ("sn,cpu_milli,memory_mib,gpu,model\n\na,900,1,0,", "line 3, column 'cpu_milli': expected at least one"),
         ("sn,cpu_milli,memory_mib,gpu,model\na,1000,1,0", "line 2: expected 5 fields"),
-        ("sn,cpu_milli,memory_mib,gpu,model\n", "has 0 nodes; from 1 to 100000 were expected"),
-        (SWITCHES + "0,6,8,128,512", "line 2, column 'num_switch': expected a whole number from 1 to"),
+        ("sn,cpu_milli,memory_mib,gpu,model\n", "has 0 nodes; expected 1 to 100000"),
+        (SWITCHES + "0,6,8,128,512", "line 2, column 'num_switch': expected an integer from 1 to"),
         (SWITCHES + "1,6,0,0,512", "line 2, column 'num_gpu_p_node': expected GPUs or cores, found '0'"),
     ],
 )
-def test_a_file_that_is_no_cluster_is_told_where(tmp_path: Path, content: str, told: str) -> None:
+def test_an_invalid_cluster_file_is_rejected_with_its_line(tmp_path: Path, content: str, told: str) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(content)
     with pytest.raises(BadCluster) as failure:
@@ -111,14 +111,14 @@ def test_a_file_that_is_no_cluster_is_told_where(tmp_path: Path, content: str, t
     assert told in str(failure.value)
 
 
-def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+def test_a_binary_file_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadCluster, match="is no UTF-8 text"):
+    with pytest.raises(BadCluster, match="is not UTF-8 text"):
         parse_cluster(str(file))
 
 
-def test_bandwidth_memory_domains_and_sharing_are_told_by_node(tmp_path: Path) -> None:
+def test_bandwidth_memory_domains_and_sharing_are_per_node(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(
         "- {count: 2, gpus: 8, numa_nodes: 2, memory_bandwidth_bytes_per_second: 380e9, shareable: true}\n"
@@ -130,7 +130,7 @@ def test_bandwidth_memory_domains_and_sharing_are_told_by_node(tmp_path: Path) -
     assert [shape.shareable for shape in cluster.shapes] == [True, True, False, False]
 
 
-def test_what_a_cluster_in_short_does_not_tell() -> None:
+def test_defaults_of_a_cluster_shorthand() -> None:
     cluster = parse_cluster("2x8")
     assert (cluster.memory_bandwidths, cluster.numa_nodes, cluster.memory_bytes) == ((0.0, 0.0), (1, 1), 0)
 
@@ -147,7 +147,7 @@ def test_openbs_list_of_nodes(tmp_path: Path) -> None:
 
 def test_a_cluster_of_switches_has_them_for_racks(tmp_path: Path) -> None:
     file = tmp_path / "n8g8.csv"
-    file.write_text(SWITCHES + "2,2,8,92,520")  # as Muri's, without an end of line
+    file.write_text(SWITCHES + "2,2,8,92,520")  # like Muri's, without a final newline
     cluster = parse_cluster(str(file))
     assert cluster.shapes == (NodeShape(gpus=8, cores=92, memory_bytes=520 * 10**9),) * 4
     assert cluster.racks == ("switch-0", "switch-0", "switch-1", "switch-1")
@@ -155,7 +155,7 @@ def test_a_cluster_of_switches_has_them_for_racks(tmp_path: Path) -> None:
 
 @given(st.text(max_size=80) | st.text("-{}[]:,&*!gpus cores8x\n\t\"'", max_size=60))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_is_a_cluster_or_told_why_not(tmp_path: Path, content: str) -> None:
+def test_any_text_is_a_cluster_or_rejected_with_a_reason(tmp_path: Path, content: str) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(content, encoding="utf-8", errors="replace")
     with suppress(BadCluster):

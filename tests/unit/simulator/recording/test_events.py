@@ -1,4 +1,4 @@
-"""What a recording says of a simulation, checked with a naive counter over random small worlds."""
+"""The content of a recording, checked with a naive counter over random small worlds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def recorded(
 
 
 @pytest.mark.parametrize(("queue", "options", "placement"), ARMS)
-def test_a_recording_tells_what_happened(queue: str, options: Mapping[str, str], placement: str) -> None:
+def test_a_recording_contains_the_history(queue: str, options: Mapping[str, str], placement: str) -> None:
     for seed in range(WORLDS):
         events = recorded(world(seed), queue, options, placement, seed)
         assert [event.as_line() for event in events] == [json_again(event) for event in events], f"seed {seed}"
@@ -77,9 +77,7 @@ BREAKING = {
 
 
 @pytest.mark.parametrize(("queue", "options", "placement"), ARMS)
-def test_a_recording_tells_what_happened_in_a_world_that_breaks(
-    queue: str, options: Mapping[str, str], placement: str
-) -> None:
+def test_a_recording_contains_the_history_with_failures(queue: str, options: Mapping[str, str], placement: str) -> None:
     kinds = {
         event.kind
         for seed in range(WORLDS // 2)
@@ -93,14 +91,16 @@ def json_again(event: Event) -> str:
 
 
 @pytest.mark.parametrize("mode", ["strict", "backfill"])
-def test_a_reason_is_told_once_until_it_changes(mode: str) -> None:
+def test_a_reason_is_recorded_once_until_it_changes(mode: str) -> None:
     for seed in range(WORLDS):
         told: dict[object, tuple[str, ...]] = {}
         for event in recorded(world(seed), "fifo", {"mode": mode}, "consolidate"):
             if event.kind is Kind.WAITING:
                 who = event.job_id or event.shape
                 reason = (event.code, *event.numbers)
-                assert told.get(who) != reason or mode == "backfill"  # a shape's may begin anew once nobody waited
+                assert (
+                    told.get(who) != reason or mode == "backfill"
+                )  # a class's reason may be recorded again after its queue was empty
                 told[who] = reason
 
 
@@ -133,7 +133,7 @@ def gpu_job(job_id: str, at: float, seconds: float, gpus: int, **more: Any) -> T
     return TraceJob(job_id, at, seconds, (Role("worker", gpus, Request(gpu_milli=1000, cores=0)),), **more)
 
 
-def test_who_makes_room_under_its_tenants_limit_does_so_for_a_job_that_starts_elsewhere() -> None:
+def test_a_preemption_under_a_tenants_limit_is_for_a_start_elsewhere() -> None:
     jobs = gpu_job("low", 0.0, 100.0, 1, tenant="t"), gpu_job("high", 5.0, 10.0, 2, tenant="t", priority=100)
     cluster = Cluster("two sizes", (NodeShape(1, 8), NodeShape(2, 8)), ("", ""))
     tape = Tape()
@@ -150,7 +150,7 @@ def test_who_makes_room_under_its_tenants_limit_does_so_for_a_job_that_starts_el
     assert [place.node for place in started.nodes] == [1]
 
 
-def test_who_is_beyond_its_tenants_share_no_more_is_told_another_reason() -> None:
+def test_a_job_back_within_its_tenants_share_gets_another_reason() -> None:
     jobs = (
         gpu_job("first", 0.0, 10.0, 2, tenant="a"),
         gpu_job("stays", 0.0, 100.0, 2, tenant="b", preemptible=False),

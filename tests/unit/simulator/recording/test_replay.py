@@ -1,4 +1,4 @@
-"""Recordings as files, and running them again."""
+"""Recording files, and their replay."""
 
 from __future__ import annotations
 
@@ -77,24 +77,24 @@ def record(scenario: Scenario, path: Path, watch: Callable[[Simulation], bool] |
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ({"at_seconds": "soon"}, "its at_seconds is wrong"),
-        ({"at_seconds": float("nan")}, "its at_seconds is wrong"),
-        ({"at_seconds": 10**400}, "its at_seconds is wrong"),
-        ({"kind": 3}, "its kind is wrong"),
-        ({"kind": "eaten"}, "its kind is wrong"),
-        ({"gpu_milli": "two"}, "its gpu_milli is wrong"),
-        ({"by": "b"}, "its by is wrong"),
-        ({"nodes": [{"node": 0}], "run": 1}, "its nodes is wrong"),
-        ({"nodes": []}, "it has no run"),
-        ({"kind": "started"}, "it has no job_id"),
-        ({"kind": "planned"}, "it has no waiting"),
+        ({"at_seconds": "soon"}, "field at_seconds is invalid"),
+        ({"at_seconds": float("nan")}, "field at_seconds is invalid"),
+        ({"at_seconds": 10**400}, "field at_seconds is invalid"),
+        ({"kind": 3}, "field kind is invalid"),
+        ({"kind": "eaten"}, "field kind is invalid"),
+        ({"gpu_milli": "two"}, "field gpu_milli is invalid"),
+        ({"by": "b"}, "field by is invalid"),
+        ({"nodes": [{"node": 0}], "run": 1}, "field nodes is invalid"),
+        ({"nodes": []}, "field run is missing"),
+        ({"kind": "started"}, "field job_id is missing"),
+        ({"kind": "planned"}, "field waiting is missing"),
         ({"more": "\ud800"}, "surrogates not allowed"),
         (b'{"at_seconds": 0, "kind": "node_up", "more": "\xed\xa0\x80"}', "can't decode"),
-        ([1], "it is none"),
+        ([1], "not an object"),
     ],
 )
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_an_event_that_cannot_be_is_told_with_its_line(
+def test_an_invalid_event_is_reported_with_its_line(
     tmp_path: Path, line: object, told: str, form: tuple[str, ...]
 ) -> None:
     header = {"kind": "header", "version": 1, "scenario": {"trace": "sample", "cluster": "1x8"}, "files": {}}
@@ -105,7 +105,7 @@ def test_an_event_that_cannot_be_is_told_with_its_line(
     file.write_bytes(b"\n".join(lines))
     shown = cotenant("replay", file, *form)
     assert shown.exit_code == 2, shown.stderr
-    assert "line 5: is no " in shown.stderr
+    assert "line 5: invalid " in shown.stderr
     assert told in shown.stderr
 
 
@@ -183,7 +183,7 @@ def test_a_changed_trace_is_named_and_another_place_can_be_given(recorded: Path)
     trace = recorded.parent / "jobs.csv"
     moved = trace.rename(recorded.parent / "moved.csv")
     told = cotenant("replay", "--check", recorded)
-    assert (told.exit_code, "is missing" in told.stderr, "--trace points" in told.stderr) == (2, True, True)
+    assert (told.exit_code, "is missing" in told.stderr, "--trace gives" in told.stderr) == (2, True, True)
     assert cotenant("replay", "--check", recorded, "--trace", moved).exit_code == 0
     trace.write_text(JOBS.replace("j3,", "j33,"))
     told = cotenant("replay", "--check", recorded)
@@ -235,14 +235,14 @@ def test_events_can_be_picked_by_job_node_and_kind(recorded: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("simulate", "--trace", "sample", "--cluster", "2x8", "--events", "a.txt"), "ends in .jsonl or .parquet"),
+        (("simulate", "--trace", "sample", "--cluster", "2x8", "--events", "a.txt"), "must end in .jsonl or .parquet"),
         (("simulate", "--trace", "sample", "--cluster", "2x8", "--events", "/nowhere/a.jsonl"), "No such file"),
         (("replay", "nowhere.jsonl"), "nowhere.jsonl cannot be read: No such file"),
         (("replay", "nowhere.jsonl", "--kind", "started", "--kind", "strated"), "no events of kind 'strated'"),
-        (("replay", __file__), "ends in .jsonl or .parquet"),
+        (("replay", __file__), "must end in .jsonl or .parquet"),
     ],
 )
-def test_bad_input_is_told_in_a_sentence(arguments: tuple[str, ...], told: str) -> None:
+def test_invalid_input_is_reported_in_a_sentence(arguments: tuple[str, ...], told: str) -> None:
     result = cotenant(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert told in result.stderr

@@ -1,4 +1,4 @@
-"""What is left after a power cut, on a machine that has come back with fewer CPUs than before."""
+"""The state after a power cut, on a machine that comes back with fewer CPUs than before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.unit.node_agent.conditions import until
 from tests.unit.node_agent.conftest import RunningAgent, end_jobs
 from tests.unit.node_agent.jobs import shell, task
-from tests.unit.node_agent.placement import ENDS, Placement
+from tests.unit.node_agent.placement import TERMINAL_STATES, Placement
 from tests.verification.machines.reboot.agents import DISK, ENDED, RUNNING, STARTS, agent_on_disk
 
 from cotenant.v1 import job_pb2, node_service_pb2
@@ -28,17 +28,19 @@ async def agent(placement: Placement) -> AsyncIterator[RunningAgent]:
 
 
 async def told(placement: Placement, job_id: str) -> node_service_pb2.AttemptReport:
-    """How a job ended, as the agent says in its greeting, where it has found out by then, or later."""
+    """Return how a job ended, from the agent's hello or a later report."""
 
     def end() -> node_service_pb2.AttemptReport | None:
-        greetings = (report for hello in placement.hellos for report in hello.attempts if report.state in ENDS)
+        greetings = (
+            report for hello in placement.hellos for report in hello.attempts if report.state in TERMINAL_STATES
+        )
         return placement.end(job_id) or next((report for report in greetings if report.job_id == job_id), None)
 
     found: node_service_pb2.AttemptReport = await placement.until(end)
     return found
 
 
-async def test_what_ran_is_told_as_failed_what_had_ended_as_it_ended_and_nothing_starts_again(
+async def test_a_power_cut_fails_running_jobs_keeps_recorded_ends_and_restarts_nothing(
     placement: Placement, agent: RunningAgent
 ) -> None:
     running, ended = await told(placement, RUNNING), await told(placement, ENDED)
@@ -51,7 +53,7 @@ async def test_what_ran_is_told_as_failed_what_had_ended_as_it_ended_and_nothing
     }
 
 
-async def test_the_cpus_of_today_are_offered_and_used(placement: Placement, agent: RunningAgent) -> None:
+async def test_the_current_cpus_are_offered_and_used(placement: Placement, agent: RunningAgent) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     inventory = placement.hellos[-1].inventory
     assert sorted(cpu for core in inventory.cores for cpu in core.cpus) == cpus

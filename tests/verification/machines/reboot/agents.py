@@ -1,4 +1,4 @@
-"""An agent whose state is on the disk that outlives the machine."""
+"""An agent whose state is on a disk that outlives the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on a machine before its power is cut; `after.py` looks at what is left. Both in `make test-vm`."""
+"""Jobs on a machine before its power is cut; `after.py` checks the result. Both run in `make test-vm`."""
 
 from __future__ import annotations
 

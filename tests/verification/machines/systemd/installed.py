@@ -101,14 +101,14 @@ def test_a_job_runs_in_a_scope_that_systemd_delegated_on_cores_of_its_own(job: s
     assert shown("cotenant-agent", "ControlGroup") not in str(group_of(pid))
 
 
-def test_it_runs_on_while_the_agents_unit_is_restarted(job: str) -> None:
+def test_the_job_runs_on_while_the_agents_unit_is_restarted(job: str) -> None:
     before = shown("cotenant-agent", "MainPID")
     run("systemctl", "restart", "cotenant-agent")
     assert shown("cotenant-agent", "MainPID") != before
     counts_on(job)
 
 
-def test_its_cores_stay_its_own_when_systemd_reads_its_units_again(job: str) -> None:
+def test_the_jobs_cores_stay_its_own_after_a_daemon_reload(job: str) -> None:
     group = group_of(process_of(job))
     cpus = read(group / "cpuset.cpus")
     run("systemctl", "daemon-reload")
@@ -119,7 +119,7 @@ def test_its_cores_stay_its_own_when_systemd_reads_its_units_again(job: str) -> 
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_what_is_killed_is_started_again(unit: str, job: str) -> None:
+def test_killed_services_are_restarted(unit: str, job: str) -> None:
     before = int(shown(unit, "NRestarts"))
     os.kill(int(shown(unit, "MainPID")), signal.SIGKILL)
     until(lambda: int(shown(unit, "NRestarts")) > before and shown(unit, "ActiveState") == "active", "restart")
@@ -133,7 +133,7 @@ def test_an_upgrade_ends_no_job(job: str) -> None:
     counts_on(job)
 
 
-def test_all_is_stopped_in_order_and_the_job_runs_on(job: str) -> None:
+def test_all_services_are_stopped_and_the_job_runs_on(job: str) -> None:
     pid = process_of(job)
     run("systemctl", "stop", *UNITS)
     assert {unit: (shown(unit, "Result"), shown(unit, "ExecMainStatus")) for unit in UNITS} == dict.fromkeys(
@@ -152,11 +152,11 @@ def test_a_job_that_is_cancelled_leaves_nothing_in_the_scope(job: str) -> None:
     until(lambda: not group.exists(), "removal of its group")
 
 
-def test_the_journal_tells_of_no_trouble() -> None:
+def test_the_journal_has_no_errors() -> None:
     assert troubles("-b") == []
 
 
-def test_a_unit_whose_settings_are_wrong_says_so_and_is_no_success() -> None:
+def test_a_unit_with_invalid_settings_fails_with_a_reason() -> None:
     settings = ETC / "predictor.environment"
     settings.write_text("COTENANT_FLAGS=--listen nonsense\n")
     with pytest.raises(AssertionError, match="Job for cotenant@predictor"):

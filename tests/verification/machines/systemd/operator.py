@@ -1,4 +1,4 @@
-"""What an operator does on a machine with systemd, and what systemd and the kernel say of it."""
+"""An operator's actions on a machine with systemd, and the views of systemd and the kernel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TROUBLE = (
 
 
 def run(*words: str, **more: str) -> str:
-    """Run a command that is to succeed, with more in its environment, and return what it printed."""
+    """Run a command that must succeed, with additional environment variables, and return its output."""
     done = subprocess.run(
         words, env=os.environ | more, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -43,33 +43,33 @@ def run(*words: str, **more: str) -> str:
 
 
 def install(*parts: str) -> str:
-    """Do what docs/deploying.md says of a machine without a network."""
+    """Install without a network as docs/deploying.md describes."""
     (wheel,) = WHEELS.glob("cotenant-*.whl")
     offline = {"COTENANT_PACKAGE": str(wheel), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELS)}
     return run("sh", str(DEPLOY / "install.sh"), *parts, **offline)
 
 
 def cotenant(*words: str) -> str:
-    """Run a command of an operator, as the settings say that root does; one that only asks is patient.
+    """Run an operator's command with root's settings; commands that only query are retried.
 
-    An emulated processor may be too slow for a leader to keep its lease, and a call is then asked to come again.
+    An emulated processor may be too slow for a leader to keep its lease, and calls are then refused temporarily.
     """
     command = ("sh", "-c", 'set -a; . /etc/cotenant/environment; exec cotenant "$@"', "sh", *words)
     return until(lambda: [run(*command)], f"answer to {words[0]}")[0] if words[0] in ASKING else run(*command)
 
 
 def told(*words: str) -> Any:
-    """Run a command that prints JSON."""
+    """Run a command with JSON output and return it."""
     return json.loads(cotenant(*words, "--json"))
 
 
 def shown(unit: str, name: str) -> str:
-    """What systemd says of a unit."""
+    """Return a property of a unit."""
     return run("systemctl", "show", "--value", "-p", name, unit).strip()
 
 
 def until(condition: Callable[[], T], what: str) -> T:
-    """Return the first true value of a condition. A command that fails meanwhile says that it does not hold yet."""
+    """Return the first true value of a condition. A command that fails counts as false."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while True:
         try:
@@ -85,22 +85,22 @@ def until(condition: Callable[[], T], what: str) -> T:
 
 
 def counted(job: str) -> int:
-    """How far a job has counted, by what is kept of its output."""
+    """Return how far a job has counted, from its retained output."""
     return max((int(line.split()[1]) for line in cotenant("logs", job).splitlines() if line[:6] == "count "), default=0)
 
 
 def counts_on(job: str) -> None:
-    """Wait until it has counted further than now, in its first attempt."""
+    """Wait until a job's count has increased, in its first attempt."""
     before = counted(job)
     until(lambda: counted(job) > before, "more counted")
     assert told("show", job)["attempt"]["number"] == 1
 
 
 def journal(*words: str) -> str:
-    """What all units have said, and systemd of them."""
+    """Return the journal of all units."""
     return run("journalctl", "--no-pager", "-o", "short-monotonic", "-u", "cotenant*", *words)
 
 
 def troubles(*words: str) -> list[str]:
-    """The lines of the journal that should not be there."""
+    """Return the errors in the journal."""
     return [line for line in journal(*words).splitlines() if any(word in line for word in TROUBLE)]

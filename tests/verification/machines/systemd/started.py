@@ -1,4 +1,4 @@
-"""The machine of `installed.py`, switched off in order and on again: everything comes up by itself."""
+"""The machine of `installed.py`, shut down cleanly and started again: everything starts by itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_job_that_ran_when_the_machine_went_off_runs_again() -> None:
     cotenant("cancel", job["id"])
 
 
-def test_neither_life_tells_of_trouble() -> None:
+def test_neither_boot_has_errors_in_its_journal() -> None:
     assert "Stopped Cotenant" in journal("-b", "-1") or "Stopped cotenant" in journal("-b", "-1")
     assert troubles("-b", "-1") == []
     assert troubles("-b", "0") == []

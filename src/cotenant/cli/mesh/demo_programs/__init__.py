@@ -1,1 +1,1 @@
-"""Real programs for the demo's jobs: each is a script of its own, run as any user's job is."""
+"""Real programs for the demo's jobs: each is a script that runs like any user's job."""

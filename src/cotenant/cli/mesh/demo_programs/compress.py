@@ -10,7 +10,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Compress for so many seconds of CPU time."""
+    """Compress for the given CPU time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu-seconds", type=float, default=2.0)
     cpu_seconds = parser.parse_args().cpu_seconds

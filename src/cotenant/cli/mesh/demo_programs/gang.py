@@ -1,4 +1,4 @@
-"""Two processes that train together: each step they exchange gradients over a socket, and neither can go alone."""
+"""Two processes that train together: they exchange gradients over a socket in each step, so neither can run alone."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def meet(rank: int, address: str, port: int) -> socket.socket:
         except ConnectionRefusedError:
             if time.monotonic() > end:
                 raise
-            time.sleep(0.05)  # the other one has not begun to listen yet
+            time.sleep(0.05)  # the other process does not listen yet
 
 
 def exchange(peer: socket.socket, gradients: np.ndarray) -> np.ndarray:
-    """Send ours, receive theirs, return the mean: an all-reduce of two."""
+    """Return the mean of our gradients and the peer's: an all-reduce of two."""
     peer.sendall(gradients.tobytes())
     data = b""
     while len(data) < gradients.nbytes:
         received = peer.recv(gradients.nbytes - len(data))
         if not received:
-            raise ConnectionError("the other process of the gang has gone")
+            raise ConnectionError("the other process of the gang has exited")
         data += received
     mean: np.ndarray = (gradients + np.frombuffer(data)) / 2
     return mean

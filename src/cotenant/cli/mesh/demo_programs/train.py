@@ -1,7 +1,7 @@
 """A training loop with a data loader: processes prepare batches on the job's cores, the step consumes them.
 
-The step stands in for a GPU's: its time does not depend on the cores, so the loop is as fast as its loader or its
-step, whichever is slower — as with a real GPU job, too few cores starve it.
+The step imitates a GPU's: its time does not depend on the cores, so the loop is as fast as the slower of loader and
+step. As with a real GPU job, too few cores starve it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from cotenant import progress
 
-BATCH_SECONDS = 0.09  # of CPU time that the loader spends on a batch
-STEP_SECONDS = 0.05  # that the declared GPU would spend on it
+BATCH_SECONDS = 0.09  # CPU time of the loader per batch
+STEP_SECONDS = 0.05  # time of the declared GPU per batch
 
 
 def load(seed: int) -> float:
-    """Decode and augment one batch: real work on a real core."""
+    """Decode and augment one batch, which is real work on a core."""
     rng = np.random.default_rng(seed)
     end = time.process_time() + BATCH_SECONDS
     total = 0.0
@@ -31,7 +31,7 @@ def load(seed: int) -> float:
 
 
 def main() -> None:
-    """Train for some steps and tell each one."""
+    """Train for some steps and report each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     steps = parser.parse_args().steps

@@ -1,1 +1,1 @@
-"""What `cotenant predict` is made of: measurements in, fits, drawings and words out."""
+"""Parts of `cotenant predict`: reading measurements, fitting them, and showing fits as text, tables and charts."""

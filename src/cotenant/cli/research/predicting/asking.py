@@ -1,4 +1,4 @@
-"""Questions to the predictor about jobs that were not submitted, and what would make its answers better."""
+"""Estimates of jobs that are not submitted, and hints how to improve them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from cotenant.v1.predictor_service_pb2 import (
     PlanProfileResponse,
 )
 
-USUAL_CORES = (1, 2, 4, 8, 16)  # judged where a job leaves its cores open
+USUAL_CORES = (1, 2, 4, 8, 16)  # candidates if a job has auto cores
 CANDIDATES_MAX = 64
-CORES_MAX_USUAL = 16  # up to which useful cores are looked for, where no more are asked about
+CORES_MAX_USUAL = 16  # profiling limit unless more cores are requested
 
 COLUMNS = (
     Column("CORES", right=True),
@@ -41,7 +41,7 @@ COLUMNS = (
 
 
 async def ask(mesh: Mesh, drafts: Sequence[Draft], cores: Sequence[int], nodes: Sequence[int]) -> list[View]:
-    """Ask about jobs, and, of those whose useful cores are not known, what to measure."""
+    """Return estimates of jobs, and for jobs with unknown useful cores what to measure next."""
     specs = [draft.spec for draft in drafts]
     queries = [query_of(draft, cores, nodes) for draft in drafts]
     answer: EstimateResponse = await mesh.predictor.Estimate(EstimateRequest(queries=queries))
@@ -56,7 +56,7 @@ async def ask(mesh: Mesh, drafts: Sequence[Draft], cores: Sequence[int], nodes: 
 
 
 async def _planned(mesh: Mesh, request: PlanProfileRequest) -> PlanProfileResponse | None:
-    """Ask what to measure, which is told to callers of all tenants alone."""
+    """Return what to measure next; None for callers without access to all tenants."""
     try:
         planned: PlanProfileResponse = await mesh.predictor.PlanProfile(request)
     except grpc.aio.AioRpcError as error:
@@ -67,21 +67,21 @@ async def _planned(mesh: Mesh, request: PlanProfileRequest) -> PlanProfileRespon
 
 
 def query_of(draft: Draft, cores: Sequence[int], nodes: Sequence[int]) -> EstimateQuery:
-    """Ask about a job as it stands, and under other core counts and nodes."""
+    """Return the query for a job as specified and for other core and node counts."""
     spec = draft.spec
     main = max(spec.roles, key=lambda role: role.request.gpu_milli)  # the first of equals
     own = main.request.cores or 0
     wanted = cores or (() if main.request.cores else USUAL_CORES)
-    asked = [(own, 1), *((one, on) for one, on in product(wanted or (own,), nodes or (1,)) if (one, on) != (own, 1))]
+    others = ((one, on) for one, on in product(wanted or (own,), nodes or (1,)) if (one, on) != (own, 1))
     candidates = [
         CandidateAllocation(cores=one, gpu_milli=main.request.gpu_milli, nodes=on, gpu_type=main.request.gpu_type)
-        for one, on in asked
+        for one, on in ((own, 1), *others)
     ]
     return EstimateQuery(spec=draft.to_wire(spec), candidates=candidates)
 
 
 def answer_view(spec: JobSpec, query: EstimateQuery, estimate: Estimate, planned: PlanProfileResponse | None) -> View:
-    """Tell what is said of a job, each candidate with what it stands for."""
+    """Return the estimate of a job, each candidate with its cores and nodes."""
     view = estimate_view(estimate)
     for one, allocation in zip(view["candidates"], query.candidates, strict=False):
         one["cores"], one["nodes"] = allocation.cores or None, allocation.nodes
@@ -92,26 +92,26 @@ def answer_view(spec: JobSpec, query: EstimateQuery, estimate: Estimate, planned
 
 
 def _hints(spec: JobSpec, view: View) -> Iterator[str]:
-    """What would make a job predictable that is not."""
+    """Yield what would make an unpredictable job predictable."""
     if spec.kind is JobKind.INFERENCE:
         if not spec.qos.arrivals_per_second:
-            yield "tell qos.arrivals, the requests a second: without it no latency is known"
+            yield "set qos.arrivals, the requests per second: latency depends on it"
         elif not any(one["latency"] for one in view["candidates"]):
-            yield "let it tell its batches (progress.batch), of two sizes; `latency` must be among the predictors"
+            yield "report batches of two sizes (progress.batch); `latency` must be among the predictors"
         return
     if view["predictable"]:
         return
     if not (spec.steps_total or spec.loss_goal.given):
-        yield "tell its steps, or the goal of its loss: from its rate, what remains follows"
+        yield "set its steps or its loss goal: the remaining time follows from its rate"
     if not spec.model:
-        yield "give it a model: jobs of one model teach the predictor about each other"
+        yield "set its model: jobs with the same model share history"
     if spec.expected_seconds is None:
-        yield "tell how long you expect it to run; that is believed until more is known"
-    yield "or run it once: jobs that have ended tell how long such jobs take"
+        yield "set its expected run time, which is used until more is known"
+    yield "or run it once: finished jobs show how long such jobs take"
 
 
 def further_card(view: View) -> Iterator[tuple[str, str]]:
-    """What would make the answer better."""
+    """Yield what would improve the estimate."""
     if view["next"]:
         yield "measure next", f"{', '.join(map(str, view['next']['cores']))} cores: {view['next']['reason']}"
     for hint in view["hints"]:
@@ -119,7 +119,7 @@ def further_card(view: View) -> Iterator[tuple[str, str]]:
 
 
 def candidate_table(view: View) -> tuple[Sequence[Column], Sequence[Sequence[str]]]:
-    """The candidates as a table; rows and columns of which nothing is known are left out."""
+    """Return the candidates as a table; rows and columns without data are omitted."""
     rows = [row for one in view["candidates"] if (row := _row(one))]
     kept = [at for at in range(len(COLUMNS)) if any(row[at] for row in rows)]
     return [COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows]

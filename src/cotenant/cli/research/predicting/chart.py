@@ -1,4 +1,4 @@
-"""Curves drawn with the characters of a terminal: each braille character has two by four dots."""
+"""Charts drawn with terminal characters: each braille character has two by four dots."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-HEIGHT = 16  # lines of the plot itself
+HEIGHT = 16  # lines of the plot area
 WIDTH_MIN, WIDTH_MAX = 24, 88
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column of a braille character
-LETTERS, LETTERS_APART = "abcdefghijklmnop", 24  # which tell lines apart, and columns between two of a line
+LETTERS, LETTERS_APART = "abcdefghijklmnop", 24  # labels of lines, and columns between two labels of a line
 POINTS_APART_FROM = 24
 MEASURED, PLANNED, BOUND = "●", "▲", "┊"
-LOG_FROM = 8.0  # an axis whose ends are further apart than this factor is logarithmic, where it may be
+LOG_FROM = 8.0  # axes that span more than this factor are logarithmic if allowed
 TICKS = 5
 
 XY = tuple[float, float]
@@ -21,10 +21,10 @@ XY = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is to be drawn, on a terminal or by matplotlib.
+    """A chart, drawn on a terminal or by matplotlib.
 
-    band: (x, low, high) around the first line. points: what was measured. planned: x of what is to be measured next.
-    bounds: x that are marked, by what they are called. spread_x: whether the axis may be logarithmic.
+    band: (x, low, high) around the first line. points: measurements. planned: x of measurements to make next.
+    bounds: marked x by label. spread_x: whether the axis may be logarithmic.
     """
 
     title: str
@@ -40,19 +40,19 @@ class Chart:
 
     @property
     def x_range(self) -> XY:
-        """The least and the largest x that is drawn."""
+        """The smallest and the largest x."""
         xs = [x for line in self.lines.values() for x, _ in line] + [x for x, _ in self.points] + list(self.planned)
         return min(xs), max(xs)
 
     @property
     def x_is_log(self) -> bool:
-        """Whether equal ratios of x are equally far apart."""
+        """Whether the x axis is logarithmic."""
         low, high = self.x_range
         return self.spread_x and low > 0 and high / low >= LOG_FROM
 
     @property
     def y_range(self) -> XY:
-        """What the axis of y spans; a band that goes far beyond the lines is cut off."""
+        """The span of the y axis; a band far beyond the lines is cut off."""
         ys = [y for line in self.lines.values() for _, y in line] + [y for _, y in self.points]
         top = max(ys)
         if self.from_zero:
@@ -62,7 +62,7 @@ class Chart:
 
 
 class _Canvas:
-    """Dots and characters, the origin at the bottom left."""
+    """A grid of dots and characters with its origin at the bottom left."""
 
     def __init__(self, width: int, height: int, chart: Chart) -> None:
         self._width, self._height = width, height
@@ -72,23 +72,23 @@ class _Canvas:
         (self._left, self._right), (self._low, self._high) = chart.x_range, chart.y_range
 
     def across(self, x: float) -> float:
-        """How far to the right an x lies, from 0 to 1."""
+        """Return the horizontal position of an x, from 0 to 1."""
         scale = math.log if self._chart.x_is_log else float
         left, right = scale(self._left), scale(self._right)
         return (scale(x) - left) / (right - left) if right > left else 0.5
 
     def column(self, x: float) -> int:
-        """The column of characters of an x."""
+        """Return the character column of an x."""
         return min(max(round(self.across(x) * (2 * self._width - 1)) // 2, 0), self._width - 1)
 
     def line(self, points: Sequence[XY], every: int = 1) -> None:
-        """Draw a line, or each so-many-th dot of it."""
+        """Draw a line, or every n-th dot of it."""
         for column, row in self._dots(points):
             if (column + row) % every == 0 and 0 <= column < 2 * self._width and 0 <= row < 4 * self._height:
                 self._cells[row // 4][column // 2] |= DOTS[3 - row % 4][column % 2]
 
     def letter(self, points: Sequence[XY], letter: str, number: int) -> None:
-        """Write a letter on a line now and then, at other columns for each number."""
+        """Write a letter on a line at intervals, offset by the line's number."""
         columns = range(LETTERS_APART // 2 + 4 * number, self._width, LETTERS_APART)
         rows = {column // 2: row // 4 for column, row in self._dots(points)}
         for column in columns:
@@ -96,19 +96,19 @@ class _Canvas:
                 self._marks[column, rows[column]] = letter
 
     def point(self, x: float, y: float, crowded: bool) -> None:
-        """Mark what was measured; where there is much, what is beside another mark is left out."""
+        """Mark a measurement; in crowded charts, measurements next to another mark are omitted."""
         column, row = self._cell(x, y)
         near = range(column - 2, column + 1)
         if not (crowded and any((one, level) in self._marks for one in near for level in (row - 1, row, row + 1))):
             self._marks[column, row] = MEASURED
 
     def upright(self, x: float) -> None:
-        """Mark an x from the bottom to the top, behind all else."""
+        """Draw a vertical line at an x, behind everything else."""
         for row in range(self._height):
             self._marks.setdefault((self.column(x), row), BOUND)
 
     def rows(self) -> Iterator[str]:
-        """The lines, the top first."""
+        """Yield the lines, top first."""
         for row in reversed(range(self._height)):
             yield "".join(self._char(column, row) for column in range(self._width))
 
@@ -135,7 +135,7 @@ class _Canvas:
 
 
 def draw(chart: Chart, width: int) -> Iterator[str]:
-    """Draw a chart in lines no wider than so, with its axes and a legend.
+    """Yield the lines of a chart with axes and a legend, at most `width` wide.
 
     >>> rising = Chart("rate", "cores", "steps/s", {"fit": [(1, 1), (4, 4)]}, points=[(1, 1), (4, 4)])
     >>> print(*draw(rising, 30), sep="\\n")  # doctest: +ELLIPSIS
@@ -169,7 +169,7 @@ def draw(chart: Chart, width: int) -> Iterator[str]:
 
 
 def _ticks_up(span: XY) -> Iterator[tuple[int, str]]:
-    """Round figures of y, by the line on which they stand."""
+    """Yield round values of y with the line they are on."""
     low, high = span
     for tick in _round_steps(low, high):
         row = round((tick - low) / (high - low) * (4 * HEIGHT - 1)) // 4
@@ -177,7 +177,7 @@ def _ticks_up(span: XY) -> Iterator[tuple[int, str]]:
 
 
 def _across(chart: Chart, canvas: _Canvas, width: int) -> tuple[str, str]:
-    """The axis of x, and what stands below it."""
+    """Return the x axis and the labels below it."""
     low, high = chart.x_range
     if chart.x_is_log:
         ticks: list[float] = [low * 2.0**power for power in range(int(math.log2(high / low)) + 1)]
@@ -202,7 +202,7 @@ def _across(chart: Chart, canvas: _Canvas, width: int) -> tuple[str, str]:
 
 
 def _round_steps(low: float, high: float) -> Iterator[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, some five of them.
+    """Yield about five multiples of 1, 2 or 5 times a power of ten.
 
     >>> list(_round_steps(0, 47))
     [0.0, 10.0, 20.0, 30.0, 40.0]

@@ -1,4 +1,4 @@
-"""Fits of one unknown: rates by cores, losses by step, times of batches by their size."""
+"""Fits of one variable: rates by cores, losses by step, batch times by batch size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.cli import units
 from cotenant.cli.jobs.estimate_view import percent
 from cotenant.cli.render import Column
 from cotenant.cli.research.predicting.chart import Chart
-from cotenant.cli.research.predicting.fitting import P10, Asked, Fitted, around, figure, span
+from cotenant.cli.research.predicting.fitting import P10, FitOptions, FitResult, around, figure, span
 from cotenant.cli.research.predicting.measurements import Row
 from cotenant.cli.views import View
 from cotenant.core.model.refusal import plural
@@ -19,7 +19,7 @@ from cotenant.core.prediction import batch_fit, batch_queueing, core_curve, expe
 from cotenant.core.prediction.loss_fit import Forecast, forecast
 from cotenant.core.prediction.loss_points import LossPoints
 
-CONFIDENT = 0.5  # from which on predictors take a figure to be known
+CONFIDENT = 0.5  # predictors use values from this confidence
 DRAWN = 120  # points of a line
 MEASURED_DRAWN_MAX = 60
 
@@ -34,10 +34,10 @@ CORES = (
 BATCHES = (Column("BATCH", right=True), Column("SECONDS", right=True), Column("MEASURED", right=True))
 
 
-def fit_cores(rows: Sequence[Row], title: str, asked: Asked) -> Fitted:
-    """Fit S(C) = P₀·log C + P₁·C below θ, P₂ above (`predicting.curves`), and plan what to measure (`design`)."""
+def fit_cores(rows: Sequence[Row], title: str, fit_options: FitOptions) -> FitResult:
+    """Return the fit of S(C) = P₀·log C + P₁·C below θ, P₂ above (`core_curve`), and what to measure next."""
     points = [core_curve.Point(int(row["cores"]), float(row["rate"])) for row in rows]
-    cores_max = max(asked.cores_max, *(point.cores for point in points))
+    cores_max = max(fit_options.cores_max, *(point.cores for point in points))
     curve = core_curve.fit(points, cores_max)
     planned = experiment_design.plan(curve.points, cores_max)
     known = curve.levels_off and len(curve.points) > 1 and curve.theta_confidence >= CONFIDENT
@@ -66,7 +66,7 @@ def fit_cores(rows: Sequence[Row], title: str, asked: Asked) -> Fitted:
         planned=planned.cores,
         bounds={f"θ {curve.cores_useful} ({span(low, high)})": curve.cores_useful} if known else None,
     )
-    return Fitted(list(_cores_card(curve, planned, known)), view, CORES, list(_rows(rates, curve, planned)), chart)
+    return FitResult(list(_cores_card(curve, planned, known)), view, CORES, list(_rows(rates, curve, planned)), chart)
 
 
 def _rate_view(curve: core_curve.Curve, cores: int, measured: core_curve.Point | None) -> View:
@@ -87,18 +87,18 @@ def _cores_card(curve: core_curve.Curve, planned: experiment_design.Plan, known:
     low, high = curve.interval
     sure = f"confidence {percent(curve.theta_confidence)}"
     if known:
-        yield "θ", f"{plural(curve.cores_useful, 'core')} ({span(low, high)} with 90 %), {sure}: more gain nothing"
+        yield "θ", f"{plural(curve.cores_useful, 'core')} ({span(low, high)} at 90 %), {sure}; more cores do not help"
     elif not curve.levels_off:
-        yield "θ", f"unknown: the rate was not seen to level off by {plural(curve.points[-1].cores, 'core')}"
+        yield "θ", f"unknown: the rate has not leveled off at {plural(curve.points[-1].cores, 'core')}"
     else:
-        yield "θ", f"not known well enough: {span(low, high)} cores with 90 %, {sure}"
+        yield "θ", f"not known well enough: {span(low, high)} cores at 90 %, {sure}"
     log, linear, plateau = curve.parameters
     if curve.theta > 1:
-        yield "curve", f"{log:.3g}·log C + {linear:.3g}·C below {curve.theta} cores, {plateau:.3g} from there on"
+        yield "curve", f"{log:.3g}·log C + {linear:.3g}·C below {curve.theta} cores, {plateau:.3g} from there"
     else:
         yield "curve", f"{plateau:.3g} steps per second on any number of cores"
     yield "measure next", f"{', '.join(map(str, planned.cores))} cores" if planned.cores else "nothing"
-    yield "because", planned.reason
+    yield "reason", planned.reason
 
 
 def _rows(rates: Sequence[View], curve: core_curve.Curve, planned: experiment_design.Plan) -> Iterator[list[str]]:
@@ -116,40 +116,40 @@ def _rows(rates: Sequence[View], curve: core_curve.Curve, planned: experiment_de
         ]
 
 
-def fit_loss(rows: Sequence[Row], title: str, asked: Asked) -> Fitted:
-    """Fit ℓ(k) = 1/(β₀k + β₁) + β₂ (`core.predicting.loss_curve`), and say when a goal is reached."""
+def fit_loss(rows: Sequence[Row], title: str, fit_options: FitOptions) -> FitResult:
+    """Return the fit of ℓ(k) = 1/(β₀k + β₁) + β₂ (`core.prediction.loss_fit`), and when the goal is reached."""
     points = LossPoints()
     for row in rows:
         points.add(int(row["step"]), float(row["loss"]))
-    told = forecast(points.cells, asked.goal)
-    why = told.why
+    result = forecast(points.cells, fit_options.goal)
+    why = result.why
     if points.wild:
-        why = "its loss was no finite number lately"
-    elif not asked.goal.given and told.curve is not None:
-        why = "no goal was named, so that nothing tells where it ends; --goal-loss or --goal-fall does"
-    predictable = not why and told.confidence >= CONFIDENT
+        why = "recent losses are not finite"
+    elif not fit_options.goal.given and result.curve is not None:
+        why = "no goal; set --goal-loss or --goal-fall"
+    predictable = not why and result.confidence >= CONFIDENT
     view: View = {
         "points": len(rows),
         "last_step": int(points.step),
-        "curve": dict(zip(("beta_0", "beta_1", "floor"), told.curve.betas, strict=True)) if told.curve else None,
+        "curve": dict(zip(("beta_0", "beta_1", "floor"), result.curve.betas, strict=True)) if result.curve else None,
         "predictable": predictable,
-        "why_not": why or ("" if predictable else _doubt(told)),
-        "goal_step": told.step if math.isfinite(told.step) else None,
-        "error": told.error if math.isfinite(told.error) else None,
-        "confidence": told.confidence if not why else 0.0,
-        **_time_left(told, points.step, asked.rate_per_second, predictable),
+        "why_not": why or ("" if predictable else _uncertainty(result)),
+        "goal_step": result.step if math.isfinite(result.step) else None,
+        "error": result.error if math.isfinite(result.error) else None,
+        "confidence": result.confidence if not why else 0.0,
+        **_time_left(result, points.step, fit_options.rate_per_second, predictable),
     }
-    return Fitted(list(_loss_card(view)), view, chart=_loss_chart(points, told, title, predictable, asked))
+    return FitResult(list(_loss_card(view)), view, chart=_loss_chart(points, result, title, predictable, fit_options))
 
 
-def _doubt(told: Forecast) -> str:
-    return f"the curve points to step {told.step:.0f}, but not surely: off by {percent(min(told.error, 9.99))} or so"
+def _uncertainty(result: Forecast) -> str:
+    return f"the curve reaches it at step {result.step:.0f}, with an error of about {percent(min(result.error, 9.99))}"
 
 
-def _time_left(told: Forecast, step: float, rate: float, predictable: bool) -> View:
+def _time_left(result: Forecast, step: float, rate: float, predictable: bool) -> View:
     if not (predictable and rate):
         return {"remaining_seconds": None, "remaining_p10_seconds": None, "remaining_p90_seconds": None}
-    left, off = max(0.0, told.step - step), P10 * told.error * told.step
+    left, off = max(0.0, result.step - step), P10 * result.error * result.step
     return {
         "remaining_seconds": left / rate,
         "remaining_p10_seconds": max(0.0, left - off) / rate,
@@ -158,13 +158,13 @@ def _time_left(told: Forecast, step: float, rate: float, predictable: bool) -> V
 
 
 def _loss_card(view: View) -> Iterator[tuple[str, str]]:
-    yield "seen", f"{view['points']} losses, up to step {view['last_step']}"
+    yield "measured", f"{view['points']} losses, up to step {view['last_step']}"
     if curve := view["curve"]:
         yield "curve", f"1/({curve['beta_0']:.3g}·k + {curve['beta_1']:.3g}) + {curve['floor']:.4g}"
         yield "levels off at", f"a loss of {curve['floor']:.4g}"
     if view["predictable"]:
         off = percent(view["error"])
-        yield "goal", f"at step {view['goal_step']:.0f}, off by {off} or so; confidence {percent(view['confidence'])}"
+        yield "goal", f"at step {view['goal_step']:.0f}, error about {off}; confidence {percent(view['confidence'])}"
     else:
         yield "goal", f"unpredictable: {view['why_not']}"
     if view["remaining_seconds"] is not None:
@@ -172,32 +172,34 @@ def _loss_card(view: View) -> Iterator[tuple[str, str]]:
         yield "remaining", f"{units.short_seconds(view['remaining_seconds'])} ({low} to {high})"
 
 
-def _loss_chart(points: LossPoints, told: Forecast, title: str, predictable: bool, asked: Asked) -> Chart | None:
+def _loss_chart(
+    points: LossPoints, result: Forecast, title: str, predictable: bool, fit_options: FitOptions
+) -> Chart | None:
     if not points.cells:
         return None
     lines = {}
-    last = max(points.step, told.step) if predictable else points.step
-    if told.curve is not None:
-        steps = np.linspace(max(points.cells[0][0], told.curve.origin), last, DRAWN).tolist()
-        lines["fitted"] = [(step, told.curve.loss(step)) for step in steps]
-    target = asked.goal.target
+    last = max(points.step, result.step) if predictable else points.step
+    if result.curve is not None:
+        steps = np.linspace(max(points.cells[0][0], result.curve.origin), last, DRAWN).tolist()
+        lines["fitted"] = [(step, result.curve.loss(step)) for step in steps]
+    target = fit_options.goal.target
     if target is not None:
         lines["goal"] = [(points.cells[0][0], target), (last, target)]
     cells = points.cells[:: max(1, len(points.cells) // MEASURED_DRAWN_MAX)]
-    bounds = {f"reached at {told.step:.0f}": told.step} if predictable else None
-    told_points = [(step, loss) for step, loss, _ in cells]
-    return Chart(title, "step", "loss", lines, told_points, bounds=bounds, spread_x=False, from_zero=False)
+    bounds = {f"reached at {result.step:.0f}": result.step} if predictable else None
+    shown_points = [(step, loss) for step, loss, _ in cells]
+    return Chart(title, "step", "loss", lines, shown_points, bounds=bounds, spread_x=False, from_zero=False)
 
 
-def fit_latency(rows: Sequence[Row], title: str, asked: Asked) -> Fitted:
-    """Fit τ(b) = αb + τ₀ (`batch_fit`), and tell what follows for requests (`latency`)."""
+def fit_latency(rows: Sequence[Row], title: str, fit_options: FitOptions) -> FitResult:
+    """Return the fit of τ(b) = αb + τ₀ (`batch_fit`), and the resulting latency of requests (`latency`)."""
     points = [(int(row["batch"]), float(row["seconds"])) for row in rows]
     found = batch_fit.fit(points)
     sizes = sorted({size for size, _ in points})
     if found is None:
-        why = f"batches of {plural(len(sizes), 'size')} were seen; it takes two to tell α from τ₀"
+        why = f"batches of {plural(len(sizes), 'size')} measured; two are needed to separate α and τ₀"
         view: View = {"known": False, "why_not": why, "next": {"batches": [2 * sizes[-1]], "reason": why}}
-        return Fitted([("latency", f"unpredictable: {why}"), ("measure next", f"batches of {2 * sizes[-1]}")], view)
+        return FitResult([("latency", f"unpredictable: {why}"), ("measure next", f"batches of {2 * sizes[-1]}")], view)
     batch = found.batch
     times = {size: [seconds for one, seconds in points if one == size] for size in sizes}
     view = {
@@ -206,20 +208,20 @@ def fit_latency(rows: Sequence[Row], title: str, asked: Asked) -> Fitted:
         "fixed_seconds": batch.fixed,
         "confidence": found.confidence,
         "batches": [{"batch": size, "seconds": batch.seconds(size), "measured": times[size]} for size in sizes],
-        "answer": _answer_view(batch, asked) if asked.promise.arrivals_per_second else None,
+        "answer": _answer_view(batch, fit_options) if fit_options.promise.arrivals_per_second else None,
     }
     table = [[str(size), figure(batch.seconds(size)), span(min(times[size]), max(times[size]))] for size in sizes]
     line = [(size, batch.seconds(size)) for size in (min(sizes), max(sizes))]
     chart = Chart(
         title, "requests in a batch", "seconds", {"fitted": line}, points[:MEASURED_DRAWN_MAX], spread_x=False
     )
-    return Fitted(list(_latency_card(view, asked)), view, BATCHES, table, chart)
+    return FitResult(list(_latency_card(view, fit_options)), view, BATCHES, table, chart)
 
 
-def _answer_view(batch: batch_queueing.BatchTime, asked: Asked) -> View:
-    promise = asked.promise
-    rate = promise.arrivals_per_second / asked.replicas
-    told = batch_queueing.answer(batch, rate, (95.0, 99.0))
+def _answer_view(batch: batch_queueing.BatchTime, fit_options: FitOptions) -> View:
+    promise = fit_options.promise
+    rate = promise.arrivals_per_second / fit_options.replicas
+    answer = batch_queueing.answer(batch, rate, (95.0, 99.0))
     promised = promise.latency_seconds > 0 and promise.latency_percentile > 0
     needed = (
         batch_queueing.replicas_needed(
@@ -229,38 +231,38 @@ def _answer_view(batch: batch_queueing.BatchTime, asked: Asked) -> View:
         else None
     )
     return {
-        "replicas": asked.replicas,
+        "replicas": fit_options.replicas,
         "arrivals_per_second": promise.arrivals_per_second,
-        "keeps_up": told is not None,
-        "mean_seconds": told.mean_seconds if told else None,
-        "mean_seconds_max": told.mean_seconds_max if told else None,
-        "p95_seconds": told.percentiles_seconds[0] if told else None,
-        "p99_seconds": told.percentiles_seconds[1] if told else None,
+        "keeps_up": answer is not None,
+        "mean_seconds": answer.mean_seconds if answer else None,
+        "mean_seconds_max": answer.mean_seconds_max if answer else None,
+        "p95_seconds": answer.percentiles_seconds[0] if answer else None,
+        "p99_seconds": answer.percentiles_seconds[1] if answer else None,
         "replicas_needed": needed,
         "promised": promised,
     }
 
 
-def _latency_card(view: View, asked: Asked) -> Iterator[tuple[str, str]]:
+def _latency_card(view: View, fit_options: FitOptions) -> Iterator[tuple[str, str]]:
     alpha, fixed = view["per_request_seconds"], view["fixed_seconds"]
     yield (
         "batch time",
-        f"{1000 * alpha:.4g} ms a request + {1000 * fixed:.4g} ms, confidence {percent(view['confidence'])}",
+        f"{1000 * alpha:.4g} ms per request + {1000 * fixed:.4g} ms, confidence {percent(view['confidence'])}",
     )
     if alpha:
-        yield "keeps up with", f"{batch_queueing.LOAD_MAX / alpha:.4g} requests a second, each replica"
-    told = view["answer"]
-    if told is None:
-        yield "latency", "tell the requests a second with --arrivals"
+        yield "keeps up with", f"{batch_queueing.LOAD_MAX / alpha:.4g} requests per second per replica"
+    answer = view["answer"]
+    if answer is None:
+        yield "latency", "set the requests per second with --arrivals"
         return
-    what = f"{plural(told['replicas'], 'replica')} at {told['arrivals_per_second']:g} requests a second"
-    if told["keeps_up"]:
-        mean, p95, p99 = (f"{1000 * told[name]:.3g} ms" for name in ("mean_seconds", "p95_seconds", "p99_seconds"))
+    what = f"{plural(answer['replicas'], 'replica')} at {answer['arrivals_per_second']:g} requests per second"
+    if answer["keeps_up"]:
+        mean, p95, p99 = (f"{1000 * answer[name]:.3g} ms" for name in ("mean_seconds", "p95_seconds", "p99_seconds"))
         yield "latency", f"mean {mean}, 95th percentile {p95}, 99th {p99}, for {what}"
     else:
-        yield "latency", f"grows without end: {what} do not keep up"
-    if told["promised"]:
-        promise = asked.promise
+        yield "latency", f"unbounded: {what} do not keep up"
+    if answer["promised"]:
+        promise = fit_options.promise
         kept = f"{units.write_seconds(promise.latency_seconds)} at percentile {promise.latency_percentile:g}"
-        needed = told["replicas_needed"]
-        yield "replicas needed", f"{needed} for {kept}" if needed else f"no number of them keeps {kept}"
+        needed = answer["replicas_needed"]
+        yield "replicas needed", f"{needed} for {kept}" if needed else f"no number of replicas meets {kept}"

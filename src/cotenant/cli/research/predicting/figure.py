@@ -1,4 +1,4 @@
-"""Curves drawn by matplotlib, for papers and pages; it comes with the extra `research`."""
+"""Charts drawn by matplotlib, which comes with the extra `research`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.cli.research.predicting.chart import POINTS_APART_FROM, Chart
 
-if TYPE_CHECKING:  # matplotlib is slow to import, and may not be there
+if TYPE_CHECKING:  # matplotlib is slow to import and optional
     from matplotlib.axes import Axes
 
 ENDINGS = (".png", ".svg", ".html")
@@ -20,17 +20,17 @@ CHARTS_MAX = 24
 
 
 def check_target(path: Path) -> None:
-    """Say before any work is done whether a plot can be written there.
+    """Check before any work whether a plot can be written to a path.
 
     Raises:
-        CommandError: its ending tells no format, there is no such directory, or matplotlib is not installed.
+        CommandError: its suffix is not a format, its directory does not exist, or matplotlib is not installed.
     """
     if path.suffix.lower() not in ENDINGS:
-        raise usage(f"--plot: the ending tells the format: {', '.join(ENDINGS)}, not {path.suffix or 'none'}")
+        raise usage_error(f"--plot must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, not {path.name!r}")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise usage(f"--plot: {path} is a directory, or its directory does not exist")
+        raise usage_error(f"--plot: {path} is a directory, or its parent directory does not exist")
     try:
-        import matplotlib as mpl  # noqa: F401 - only whether it is there
+        import matplotlib as mpl  # noqa: F401 - checks that it is installed
     except ImportError as error:
         raise CommandError(
             f"--plot needs {error.name}, which is not installed", hint="pip install 'cotenant[research]'"
@@ -38,10 +38,10 @@ def check_target(path: Path) -> None:
 
 
 def write_plot(charts: Sequence[Chart], path: Path) -> None:
-    """Draw charts below each other into one file.
+    """Draw charts one below the other into one file.
 
     Raises:
-        CommandError: it cannot be written.
+        CommandError: the file cannot be written.
     """
     ending = path.suffix.lower()
     image = _image(charts[:CHARTS_MAX], "png" if ending == ".png" else "svg")
@@ -70,13 +70,13 @@ def _image(charts: Sequence[Chart], format_name: str) -> bytes:
 def _draw(axes: Axes, chart: Chart) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    from cotenant.simulator.report.style import INK, MUTED, colour
+    from cotenant.simulator.report.style import INK, MUTED, color
 
     if chart.band:
         xs, lows, highs = zip(*chart.band, strict=True)
-        axes.fill_between(xs, lows, highs, color=colour(1), alpha=0.15, linewidth=0, label="10th to 90th percentile")
+        axes.fill_between(xs, lows, highs, color=color(1), alpha=0.15, linewidth=0, label="10th to 90th percentile")
     for number, (name, points) in enumerate(chart.lines.items(), 1):
-        axes.plot(*zip(*points, strict=True), color=colour(number), label=name)
+        axes.plot(*zip(*points, strict=True), color=color(number), label=name)
     if chart.points:
         xs, ys = zip(*chart.points, strict=True)
         crowded = len(chart.points) > POINTS_APART_FROM
@@ -91,7 +91,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
     if chart.planned:
         bottom = [chart.y_range[0]] * len(chart.planned)
         axes.scatter(
-            chart.planned, bottom, s=40, marker="^", color=colour(2), zorder=4, clip_on=False, label="measure next"
+            chart.planned, bottom, s=40, marker="^", color=color(2), zorder=4, clip_on=False, label="measure next"
         )
     axes.set_title(chart.title)
     axes.set_xlabel(chart.x_name)

@@ -1,4 +1,4 @@
-"""What a fit tells: in words, as a table, for programs, and as a chart; and what is asked of it."""
+"""Options and results of fits: as text, as a table, as JSON and as a chart."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ P10 = 1.2815515655446004  # standard deviations from the median to the 10th perc
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to be told beside the fit; 0 and "" where it was not said."""
+class FitOptions:
+    """Options of a fit; 0 and "" if not given."""
 
     cores_max: int = 0
     goal: LossGoal = NO_GOAL
-    rate_per_second: float = 0.0  # at which the steps of a loss curve are taken
+    rate_per_second: float = 0.0  # of the steps of a loss curve
     promise: Qos = NO_QOS
     replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """What is told of one model's measurements. Without a chart there was nothing to draw."""
+class FitResult:
+    """The fit of one model's measurements; no chart if there is nothing to plot."""
 
     card: Sequence[tuple[str, str]]
     view: View
@@ -38,7 +38,7 @@ class Fitted:
 
 
 def figure(value: float) -> str:
-    """Write a figure with three digits.
+    """Return a number with three digits.
 
     >>> figure(1234.5), figure(0.012345), figure(12.0)
     ('1234', '0.0123', '12')
@@ -47,7 +47,7 @@ def figure(value: float) -> str:
 
 
 def span(low: float, high: float) -> str:
-    """Write an interval.
+    """Return an interval as text.
 
     >>> span(3, 3), span(4, 6.25)
     ('3', '4 to 6.25')
@@ -56,5 +56,5 @@ def span(low: float, high: float) -> str:
 
 
 def around(rate: float, spread: float) -> tuple[float, float]:
-    """The 10th and the 90th percentile of a rate, given its relative standard deviation."""
+    """Return the 10th and 90th percentiles of a rate with this relative standard deviation."""
     return rate * max(1 - P10 * spread, 0.0), rate * (1 + P10 * spread)

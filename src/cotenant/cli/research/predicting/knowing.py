@@ -1,4 +1,4 @@
-"""What the mesh knows of kinds of jobs, in words and for programs."""
+"""Profiles of job classes as text and for `--json`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ COLUMNS = (
     Column("REPLICAS", right=True),
     Column("CORES MEASURED", right=True),
     Column("Θ", right=True),
-    Column("RUNS FOR", right=True),
+    Column("RUN TIME", right=True),
     Column("STALE"),
     Column("SEEN", right=True),
 )
 
 
 async def profiles(mesh: Mesh, model: str, user: str) -> AsyncIterator[Profile]:
-    """All that is known of a model or a user, page by page."""
+    """Yield all profiles of a model or a user, page by page."""
     token = ""
     while True:
         request = ListProfilesRequest(model=model, user=user, page_size=PAGE_SIZE, page_token=token)
@@ -47,7 +47,7 @@ async def profiles(mesh: Mesh, model: str, user: str) -> AsyncIterator[Profile]:
 
 
 def profile_view(profile: Profile, now: float) -> View:
-    """Tell all that is known of a kind of job."""
+    """Return the profile of a job class."""
     return {
         "user": profile.user,
         "model": profile.model or None,
@@ -90,7 +90,7 @@ def _setting_view(setting: ProfileSetting) -> View:
 
 
 def row(view: View) -> Sequence[str]:
-    """One line for a kind of job; θ is that of training, on the type of GPU that was measured at most core counts."""
+    """Return a job class's row; θ is that of training, on the GPU type measured at the most core counts."""
     training = [one for one in view["settings"] if not one["phase"]] or view["settings"]
     main = max(training, key=lambda one: len(one["rates"]), default=None)
     counts = sorted({rate["cores"] for one in view["settings"] for rate in one["rates"]})
@@ -109,7 +109,7 @@ def row(view: View) -> Sequence[str]:
 
 
 def card(view: View) -> Iterator[tuple[str, str]]:
-    """Tell all that is known of a kind of job to people."""
+    """Yield the profile of a job class as text."""
     yield "model", view["model"] or ""
     yield "name", "" if view["model"] else view["name"]
     yield "user", view["user"]
@@ -130,10 +130,10 @@ def _setting_card(setting: View) -> Iterator[tuple[str, str]]:
     where += [plural(setting["nodes"], "node")] if setting["nodes"] > 1 else []
     what = ", ".join(part for part in where if part)
     rates = [f"{figure(rate['rate_per_second'])} on {rate['cores']} (×{rate['windows']})" for rate in setting["rates"]]
-    yield f"rates {what}".strip(), f"{', '.join(rates)} steps a second on cores (windows)"
+    yield f"rates {what}".strip(), f"{', '.join(rates)} steps per second by cores (windows)"
     if theta := setting["theta"]:
-        sure = f"{span(theta['low'], theta['high'])} with 90 %, confidence {percent(theta['confidence'])}"
+        sure = f"{span(theta['low'], theta['high'])} at 90 %, confidence {percent(theta['confidence'])}"
         yield f"θ {what}".strip(), f"{plural(theta['cores'], 'core')} ({sure})"
     else:
-        yield f"θ {what}".strip(), "unknown" if setting["levels_off"] else "unknown: it was not seen to level off"
+        yield f"θ {what}".strip(), "unknown" if setting["levels_off"] else "unknown: the rate has not leveled off"
     yield f"stale {what}".strip(), setting["stale"] or ""

@@ -1,7 +1,7 @@
-r"""Measurements in CSV, and every mistake in them at once with its line and column.
+r"""Measurements in CSV: parse them, and report all mistakes at once with their lines and columns.
 
-The header says what was measured: each kind has columns that it needs, others that it may have, and what is left is
-named and passed over. Fields are parted by commas, semicolons or tabs, as the header has it; a `#` begins a comment.
+The header determines the kind of measurements: each kind has required and optional columns; other columns are named
+and ignored. Fields are separated by commas, semicolons or tabs, as in the header; `#` starts a comment.
 
 >>> read_measurements("cores,rate\n1,10.5\n4,38", "rates.csv").kind.name
 'cores'
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotenant.cli.jobs.job_file import STDIN, Mistake, source_of
-from cotenant.cli.outcome import CommandError, ExitCode, usage
-from cotenant.cli.source_positions import Place
-from cotenant.core.model.validation import CORES_MAX, REPLICAS_MAX, bad_name, shown
+from cotenant.cli.outcome import CommandError, ExitCode, usage_error
+from cotenant.cli.source_positions import SourcePosition
+from cotenant.core.model.validation import CORES_MAX, REPLICAS_MAX, name_error, shown
 from cotenant.core.spelling import nearest
 
 FILE_BYTES_MAX = 64 * 2**20
@@ -34,7 +34,7 @@ Read = Callable[[str], Value]
 
 
 class BadMeasurements(CommandError):
-    """Measurements that cannot be taken, with all that is wrong with them."""
+    """Invalid measurements, with all their mistakes."""
 
     def __init__(self, source: str, mistakes: Sequence[Mistake], hint: str = "") -> None:
         count = len(mistakes)
@@ -47,7 +47,7 @@ class BadMeasurements(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of measurements: what its columns are called, and what may stand in them."""
+    """A kind of measurements: its columns and their parsers."""
 
     name: str
     about: str
@@ -56,13 +56,13 @@ class Kind:
 
     @property
     def columns(self) -> str:
-        """Its columns, those in brackets that may be left out."""
+        """Its columns, optional ones in brackets."""
         return ",".join(self.needs) + "".join(f"[,{name}]" for name in self.takes)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What was read: the rows by column, in the order of the file, and the columns that say nothing here."""
+    """Parsed measurements: rows by column in file order, and the ignored columns."""
 
     source: str
     kind: Kind
@@ -70,7 +70,7 @@ class Measurements:
     ignored: Sequence[str]
 
     def groups(self) -> Mapping[tuple[str, str], Sequence[Row]]:
-        """The rows by model and phase, in the order in which these first stand in the file."""
+        """Return the rows by model and phase, in order of first appearance."""
         found: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
             found.setdefault((str(row.get("model", "")), str(row.get("phase", ""))), []).append(row)
@@ -101,7 +101,7 @@ def _not_negative(text: str) -> float:
 
 
 def _number(text: str) -> float:
-    """Read a number; a loss may be none, such as nan: that the training diverged is a fact about it."""
+    """Return a number; a loss may be nan, which means that training diverged."""
     try:
         return float(text)
     except ValueError:
@@ -109,7 +109,7 @@ def _number(text: str) -> float:
 
 
 def _name(text: str) -> str:
-    if wrong := bad_name(text):
+    if wrong := name_error(text):
         raise ValueError(wrong)
     return text
 
@@ -152,11 +152,11 @@ OTHER_NAMES = {
 
 
 def load_measurements(path: str, kind: str = "") -> Measurements:
-    """Read a file, or stdin where the path is `-`; without a kind, its header tells.
+    """Return the measurements of a file, or of stdin for `-`; without a kind, the header determines it.
 
     Raises:
         CommandError: the file cannot be read.
-        BadMeasurements: what stands in it cannot be taken.
+        BadMeasurements: the file has mistakes.
     """
     source = source_of(path)
     try:
@@ -166,63 +166,65 @@ def load_measurements(path: str, kind: str = "") -> Measurements:
             with Path(path).open("rb") as file:
                 raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise usage(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+        raise usage_error(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
     if len(raw) > FILE_BYTES_MAX:
-        raise usage(f"{source} has more than {FILE_BYTES_MAX // 2**20} MiB")
+        raise usage_error(f"{source} is larger than {FILE_BYTES_MAX // 2**20} MiB")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise BadMeasurements(source, [Mistake(Place(source, line), "", "is no UTF-8 text")]) from None
+        raise BadMeasurements(source, [Mistake(SourcePosition(source, line), "", "not UTF-8 text")]) from None
     return read_measurements(text, source, kind)
 
 
 def read_measurements(text: str, source: str, kind: str = "") -> Measurements:
-    """Read a CSV text.
+    """Return the measurements of a CSV text.
 
     Raises:
-        BadMeasurements: naming every mistake in it.
+        BadMeasurements: names every mistake.
     """
     lines = _lines(text)
     number, header = next(lines, (1, ""))
     if not header:
-        raise BadMeasurements(source, [Mistake(Place(source), "", "has nothing in it")], _hint())
+        raise BadMeasurements(source, [Mistake(SourcePosition(source), "", "is empty")], _hint())
     delimiter = max(DELIMITERS, key=header.count)
     titles = [(OTHER_NAMES.get(_title(field), _title(field)), place) for field, place in _fields(header, delimiter)]
     names = [name for name, _ in titles]
     mistakes = [
-        Mistake(Place(source, number, place), name, "stands twice")
+        Mistake(SourcePosition(source, number, place), name, "duplicate column")
         for index, (name, place) in enumerate(titles)
         if name in names[:index]
     ]
-    known = _recognised(names, kind, Place(source, number))
+    known = _detect_kind(names, kind, SourcePosition(source, number))
     reads = {**known.takes, **known.needs}
     rows: list[Row] = []
     for number, line in lines:
         fields = list(_fields(line, delimiter))
         if len(fields) != len(names):
-            wrong = f"has {len(fields)} fields, not {len(names)} as the header"
-            mistakes.append(Mistake(Place(source, number, fields[min(len(fields), len(names)) - 1][1]), "", wrong))
+            wrong = f"has {len(fields)} fields, but the header has {len(names)}"
+            mistakes.append(
+                Mistake(SourcePosition(source, number, fields[min(len(fields), len(names)) - 1][1]), "", wrong)
+            )
             continue
-        rows.append(_row(Place(source, number), names, fields, reads, mistakes))
+        rows.append(_row(SourcePosition(source, number), names, fields, reads, mistakes))
         if len(rows) > ROWS_MAX:
-            mistakes.append(Mistake(Place(source, number), "", f"is one row too many; {ROWS_MAX} are taken"))
+            mistakes.append(Mistake(SourcePosition(source, number), "", f"too many rows; a file may have {ROWS_MAX}"))
             break
     if not (rows or mistakes):
-        mistakes.append(Mistake(Place(source, number), "", "is followed by no measurement"))
+        mistakes.append(Mistake(SourcePosition(source, number), "", "no measurements after the header"))
     if mistakes:
         raise BadMeasurements(source, mistakes)
     return Measurements(source, known, rows, [name for name in names if name not in reads])
 
 
 def _row(
-    place: Place,
+    place: SourcePosition,
     names: Sequence[str],
     fields: Sequence[tuple[str, int]],
     reads: Mapping[str, Read],
     mistakes: list[Mistake],
 ) -> Row:
-    """Read a row; what cannot be read is added to the mistakes. An empty field is taken as one that is not there."""
+    """Return a row and add its mistakes to `mistakes`. Empty optional names are omitted."""
     row: dict[str, Value] = {}
     for name, (field, column) in zip(names, fields, strict=True):
         if name not in reads:
@@ -235,32 +237,34 @@ def _row(
     return row
 
 
-def _recognised(names: Sequence[str], wanted: str, place: Place) -> Kind:
-    """Find the kind that a header is of: of those whose columns it has, the one that takes the most of it.
+def _detect_kind(names: Sequence[str], wanted: str, place: SourcePosition) -> Kind:
+    """Return the kind that matches a header: of those with all required columns, the one that requires the most.
 
     Raises:
-        CommandError: no such kind is known.
+        CommandError: the requested kind is unknown.
         BadMeasurements: columns are missing.
     """
     if wanted and wanted not in KINDS:
-        raise usage(f"--kind: there is no kind {shown(wanted)}", hint=f"known are {', '.join(KINDS)}")
+        raise usage_error(f"--kind: unknown kind {shown(wanted)}", hint=f"kinds are {', '.join(KINDS)}")
     if wanted:
         known = KINDS[wanted]
         if missing := [name for name in known.needs if name not in names]:
-            told = f"has no column {', '.join(missing)}, which {wanted} needs"
-            raise BadMeasurements(place.source, [Mistake(place, "", told)], f"{wanted} has the columns {known.columns}")
+            message = f"column {', '.join(missing)} is missing for kind {wanted}"
+            raise BadMeasurements(
+                place.source, [Mistake(place, "", message)], f"{wanted} has the columns {known.columns}"
+            )
         return known
     fitting = [kind for kind in KINDS.values() if all(name in names for name in kind.needs)]
     if not fitting:
-        told = f"has the columns {', '.join(map(shown, names[:8]))}, which are of no kind of measurements"
-        raise BadMeasurements(place.source, [Mistake(place, "", told)], _hint(names))
+        message = f"columns {', '.join(map(shown, names[:8]))} match no kind of measurements"
+        raise BadMeasurements(place.source, [Mistake(place, "", message)], _hint(names))
     return max(fitting, key=lambda kind: len(kind.needs))
 
 
 def _hint(names: Iterable[str] = ()) -> str:
-    """Tell the columns of all kinds; where a header is all but one of them, of that one."""
+    """Return a hint with the columns of similar kinds, or of all kinds."""
     near = [kind for kind in KINDS.values() if any(nearest(name, kind.needs) for name in names)]
-    return "the columns may be " + "; or ".join(kind.columns for kind in near or KINDS.values())
+    return "columns may be " + "; or ".join(kind.columns for kind in near or KINDS.values())
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -274,7 +278,7 @@ def _title(field: str) -> str:
 
 
 def _fields(line: str, delimiter: str) -> Iterator[tuple[str, int]]:
-    """Yield each field of a line and the column at which it begins, quotes and spaces around it left out.
+    """Yield each field of a line, without surrounding quotes and spaces, and the column where it begins.
 
     >>> list(_fields('4, "a,b"', ","))
     [('4', 1), ('a,b', 4)]
@@ -287,4 +291,4 @@ def _fields(line: str, delimiter: str) -> Iterator[tuple[str, int]]:
         if not end:
             return
         at = match.end()
-    yield line[at:], at + 1  # a quote goes on behind its end: what follows is one field
+    yield line[at:], at + 1  # text after a closing quote: the rest is one field

@@ -17,7 +17,7 @@ from cotenant.core.policy.protocols import AttemptWindow, Directive, NodeWindow
 from cotenant.plugins import UnknownPolicy
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.contention.api.server import SILENT_SECONDS, Config, start
+from cotenant.services.contention.api.server import STREAM_DEAD_SECONDS, Config, start
 from cotenant.v1 import contention_service_pb2 as pb
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
 
@@ -32,7 +32,7 @@ async def refused(call: Any) -> Problem:
     return from_error(error.value)
 
 
-async def test_the_policy_sees_each_window_in_its_own_words(policy: Policy) -> None:
+async def test_the_policy_gets_decoded_windows(policy: Policy) -> None:
     async with serving() as contention:
         await contention.stream(sending("n1", sample(memory_bandwidth_bytes_per_second=1e9)))
     expected = AttemptWindow("j1", 1, cpu_job=False, cores_used=3.5, gpu_utilisation_percent=90)
@@ -50,7 +50,7 @@ async def test_directives_come_back_on_the_stream(policy: Policy) -> None:
     assert directive.id
 
 
-async def test_without_a_policy_nothing_is_ever_throttled() -> None:
+async def test_without_a_policy_nothing_is_throttled() -> None:
     async with serving() as contention:
         assert await contention.stream(sending("n1", sample(cpu=pb.Pressure(some_avg10=100)))) == []
         assert len(await contention.last()) == 1
@@ -65,7 +65,7 @@ async def test_the_last_sample_of_each_node_is_listed() -> None:
         assert list(await contention.last("n3")) == []
 
 
-async def test_a_node_that_fell_silent_is_forgotten() -> None:
+async def test_a_silent_node_is_dropped() -> None:
     clock = [NOW]
     async with serving(now=lambda: clock[0]) as contention:
         await contention.stream(sending("n1", sample("n1")))
@@ -76,7 +76,7 @@ async def test_a_node_that_fell_silent_is_forgotten() -> None:
 BAD = {
     "its time is 121 s in the past": sample(at=NOW - 121),
     "its time is 31 s in the future": sample(at=NOW + 31),
-    "it does not tell its time": sample(time=None),
+    "it has no time": sample(time=None),
     "its window is 0 s": sample(window=None),
     "its window is -1 s": sample(window=Duration(seconds=-1)),
     "cpu_percent is nan": sample(cpu_percent=math.nan),
@@ -90,15 +90,13 @@ BAD = {
     ),
     "rate_per_second of job 'j1' is -1": sample(attempts=[attempt(rate_per_second=-1)]),
     "gpu_utilisation_percent of job 'j1' is 300": sample(attempts=[attempt(gpu_utilisation_percent=300)]),
-    "'' with number 1 is no attempt": sample(attempts=[attempt("")]),
+    "'' with number 1 is not an attempt": sample(attempts=[attempt("")]),
     "it has 4097 attempts": sample(attempts=[attempt()] * 4097),
 }
 
 
 @pytest.mark.parametrize("why", BAD)
-async def test_a_sample_that_cannot_be_is_dropped_with_one_line_and_the_stream_goes_on(
-    why: str, policy: Policy
-) -> None:
+async def test_an_invalid_sample_is_logged_once_and_the_stream_continues(why: str, policy: Policy) -> None:
     async with serving() as contention:
         with capture_logs() as logs:
             await contention.stream(sending("n1", BAD[why], BAD[why]), sending("", sample()))
@@ -108,29 +106,29 @@ async def test_a_sample_that_cannot_be_is_dropped_with_one_line_and_the_stream_g
     assert logs[1]["count"] == 2
 
 
-async def test_a_repeat_is_dropped_even_on_a_new_stream(policy: Policy) -> None:
+async def test_a_duplicate_sample_is_dropped_even_on_a_new_stream(policy: Policy) -> None:
     async with serving() as contention:
         with capture_logs() as logs:
             await contention.stream(sending("n1", sample(), sample()))
             await contention.stream(sending("n1", sample(at=NOW - 3), sample(at=NOW + 5)))
     assert [window.now for window in policy.windows] == [NOW, NOW + 5]
     assert [line["why"] for line in logs if "why" in line] == [
-        "it ended 0 s before the one that came last, or with it",
-        "it ended 3 s before the one that came last, or with it",
+        "it ended 0 s before the last sample, or at the same time",
+        "it ended 3 s before the last sample, or at the same time",
     ]
 
 
 @pytest.mark.parametrize(
     ("requests", "message"),
     [
-        ([sending("", sample())], "node_id: the first message names the node"),
+        ([sending("", sample())], "node_id: is missing in the first message"),
         ([sending("../n1", sample())], "node_id: must be printable and without slashes"),
         ([sending("n1"), sending("n2")], "node_id: is 'n2' on a stream of node 'n1'"),
         ([sending("n1", sample("n1"), sample("n2"))], "samples[1].node_id: is 'n2' on a stream of node 'n1'"),
-        ([sending("n1", *[sample()] * 1001)], "samples: 1001 are too many for one message"),
+        ([sending("n1", *[sample()] * 1001)], "samples: has 1001 samples; at most 1000 fit"),
     ],
 )
-async def test_a_stream_that_is_confused_about_its_node_is_refused(
+async def test_a_stream_with_inconsistent_node_ids_is_refused(
     requests: list[pb.StreamSamplesRequest], message: str
 ) -> None:
     async with serving() as contention:
@@ -139,7 +137,7 @@ async def test_a_stream_that_is_confused_about_its_node_is_refused(
     assert problem.message.startswith(message)
 
 
-async def test_no_more_nodes_are_remembered_than_there_is_room_for() -> None:
+async def test_the_number_of_buffered_nodes_is_bounded() -> None:
     async with serving(Config(nodes_max=1)) as contention:
         await contention.stream(sending("n1", sample("n1")))
         problem = await refused(contention.stream(sending("n2", sample("n2"))))
@@ -163,8 +161,8 @@ async def test_fifty_nodes_stream_at_once_and_each_gets_its_own_directives(polic
         assert {directive.job_id for directive in directives} == {f"job-on-{node}"}
 
 
-async def test_a_slow_reader_holds_up_nobody_and_later_gets_the_newest_directive(policy: Policy) -> None:
-    """The slow one never reads while far more is sent to it than any buffer on the way holds."""
+async def test_a_slow_reader_delays_no_other_and_gets_the_newest_directive(policy: Policy) -> None:
+    """The slow agent never reads, while more is sent to it than all buffers hold."""
     long_reason = "x" * 100_000
     policy.answer = lambda window: [Directive("j1", 1, window.now % 1, long_reason)]
     ticks = 400
@@ -187,7 +185,7 @@ async def test_a_slow_reader_holds_up_nobody_and_later_gets_the_newest_directive
     assert len(received) < ticks, "old directives were replaced by newer ones"
 
 
-async def test_a_policy_that_raises_is_named_once_and_the_stream_goes_on(policy: Policy) -> None:
+async def test_a_failing_policy_is_logged_once_and_the_stream_continues(policy: Policy) -> None:
     def judge(window: NodeWindow) -> list[Directive]:
         if window.now < NOW + 3:
             raise ZeroDivisionError("of course")
@@ -206,7 +204,7 @@ async def test_a_policy_that_raises_is_named_once_and_the_stream_goes_on(policy:
     assert logs[1]["failures"] == 3
 
 
-async def test_a_policy_that_still_fails_is_named_again_on_a_nodes_next_stream(policy: Policy) -> None:
+async def test_a_failing_policy_is_logged_again_on_the_next_stream(policy: Policy) -> None:
     policy.answer = lambda window: [1 / 0]  # type: ignore[list-item]  # it raises before that matters
     async with serving() as contention:
         with capture_logs() as logs:
@@ -218,13 +216,13 @@ async def test_a_policy_that_still_fails_is_named_again_on_a_nodes_next_stream(p
 @pytest.mark.parametrize(
     ("nonsense", "error"),
     [
-        (Directive("j1", 1, math.nan, ""), "a directive gives a share of nan, not from 0 to 1"),
-        (Directive("j1", 1, 2.0, ""), "a directive gives a share of 2.0, not from 0 to 1"),
+        (Directive("j1", 1, math.nan, ""), "a directive has the share nan; it must be from 0 to 1"),
+        (Directive("j1", 1, 2.0, ""), "a directive has the share 2.0; it must be from 0 to 1"),
         (Directive("j9", 1, 0.5, ""), "a directive is for job j9, attempt 1, which is not on the node"),
         (None, "AttributeError: 'NoneType' object has no attribute 'share'"),
     ],
 )
-async def test_a_directive_that_makes_no_sense_is_named_and_not_sent(policy: Policy, nonsense: Any, error: str) -> None:
+async def test_an_invalid_directive_is_logged_and_not_sent(policy: Policy, nonsense: Any, error: str) -> None:
     policy.answer = lambda window: [nonsense]
     async with serving() as contention:
         with capture_logs() as logs:
@@ -232,13 +230,13 @@ async def test_a_directive_that_makes_no_sense_is_named_and_not_sent(policy: Pol
     assert [(line["event"], line["error"]) for line in logs] == [("contention_policy_failed", error)]
 
 
-async def test_a_directive_that_makes_no_sense_does_not_hold_back_the_others(policy: Policy) -> None:
+async def test_an_invalid_directive_does_not_block_the_others(policy: Policy) -> None:
     policy.answer = lambda window: [Directive("j9", 1, 0.5, ""), *throttle(window)]
     async with serving() as contention:
         assert [one.job_id for one in await contention.stream(sending("n1", sample()))] == ["j1"]
 
 
-async def test_a_nodes_new_stream_ends_its_old_one_which_may_hang_somewhere() -> None:
+async def test_a_new_stream_of_a_node_ends_its_old_one() -> None:
     async with serving() as contention:
         old = contention.stub().StreamSamples()
         await old.write(sending("n1", sample()))
@@ -248,7 +246,7 @@ async def test_a_nodes_new_stream_ends_its_old_one_which_may_hang_somewhere() ->
         assert (problem.code, problem.reason) == (grpc.StatusCode.ABORTED, "STREAM_REPLACED")
 
 
-async def test_an_old_stream_that_ends_takes_nothing_from_the_new_one() -> None:
+async def test_the_end_of_an_old_stream_does_not_affect_the_new_one() -> None:
     async with serving() as contention:
         old, new = contention.stub().StreamSamples(), contention.stub().StreamSamples()
         await old.write(sending("n1", sample()))
@@ -268,7 +266,7 @@ async def test_closing_contention_ends_its_streams_so_that_agents_look_for_anoth
         assert (await refused(stream.read())).code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_an_agent_that_vanishes_leaves_nothing_behind_but_its_samples(policy: Policy) -> None:
+async def test_only_samples_remain_of_an_agent_that_vanishes(policy: Policy) -> None:
     async with serving() as contention:
         with capture_logs() as logs:
             stream = contention.stub().StreamSamples()
@@ -285,7 +283,7 @@ async def until_known(contention: Any, node_id: str) -> None:
         pass
 
 
-async def test_what_was_done_about_contention_is_listed_newest_first_page_by_page(policy: Policy) -> None:
+async def test_incidents_are_listed_newest_first_in_pages(policy: Policy) -> None:
     policy.answer = throttle
     async with serving() as contention:
         for index in range(3):
@@ -307,7 +305,7 @@ async def test_a_policy_that_is_not_installed_is_named_at_the_start() -> None:
         await start(server, serve_policies(server), Config(policy="nome"))
 
 
-async def test_the_policy_service_tells_which_policy_is_active() -> None:
+async def test_the_policy_service_lists_the_active_policy() -> None:
     async with serving() as contention:
         stub = policy_service_pb2_grpc.PolicyServiceStub(contention.channel)
         listed = await stub.ListPolicies(policy_service_pb2.ListPoliciesRequest())
@@ -338,12 +336,12 @@ async def test_a_second_agent_with_a_nodes_id_does_not_evict_the_first() -> None
         assert await first.code() is grpc.StatusCode.OK
 
 
-async def test_the_next_agent_of_a_node_takes_the_place_of_one_that_fell_silent() -> None:
+async def test_a_new_agent_replaces_a_silent_one() -> None:
     clock = [NOW]
     async with serving(now=lambda: clock[0]) as contention:
         first = contention.stub().StreamSamples()
         await first.write(of_agent("one"))
         await until_known(contention, "n1")
-        clock[0] += SILENT_SECONDS
+        clock[0] += STREAM_DEAD_SECONDS
         await contention.stream(of_agent("two", clock[0]))
         assert (await refused(first.read())).reason == "STREAM_REPLACED"

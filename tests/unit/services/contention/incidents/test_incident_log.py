@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cotenant.core.policy.protocols import AttemptWindow, Directive, NodeWindow, Throttle
-from cotenant.services.contention.incidents.incident_log import ACTIONS_MAX, SILENT_SECONDS_MAX, Incidents
+from cotenant.services.contention.incidents.incident_log import ACTIONS_MAX, SILENT_SECONDS_MAX, IncidentLog
 from cotenant.v1 import contention_service_pb2 as pb
 
 
@@ -17,18 +17,18 @@ def held(share: float, job: str = "a", reason: str = "too loud") -> Directive:
     return Directive(job, 1, share, reason)
 
 
-def listed(incidents: Incidents) -> list[pb.Incident]:
+def listed(incidents: IncidentLog) -> list[pb.Incident]:
     return list(incidents.page("", 0, "").incidents)
 
 
-def test_an_incident_lasts_from_the_first_throttling_until_the_attempt_is_free() -> None:
-    incidents = Incidents()
-    incidents.note(window(100, "a"), [held(0.5)])
-    incidents.note(window(105, "a"), [held(0.5)])
-    incidents.note(window(110, "a"), [held(0.0, reason="still too loud")])
+def test_an_incident_lasts_from_the_first_throttling_until_the_attempt_is_unthrottled() -> None:
+    incidents = IncidentLog()
+    incidents.record(window(100, "a"), [held(0.5)])
+    incidents.record(window(105, "a"), [held(0.5)])
+    incidents.record(window(110, "a"), [held(0.0, reason="still too loud")])
     (open_one,) = listed(incidents)
     assert not open_one.HasField("end_time")
-    incidents.note(window(115, "a"), [held(1.0, reason="quiet now")])
+    incidents.record(window(115, "a"), [held(1.0, reason="quiet now")])
     (incident,) = listed(incidents)
     assert (incident.node_id, incident.suspect_job_id) == ("n1", "a")
     assert (incident.start_time.seconds, incident.end_time.seconds) == (100, 115)
@@ -41,38 +41,38 @@ def test_an_incident_lasts_from_the_first_throttling_until_the_attempt_is_free()
 
 
 def test_an_attempt_that_leaves_the_node_ends_its_incident_there_and_no_other() -> None:
-    incidents = Incidents()
-    incidents.note(window(100, "a", "b"), [held(0.5, "a"), held(0.5, "b")])
-    incidents.note(window(100, "a", node="n2"), [held(0.5, "a")])
-    incidents.note(window(105, "b"), [])
+    incidents = IncidentLog()
+    incidents.record(window(100, "a", "b"), [held(0.5, "a"), held(0.5, "b")])
+    incidents.record(window(100, "a", node="n2"), [held(0.5, "a")])
+    incidents.record(window(105, "b"), [])
     assert {(one.node_id, one.suspect_job_id) for one in listed(incidents) if one.HasField("end_time")} == {("n1", "a")}
 
 
 def test_throttling_an_attempt_again_later_is_another_incident() -> None:
-    incidents = Incidents()
+    incidents = IncidentLog()
     for now, share in ((100, 0.5), (105, 1.0), (110, 0.5)):
-        incidents.note(window(now, "a"), [held(share)])
+        incidents.record(window(now, "a"), [held(share)])
     assert [one.start_time.seconds for one in listed(incidents)] == [110, 100]
 
 
-def test_freeing_what_was_free_is_no_incident() -> None:
-    incidents = Incidents()
-    incidents.note(window(100, "a"), [held(1.0)])
+def test_unthrottling_a_free_attempt_opens_no_incident() -> None:
+    incidents = IncidentLog()
+    incidents.record(window(100, "a"), [held(1.0)])
     assert listed(incidents) == []
 
 
-def test_the_oldest_incidents_make_room_even_open_ones() -> None:
-    incidents = Incidents(incidents_max=2)
+def test_the_oldest_incidents_are_dropped_even_if_open() -> None:
+    incidents = IncidentLog(incidents_max=2)
     for now, job in ((100, "a"), (105, "b"), (110, "c")):
-        incidents.note(window(now, "a", "b", "c"), [held(0.5, job)])
+        incidents.record(window(now, "a", "b", "c"), [held(0.5, job)])
     assert [one.suspect_job_id for one in listed(incidents)] == ["c", "b"]
-    incidents.note(window(115, "a", "b", "c"), [held(1.0, "a")])
+    incidents.record(window(115, "a", "b", "c"), [held(1.0, "a")])
 
 
 def test_only_the_last_actions_of_a_long_incident_are_kept() -> None:
-    incidents = Incidents()
+    incidents = IncidentLog()
     for tick in range(ACTIONS_MAX + 5):
-        incidents.note(window(100 + tick, "a"), [held(0.5, reason=f"{tick}")])
+        incidents.record(window(100 + tick, "a"), [held(0.5, reason=f"{tick}")])
     (incident,) = listed(incidents)
     assert len(incident.actions) == ACTIONS_MAX
     assert incident.actions[-1].endswith(f"{ACTIONS_MAX + 4}")
@@ -87,15 +87,15 @@ def for_gpu(throttle: Throttle, slowdown: float = 0.4, reason: str = "on trial")
     return Directive("a", 1, 0.5, reason, throttle, victim_job_id="gpu", victim_slowdown=slowdown)
 
 
-def test_an_incident_tells_who_was_hurt_how_much_and_what_it_brought() -> None:
-    incidents = Incidents()
-    incidents.note(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
-    incidents.note(hurt(105, 8.0), [for_gpu(Throttle(cores=1, suspended=True), 0.2, "still too slow")])
+def test_an_incident_records_the_victims_slowdown_and_recovery() -> None:
+    incidents = IncidentLog()
+    incidents.record(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
+    incidents.record(hurt(105, 8.0), [for_gpu(Throttle(cores=1, suspended=True), 0.2, "still too slow")])
     (incident,) = listed(incidents)
     assert (incident.victim_job_id, incident.slowdown, incident.recovered) == ("gpu", 0.4, 0.8)
     for now, rate in ((110, 9.0), (115, None), (120, 10.0), (125, 10.0), (130, 10.0)):
-        incidents.note(hurt(now, rate), [])
-    incidents.note(hurt(135, 10.0), [Directive("a", 1, 1.0, "all is well", Throttle())])
+        incidents.record(hurt(now, rate), [])
+    incidents.record(hurt(135, 10.0), [Directive("a", 1, 1.0, "all is well", Throttle())])
     (incident,) = listed(incidents)
     assert list(incident.actions) == [
         "00:01:40Z held to 2 of its cores: on trial (gpu at 60% of its baseline)",
@@ -106,18 +106,18 @@ def test_an_incident_tells_who_was_hurt_how_much_and_what_it_brought() -> None:
     assert incident.outcome == "it is free again after 35 s; gpu is at 100% of its baseline, from 60%"
 
 
-def test_a_rate_that_may_not_be_judged_is_not() -> None:
-    incidents = Incidents()
-    incidents.note(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
-    incidents.note(hurt(105, 1.0, unsteady=True), [])
+def test_an_unsteady_rate_is_ignored() -> None:
+    incidents = IncidentLog()
+    incidents.record(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
+    incidents.record(hurt(105, 1.0, unsteady=True), [])
     assert listed(incidents)[0].recovered == 0
 
 
-def test_incidents_are_found_by_job_and_by_whether_they_are_over() -> None:
-    incidents = Incidents()
-    incidents.note(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
-    incidents.note(window(100, "b", node="n2"), [held(0.5, "b")])
-    incidents.note(window(105, "b", node="n2"), [held(1.0, "b")])
+def test_incidents_are_filtered_by_job_and_by_state() -> None:
+    incidents = IncidentLog()
+    incidents.record(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
+    incidents.record(window(100, "b", node="n2"), [held(0.5, "b")])
+    incidents.record(window(105, "b", node="n2"), [held(1.0, "b")])
 
     def found(**wanted: Any) -> list[str]:
         return [one.suspect_job_id for one in incidents.page("", 0, "", **wanted).incidents]
@@ -126,11 +126,11 @@ def test_incidents_are_found_by_job_and_by_whether_they_are_over() -> None:
     assert (found(open_only=True), found(open_only=True, job_id="b")) == (["a"], [])
 
 
-def test_the_incidents_of_a_node_that_fell_silent_are_over() -> None:
-    incidents = Incidents()
-    incidents.note(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
+def test_the_incidents_of_a_silent_node_are_closed() -> None:
+    incidents = IncidentLog()
+    incidents.record(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
     incidents.forget_silent(100 + SILENT_SECONDS_MAX)
     assert not listed(incidents)[0].HasField("end_time")
     incidents.forget_silent(101 + SILENT_SECONDS_MAX)
     (incident,) = listed(incidents)
-    assert (incident.end_time.seconds, incident.outcome) == (100, "nothing was heard of the node any more after 0 s")
+    assert (incident.end_time.seconds, incident.outcome) == (100, "the node fell silent after 0 s")

@@ -1,4 +1,4 @@
-"""What is said again, what was inherited, and who is asked to move."""
+"""Repeated directives, inherited throttles and migration requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def said(*directives: Directive) -> Callable[[Any], Any]:
     return lambda window: waiting.pop() if waiting else ()
 
 
-async def test_what_is_held_back_is_said_again_with_each_window_until_it_is_free(policy: Policy) -> None:
+async def test_a_throttling_directive_is_repeated_until_the_attempt_is_unthrottled(policy: Policy) -> None:
     async with serving() as contention:
         policy.answer = said(Directive("j1", 1, 0.5, "it hurts", HELD))
         (first,) = await contention.stream(sending("n1", sample()))
@@ -39,7 +39,7 @@ async def test_what_is_held_back_is_said_again_with_each_window_until_it_is_free
         assert await contention.stream(sending("n1", sample(at=NOW + 15))) == []
 
 
-async def test_who_left_the_node_is_not_spoken_of_any_more(policy: Policy) -> None:
+async def test_no_directive_is_sent_for_an_attempt_that_left_the_node(policy: Policy) -> None:
     async with serving() as contention:
         policy.answer = said(Directive("j1", 1, 0.5, "it hurts", HELD))
         await contention.stream(sending("n1", sample()))
@@ -49,7 +49,7 @@ async def test_who_left_the_node_is_not_spoken_of_any_more(policy: Policy) -> No
         assert (await contention.incidents(open_only=True)).incidents == []
 
 
-async def test_what_was_held_back_before_is_held_on_for_a_while(policy: Policy) -> None:
+async def test_an_earlier_throttle_is_repeated_for_a_while(policy: Policy) -> None:
     clock = [NOW]
 
     def held(at: float) -> pb.NodeSample:
@@ -62,10 +62,10 @@ async def test_what_was_held_back_before_is_held_on_for_a_while(policy: Policy) 
             assert directive.throttle.suspended
         assert await contention.stream(sending("n1", held(NOW + INHERITED_SECONDS_MAX))) == []
         (incident,) = (await contention.incidents(job_id="j1")).incidents
-        assert incident.actions[0].endswith("it was held back already: suspended")
+        assert incident.actions[0].endswith("it was already throttled: suspended")
 
 
-async def test_a_throttle_that_cannot_be_reaches_nobody(policy: Policy) -> None:
+async def test_an_invalid_throttle_is_not_sent(policy: Policy) -> None:
     policy.answer = said(Directive("j1", 1, 0.5, "it hurts", Throttle(bandwidth_percent=0)))
     async with serving() as contention:
         assert await contention.stream(sending("n1", sample())) == []
@@ -94,7 +94,7 @@ class Queue(job_service_pb2_grpc.JobServiceServicer):
     ],
     ids=["at once", "at the second window", "never"],
 )
-async def test_the_queue_is_asked_to_move_a_job_until_it_has_answered(
+async def test_a_migration_is_requested_until_the_queue_answers(
     answers: list[grpc.StatusCode], asked: int, told: str, policy: Policy
 ) -> None:
     queue, server = Queue(*answers), grpc.aio.server()  # type: ignore[abstract]  # the generated base answers the rest
@@ -118,10 +118,10 @@ async def test_the_queue_is_asked_to_move_a_job_until_it_has_answered(
         await server.stop(0)
 
 
-async def test_without_a_queue_nobody_is_moved_and_the_incident_says_so(policy: Policy) -> None:
+async def test_without_a_queue_no_job_is_migrated_and_the_incident_records_it(policy: Policy) -> None:
     policy.answer = said(Directive("j1", 1, 0.5, "it stood still for long", HELD, move=True))
     async with serving() as contention:
         await contention.stream(sending("n1", sample()))
         (incident,) = (await contention.incidents()).incidents
         assert "and asked to move away" in incident.actions[0]
-        assert incident.actions[1].endswith("could not be moved: contention knows of no queue")
+        assert incident.actions[1].endswith("could not be moved: contention has no queue")

@@ -13,11 +13,11 @@ def judged(cores: int, rate: float, confidence: float = 0.9, **more: Any) -> Can
 
 
 def on(*nodes: tuple[int, ...]) -> list[NodeAllocation]:
-    """Nodes with tasks that hold so many cores."""
+    """Allocations with so many cores per task."""
     return [NodeAllocation(tasks=[TaskAllocation(core_ids=range(cores)) for cores in tasks]) for tasks in nodes]
 
 
-def test_the_rate_is_that_of_what_is_held_and_of_nothing_else() -> None:
+def test_the_expected_rate_is_that_of_the_present_allocation() -> None:
     estimate = Estimate(
         candidates=[judged(2, 10.0), judged(4, 15.0), judged(4, 25.0, nodes=2), judged(8, 40.0, confidence=0.2)]
     )
@@ -28,7 +28,7 @@ def test_the_rate_is_that_of_what_is_held_and_of_nothing_else() -> None:
         assert expected_rate_per_second(estimate, unknown) == 0
 
 
-def test_the_surest_word_counts_and_a_job_with_servers_is_another_one() -> None:
+def test_the_most_confident_estimate_counts_unless_there_are_parameter_servers() -> None:
     estimate = Estimate(candidates=[judged(2, 10.0, 0.6), judged(2, 12.0, 0.8), judged(2, 30.0, 0.9, servers=1)])
     assert expected_rate_per_second(estimate, on((2,))) == 12
     bare = CandidateEstimate(rate_per_second=9.0, confidence=1.0)

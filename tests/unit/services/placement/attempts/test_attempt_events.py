@@ -1,11 +1,11 @@
-"""What the queue hears of attempts: all of it, in order, in few messages where much waits."""
+"""The queue receives every attempt change, in order, batched when many wait."""
 
 from __future__ import annotations
 
 from contextlib import aclosing
 from typing import cast
 
-from cotenant.services.placement.attempts.attempt_events import TOGETHER_MAX, Event, Feed
+from cotenant.services.placement.attempts.attempt_events import BATCH_ATTEMPTS_MAX, AttemptEvents, Event
 from cotenant.v1 import job_pb2
 
 
@@ -13,7 +13,7 @@ def attempt(number: int) -> job_pb2.Attempt:
     return job_pb2.Attempt(job_id=f"job-{number}", number=1)
 
 
-async def heard(feed: Feed, after: int, until: int) -> list[Event]:
+async def heard(feed: AttemptEvents, after: int, until: int) -> list[Event]:
     events: list[Event] = []
     async with aclosing(feed.watch(after)) as watch:  # type: ignore[type-var]  # it is a generator
         async for event in watch:
@@ -25,8 +25,8 @@ async def heard(feed: Feed, after: int, until: int) -> list[Event]:
     return events
 
 
-async def test_what_waits_is_told_together_in_order() -> None:
-    feed, count = Feed(), 3 * TOGETHER_MAX
+async def test_waiting_events_are_batched_in_order() -> None:
+    feed, count = AttemptEvents(), 3 * BATCH_ATTEMPTS_MAX
     feed.start(1, [])
     for number in range(count):
         feed.publish(2 + number, [attempt(number)])
@@ -35,11 +35,11 @@ async def test_what_waits_is_told_together_in_order() -> None:
         told = [one.job_id for event in events for one in event.attempts]
         assert told == [f"job-{number}" for number in range(count)]
         assert len(events) == 3
-        assert [event.revision for event in events] == [1 + TOGETHER_MAX * part for part in (1, 2, 3)]
+        assert [event.revision for event in events] == [1 + BATCH_ATTEMPTS_MAX * part for part in (1, 2, 3)]
 
 
-async def test_a_whole_picture_goes_alone() -> None:
-    feed = Feed()
+async def test_a_snapshot_is_sent_alone() -> None:
+    feed = AttemptEvents()
     feed.start(1, [attempt(0)])
     watch = feed.watch(0)
     first = cast("Event", await anext(watch))

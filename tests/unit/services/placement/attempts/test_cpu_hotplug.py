@@ -1,4 +1,4 @@
-"""CPUs of a node go off line and come back while jobs run there."""
+"""CPUs of a node go offline and come back while jobs run there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
-    """A mesh in whose every commit no core has two owners."""
+    """A mesh that checks at every commit that no core has two owners."""
     history = History()
     async with running(MemoryStore(limit=HistoryLimit(revisions=1_000_000))) as mesh:
         history.follow(mesh.store)
@@ -27,7 +27,7 @@ async def mesh() -> AsyncIterator[Mesh]:
 
 
 def off_line(agent: SimulatedAgent, gone: Iterable[int]) -> None:
-    """Let an agent tell of its cores but some."""
+    """Make an agent report its inventory without some cores."""
     kept = [core for core in agent.inventory.cores if core.id not in set(gone)]
     del agent.inventory.cores[:]
     agent.inventory.cores.extend(kept)
@@ -35,34 +35,34 @@ def off_line(agent: SimulatedAgent, gone: Iterable[int]) -> None:
 
 
 def on_line(agent: SimulatedAgent, *cores: int) -> None:
-    """Let an agent tell of more cores."""
+    """Make an agent report more cores."""
     agent.inventory.cores.extend(resources_pb2.Core(id=core, cpus=[core]) for core in cores)
     agent.change_inventory()
 
 
-def cores_of(job: job_pb2.Job) -> set[int]:
+def cores_held(job: job_pb2.Job) -> set[int]:
     return {core for part in job.attempt.allocations for task in part.tasks for core in task.core_ids}
 
 
 async def holding(mesh: Mesh, job_id: str, count: int, without: Iterable[int] = ()) -> job_pb2.Job:
-    """Wait until a job holds so many cores, none of some, and nothing is under way."""
+    """Wait until a job holds so many cores, none of the given ones, and no resize is in progress."""
 
     def so(job: job_pb2.Job) -> bool:
         tasks = [task for part in job.attempt.allocations for task in part.tasks]
-        held = cores_of(job)
+        held = cores_held(job)
         return len(held) == count and not held & set(without) and not any(task.target_cores for task in tasks)
 
     return await mesh.reach(job_id, "RUNNING", so)
 
 
-async def test_a_job_that_lost_a_core_runs_on_with_the_others_and_has_its_own_number_again_later(mesh: Mesh) -> None:
+async def test_a_job_runs_on_with_fewer_cores_and_gets_them_back(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=4)
     job_id = await mesh.submit(cores=4)
     await mesh.reach(job_id, "RUNNING")
     off_line(agent, [3])
     job = await holding(mesh, job_id, 3, [3])
     assert job.attempt.number == 1
-    assert job.attempt.sizing == "core 3 of n1 went off line"
+    assert job.attempt.sizing == "core 3 of n1 went offline"
     (order,) = agent.resizes
     assert sorted(order.allocation.tasks[0].cpu_ids) == [0, 1, 2]
     assert (await mesh.node("n1")).used_cores == 3
@@ -72,31 +72,31 @@ async def test_a_job_that_lost_a_core_runs_on_with_the_others_and_has_its_own_nu
     assert (job.attempt.number, job.failures) == (1, 0)
 
 
-async def test_a_free_core_comes_in_the_place_of_one_that_is_gone(mesh: Mesh) -> None:
+async def test_a_free_core_replaces_an_offline_one(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=6)
     job_id = await mesh.submit(cores=3)
-    held = cores_of(await mesh.reach(job_id, "RUNNING"))
+    held = cores_held(await mesh.reach(job_id, "RUNNING"))
     gone = min(held)
     off_line(agent, [gone])
     job = await holding(mesh, job_id, 3, [gone])
-    assert held - {gone} < cores_of(job)
+    assert held - {gone} < cores_held(job)
 
 
-async def test_a_core_that_came_back_goes_to_who_waits_for_it_and_to_nobody_twice(mesh: Mesh) -> None:
+async def test_a_returned_core_is_allocated_once(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2, cores=4)
     first, second = await mesh.submit(cores=2), await mesh.submit(cores=2)
-    held = cores_of(await mesh.reach(first, "RUNNING"))
+    held = cores_held(await mesh.reach(first, "RUNNING"))
     await mesh.reach(second, "RUNNING")
     gone = min(held)
     off_line(agent, [gone])
     await holding(mesh, first, 1)
-    assert len(cores_of(await mesh.job(second))) == 2
+    assert len(cores_held(await mesh.job(second))) == 2
     on_line(agent, gone)
     await holding(mesh, first, 2)
-    assert not cores_of(await mesh.job(first)) & cores_of(await mesh.job(second))
+    assert not cores_held(await mesh.job(first)) & cores_held(await mesh.job(second))
 
 
-async def test_a_job_that_lost_all_its_cores_is_started_elsewhere_and_no_failure_is_counted(mesh: Mesh) -> None:
+async def test_a_job_without_cores_restarts_elsewhere_without_a_failure(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=2)
     job_id = await mesh.submit(cores=2)
     await mesh.reach(job_id, "RUNNING")
@@ -106,7 +106,7 @@ async def test_a_job_that_lost_all_its_cores_is_started_elsewhere_and_no_failure
     assert job.attempt.allocations[0].node_id == "n2"
     assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
     past = job.past_attempts[-1]
-    assert past.stop_detail == "was on n1: all cores of rank 0 have gone off line"
+    assert past.stop_detail == "was on n1: all cores of rank 0 have gone offline"
     assert (getattr(past.failure, "class"), past.failure.blame) == (
         "node_unhealthy",
         job_pb2.FAILURE_BLAME_INFRASTRUCTURE,
@@ -114,7 +114,7 @@ async def test_a_job_that_lost_all_its_cores_is_started_elsewhere_and_no_failure
     assert job.failures == 0
 
 
-async def test_a_sibling_that_is_gone_takes_nothing_but_itself(mesh: Mesh) -> None:
+async def test_an_offline_sibling_removes_only_itself(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=2)
     for core in agent.inventory.cores:
         core.cpus.append(core.id + 2)
@@ -133,7 +133,7 @@ async def has_cpus(mesh: Mesh, count: int) -> bool:
     return sum(len(core.cpus) for core in (await mesh.node("n1")).inventory.cores) == count
 
 
-async def test_what_went_off_line_while_the_agent_was_away_is_taken_when_it_is_back(mesh: Mesh) -> None:
+async def test_cores_that_went_offline_during_a_disconnect_are_removed_on_reconnect(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=4)
     job_id = await mesh.submit(cores=4)
     await mesh.reach(job_id, "RUNNING")
@@ -148,7 +148,7 @@ async def away(mesh: Mesh) -> bool:
     return (await mesh.node("n1")).state == node_pb2.NODE_STATE_AWAY
 
 
-async def test_who_changes_its_cores_when_some_go_is_fitted_once_that_is_over(mesh: Mesh) -> None:
+async def test_a_job_in_a_resize_is_adapted_after_the_resize(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=4)
     agent.answers_resizes = False
     job_id = await mesh.submit(cores=4)
@@ -163,7 +163,7 @@ async def test_who_changes_its_cores_when_some_go_is_fitted_once_that_is_over(me
     await holding(mesh, job_id, 2, [2, 3])
 
 
-async def test_a_resize_that_can_neither_be_done_nor_taken_back_ends_on_what_there_is(mesh: Mesh) -> None:
+async def test_a_stuck_resize_ends_on_the_available_cores(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=4)
     agent.cannot_resize = lambda order: "CPUs [2] are off line" if 2 in order.allocation.tasks[0].cpu_ids else ""
     job_id = await mesh.submit(cores=4)

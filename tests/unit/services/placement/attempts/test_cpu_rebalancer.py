@@ -1,4 +1,4 @@
-"""Cores are dealt in life as in simulations: by what they gain, from rates that were measured, of jobs and kinds."""
+"""Live CPU rebalancing matches the simulator: cores go where they gain most, by measured rates of jobs and classes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from benchmarks.agents import SimulatedAgent
-from tests.unit.services.allocators import Obedient
+from tests.unit.services.allocators import ScriptedAllocator
 from tests.unit.services.mesh import Mesh, eventually, running, until
 
-from cotenant.core.sizing.resize import Running
+from cotenant.core.sizing.resize import ResizableJob
 from cotenant.services.placement.api.server import PlacementConfig
 from cotenant.services.placement.attempts import job_classes
 from cotenant.v1 import job_pb2
@@ -20,14 +20,14 @@ T0 = 1_000_000
 
 
 @pytest.fixture
-def allocator(monkeypatch: pytest.MonkeyPatch) -> Obedient:
-    allocator = Obedient()
+def allocator(monkeypatch: pytest.MonkeyPatch) -> ScriptedAllocator:
+    allocator = ScriptedAllocator()
     allocator.use(monkeypatch)
     return allocator
 
 
 @pytest.fixture
-async def mesh(allocator: Obedient) -> AsyncIterator[Mesh]:
+async def mesh(allocator: ScriptedAllocator) -> AsyncIterator[Mesh]:
     async with running() as mesh:
         yield mesh
 
@@ -40,14 +40,14 @@ def holds(cores: int, own: int) -> Callable[[job_pb2.Job], bool]:
     return so
 
 
-def at_most(cores: int) -> Callable[[Running], tuple[int, ...]]:
+def at_most(cores: int) -> Callable[[ResizableJob], tuple[int, ...]]:
     return lambda running: (min(cores, running.most),)
 
 
 def measured(agent: SimulatedAgent, job_id: str, rates: dict[int, float]) -> None:
-    """Tell rates as a profile does."""
+    """Report rates as a profile does."""
     reports = [node_pb2.ProfileReport(job_id=job_id, number=1, cores=n, rate_per_second=r) for n, r in rates.items()]
-    agent.tell(profiled=[*reports, node_pb2.ProfileReport(job_id=job_id, number=1, done=True)])
+    agent.send(profiled=[*reports, node_pb2.ProfileReport(job_id=job_id, number=1, done=True)])
 
 
 def progress(job_id: str, step: int, seconds: float, phase: str = "") -> node_pb2.ProgressReport:
@@ -56,9 +56,7 @@ def progress(job_id: str, step: int, seconds: float, phase: str = "") -> node_pb
     return node_pb2.ProgressReport(job_id=job_id, number=1, progress=told)
 
 
-async def test_spare_cores_go_where_they_gain_most_and_wander_when_that_changes(
-    mesh: Mesh, allocator: Obedient
-) -> None:
+async def test_spare_cores_go_where_they_gain_most(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     agent = await mesh.agent("n1", gpus=8, cores=8)
     other = await mesh.submit(gpus=0, cores=4)
     await mesh.reach(other, "RUNNING")
@@ -74,9 +72,7 @@ async def test_spare_cores_go_where_they_gain_most_and_wander_when_that_changes(
     assert agent.stops == []
 
 
-async def test_a_job_has_for_good_what_it_wishes_for_up_to_its_share_and_the_rest_is_lent(
-    mesh: Mesh, allocator: Obedient
-) -> None:
+async def test_a_job_owns_cores_up_to_its_share_and_the_rest_is_lent(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     await mesh.agent("n1", gpus=8, cores=24)
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
@@ -85,7 +81,7 @@ async def test_a_job_has_for_good_what_it_wishes_for_up_to_its_share_and_the_res
         await mesh.reach(job_id, "RUNNING", holds(wish, own))
 
 
-async def test_cores_come_back_to_a_job_that_wants_its_share_after_all(mesh: Mesh, allocator: Obedient) -> None:
+async def test_a_job_gets_its_share_back(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     await mesh.agent("n1", gpus=2, cores=4)
     slim, greedy = await mesh.submit(), await mesh.submit()
     for job_id in (slim, greedy):
@@ -97,8 +93,8 @@ async def test_cores_come_back_to_a_job_that_wants_its_share_after_all(mesh: Mes
     await mesh.reach(greedy, "RUNNING", holds(2, 2))
 
 
-async def test_a_window_counts_after_warm_up_and_measurement_under_one_allocation_and_not_in_validation(
-    mesh: Mesh, allocator: Obedient
+async def test_a_window_counts_only_after_warm_up_on_one_allocation_in_training(
+    mesh: Mesh, allocator: ScriptedAllocator
 ) -> None:
     allocator.warm_up_seconds, allocator.measure_seconds = 2.0, 3.0
     await mesh.restart("placement")
@@ -106,25 +102,25 @@ async def test_a_window_counts_after_warm_up_and_measurement_under_one_allocatio
     job_id = await mesh.submit()
     await mesh.reach(job_id, "RUNNING")
 
-    def tell(*steps: tuple[int, float], phase: str = "") -> None:
-        agent.tell(progress=[progress(job_id, step, seconds, phase) for step, seconds in steps])
+    def send(*steps: tuple[int, float], phase: str = "") -> None:
+        agent.send(progress=[progress(job_id, step, seconds, phase) for step, seconds in steps])
 
-    tell((0, 0.0), (1, 1.0), (10, 2.0), (30, 4.0), (40, 5.0))
+    send((0, 0.0), (1, 1.0), (10, 2.0), (30, 4.0), (40, 5.0))
     await until(lambda: bool(allocator.asked.get(job_id)) and bool(allocator.asked[job_id][-1].points))
     last = allocator.asked[job_id][-1]
     assert [(point.cores, point.rate) for point in last.points] == [(3, 10.0)], "nothing of before step 10"
     assert last.rate_per_second == 10.0
     allocator.wishes[job_id] = (4,)
     await mesh.reach(job_id, "RUNNING", holds(4, 3))
-    tell((50, 6.0), (60, 7.0), (99, 8.0))  # the window before was of other cores
-    tell((0, 8.5), (1, 11.0), (2, 15.0), phase="validation")
-    tell((130, 16.0), (140, 18.0), (200, 21.0))
+    send((50, 6.0), (60, 7.0), (99, 8.0))  # the window before was of other cores
+    send((0, 8.5), (1, 11.0), (2, 15.0), phase="validation")
+    send((130, 16.0), (140, 18.0), (200, 21.0))
     await until(lambda: len(allocator.asked[job_id][-1].points) > 1)
     assert [(point.cores, point.rate) for point in allocator.asked[job_id][-1].points] == [(3, 10.0), (4, 20.0)]
 
 
-async def test_the_next_job_of_a_kind_goes_on_from_what_was_measured_also_after_a_restart(
-    mesh: Mesh, allocator: Obedient, monkeypatch: pytest.MonkeyPatch
+async def test_the_next_job_of_a_class_starts_from_its_measured_rates(
+    mesh: Mesh, allocator: ScriptedAllocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_classes, "SAVE_SECONDS", 0.05)
     await mesh.restart("placement")
@@ -153,7 +149,7 @@ async def adaptive() -> AsyncIterator[Mesh]:
         yield mesh
 
 
-async def test_a_job_that_waits_is_sized_by_what_has_become_known_of_its_kind(adaptive: Mesh) -> None:
+async def test_a_waiting_job_is_sized_by_the_rates_of_its_class(adaptive: Mesh) -> None:
     agent = await adaptive.agent("n1", gpus=1, cores=3)
     first = await adaptive.submit(model="never-seen")
     await adaptive.reach(first, "RUNNING", holds(3, 3))
@@ -166,9 +162,7 @@ async def test_a_job_that_waits_is_sized_by_what_has_become_known_of_its_kind(ad
     assert "jobs like it need 1" in job.attempt.sizing
 
 
-async def test_no_job_gets_more_for_good_than_its_tenant_may_hold_and_more_when_the_limit_is_raised(
-    mesh: Mesh, allocator: Obedient
-) -> None:
+async def test_owned_cores_respect_the_tenants_limit(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     dept = tenant_pb2.Tenant(id="dept", limit_cores=4)
     for tenant in (dept, tenant_pb2.Tenant(id="group", parent="dept")):
         await mesh.tenants.CreateTenant(tenant_pb2.CreateTenantRequest(tenant=tenant))

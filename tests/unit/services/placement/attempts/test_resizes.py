@@ -1,4 +1,4 @@
-"""Cores change while jobs run: ordered, answered, taken back, and asked back for those that wait."""
+"""Resizes of running jobs: ordered, answered, rolled back, and reclaimed for waiting jobs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from benchmarks.agents import SimulatedAgent
-from tests.unit.services.allocators import Obedient
+from tests.unit.services.allocators import ScriptedAllocator
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import Mesh, eventually, running, until
 
-from cotenant.core.sizing.resize import Running
+from cotenant.core.sizing.resize import ResizableJob
 from cotenant.services.placement.attempts import resizes
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
@@ -23,15 +23,15 @@ READ_ONLY = "its cgroup is read-only"
 
 
 @pytest.fixture
-def allocator(monkeypatch: pytest.MonkeyPatch) -> Obedient:
-    allocator = Obedient()
+def allocator(monkeypatch: pytest.MonkeyPatch) -> ScriptedAllocator:
+    allocator = ScriptedAllocator()
     allocator.use(monkeypatch)
     return allocator
 
 
 @pytest.fixture
-async def mesh(allocator: Obedient) -> AsyncIterator[Mesh]:
-    """A mesh whose every commit is looked at."""
+async def mesh(allocator: ScriptedAllocator) -> AsyncIterator[Mesh]:
+    """A mesh that checks every commit."""
     history = History()
     store = MemoryStore(limit=HistoryLimit(revisions=1_000_000))
     async with running(store) as mesh:
@@ -50,7 +50,7 @@ async def mesh(allocator: Obedient) -> AsyncIterator[Mesh]:
 
 
 def tasks(job: job_pb2.Job) -> list[tuple[int, int, int]]:
-    """What each task holds, what it began with, and what it is to hold."""
+    """Return each task's cores, own cores and target cores."""
     return [
         (len(task.core_ids), task.own_cores, task.target_cores)
         for part in job.attempt.allocations
@@ -69,11 +69,11 @@ async def stored(mesh: Mesh, job_id: str) -> records_pb2.StoredAttempt:
 
 
 async def changed(mesh: Mesh, job_id: str, *cores: int) -> job_pb2.Job:
-    """Wait until a job holds so many cores, task by task, and nothing is under way."""
+    """Wait until a job's tasks hold so many cores and no resize is in progress."""
     return await mesh.reach(job_id, "RUNNING", holds(*cores))
 
 
-async def test_a_job_grows_and_shrinks_while_it_runs(mesh: Mesh, allocator: Obedient) -> None:
+async def test_a_job_grows_and_shrinks_while_it_runs(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     agent = await mesh.agent("n1", gpus=8, cores=24)
     job_id = await mesh.submit()
     before = await mesh.reach(job_id, "RUNNING")
@@ -100,7 +100,7 @@ async def test_a_job_grows_and_shrinks_while_it_runs(mesh: Mesh, allocator: Obed
     ]
 
 
-async def test_cores_of_before_and_after_are_held_until_the_node_has_answered(mesh: Mesh, allocator: Obedient) -> None:
+async def test_old_and_new_cores_are_held_until_the_node_answers(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=6)
     agent.answers_resizes = False
     job_id = await mesh.submit()  # all six
@@ -118,7 +118,7 @@ async def test_cores_of_before_and_after_are_held_until_the_node_has_answered(me
     assert not given & set((await mesh.job(job_id)).attempt.allocations[0].tasks[0].core_ids)
 
 
-async def gang(mesh: Mesh, allocator: Obedient) -> tuple[str, SimulatedAgent, SimulatedAgent]:
+async def gang(mesh: Mesh, allocator: ScriptedAllocator) -> tuple[str, SimulatedAgent, SimulatedAgent]:
     """A gang with a worker on each of two nodes, 4 of 8 cores each."""
     first, second = await mesh.agent("n1", gpus=2, cores=8), await mesh.agent("n2", gpus=2, cores=8)
     job_id = await mesh.submit(replicas=4)
@@ -126,7 +126,7 @@ async def gang(mesh: Mesh, allocator: Obedient) -> tuple[str, SimulatedAgent, Si
     return job_id, first, second
 
 
-async def test_a_gang_changes_on_all_nodes_or_goes_back_on_all(mesh: Mesh, allocator: Obedient) -> None:
+async def test_a_gang_is_resized_or_rolled_back_on_all_nodes(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     job_id, first, second = await gang(mesh, allocator)
     begun = (await mesh.job(job_id)).attempt.epoch
     second.cannot_resize = lambda order: READ_ONLY if len(order.allocation.tasks[0].core_ids) == 3 else ""
@@ -143,10 +143,10 @@ async def test_a_gang_changes_on_all_nodes_or_goes_back_on_all(mesh: Mesh, alloc
     assert (await mesh.node("n1")).used_cores == 8
 
 
-async def test_a_resize_that_can_neither_be_done_nor_undone_holds_everything(
-    mesh: Mesh, allocator: Obedient, monkeypatch: pytest.MonkeyPatch
+async def test_a_stuck_resize_holds_both_allocations(
+    mesh: Mesh, allocator: ScriptedAllocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resizes, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(resizes, "RETRY_RESIZE_SECONDS", 0.3)
     job_id, _first, second = await gang(mesh, allocator)
     second.cannot_resize = lambda order: READ_ONLY
     allocator.wishes[job_id] = (3,)
@@ -160,7 +160,7 @@ async def test_a_resize_that_can_neither_be_done_nor_undone_holds_everything(
     await changed(mesh, job_id, 4, 4, 4, 4)
 
 
-async def test_an_agent_that_was_away_is_asked_again(mesh: Mesh, allocator: Obedient) -> None:
+async def test_a_reconnected_agent_gets_the_resize_again(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     job_id, first, second = await gang(mesh, allocator)
     second.answers_resizes = False
     allocator.wishes[job_id] = (3,)
@@ -172,7 +172,7 @@ async def test_an_agent_that_was_away_is_asked_again(mesh: Mesh, allocator: Obed
     assert len({order.epoch for order in (*first.resizes, *second.resizes)}) == 1
 
 
-async def test_a_placement_that_dies_in_the_middle_goes_on_where_it_was(mesh: Mesh, allocator: Obedient) -> None:
+async def test_a_resize_continues_after_a_restart_of_placement(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     job_id, first, second = await gang(mesh, allocator)
     second.answers_resizes = False
     allocator.wishes[job_id] = (3,)
@@ -188,8 +188,8 @@ async def test_a_placement_that_dies_in_the_middle_goes_on_where_it_was(mesh: Me
 
 
 @pytest.mark.parametrize("how", ["it ends", "it is cancelled", "its node is drained"])
-async def test_an_attempt_that_ends_in_the_middle_leaves_nothing_held(
-    mesh: Mesh, allocator: Obedient, how: str
+async def test_an_attempt_that_ends_during_a_resize_frees_everything(
+    mesh: Mesh, allocator: ScriptedAllocator, how: str
 ) -> None:
     agent = await mesh.agent("n1", gpus=2, cores=8)
     agent.answers_resizes = False
@@ -214,9 +214,7 @@ async def test_an_attempt_that_ends_in_the_middle_leaves_nothing_held(
         await mesh.reach(other, "RUNNING")
 
 
-async def test_lent_cores_are_asked_back_for_a_job_that_waits_and_no_more_than_it_needs(
-    mesh: Mesh, allocator: Obedient
-) -> None:
+async def test_lent_cores_are_reclaimed_for_a_waiting_job_as_needed(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     agent = await mesh.agent("n1", gpus=8, cores=24)
     lender = await mesh.submit()
     await mesh.reach(lender, "RUNNING")
@@ -226,14 +224,14 @@ async def test_lent_cores_are_asked_back_for_a_job_that_waits_and_no_more_than_i
     other = await mesh.submit(gpus=0, cores=10)
     await mesh.reach(other, "RUNNING")
     job = await changed(mesh, lender, 14)
-    assert "had been lent went to a job that waited" in job.attempt.sizing
+    assert "lent cores per replica went to a waiting job" in job.attempt.sizing
     assert tasks(job) == [(14, 3, 0)]
     assert agent.stops == []
     last = await mesh.submit(gpus=0, cores=12)  # more than was lent
     assert "needs 12 cores" in (await mesh.refused(last, "CAPACITY")).refusal.detail
 
 
-async def test_a_plan_that_is_only_tried_asks_nobody_for_cores(mesh: Mesh, allocator: Obedient) -> None:
+async def test_a_dry_run_reclaims_no_cores(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     agent = await mesh.agent("n1", gpus=8, cores=24)
     lender = await mesh.submit()
     await mesh.reach(lender, "RUNNING")
@@ -246,19 +244,19 @@ async def test_a_plan_that_is_only_tried_asks_nobody_for_cores(mesh: Mesh, alloc
     plan = placement_pb2.PlanPlacementRequest(candidates=[candidate], validate_only=True)
     answer: placement_pb2.PlanPlacementResponse = await mesh.plans.PlanPlacement(plan)
     (refused,) = answer.refused
-    assert refused.refusal.detail == "its place is chosen; it waits for 1 job to give back cores that were lent"
+    assert refused.refusal.detail == "its place is chosen; it waits for 1 job to give back lent cores"
     assert len(agent.resizes) == 1
 
 
-async def test_an_allocator_that_fails_or_wants_too_much_is_named_and_the_others_go_on(
-    mesh: Mesh, allocator: Obedient, capsys: pytest.CaptureFixture[str]
+async def test_a_failing_allocator_is_logged_and_other_jobs_are_resized(
+    mesh: Mesh, allocator: ScriptedAllocator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await mesh.agent("n1", gpus=8, cores=24)
     breaks, greedy, good = [await mesh.submit() for _ in range(3)]
     for job_id in (breaks, greedy, good):
         await mesh.reach(job_id, "RUNNING")
 
-    def broken(running: Running) -> tuple[int, ...]:
+    def broken(running: ResizableJob) -> tuple[int, ...]:
         raise ZeroDivisionError("a bug")
 
     allocator.wishes |= {breaks: broken, greedy: (23,), good: (4,)}
@@ -266,12 +264,12 @@ async def test_an_allocator_that_fails_or_wants_too_much_is_named_and_the_others
     await until(lambda: all(len(allocator.asked[job_id]) > 3 for job_id in (breaks, greedy)))
     assert tasks(await mesh.job(greedy)) == tasks(await mesh.job(breaks)) == [(3, 0, 0)]
     told = capsys.readouterr().out
-    assert "bad_sizing" in told
-    assert f"{greedy} holds (3,) cores per replica and was to hold (23,), but no more than" in told
+    assert "sizing_invalid" in told
+    assert f"{greedy} holds (3,) cores per replica and should get (23,), but no more than" in told
     assert "resizing_failed" in told
 
 
-async def test_what_a_user_asked_for_is_nobody_elses_to_change(mesh: Mesh, allocator: Obedient) -> None:
+async def test_requested_cores_are_never_resized(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     await mesh.agent("n1", gpus=8, cores=24)
     fixed, free = await mesh.submit(cores=2), await mesh.submit()
     for job_id in (fixed, free):
@@ -294,7 +292,7 @@ def useful(cores: int, seconds: int = 0) -> predictor_service_pb2.Estimate:
     return estimate
 
 
-async def test_an_estimate_is_kept_and_the_allocator_is_asked_at_once(mesh: Mesh, allocator: Obedient) -> None:
+async def test_a_new_estimate_is_saved_and_triggers_the_allocator(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     allocator.interval_seconds = 3600.0
     await mesh.agent("n1", gpus=8, cores=24)
     job_id = await mesh.submit()
@@ -314,14 +312,14 @@ async def test_an_estimate_is_kept_and_the_allocator_is_asked_at_once(mesh: Mesh
     assert allocator.asked[job_id][-1].estimate.cores_useful == 7
 
 
-async def test_advice_that_cannot_be_followed_is_refused_with_the_reason(mesh: Mesh, allocator: Obedient) -> None:
+async def test_inapplicable_advice_is_refused_with_the_reason(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     job_id, _, second = await gang(mesh, allocator)
     alone = await mesh.submit(gpus=0, cores=1)
     await mesh.refused(alone, "CAPACITY")
     profile = placement_pb2.ProfilePlan(cores=[1, 2], steps=10)
     for request, why in (
-        (advice("nobody", profile=profile), "nobody/1: there is no such attempt, or it has ended"),
-        (advice(job_id, 2, profile=profile), f"{job_id}/2: there is no such attempt, or it has ended"),
+        (advice("nobody", profile=profile), "nobody/1: no such attempt, or it has ended"),
+        (advice(job_id, 2, profile=profile), f"{job_id}/2: no such attempt, or it has ended"),
         (advice(job_id, profile=profile), f"{job_id}/1: it runs on 2 nodes, and only what runs on one is profiled"),
     ):
         answer: placement_pb2.AdviseAttemptsResponse = await mesh.plans.AdviseAttempts(request)
@@ -329,8 +327,8 @@ async def test_advice_that_cannot_be_followed_is_refused_with_the_reason(mesh: M
     assert second.profiles == []
 
 
-async def test_a_profile_goes_to_the_agent_and_its_rates_to_the_allocator_and_to_whoever_watches(
-    mesh: Mesh, allocator: Obedient
+async def test_a_profile_reaches_the_agent_and_its_rates_the_allocator_and_watchers(
+    mesh: Mesh, allocator: ScriptedAllocator
 ) -> None:
     agent = await mesh.agent("n1", gpus=8, cores=24)
     job_id = await mesh.submit()
@@ -347,12 +345,12 @@ async def test_a_profile_goes_to_the_agent_and_its_rates_to_the_allocator_and_to
     allocator.asked.clear()
     report = node_pb2.ProfileReport(job_id=job_id, number=1, cores=2, rate_per_second=5.0, steps=10)
     done = node_pb2.ProfileReport(job_id=job_id, number=1, done=True)
-    agent.tell(profiled=[report])
+    agent.send(profiled=[report])
     told: list[node_pb2.ProfileReport] = []
     while not told:
         told += (await anext(events)).profiled
     assert allocator.asked == {}, "what is being measured is left alone"
-    agent.tell(profiled=[done])
+    agent.send(profiled=[done])
     await until(lambda: bool(allocator.asked))
     while len(told) < 2:
         told += (await anext(events)).profiled
@@ -361,7 +359,7 @@ async def test_a_profile_goes_to_the_agent_and_its_rates_to_the_allocator_and_to
     watch.cancel()
 
 
-async def test_what_the_allocator_is_shown_is_so(mesh: Mesh, allocator: Obedient) -> None:
+async def test_the_allocator_sees_the_actual_allocation(mesh: Mesh, allocator: ScriptedAllocator) -> None:
     job_id, _, _ = await gang(mesh, allocator)
     allocator.wishes[job_id] = (3,)
     await changed(mesh, job_id, 3, 3, 3, 3)

@@ -1,4 +1,4 @@
-"""What agents tell of their clocks, loops and names, for those who look at nodes."""
+"""Agents' reported clocks, loop lag and name errors in node messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cotenant.services.placement.cluster.agent_conditions import (
     CLOCK_SECONDS_MAX,
     ERROR_LENGTH_MAX,
     ERRORS_MAX,
-    ToldCondition,
+    ReportedCondition,
 )
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1.condition_pb2 import LoopLag
@@ -24,7 +24,7 @@ def beat(wall: float) -> node_pb2.AgentCondition:
     return node_pb2.AgentCondition(wall_time=timestamp(wall))
 
 
-async def test_what_an_agent_tells_of_itself_is_shown_while_it_is_there() -> None:
+async def test_an_agents_condition_is_shown_while_it_is_connected() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
         told = await mesh.node("n1")
@@ -51,29 +51,29 @@ async def test_what_an_agent_tells_of_itself_is_shown_while_it_is_there() -> Non
         await eventually(gone)
 
 
-def test_the_beat_that_was_the_least_on_its_way_tells_the_clock() -> None:
-    told = ToldCondition()
+def test_the_least_delayed_heartbeat_gives_the_clock_offset() -> None:
+    told = ReportedCondition()
     for sent, arrived in ((1000.0, 3.0), (1001.0, 1.0), (1002.0, 9.0)):
         told.take(beat(sent), now=iter([arrived]).__next__)
     assert told.clock_offset(wall=lambda: 1010.0, now=lambda: 10.0) == pytest.approx(0.0)
 
 
-def test_a_clock_that_was_set_back_is_known_after_three_beats() -> None:
-    told = ToldCondition()
+def test_a_clock_set_back_shows_after_three_heartbeats() -> None:
+    told = ReportedCondition()
     told.take(beat(1000.0), now=lambda: 0.0)
     for number in range(1, BEATS_COMPARED + 1):
         told.take(beat(900.0 + number), now=iter([float(number)]).__next__)
     assert told.clock_offset(wall=lambda: 1010.0, now=lambda: 10.0) == pytest.approx(-100.0)
 
 
-def test_a_jump_of_placement_s_own_clock_shows_at_once() -> None:
-    told = ToldCondition()
+def test_a_jump_of_placements_clock_shows_at_once() -> None:
+    told = ReportedCondition()
     told.take(beat(1000.0), now=lambda: 0.0)
     assert told.clock_offset(wall=lambda: 1500.0, now=lambda: 1.0) == pytest.approx(-499.0)
 
 
-def test_an_agent_that_tells_too_much_is_cut_short() -> None:
-    told = ToldCondition()
+def test_reported_name_errors_are_bounded() -> None:
+    told = ReportedCondition()
     condition = node_pb2.AgentCondition(name_errors=["x" * 1000] * 100)
     condition.wall_time.seconds = 2**62
     told.take(condition)

@@ -1,4 +1,4 @@
-"""How placement commits: what comes alone at once, what comes in crowds together, what is not answered once."""
+"""Placement's commits: single writes at once, many together, unanswered ones exactly once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from tests.support.sleeps import heard_sleeps
+from tests.support.sleeps import record_sleeps
 from tests.unit.services.mesh import until
 
-from cotenant.leadership.fenced_store import Through
-from cotenant.leadership.leadership_term import Held
+from cotenant.leadership.fenced_store import DelegatingStore
+from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.services.placement.cluster import committer as committer_module
 from cotenant.services.placement.cluster.committer import Committer, Fenced, Write
 from cotenant.store.group_commit_pacing import PACE_SECONDS
@@ -33,7 +33,7 @@ from cotenant.store.port import (
 FOR_LONG = 1_000_000
 
 
-class Counting(Through):
+class Counting(DelegatingStore):
     """A store that counts its transactions."""
 
     def __init__(self, store: Store) -> None:
@@ -49,17 +49,17 @@ class Counting(Through):
 async def made() -> AsyncIterator[tuple[Committer, Counting]]:
     """A committer that leads, and what it writes to."""
     store = MemoryStore()
-    held, counting = Held(store, "placement/leader"), Counting(store)
+    held, counting = HeldTerm(store, "placement/leader"), Counting(store)
     await held.renew()
     committer = Committer(
-        counting, on_halt=lambda error: None, renew=lambda: renewed(held), on_doubt=lambda error: None
+        counting, on_halt=lambda error: None, renew=lambda: renewed(held), on_unknown_outcome=lambda error: None
     )
     committer.start(held.fence, {})
     yield committer, counting
     await committer.close()
 
 
-async def renewed(held: Held) -> Compare:
+async def renewed(held: HeldTerm) -> Compare:
     """Begin a new term."""
     await held.renew()
     return held.fence
@@ -69,7 +69,7 @@ def write(key: object) -> list[Write]:
     return [Write(f"placement/{key}", b"x")]
 
 
-async def test_while_many_come_transactions_keep_a_pace(made: tuple[Committer, Counting]) -> None:
+async def test_under_load_transactions_are_paced(made: tuple[Committer, Counting]) -> None:
     committer, counting = made
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -80,18 +80,16 @@ async def test_while_many_come_transactions_keep_a_pace(made: tuple[Committer, C
     assert counting.transactions == 2
 
 
-async def test_what_comes_alone_after_another_waits_for_nobody(
-    made: tuple[Committer, Counting], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_single_write_is_not_delayed(made: tuple[Committer, Counting], monkeypatch: pytest.MonkeyPatch) -> None:
     committer, _ = made
-    slept = heard_sleeps(monkeypatch)
+    slept = record_sleeps(monkeypatch)
     for number in range(5):
         await committer.commit(write(number))
     assert not slept
 
 
 class Silent(Counting):
-    """Loses requests and answers as it is told, and is away for a while after that."""
+    """A store that loses requests and answers as scripted, and is unavailable for a while afterwards."""
 
     def __init__(self, store: Store, rng: Random) -> None:
         super().__init__(store)
@@ -123,10 +121,10 @@ class Silent(Counting):
 
 @dataclass
 class Doubting:
-    """A committer on a store that falls silent, and what it has said."""
+    """A committer on a store that loses answers, with its callbacks recorded."""
 
     store: Silent
-    held: Held
+    held: HeldTerm
     committer: Committer
     doubts: list[bool]
     halts: list[Exception]
@@ -134,24 +132,24 @@ class Doubting:
 
 @asynccontextmanager
 async def doubting(rng: Random) -> AsyncIterator[Doubting]:
-    """Make one that leads."""
+    """Return a started committer."""
     store = Silent(MemoryStore(), rng)
-    held, doubts, halts = Held(store, "placement/leader"), list[bool](), list[Exception]()
+    held, doubts, halts = HeldTerm(store, "placement/leader"), list[bool](), list[Exception]()
 
-    def doubt(error: Exception | None) -> None:
+    def set_outcome_unknown(error: Exception | None) -> None:
         doubts.append(error is not None)
 
     store.losing = 0.0
     await held.renew()
     store.losing = 0.3
-    committer = Committer(store, halts.append, lambda: renewed(held), doubt)
+    committer = Committer(store, halts.append, lambda: renewed(held), set_outcome_unknown)
     committer.start(held.fence, {})
     yield Doubting(store, held, committer, doubts, halts)
     await committer.close()
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_is_lost_each_group_is_committed_once_and_its_revision_is_told(
+async def test_each_group_is_committed_once_despite_lost_requests_and_answers(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer_module, "RETRY_SECONDS", 0.0)
@@ -182,7 +180,7 @@ async def test_whatever_is_lost_each_group_is_committed_once_and_its_revision_is
         assert made.doubts, "nothing was lost: this shows nothing"
 
 
-async def test_where_somebody_else_has_written_meanwhile_nothing_is_committed_any_more() -> None:
+async def test_nothing_is_committed_after_another_writer() -> None:
     async with doubting(Random(0)) as made:
         made.store.losing = 0.0
         await made.committer.commit([*write("a"), *write("b")])
@@ -196,13 +194,13 @@ async def test_where_somebody_else_has_written_meanwhile_nothing_is_committed_an
         assert [type(one) for one in made.halts] == [Fenced]
 
 
-async def test_one_that_was_replaced_meanwhile_commits_nothing_any_more() -> None:
+async def test_a_replaced_leader_commits_nothing() -> None:
     async with doubting(Random(0)) as made:
         made.store.losing = 0.0
         made.store.away = FOR_LONG
         waiting = made.committer.submit(write("a"))
         await until(lambda: made.doubts == [True])
-        await Held(made.store._store, "placement/leader").renew()
+        await HeldTerm(made.store._store, "placement/leader").renew()
         made.store.away = 0
         with pytest.raises(NotLeader):
             await waiting

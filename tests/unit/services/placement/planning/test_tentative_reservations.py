@@ -1,4 +1,4 @@
-"""Places that are promised, whatever else is asked for; and who is shown to policies as someone to be moved."""
+"""Tentative reservations, and the running jobs that policies see as movable."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from cotenant.core.scheduling import cycle
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.services.placement.api.server import ALLOCATORS, PLACEMENTS
 from cotenant.services.placement.cluster.cluster_state import Cluster
-from cotenant.services.placement.cluster.live_records import Live, NodeState
+from cotenant.services.placement.cluster.live_records import LiveAttempt, NodeState
 from cotenant.services.placement.planning import planner
-from cotenant.services.placement.planning.cluster_view import Moment, StopCosts
-from cotenant.services.placement.planning.tentative_reservations import Promises
+from cotenant.services.placement.planning.cluster_view import LiveClusterView, StopCosts
+from cotenant.services.placement.planning.tentative_reservations import TentativeReservations
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import placement_service_pb2 as pb
 
@@ -48,7 +48,7 @@ def join(cluster: Cluster, node_id: str, gpus: int = 2) -> None:
     made_of = specs_module.inventory_from_wire(inventory(gpus, 4 * gpus, node_id=node_id))
     node = cluster.put_node(node_id, made_of, record)
     node.connected = True
-    cluster.reopen(node)
+    cluster.refresh_open(node)
 
 
 def request_of(specs: Sequence[job_pb2.JobSpec], name: str = "job", number: int = 1) -> pb.PlanPlacementRequest:
@@ -61,15 +61,18 @@ def as_told(spec: JobSpec, estimate: Estimate) -> Estimate:
 
 
 def plan(
-    cluster: Cluster, request: pb.PlanPlacementRequest, promises: Promises, policy: PlacementPolicy = FIRST_FIT
+    cluster: Cluster,
+    request: pb.PlanPlacementRequest,
+    reservations: TentativeReservations,
+    policy: PlacementPolicy = FIRST_FIT,
 ) -> tuple[cycle.Plan, planner.Decision]:
-    """Decide as `Planning` does; what is started runs at once, what is to stop stops."""
+    """Decide as `PlanRunner` does; started jobs run at once, and stopping jobs stop."""
     now = time.monotonic()
-    promised = promises.standing(cluster, {one.job_id: one.number for one in request.candidates}, now)
-    promises.keep(promised)
-    scene = Moment(cluster, StopCosts(), time.time())
-    outcome = planner.plan(cluster, request, policy, ALLOCATOR, as_told, scene, promised)
-    decision = planner.decide(cluster, request, outcome, promises, now)
+    promised = reservations.valid(cluster, {one.job_id: one.number for one in request.candidates}, now)
+    reservations.retain(promised)
+    cluster_view = LiveClusterView(cluster, StopCosts(), time.time())
+    outcome = planner.plan(cluster, request, policy, ALLOCATOR, as_told, cluster_view, promised)
+    decision = planner.decide(cluster, request, outcome, reservations, now)
     for live in decision.starts:
         live.epoch = 1
         live.attempt.state = specs_module.ATTEMPT_STATES.to_wire(AttemptState.RUNNING)
@@ -81,29 +84,29 @@ def plan(
     return outcome, decision
 
 
-def stopped(cluster: Cluster, live: Live) -> None:
+def stopped(cluster: Cluster, live: LiveAttempt) -> None:
     live.attempt.state = specs_module.ATTEMPT_STATES.to_wire(AttemptState.STOPPED)
     cluster.release(live)
 
 
-def half_taken() -> tuple[Cluster, Promises]:
+def half_taken() -> tuple[Cluster, TentativeReservations]:
     """Two nodes of 2 GPUs, on each of which a single job has one."""
-    cluster, promises = cluster_of(1), Promises()
-    plan(cluster, request_of([spec(), spec()]), promises)
+    cluster, reservations = cluster_of(1), TentativeReservations()
+    plan(cluster, request_of([spec(), spec()]), reservations)
     join(cluster, "n2")
-    plan(cluster, request_of([spec()], "other"), promises)
+    plan(cluster, request_of([spec()], "other"), reservations)
     live = cluster.attempts["job1"]
     stopped(cluster, live)
-    return cluster, promises
+    return cluster, reservations
 
 
-def moving() -> tuple[Cluster, Promises, Live]:
-    """The same, as one of them begins to move so that a gang of two can start."""
-    cluster, promises = half_taken()
-    outcome, decision = plan(cluster, request_of([spec(replicas=2, locality=SERVER)], "gang"), promises, MOVES)
+def moving() -> tuple[Cluster, TentativeReservations, LiveAttempt]:
+    """The same cluster, as one job begins to migrate so that a gang of two can start."""
+    cluster, reservations = half_taken()
+    outcome, decision = plan(cluster, request_of([spec(replicas=2, locality=SERVER)], "gang"), reservations, MOVES)
     (mover,) = decision.moves
     assert outcome.starts[0].moves == (mover.key[0],)
-    return cluster, promises, mover
+    return cluster, reservations, mover
 
 
 shapes = st.lists(
@@ -114,25 +117,25 @@ shapes = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(streams=st.lists(shapes, min_size=1, max_size=4), joins=st.integers(0, 4))
-def test_a_promised_place_is_given_to_nobody_else(streams: list[list[job_pb2.JobSpec]], joins: int) -> None:
-    cluster, promises, mover = moving()
+def test_a_reserved_place_goes_to_no_other_job(streams: list[list[job_pb2.JobSpec]], joins: int) -> None:
+    cluster, reservations, mover = moving()
     kept = {"gang0", mover.key[0]}
     for number, specs in enumerate(streams):
         if number == joins:
             join(cluster, "n0")  # all nodes have other numbers now
-        plan(cluster, request_of(specs, f"thief{number}-"), promises)
-        assert set(promises.standing(cluster, {}, time.monotonic())) == kept
+        plan(cluster, request_of(specs, f"thief{number}-"), reservations)
+        assert set(reservations.valid(cluster, {}, time.monotonic())) == kept
     stopped(cluster, mover)
     request = request_of([spec(replicas=2, locality=SERVER)], "gang")
     request.candidates.add(job_id=mover.key[0], number=2, spec=mover.record.spec)
-    _, decision = plan(cluster, request, promises)
+    _, decision = plan(cluster, request, reservations)
     assert {live.key for live in decision.starts} == {("gang0", 1), (mover.key[0], 2)}
-    assert not promises
+    assert not reservations
 
 
-def test_a_mover_that_asks_before_its_place_is_free_waits_for_it() -> None:
-    cluster, promises, mover = moving()
-    _, decision = plan(cluster, request_of([spec(replicas=2, locality=SERVER)], "gang"), promises, MOVES)
+def test_a_migrating_job_waits_for_its_reserved_place() -> None:
+    cluster, reservations, mover = moving()
+    _, decision = plan(cluster, request_of([spec(replicas=2, locality=SERVER)], "gang"), reservations, MOVES)
     assert decision.refusals["gang0"].code == "MAKING_ROOM"
     assert (decision.starts, decision.moves) == ((), ()), "one move is enough"
     (there,) = {"n1", "n2"} - set(mover.nodes)
@@ -143,10 +146,10 @@ def test_a_mover_that_asks_before_its_place_is_free_waits_for_it() -> None:
 @pytest.mark.parametrize(
     "lost", ["its time is over", "its node takes no work", "it asks for another attempt", "it failed", "it runs on"]
 )
-def test_a_promise_ends(lost: str) -> None:
-    cluster, promises, mover = moving()
+def test_a_reservation_ends(lost: str) -> None:
+    cluster, reservations, mover = moving()
     job_id, now, asking = mover.key[0], time.monotonic(), {}
-    (where,) = (promise.nodes for promise in promises if promise.number == 2)
+    (where,) = (reservation.nodes for reservation in reservations if reservation.number == 2)
     if lost == "its time is over":
         now += 1000
     elif lost == "its node takes no work":
@@ -156,13 +159,13 @@ def test_a_promise_ends(lost: str) -> None:
     else:
         state = AttemptState.FAILED if lost == "it failed" else AttemptState.RUNNING
         mover.attempt.state = specs_module.ATTEMPT_STATES.to_wire(state)
-    assert job_id not in promises.standing(cluster, asking, now)
+    assert job_id not in reservations.valid(cluster, asking, now)
 
 
-def test_who_asks_first_by_promise_takes_nothing_from_whom_victims_make_room() -> None:
+def test_a_reserved_start_takes_nothing_from_a_preemptors_room() -> None:
     """Victims count those before them in the order; a promised candidate is one of these, though it needs no room."""
-    cluster, promises = half_taken()
-    outcome, _ = plan(cluster, request_of([spec(replicas=2, locality=SERVER)], "gang"), promises, MOVES)
+    cluster, reservations = half_taken()
+    outcome, _ = plan(cluster, request_of([spec(replicas=2, locality=SERVER)], "gang"), reservations, MOVES)
     (move,) = outcome.moves
     mover = cluster.attempts[move.gang.job_id]
     stopped(cluster, mover)
@@ -171,27 +174,27 @@ def test_who_asks_first_by_promise_takes_nothing_from_whom_victims_make_room() -
     request.candidates.add(job_id=mover.key[0], number=2, spec=mover.record.spec)
     request.candidates.add(job_id="below", number=1, spec=spec())
     request.victims.add(job_id=stays.key[0], number=1, ahead=1)
-    outcome, decision = plan(cluster, request, promises)
+    outcome, decision = plan(cluster, request, reservations)
     assert not outcome.stops, "it outranks whom it would have to make room for"
     assert [live.key for live in decision.starts] == [(mover.key[0], 2)]
 
 
-def test_what_policies_are_shown_of_attempts() -> None:
+def test_policies_see_running_attempts() -> None:
     cluster, _ = half_taken()
     live = cluster.attempts["job0"]
     live.record.estimate.predictable = True
     live.record.estimate.remaining.FromSeconds(100)
     began = specs_module.seconds(live.attempt.start_time)
-    moment = Moment(cluster, StopCosts(checkpoint_seconds=20, restart_seconds=5), began + 40)
-    (shown,) = moment.on(cluster.nodes["n1"].number)
-    assert shown == moment.residents()["job0"]
-    assert set(moment.residents()) == {"job0", "other0"}
+    moment = LiveClusterView(cluster, StopCosts(checkpoint_seconds=20, restart_seconds=5), began + 40)
+    (shown,) = moment.jobs_on(cluster.nodes["n1"].number)
+    assert shown == moment.running_jobs()["job0"]
+    assert set(moment.running_jobs()) == {"job0", "other0"}
     assert (shown.preemptible, shown.stop_cost_seconds, shown.since_seconds) == (True, 25.0, began)
     assert shown.holdings == live.holdings
     assert shown.gang.gpu_milli == 1000
     assert shown.gang.estimate.remaining_seconds == pytest.approx(60)
     cluster.nodes["n1"].connected = False
-    away = Moment(cluster, StopCosts(), began + 40).residents()["job0"]
+    away = LiveClusterView(cluster, StopCosts(), began + 40).running_jobs()["job0"]
     assert (away.preemptible, away.gang) == (False, replace(shown.gang))
     cluster.stop(live, StopReason.CANCELLED)
-    assert set(Moment(cluster, StopCosts(), began).residents()) == {"other0"}
+    assert set(LiveClusterView(cluster, StopCosts(), began).running_jobs()) == {"other0"}

@@ -1,4 +1,4 @@
-"""Silence is counted only where it could have been broken."""
+"""Silence counts only while messages could have been received."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.services.placement.registry import liveness
-from cotenant.services.placement.registry.liveness import LOOKS_COUNTED_MAX, Attention
+from cotenant.services.placement.registry.liveness import TICKS_COUNTED_MAX, LivenessClock
 
 
 @dataclass
 class Clock:
-    """A monotonic clock that is set by hand."""
+    """A monotonic clock that the test sets."""
 
     now: float = 100.0
 
@@ -32,37 +32,37 @@ def clock() -> Iterator[Clock]:
         yield made
 
 
-def test_what_lies_between_two_looks_counts_in_part_where_it_is_long(clock: Clock) -> None:
-    judge = Attention(beat_seconds=2.0)
+def test_a_long_gap_between_ticks_counts_in_part(clock: Clock) -> None:
+    judge = LivenessClock(beat_seconds=2.0)
     for _ in range(4):
         clock.now += 0.5
-        judge.look()
-    assert judge.look() == 2.0
+        judge.tick()
+    assert judge.tick() == 2.0
     clock.now += 3600
-    assert judge.look() == 2.0 + LOOKS_COUNTED_MAX * 0.5
+    assert judge.tick() == 2.0 + TICKS_COUNTED_MAX * 0.5
 
 
-def test_nothing_counts_while_everybody_is_turned_away(clock: Clock) -> None:
-    judge = Attention(beat_seconds=2.0)
+def test_no_time_counts_while_paused(clock: Clock) -> None:
+    judge = LivenessClock(beat_seconds=2.0)
     clock.now += 0.5
-    judge.turn_away()
+    judge.pause()
     for _ in range(10):
         clock.now += 0.5
-        judge.look()
-    judge.turn_back()
+        judge.tick()
+    judge.resume()
     clock.now += 0.25
-    assert judge.look() == 0.75
+    assert judge.tick() == 0.75
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["look", "turn_away", "turn_back"])), max_size=30))
-def test_it_never_runs_ahead_of_the_time_and_never_goes_back(steps: list[tuple[float, str]]) -> None:
+@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["tick", "pause", "resume"])), max_size=30))
+def test_the_clock_is_monotonic_and_never_ahead_of_real_time(steps: list[tuple[float, str]]) -> None:
     clock = Clock()
     with mock.patch.object(liveness, "time", clock):
-        judge = Attention(beat_seconds=4.0)
+        judge = LivenessClock(beat_seconds=4.0)
         began, before, ends = clock.now, 0.0, 0.0
         for gap, then in steps:
             clock.now += gap
-            ends += min(gap, LOOKS_COUNTED_MAX * judge.look_seconds)
+            ends += min(gap, TICKS_COUNTED_MAX * judge.tick_seconds)
             getattr(judge, then)()
-            assert before <= judge.look() <= min(clock.now - began, ends) + 1e-9
-            before = judge.look()
+            assert before <= judge.tick() <= min(clock.now - began, ends) + 1e-9
+            before = judge.tick()

@@ -41,14 +41,14 @@ async def becomes(mesh: Mesh, node_id: str, holds: Callable[[node_pb2.Node], boo
     return await mesh.node(node_id)
 
 
-async def test_a_second_agent_with_a_nodes_id_is_refused_and_named_on_the_node(mesh: Mesh) -> None:
+async def test_a_second_agent_with_a_nodes_id_is_refused_and_shown_on_the_node(mesh: Mesh) -> None:
     await mesh.agent("n1")
     other = SimulatedAgent("n1", mesh.channel("placement"))
     other.incarnation, other.inventory.address = "two", "10.0.0.9"
     mesh.agents["other"] = other
     other.start()
     await until(lambda: len(other.errors) > 1)
-    assert "give each agent a node id of its own" in other.errors[0]
+    assert "give each agent its own node id" in other.errors[0]
     node = await mesh.node("n1")
     (problem,) = node.inventory.problems
     assert problem.check == "node_id"
@@ -62,7 +62,7 @@ async def test_of_two_nodes_that_offer_the_same_cpus_the_later_one_gets_no_work(
     assert (await mesh.node("a")).state == READY
     late = await mesh.node("b")
     assert (late.state, late.state_owner) == (CORDONED, "health")
-    assert late.state_reason == "it offers 2 CPUs of one machine as a does, which connected first"
+    assert late.state_reason == "it offers 2 CPUs that a on the same machine offers, which connected first"
     (problem,) = late.inventory.problems
     assert (problem.check, "--cpus" in problem.remedy) == ("machine", True)
     job_ids = [await mesh.submit() for _ in range(2)]
@@ -73,7 +73,7 @@ async def test_of_two_nodes_that_offer_the_same_cpus_the_later_one_gets_no_work(
     await mesh.reach(job_ids[1], "RUNNING")
 
 
-async def test_parts_of_one_machine_and_other_machines_are_let_be(mesh: Mesh) -> None:
+async def test_disjoint_parts_and_other_machines_do_not_conflict(mesh: Mesh) -> None:
     await on_machine(mesh, "a")
     await on_machine(mesh, "b", cpus=4)
     await on_machine(mesh, "c", machine="boot-2")
@@ -82,25 +82,25 @@ async def test_parts_of_one_machine_and_other_machines_are_let_be(mesh: Mesh) ->
     assert {node_id: (await mesh.node(node_id)).state for node_id in "abcde"} == dict.fromkeys("abcde", READY)
 
 
-async def test_a_node_that_stops_offering_what_another_one_has_gets_work_again(mesh: Mesh) -> None:
+async def test_a_node_gets_work_again_after_a_conflict_ends(mesh: Mesh) -> None:
     await on_machine(mesh, "a")
     late = await on_machine(mesh, "b")
     assert (await mesh.node("b")).state == CORDONED
     for place, core in enumerate(late.inventory.cores):
         core.cpus[:] = [4 + place]
-    late.tell(inventory=late.inventory)
+    late.send(inventory=late.inventory)
     await becomes(mesh, "b", lambda node: node.state == READY)
     late.inventory.machine = "boot-2"
     for place, core in enumerate(late.inventory.cores):
         core.cpus[:] = [place]
-    late.tell(inventory=late.inventory)
+    late.send(inventory=late.inventory)
     assert (await becomes(mesh, "b", lambda node: node.inventory.machine == "boot-2")).state == READY
 
 
-async def test_one_gpu_is_not_offered_twice_but_declared_ones_are_no_devices(mesh: Mesh) -> None:
+async def test_a_gpu_is_not_offered_twice_unless_it_is_declared(mesh: Mesh) -> None:
     for node_id, cpus in (("a", 0), ("b", 4)):
         agent = await on_machine(mesh, node_id, cpus=cpus)
         agent.inventory.gpus[0].uuid, agent.inventory.gpus[0].declared = "GPU-real", False
-        agent.tell(inventory=agent.inventory)
+        agent.send(inventory=agent.inventory)
     node = await becomes(mesh, "b", lambda node: node.state == CORDONED)
-    assert node.state_reason == "it offers 1 GPU of one machine as a does, which connected first"
+    assert node.state_reason == "it offers 1 GPU that a on the same machine offers, which connected first"

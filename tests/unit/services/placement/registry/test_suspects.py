@@ -1,4 +1,4 @@
-"""Nodes that launch nothing, or break everything, are held, tried by one job at a time, and let back."""
+"""Nodes where launches or jobs keep failing are held, tried with one canary at a time, and released."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def mesh() -> AsyncIterator[Mesh]:
 
 
 async def sick_node(mesh: Mesh, node_id: str = "n1", jobs: int = 4) -> tuple[SimulatedAgent, list[str]]:
-    """Have a node held: it refuses to launch these jobs, which are left waiting."""
+    """Make a node held: it fails to launch these jobs, which are left waiting."""
     agent = await mesh.agent(node_id)
     agent.cannot_launch = lambda order: READ_ONLY
     job_ids = [await mesh.submit(gpus=1) for _ in range(jobs)]
@@ -60,7 +60,7 @@ async def test_a_node_that_cannot_launch_is_held_and_says_why(mesh: Mesh) -> Non
     assert "cotenant uncordon" in problem.remedy
 
 
-async def test_jobs_that_only_held_nodes_could_hold_wait_with_that_reason(mesh: Mesh) -> None:
+async def test_jobs_that_fit_only_held_nodes_wait_with_that_reason(mesh: Mesh) -> None:
     agent, job_ids = await sick_node(mesh)
     for job_id in job_ids:
         job = await mesh.refused(job_id, "NODES_HELD")
@@ -73,7 +73,7 @@ async def test_jobs_that_only_held_nodes_could_hold_wait_with_that_reason(mesh: 
     assert len(agent.assignments) == tried
 
 
-async def test_one_job_at_a_time_is_tried_and_the_first_that_is_launched_ends_the_hold() -> None:
+async def test_one_canary_runs_at_a_time_and_the_first_launch_ends_the_hold() -> None:
     async with running(placement_config=config(SOON)) as mesh:
         agent, job_ids = await sick_node(mesh)
         before = len(agent.assignments)
@@ -91,7 +91,7 @@ async def test_one_job_at_a_time_is_tried_and_the_first_that_is_launched_ends_th
             assert (await mesh.reach(job_id, "RUNNING")).failures == 0
 
 
-async def test_a_hold_outlives_placements_leader(mesh: Mesh) -> None:
+async def test_a_hold_survives_a_leader_change(mesh: Mesh) -> None:
     await sick_node(mesh)
     await mesh.restart("placement")
     node = await state(mesh, "n1", CORDONED)
@@ -107,7 +107,7 @@ async def test_an_operator_ends_a_hold_by_uncordon(mesh: Mesh) -> None:
     assert not (await mesh.node("n1")).inventory.problems
 
 
-async def test_a_hold_and_an_operators_cordon_leave_each_other_alone(mesh: Mesh) -> None:
+async def test_a_hold_and_a_cordon_are_independent(mesh: Mesh) -> None:
     await sick_node(mesh)
     await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(id="n1", reason="a new disk"))
     assert (await mesh.node("n1")).state_reason == "a new disk"
@@ -117,7 +117,7 @@ async def test_a_hold_and_an_operators_cordon_leave_each_other_alone(mesh: Mesh)
     assert (await mesh.node("n1")).state == READY
 
 
-async def test_other_nodes_take_the_work_of_a_held_one(mesh: Mesh) -> None:
+async def test_other_nodes_take_the_work_of_a_held_node(mesh: Mesh) -> None:
     _, job_ids = await sick_node(mesh)
     await mesh.agent("n2")
     for job_id in job_ids:
@@ -125,7 +125,7 @@ async def test_other_nodes_take_the_work_of_a_held_one(mesh: Mesh) -> None:
         assert [part.node_id for part in job.attempt.allocations] == ["n2"]
 
 
-async def test_a_gpu_that_is_known_to_be_ill_does_not_make_its_node_suspect(mesh: Mesh) -> None:
+async def test_an_unhealthy_gpu_does_not_make_its_node_suspect(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=3)
     agent.launch_cause, agent.cannot_launch = job_pb2.LAUNCH_CAUSE_DEVICE, refuse_first_gpu(agent)
     for job_id in [await mesh.submit(gpus=1) for _ in range(2)]:
@@ -134,7 +134,7 @@ async def test_a_gpu_that_is_known_to_be_ill_does_not_make_its_node_suspect(mesh
 
 
 def refuse_first_gpu(agent: SimulatedAgent) -> Any:
-    """Refuse the first GPU, and tell placement that it is not well, as an agent does."""
+    """Fail launches on the first GPU, and report it as unhealthy, as an agent does."""
     ill = agent.inventory.gpus[0].uuid
 
     def refuse(order: node_pb2.Assignment) -> str:
@@ -178,14 +178,14 @@ async def test_a_node_where_jobs_of_several_tenants_fail_at_once_is_held() -> No
         assert node.state_reason.startswith("unhealthy: 3 jobs of 2 tenants failed within 10 s of their start here")
 
 
-async def test_jobs_of_one_tenant_that_fail_at_once_hold_no_node() -> None:
+async def test_failing_jobs_of_one_tenant_hold_no_node() -> None:
     async with running(placement_config=config(LATE)) as mesh:
         _, hole = await two_nodes(mesh)
         await fail_at_once(mesh, hole, "aaaaaa")
         assert (await mesh.node("hole")).state == READY
 
 
-async def test_a_canary_that_fails_on_a_suspected_node_is_not_blamed_on_its_job() -> None:
+async def test_a_failed_canary_on_a_suspect_node_is_not_the_jobs_responsibility() -> None:
     async with running(placement_config=config(SOON)) as mesh:
         _, hole = await two_nodes(mesh)
         await fail_at_once(mesh, hole, "aba")
@@ -198,7 +198,7 @@ async def test_a_canary_that_fails_on_a_suspected_node_is_not_blamed_on_its_job(
         assert job.attempt.failure.blame == job_pb2.FAILURE_BLAME_INFRASTRUCTURE
 
 
-async def test_a_canary_that_does_well_ends_the_suspicion() -> None:
+async def test_a_successful_canary_ends_the_suspicion() -> None:
     async with running(placement_config=config(SOON)) as mesh:
         _, hole = await two_nodes(mesh)
         await fail_at_once(mesh, hole, "aba")
@@ -208,7 +208,7 @@ async def test_a_canary_that_does_well_ends_the_suspicion() -> None:
         await state(mesh, "hole", READY)  # it has outlived a quick failure
 
 
-async def test_a_gang_that_needs_a_held_node_and_a_healthy_one_is_the_canary_where_nothing_smaller_waits() -> None:
+async def test_a_gang_across_held_and_healthy_nodes_can_be_the_canary() -> None:
     async with running(placement_config=config(SOON)) as mesh:
         sick = await mesh.agent("n1", gpus=1)
         await mesh.agent("n2", gpus=1)
@@ -220,7 +220,7 @@ async def test_a_gang_that_needs_a_held_node_and_a_healthy_one_is_the_canary_whe
         await state(mesh, "n1", READY)
 
 
-async def test_held_nodes_count_in_what_jobs_may_hold_and_not_in_what_is_free(mesh: Mesh) -> None:
+async def test_held_nodes_count_in_total_but_not_in_free_capacity(mesh: Mesh) -> None:
     await sick_node(mesh)
     placement: Any = PlacementServiceStub(mesh.channel("placement"))
     capacity = (await placement.GetCapacity(placement_pb2.GetCapacityRequest())).capacity

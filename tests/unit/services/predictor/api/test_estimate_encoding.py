@@ -1,4 +1,4 @@
-"""What is written all at once reads as if it had been written field by field."""
+"""Batch encoding of estimates equals field-by-field encoding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cotenant.codec import estimates as on_the_wire
 from cotenant.core.model.estimate import CandidateEstimate, Estimate, Latency
-from cotenant.services.predictor.api.estimate_encoding import DURATION_SECONDS_MAX, Writer
+from cotenant.services.predictor.api.estimate_encoding import DURATION_SECONDS_MAX, EstimateWriter
 from cotenant.v1 import predictor_service_pb2 as pb
 
 FIGURES = st.floats(0, 3e11)
@@ -42,12 +42,12 @@ def jobs(draw: st.DrawFn) -> tuple[pb.EstimateQuery, Estimate]:
 
 
 @given(st.lists(jobs(), max_size=4))
-def test_what_is_written_at_once_reads_as_if_written_field_by_field(
+def test_batch_encoding_equals_encoding_field_by_field(
     told: list[tuple[pb.EstimateQuery, Estimate]],
 ) -> None:
     response = pb.EstimateResponse()
     queries, estimates = [query for query, _ in told], [estimate for _, estimate in told]
-    Writer().write(estimates, queries, [response.estimates.add(job_id="j") for _ in told])
+    EstimateWriter().write(estimates, queries, [response.estimates.add(job_id="j") for _ in told])
     for query, estimate, message in zip(queries, estimates, response.estimates, strict=True):
         plain = pb.Estimate()
         plain.CopyFrom(message)
@@ -65,7 +65,7 @@ def test_what_is_written_at_once_reads_as_if_written_field_by_field(
 
 
 def _floored(message: pb.Estimate) -> pb.Estimate:
-    """Leave out the last digits of durations, which may be rounded or cut."""
+    """Drop the last digits of durations, which may be rounded or truncated."""
     for holder in (message, *message.candidates):
         for name in ("remaining", "remaining_p10", "remaining_p90"):
             if name in holder.DESCRIPTOR.fields_by_name and holder.HasField(name):
@@ -75,8 +75,8 @@ def _floored(message: pb.Estimate) -> pb.Estimate:
     return message
 
 
-def test_a_time_without_end_is_written_as_the_longest_there_is() -> None:
+def test_an_infinite_time_is_encoded_as_the_maximum() -> None:
     message = pb.Estimate()
     told = Estimate(candidates=(CandidateEstimate(1e-9, 1e15, 0.5),))
-    Writer().write([told], [pb.EstimateQuery(candidates=[pb.CandidateAllocation(cores=1)])], [message])
+    EstimateWriter().write([told], [pb.EstimateQuery(candidates=[pb.CandidateAllocation(cores=1)])], [message])
     assert message.candidates[0].remaining.seconds == DURATION_SECONDS_MAX

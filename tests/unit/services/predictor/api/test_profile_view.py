@@ -1,4 +1,4 @@
-"""What is known of kinds of jobs, as the service lists it."""
+"""Profiles of job classes as the service lists them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import grpc
 import pytest
 from tests.unit.services.predictor.conftest import Restarts, run, serving, spec, window
 
-from cotenant.services.predictor.models.job_classes import Kinds
+from cotenant.services.predictor.models.job_classes import JobClasses
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import predictor_service_pb2 as pb
 
 
-async def test_kinds_are_listed_page_by_page_and_filtered() -> None:
+async def test_job_classes_are_listed_in_pages_and_filtered() -> None:
     async with serving(MemoryStore()) as served:
         await served.until(serving=True)
         models = [f"m{number}" for number in range(5)]
@@ -36,7 +36,7 @@ async def test_kinds_are_listed_page_by_page_and_filtered() -> None:
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_what_is_known_survives_a_restart(restarts: Restarts) -> None:
+async def test_profiles_survive_a_restart(restarts: Restarts) -> None:
     async with serving(await restarts.store()) as served:
         await served.until(serving=True)
         await served.observe(window(cores=4, rate=3.0), run("j2", seconds=60))
@@ -48,15 +48,15 @@ async def test_what_is_known_survives_a_restart(restarts: Restarts) -> None:
         assert [estimate.source.split(":")[0] for estimate in profile.estimates] == ["history"]
 
 
-def test_few_records_are_written_of_a_kind_that_is_seen_all_the_time() -> None:
-    kinds = Kinds(kinds_max=2)
+def test_a_frequently_observed_class_is_rarely_saved() -> None:
+    kinds = JobClasses(kinds_max=2)
     written = 0
     for second in range(600):
-        kinds.saw(("ann", "bert", "", 1000, 1), 1000.0 + second)
+        kinds.record(("ann", "bert", "", 1000, 1), 1000.0 + second)
         written += len(kinds.dump())
     assert written == 10
     for model in ("a", "b"):
-        kinds.saw(("ann", model, "", 1000, 1), 5000.0)
+        kinds.record(("ann", model, "", 1000, 1), 5000.0)
     assert kinds.find() == ["ann/a/1000/1", "ann/b/1000/1"]
     assert kinds.dump()["ann/bert/1000/1"] == b""
     assert kinds.restore(

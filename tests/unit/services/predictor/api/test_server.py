@@ -39,7 +39,7 @@ async def test_estimates_are_remembered_across_a_restart(restarts: Restarts) -> 
         assert estimate.remaining == Duration(seconds=100)
 
 
-async def test_what_is_learnt_is_kept_while_the_predictor_runs_and_not_only_at_its_end() -> None:
+async def test_models_are_saved_while_the_predictor_runs() -> None:
     store = MemoryStore()
     async with serving(store) as predictor:
         await predictor.until(serving=True)
@@ -49,7 +49,7 @@ async def test_what_is_learnt_is_kept_while_the_predictor_runs_and_not_only_at_i
         assert changes
 
 
-async def test_unpredictable_is_an_answer_with_one_judgement_for_each_candidate() -> None:
+async def test_an_unpredictable_job_gets_one_answer_per_candidate() -> None:
     async with serving(MemoryStore()) as predictor:
         await predictor.until(serving=True)
         (estimate,) = await predictor.estimate(query(cores=(1, 2, 4)))
@@ -58,7 +58,7 @@ async def test_unpredictable_is_an_answer_with_one_judgement_for_each_candidate(
         assert [(one.rate_per_second, one.confidence) for one in estimate.candidates] == [(0, 0)] * 3
 
 
-async def test_without_candidates_the_jobs_own_request_is_judged() -> None:
+async def test_without_candidates_the_jobs_own_request_is_estimated() -> None:
     async with serving(MemoryStore()) as predictor:
         await predictor.until(serving=True)
         await predictor.observe(*(window(at=1000 + index, cores=4, rate=2.5) for index in range(4)))
@@ -66,7 +66,7 @@ async def test_without_candidates_the_jobs_own_request_is_judged() -> None:
         assert [one.rate_per_second for one in estimate.candidates] == [2.5]
 
 
-async def test_a_running_job_has_less_left_than_one_that_waits() -> None:
+async def test_a_running_job_has_less_remaining_time_than_a_waiting_one() -> None:
     async with serving(MemoryStore()) as predictor:
         await predictor.until(serving=True)
         await predictor.observe(*HUNDRED_SECONDS)
@@ -82,9 +82,9 @@ HOSTILE = {
     "rate_per_second is 1e-300; it must be 0, or from 1e-09": window(rate=1e-300),
     "time is 1e+15 s after 1970": window(time=Timestamp(seconds=10**15)),
     "window is -5 s": window(window=Duration(seconds=-5)),
-    "no window over which it was seen": window(window=None),
-    "it does not tell its time": window(time=None),
-    "neither a rate, nor a loss": window(rate=0),
+    "needs the window over which it was measured": window(window=None),
+    "it has no time": window(time=None),
+    "it has neither a rate, nor a loss": window(rate=0),
     "run_time is -1 s": run("j1", seconds=-1),
     "run_time is 1e+11 s": run("j1", seconds=100_000_000_000),
     "its spec has 0 roles": window(spec=None),
@@ -98,7 +98,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("sentence", HOSTILE)
-async def test_a_bad_observation_is_rejected_with_a_sentence_and_the_good_ones_are_kept(sentence: str) -> None:
+async def test_an_invalid_observation_is_rejected_and_valid_ones_are_kept(sentence: str) -> None:
     async with serving(MemoryStore()) as predictor:
         await predictor.until(serving=True)
         answer = await predictor.observe(*HUNDRED_SECONDS[:2], HOSTILE[sentence], HUNDRED_SECONDS[2])
@@ -109,14 +109,14 @@ async def test_a_bad_observation_is_rejected_with_a_sentence_and_the_good_ones_a
         assert (await predictor.estimate(query()))[0].predictable
 
 
-async def test_a_clock_that_goes_backwards_is_refused_and_a_repeat_is_not_counted_twice() -> None:
+async def test_older_and_duplicate_observations_are_rejected() -> None:
     async with serving(MemoryStore()) as predictor:
         await predictor.until(serving=True)
         answer = await predictor.observe(window(at=1000), window(at=990), window(at=1000), window(at=1010))
         assert answer.accepted == 2
         assert [sentence.partition(": ")[2] for sentence in answer.rejected] == [
-            "its time is 990.000, 10 s before what was seen last",
-            "its time is 1000.000, a repeat",
+            "its time is 990.000, 10 s before the last observation",
+            "its time is 1000.000, a duplicate",
         ]
 
 
@@ -132,12 +132,12 @@ async def test_the_end_of_a_job_may_have_the_time_of_its_last_window() -> None:
         (query(attained_gpu_seconds=math.nan), "attained_gpu_seconds is nan"),
         (query(spec=None), "its spec has 0 roles"),
         (query(cores=(-1,)), "cores is -1"),
-        (query(cores=range(300)), "300 candidates are too many"),
+        (query(cores=range(300)), "has 300 candidates"),
         (query(spec=spec(expected_duration=Duration(seconds=-1))), "spec.expected_duration is -1 s"),
         (query(spec=spec(steps_total=-1)), "spec.steps_total is -1"),
     ],
 )
-async def test_a_query_that_cannot_be_taken_does_not_hold_up_the_others(bad: pb.EstimateQuery, sentence: str) -> None:
+async def test_an_invalid_query_does_not_block_the_others(bad: pb.EstimateQuery, sentence: str) -> None:
     async with serving(MemoryStore()) as predictor:
         await predictor.until(serving=True)
         await predictor.observe(*HUNDRED_SECONDS)
@@ -146,7 +146,7 @@ async def test_a_query_that_cannot_be_taken_does_not_hold_up_the_others(bad: pb.
         assert first.predictable
         assert third.predictable
         assert not second.predictable
-        assert f"predictor: the query cannot be taken: {sentence}" in second.source
+        assert f"predictor: invalid query: {sentence}" in second.source
         assert len(second.candidates) == (len(bad.candidates) or 1)
 
 
@@ -162,21 +162,21 @@ async def test_a_thousand_jobs_with_eight_candidates_each_are_estimated_in_one_c
         assert time.process_time() - began < 2, "the benchmark tells how long it takes; this is far too long"
 
 
-async def test_a_batch_without_bound_is_refused() -> None:
+async def test_an_oversized_batch_is_refused() -> None:
     async with serving(MemoryStore()) as predictor:
         await predictor.until(serving=True)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await predictor.estimate(*[pb.EstimateQuery()] * 10_001)
-        assert from_error(refused.value).message == "queries: has 10001 items; 10000 are taken at most"
+        assert from_error(refused.value).message == "queries: has 10001 items; 10000 are allowed at most"
 
 
-async def test_without_its_store_the_predictor_is_not_serving_but_answers() -> None:
+async def test_without_its_store_the_predictor_answers_but_is_not_serving() -> None:
     store = FickleStore()
     store.away = True
     async with serving(store) as predictor:
         await predictor.until(serving=False)
         (estimate,) = await predictor.estimate(query(cores=(1, 2)))
-        assert estimate.source == "predictor: what was learnt before has not been read from the store yet"
+        assert estimate.source == "predictor: the saved models have not been read from the store yet"
         assert len(estimate.candidates) == 2
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await predictor.observe(*HUNDRED_SECONDS)
@@ -186,7 +186,7 @@ async def test_without_its_store_the_predictor_is_not_serving_but_answers() -> N
         await predictor.observe(*HUNDRED_SECONDS)
 
 
-async def test_while_the_store_is_away_the_predictor_goes_on_learning_and_keeps_it_when_the_store_is_back() -> None:
+async def test_learning_continues_during_a_store_outage_and_is_saved_later() -> None:
     store = FickleStore()
     async with serving(store) as predictor:
         await predictor.until(serving=True)
@@ -197,24 +197,24 @@ async def test_while_the_store_is_away_the_predictor_goes_on_learning_and_keeps_
             assert (await predictor.estimate(query()))[0].predictable
             store.away = False
             await predictor.until(serving=True)
-    assert [line["why"] for line in logs if line["event"] == "store_away"] == ["gone fishing"]
+    assert [line["why"] for line in logs if line["event"] == "store_unavailable"] == ["gone fishing"]
     assert (await store.list("predictor/history/")).entries
 
 
-async def test_what_could_not_be_kept_at_the_end_is_told() -> None:
+async def test_records_not_saved_at_shutdown_are_logged() -> None:
     store = FickleStore()
     with capture_logs() as logs:
-        async with serving(store, Config(keep_seconds=3600)) as predictor:
+        async with serving(store, Config(save_seconds=3600)) as predictor:
             await predictor.until(serving=True)
             await predictor.observe(*HUNDRED_SECONDS)
             store.away = True
     assert [(line["event"], line["count"]) for line in logs if line["log_level"] == "warning" and "count" in line] == [
-        ("records_not_kept", 2)  # what history learnt, and when its kind was seen
+        ("records_not_saved", 2)  # what history learnt, and when its kind was seen
     ]
 
 
 class Broken:
-    """Fails at everything, in words that tests look for."""
+    """A predictor that always fails, with a known error."""
 
     name = "history"
     api_version = 1
@@ -232,7 +232,7 @@ class Broken:
         raise RuntimeError("no memory")
 
 
-async def test_a_predictor_that_fails_is_named_and_its_jobs_are_unpredictable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_predictor_is_logged_and_its_jobs_are_unpredictable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "load", lambda group, name, options: Broken())
     with capture_logs() as logs:
         async with serving(MemoryStore()) as predictor:
@@ -262,17 +262,17 @@ async def test_a_profile_is_planned_until_the_useful_cores_are_known(restarts: R
         assert list(first.cores[:2]) == [32, 1]
         assert first.steps > 0
         assert "known at 0 core counts" in first.reason
-        measured: list[int] = []
+        profile_store: list[int] = []
         while left := list((await plan(predictor)).cores):
-            measured.append(left[0])
+            profile_store.append(left[0])
             rate = min(left[0], 6) * 10.0
-            await predictor.observe(window(at=1000 + len(measured), cores=left[0], rate_per_second=rate))
-        assert len(measured) == len(set(measured)) <= 5
+            await predictor.observe(window(at=1000 + len(profile_store), cores=left[0], rate_per_second=rate))
+        assert len(profile_store) == len(set(profile_store)) <= 5
         assert "θ is known within a step of the ladder" in (await plan(predictor)).reason
         assert list((await plan(predictor, spec=spec("bert"))).cores[:2]) == [32, 1], "another kind of job"
 
 
-async def test_validation_is_not_taken_for_training() -> None:
+async def test_validation_rates_do_not_count_as_training() -> None:
     async with serving(MemoryStore()) as predictor:
         await predictor.until(serving=True)
         await predictor.observe(window(cores=32, phase="validation"))
@@ -282,7 +282,7 @@ async def test_validation_is_not_taken_for_training() -> None:
         assert (await predictor.observe(window(at=2000, cores=32, phase="a/b"))).rejected
 
 
-async def test_what_was_measured_is_remembered_across_a_restart() -> None:
+async def test_measured_rates_survive_a_restart() -> None:
     store = MemoryStore()
     async with serving(store) as predictor:
         await predictor.until(serving=True)
@@ -300,7 +300,7 @@ async def test_what_was_measured_is_remembered_across_a_restart() -> None:
         ({"spec": None}, "spec: has 0 roles, not 1 to 16"),
     ],
 )
-async def test_a_profile_of_nonsense_is_refused(fields: dict[str, Any], violation: str) -> None:
+async def test_an_invalid_profile_request_is_refused(fields: dict[str, Any], violation: str) -> None:
     async with serving(MemoryStore()) as predictor:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await plan(predictor, **fields)
@@ -315,7 +315,7 @@ async def test_a_predictor_that_is_not_installed_is_named_at_the_start() -> None
 
 async def test_options_reach_their_predictor_and_stray_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
-    with pytest.raises(ValueError, match="options are given for 'oracle', which is not among the predictors"):
+    with pytest.raises(ValueError, match="options for 'oracle', which is not among the predictors"):
         await start(server, MemoryStore(), serve_policies(server), Config(options={"oracle": {"a": "1"}}))
     async with serving(MemoryStore(), Config(options={"history": {"confidence_min": "0.99"}})) as predictor:
         await predictor.until(serving=True)
@@ -323,7 +323,7 @@ async def test_options_reach_their_predictor_and_stray_ones_are_refused(monkeypa
         assert not (await predictor.estimate(query()))[0].predictable
 
 
-async def test_the_policy_service_tells_which_predictors_are_active() -> None:
+async def test_the_policy_service_lists_the_active_predictors() -> None:
     async with serving(MemoryStore()) as predictor:
         stub = policy_service_pb2_grpc.PolicyServiceStub(predictor.channel)
         listed = await stub.ListPolicies(policy_service_pb2.ListPoliciesRequest())
@@ -341,7 +341,7 @@ async def test_a_large_batch_lets_other_calls_through() -> None:
         await large
 
 
-def test_history_is_asked_by_the_name_under_which_it_learnt() -> None:
+def test_history_is_recorded_and_queried_by_the_same_name() -> None:
     learnt = History()
     for seconds in (90, 100, 110):
         four = Candidate(cores=4)

@@ -9,12 +9,12 @@ from structlog.testing import capture_logs
 from tests.unit.services.predictor.conftest import FickleStore, Restarts
 
 from cotenant.rpc import gc_tuning
-from cotenant.services.predictor.models.model_store import Keeper
+from cotenant.services.predictor.models.model_store import ModelStore
 from cotenant.store.port import VALUE_BYTES_MAX, Put, Store, StoreUnavailable
 
 
 class Notes:
-    """Keeps texts; one that begins with "!" cannot be read, and one with "!!" is too much for it.
+    """Stores texts; one that starts with "!" is unreadable, and "!!" makes the whole restore fail.
 
     It also complains of a record that it was never given.
     """
@@ -34,17 +34,17 @@ class Notes:
         return ["ghost", *(key for key, value in records.items() if value.startswith(b"!"))]
 
 
-async def keeper_of(store: Store, notes: Notes) -> Keeper:
-    keeper = Keeper(store, {"notes": notes}, lambda ready: None)
-    await keeper.restore()
-    return keeper
+async def keeper_of(store: Store, notes: Notes) -> ModelStore:
+    model_store = ModelStore(store, {"notes": notes}, lambda ready: None)
+    await model_store.restore()
+    return model_store
 
 
 async def contents(store: Store, prefix: str = "") -> dict[str, bytes]:
     return {entry.key: entry.value for entry in (await store.list(prefix)).entries}
 
 
-async def test_a_corrupt_record_is_named_and_set_aside_and_the_others_are_read(restarts: Restarts) -> None:
+async def test_a_corrupt_record_is_set_aside_and_the_others_are_read(restarts: Restarts) -> None:
     store = await restarts.store()
     await store.transact((), (Put("predictor/notes/good", b"a"), Put("predictor/notes/bad/one", b"!")))
     notes = Notes()
@@ -55,9 +55,9 @@ async def test_a_corrupt_record_is_named_and_set_aside_and_the_others_are_read(r
     assert [line["key"] for line in logs if line["event"] == "record_unreadable"] == ["predictor/notes/bad/one"]
 
 
-async def test_what_an_earlier_term_knew_goes_once_the_next_has_read_all_anew() -> None:
+async def test_the_models_of_an_earlier_term_are_dropped_after_a_reload() -> None:
     store, thresholds = FickleStore(), gc.get_threshold()
-    gc_tuning.settle()
+    gc_tuning.tune_gc()
     try:
         for _ in range(2):
             notes = Notes()
@@ -91,69 +91,69 @@ async def test_records_of_predictors_that_are_not_in_use_are_left_alone() -> Non
     assert await contents(store) == before
 
 
-async def test_a_record_that_was_forgotten_is_deleted() -> None:
+async def test_a_dropped_record_is_deleted() -> None:
     store = FickleStore()
     notes = Notes(a=b"1", b=b"2")
-    keeper = await keeper_of(store, notes)
-    await keeper.keep()
+    model_store = await keeper_of(store, notes)
+    await model_store.save()
     notes.changed = {"a": b""}
-    await keeper.keep()
+    await model_store.save()
     assert await contents(store) == {"predictor/notes/b": b"2"}
 
 
 async def test_transactions_are_bounded_in_number_and_bytes() -> None:
     store = FickleStore()
     many = await keeper_of(store, Notes(**{f"k{index}": b"x" for index in range(250)}))
-    await many.keep_all(within_seconds=5)
+    await many.save_all(within_seconds=5)
     assert store.transactions == [100, 100, 50]
     store.transactions.clear()
     large = await keeper_of(store, Notes(**{f"k{index}": b"x" * 400_000 for index in range(5)}))
-    await large.keep_all(within_seconds=5)
+    await large.save_all(within_seconds=5)
     assert store.transactions == [2, 2, 1]
 
 
-async def test_a_store_that_takes_less_at_once_gets_less_at_once() -> None:
+async def test_batches_shrink_after_the_store_refused_one() -> None:
     store = FickleStore()
     store.operations_max = 30
-    keeper = await keeper_of(store, Notes(**{f"k{index}": b"x" for index in range(100)}))
-    await keeper.keep_all(within_seconds=5)
+    model_store = await keeper_of(store, Notes(**{f"k{index}": b"x" for index in range(100)}))
+    await model_store.save_all(within_seconds=5)
     assert max(store.transactions) <= 30
     assert len(await contents(store)) == 100
 
 
-async def test_a_record_that_the_store_refuses_is_named_and_holds_up_no_other() -> None:
+async def test_a_refused_record_is_logged_and_blocks_no_other() -> None:
     store = FickleStore()
     store.operations_max = 0
-    keeper = await keeper_of(store, Notes(a=b"x"))
+    model_store = await keeper_of(store, Notes(a=b"x"))
     with capture_logs() as logs:
-        assert not await keeper.keep()
+        assert not await model_store.save()
     assert [(line["event"], line["key"]) for line in logs] == [("record_refused", "predictor/notes/a")]
 
 
-async def test_a_record_that_is_too_large_is_named_and_the_others_are_kept() -> None:
+async def test_a_too_large_record_is_logged_and_the_others_are_saved() -> None:
     store = FickleStore()
-    keeper = await keeper_of(store, Notes(large=b"x" * (VALUE_BYTES_MAX + 1), small=b"x"))
+    model_store = await keeper_of(store, Notes(large=b"x" * (VALUE_BYTES_MAX + 1), small=b"x"))
     with capture_logs() as logs:
-        await keeper.keep()
+        await model_store.save()
     assert await contents(store) == {"predictor/notes/small": b"x"}
     assert [(line["event"], line["key"]) for line in logs] == [("record_too_large", "large")]
 
 
-async def test_what_was_learnt_while_the_store_was_away_wins_over_what_was_to_be_written() -> None:
+async def test_newer_changes_replace_pending_records() -> None:
     store = FickleStore()
     notes = Notes(a=b"old", b=b"b")
-    keeper = await keeper_of(store, notes)
+    model_store = await keeper_of(store, notes)
     store.away = True
     with pytest.raises(StoreUnavailable):
-        await keeper.keep()
+        await model_store.save()
     notes.changed = {"a": b"new"}
     store.away = False
-    await keeper.keep()
+    await model_store.save()
     assert await contents(store) == {"predictor/notes/a": b"new", "predictor/notes/b": b"b"}
 
 
-async def test_nothing_is_written_where_nothing_was_learnt() -> None:
+async def test_nothing_is_written_without_changes() -> None:
     store = FickleStore()
-    keeper = await keeper_of(store, Notes())
-    await keeper.keep()
+    model_store = await keeper_of(store, Notes())
+    await model_store.save()
     assert store.transactions == []

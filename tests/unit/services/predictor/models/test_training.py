@@ -10,12 +10,12 @@ from structlog.testing import capture_logs
 from cotenant.core.model.estimate import Candidate, Observation, Query, Submission
 from cotenant.policies.history import History
 from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
-from cotenant.services.predictor.models.training import Trainer, learnt
+from cotenant.services.predictor.models.training import Trainer, train_in_process
 
 
 @dataclass(frozen=True)
 class Recites:
-    """A lesson that is learnt at once, or cannot be."""
+    """A training that succeeds at once, or fails."""
 
     what: str
 
@@ -32,14 +32,14 @@ class Pupil(History):
         super().__init__()
         self.lessons, self.adopted = list(lessons), list[Any]()
 
-    def lesson(self) -> Recites | None:
+    def training_task(self) -> Recites | None:
         return Recites(self.lessons.pop(0)) if self.lessons else None
 
     def adopt(self, model: Any) -> None:
         self.adopted.append(model)
 
 
-async def test_a_lesson_is_learnt_in_another_process_and_brought_back() -> None:
+async def test_training_runs_in_another_process_and_returns_its_result() -> None:
     pupil = Pupil("a", "b")
     trainer = Trainer({"pupil": pupil, "history": History()})
     for _ in range(3):
@@ -47,7 +47,7 @@ async def test_a_lesson_is_learnt_in_another_process_and_brought_back() -> None:
     assert pupil.adopted == ["A", "B"]
 
 
-async def test_a_lesson_that_fails_is_told_and_does_not_end_the_others() -> None:
+async def test_a_failed_training_is_logged_and_others_continue() -> None:
     poor, good = Pupil("nonsense"), Pupil("a")
     with capture_logs() as logs:
         await Trainer({"poor": poor, "good": good}).train_due()
@@ -56,7 +56,7 @@ async def test_a_lesson_that_fails_is_told_and_does_not_end_the_others() -> None
     assert (poor.adopted, good.adopted) == ([], ["A"])
 
 
-async def test_nothing_is_learnt_before_what_was_learnt_earlier_is_there() -> None:
+async def test_no_training_starts_before_the_models_are_restored() -> None:
     pupil = Pupil("a")
     task = asyncio.create_task(Trainer({"pupil": pupil}, ready=lambda: False).run(0.0))
     for _ in range(10):
@@ -67,7 +67,7 @@ async def test_nothing_is_learnt_before_what_was_learnt_earlier_is_there() -> No
     assert pupil.lessons == ["a"]
 
 
-async def test_estimates_go_on_while_a_model_is_learnt_and_use_it_afterwards() -> None:
+async def test_estimates_continue_during_training_and_use_the_new_model() -> None:
     policy = LightgbmDuration(LightgbmDuration.Options(train_min=100))
     for number in range(120):
         told = Submission("ann", 1000.0 * number, "training")
@@ -75,9 +75,9 @@ async def test_estimates_go_on_while_a_model_is_learnt_and_use_it_afterwards() -
             "ann", "bert", "", 1000, 1, Candidate(4), run_seconds=100.0 + number % 7, succeeded=True, submission=told
         )
         policy.observe(end)
-    lesson = policy.lesson()
-    assert lesson is not None
-    training = asyncio.create_task(learnt(lesson))
+    training_task = policy.training_task()
+    assert training_task is not None
+    training = asyncio.create_task(train_in_process(training_task))
     asked = 0
     while not training.done():
         assert policy.estimate(Query("ann", "bert", "", 1000, 1)).predictable

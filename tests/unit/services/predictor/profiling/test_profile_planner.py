@@ -1,4 +1,4 @@
-"""Which jobs are asked to be profiled: new kinds and stale ones, one job at a time, and none again soon in vain."""
+"""Selection of jobs to profile: new and stale classes, one job at a time, with backoff."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from tests.unit.services.predictor.conftest import spec, window
 
-from cotenant.services.predictor.codec import kind_of, observation_of
-from cotenant.services.predictor.profiling.profile_planner import Profiler, ProfileRules
-from cotenant.services.predictor.profiling.profile_store import Measured
+from cotenant.services.predictor.codec import job_class_of, observation_of
+from cotenant.services.predictor.profiling.profile_planner import ProfilePlanner, ProfileRules
+from cotenant.services.predictor.profiling.profile_store import ProfileStore
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
@@ -24,19 +24,19 @@ def auto(model: str = "bert", **fields: Any) -> job_pb2.JobSpec:
 
 
 class Watched:
-    """A profiler with what it knows, and a clock."""
+    """A profile planner with its store and a clock."""
 
     def __init__(self, rules: ProfileRules = RULES) -> None:
-        self.measured = Measured()
-        self.profiler = Profiler(self.measured, rules)
+        self.profile_store = ProfileStore()
+        self.profile_planner = ProfilePlanner(self.profile_store, rules)
         self.now = 0.0
 
     def sees(self, message: pb.Observation) -> bool:
         observation = observation_of(message)
-        kind = kind_of(message.spec)
-        if self.measured.saw(kind, observation, profiled=message.profiled).void:
-            self.profiler.void(kind, observation.allocation.gpu_type)
-        return self.profiler.wanted(message, observation, self.now)
+        kind = job_class_of(message.spec)
+        if self.profile_store.record(kind, observation, profiled=message.profiled).void:
+            self.profile_planner.invalidate(kind, observation.allocation.gpu_type)
+        return self.profile_planner.should_profile(message, observation, self.now)
 
     def window(self, job_id: str = "j1", *, cores: int = 16, rate: float = 50.0, **fields: Any) -> bool:
         return self.sees(window(job_id, cores=cores, rate=rate, **({"spec": auto()} | fields)))
@@ -45,7 +45,7 @@ class Watched:
         return self.window(job_id, rate=0.0, window=None, profiled=True, profile_done=True, **fields)
 
     def profile(self, job_id: str, rate: Callable[[int], float]) -> list[int]:
-        """Measure as planned until no more is wanted; returns the counts."""
+        """Measure as planned until nothing more is requested; return the core counts."""
         counts: list[int] = []
         more = True
         while more:
@@ -57,14 +57,14 @@ class Watched:
         return counts
 
     def plan(self) -> Sequence[int]:
-        return self.profiler.plan(auto(), "", 16, self.now).cores[:2]
+        return self.profile_planner.plan(auto(), "", 16, self.now).cores[:2]
 
 
 def saturating(cores: int) -> float:
     return min(50.0, 12.5 * cores)
 
 
-def test_a_new_kind_is_profiled_on_one_job_until_enough_is_known_and_then_never_again() -> None:
+def test_a_new_class_is_profiled_on_one_job_until_enough_is_known() -> None:
     watched = Watched()
     assert watched.window("j1")
     assert not watched.window("j1"), "it has been asked for"
@@ -76,16 +76,16 @@ def test_a_new_kind_is_profiled_on_one_job_until_enough_is_known_and_then_never_
     assert not any(watched.window(job_id) for job_id in ("j1", "j2") * 10)
 
 
-def test_a_stale_kind_is_profiled_anew_and_is_not_stale_after_that() -> None:
+def test_a_stale_class_is_profiled_again() -> None:
     watched = Watched()
     watched.window("j1")
     watched.profile("j1", saturating)
-    kind = kind_of(auto())
+    kind = job_class_of(auto())
     assert [watched.window("j2", rate=30.0) for _ in range(3)] == [False, False, True]
-    assert "0.60 of the rate" in watched.measured.stale(kind, "")
+    assert "0.60 of the rate" in watched.profile_store.stale(kind, "")
     watched.profile("j2", lambda cores: 0.6 * saturating(cores))
-    assert watched.measured.stale(kind, "") == ""
-    assert {point.cores: point.rate for point in watched.measured.at(kind, "")}[16] == 30.0
+    assert watched.profile_store.stale(kind, "") == ""
+    assert {point.cores: point.rate for point in watched.profile_store.at(kind, "")}[16] == 30.0
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_stale_kind_is_profiled_anew_and_is_not_stale_after_that() -> None:
     ],
     ids=str,
 )
-def test_some_jobs_are_left_alone(fields: dict[str, Any]) -> None:
+def test_some_jobs_are_never_profiled(fields: dict[str, Any]) -> None:
     watched = Watched()
     watched.window("j0", spec=auto(not_profiled=True))
     given: dict[str, Any] = {"spec": auto(), "cores": 16, "rate": 50.0}
@@ -113,11 +113,11 @@ def test_some_jobs_are_left_alone(fields: dict[str, Any]) -> None:
     assert not watched.sees(message)
 
 
-def test_no_profile_is_asked_for_where_none_may_cost_anything() -> None:
+def test_no_profile_is_requested_with_a_zero_budget() -> None:
     assert not Watched(ProfileRules(seconds=0.0)).window()
 
 
-def test_a_kind_is_left_alone_after_a_profile_of_which_nothing_came_for_longer_each_time() -> None:
+def test_fruitless_profiles_back_off_exponentially() -> None:
     watched = Watched()
     pauses = []
     for _ in range(4):
@@ -132,10 +132,10 @@ def test_a_kind_is_left_alone_after_a_profile_of_which_nothing_came_for_longer_e
     assert pauses == [600.0, 2000.0, 2000.0, 2000.0]
 
 
-def test_a_profile_that_is_never_heard_of_again_gives_way_to_another_job() -> None:
+def test_an_expired_profile_request_goes_to_another_job() -> None:
     watched = Watched()
     assert watched.window("j1")
-    watched.profiler.plan(auto(), "", 16, watched.now)
+    watched.profile_planner.plan(auto(), "", 16, watched.now)
     watched.now = 359.0  # the budget, and a minute
     assert not watched.window("j2")
     watched.now = 360.0
@@ -144,7 +144,7 @@ def test_a_profile_that_is_never_heard_of_again_gives_way_to_another_job() -> No
     assert watched.window("j2")
 
 
-def test_a_job_that_ends_in_its_profile_lets_another_go_on_from_what_was_measured() -> None:
+def test_another_job_continues_the_profile_of_an_ended_job() -> None:
     watched = Watched()
     assert watched.window("j1")
     watched.window("j1", cores=1, rate=12.5, profiled=True)
@@ -156,7 +156,7 @@ def test_a_job_that_ends_in_its_profile_lets_another_go_on_from_what_was_measure
 def test_the_budget_is_a_share_of_the_run_time_and_is_spent_over_all_plans_of_a_profile() -> None:
     watched = Watched()
     short = auto(steps_total=50_000)  # 1,000 s at 50 per second
-    plan = watched.profiler.plan
+    plan = watched.profile_planner.plan
     assert plan(auto(), "", 16, 0.0).budget_seconds == 300.0
     watched.window("j1", spec=short)
     order = plan(short, "", 16, 0.0)
@@ -170,15 +170,15 @@ def test_the_budget_is_a_share_of_the_run_time_and_is_spent_over_all_plans_of_a_
     assert watched.window("j2", spec=short)
 
 
-def test_slow_steps_are_measured_in_smaller_numbers() -> None:
+def test_fewer_slow_steps_are_measured() -> None:
     watched = Watched()
     watched.window("j1", rate=2.0)
-    order = watched.profiler.plan(auto(), "", 16, 0.0)
+    order = watched.profile_planner.plan(auto(), "", 16, 0.0)
     assert 10 <= order.steps < 50
-    assert watched.profiler.plan(auto("unknown"), "", 16, 0.0).steps == 50
+    assert watched.profile_planner.plan(auto("unknown"), "", 16, 0.0).steps == 50
 
 
-def test_gpu_types_are_profiled_each() -> None:
+def test_each_gpu_type_is_profiled() -> None:
     watched = Watched()
     held = {name: pb.CandidateAllocation(cores=16, gpu_milli=1000, gpu_type=name) for name in ("A100", "T4")}
     assert watched.window("j1", allocation=held["A100"])

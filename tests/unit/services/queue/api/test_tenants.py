@@ -31,7 +31,7 @@ async def made(mesh: Mesh, tenant_id: str, **fields: int | str) -> pb.Tenant:
     return tenant
 
 
-async def test_a_tenant_lives_through_a_restart(mesh: Mesh) -> None:
+async def test_a_tenant_survives_a_restart(mesh: Mesh) -> None:
     tenant = await made(mesh, "a", limit_gpu_milli=4000, quota_cores=2)
     await mesh.restart("queue")
     got = (await mesh.tenants.GetTenant(pb.GetTenantRequest(id="a"), wait_for_ready=True)).tenant
@@ -43,7 +43,7 @@ async def test_a_tenant_lives_through_a_restart(mesh: Mesh) -> None:
     assert await mesh.records_left("queue/tenants/") == []
 
 
-async def test_making_a_tenant_twice_is_harmless_and_another_one_refused(mesh: Mesh) -> None:
+async def test_creating_a_tenant_is_idempotent_and_a_different_one_is_refused(mesh: Mesh) -> None:
     calls = (made(mesh, "a", limit_cores=4) for _ in range(5))
     assert len({tenant.etag for tenant in await asyncio.gather(*calls)}) == 1
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -51,7 +51,7 @@ async def test_making_a_tenant_twice_is_harmless_and_another_one_refused(mesh: M
     assert reason(refused.value) == "TENANT_EXISTS"
 
 
-async def test_all_that_is_wrong_with_a_tenant_is_named(mesh: Mesh) -> None:
+async def test_every_invalid_field_of_a_tenant_is_named(mesh: Mesh) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await made(mesh, "A b", limit_cores=-1, weight=-2, quota_gpu_milli=2, limit_gpu_milli=1)
     assert {violation.field for violation in from_error(refused.value).violations} == {
@@ -62,7 +62,7 @@ async def test_all_that_is_wrong_with_a_tenant_is_named(mesh: Mesh) -> None:
     }
 
 
-async def test_an_update_changes_what_its_mask_names_under_its_etag(mesh: Mesh) -> None:
+async def test_an_update_changes_masked_fields_under_its_etag(mesh: Mesh) -> None:
     old = await made(mesh, "a", limit_cores=4, quota_cores=1)
     request = pb.UpdateTenantRequest(
         tenant=pb.Tenant(id="a", limit_cores=9, etag=old.etag), update_mask=FieldMask(paths=["limit_cores", "weight"])
@@ -74,7 +74,7 @@ async def test_an_update_changes_what_its_mask_names_under_its_etag(mesh: Mesh) 
     assert reason(refused.value) == "ETAG_MISMATCH"
 
 
-async def test_changes_whose_answers_were_lost_are_known_when_they_are_repeated(mesh: Mesh) -> None:
+async def test_a_repeat_after_a_lost_answer_is_recognized(mesh: Mesh) -> None:
     store = mesh.parts["queue"].store
     store.lose_answer = True
     await again(lambda: made(mesh, "a", limit_cores=4))
@@ -86,7 +86,7 @@ async def test_changes_whose_answers_were_lost_are_known_when_they_are_repeated(
     assert await mesh.records_left("queue/tenants/") == []
 
 
-async def test_a_limit_holds_and_its_raising_lets_the_next_one_start(mesh: Mesh) -> None:
+async def test_a_limit_holds_until_it_is_raised(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=8, cores=24)
     await made(mesh, "a", limit_gpu_milli=2000)
     ids = [await mesh.submit(tenant="a") for _ in range(4)]
@@ -109,7 +109,7 @@ async def test_a_limit_holds_and_its_raising_lets_the_next_one_start(mesh: Mesh)
     assert reason(error.value) == "TENANT_IN_USE"
 
 
-async def test_a_limit_below_what_is_in_use_stops_nobody_and_holds_back_until_enough_has_ended(mesh: Mesh) -> None:
+async def test_a_limit_below_usage_stops_no_job_and_blocks_starts_until_usage_drops(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=8, cores=24)
     await made(mesh, "a", limit_gpu_milli=3000)
     ids = [await mesh.submit(tenant="a") for _ in range(4)]
@@ -131,7 +131,7 @@ async def test_a_limit_below_what_is_in_use_stops_nobody_and_holds_back_until_en
     await mesh.reach(ids[3], "RUNNING")
 
 
-async def test_a_job_that_finds_no_place_uses_up_no_limit(mesh: Mesh) -> None:
+async def test_an_unplaced_job_does_not_count_against_the_limit(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=2, cores=24)
     await made(mesh, "a", limit_gpu_milli=2000)
     blocker = await mesh.submit(gpus=1)
@@ -141,7 +141,7 @@ async def test_a_job_that_finds_no_place_uses_up_no_limit(mesh: Mesh) -> None:
     await mesh.refused(large, "QUOTA")
 
 
-async def test_the_queue_tells_its_lengths(mesh: Mesh) -> None:
+async def test_the_queue_reports_its_lengths(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=1)
     await mesh.reach(await mesh.submit(), "RUNNING")
     await mesh.submit()
@@ -153,7 +153,7 @@ async def test_the_queue_tells_its_lengths(mesh: Mesh) -> None:
     await eventually(counted)
 
 
-async def test_tenants_belong_to_others_whose_use_counts_theirs(mesh: Mesh) -> None:
+async def test_usage_of_child_tenants_counts_for_their_parents(mesh: Mesh) -> None:
     await made(mesh, "dept", limit_gpu_milli=1000, quota_gpu_milli=1000)
     child = await made(mesh, "asr", parent="dept", quota_gpu_milli=1000)
     for fields, told in (
@@ -180,7 +180,7 @@ async def test_tenants_belong_to_others_whose_use_counts_theirs(mesh: Mesh) -> N
     assert child.parent == "dept"
 
 
-async def test_cores_that_an_allocator_decides_on_are_within_the_limit_before_a_job_starts() -> None:
+async def test_allocator_chosen_cores_stay_within_the_limit() -> None:
     async with running(placement_config=PlacementConfig(allocator="proportional")) as mesh:
         await made(mesh, "dept", limit_cores=4)
         await made(mesh, "group", parent="dept")
@@ -196,26 +196,26 @@ async def test_cores_that_an_allocator_decides_on_are_within_the_limit_before_a_
         await mesh.reach(second, "RUNNING")
 
 
-async def test_calls_at_once_take_in_no_more_jobs_than_a_tenant_may_have() -> None:
+async def test_concurrent_calls_do_not_exceed_a_tenants_job_limit() -> None:
     async with running(queue_config=replace(BACKFILL, tenant_jobs_max=5)) as mesh:
         store = mesh.parts["queue"].store
         store.held_back = asyncio.Event()
         three = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=1, last=3)])
-        room = mesh.parts["queue"].service.state.room
+        quota = mesh.parts["queue"].service.state.tenant_quota
         calls = [asyncio.ensure_future(mesh.jobs.CreateJob(job_service_pb2.CreateJobRequest(spec=spec(array=three))))]
-        await until(lambda: bool(room._coming))
+        await until(lambda: bool(quota._reserved))
         one = job_service_pb2.CreateJobRequest(spec=spec())
         calls += [asyncio.ensure_future(mesh.jobs.CreateJob(one)) for _ in range(7)]
-        await until(lambda: sum(call.done() for call in calls) == 5)  # are refused, while the others wait for the store
+        await until(lambda: sum(call.done() for call in calls) == 5)  # refused, while the others wait for the store
         store.held_back.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         refused = [reason(one) for one in answers if isinstance(one, grpc.aio.AioRpcError)]
         assert refused == ["TENANT_JOBS"] * 5
         assert (await mesh.jobs.ListJobs(job_service_pb2.ListJobsRequest())).total_size == 5
-        assert not room._coming
+        assert not quota._reserved
 
 
-async def test_a_tenant_has_so_many_jobs_that_have_not_ended() -> None:
+async def test_a_tenants_unfinished_jobs_are_limited() -> None:
     async with running(queue_config=replace(BACKFILL, tenant_jobs_max=3)) as mesh:
         first, _ = await mesh.submit(), await mesh.submit()
         two = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=1, last=2)])
@@ -228,9 +228,9 @@ async def test_a_tenant_has_so_many_jobs_that_have_not_ended() -> None:
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
                     "TENANT_JOBS",
                 )
-                assert "; 3 are taken at most" in (refused.value.details() or "")
+                assert "; the limit is 3" in (refused.value.details() or "")
             else:
                 await mesh.jobs.CreateJob(request)
-        await mesh.submit(tenant="other")  # each tenant has its own
+        await mesh.submit(tenant="other")  # each tenant has its own limit
         await mesh.jobs.CancelJob(job_service_pb2.CancelJobRequest(id=first))
         await mesh.submit()

@@ -1,4 +1,4 @@
-"""Jobs that are told to go on elsewhere, and the nodes that they keep away from."""
+"""Migration on request, and node avoidance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.services.mesh import Mesh, again, reason, running
 
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import duration, seconds
-from cotenant.services.queue.jobs.node_avoidance import AVOIDED_MAX, avoid, expires_seconds, live
+from cotenant.services.queue.jobs.node_avoidance import AVOIDED_MAX, active, avoid, expires_seconds
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -33,7 +33,7 @@ async def move(mesh: Mesh, job_id: str, number: int = 1, **fields: object) -> jo
 
 
 async def begun(mesh: Mesh, *names: str, **fields: int) -> tuple[str, str]:
-    """A job that runs on the first of some nodes of 2 GPUs."""
+    """Return a job that runs on the first of some nodes of 2 GPUs."""
     first, *others = names
     await mesh.agent(first, gpus=2, cores=8)
     job_id = await mesh.submit(cores=1, **fields)
@@ -43,7 +43,7 @@ async def begun(mesh: Mesh, *names: str, **fields: int) -> tuple[str, str]:
     return job_id, first
 
 
-async def test_a_job_goes_on_elsewhere_and_that_is_no_failure(mesh: Mesh) -> None:
+async def test_a_job_migrates_without_counting_as_a_failure(mesh: Mesh) -> None:
     job_id, first = await begun(mesh, "n1", "n2")
     await move(mesh, job_id, reason="it starves the service beside it")
     job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
@@ -57,25 +57,25 @@ async def test_a_job_goes_on_elsewhere_and_that_is_no_failure(mesh: Mesh) -> Non
     assert job.past_attempts[0].stop_detail == "it starves the service beside it"
     told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
     story = [(event.what, event.detail) for event in told.events][3:]
-    assert story[0] == ("move wanted", "it starves the service beside it")
+    assert story[0] == ("migration requested", "it starves the service beside it")
     assert story[2] == ("migrated", "it starves the service beside it")
 
 
-async def test_while_the_others_are_taken_it_waits_for_them_and_says_why(mesh: Mesh) -> None:
+async def test_a_migrated_job_waits_for_other_nodes_and_says_why(mesh: Mesh) -> None:
     job_id, _ = await begun(mesh, "n1", "n2")
     other = await mesh.submit(gpus=2, cores=1)
     assert on(await mesh.reach(other, "RUNNING")) == ["n2"]
     await move(mesh, job_id)
     job = await mesh.refused(job_id, "CAPACITY")
-    assert job.refusal.detail == "needs 1 GPU, 0 of 2 free; it keeps away from 1 server: n1"
+    assert job.refusal.detail == "needs 1 GPU, 0 of 2 free; it avoids 1 server: n1"
     assert job.refusal.numbers["avoided_nodes"] == 1
     like_it = await mesh.submit(cores=1)
-    assert on(await mesh.reach(like_it, "RUNNING")) == ["n1"], "nobody else keeps away from there"
+    assert on(await mesh.reach(like_it, "RUNNING")) == ["n1"], "no other job avoids n1"
     mesh.agents["n2"].finish((other, 1))
     assert on(await mesh.reach(job_id, "RUNNING")) == ["n2"]
 
 
-async def test_once_the_time_is_over_it_comes_back_though_nothing_else_happens(mesh: Mesh) -> None:
+async def test_a_job_returns_when_avoidance_expires_without_other_events(mesh: Mesh) -> None:
     job_id, _ = await begun(mesh, "n1", "n2")
     other = await mesh.submit(gpus=2, cores=1)
     await mesh.reach(other, "RUNNING")
@@ -86,24 +86,24 @@ async def test_once_the_time_is_over_it_comes_back_though_nothing_else_happens(m
     assert not job.avoided_nodes
 
 
-async def test_where_nothing_else_could_ever_hold_it_it_comes_back_and_that_is_told(mesh: Mesh) -> None:
+async def test_a_job_returns_to_an_avoided_node_if_no_other_could_hold_it(mesh: Mesh) -> None:
     job_id, _ = await begun(mesh, "n1")
     await move(mesh, job_id)
     job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
     assert on(job) == ["n1"]
     told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
-    assert "attempt 2 on n1; nothing else could hold it, so it no longer keeps away from n1" in [
+    assert "attempt 2 on n1; no other node could hold it, so it no longer avoids n1" in [
         event.detail for event in told.events
     ]
 
 
-async def test_an_attempt_that_is_over_is_left_alone_with_an_answer_that_says_so(mesh: Mesh) -> None:
+async def test_moving_an_ended_attempt_is_refused(mesh: Mesh) -> None:
     job_id, _ = await begun(mesh, "n1", "n2")
     for number in (2, 7):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await move(mesh, job_id, number)
         assert reason(caught.value) == "ATTEMPT_OVER"
-        assert f"attempt {number} of job {job_id} holds nothing" in str(from_error(caught.value))
+        assert f"attempt {number} of job {job_id} holds no resources" in str(from_error(caught.value))
         assert "is running, attempt 1" in str(from_error(caught.value))
     waiting = await mesh.submit(gpus=2, replicas=2)
     with pytest.raises(grpc.aio.AioRpcError, match="the job is queued"):
@@ -111,11 +111,11 @@ async def test_an_attempt_that_is_over_is_left_alone_with_an_answer_that_says_so
     assert not mesh.agents["n1"].stops
     await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
     await mesh.reach(job_id, "CANCELLED")
-    with pytest.raises(grpc.aio.AioRpcError, match="cancelled already"):
+    with pytest.raises(grpc.aio.AioRpcError, match="already ended: cancelled"):
         await move(mesh, job_id)
 
 
-async def test_a_repeat_moves_it_once(mesh: Mesh) -> None:
+async def test_a_repeated_call_migrates_a_job_once(mesh: Mesh) -> None:
     job_id, _ = await begun(mesh, "n1", "n2")
     await move(mesh, job_id, request_id="once")
     await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
@@ -124,7 +124,7 @@ async def test_a_repeat_moves_it_once(mesh: Mesh) -> None:
     assert not mesh.agents["n2"].stops
 
 
-async def test_what_was_agreed_while_placement_was_away_is_done_by_the_repeat(mesh: Mesh) -> None:
+async def test_a_repeat_orders_the_stop_that_placement_missed(mesh: Mesh) -> None:
     job_id, _ = await begun(mesh, "n1", "n2")
     await mesh.kill("placement")
     request = pb.MoveJobRequest(id=job_id, number=1, request_id="later")
@@ -136,7 +136,7 @@ async def test_what_was_agreed_while_placement_was_away_is_done_by_the_repeat(me
     assert on(job) == ["n2"]
 
 
-async def test_all_that_is_wrong_with_a_request_is_named(mesh: Mesh) -> None:
+async def test_every_invalid_field_of_a_move_request_is_named(mesh: Mesh) -> None:
     job_id, _ = await begun(mesh, "n1")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await move(mesh, job_id, -1, avoid=duration(-5.0), reason="a\nb")
@@ -145,7 +145,7 @@ async def test_all_that_is_wrong_with_a_request_is_named(mesh: Mesh) -> None:
     assert not mesh.agents["n1"].stops
 
 
-async def test_what_it_keeps_away_from_survives_the_queue(mesh: Mesh) -> None:
+async def test_avoided_nodes_survive_a_queue_restart(mesh: Mesh) -> None:
     job_id, _ = await begun(mesh, "n1", "n2")
     other = await mesh.submit(gpus=2, cores=1)
     await mesh.reach(other, "RUNNING")
@@ -155,14 +155,14 @@ async def test_what_it_keeps_away_from_survives_the_queue(mesh: Mesh) -> None:
     assert [one.node_id for one in (await mesh.refused(job_id, "CAPACITY")).avoided_nodes] == ["n1"]
 
 
-def test_only_the_newest_are_kept_each_once_and_none_beyond_its_time() -> None:
+def test_only_the_newest_unexpired_avoided_nodes_are_kept_once_each() -> None:
     job = job_pb2.Job()
     for number in range(AVOIDED_MAX + 5):
         avoid(job, [f"n{number}", "again"], 60.0, "it failed there", 1000.0 + number)
     assert len(job.avoided_nodes) == AVOIDED_MAX
     assert [one.node_id for one in job.avoided_nodes].count("again") == 1
     assert job.avoided_nodes[-1].node_id == "again"
-    assert [one.node_id for one in live(job, 1095.0)] == ["n36", "again"]
+    assert [one.node_id for one in active(job, 1095.0)] == ["n36", "again"]
     assert expires_seconds(job, 1095.0) == 1.0
     avoid(job, ["never"], 0.0, "not at all", 1000.0)
     assert "never" not in [one.node_id for one in job.avoided_nodes]

@@ -41,7 +41,7 @@ async def runs(mesh: Mesh, job_id: str, number: int) -> job_pb2.Job:
 
 
 def held(job: job_pb2.Job) -> tuple[int, int, bool]:
-    """GPUs and cores that a job's attempt holds, and whether it is a pre-run."""
+    """Return the GPUs and cores that a job's attempt holds, and whether it is a pre-run."""
     tasks = [task for part in job.attempt.allocations for task in part.tasks]
     return sum(len(task.gpus) for task in tasks), sum(len(task.core_ids) for task in tasks), job.attempt.pre_run
 
@@ -50,11 +50,11 @@ PRE_RUN, GANG = (1, 3, True), (4, 12, False)
 
 
 def step(agent: SimulatedAgent, job_id: str, number: int, at: float | None = None, **fields: Any) -> None:
-    """Let a job tell of its first step of training."""
+    """Report a job's first training step."""
     now = timestamp(time.time() if at is None else at)
     said: dict[str, Any] = {"step": 1, "step_time": now, "update_time": now} | fields
     progress = job_pb2.Progress(**said)
-    agent.tell(progress=[node_pb2.ProgressReport(job_id=job_id, number=number, progress=progress)])
+    agent.send(progress=[node_pb2.ProgressReport(job_id=job_id, number=number, progress=progress)])
 
 
 async def story(mesh: Mesh, job_id: str) -> list[str]:
@@ -62,7 +62,7 @@ async def story(mesh: Mesh, job_id: str) -> list[str]:
     return [f"{event.what}: {event.detail}" for event in told.events]
 
 
-async def test_the_gang_is_assembled_once_the_pre_run_has_told_of_a_step(mesh: Mesh) -> None:
+async def test_the_gang_starts_after_the_pre_run_reports_a_step(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await submit(mesh)
     job = await runs(mesh, job_id, 1)
@@ -77,10 +77,10 @@ async def test_the_gang_is_assembled_once_the_pre_run_has_told_of_a_step(mesh: M
     assert (past.pre_run, past.stop_reason) == (True, job_pb2.STOP_REASON_SUPERSEDED)
     assert (job.failures, job.preemptions, job.migrations) == (0, 0, 0)
     assert job.run_time.ToNanoseconds() > 0
-    assert "pre-run passed: it told of step 1" in await story(mesh, job_id)
+    assert "pre-run passed: it reported step 1" in await story(mesh, job_id)
 
 
-async def test_what_tells_nothing_passes_when_its_time_is_over(mesh: Mesh) -> None:
+async def test_a_silent_pre_run_passes_when_its_time_is_over(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await submit(mesh, pre_run=duration(1))
     assert held(await runs(mesh, job_id, 1)) == PRE_RUN
@@ -88,7 +88,7 @@ async def test_what_tells_nothing_passes_when_its_time_is_over(mesh: Mesh) -> No
     assert "pre-run passed: it still ran after 1 s" in await story(mesh, job_id)
 
 
-async def test_one_that_ends_well_by_itself_has_passed_and_its_job_has_not_succeeded(mesh: Mesh) -> None:
+async def test_a_pre_run_that_exits_with_0_passes_and_its_job_has_not_succeeded(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await submit(mesh)
     await runs(mesh, job_id, 1)
@@ -99,7 +99,7 @@ async def test_one_that_ends_well_by_itself_has_passed_and_its_job_has_not_succe
     assert job.attempt.number == 2
 
 
-async def test_a_users_failure_ends_the_job_and_no_gang_is_assembled(mesh: Mesh) -> None:
+async def test_a_user_failure_in_the_pre_run_fails_the_job(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await submit(mesh, retries_max=5)
     await runs(mesh, job_id, 1)
@@ -111,7 +111,7 @@ async def test_a_users_failure_ends_the_job_and_no_gang_is_assembled(mesh: Mesh)
     assert [key for key in agent.assignments if key[0] == job_id] == [(job_id, 1)]
 
 
-async def test_a_failure_that_may_pass_is_tried_again_as_a_pre_run(mesh: Mesh) -> None:
+async def test_a_transient_failure_is_retried_as_a_pre_run(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await submit(mesh, retries_max=1)
     for number in (1, 2):
@@ -130,7 +130,7 @@ async def test_a_gang_that_fails_later_needs_no_second_pre_run(mesh: Mesh) -> No
     assert held(await runs(mesh, job_id, 3)) == GANG
 
 
-async def test_it_takes_one_free_gpu_and_the_gang_waits_for_its_own(mesh: Mesh) -> None:
+async def test_a_pre_run_takes_one_free_gpu_while_the_gang_waits(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=4)
     other = await mesh.submit(gpus=3, cores=3)
     await mesh.reach(other, "RUNNING")
@@ -140,7 +140,7 @@ async def test_it_takes_one_free_gpu_and_the_gang_waits_for_its_own(mesh: Mesh) 
     assert "a pre-run on one GPU, for 10 min at most, before its gang is assembled" in told.summary
     step(agent, job_id, 1)
     job = await mesh.reach(job_id, "QUEUED")
-    assert job.phase_reason == "its pre-run has passed; the whole gang comes next"
+    assert job.phase_reason == "its pre-run passed; the whole gang is next"
     agent.finish((other, 1))
     assert held(await runs(mesh, job_id, 2)) == GANG
 
@@ -150,20 +150,20 @@ async def test_it_takes_one_free_gpu_and_the_gang_waits_for_its_own(mesh: Mesh) 
     [(3600.0, {}), (0.0, {"phase": "validation", "phase_step": 3}), (0.0, {"step": 0})],
     ids=["of an hour ago", "of validation", "none yet"],
 )
-async def test_some_steps_pass_nothing(mesh: Mesh, back_seconds: float, fields: dict[str, Any]) -> None:
+async def test_steps_that_do_not_pass_a_pre_run(mesh: Mesh, back_seconds: float, fields: dict[str, Any]) -> None:
     agent = await mesh.agent("n1")
     job_id, other = await submit(mesh), await submit(mesh, replicas=1)
     await runs(mesh, job_id, 1)
     await runs(mesh, other, 1)
     step(agent, job_id, 1, at=time.time() - back_seconds, **fields)
     step(agent, other, 1)
-    await runs(mesh, other, 2)  # whose step was told later
+    await runs(mesh, other, 2)  # its step was reported later
     job = await mesh.job(job_id)
     assert (held(job), job.HasField("progress")) == (PRE_RUN, False)
     assert not any(line.startswith("pre-run passed") for line in await story(mesh, job_id))
 
 
-async def test_a_gang_that_is_refused_keeps_nobody_back_who_needs_what_its_pre_run_did(mesh: Mesh) -> None:
+async def test_a_refused_gang_does_not_block_jobs_that_need_one_gpu(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=4)
     await mesh.reach(await mesh.submit(gpus=2, cores=3), "RUNNING")
     job_id = await submit(mesh)
@@ -173,10 +173,10 @@ async def test_a_gang_that_is_refused_keeps_nobody_back_who_needs_what_its_pre_r
     small = await mesh.submit(gpus=1, cores=3)
     await mesh.reach(small, "RUNNING")
     records = mesh.parts["queue"].service.state.records
-    assert records[job_id].shape is not records[small].shape  # of which jobs are refused together
+    assert records[job_id].equivalence_key is not records[small].equivalence_key  # which would share refusals
 
 
-async def test_a_wish_of_its_owner_comes_first(mesh: Mesh) -> None:
+async def test_a_cancel_or_suspend_overrides_the_pre_run(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     agent.refuses_to_stop = True
     job_id = await submit(mesh)
@@ -187,7 +187,7 @@ async def test_a_wish_of_its_owner_comes_first(mesh: Mesh) -> None:
     await mesh.reach(job_id, "CANCELLED")
 
 
-async def test_a_job_that_was_held_back_meanwhile_goes_on_where_it_stood(mesh: Mesh) -> None:
+async def test_a_job_suspended_in_its_pre_run_resumes_with_a_pre_run(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await submit(mesh)
     await runs(mesh, job_id, 1)
@@ -197,7 +197,7 @@ async def test_a_job_that_was_held_back_meanwhile_goes_on_where_it_stood(mesh: M
     assert held(await runs(mesh, job_id, 2)) == PRE_RUN
 
 
-async def test_it_counts_as_one_gpu_against_its_tenants_limit(mesh: Mesh) -> None:
+async def test_a_pre_run_counts_as_one_gpu_against_the_tenants_limit(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     limits = tenant_service_pb2.Tenant(id="small", limit_gpu_milli=3000)
     await mesh.tenants.CreateTenant(tenant_service_pb2.CreateTenantRequest(tenant=limits))
@@ -208,14 +208,14 @@ async def test_it_counts_as_one_gpu_against_its_tenants_limit(mesh: Mesh) -> Non
     await mesh.refused(job_id, "QUOTA")
 
 
-async def test_whatif_says_that_a_pre_run_comes_first(mesh: Mesh) -> None:
+async def test_what_if_mentions_the_pre_run(mesh: Mesh) -> None:
     await mesh.agent("n1")
     asked = await mesh.submit(gpus=8, cores=8)
     await mesh.reach(asked, "RUNNING")
     wanted = (await mesh.job(asked)).spec
     wanted.pre_run.CopyFrom(LONG)
     told = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=wanted))
-    assert "before it comes a pre-run on one GPU, for 10 min at most" in told.outlook
+    assert "preceded by a pre-run on one GPU, for 10 min at most" in told.outlook
     await mesh.jobs.CancelJob(pb.CancelJobRequest(id=asked))
     await mesh.reach(asked, "CANCELLED")
     told = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=wanted))
@@ -225,7 +225,7 @@ async def test_whatif_says_that_a_pre_run_comes_first(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("services", [("queue",), ("placement",), ("queue", "placement")], ids="+".join)
-async def test_a_restart_while_it_runs_changes_nothing(mesh: Mesh, services: tuple[str, ...]) -> None:
+async def test_a_pre_run_survives_restarts(mesh: Mesh, services: tuple[str, ...]) -> None:
     agent = await mesh.agent("n1")
     job_id = await submit(mesh)
     await runs(mesh, job_id, 1)
@@ -233,14 +233,14 @@ async def test_a_restart_while_it_runs_changes_nothing(mesh: Mesh, services: tup
     assert held(await runs(mesh, job_id, 1)) == PRE_RUN
 
     async def passed() -> bool:
-        step(agent, job_id, 1)  # again and again, as jobs do: what is told while somebody is away is lost
+        step(agent, job_id, 1)  # repeatedly, as jobs do: reports are lost while a service is down
         return (await mesh.job(job_id)).attempt.number == 2
 
     await eventually(passed)
     assert held(await runs(mesh, job_id, 2)) == GANG
 
 
-async def test_its_time_goes_on_while_the_queue_is_away(mesh: Mesh) -> None:
+async def test_pre_run_time_passes_while_the_queue_is_down(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await submit(mesh, pre_run=duration(1))
     started = (await runs(mesh, job_id, 1)).attempt.start_time.ToNanoseconds() / 1e9
@@ -250,7 +250,7 @@ async def test_its_time_goes_on_while_the_queue_is_away(mesh: Mesh) -> None:
     assert held(await runs(mesh, job_id, 2)) == GANG
 
 
-async def test_the_queue_may_die_between_what_it_keeps_and_the_stop(
+async def test_the_queue_may_die_between_commit_and_stop_of_a_passed_pre_run(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = await mesh.agent("n1")
@@ -262,7 +262,7 @@ async def test_the_queue_may_die_between_what_it_keeps_and_the_stop(
         asked.set()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(mesh.parts["queue"].service.follower.pre_runs, "_stop", never)
+    monkeypatch.setattr(mesh.parts["queue"].service.attempt_watcher.pre_runs, "_stop", never)
     step(agent, job_id, 1)
     await asked.wait()
     assert not agent.stops
@@ -271,7 +271,9 @@ async def test_the_queue_may_die_between_what_it_keeps_and_the_stop(
     assert sum(line.startswith("pre-run passed") for line in await story(mesh, job_id)) == 1
 
 
-async def test_placement_may_be_away_when_it_is_to_be_stopped(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_placement_may_be_down_when_a_pre_run_is_to_be_stopped(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pre_runs, "STOP_AGAIN_SECONDS", 0.02)
     await mesh.agent("n1")
     job_id = await submit(mesh, pre_run=duration(1))
@@ -284,7 +286,7 @@ async def test_placement_may_be_away_when_it_is_to_be_stopped(mesh: Mesh, monkey
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_dies_whenever_each_job_has_its_pre_run_and_then_its_gang(seed: int) -> None:
+async def test_under_random_crashes_each_job_runs_its_pre_run_then_its_gang(seed: int) -> None:
     rng = Random(seed)
     async with running(queue_config=replace(BACKFILL, retrying=AT_ONCE)) as mesh:
         agent = await mesh.agent("n1", run_seconds=0.15)
@@ -297,4 +299,4 @@ async def test_whatever_dies_whenever_each_job_has_its_pre_run_and_then_its_gang
             assert held(job) == GANG
             assert job.attempt.number >= 2
             kinds = [agent.assignments[key].pre_run for key in sorted(agent.assignments) if key[0] == job_id]
-            assert kinds == sorted(kinds, reverse=True)  # never a pre-run once one has passed
+            assert kinds == sorted(kinds, reverse=True)  # never a pre-run after one has passed

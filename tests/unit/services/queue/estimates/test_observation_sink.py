@@ -1,4 +1,4 @@
-"""What the queue tells the predictor of a job's progress."""
+"""Observations that the queue sends of a job's progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cotenant.codec import specs
 from cotenant.codec.specs import timestamp
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.services.queue.estimates import observation_sink as module
-from cotenant.services.queue.estimates.observation_sink import Observations
+from cotenant.services.queue.estimates.observation_sink import ObservationSink
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2, records_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
@@ -25,7 +25,7 @@ SPEC = JobSpec(roles=(Role(request=Request(gpu_milli=1000, cores=4)),), command=
 
 
 class Predictor:
-    """Remembers what it was told, once it has given all of its refusals."""
+    """Records observations, after raising all of its predefined errors."""
 
     def __init__(self, *refusals: grpc.StatusCode) -> None:
         self.told: list[pb.Observation] = []
@@ -40,8 +40,8 @@ class Predictor:
 
 
 def progressed(*told: dict[str, Any]) -> list[pb.Observation]:
-    """Tell of one job's progress again and again, and look at what waits to be sent."""
-    observations = Observations(Predictor(), window_seconds=10.0)  # type: ignore[arg-type]  # as much of it as is called
+    """Report a job's progress step by step; return the observations to be sent."""
+    observations = ObservationSink(Predictor(), window_seconds=10.0)  # type: ignore[arg-type]  # as much of it as is called
     record = Record(records_pb2.StoredJob(job=job_pb2.Job(id="j1", spec=specs.spec_to_wire(SPEC))), SPEC)
     record.job.attempt.CopyFrom(attempt())
     for progress in told:
@@ -65,25 +65,25 @@ def at(seconds: float, step: int, **more: Any) -> dict[str, Any]:
 SETTLED = (at(100, 1), at(106, 10))
 
 
-def test_a_window_is_told_with_its_step_its_loss_and_what_the_job_holds() -> None:
+def test_a_rate_window_is_sent_with_step_loss_and_allocation() -> None:
     (seen,) = progressed(*SETTLED, at(116, 30, loss=0.5))
     assert (seen.step, seen.rate_per_second, seen.loss, seen.window.seconds) == (30, 2.0, 0.5, 10)
     held = seen.allocation
     assert (held.cores, held.gpu_milli, held.nodes, held.gpu_type) == (4, 1000, 1, "A100")
 
 
-def test_the_phase_is_told_and_the_window_that_it_began_in_is_not() -> None:
+def test_the_phase_is_sent_without_the_window_it_began_in() -> None:
     validating = [at(seconds, 10, phase_step=seconds, phase="validation") for seconds in (112, 118, 124, 128)]
     (seen,) = progressed(*SETTLED, *validating)
     assert (seen.phase, seen.rate_per_second, seen.step) == ("validation", 1.0, 10)
 
 
-def test_a_loss_is_told_where_the_rate_is_not_known_yet() -> None:
+def test_a_loss_is_sent_before_the_rate_is_known() -> None:
     (seen,) = progressed({"step": 1, "loss": 0.5})
     assert (seen.step, seen.rate_per_second, seen.loss, seen.HasField("window")) == (1, 0.0, 0.5, False)
 
 
-def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
+def test_a_nan_loss_is_sent_unchanged() -> None:
     (seen,) = progressed({"step": 1, "loss": math.nan})
     assert math.isnan(seen.loss)
 
@@ -94,18 +94,18 @@ def test_the_time_of_a_batch_goes_with_its_size() -> None:
 
 
 @pytest.mark.parametrize("progress", [{}, {"step": 5}, {"step": 5, "rate_per_second": 2.0}])
-def test_a_job_of_which_no_window_has_ended_is_not_told_of(progress: dict[str, Any]) -> None:
+def test_a_job_without_an_ended_window_is_not_sent(progress: dict[str, Any]) -> None:
     assert progressed(progress) == []
 
 
 @pytest.mark.parametrize(
     ("refusals", "taken", "told"),
     [
-        ([grpc.StatusCode.UNAVAILABLE] * 3, [1, 2, 3, 4, 5], ["observations_wait"]),
+        ([grpc.StatusCode.UNAVAILABLE] * 3, [1, 2, 3, 4, 5], ["observations_delayed"]),
         ([grpc.StatusCode.INVALID_ARGUMENT], [3, 4, 5], ["observations_lost"]),
     ],
 )
-async def test_what_no_predictor_takes_is_kept_and_what_one_refuses_is_not(
+async def test_observations_are_kept_while_the_predictor_is_down_and_dropped_when_refused(
     refusals: list[grpc.StatusCode], taken: list[int], told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH_SECONDS", 0.0)
@@ -113,8 +113,8 @@ async def test_what_no_predictor_takes_is_kept_and_what_one_refuses_is_not(
     monkeypatch.setattr(module, "BATCH_MAX", 2)
     monkeypatch.setattr(module, "WAITING_MAX", 5)
     predictor = Predictor(*refusals)
-    observations = Observations(predictor)  # type: ignore[arg-type]  # as much of it as is called
-    for number in range(1, 7):  # of which the last has no room
+    observations = ObservationSink(predictor)  # type: ignore[arg-type]  # as much of it as is called
+    for number in range(1, 7):  # the last one exceeds the limit
         observations._add(pb.Observation(job_id="j", number=number))
     with capture_logs() as logs:
         running = asyncio.create_task(observations.run())

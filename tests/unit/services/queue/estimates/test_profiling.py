@@ -1,4 +1,4 @@
-"""From the predictor's wish to placement's order, and back with what was measured."""
+"""From the predictor's request to placement's order, and back with the measured rates."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cotenant.codec import specs
 from cotenant.codec.specs import duration, timestamp
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.lifecycle import Phase
-from cotenant.services.queue.estimates.estimate_refresh import Renewals
-from cotenant.services.queue.estimates.observation_sink import Observations
-from cotenant.services.queue.estimates.profiling import Profiles
+from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh
+from cotenant.services.queue.estimates.observation_sink import ObservationSink
+from cotenant.services.queue.estimates.profiling import Profiling
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2, records_pb2, resources_pb2
@@ -34,17 +34,17 @@ def away() -> grpc.aio.AioRpcError:
 
 
 class Others:
-    """A predictor and a placement that write down what they are told."""
+    """A predictor and a placement that record their calls."""
 
     def __init__(self) -> None:
-        self.plans: list[list[int]] = [[1, 4, 2]]  # one for each time that it is asked
-        self.wanted: list[list[str]] = []  # likewise, answers to what was observed
+        self.plans: list[list[int]] = [[1, 4, 2]]  # one per call
+        self.wanted: list[list[str]] = []  # likewise, answers to observations
         self.asked: list[pb.PlanProfileRequest] = []
         self.observed: list[pb.Observation] = []
         self.queries: list[pb.EstimateQuery] = []
         self.advice: list[placement_pb2.Advice] = []
         self.refused: list[str] = []
-        self.away = 0  # for so many calls of AdviseAttempts
+        self.away = 0  # for this many calls of AdviseAttempts
 
     async def PlanProfile(self, request: pb.PlanProfileRequest, **call: float) -> pb.PlanProfileResponse:
         self.asked.append(request)
@@ -79,10 +79,10 @@ class Desk:
     def __init__(self) -> None:
         self.others = cast(Any, Others())
         self.state = State()
-        self.observations = Observations(self.others)
-        self.renewals = Renewals(self.state, self.others, self.others)
-        self.observations.on_seen = self.renewals.seen
-        self.profiles = Profiles(self.state, self.others, self.others, self.observations, self.renewals)
+        self.observations = ObservationSink(self.others)
+        self.estimate_refresh = EstimateRefresh(self.state, self.others, self.others)
+        self.observations.on_observed = self.estimate_refresh.observed
+        self.profiles = Profiling(self.state, self.others, self.others, self.observations, self.estimate_refresh)
 
     def run(self, job_id: str, spec: JobSpec = SPEC) -> Record:
         job = job_pb2.Job(id=job_id, spec=specs.spec_to_wire(spec), create_time=timestamp(100.0))
@@ -110,7 +110,7 @@ async def desk() -> AsyncIterator[Desk]:
 @asynccontextmanager
 async def working() -> AsyncIterator[Desk]:
     desk = Desk()
-    works = [asyncio.create_task(work.run()) for work in (desk.profiles, desk.renewals)]
+    works = [asyncio.create_task(work.run()) for work in (desk.profiles, desk.estimate_refresh)]
     try:
         yield desk
     finally:
@@ -119,9 +119,9 @@ async def working() -> AsyncIterator[Desk]:
         await asyncio.gather(*works, return_exceptions=True)
 
 
-async def test_a_profile_that_is_wanted_is_planned_for_what_the_job_holds_and_ordered(desk: Desk) -> None:
+async def test_a_requested_profile_is_planned_for_the_jobs_allocation(desk: Desk) -> None:
     desk.run("j1")
-    desk.profiles.want(["j1"])
+    desk.profiles.request(["j1"])
     await until(lambda: desk.others.advice)
     (asked,), (advice,) = desk.others.asked, desk.others.advice
     assert (asked.cores_max, asked.gpu_type, asked.spec.model) == (16, "A100", "bert")
@@ -130,13 +130,13 @@ async def test_a_profile_that_is_wanted_is_planned_for_what_the_job_holds_and_or
     assert not advice.HasField("estimate")
 
 
-async def test_what_was_measured_is_observed_at_its_cores_and_in_the_end_all_of_the_kind_are_estimated_anew(
+async def test_measured_rates_are_observed_and_the_job_class_is_estimated_again(
     desk: Desk,
 ) -> None:
     record = desk.run("j1")
     desk.run("j2")
     desk.run("other", JobSpec(roles=SPEC.roles, command=("true",), model="resnet"))
-    desk.profiles.want(["j1"])
+    desk.profiles.request(["j1"])
     await until(lambda: desk.others.advice)
     desk.told("j1", 1, 10.0)
     desk.told("j1", 4, 40.0)
@@ -158,10 +158,10 @@ async def test_what_was_measured_is_observed_at_its_cores_and_in_the_end_all_of_
     assert [event.what for event in record.stored.events] == ["profiling", "profiled"]
 
 
-async def test_a_profile_goes_on_while_the_predictor_wants_more(desk: Desk) -> None:
+async def test_a_profile_continues_while_the_predictor_wants_more(desk: Desk) -> None:
     desk.run("j1")
     desk.others.plans, desk.others.wanted = [[1, 4], [2]], [["j1"]]
-    desk.profiles.want(["j1"])
+    desk.profiles.request(["j1"])
     await until(lambda: desk.others.advice)
     desk.told("j1", 1, 10.0, done=True)
     await until(lambda: len(desk.others.advice) == 2)
@@ -169,9 +169,9 @@ async def test_a_profile_goes_on_while_the_predictor_wants_more(desk: Desk) -> N
     assert desk.others.queries == []
 
 
-async def test_windows_of_its_rate_wait_until_the_profile_is_over(desk: Desk) -> None:
+async def test_rate_windows_are_held_during_a_profile(desk: Desk) -> None:
     record = desk.run("j1")
-    desk.profiles.want(["j1"])
+    desk.profiles.request(["j1"])
     await until(lambda: desk.others.advice)
 
     def goes_on(begin: int) -> int:
@@ -188,9 +188,9 @@ async def test_windows_of_its_rate_wait_until_the_profile_is_over(desk: Desk) ->
     assert goes_on(400) == 3
 
 
-async def test_what_was_measured_during_validation_is_left_out(desk: Desk) -> None:
+async def test_rates_measured_during_validation_are_left_out(desk: Desk) -> None:
     record = desk.run("j1")
-    desk.profiles.want(["j1"])
+    desk.profiles.request(["j1"])
     await until(lambda: desk.others.advice)
     record.job.progress.phase = "validation"
     desk.profiles.progressed(record)
@@ -202,7 +202,7 @@ async def test_what_was_measured_during_validation_is_left_out(desk: Desk) -> No
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), 0.0, -1.0])
-async def test_a_report_without_a_sound_rate_tells_nothing_but_the_end(desk: Desk, rate: float) -> None:
+async def test_a_report_without_a_valid_rate_only_ends_the_profile(desk: Desk, rate: float) -> None:
     desk.run("j1")
     desk.told("j1", 1, rate, message="no step was told")
     desk.told("j1", done=True)
@@ -210,13 +210,13 @@ async def test_a_report_without_a_sound_rate_tells_nothing_but_the_end(desk: Des
     assert [one.profile_done for one in desk.others.observed] == [True]
 
 
-async def test_an_order_that_placement_goes_on_to_refuse_is_told_as_a_profile_without_points(
+async def test_a_repeatedly_refused_profile_is_reported_without_points(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cotenant.services.queue.estimates.profiling.RETRY_SECONDS", 0.01)
     record = desk.run("j1")
     desk.others.refused, desk.others.plans = ["its cores are being changed"], [[1, 4]] * 9
-    desk.profiles.want(["j1"])
+    desk.profiles.request(["j1"])
     await until(lambda: desk.others.observed)
     assert [(one.profiled, one.profile_done, one.rate_per_second) for one in desk.others.observed] == [(True, True, 0)]
     assert len(desk.others.asked) == 5
@@ -225,30 +225,30 @@ async def test_an_order_that_placement_goes_on_to_refuse_is_told_as_a_profile_wi
     assert desk.others.queries == []
 
 
-async def test_an_order_that_cannot_be_told_now_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_profile_order_is_retried_when_placement_is_down(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.services.queue.estimates.profiling.RETRY_SECONDS", 0.01)
     desk.run("j1")
     desk.others.away, desk.others.plans = 2, [[1, 4]] * 3
-    desk.profiles.want(["j1"])
+    desk.profiles.request(["j1"])
     await until(lambda: desk.others.advice)
     assert list(desk.others.advice[0].profile.cores) == [1, 4]
 
 
-async def test_a_profile_whose_end_is_never_told_ends_with_its_budget(
+async def test_a_profile_without_a_final_report_ends_after_its_budget(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cotenant.services.queue.estimates.profiling.OVERDUE_SECONDS", -299.99)
     desk.run("j1")
-    desk.profiles.want(["j1"])
+    desk.profiles.request(["j1"])
     await until(lambda: desk.others.observed)
     assert desk.others.observed[0].profile_done
 
 
-async def test_reports_of_another_attempt_and_wishes_for_jobs_that_have_ended_are_passed_over(desk: Desk) -> None:
+async def test_reports_of_other_attempts_and_requests_for_ended_jobs_are_ignored(desk: Desk) -> None:
     desk.run("j1")
     ended = desk.run("j2")
     ended.job.phase = job_pb2.JOB_PHASE_SUCCEEDED
-    desk.profiles.want(["j2", "unknown"])
+    desk.profiles.request(["j2", "unknown"])
     desk.told("j1", 1, 10.0, number=7)
     desk.told("unknown", 1, 10.0)
     desk.told("j1", 4, 40.0)
@@ -260,47 +260,47 @@ async def test_reports_of_another_attempt_and_wishes_for_jobs_that_have_ended_ar
 # Estimates that are renewed ----------------------------------------------------------------------------------
 
 
-async def test_an_estimate_is_renewed_when_a_rate_is_seen_and_then_as_the_job_has_run_a_tenth_longer(
+async def test_an_estimate_is_refreshed_after_a_rate_and_each_further_tenth_of_run_time(
     desk: Desk,
 ) -> None:
     record = desk.run("j1")
     for now in (1_000.0, 1_010.0, 1_089.0):
-        desk.renewals.seen(record, now)
+        desk.estimate_refresh.observed(record, now)
     await until(lambda: record.estimate is not None)
     assert len(desk.others.queries) == 1
     assert desk.state.table.jobs(0.0).predicted_seconds[0] > 50.0
-    desk.renewals.seen(record, 1_091.0)
+    desk.estimate_refresh.observed(record, 1_091.0)
     await until(lambda: len(desk.others.queries) == 2)
-    desk.renewals.seen(record, 90_000.0)
+    desk.estimate_refresh.observed(record, 90_000.0)
     await until(lambda: len(desk.others.queries) == 3)
-    assert record.renew_after == 90_600.0
+    assert record.refresh_after == 90_600.0
     record.job.attempt.epoch = 6  # other cores
-    desk.renewals.seen(record, 90_001.0)
+    desk.estimate_refresh.observed(record, 90_001.0)
     await until(lambda: len(desk.others.queries) == 4)
     assert len(desk.others.advice) == 1, "placement is told where cores may follow from it"
 
 
-async def test_what_placement_could_not_be_told_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_advice_to_placement_is_retried(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_SECONDS", 0.01)
     record = desk.run("j1")
     desk.others.away = 2
-    desk.renewals.seen(record, 1_000.0)
+    desk.estimate_refresh.observed(record, 1_000.0)
     await until(lambda: desk.others.advice)
     assert (desk.others.advice[0].job_id, desk.others.advice[0].estimate.cores_useful) == ("j1", 4)
     assert len(desk.others.queries) == 1
 
 
-async def test_a_crowd_is_asked_about_in_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_refreshes_are_batched(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_MAX", 3)
     monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_SECONDS", 0.01)
     for number in range(7):
-        desk.renewals.seen(desk.run(f"j{number}"), 1_000.0)
+        desk.estimate_refresh.observed(desk.run(f"j{number}"), 1_000.0)
     desk.state.records["j6"].job.phase = job_pb2.JOB_PHASE_SUCCEEDED
     await until(lambda: len(desk.others.queries) == 6)
     assert len({query.job_id for query in desk.others.queries}) == 6
 
 
-async def test_a_window_of_a_rate_makes_an_estimate_be_renewed(desk: Desk) -> None:
+async def test_a_rate_window_refreshes_the_estimate(desk: Desk) -> None:
     record = desk.run("j1")
     for second in range(300, 320):
         record.job.progress.CopyFrom(

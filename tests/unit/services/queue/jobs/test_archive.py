@@ -1,4 +1,4 @@
-"""Ended jobs are written down before they are forgotten, or not forgotten."""
+"""Ended jobs are archived before they are deleted, or not deleted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kept(path: Path) -> list[tuple[str, str, float]]:
         return connection.execute("SELECT id, phase, gpu_seconds FROM jobs ORDER BY id").fetchall()
 
 
-async def test_what_is_forgotten_is_in_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_deleted_jobs_are_in_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "archive.sqlite"
     config = QueueConfig(ended_kept_max=1, ended_kept_seconds=math.inf, archive=path)
     async with running(queue_config=config) as mesh:
@@ -35,13 +35,13 @@ async def test_what_is_forgotten_is_in_the_archive(tmp_path: Path, capsys: pytes
         for _ in range(3):
             ids.append(await mesh.submit(environment={"SECRET": "s3cr3t"}))
             await mesh.reach(ids[-1], "SUCCEEDED")
-        forgetting = mesh.parts["queue"].service.forgetting
-        await forgetting.sweep(time.time())
+        retention = mesh.parts["queue"].service.retention
+        await retention.sweep(time.time())
         assert [row[:2] for row in kept(path)] == [(job_id, "succeeded") for job_id in ids[:2]]
         assert await mesh.records_left("queue/jobs/") == [f"queue/jobs/{ids[2]}"]
         assert b"s3cr3t" not in path.read_bytes()
         assert path.stat().st_mode & 0o777 == 0o600
-        await forgetting.sweep(time.time() + 1)
+        await retention.sweep(time.time() + 1)
         assert len(kept(path)) == 2
     assert main.run(["history", "--archive", str(path), "--phase", "succeeded"]) == 0
     out = capsys.readouterr().out
@@ -52,7 +52,7 @@ async def test_what_is_forgotten_is_in_the_archive(tmp_path: Path, capsys: pytes
     assert "no such jobs" in capsys.readouterr().err
 
 
-async def test_the_first_to_end_is_the_first_to_be_forgotten() -> None:
+async def test_the_earliest_ended_job_is_deleted_first() -> None:
     async with running(queue_config=QueueConfig(ended_kept_max=1)) as mesh:
         agent = await mesh.agent("n1")
         early, late = [await mesh.submit() for _ in range(2)]
@@ -60,23 +60,23 @@ async def test_the_first_to_end_is_the_first_to_be_forgotten() -> None:
             await mesh.reach(job_id, "RUNNING")
             agent.finish((job_id, 1))
             await mesh.reach(job_id, "SUCCEEDED")
-        await mesh.parts["queue"].service.forgetting.sweep(time.time())
+        await mesh.parts["queue"].service.retention.sweep(time.time())
         assert await mesh.records_left("queue/jobs/") == [f"queue/jobs/{early}"]
 
 
-async def test_a_job_that_ended_long_ago_is_forgotten_though_there_are_few() -> None:
+async def test_an_old_ended_job_is_deleted_even_if_there_are_few() -> None:
     async with running(queue_config=QueueConfig(ended_kept_seconds=60.0)) as mesh:
         await mesh.agent("n1", run_seconds=0.0)
         await mesh.submit()
         await mesh.all_ended()
-        forgetting = mesh.parts["queue"].service.forgetting
-        await forgetting.sweep(time.time() + 30)
+        retention = mesh.parts["queue"].service.retention
+        await retention.sweep(time.time() + 30)
         assert len(await mesh.records_left("queue/jobs/")) == 1
-        await forgetting.sweep(time.time() + 90)
+        await retention.sweep(time.time() + 90)
         assert await mesh.records_left("queue/jobs/") == []
 
 
-async def test_nothing_is_written_into_a_file_whose_columns_are_others(tmp_path: Path) -> None:
+async def test_a_file_with_other_columns_is_not_written(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "archive.sqlite")
     await archive.add([])
     with closing(sqlite3.connect(archive.path)) as connection:
@@ -85,7 +85,7 @@ async def test_nothing_is_written_into_a_file_whose_columns_are_others(tmp_path:
         await archive.add([job_pb2.Job(id="a", phase=job_pb2.JOB_PHASE_SUCCEEDED, spec=spec(kind=1))])
 
 
-async def test_what_cannot_be_written_down_stays(tmp_path: Path) -> None:
+async def test_jobs_that_cannot_be_archived_are_not_deleted(tmp_path: Path) -> None:
     path = tmp_path / "archive.sqlite"
     path.write_text("this is no database, and longer than a header of SQLite would be: " * 20)
     async with running(queue_config=QueueConfig(ended_kept_max=0, archive=path)) as mesh:
@@ -93,7 +93,7 @@ async def test_what_cannot_be_written_down_stays(tmp_path: Path) -> None:
         await mesh.submit()
         await mesh.all_ended()
         with pytest.raises(OSError, match="cannot write"):
-            await mesh.parts["queue"].service.forgetting.sweep(time.time())
+            await mesh.parts["queue"].service.retention.sweep(time.time())
         assert len(await mesh.records_left("queue/jobs/")) == 1
 
 
@@ -105,14 +105,14 @@ async def test_what_cannot_be_written_down_stays(tmp_path: Path) -> None:
         ([], "there is no archive"),
     ],
 )
-def test_what_history_cannot_tell(
+def test_history_rejects_bad_options_and_missing_archives(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["history", "--archive", str(tmp_path / "none"), *words]) in (1, 2)
     assert told in capsys.readouterr().err
 
 
-def test_an_archive_beside_the_store_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_file_is_not_taken_for_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def fill() -> None:
         store = await open_store(f"sqlite:{tmp_path / 'cotenant.sqlite'}")
         await store.transact([], [Put("queue/tenants/a", b"")])
@@ -125,6 +125,6 @@ def test_an_archive_beside_the_store_is_no_store(tmp_path: Path, capsys: pytest.
     assert main.run([*here, "backup", str(tmp_path / "b.backup")]) == 0
     assert main.run([*here, "migrate", "--to", f"sqlite:{tmp_path / 'new.db'}"]) == 0
     assert "1 keys of sqlite:" in capsys.readouterr().err
-    (tmp_path / "cotenant.sqlite").write_bytes(b"damaged")  # which is told, and not passed over
+    (tmp_path / "cotenant.sqlite").write_bytes(b"damaged")  # which is reported, not ignored
     assert main.run([*here, "backup", str(tmp_path / "c.backup")]) != 0
     assert "cotenant.sqlite" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Jobs that the queue keeps no longer: what is told of them, and how those end that come after them."""
+"""Archived jobs: reads of them, and dependencies on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.rpc.channel import connect
 from cotenant.services.queue.api.server import QueueConfig
 from cotenant.services.queue.jobs import archive as archives
-from cotenant.services.queue.jobs.archive import Archive, Ended
+from cotenant.services.queue.jobs.archive import Archive, ArchiveEntry
 from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -46,7 +46,7 @@ async def refusal(call: Any) -> Problem:
 
 @dataclass
 class World:
-    """Jobs that were archived, as they ended; nothing runs any more."""
+    """Archived jobs in each terminal phase; nothing runs."""
 
     mesh: Mesh
     path: Path
@@ -55,7 +55,7 @@ class World:
     array: str
 
     async def elsewhere(self) -> None:
-        """Let a queue lead next that has a disk of its own."""
+        """Make a queue with a disk of its own the next leader."""
         self.mesh.queue_config = replace(self.mesh.queue_config, archive=self.path.with_name("other.sqlite"))
         await self.mesh.restart("queue")
 
@@ -74,7 +74,7 @@ async def archived(path: Path, tenant: str = "", **fields: Any) -> AsyncIterator
         await mesh.agent("n1", run_seconds=0.0)
         good = await mesh.submit(tenant=tenant, environment={"SECRET": "s3cr3t"})
         await mesh.all_ended()
-        await mesh.parts["queue"].service.forgetting.sweep(time.time())
+        await mesh.parts["queue"].service.retention.sweep(time.time())
         assert await mesh.records_left("queue/jobs/") == []
         yield World(mesh, path, good, bad, array)
 
@@ -85,7 +85,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield made
 
 
-async def test_who_asks_for_an_archived_job_is_told_how_it_ended(world: World) -> None:
+async def test_reads_of_an_archived_job_return_how_it_ended(world: World) -> None:
     jobs = world.mesh.jobs
     told = await world.mesh.job(world.good)
     assert (told.phase, told.archived, dict(told.spec.environment)) == (SUCCEEDED, True, {})
@@ -106,37 +106,40 @@ async def test_who_asks_for_an_archived_job_is_told_how_it_ended(world: World) -
     asked = await refusal(jobs.GetJob(pb.GetJobRequest(id=world.array)))
     assert (asked.reason, f"{world.array}_1" in asked.message) == ("IS_ARRAY", True)
     assert (await refusal(jobs.GetJob(pb.GetJobRequest(id="nothing")))).reason == "JOB_NOT_FOUND"
-    assert await world.mesh.records_left("queue/jobs/") == []  # none of it came back
+    assert await world.mesh.records_left("queue/jobs/") == []  # nothing came back
 
 
-async def test_jobs_come_after_archived_ones_by_how_those_ended(world: World) -> None:
+async def test_dependencies_on_archived_jobs_follow_their_outcome(world: World) -> None:
     mesh = world.mesh
     for what, condition in ((world.good, AFTER), (world.good, AFTER_OK), (world.bad, AFTER), (world.array, AFTER)):
         await mesh.reach(await mesh.submit(dependencies=after(what, condition)), "SUCCEEDED")
-    for what, why in ((world.bad, "was cancelled"), (world.array, "did not, all of it: 2 succeeded, 1 cancelled")):
+    for what, why in (
+        (world.bad, f"{world.bad}, which was cancelled"),
+        (world.array, f"array {world.array}: 2 succeeded, 1 cancelled"),
+    ):
         for array in (None, THREE):
             made: pb.CreateJobResponse = await mesh.jobs.CreateJob(
                 pb.CreateJobRequest(spec=spec(dependencies=after(what), array=array))
             )
-            told = f"was to start after {what} had succeeded, which {why}"
+            told = f"depends on the success of {why}"
             assert (made.job.phase, made.job.phase_reason) == (CANCELLED, told)
     asked = await refusal(mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(dependencies=after(world.bad)))))
     assert asked.reason == "DEPENDENCY_FAILED"
     asked = await refusal(mesh.submit(dependencies=after("nothing")))
-    assert "there is no job and no array 'nothing'" in str(asked.violations)
+    assert "unknown job or array 'nothing'" in str(asked.violations)
 
 
-async def test_what_was_settled_stays_so_wherever_the_archive_is(world: World) -> None:
+async def test_settled_dependencies_hold_without_the_archive(world: World) -> None:
     mesh = world.mesh
     await mesh.agents.pop("n1").stop()
-    last = await mesh.submit()  # nothing runs, and so this waits
+    last = await mesh.submit()  # nothing runs, and so it waits
     kept = await mesh.submit(dependencies=[*after(world.good), *after(last)])
     gone = await mesh.submit(dependencies=[*after(world.bad), *after(last)])
     await world.elsewhere()
     assert [(await mesh.job(one)).phase for one in (kept, gone)] == [QUEUED, CANCELLED]
 
 
-async def test_a_leader_without_the_file_says_that_it_cannot_know(world: World) -> None:
+async def test_a_leader_without_the_archive_reports_an_unknown_outcome(world: World) -> None:
     jobs = world.mesh.jobs
     await world.elsewhere()
     for call in (
@@ -151,14 +154,14 @@ async def test_a_leader_without_the_file_says_that_it_cannot_know(world: World) 
         assert str(world.path) in told.message
     assert (await refusal(jobs.GetJob(pb.GetJobRequest(id="nothing")))).reason == "JOB_NOT_FOUND"
     asked = await refusal(world.mesh.submit(dependencies=[*after(world.good), *after("nothing")]))
-    assert "nothing" in str(asked.violations)  # what is wrong for certain comes first
+    assert "nothing" in str(asked.violations)  # definite errors come first
     assert await world.mesh.records_left("queue/jobs/") == []
     world.mesh.queue_config = replace(world.mesh.queue_config, archive=world.path)
     await world.mesh.restart("queue")
     assert (await world.mesh.job(world.good)).phase == SUCCEEDED
 
 
-async def test_what_was_made_by_a_queue_whose_clock_went_ahead_may_be_elsewhere_too(
+async def test_ids_from_a_fast_clock_may_be_in_another_archive_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = time.time_ns() + 2 * 86_400 * 10**9
@@ -171,14 +174,14 @@ async def test_what_was_made_by_a_queue_whose_clock_went_ahead_may_be_elsewhere_
                 assert (await refusal(call)).reason == "ARCHIVED_ELSEWHERE"
 
 
-async def test_a_damaged_archive_is_none_that_says_no(world: World) -> None:
+async def test_a_damaged_archive_proves_nothing(world: World) -> None:
     world.path.write_bytes(b"this is no database, and longer than a header of SQLite would be: " * 20)
     for call in (world.mesh.job(world.good), world.mesh.submit(dependencies=after(world.good))):
         assert (await refusal(call)).reason == "ARCHIVED_ELSEWHERE"
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_an_archived_job_of_another_tenant_is_one_that_never_was(tmp_path: Path, here: bool) -> None:
+async def test_archived_jobs_of_other_tenants_are_not_found(tmp_path: Path, here: bool) -> None:
     async with archived(tmp_path / "archive.sqlite", "blue-team", authenticator=ByName()) as world:
         if not here:
             await world.elsewhere()
@@ -211,20 +214,20 @@ def _ids(*ids: str) -> pb.JobFilter:
 
 
 async def _never(world: World) -> str:
-    """An id that no job has had, although one might."""
+    """Return an id that no job has had, although one might."""
     return world.good[:-1] + ("0" if world.good[-1] != "0" else "1")
 
 
-async def test_a_job_that_is_archived_while_another_one_is_to_come_after_it_is_found(tmp_path: Path) -> None:
+async def test_a_dependency_archived_during_the_lookup_is_found(tmp_path: Path) -> None:
     path = tmp_path / "archive.sqlite"
     async with running(queue_config=QueueConfig(ended_kept_max=0, archive=path)) as mesh:
         await mesh.agent("n1", run_seconds=0.0)
-        forgetting = mesh.parts["queue"].service.forgetting
+        retention = mesh.parts["queue"].service.retention
         old: list[job_pb2.Dependency] = []
         for _ in range(5):
             first = await mesh.submit()
             await mesh.all_ended()
-            swept = asyncio.create_task(forgetting.sweep(time.time()))
+            swept = asyncio.create_task(retention.sweep(time.time()))
             old += after(first)
             made = await asyncio.gather(*(mesh.submit(dependencies=old) for _ in range(5)))
             await swept
@@ -232,7 +235,7 @@ async def test_a_job_that_is_archived_while_another_one_is_to_come_after_it_is_f
             assert [(await mesh.job(one)).phase for one in made] == [SUCCEEDED] * len(made)
 
 
-async def test_nothing_is_looked_for_but_by_an_index(tmp_path: Path) -> None:
+async def test_archive_lookups_use_an_index(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "archive.sqlite")
     task = job_pb2.ArrayTask(array_id="0b", count=2)
     made = [
@@ -248,7 +251,7 @@ async def test_nothing_is_looked_for_but_by_an_index(tmp_path: Path) -> None:
     ]
     await archive.add(made)
     found = await archive.find(["0a", "0b", "0c"])
-    assert found["0b"] == Ended("0b", "t", {Phase.SUCCEEDED: 1, Phase.FAILED: 1}, "0b_1")
+    assert found["0b"] == ArchiveEntry("0b", "t", {Phase.SUCCEEDED: 1, Phase.FAILED: 1}, "0b_1")
     assert {one: found[one].failed for one in found} == {"0a": 0, "0b": 1}
     with sqlite3.connect(archive.path) as connection:
         for question, given in (("SELECT job FROM jobs WHERE id IN (?, ?)", ("a", "b")), (archives.TASKS, ("a", "b"))):

@@ -1,4 +1,4 @@
-"""Transactions that go together: as if one had gone after the other, but fewer of them."""
+"""Group commit: equivalent to sequential commits, with fewer transactions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.sleeps import heard_sleeps
+from tests.support.sleeps import record_sleeps
 
-from cotenant.leadership.fenced_store import Through
+from cotenant.leadership.fenced_store import DelegatingStore
 from cotenant.services.queue.jobs.group_commit import OPERATIONS_MAX, GroupedStore
 from cotenant.store.group_commit_pacing import PACE_SECONDS
 from cotenant.store.memory import MemoryStore
@@ -27,8 +27,8 @@ from cotenant.store.port import (
 )
 
 
-class Counting(Through):
-    """A store that may be held up, and remembers its transactions."""
+class Counting(DelegatingStore):
+    """A store that may be blocked, and records its transactions."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -55,15 +55,15 @@ def put(key: str, value: bytes = b"x", revision: int = 0) -> tuple[list[Compare]
     return [Compare(key, revision)], [Put(key, value)]
 
 
-async def test_those_that_come_meanwhile_go_together() -> None:
+async def test_transactions_arriving_during_a_commit_are_grouped() -> None:
     counting, grouped = stores()
     results = await asyncio.gather(*(grouped.transact(*put(f"k{number}")) for number in range(50)))
-    assert len(counting.seen) == 1  # all of them came before the first could go
+    assert len(counting.seen) == 1  # all of them arrived before the first could be committed
     assert len(set(results)) == 1
     assert len((await grouped.list("k")).entries) == 50
 
 
-async def test_no_group_is_larger_than_a_transaction_may_be() -> None:
+async def test_a_group_never_exceeds_transaction_limits() -> None:
     counting, grouped = stores()
     await asyncio.gather(*(grouped.transact(*put(f"k{number}")) for number in range(250)))
     assert [len(operations) for _, operations in counting.seen] == [OPERATIONS_MAX, OPERATIONS_MAX, 66]
@@ -73,7 +73,7 @@ async def test_no_group_is_larger_than_a_transaction_may_be() -> None:
     assert [len(operations) for _, operations in counting.seen] == [1, 1, 1]
 
 
-async def test_one_that_conflicts_or_is_malformed_costs_the_others_nothing() -> None:
+async def test_a_conflicting_or_malformed_transaction_does_not_fail_its_group() -> None:
     _, grouped = stores()
     await grouped.transact(*put("there"))
     for wrong, expected in ((put("there"), Conflict), (([], [Put("a", b""), Put("a", b"")]), ValueError)):
@@ -84,7 +84,7 @@ async def test_one_that_conflicts_or_is_malformed_costs_the_others_nothing() -> 
     assert len((await grouped.list("")).entries) == 7
 
 
-async def test_where_the_store_does_not_answer_all_of_a_group_hear_so_and_later_ones_are_tried() -> None:
+async def test_an_unavailable_store_fails_the_whole_group_but_not_later_ones() -> None:
     counting, grouped = stores()
     counting.fails.append(StoreUnavailable("gone"))
     first = [asyncio.ensure_future(grouped.transact(*put(f"k{number}"))) for number in range(3)]
@@ -95,7 +95,7 @@ async def test_where_the_store_does_not_answer_all_of_a_group_hear_so_and_later_
     assert [type(one) for one in results] == [StoreUnavailable] * 3
 
 
-async def test_who_goes_away_before_its_turn_is_left_out() -> None:
+async def test_a_caller_cancelled_before_its_commit_is_left_out() -> None:
     counting, grouped = stores()
     counting.goes_on.clear()
     first = asyncio.ensure_future(grouped.transact(*put("first")))
@@ -110,7 +110,7 @@ async def test_who_goes_away_before_its_turn_is_left_out() -> None:
     assert [one.key for one in (await grouped.list("")).entries] == ["first", "stays"]
 
 
-async def test_who_goes_away_later_finds_in_the_store_what_came_of_it() -> None:
+async def test_a_caller_cancelled_during_its_commit_finds_the_outcome_in_the_store() -> None:
     counting, grouped = stores()
     counting.goes_on.clear()
     going = asyncio.ensure_future(grouped.transact(*put("going")))
@@ -119,7 +119,7 @@ async def test_who_goes_away_later_finds_in_the_store_what_came_of_it() -> None:
     with pytest.raises(asyncio.CancelledError):
         await going
     found, listed = asyncio.ensure_future(grouped.get("going")), asyncio.ensure_future(grouped.list("go"))
-    assert await grouped.get("other") is None  # which waits for nobody
+    assert await grouped.get("other") is None  # which waits for no commit
     assert not found.done()
     assert not listed.done()
     counting.goes_on.set()
@@ -127,7 +127,7 @@ async def test_who_goes_away_later_finds_in_the_store_what_came_of_it() -> None:
     assert (await listed).entries
 
 
-async def test_nobody_waits_for_ever_where_the_work_is_cut_off() -> None:
+async def test_a_cancelled_worker_leaves_no_caller_waiting() -> None:
     counting, grouped = stores()
     counting.goes_on.clear()
     calls = [asyncio.ensure_future(grouped.transact(*put(f"k{number}"))) for number in range(200)]
@@ -146,8 +146,10 @@ TRANSACTIONS = st.lists(st.tuples(st.dictionaries(KEYS, st.integers(0, 4), max_s
 
 
 @given(TRANSACTIONS)
-def test_together_is_as_one_after_the_other(told: list[tuple[dict[str, int], dict[str, bytes | None]]]) -> None:
-    """Answers and contents are those of one at a time, but for revisions: they say only who came before whom."""
+def test_group_commit_is_equivalent_to_sequential_commits(
+    told: list[tuple[dict[str, int], dict[str, bytes | None]]],
+) -> None:
+    """Answers and contents equal those of sequential commits; revisions may differ, but not their order."""
     written = [
         (
             compares,
@@ -157,7 +159,7 @@ def test_together_is_as_one_after_the_other(told: list[tuple[dict[str, int], dic
     ]
 
     async def run(store: Store, *, together: bool) -> tuple[list[type], list[tuple[str, bytes]]]:
-        versions: dict[str, list[int]] = {}  # revisions of a key, in order: a comparison names one by its place
+        versions: dict[str, list[int]] = {}  # revisions of a key, in order: a comparison refers to one by position
 
         async def one(compares: dict[str, int], operations: list[Operation]) -> type:
             named = [
@@ -185,7 +187,7 @@ def test_together_is_as_one_after_the_other(told: list[tuple[dict[str, int], dic
     )
 
 
-async def test_while_many_come_groups_keep_a_pace() -> None:
+async def test_groups_are_paced_under_load() -> None:
     counting, grouped = stores()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -195,9 +197,9 @@ async def test_while_many_come_groups_keep_a_pace() -> None:
     assert len(counting.seen) == 2
 
 
-async def test_who_comes_alone_after_another_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_single_transaction_is_committed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, grouped = stores()
-    slept = heard_sleeps(monkeypatch)
+    slept = record_sleeps(monkeypatch)
     for number in range(5):
         await grouped.transact(*put(f"k{number}"))
     assert not slept

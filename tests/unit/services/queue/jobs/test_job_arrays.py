@@ -1,4 +1,4 @@
-"""Arrays: all or none, so many at once, and done to as one."""
+"""Arrays: all or nothing, running limits, and changes to the whole array."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.unit.services.mesh import Mesh, again, eventually, running, spec, unt
 from cotenant.codec.errors import Problem, from_error
 from cotenant.core.model.job import JobSpec, Role
 from cotenant.core.model.job_array import read_array
-from cotenant.services.queue.jobs.job_arrays import Arrays
-from cotenant.services.queue.jobs.job_store import ARRAYS, Keeper, Request
+from cotenant.services.queue.jobs.job_arrays import JobArrays
+from cotenant.services.queue.jobs.job_store import ARRAYS, IdempotencyKey, JobStore
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
@@ -70,7 +70,7 @@ def holding(agent: SimulatedAgent) -> list[str]:
     return [job_id for (job_id, _), one in agent.attempts.items() if one.state == job_pb2.ATTEMPT_STATE_RUNNING]
 
 
-async def test_an_array_is_many_jobs_that_know_who_they_are(mesh: Mesh) -> None:
+async def test_tasks_of_an_array_know_their_index(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     array_id = await submit(mesh, "1,3,8-9", gpus=1)
     found = await tasks(mesh, array_id)
@@ -83,7 +83,7 @@ async def test_an_array_is_many_jobs_that_know_who_they_are(mesh: Mesh) -> None:
     assert (await tasks(mesh, array_id))[3].phase == job_pb2.JOB_PHASE_FAILED
 
 
-async def test_no_more_run_than_may_and_the_rest_says_so(mesh: Mesh) -> None:
+async def test_the_running_limit_holds_and_waiting_tasks_say_so(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     most: list[int] = []
     agent.on_report = lambda report: most.append(len(holding(agent)))
@@ -103,8 +103,8 @@ async def test_no_more_run_than_may_and_the_rest_says_so(mesh: Mesh) -> None:
     assert [job_id for job_id, _ in agent.assignments] == [f"{array_id}_{index}" for index in range(6)]
 
 
-async def test_a_limit_outlives_restarts_and_changed_turns(mesh: Mesh) -> None:
-    """What runs is not what would be tried first: it is the highest priority, then the lowest index."""
+async def test_the_running_limit_survives_restarts_and_priority_changes(mesh: Mesh) -> None:
+    """Running tasks are not the first in order: that is the highest priority, then the lowest index."""
     agent = await mesh.agent("n1")
     array_id = await submit(mesh, "0-5%2", gpus=1)
     await stand(mesh, array_id, RUNNING=2, QUEUED=4)
@@ -146,7 +146,7 @@ async def test_arrays_are_cancelled_suspended_and_resumed_as_one(mesh: Mesh) -> 
         assert from_error(refused.value).reason == "JOB_ENDED"
 
 
-async def test_others_wait_for_all_of_an_array(mesh: Mesh) -> None:
+async def test_dependents_wait_for_all_tasks_of_an_array(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     array_id = await submit(mesh, "0-2", gpus=1)
     job_id = await mesh.submit(dependencies=[job_pb2.Dependency(id=array_id)])
@@ -161,10 +161,10 @@ async def test_others_wait_for_all_of_an_array(mesh: Mesh) -> None:
     await stand(mesh, second, RUNNING=3)
     agent.finish((f"{second}_1", 1), code=1)
     await stand(mesh, third, CANCELLED=3)
-    assert "did not, all of it: 2 running, 1 failed" in (await tasks(mesh, third))[0].phase_reason
+    assert ": 2 running, 1 failed" in (await tasks(mesh, third))[0].phase_reason
 
 
-async def test_an_array_is_one_row_where_arrays_are_folded(mesh: Mesh) -> None:
+async def test_folded_lists_have_one_row_per_array(mesh: Mesh) -> None:
     array_id, job_id = await submit(mesh, "0-20"), await mesh.submit()
     folded = await mesh.jobs.ListJobs(pb.ListJobsRequest(fold_arrays=True))
     assert [job.id for job in folded.jobs] == [job_id, f"{array_id}_0"]
@@ -172,7 +172,7 @@ async def test_an_array_is_one_row_where_arrays_are_folded(mesh: Mesh) -> None:
     assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 22
 
 
-async def test_what_is_done_to_a_job_names_the_jobs_of_an_array(mesh: Mesh) -> None:
+async def test_single_job_calls_with_an_array_id_name_its_tasks(mesh: Mesh) -> None:
     array_id = await submit(mesh, "4-20")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await mesh.job(array_id)
@@ -196,7 +196,7 @@ async def test_bad_arrays_are_refused_with_their_fields(mesh: Mesh) -> None:
 # All or none -------------------------------------------------------------------------------------------------
 
 
-async def test_an_array_whose_answer_was_lost_is_there_once(mesh: Mesh) -> None:
+async def test_an_array_with_a_lost_answer_is_created_once(mesh: Mesh) -> None:
     request = pb.CreateJobRequest(spec=wanted("0-249"), request_id="once")
     store = mesh.parts["queue"].store
     for transactions_before in range(4):  # three with the jobs, and the array's own
@@ -217,7 +217,7 @@ async def test_an_array_whose_answer_was_lost_is_there_once(mesh: Mesh) -> None:
     assert len(await mesh.records_left("queue/arrays/")) == 4
 
 
-async def test_of_an_array_that_was_cut_short_nothing_is_seen_or_stays(mesh: Mesh) -> None:
+async def test_an_unfinished_array_is_invisible_and_deleted(mesh: Mesh) -> None:
     store = mesh.parts["queue"].store
     store.cut_after = 2
     with pytest.raises(grpc.aio.AioRpcError):
@@ -228,8 +228,8 @@ async def test_of_an_array_that_was_cut_short_nothing_is_seen_or_stays(mesh: Mes
     assert await mesh.records_left("queue/") == []
 
 
-async def test_an_array_written_late_is_not_there_without_its_jobs() -> None:
-    """Its transaction was on its way when it was taken for lost, and all of its jobs were deleted."""
+async def test_a_late_commit_of_an_array_fails_after_its_jobs_were_deleted() -> None:
+    """Its transaction was in flight when it was taken for lost, and all of its jobs were deleted."""
 
     class Late(MemoryStore):
         async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
@@ -238,15 +238,15 @@ async def test_an_array_written_late_is_not_there_without_its_jobs() -> None:
             return await super().transact(compares, operations)
 
     store, state = Late(), State()
-    arrays = Arrays(Keeper(store, state))
+    arrays = JobArrays(JobStore(store, state))
     job = JobSpec(roles=(Role(),), command=("true",), array=read_array("0-249"))
     with pytest.raises(Problem):
-        await arrays.create(job, "somebody", "", Request("CreateJob", "once", b""))
+        await arrays.create(job, "somebody", "", IdempotencyKey("CreateJob", "once", b""))
     assert (await store.list("")).entries == ()
     assert not state.records
 
 
-async def test_two_callers_with_one_request_make_one_array(mesh: Mesh) -> None:
+async def test_concurrent_calls_with_one_request_id_create_one_array(mesh: Mesh) -> None:
     request = pb.CreateJobRequest(spec=wanted("0-149"), request_id="once")
     answers = await asyncio.gather(*(mesh.jobs.CreateJob(request) for _ in range(3)))
     assert len({answer.job.id for answer in answers}) == 1
@@ -254,7 +254,7 @@ async def test_two_callers_with_one_request_make_one_array(mesh: Mesh) -> None:
     assert len(await mesh.records_left("queue/jobs/")) == 150
 
 
-async def test_arrays_are_forgotten_as_a_whole(mesh: Mesh) -> None:
+async def test_arrays_are_deleted_as_a_whole(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     array_id = await submit(mesh, "0-2", gpus=1, request_id="once")
     await stand(mesh, array_id, RUNNING=3)
@@ -262,11 +262,11 @@ async def test_arrays_are_forgotten_as_a_whole(mesh: Mesh) -> None:
         agent.finish((f"{array_id}_{index}", 1))
     await stand(mesh, array_id, RUNNING=1, SUCCEEDED=2)
     service = mesh.parts["queue"].service
-    service.forgetting._kept_max = 0
-    await service.forgetting.sweep(time.time())
+    service.retention._kept_max = 0
+    await service.retention.sweep(time.time())
     assert len(await tasks(mesh, array_id)) == 3
     agent.finish((f"{array_id}_2", 1))
     await stand(mesh, array_id, SUCCEEDED=3)
-    await service.forgetting.sweep(time.time())
+    await service.retention.sweep(time.time())
     assert await mesh.records_left("queue/") == []
     assert await tasks(mesh, array_id) == {}

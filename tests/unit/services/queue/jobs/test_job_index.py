@@ -1,4 +1,4 @@
-"""Which jobs a list holds, found through what is kept beside the jobs, against a look at each of them."""
+"""Index lookups against a full scan of all jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cotenant.core.model.job import JobSpec, Role
 from cotenant.core.model.lifecycle import Phase
 from cotenant.security import identity
 from cotenant.security.identity import ANYONE, Identity
-from cotenant.services.queue.api.job_filter import Filter
+from cotenant.services.queue.api.job_filter import JobFilter
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import PHASES, new_record
 from cotenant.services.queue.jobs.visibility import View
@@ -67,7 +67,7 @@ def take(state: State, step: tuple[str, object]) -> None:
             if len(records) == 1:
                 state.add(records[0])
             else:
-                for _ in state.adding(records):
+                for _ in state.add_in_slices(records):
                     pass
         case "move", (str(job_id), Phase() as phase) if job_id in state.records:
             record = state.records[job_id]
@@ -80,7 +80,7 @@ def take(state: State, step: tuple[str, object]) -> None:
 
 @settings(max_examples=60)
 @given(steps=steps)
-def test_lists_are_what_a_look_at_each_job_finds(steps: list[tuple[str, object]]) -> None:
+def test_index_lookups_match_a_full_scan(steps: list[tuple[str, object]]) -> None:
     state = State()
     for step in steps:
         take(state, step)
@@ -88,6 +88,6 @@ def test_lists_are_what_a_look_at_each_job_finds(steps: list[tuple[str, object]]
     for who in CALLERS:
         with calling(who):
             for asked in FILTERS:
-                chosen = Filter(asked, View(state))
-                slow = [job_id for job_id in sorted(state.records) if chosen.takes(state.records[job_id])]
-                assert list(asyncio.run(chosen.found(state))) == slow, (who.name, asked)
+                chosen = JobFilter(asked, View(state))
+                slow = [job_id for job_id in sorted(state.records) if chosen.matches(state.records[job_id])]
+                assert list(asyncio.run(chosen.matching_ids(state))) == slow, (who.name, asked)

@@ -1,4 +1,4 @@
-"""A launch that fails before the user's program was executed costs the job nothing."""
+"""A launch that fails before the user's program is executed costs the job nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def story(mesh: Mesh, job_id: str) -> list[str]:
 async def two_nodes_of_which_the_first_tried_cannot_launch(
     mesh: Mesh, reason: str = READ_ONLY, cause: job_pb2.LaunchCause.ValueType = job_pb2.LAUNCH_CAUSE_CGROUP
 ) -> list[str]:
-    """Add two nodes; the returned list holds the one that could not launch, once it was tried."""
+    """Add two nodes; the returned list gets the first node that is tried, which cannot launch."""
     sick: list[str] = []
 
     def refuse(order: node_pb2.Assignment) -> str:
@@ -45,7 +45,7 @@ async def two_nodes_of_which_the_first_tried_cannot_launch(
     return sick
 
 
-async def test_a_job_that_was_not_launched_runs_elsewhere_at_no_cost(mesh: Mesh) -> None:
+async def test_a_launch_failure_moves_the_job_at_no_cost(mesh: Mesh) -> None:
     sick = await two_nodes_of_which_the_first_tried_cannot_launch(mesh)
     job_id = await mesh.submit(gpus=1)
     job = await mesh.reach(job_id, "RUNNING")
@@ -57,7 +57,7 @@ async def test_a_job_that_was_not_launched_runs_elsewhere_at_no_cost(mesh: Mesh)
     assert not [line for line in told if line.startswith("failed")]
 
 
-async def test_a_part_that_is_not_launched_stops_its_gang_and_fails_nobody(mesh: Mesh) -> None:
+async def test_a_launch_failure_of_one_node_requeues_the_gang(mesh: Mesh) -> None:
     for node_id in ("n1", "n2", "n3"):
         await mesh.agent(node_id, gpus=2, cores=8)
     mesh.agents["n2"].cannot_launch = lambda order: READ_ONLY
@@ -69,7 +69,7 @@ async def test_a_part_that_is_not_launched_stops_its_gang_and_fails_nobody(mesh:
     assert stop.reason == job_pb2.STOP_REASON_GANG_BROKEN
 
 
-async def test_a_part_that_failed_without_its_peer_does_not_make_the_job_fail(mesh: Mesh) -> None:
+async def test_a_failure_caused_by_an_unlaunched_peer_does_not_fail_the_job(mesh: Mesh) -> None:
     for node_id in ("n1", "n2"):
         await mesh.agent(node_id, gpus=2, cores=8)
     for agent in mesh.agents.values():
@@ -85,7 +85,7 @@ async def test_a_part_that_failed_without_its_peer_does_not_make_the_job_fail(me
     assert job.attempt.state != job_pb2.ATTEMPT_STATE_FAILED
 
 
-async def test_an_agent_cannot_take_back_that_it_launched(mesh: Mesh) -> None:
+async def test_a_launched_attempt_cannot_become_unlaunched(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit(gpus=1)
     await mesh.reach(job_id, "RUNNING")
@@ -94,13 +94,13 @@ async def test_an_agent_cannot_take_back_that_it_launched(mesh: Mesh) -> None:
     assert job.attempt.state == job_pb2.ATTEMPT_STATE_FAILED
 
 
-async def test_a_working_directory_that_one_node_lacks_is_found_on_another(mesh: Mesh) -> None:
+async def test_a_working_directory_missing_on_one_node_is_tried_on_another(mesh: Mesh) -> None:
     lacks = await two_nodes_of_which_the_first_tried_cannot_launch(mesh, NO_DIRECTORY, DIRECTORY)
     job = await mesh.reach(await mesh.submit(gpus=1), "RUNNING")
     assert [part.node_id for part in job.attempt.allocations] == list({"n1", "n2"}.difference(lacks))
 
 
-async def test_a_working_directory_that_no_node_has_fails_the_job_once_each_was_tried(mesh: Mesh) -> None:
+async def test_a_working_directory_missing_on_all_nodes_fails_the_job(mesh: Mesh) -> None:
     for node_id in ("n1", "n2"):
         agent = await mesh.agent(node_id)
         agent.launch_cause, agent.cannot_launch = DIRECTORY, lambda order: NO_DIRECTORY
@@ -109,27 +109,27 @@ async def test_a_working_directory_that_no_node_has_fails_the_job_once_each_was_
     assert {one.node_id for one in job.avoided_nodes} == {"n1", "n2"}
 
 
-def test_after_so_many_nodes_without_the_working_directory_the_job_fails() -> None:
+def test_a_job_fails_after_too_many_nodes_without_its_working_directory() -> None:
     job = job_pb2.Job()
     for number in range(launch_failures.DIRECTORY_NODES_MAX - 1):
         job.attempt.launch_failure.CopyFrom(job_pb2.LaunchFailure(cause=DIRECTORY, node_id=f"n{number}"))
-        assert launch_failures.goes_elsewhere(job, now=0.0)
-        launch_failures.take(job, now=0.0)
+        assert launch_failures.can_launch_elsewhere(job, now=0.0)
+        launch_failures.avoid_node(job, now=0.0)
     job.attempt.launch_failure.node_id = "another"
-    assert not launch_failures.goes_elsewhere(job, now=0.0)
+    assert not launch_failures.can_launch_elsewhere(job, now=0.0)
 
 
-def test_a_submitter_whom_no_node_knows_is_tried_at_growing_intervals() -> None:
+def test_an_unknown_submitter_is_retried_at_growing_intervals() -> None:
     job = job_pb2.Job()
     job.attempt.launch_failure.CopyFrom(job_pb2.LaunchFailure(cause=job_pb2.LAUNCH_CAUSE_USER, node_id="n1"))
     waits = []
     for _ in range(8):
         waits.append(launch_failures.wait_seconds(job, now=0.0))
-        launch_failures.take(job, now=0.0)
+        launch_failures.avoid_node(job, now=0.0)
     assert waits == [0, 30, 60, 120, 240, 480, 600, 600]
 
 
-async def test_a_submitter_whom_no_node_knows_waits_ever_longer_and_holds_no_node(mesh: Mesh) -> None:
+async def test_an_unknown_submitter_waits_longer_each_time_and_holds_no_node(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     agent.launch_cause, agent.cannot_launch = job_pb2.LAUNCH_CAUSE_USER, lambda order: "this node has no user 'carol'"
     job_id = await mesh.submit(gpus=1)
@@ -138,7 +138,7 @@ async def test_a_submitter_whom_no_node_knows_waits_ever_longer_and_holds_no_nod
     assert (await mesh.node("n1")).state == node_pb2.NODE_STATE_READY
 
 
-async def test_a_gpu_that_is_held_for_its_xid_leaves_its_node_to_the_job(mesh: Mesh) -> None:
+async def test_a_held_gpu_does_not_make_the_job_avoid_its_node(mesh: Mesh) -> None:
     agent = await mesh.agent("n1")
     job_id = await mesh.submit(gpus=1)
     await mesh.reach(job_id, "RUNNING")

@@ -1,4 +1,4 @@
-"""Services that leave the number of their replicas open, over the real mesh."""
+"""Services with an open number of replicas, over the real mesh."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def service(least: int = 0, most: int = 0, **promise: float) -> dict[str, Any]:
 
 
 async def show(mesh: Mesh, job: job_pb2.Job) -> None:
-    """Tell the predictor how long batches of a job's service take: 10 ms, and 1 ms for each request."""
+    """Observe batch times of a job's service: 10 ms, and 1 ms for each request."""
     stub: Any = predictor_service_pb2_grpc.PredictorServiceStub(mesh.channel("predictor"))
     seen = [
         predictor_service_pb2.Observation(
@@ -61,7 +61,7 @@ async def show(mesh: Mesh, job: job_pb2.Job) -> None:
 
 
 async def known(mesh: Mesh) -> job_pb2.Job:
-    """Run a service of which nothing is known, and let it be known."""
+    """Run a service without an estimate, and observe it."""
     first = await mesh.reach(await mesh.submit(**service()), "RUNNING")
     await show(mesh, first)
     return first
@@ -71,7 +71,7 @@ def tasks(job: job_pb2.Job) -> int:
     return sum(len(part.tasks) for part in job.attempt.allocations)
 
 
-async def test_a_service_runs_with_the_fewest_until_it_is_known_and_then_with_what_it_needs(mesh: Mesh) -> None:
+async def test_a_service_starts_with_one_replica_and_scales_once_estimated(mesh: Mesh) -> None:
     first = await known(mesh)
     assert tasks(first) == 1
     assert "nothing is known" in first.attempt.sizing or (await explained(mesh, first.id)).sizing
@@ -92,7 +92,7 @@ async def update(mesh: Mesh, job_id: str, arrivals: float) -> None:
     await mesh.jobs.UpdateJob(pb.UpdateJobRequest(job=job, update_mask=mask))
 
 
-async def test_it_starts_again_with_what_it_needs_by_then(mesh: Mesh) -> None:
+async def test_a_restarted_service_gets_the_replicas_it_needs_then(mesh: Mesh) -> None:
     first = await known(mesh)
     await update(mesh, first.id, 500.0)
     assert tasks(await mesh.job(first.id)) == 1
@@ -103,7 +103,7 @@ async def test_it_starts_again_with_what_it_needs_by_then(mesh: Mesh) -> None:
     assert tasks(again) == 3
 
 
-async def test_one_that_waits_follows_its_requests(mesh: Mesh) -> None:
+async def test_a_waiting_service_is_resized_with_its_request_rate(mesh: Mesh) -> None:
     first = await known(mesh)
     crowd = await mesh.reach(await mesh.submit(gpus=4), "RUNNING")
     waits = await mesh.submit(**service())
@@ -116,7 +116,7 @@ async def test_one_that_waits_follows_its_requests(mesh: Mesh) -> None:
         assert (await mesh.job(job_id)).phase == job_pb2.JOB_PHASE_RUNNING
 
 
-async def test_a_limit_that_is_too_low_is_the_reason_and_whatif_tells_it_before(mesh: Mesh) -> None:
+async def test_a_replica_limit_that_is_too_low_is_the_refusal_also_in_what_if(mesh: Mesh) -> None:
     await known(mesh)
     refused = await mesh.refused(await mesh.submit(**service(most=4)), "NEVER_FITS")
     assert "it takes 5 replicas" in refused.refusal.detail
@@ -132,7 +132,7 @@ async def test_a_limit_that_is_too_low_is_the_reason_and_whatif_tells_it_before(
     assert sum(len(part.tasks) for part in told.allocations) == 5
 
 
-async def test_after_a_restart_of_the_queue_it_still_counts_what_runs(mesh: Mesh) -> None:
+async def test_running_replicas_are_counted_after_a_queue_restart(mesh: Mesh) -> None:
     first = await known(mesh)
     await mesh.jobs.CancelJob(pb.CancelJobRequest(id=first.id))
     second = await mesh.reach(await mesh.submit(**service()), "RUNNING")
@@ -141,7 +141,7 @@ async def test_after_a_restart_of_the_queue_it_still_counts_what_runs(mesh: Mesh
     assert (tasks(again), again.spec.roles[0].replicas) == (5, 5)
 
 
-async def test_all_that_is_wrong_is_named(mesh: Mesh) -> None:
+async def test_every_invalid_replica_field_is_named(mesh: Mesh) -> None:
     wrong = service(least=9, most=3, arrivals_per_second=0.0) | {"kind": job_pb2.JOB_KIND_TRAINING}
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await mesh.submit(**wrong)

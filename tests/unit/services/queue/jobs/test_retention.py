@@ -7,11 +7,11 @@ from weakref import ref
 from cotenant.core.model.dependencies import Dependency
 from cotenant.core.model.job import JobSpec, Role
 from cotenant.core.model.lifecycle import Phase
-from cotenant.services.queue.jobs.archived_jobs import Past
-from cotenant.services.queue.jobs.job_arrays import Arrays
-from cotenant.services.queue.jobs.job_store import JOBS, Keeper
+from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
+from cotenant.services.queue.jobs.job_arrays import JobArrays
+from cotenant.services.queue.jobs.job_store import JOBS, JobStore
 from cotenant.services.queue.jobs.queue_state import State
-from cotenant.services.queue.jobs.retention import AT_ONCE_MAX, Forgetting
+from cotenant.services.queue.jobs.retention import AT_ONCE_MAX, Retention
 from cotenant.services.queue.jobs.transitions import PHASES, new_record
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
@@ -29,7 +29,7 @@ class Counted(MemoryStore):
         return await super().transact(compares, operations)
 
 
-async def test_many_jobs_are_forgotten_in_few_transactions_but_none_that_others_wait_for() -> None:
+async def test_many_jobs_are_deleted_in_few_transactions_except_dependencies() -> None:
     store, state = Counted(), State()
     ids = [f"j{number:03}" for number in range(2 * AT_ONCE_MAX)]
     for job_id in ids:
@@ -39,13 +39,13 @@ async def test_many_jobs_are_forgotten_in_few_transactions_but_none_that_others_
         state.add(record)
     state.add(new_record("waits", JobSpec(roles=(Role(),), dependencies=(Dependency(ids[3]),)), "eve", ""))
     store.transactions = 0
-    await Forgetting(state, Arrays(Keeper(store, state)), Past(store, None), kept_max=0).sweep(0.0)
+    await Retention(state, JobArrays(JobStore(store, state)), ArchivedJobs(store, None), kept_max=0).sweep(0.0)
     assert sorted(state.records) == [ids[3], "waits"]
     assert [entry.key for entry in (await store.list(JOBS)).entries] == [JOBS + ids[3]]
     assert store.transactions == 2
 
 
-def test_the_spec_of_a_forgotten_job_is_let_go() -> None:
+def test_the_spec_of_a_deleted_job_is_freed() -> None:
     state = State()
     for number in range(3):
         spec = JobSpec(roles=(Role(),), environment=(("FILL", "x" * 100_000), ("NUMBER", str(number))))

@@ -1,4 +1,4 @@
-"""New jobs are refused before the store is full, and a tenant takes no more of it than its budget."""
+"""New jobs are refused before the store is full, and tenants stay within their byte budgets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.services.mesh import BACKFILL, Mesh, reason, running, spec
 
 from cotenant.core.model.job import JobSpec
 from cotenant.services.queue.jobs import retention
-from cotenant.services.queue.jobs.store_footprint import Footprint, kept_bytes
+from cotenant.services.queue.jobs.store_footprint import StoreFootprint, kept_bytes
 from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.store.capacity import MIB, Capacity, etcd_capacity
 from cotenant.store.memory import MemoryStore
@@ -27,7 +27,7 @@ LARGE = {"PAYLOAD": "x" * 20_000}
 
 
 class Filling(MemoryStore):
-    """A store that says how full it is."""
+    """A store with a settable fill level."""
 
     told = etcd_capacity(0, 0, 1000 * MIB)
 
@@ -36,25 +36,25 @@ class Filling(MemoryStore):
 
 
 async def refused(mesh: Mesh, **fields: object) -> str:
-    """Submit a job that must be refused for want of space, and return what is said."""
+    """Submit a job that must be refused for lack of space, and return the message."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await mesh.submit(**fields)
     assert error.value.code() is EXHAUSTED
     return f"{reason(error.value)}: {error.value.details()}"
 
 
-async def test_a_tenant_beyond_its_budget_is_told_what_it_has_and_what_to_do() -> None:
+async def test_a_tenant_over_budget_gets_its_usage_and_a_hint() -> None:
     async with running(queue_config=replace(BACKFILL, tenant_bytes_max=50_000)) as mesh:
         for _ in range(2):
             await mesh.submit(tenant="a", environment=LARGE)
         told = await refused(mesh, tenant="a", environment=LARGE)
-        assert told.startswith("TENANT_BYTES: tenant a has 0.04 of 0.05 MiB in the store in use, and this takes 0.02")
+        assert told.startswith("TENANT_BYTES: tenant a uses 0.04 of its 0.05 MiB in the store, and this needs 0.02")
         assert "cotenant tenants update a --limit-bytes SIZE" in told
-        await mesh.submit(tenant="b", environment=LARGE)  # each has its own
-        await mesh.submit(tenant="a")  # a small one still fits
+        await mesh.submit(tenant="b", environment=LARGE)  # each tenant has its own budget
+        await mesh.submit(tenant="a")  # a small job still fits
 
 
-async def test_a_dry_run_an_array_and_an_update_are_refused_alike() -> None:
+async def test_dry_runs_arrays_and_updates_are_refused_over_budget() -> None:
     async with running(queue_config=replace(BACKFILL, tenant_bytes_max=50_000)) as mesh:
         request = job_service_pb2.CreateJobRequest(spec=spec(environment={"PAYLOAD": "x" * 60_000}), validate_only=True)
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -73,13 +73,13 @@ async def test_a_dry_run_an_array_and_an_update_are_refused_alike() -> None:
         assert error.value.code() in (EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-async def test_an_own_limit_counts_all_that_belong_to_the_tenant_and_use_is_shown() -> None:
+async def test_a_tenants_limit_covers_its_descendants() -> None:
     async with running() as mesh:
         await mesh.tenants.CreateTenant(CreateTenantRequest(tenant=Tenant(id="dept", limit_bytes=50_000)))
         for name in ("one", "two"):
             await mesh.tenants.CreateTenant(CreateTenantRequest(tenant=Tenant(id=name, parent="dept")))
             await mesh.submit(tenant=name, environment=LARGE)
-        assert "tenant dept has 0.04 of 0.05 MiB" in await refused(mesh, tenant="one", environment=LARGE)
+        assert "tenant dept uses 0.04 of its 0.05 MiB" in await refused(mesh, tenant="one", environment=LARGE)
         shown = (await mesh.tenants.GetTenant(GetTenantRequest(id="dept"))).tenant
         assert 40_000 < shown.used_bytes < 43_000
         assert (shown.limit_bytes, shown.allowed_bytes) == (50_000, 50_000)
@@ -88,20 +88,20 @@ async def test_an_own_limit_counts_all_that_belong_to_the_tenant_and_use_is_show
         await mesh.submit(tenant="one", environment=LARGE)
 
 
-async def test_ended_jobs_make_room_but_not_those_that_ended_a_moment_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ended_jobs_are_deleted_for_space_except_recent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(queue_config=replace(BACKFILL, tenant_bytes_max=50_000)) as mesh:
         first = await mesh.submit(environment=LARGE)
         await mesh.submit(environment=LARGE)
         await mesh.jobs.CancelJob(job_service_pb2.CancelJobRequest(id=first))
         await refused(mesh, environment=LARGE)
         monkeypatch.setattr(retention, "RECENT_SECONDS", 0.0)
-        mesh.parts["queue"].service.admission._made_room_at.clear()
+        mesh.parts["queue"].service.admission._freed_at.clear()
         await mesh.submit(environment=LARGE)
         with pytest.raises(grpc.aio.AioRpcError):
             await mesh.jobs.GetJob(job_service_pb2.GetJobRequest(id=first))
 
 
-async def test_nothing_new_is_admitted_to_a_store_that_is_nearly_full_and_cancels_work() -> None:
+async def test_a_nearly_full_store_refuses_jobs_but_not_cancels() -> None:
     store = Filling()
     async with running(store) as mesh:
         job_id = await mesh.submit()
@@ -116,18 +116,18 @@ async def test_nothing_new_is_admitted_to_a_store_that_is_nearly_full_and_cancel
         await mesh.submit()
 
 
-async def test_calls_at_once_take_no_more_than_the_budget() -> None:
+async def test_concurrent_calls_do_not_exceed_the_budget() -> None:
     async with running(queue_config=replace(BACKFILL, tenant_bytes_max=50_000)) as mesh:
         answers = await asyncio.gather(*(mesh.submit(environment=LARGE) for _ in range(8)), return_exceptions=True)
         assert sum(isinstance(one, str) for one in answers) == 2
         footprint = mesh.parts["queue"].service.state.footprint
-        assert not footprint._coming
+        assert not footprint._reserved
         assert footprint.of(["default"]) <= 50_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 400)), max_size=40))
-def test_sums_are_those_of_the_jobs_that_are_there(steps: Sequence[tuple[int, int, int]]) -> None:
-    footprint, there = Footprint(), dict[int, Record]()
+def test_the_footprint_matches_the_stored_jobs(steps: Sequence[tuple[int, int, int]]) -> None:
+    footprint, there = StoreFootprint(), dict[int, Record]()
     for revision, (which, what, size) in enumerate(steps, 1):
         record = there.get(which)
         if what == 0 and record is not None:

@@ -1,4 +1,4 @@
-"""Callers of some tenants see and touch their tenants' jobs, and learn nothing of others'."""
+"""Callers restricted to some tenants see and change their tenants' jobs, and learn nothing about others'."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ CALLERS = {
 
 class ByName:
     def authenticate(self, method: str, metadata: identity.Metadata, peer: identity.Peer) -> Identity:
-        name = identity.bearer(metadata)
+        name = identity.bearer_token(metadata)
         return CALLERS[name] if name else identity.ANYONE
 
 
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
-    alone = replace(BACKFILL, rules=RULES)  # without fair shares others' jobs may be ahead of one's own
+    alone = replace(BACKFILL, rules=RULES)  # without fair shares, jobs of other tenants may be ahead
     async with running(authenticator=ByName(), queue_config=alone) as mesh:
         for name in CALLERS:
             mesh.channels[name] = connect(f"127.0.0.1:{mesh.ports['queue']}", name)
@@ -74,11 +74,11 @@ async def _drained(stream: Any) -> None:
         pass
 
 
-async def test_jobs_are_made_in_the_callers_tenants_alone_and_bear_its_name(mesh: Mesh) -> None:
+async def test_jobs_are_created_only_in_the_callers_tenants_under_its_name(mesh: Mesh) -> None:
     await mesh.agent("n1")
     mine = await mesh.job(await submitted(mesh, "ann", "a"))
     assert (mine.submitter, mine.spec.tenant) == ("ann", "a")
-    assert (await mesh.job(await submitted(mesh, "ann"))).spec.tenant == "a"  # her only one
+    assert (await mesh.job(await submitted(mesh, "ann"))).spec.tenant == "a"  # her only tenant
     for tenant in ("b", "default"):
         assert await refusal(submitted(mesh, "ann", tenant)) == "NOT_YOUR_TENANT"
     request = pb.SimulateJobRequest(spec=spec(tenant="b"))
@@ -86,7 +86,7 @@ async def test_jobs_are_made_in_the_callers_tenants_alone_and_bear_its_name(mesh
     assert await refusal(submitted(mesh, "eye", "a")) == "ROLE_MAY_NOT"
 
 
-async def test_others_jobs_are_not_there(mesh: Mesh) -> None:
+async def test_jobs_of_other_tenants_are_not_found(mesh: Mesh) -> None:
     await mesh.agent("n1")
     hers, his = await submitted(mesh, "ann", "a"), await submitted(mesh, "bob", "b", name=SECRET)
     stub = as_(mesh, "ann")
@@ -108,14 +108,14 @@ async def test_others_jobs_are_not_there(mesh: Mesh) -> None:
     for call in changes:
         assert await refusal(call) == "JOB_NOT_FOUND"
     assert await refusal(submitted(mesh, "ann", dependencies=[job_pb2.Dependency(id=his)])) == "INVALID_ARGUMENT"
-    near = his[:-1] + ("0" if his[-1] != "0" else "1")  # a typing error is not helped towards others' jobs
+    near = his[:-1] + ("0" if his[-1] != "0" else "1")  # similar-id suggestions never reveal other tenants' jobs
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.GetJob(pb.GetJobRequest(id=near))
     assert his not in str(refused.value.details())
     assert (await mesh.job(his)).phase not in (job_pb2.JOB_PHASE_CANCELLED, job_pb2.JOB_PHASE_SUSPENDED)
 
 
-async def test_a_watch_tells_of_the_callers_tenants_alone(mesh: Mesh) -> None:
+async def test_a_watch_is_restricted_to_the_callers_tenants(mesh: Mesh) -> None:
     await mesh.agent("n1")
     watch = as_(mesh, "ann").WatchJobs(pb.WatchJobsRequest())
     seen: list[str] = []
@@ -166,10 +166,10 @@ async def test_no_explanation_names_another_tenants_job(mesh: Mesh) -> None:
     assert told[0].ahead_count == 1
     assert not told[0].ahead[0].job_id
     whole = str(await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=hers)))
-    assert SECRET in whole  # whom it concerns hears of it
+    assert SECRET in whole  # its own tenant sees it
 
 
-async def test_failures_are_summed_up_and_nodes_told_without_others_jobs(mesh: Mesh) -> None:
+async def test_failure_summaries_and_nodes_hide_other_tenants_jobs(mesh: Mesh) -> None:
     await mesh.agent("n1")
     his = await submitted(mesh, "bob", "b")
     await mesh.reach(his, "RUNNING")
@@ -184,7 +184,7 @@ async def test_failures_are_summed_up_and_nodes_told_without_others_jobs(mesh: M
     assert (await as_(mesh, "ann").SummarizeFailures(by)).attempts == 0
 
 
-async def test_tenants_of_others_are_not_there_and_those_below_belong_to_ones_own(mesh: Mesh) -> None:
+async def test_callers_see_their_tenants_and_descendants_only(mesh: Mesh) -> None:
     for tenant in (
         tenant_pb.Tenant(id="faculty"),
         tenant_pb.Tenant(id="b", parent="faculty"),
@@ -202,7 +202,7 @@ async def test_tenants_of_others_are_not_there_and_those_below_belong_to_ones_ow
     assert await refusal(as_(mesh, "dean").CancelJob(pb.CancelJobRequest(id=hers))) == "JOB_NOT_FOUND"
 
 
-async def test_a_watch_goes_with_the_tenants_that_belong_to_its_callers(mesh: Mesh) -> None:
+async def test_a_watch_follows_changes_of_tenant_parents(mesh: Mesh) -> None:
     await mesh.agent("n1")
     for tenant in (tenant_pb.Tenant(id="faculty"), tenant_pb.Tenant(id="b", parent="faculty")):
         await mesh.tenants.CreateTenant(tenant_pb.CreateTenantRequest(tenant=tenant))
@@ -220,7 +220,7 @@ async def test_a_watch_goes_with_the_tenants_that_belong_to_its_callers(mesh: Me
     assert unseen not in {job.id for job in told}
 
 
-async def test_an_agent_speaks_for_its_own_node_alone(mesh: Mesh) -> None:
+async def test_an_agent_may_act_for_its_own_node_only(mesh: Mesh) -> None:
     channel = connect(f"127.0.0.1:{mesh.ports['placement']}", "n1")
     async with channel:
         stub = node_service_pb2_grpc.AgentServiceStub(channel)

@@ -1,4 +1,4 @@
-"""Why jobs of one shape wait, where the answer depends on how long they have waited."""
+"""Refusals of an equivalence class that depend on how long each job has waited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.codec import refusals
 from cotenant.core.model.job import JobSpec, Locality
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.services.queue.jobs.transitions import Record, new_record
-from cotenant.services.queue.jobs.wait_reasons import Reasons
+from cotenant.services.queue.jobs.wait_reasons import WaitReasons
 
 NOW = 1_000_000.0
 AT_SERVER = Refusal(Code.FRAGMENTED, "best server has 6", "", {"wanted_replicas": 8.0}, Locality.SERVER)
@@ -24,12 +24,12 @@ def waiting(name: str, seconds: float, like: Record | None = None) -> Record:
     record.stored.job.create_time.FromNanoseconds(int((NOW - 2 * seconds) * 1e9))
     record.fragmented_seconds = seconds
     if like:
-        record.shape = like.shape
+        record.equivalence_key = like.equivalence_key
     return record
 
 
 def refused(waited: float, *, since: float, until: float) -> Refusal:
-    """What the policy says to a gang at a level that lasts between two waits."""
+    """Return the policy's refusal of a gang at the topology level for waits between two bounds."""
     return Refusal(
         AT_SERVER.code,
         AT_SERVER.detail,
@@ -41,18 +41,18 @@ def refused(waited: float, *, since: float, until: float) -> Refusal:
     )
 
 
-def test_jobs_of_the_same_needs_share_a_reason_only_while_their_waits_are_of_one_level() -> None:
-    reasons, asked = Reasons(NOW), waiting("asked", 100)
-    reasons.refuse_shape(asked, refused(100, since=60, until=300), Reasons())
+def test_a_shared_refusal_applies_only_at_the_same_topology_level() -> None:
+    reasons, asked = WaitReasons(NOW), waiting("asked", 100)
+    reasons.refuse_class(asked, refused(100, since=60, until=300), WaitReasons())
     for seconds, shared in ((59, False), (60, True), (299, True), (300, False)):
         assert reasons.known(waiting("other", seconds, asked)) is shared, seconds
     assert not reasons.known(waiting("of another shape", 100))
 
 
-def test_each_job_is_told_its_own_time_and_that_runs_down() -> None:
-    reasons, asked = Reasons(NOW), waiting("asked", 100)
+def test_each_job_gets_its_own_remaining_wait() -> None:
+    reasons, asked = WaitReasons(NOW), waiting("asked", 100)
     younger = waiting("younger", 80, asked)
-    reasons.refuse_shape(asked, refused(100, since=60, until=300), Reasons())
+    reasons.refuse_class(asked, refused(100, since=60, until=300), WaitReasons())
     for record, later, told in ((asked, 0, 200), (younger, 0, 220), (younger, 100, 120), (younger, 500, 0)):
         answer = reasons.of(record, NOW + later)
         assert answer is not None
@@ -61,51 +61,51 @@ def test_each_job_is_told_its_own_time_and_that_runs_down() -> None:
     assert str(answer[0]) == "FRAGMENTED: best server has 6; relaxes to rack in 0 s"
 
 
-def test_the_next_cycle_comes_when_the_first_of_them_relaxes() -> None:
-    reasons, asked = Reasons(NOW), waiting("asked", 100)
-    reasons.refuse_shape(asked, refused(100, since=0, until=300), Reasons())
+def test_the_next_cycle_runs_when_the_first_job_relaxes() -> None:
+    reasons, asked = WaitReasons(NOW), waiting("asked", 100)
+    reasons.refuse_class(asked, refused(100, since=0, until=300), WaitReasons())
     assert reasons.holds_seconds == 200
     assert reasons.known(waiting("older", 250, asked))
     assert reasons.holds_seconds == 50
 
 
-def test_a_reason_that_time_does_not_change_is_that_of_all() -> None:
-    reasons, asked = Reasons(NOW), waiting("asked", 100)
-    reasons.refuse_shape(asked, Refusal(Code.CAPACITY, "too little is free"), Reasons())
+def test_a_time_independent_refusal_applies_to_the_whole_class() -> None:
+    reasons, asked = WaitReasons(NOW), waiting("asked", 100)
+    reasons.refuse_class(asked, Refusal(Code.CAPACITY, "too little is free"), WaitReasons())
     assert reasons.known(waiting("new", 0, asked))
     assert reasons.holds_seconds == float("inf")
 
 
-def test_a_refusal_comes_back_from_the_wire_as_it_went() -> None:
+def test_refusals_survive_encoding() -> None:
     one = refused(100, since=60, until=300.25)
     assert refusals.from_wire(refusals.to_wire(one)) == one
     assert refusals.from_wire(refusals.to_wire(AT_SERVER)) == AT_SERVER
-    told = refusals.to_people(one)
+    told = refusals.to_text(one)
     assert told.detail == "best server has 6; relaxes to rack in 4 min"
     assert told.holds.ToTimedelta().total_seconds() == 200.25
     assert "relaxes_to" not in told.numbers
 
 
-def test_only_the_time_counts_in_which_places_were_in_fragments() -> None:
+def test_only_fragmented_time_counts() -> None:
     job = waiting("job", 0)
     for now, code in ((10, Code.CAPACITY), (25, Code.FRAGMENTED), (30, Code.FRAGMENTED), (70, Code.CAPACITY)):
-        before = Reasons(max(NOW, job.aged_to))  # when the cycle before looked at it
-        before.refuse_shape(job, Refusal(code, "", ""), Reasons())
+        before = WaitReasons(max(NOW, job.fragmented_until))  # time of the previous cycle
+        before.refuse_class(job, Refusal(code, "", ""), WaitReasons())
         before.age(job, NOW + now)
-        before.age(job, NOW + now)  # to look twice counts once
+        before.age(job, NOW + now)  # counting twice must not add up
     assert job.fragmented_seconds == 20
 
 
-def test_a_job_that_came_after_the_cycle_has_not_waited_since_then() -> None:
-    before, old = Reasons(NOW), waiting("old", 100)
-    before.refuse_shape(old, refused(100, since=0, until=300), Reasons())
+def test_a_job_submitted_after_the_cycle_counts_from_its_submission() -> None:
+    before, old = WaitReasons(NOW), waiting("old", 100)
+    before.refuse_class(old, refused(100, since=0, until=300), WaitReasons())
     new = waiting("new", 0, old)
     new.stored.job.create_time.FromNanoseconds(int((NOW + 50) * 1e9))
     before.age(new, NOW + 60)
     assert new.fragmented_seconds == 10
 
 
-def test_each_wait_is_counted_by_itself() -> None:
+def test_each_wait_is_counted_separately() -> None:
     job = waiting("job", 0)
     job.age(NOW + 40, fragmented=True)
     job.stored.job.attempt.end_time.FromNanoseconds(int((NOW + 100) * 1e9))
@@ -124,24 +124,26 @@ REFUSALS = st.builds(
 
 
 @given(st.lists(st.tuples(REFUSALS, st.booleans()), max_size=4), st.sampled_from([0.0, 100.0, 400.0]), st.booleans())
-def test_what_is_looked_up_by_shape_is_what_would_be_found_out_for_each_job(
+def test_lookups_by_equivalence_class_match_lookups_by_job(
     said: list[tuple[Refusal, bool]], waited: float, behind: bool
 ) -> None:
-    quick, asked, other = Reasons(NOW), waiting("asked", 100), waiting("other", waited)
-    other.shape = asked.shape
+    quick, asked, other = WaitReasons(NOW), waiting("asked", 100), waiting("other", waited)
+    other.equivalence_key = asked.equivalence_key
     for refusal, own in said:
         if own:
-            quick.refuse(other, refusal, Reasons())
+            quick.refuse(other, refusal, WaitReasons())
         else:
-            quick.refuse_shape(asked, refusal, Reasons())
+            quick.refuse_class(asked, refusal, WaitReasons())
     if behind:
-        quick.stop_at(asked, AT_SERVER, Reasons())
-    thorough = Reasons(NOW, own=quick.own, shapes=quick.shapes, head=quick.head, holds_seconds=quick.holds_seconds)
+        quick.block_behind(asked, AT_SERVER, WaitReasons())
+    thorough = WaitReasons(
+        NOW, own=quick.own, classes=quick.classes, head=quick.head, holds_seconds=quick.holds_seconds
+    )
     twin = waiting("other", waited)
-    twin.shape, twin.stored = other.shape, deepcopy(other.stored)
+    twin.equivalence_key, twin.stored = other.equivalence_key, deepcopy(other.stored)
     for reasons, record in ((quick, other), (thorough, twin)):
         for later in (10.0, 25.0):
             reasons.age(record, NOW + later)
     assert quick.known(other) == thorough.known(twin)
-    assert (other.fragmented_seconds, other.aged_to) == (twin.fragmented_seconds, twin.aged_to)
+    assert (other.fragmented_seconds, other.fragmented_until) == (twin.fragmented_seconds, twin.fragmented_until)
     assert quick.holds_seconds == thorough.holds_seconds

@@ -1,4 +1,4 @@
-"""When jobs will start: what explanations and questions say of it, and that asking changes nothing."""
+"""Start forecasts in explanations and what-if answers; asking for them changes nothing."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def lasting(seconds: float) -> dict[str, Any]:
 
 
 async def kept(mesh: Mesh) -> list[tuple[str, bytes, int]]:
-    """All of the store."""
+    """Return the whole store."""
     return [(one.key, one.value, one.mod_revision) for one in (await mesh.store.list("")).entries]
 
 
 @pytest.mark.parametrize("config", [BACKFILL, STRICT], ids=["backfill", "strict"])
-async def test_a_waiting_job_is_told_when_it_starts_and_whose_end_that_takes(config: QueueConfig) -> None:
+async def test_a_waiting_job_gets_a_start_forecast_and_the_jobs_it_waits_for(config: QueueConfig) -> None:
     async with running(queue_config=config) as mesh:
         await mesh.agent("a", gpus=4)
         first = await running_job(mesh, gpus=4, name="first", **lasting(600))
@@ -50,13 +50,13 @@ async def test_a_waiting_job_is_told_when_it_starts_and_whose_end_that_takes(con
         assert [one.job_id for one in told.ending] == [first]
         told = await explained(mesh, third)
         assert seconds(told.forecast.start) == pytest.approx(720, abs=10)
-        last = f"{second} (second), which waits too, and 1 other job"
+        last = f"{second} (second), itself waiting, and 1 other job"
         assert told.outlook == f"starts in about 12 min, once {last} have ended"
         assert [(one.job_id, one.needs, one.running) for one in told.ahead] == [(second, "4 GPUs and 1 core", False)]
         assert told.ahead_count == 1
 
 
-async def test_of_jobs_of_unknown_length_as_much_again_is_expected_and_that_is_vague() -> None:
+async def test_jobs_of_unknown_length_are_expected_to_run_as_long_again() -> None:
     async with running() as mesh:
         await mesh.agent("a", gpus=1)
         await running_job(mesh)
@@ -67,7 +67,7 @@ async def test_of_jobs_of_unknown_length_as_much_again_is_expected_and_that_is_v
         assert seconds(told.start_p10) < seconds(told.start) < seconds(told.start_p90)
 
 
-async def test_a_limit_makes_a_job_wait_for_the_end_of_one_of_its_tenant() -> None:
+async def test_a_job_at_its_tenants_limit_waits_for_a_job_of_that_tenant() -> None:
     async with running() as mesh:
         await mesh.agent("a", gpus=4)
         limited = tenant_pb2.Tenant(id="vision", limit_gpu_milli=2000)
@@ -80,7 +80,7 @@ async def test_a_limit_makes_a_job_wait_for_the_end_of_one_of_its_tenant() -> No
         assert [one.job_id for one in told.ending] == [own]
 
 
-async def test_jobs_that_run_or_ended_have_no_outlook_and_without_placement_there_is_none() -> None:
+async def test_no_forecast_for_started_jobs_or_without_placement() -> None:
     async with running() as mesh:
         await mesh.agent("a", gpus=1)
         job_id = await running_job(mesh)
@@ -95,7 +95,7 @@ async def test_jobs_that_run_or_ended_have_no_outlook_and_without_placement_ther
         assert not told.HasField("forecast")
 
 
-async def test_jobs_are_asked_about_together_and_nothing_changes() -> None:
+async def test_what_if_with_several_jobs_changes_nothing() -> None:
     async with running() as mesh:
         await mesh.agent("a", gpus=4)
         held = await running_job(mesh, gpus=3, name="held", **lasting(600))
@@ -123,7 +123,7 @@ async def test_jobs_are_asked_about_together_and_nothing_changes() -> None:
         answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=one, more=more[:1]))
         assert (await kept(mesh), stands()) == (before, here)
         assert answer.starts_now
-        assert answer.outlook == "starts now; has finished in about 60 min"
+        assert answer.outlook == "starts now; finishes in about 60 min"
         assert [job.job_id for job in answer.delayed] == [waits]
         assert seconds(answer.delayed[0].later) == pytest.approx(3000, abs=20)
         (large,) = answer.more
@@ -132,7 +132,7 @@ async def test_jobs_are_asked_about_together_and_nothing_changes() -> None:
         assert [job.job_id for job in large.ending][:1] == [held]
 
 
-async def test_whom_a_job_would_stop_is_told_and_nobody_is_stopped() -> None:
+async def test_what_if_names_preempted_jobs_without_stopping_them() -> None:
     config = QueueConfig(policy="srsf", options={})
     async with running(queue_config=config) as mesh:
         await mesh.agent("a", gpus=1)
@@ -140,5 +140,5 @@ async def test_whom_a_job_would_stop_is_told_and_nobody_is_stopped() -> None:
         answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(**lasting(1))))
         assert answer.refusal.code == "MAKING_ROOM"
         assert list(answer.preempted_job_ids) == [long]
-        assert answer.outlook.startswith("starts as soon as room was made for it")
+        assert answer.outlook.startswith("starts as soon as its resources are freed")
         assert (await mesh.job(long)).attempt.number == 1

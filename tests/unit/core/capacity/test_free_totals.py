@@ -1,4 +1,4 @@
-"""What is summed up by kind of node, and kept while nothing changes, against what is counted node by node."""
+"""Totals by node class, cached while nothing changes, compared with counting node by node."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.worlds import World, gangs, rng, take_one, worlds
 
-from cotenant.core.capacity.free_totals import tally_of
+from cotenant.core.capacity.free_totals import current_totals
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang
 from cotenant.core.model.job import Locality
 from cotenant.core.placement.capacity_shortage import RESOURCES, shortage
-from cotenant.core.placement.unschedulable import fits, no_place, plain_shortage
+from cotenant.core.placement.unschedulable import fits, no_place, quick_shortage
 from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.locality import WaitsForLocality
@@ -52,8 +52,8 @@ def test_sums_by_kind_of_node_are_those_by_node_whatever_has_changed(
         for gang in some:
             short = short_by_nodes(gang, ledger)
             assert (shortage(gang, ledger) is not None) == short
-            for within in Locality:  # told again, as to the next gang that lacks as much
-                told = [plain_shortage(gang, ledger, within=within) for _ in range(2)]
+            for within in Locality:  # repeated, as for the next gang that lacks the same
+                told = [quick_shortage(gang, ledger, within=within) for _ in range(2)]
                 assert told == [no_place(gang, ledger, within=within) if short else None] * 2
             if len(gang.parts) == 1:
                 for within in (Locality.SERVER, Locality.ANYWHERE):
@@ -65,7 +65,7 @@ def test_sums_by_kind_of_node_are_those_by_node_whatever_has_changed(
     agree()
     with counting(ledger, -(ledger.free_cores // 2)):
         agree()
-        with ledger.undone():
+        with ledger.rolled_back():
             if held is not None:
                 ledger.release(held)
             agree()
@@ -74,7 +74,7 @@ def test_sums_by_kind_of_node_are_those_by_node_whatever_has_changed(
     ledger.open[node] = not ledger.open[node]
     agree()
     other = ledger.copy()
-    assert plain_shortage(some[0], other, within=Locality.ANYWHERE) is None
+    assert quick_shortage(some[0], other, within=Locality.ANYWHERE) is None
     assert shortage(some[0], other) == shortage(some[0], ledger)
 
 
@@ -85,5 +85,5 @@ def test_a_policy_answers_the_same_where_it_is_plain_that_too_little_is_free(
     policy: Callable[[], PlacementPolicy], world: World, gang: Gang
 ) -> None:
     untold, told = world.ledger, world.ledger.copy()
-    tally_of(told)
+    current_totals(told)
     assert policy().place(gang, told, rng()) == policy().place(gang, untold, rng())
