@@ -1,4 +1,4 @@
-# From a fresh checkout, `make demo` and `make test` do all the set-up themselves.
+# In a fresh checkout, every target installs what it needs first.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -12,54 +12,54 @@ export GRPC_VERBOSITY ?= ERROR
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
 ARGS ?=
-# Tests that leave each other alone run on all cores; those with real processes and control groups two at a time, for
-# they wait a lot; those that measure real cores one after another.
-APART := $(filter-out tests/unit/node_agent,$(wildcard tests/unit/*)) tests/contract tests/integration tests/repository src
-APART += tests/verification/fuzz tests/verification/control_plane
+# Independent tests run on all cores. Tests with real processes and control groups mostly wait: two at a time. Tests that
+# measure real cores (`calm`) run one after another.
+INDEPENDENT := $(filter-out tests/unit/node_agent,$(wildcard tests/unit/*)) tests/contract tests/integration tests/repository src
+INDEPENDENT += tests/verification/fuzz tests/verification/control_plane
 
 .PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench docs site reproduce demo clean
 
-help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-setup: $(STAMP) ## install Cotenant and its tools into .venv
+setup: $(STAMP) ## install Cotenant and its development tools into .venv
 
 $(STAMP): $(SOURCES)
 	@tools/setup $(VENV)
 	@touch $@
 
-test: lint tests ## lint, then all tests (ARGS="-k store" for some)
+test: lint tests ## run lint, then all tests (ARGS="-k store" selects tests)
 
 tests: $(STAMP)
 	@printf '\n── tests\n'
 ifeq ($(strip $(ARGS)),)
-	@pytest -q -r fER -n auto --dist worksteal $(APART)
-	@pytest -q -r fER -n 2 --dist loadfile -m "not calm" $(addprefix --ignore=,$(APART)) tests
-	@pytest -q -r fER -m calm $(addprefix --ignore=,$(APART)) tests
+	@pytest -q -r fER -n auto --dist worksteal $(INDEPENDENT)
+	@pytest -q -r fER -n 2 --dist loadfile -m "not calm" $(addprefix --ignore=,$(INDEPENDENT)) tests
+	@pytest -q -r fER -m calm $(addprefix --ignore=,$(INDEPENDENT)) tests
 else
 	@pytest -q $(ARGS)
 endif
 
-fuzz: $(STAMP) ## bad inputs to everything that reads others' (ARGS="--inputs 1000000", --only, --seed, --keep DIR)
+fuzz: $(STAMP) ## fuzz every decoder of external input (ARGS="--inputs 1000000", --only, --seed, --keep DIR)
 	@printf '\n── fuzzing\n'
 	@GRPC_VERBOSITY=NONE python -m tests.verification.fuzz $(ARGS)
 
-chaos: $(STAMP) ## kills, partitions and worse to a mesh of real processes, as root (ARGS="--steps 1000 --seed 7 --keep DIR")
+chaos: $(STAMP) ## inject kills, partitions and other faults into a real mesh, as root (ARGS="--steps 1000 --seed 7 --keep DIR")
 	@printf '\n── chaos\n'
 	@python -m tests.verification.chaos $(ARGS)
 
-test-vm: $(STAMP) ## the node agent's tests on other machines, under QEMU (ARGS="-k numa" for some)
-	@printf '\n── machines\n'
+test-vm: $(STAMP) ## run the node agent's tests in virtual machines, under QEMU (ARGS="-k numa" selects tests)
+	@printf '\n── virtual machines\n'
 	@python -m tools.vm $(ARGS)
 
-lint: $(STAMP) ## style, types, layers and the wire contract
+lint: $(STAMP) ## check style, types, package layers, protos and the documentation site
 	@printf '── lint\n'
 	@python tools/lint.py
 
-bench: $(STAMP) ## the benchmarks, beside the last committed result (ARGS="--only mesh,placement" for some)
+bench: $(STAMP) ## run the benchmarks and compare with the committed results (ARGS="--only mesh,placement" selects some)
 	@python -m tools.bench $(ARGS)
 
-docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
+docs: $(STAMP) ## regenerate the pages and figures of docs/ that come from the code
 	@python tools/lifecycle.py
 	@python tools/reasons.py
 	@python tools/health.py
@@ -71,10 +71,10 @@ docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/roles.py
 	@python tools/architecture.py
 
-site: $(STAMP) ## build the documentation site into site/, with every link checked
-	@sphinx-build -q -W --keep-going -j auto -b dirhtml -d .cotenant/doctrees docs site && echo "   site/index.html is built"
+site: $(STAMP) ## build the documentation site into site/ and check every link
+	@sphinx-build -q -W --keep-going -j auto -b dirhtml -d .cotenant/doctrees docs site && echo "   built site/index.html"
 
-reproduce: $(STAMP) ## what five papers report, measured again, and written down in docs (ARGS=--quick for minutes)
+reproduce: $(STAMP) ## reproduce the results of five papers and update docs/reproduction (ARGS=--quick takes minutes)
 	@mkdir -p docs/reproduction
 	@for paper in coda genie aiturbo philly xiao; do \
 	  printf '── %s\n' $$paper; \
@@ -84,16 +84,16 @@ reproduce: $(STAMP) ## what five papers report, measured again, and written down
 	done
 	@python tools/headlines.py
 
-operations: $(STAMP) ## do what docs/operations.md tells of, with real processes, and write the page (ARGS="--from REVISION")
+operations: $(STAMP) ## run the procedures of docs/operations.md with real processes and record the page (ARGS="--from REVISION")
 	@python tools/operations.py $(ARGS)
 
-test-images: $(STAMP) ## build the images and bring compose.yaml up, with Podman, as root on Debian
+test-images: $(STAMP) ## build the container images and run compose.yaml with Podman, as root on Debian
 	@python -m tools.engine $(ARGS)
 
-demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
+demo: $(STAMP) ## run the whole mesh on this machine with a mixed workload
 	@cotenant demo $(ARGS)
-	@printf '\n       . $(VENV)/bin/activate                  puts cotenant on your PATH\n'
+	@printf '\n       . $(VENV)/bin/activate                  puts `cotenant` on your PATH\n'
 
-clean: ## remove what was built and cached; .venv stays
+clean: ## remove build outputs and caches; keep .venv
 	@rm -rf dist build site report .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

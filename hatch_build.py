@@ -1,4 +1,4 @@
-"""Compile protos/ into cotenant/v1 when the package is built or installed for development."""
+"""Build hook: compiles protos/ into cotenant/v1 for wheels and development installs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 def plugin(name: str) -> str:
-    """Find a protoc plug-in of this build's own environment, whether or not it is on the PATH."""
+    """Return the path of a protoc plug-in in the build environment, even if it is not on the PATH."""
     beside = Path(sysconfig.get_path("scripts")) / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if not found:
-        raise RuntimeError(f"{name} is missing: it comes with mypy-protobuf, which [build-system] requires")
+        raise RuntimeError(
+            f"protoc plug-in {name} not found; it is part of mypy-protobuf, a requirement of [build-system]"
+        )
     return found
 
 
 def compile_protos(root: Path) -> None:
-    """Write stubs and their types for every file under protos/ into src/cotenant/v1."""
+    """Generate typed stubs into src/cotenant/v1 for every file under protos/."""
     from grpc_tools import protoc
 
     target = root / "src" / "cotenant" / "v1"
@@ -37,13 +39,13 @@ def compile_protos(root: Path) -> None:
         *protos,
     ]
     if protoc.main(command) != 0:
-        raise RuntimeError("protoc refused a file under protos/; its message stands above")
-    (target / "__init__.py").write_text('"""Compiled from protos/cotenant/v1 at build; never edited."""\n')
+        raise RuntimeError("protoc rejected a file under protos/; see its message above")
+    (target / "__init__.py").write_text('"""Generated from protos/cotenant/v1 at build time; do not edit."""\n')
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's own generic, unused here
-    """Runs before the wheel's files are collected."""
+    """Hatch hook that runs before the files of the wheel are collected."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the stubs and add them to the wheel, although git ignores them."""
+        """Compile the stubs; they are part of the wheel although git ignores them."""
         compile_protos(Path(self.root))

@@ -1,12 +1,12 @@
-"""What the node agent costs: starts of jobs, what it uses while they run, and what short jobs leave behind.
+"""The cost of the node agent: job starts, usage while jobs run, and leaks of short jobs.
 
-The agent is the real one, `cotenant serve agent`, with real processes and control groups where they may be made, and
-with a stand-in for NVIDIA's driver where there is a compiler; placement is played by this process. A start lasts from
-the moment at which its assignment is sent until the job's own first words, so the start of a shell is in it. Beside it
-stands a bare spawn of the same shell from this process, taken in turn with the starts; processor time stands there too,
-which another load on the machine blurs less.
+The agent is the real `cotenant serve agent`, with real processes, with control groups if they can be created, and with
+a fake NVIDIA driver if a compiler is available; this process plays placement. A start is measured from sending the
+assignment until the first output of the job, so it includes the start of a shell. The reference is a bare spawn of the
+same shell by this process, alternating with the starts. CPU time is also measured, which other load on the machine
+distorts less.
 
-Memory counts what the agent and its process for NVML hold, each page once.
+Memory is that of the agent and its NVML process, with shared pages counted once.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ AT_ONCE = 100
 SAMPLED, SAMPLE_SECONDS = 20, 5.0
 STEADY_SECONDS, STEADY_SECONDS_QUICK = 60.0, 20.0
 SHORT, SHORT_QUICK = 1_000, 150
-UNDER_WAY = 20  # short jobs that are there at once
-KEPT_MAX = 200  # the agent's own: the newest outputs stay readable
+UNDER_WAY = 20  # concurrent short jobs
+KEPT_MAX = 200  # outputs that the agent keeps readable
 P50_MS, P99_MS, AT_ONCE_SECONDS = 50.0, 200.0, 5.0
 CORE_SHARE, AGENT_MIB, SUPERVISOR_MIB = 0.01, 80.0, 12.0
 MIB = 1024.0  # KiB
@@ -50,7 +50,7 @@ MIB = 1024.0  # KiB
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One agent under measurement, and the placement that it hears."""
+    """The measured agent and its placement."""
 
     placement: Placement
     agent: psutil.Process
@@ -59,36 +59,36 @@ class Bench:
     node_id: str
 
     def job(self, job_id: str, script: str, *, pinned: bool = False) -> None:
-        """Assign a job of one task to the agent; one that is pinned has a CPU to itself."""
+        """Assign a job with one task to the agent; a pinned job has a dedicated CPU."""
         task = jobs.task(cpus=jobs.CPUS[:1] if pinned else (), memory_bytes=64 << 20)
         self.placement.assign(jobs.assignment(job_id, [BASH, "-c", script], tasks=[task], node_id=self.node_id))
 
     def stop(self, job_ids: Sequence[str]) -> None:
-        """Let the agent stop jobs at once."""
+        """Stop jobs without grace."""
         self.placement.send(stops=[jobs.stop_order(job_id, grace_seconds=0.0) for job_id in job_ids])
 
     async def ended(self, job_ids: Sequence[str]) -> None:
-        """Wait until jobs have ended and the agent has forgotten them: the next figure has the node to itself."""
+        """Wait until jobs have ended and the agent has forgotten them, so that they do not affect the next figure."""
         for job_id in job_ids:
             await self.placement.ended(job_id)
         await conditions.until(lambda: not self.attempts())
 
     def attempts(self) -> list[str]:
-        """The directories of attempts that the agent has not forgotten."""
+        """Return the attempt directories that the agent still has."""
         return os.listdir(self.state_dir / "attempts")
 
     def own(self) -> list[psutil.Process]:
-        """The agent's processes that belong to no job."""
+        """Return the processes of the agent itself, without jobs."""
         return [self.agent, *(child for child in self.agent.children() if not _is_supervisor(child))]
 
     def supervisors(self) -> list[psutil.Process]:
-        """The processes that run attempts."""
+        """Return the supervisors, which run attempts."""
         return [child for child in self.agent.children() if _is_supervisor(child)]
 
 
 @asynccontextmanager
 async def agent() -> AsyncIterator[Bench]:
-    """Run an agent in a process of its own."""
+    """Run an agent in a separate process."""
     placement, node_id = Placement(), f"bench-{os.getpid()}"
     placement.acknowledge_ends = True
     await placement.start()
@@ -121,7 +121,7 @@ async def agent() -> AsyncIterator[Bench]:
 def _is_supervisor(process: psutil.Process) -> bool:
     try:
         return any(word.endswith("supervisor.py") for word in process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # it has just exited
         return True
 
 
@@ -134,7 +134,7 @@ def _node_groups(node_id: str) -> list[Path]:
 
 
 def _timestamp_script(path: Path) -> str:
-    """A script that writes when it runs."""
+    """Return a script that writes the time at which it runs."""
     return f"echo $EPOCHREALTIME > {path}"
 
 
@@ -148,7 +148,7 @@ def _bare(path: Path) -> int:
 
 
 async def _spawn(bench: Bench, number: int) -> float:
-    """Start the same shell from here; the seconds until it runs."""
+    """Start the same shell from this process; return the seconds until it runs."""
     path, begin = bench.directory / f"bare-{number}", time.time()
     pid = _bare(path)
     await asyncio.to_thread(os.waitpid, pid, 0)
@@ -156,7 +156,7 @@ async def _spawn(bench: Bench, number: int) -> float:
 
 
 async def _start(bench: Bench, number: int) -> float:
-    """Have the agent start a job that has a CPU to itself; the seconds until it runs."""
+    """Start a job on a dedicated CPU through the agent; return the seconds until it runs."""
     path, job_id, begin = bench.directory / f"job-{number}", f"start-{number}", time.time()
     bench.job(job_id, _timestamp_script(path), pinned=True)
     await bench.ended([job_id])
@@ -164,8 +164,8 @@ async def _start(bench: Bench, number: int) -> float:
 
 
 async def starts(bench: Bench, count: int) -> list[harness.Row]:
-    """Start one job after the other, and bare processes between them."""
-    await _start(bench, count)  # what the first one pays for all
+    """Start jobs one after another, alternating with bare processes."""
+    await _start(bench, count)  # warm up: the first start pays one-time costs
     agent_seconds, own_seconds, bare_seconds = _spent(bench), _cpu_seconds(bench.agent), _children_seconds()
     began, bare = [], []
     for number in range(count):
@@ -194,7 +194,7 @@ async def starts(bench: Bench, count: int) -> list[harness.Row]:
 
 
 def _spent(bench: Bench) -> float:
-    """Processor seconds of the agent and of all that it has reaped."""
+    """Return the CPU seconds of the agent and of all children that it has reaped."""
     return sum(bench.agent.cpu_times()[:4])
 
 
@@ -204,7 +204,7 @@ def _children_seconds() -> float:
 
 
 async def simultaneous_starts(bench: Bench) -> harness.Row:
-    """Assign many jobs in one breath; the last of them says when all run."""
+    """Assign many jobs at once and measure until the last one runs."""
     names = [f"crowd-{number}" for number in range(AT_ONCE)]
     begin = time.time()
     for name in names:
@@ -233,19 +233,19 @@ async def _bare_at_once(bench: Bench) -> float:
 
 
 async def steady_state(bench: Bench, seconds: float) -> list[harness.Row]:
-    """Let jobs run that are sampled, and look at what the agent uses."""
+    """Run sampled jobs and measure the usage of the agent."""
     names = [f"sampled-{number}" for number in range(SAMPLED)]
     for name in names:
         bench.job(name, "exec sleep 600")
     for name in names:
         await bench.placement.running(name)
     samples = len(bench.placement.samples)
-    await conditions.until(lambda: len(bench.placement.samples) > samples)  # what the starts left to do is done
+    await conditions.until(lambda: len(bench.placement.samples) > samples)  # work left over from the starts is done
     own, begin = bench.own(), time.perf_counter()
     spent, samples = sum(map(_cpu_seconds, own)), len(bench.placement.samples)
     await asyncio.sleep(seconds)
     share = (sum(map(_cpu_seconds, own)) - spent) / (time.perf_counter() - begin)
-    assert len(bench.placement.samples) > samples, "it does not sample"
+    assert len(bench.placement.samples) > samples, "the agent does not sample"
     heaviest = max(conditions.private_kib(process.pid) for process in bench.supervisors()) / MIB
     rows = [
         harness.Row(
@@ -276,7 +276,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def memory(own: Sequence[psutil.Process]) -> list[harness.Row]:
-    """What the agent's own processes hold, each page once, and of that the agent."""
+    """Return the memory of the agent's processes, with shared pages counted once, and of each process."""
     private = [conditions.private_kib(process.pid) for process in own]
     resident = [process.memory_info().rss / 1024 for process in own]
     shared = max(whole - part for whole, part in zip(resident, private, strict=True))
@@ -306,18 +306,18 @@ async def _bare_python_mib() -> float:
 
 
 async def leaks(bench: Bench, count: int) -> list[harness.Row]:
-    """Run many short jobs, and count what is there that was not there before."""
+    """Run many short jobs and count what they leave behind."""
     before = _leftovers(bench)
     begin, spent = time.perf_counter(), _spent(bench)
     names = [f"short-{number}" for number in range(count)]
     todo = iter(names)
 
-    async def one_after_the_other() -> None:
+    async def run_in_sequence() -> None:
         for name in todo:
             bench.job(name, "echo short")
             await bench.placement.ended(name)
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(UNDER_WAY)))
+    await asyncio.gather(*(run_in_sequence() for _ in range(UNDER_WAY)))
     took_seconds, spent = time.perf_counter() - begin, _spent(bench) - spent
     await conditions.until(lambda: not bench.attempts())
     await conditions.until(lambda: not bench.supervisors())
@@ -339,7 +339,7 @@ async def leaks(bench: Bench, count: int) -> list[harness.Row]:
 
 
 def _leftovers(bench: Bench) -> dict[str, int]:
-    """How many of each thing there are that jobs could leave; outputs that are kept on purpose are not counted."""
+    """Count everything that jobs could leave behind, except outputs that are kept on purpose."""
     groups = [path for group in _node_groups(bench.node_id) for path, _, _ in os.walk(group)]
     children = bench.agent.children(recursive=True)
     here = [str(bench.state_dir / name) for name in ("kept", "sockets")]
@@ -372,7 +372,7 @@ async def _measure(quick: bool) -> list[harness.Row]:
 
 
 def measure(quick: bool) -> list[harness.Row]:
-    """Measure one agent, from its first job to its last."""
+    """Measure one agent from its first job to its last."""
     return asyncio.run(_measure(quick))
 
 

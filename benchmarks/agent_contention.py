@@ -1,12 +1,12 @@
-"""A training loop beside CPU jobs of stress-ng, on real cores, with the eliminator off and on in the same run.
+"""A training loop next to CPU jobs of stress-ng, on real cores, with the eliminator off and on in the same run.
 
-The loop (numpy) is bound by memory, three times as large as the last-level cache, or beside the load that thrashes the
-cache by that, half as large. It holds a core of its own; the CPU job holds another. What they share is the cache and
-the memory; where others take CPU time from the loop, its rate follows that and nothing is judged: the CPU time that it
-had is shown. So that the benchmark is not itself among these others, it reads the agent's samples over one connection,
-and starts a command only between two loads. Speeds are medians of what the agent samples; a window is `WINDOW_SECONDS`,
-and windows are counted from a load's start. Needs root's control groups, two cores and stress-ng (`apt-get install
-stress-ng`; or say where it is: STRESS_NG=/path/to/stress-ng).
+The loop (numpy) is bound by memory, with arrays three times as large as the last-level cache; next to the load that
+thrashes the cache, it is bound by the cache, with arrays half as large. The loop and the CPU job have a core each and
+share the cache and the memory. If other processes take CPU time from the loop, its rate drops for that reason: its CPU
+time is shown, and no bar applies. To avoid disturbing the loop itself, the benchmark reads the agent's samples over
+one connection and runs commands only between two loads. Speeds are medians of the agent's samples; a window is
+`WINDOW_SECONDS`, and windows are counted from the start of a load. Needs root for control groups, two cores and
+stress-ng (`apt-get install stress-ng`, or set STRESS_NG=/path/to/stress-ng).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 COTENANT = str(Path(sys.executable).with_name("cotenant"))
 WINDOW_SECONDS = 1.0
 NOTICED_WINDOWS_MAX, RECOVERED_WINDOWS_MAX, RECOVERED_MIN, KEPT_MIN = 3, 6, 0.95, 0.1
-WARM_WINDOWS = {"none": 4, "coda-eliminator": 13}  # after the agent has called the job steady; a baseline takes 12
+WARM_WINDOWS = {"none": 4, "coda-eliminator": 13}  # after the agent reports the job as steady; a baseline takes 12
 ALONE_WINDOWS, BETWEEN_WINDOWS = 5, 2
 WATCHED_WINDOWS = {"none": 8, "coda-eliminator": 11}
-QUIET_MIN = 0.9  # of its core, which the loop never leaves idle; with less, others are on it
-HURT_MIN = 0.05  # who loses less is no victim
-SECONDS_MAX = 30.0  # for what should take one
-LOADS = {  # by what the loop beside them is bound by
+QUIET_MIN = 0.9  # of its core, which the loop keeps busy; less means that other processes run on it
+HURT_MIN = 0.05  # a job that loses less is no victim
+SECONDS_MAX = 30.0  # for steps that should take one second
+LOADS = {  # by what limits the training loop
     "memory": {"stream": ["--stream", "1"], "cpu": ["--cpu", "1"]},
     "cache": {"cache": ["--cache", "1"]},
 }
-LAST_LEVEL_CACHES = {"memory": 3.0, "cache": 0.5}  # how large the loop's two arrays are together
-STEP_BYTES = 96 << 20  # what a step reads
+LAST_LEVEL_CACHES = {"memory": 3.0, "cache": 0.5}  # total size of the loop's two arrays
+STEP_BYTES = 96 << 20  # bytes read in a step
 TRAIN = """
 import sys
 import numpy as np
@@ -59,7 +59,7 @@ while True:
         np.add(one, other, out=other)
     progress.step()
 """
-# the CPU job's own measure of its speed would need its own words; its CPU time stands for it
+# the CPU job reports no speed, so its CPU time is used instead
 STARTER = """
 import os, sys, time
 while not os.path.exists(sys.argv[1]): time.sleep(0.01)
@@ -69,7 +69,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True, slots=True)
 class WindowRates:
-    """What the agent saw in one window: the training job's rate, and the cores that it and the CPU job were busy on."""
+    """The agent's sample of a window: the training job's rate, and the cores used by it and by the CPU job."""
 
     rate: float
     cores: float
@@ -77,13 +77,13 @@ class WindowRates:
 
 
 def last_level_cache_bytes() -> int:
-    """How large the largest cache of the first CPU is; 32 MiB where the kernel does not tell."""
+    """Return the size of the largest cache of the first CPU; 32 MiB if the kernel does not report it."""
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=32 << 20)
 
 
 class Mesh:
-    """`cotenant up` with one policy, and what its agent samples."""
+    """`cotenant up` with a contention policy, and the samples of its agent."""
 
     def __init__(self, directory: Path, policy: str) -> None:
         self.directory = directory
@@ -103,24 +103,24 @@ class Mesh:
         self._last = 0.0
 
     def close(self) -> None:
-        """End it."""
+        """Stop the mesh."""
         self._channel.close()
         self.process.terminate()
         self.process.wait()
         self.log.close()
 
     def run(self, *arguments: str) -> str:
-        """Run a command."""
+        """Run a command and return its output."""
         return subprocess.run(
             [COTENANT, *arguments], env=self.environment, capture_output=True, text=True, check=True
         ).stdout
 
     def submit(self, *arguments: str) -> str:
-        """Submit a job; its id."""
+        """Submit a job and return its id."""
         return self.run("submit", *arguments).split()[0]
 
     def sample(self) -> dict[str, pb.AttemptSample]:
-        """Wait for the next window, and tell what was seen of each job in it."""
+        """Wait for the next window and return its sample of each job."""
         deadline = time.monotonic() + SECONDS_MAX
         while time.monotonic() < deadline:
             for sample in self._contention.ListSamples(pb.ListSamplesRequest(), metadata=self._token).samples:
@@ -129,41 +129,47 @@ class Mesh:
                     self._last = ended
                     return {attempt.job_id: attempt for attempt in sample.attempts}
             time.sleep(0.1)
-        raise SystemExit(f"the agent tells no samples any more: {(self.directory / 'up.log').read_text()[-2000:]}")
+        raise SystemExit(
+            f"error: no samples from the agent for {SECONDS_MAX:g} s: {(self.directory / 'up.log').read_text()[-2000:]}"
+        )
 
     def incidents(self, victim: str, suspect: str) -> list[pb.Incident]:
-        """All cases in which the one is said to have hurt the other, or was on trial for it."""
-        told = self._contention.ListIncidents(pb.ListIncidentsRequest(page_size=100), metadata=self._token)
-        return [one for one in told.incidents if (one.victim_job_id, one.suspect_job_id) == (victim, suspect)]
+        """Return the incidents between this victim and this suspect, also trials."""
+        response = self._contention.ListIncidents(pb.ListIncidentsRequest(page_size=100), metadata=self._token)
+        return [
+            incident
+            for incident in response.incidents
+            if (incident.victim_job_id, incident.suspect_job_id) == (victim, suspect)
+        ]
 
     def windows(self, count: int, train: str, load: str = "") -> list[WindowRates]:
-        """What is seen in so many windows.
+        """Return the samples of the next windows.
 
         Raises:
-            SystemExit: a job does not run.
+            SystemExit: a job is not running.
         """
         found = []
         for _ in range(count):
             here = self.sample()
             for id in filter(None, (train, load)):
                 if id not in here:
-                    raise SystemExit(f"{id} does not run: {self.run('show', id)}")
+                    raise SystemExit(f"error: job {id} is not running: {self.run('show', id)}")
             found.append(
                 WindowRates(here[train].rate_per_second, here[train].cores_used, here[load].cores_used if load else 0.0)
             )
         return found
 
     def wait_for(self, *ids: str, steady: str = "") -> None:
-        """Wait until just these jobs are sampled, and one of them is called steady."""
+        """Wait until exactly these jobs are sampled, and the job `steady` is reported as steady."""
         deadline = time.monotonic() + SECONDS_MAX
         while (here := self.sample()).keys() != set(ids) or (steady and here[steady].unsteady):
             if time.monotonic() > deadline:
-                raise SystemExit(f"{' and '.join(ids)} should run, not {' and '.join(here)}: {self.run('jobs')}")
+                raise SystemExit(f"error: running jobs are {', '.join(here)}, not {', '.join(ids)}: {self.run('jobs')}")
 
 
 @contextmanager
 def mesh(policy: str) -> Iterator[Mesh]:
-    """A mesh whose jobs end with it."""
+    """Run a mesh; its jobs are cancelled at the end."""
     with tempfile.TemporaryDirectory() as directory:
         up = Mesh(Path(directory), policy)
         try:
@@ -177,9 +183,9 @@ def mesh(policy: str) -> Iterator[Mesh]:
 
 
 def beside(policy: str, bound_by: str, names: Sequence[str], stress: str) -> dict[str, dict[str, float]]:
-    """Train alone, beside one load, alone again, beside the next; rates as shares of those alone before and after it.
+    """Train alone, next to a load, alone again, next to the next load; return rates relative to those alone.
 
-    For machines are quicker in some minutes than in others.
+    The rates alone are measured before and after each load, because the speed of machines varies over minutes.
     """
     found = {}
     python = ["--", sys.executable, "-c"]
@@ -225,10 +231,10 @@ def _summary(
 
 
 def measure(quick: bool) -> Sequence[Row]:
-    """Each load, off and on."""
+    """Measure each load with the eliminator off and on."""
     stress = shutil.which(os.environ.get("STRESS_NG") or "stress-ng")
     if stress is None:
-        raise SystemExit("stress-ng is needed: apt-get install stress-ng, or say where it is with STRESS_NG")
+        raise SystemExit("error: stress-ng not found; run: apt-get install stress-ng, or set STRESS_NG to its path")
     rows = []
     for bound_by, loads in LOADS.items() if not quick else [("memory", ["stream"])]:
         off, on = (beside(policy, bound_by, list(loads), stress) for policy in ("none", "coda-eliminator"))
@@ -237,9 +243,9 @@ def measure(quick: bool) -> Sequence[Row]:
 
 
 def rows_of(name: str, off: dict[str, float], on: dict[str, float]) -> list[Row]:
-    """Three bars for a load that hurts; one that does not has nothing to be noticed, and says how little it does.
+    """Return three bars for a harmful load; for a harmless load, return how little it slows the loop.
 
-    A load hurts by what the loop loses while it has its core, not by the time on it that others take.
+    Harm is the rate that the loop loses while it has its core, not the CPU time that other processes take.
     """
     quiet = min(off["had alone"], off["had"], on["had alone"]) >= QUIET_MIN
     harm = 1 - off["late"] / max(0.01, min(1.0, off["had"] / max(0.01, off["had alone"])))

@@ -1,4 +1,4 @@
-"""Agents that speak the real stream but start no processes: a load for placement, and a stand-in for its tests."""
+"""Simulated agents with the real stream but without processes: load for placement, and a fake for its tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDED = (
 
 
 def inventory(gpus: int, cores: int, *, memory_bytes: int = 2**39, node_id: str = "") -> resources_pb2.Inventory:
-    """A node with two NUMA nodes, GPUs and cores halved between them."""
+    """Return a node with two NUMA nodes, each with half of the GPUs and cores."""
     half = max(1, cores // 2)
     return resources_pb2.Inventory(
         cores=[resources_pb2.Core(id=n, cpus=[n], numa_node=min(1, n // half)) for n in range(cores)],
@@ -38,7 +38,7 @@ def inventory(gpus: int, cores: int, *, memory_bytes: int = 2**39, node_id: str 
 
 
 class SimulatedAgent:
-    """One node's agent. A job runs for `run_seconds`, or until it is stopped where that is None."""
+    """The agent of one node. A job runs for `run_seconds`, or until it is stopped if that is None."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class SimulatedAgent:
         self.welcomes: list[node_pb2.Welcome] = []
         self.resizes: list[node_pb2.ResizeOrder] = []
         self.profiles: list[node_pb2.ProfileOrder] = []
-        self.cannot_launch: Callable[[node_pb2.Assignment], str] = lambda order: ""  # why not; empty where it can
+        self.cannot_launch: Callable[[node_pb2.Assignment], str] = lambda order: ""  # the reason, or empty if it can
         self.launch_cause = job_pb2.LAUNCH_CAUSE_CGROUP
         self.answers_assignments = True
-        self.cannot_resize: Callable[[node_pb2.ResizeOrder], str] = lambda order: ""  # why not; empty where it can
+        self.cannot_resize: Callable[[node_pb2.ResizeOrder], str] = lambda order: ""  # the reason, or empty if it can
         self.answers_resizes = True
         self.answers: dict[tuple[str, int, int], str] = {}
         self.refuses_to_stop = False
-        self.silent = False  # connected, but not beating
+        self.silent = False  # connected, but without heartbeats
         self.exit_code = 0
         self.incarnation = "one"
-        self.output = dict(output)  # by job, for whoever reads logs
+        self.output = dict(output)  # by job, for readers of logs
         self.reads: list[node_pb2.ReadOutput] = []
         self.answers_reads = True
         self.errors: list[str] = []
@@ -91,9 +91,9 @@ class SimulatedAgent:
         self._task = asyncio.create_task(self._run(), name=self.node_id)
 
     async def stop(self) -> None:
-        """Go away; what ran runs on and is told of when `start` is called again."""
+        """Disconnect; running jobs continue and are reported after the next `start`."""
         left = {*self._background, *([self._task] if self._task else [])}
-        while left:  # a stream that ends in this very moment takes a cancel for its own, and tells of an error
+        while left:  # a stream that ends at this moment may swallow the cancellation and raise an error
             for task in left:
                 task.cancel()
             _, left = await asyncio.wait(left, timeout=RECONNECT_SECONDS)
@@ -121,7 +121,7 @@ class SimulatedAgent:
                 if self.silent:
                     continue
                 message = node_pb2.ConnectRequest()
-            while not out.empty() and not message.HasField("hello"):  # a hello goes alone
+            while not out.empty() and not message.HasField("hello"):  # a hello is sent alone
                 message.MergeFrom(out.get_nowait())
             yield message
 
@@ -162,12 +162,12 @@ class SimulatedAgent:
                 self._background.append(asyncio.create_task(self._upload(read)))
 
     def answer_resize(self, order: node_pb2.ResizeOrder) -> None:
-        """Do what a resize asks for, and say so; or say why not."""
+        """Apply a resize and report it, or report why it is impossible."""
         key = (order.job_id, order.number)
         known = self.assignments.get(key)
-        answered = self.answers.get((*key, order.epoch))  # what was answered is answered again
+        answered = self.answers.get((*key, order.epoch))  # a repeated order gets the same answer
         error = answered if answered is not None else self.cannot_resize(order)
-        error = error or ("" if known else "it is not known here")
+        error = error or ("" if known else "unknown attempt")
         self.answers[(*key, order.epoch)] = error
         if known and not error:
             known.allocation.CopyFrom(order.allocation)
@@ -177,11 +177,11 @@ class SimulatedAgent:
         self._out.put_nowait(node_pb2.ConnectRequest(resized=[report]))
 
     def send(self, **fields: Any) -> None:
-        """Say anything else, such as `profiled` or `progress`."""
+        """Send any other message, such as `profiled` or `progress`."""
         self._out.put_nowait(node_pb2.ConnectRequest(**fields))
 
     async def _upload(self, order: node_pb2.ReadOutput) -> None:
-        """Send a job's output in two pieces, or say that there is none."""
+        """Send a job's output in two chunks, or report that there is none."""
         text = self.output.get(order.job_id)
         half = len(text or b"") // 2
         pieces = (
@@ -195,9 +195,9 @@ class SimulatedAgent:
         await self._stub.UploadOutput(iter(pieces))
 
     def end(self, key: tuple[str, int], state: job_pb2.AttemptState.ValueType, code: int = 0) -> None:
-        """Say that an attempt has ended, as agents do: one that had ended before is told of as it was."""
+        """Report the end of an attempt; an attempt that had already ended is reported unchanged."""
         known = self.attempts.get(key)
-        if known is None:  # told of, but not kept: it may still be assigned
+        if known is None:  # report without keeping it: the attempt may still be assigned
             known = node_pb2.AttemptReport(job_id=key[0], number=key[1], state=state, message="it is not known here")
             known.time.GetCurrentTime()
         elif known.state not in ENDED:
@@ -216,7 +216,7 @@ class SimulatedAgent:
         self._out.put_nowait(node_pb2.ConnectRequest(inventory=self.inventory))
 
     def finish(self, key: tuple[str, int], code: int | None = None) -> None:
-        """End a process, if it still runs."""
+        """End the process of an attempt if it is still running."""
         known = self.attempts.get(key)
         if known and known.state == job_pb2.ATTEMPT_STATE_RUNNING:
             code = self.exit_code if code is None else code
@@ -233,7 +233,7 @@ class SimulatedAgent:
         self.report(key, job_pb2.ATTEMPT_STATE_NOT_LAUNCHED, message=reason, launch_cause=cause or self.launch_cause)
 
     def fail(self, key: tuple[str, int], tail: str, code: int = 1, signs: Sequence[str] = ()) -> None:
-        """Let a process fail with some last words."""
+        """Fail the process of an attempt with a tail of output."""
         self.report(key, job_pb2.ATTEMPT_STATE_FAILED, code, output_tail=tail, signs=signs)
 
     def report(
@@ -242,12 +242,12 @@ class SimulatedAgent:
         state: job_pb2.AttemptState.ValueType,
         code: int = 0,
         stop_reason: job_pb2.StopReason.ValueType = job_pb2.STOP_REASON_UNSPECIFIED,
-        **said: Any,
+        **fields: Any,
     ) -> None:
-        """Say where an attempt stands."""
+        """Report the state of an attempt."""
         assignment = self.assignments.get(key)
         report = node_pb2.AttemptReport(
-            job_id=key[0], number=key[1], epoch=assignment.epoch if assignment else 0, state=state, **said
+            job_id=key[0], number=key[1], epoch=assignment.epoch if assignment else 0, state=state, **fields
         )
         report.stop_reason = stop_reason
         report.time.GetCurrentTime()

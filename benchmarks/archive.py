@@ -1,7 +1,7 @@
-"""What it costs to find out how an archived job ended, by how many jobs the archive holds.
+"""The cost of looking up how an archived job ended, by the size of the archive.
 
-A job that comes after one which the queue keeps no longer makes it look into the archive. The reference is
-the bare question to SQLite, over a connection that is open already.
+The queue reads the archive if a job depends on a job that has left the queue. The reference is the bare SQLite query on
+an open connection.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cotenant.services.queue.jobs.archive import Archive  # noqa: E402 - likewis
 from cotenant.v1 import job_pb2  # noqa: E402 - likewise
 
 SIZES, SIZES_QUICK = (1_000, 10_000, 100_000), (1_000, 10_000)
-ASKED, BATCH, ARRAY = 500, 5_000, 1_000
+LOOKUPS, BATCH, ARRAY = 500, 5_000, 1_000
 GROWTH_MAX = 2.0
 
 
 def measure(quick: bool) -> Sequence[Row]:
-    """Ask archives of several sizes."""
+    """Query archives of several sizes."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
         for size in SIZES_QUICK if quick else SIZES:
@@ -42,27 +42,27 @@ async def _of(path: Path, size: int, before: Sequence[Row]) -> list[Row]:
     archive, rng = Archive(path), Random(size)
     for start in range(0, size, BATCH):
         await archive.add([_job(number) for number in range(start, min(size, start + BATCH))])
-    ids = [_id(rng.randrange(size)) for _ in range(ASKED)]
+    ids = [_id(rng.randrange(size)) for _ in range(LOOKUPS)]
     begin = process_time()
     for job_id in ids:
         assert await archive.find([job_id])
-    asked = (process_time() - begin) / ASKED * 1000
+    lookup = (process_time() - begin) / LOOKUPS * 1000
     with closing(sqlite3.connect(path)) as connection:
         begin = process_time()
         for job_id in ids:
             connection.execute("SELECT job FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        raw = (process_time() - begin) / ASKED * 1000
+        raw = (process_time() - begin) / LOOKUPS * 1000
     begin = process_time()
     for number in range(20):
         array_id = f"array{number % (size // ARRAY):06}"
         assert sum((await archive.find([array_id]))[array_id].phases.values()) == ARRAY
     array = (process_time() - begin) / 20 * 1000
-    bare = "the bare question"
-    grown = asked / before[0].value if before else 1.0
+    bare = "bare query"
+    grown = lookup / before[0].value if before else 1.0
     return [
         Row(
             f"how one of {size:,} jobs ended",
-            asked,
+            lookup,
             "ms of processor",
             raw,
             bare,

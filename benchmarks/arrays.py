@@ -1,8 +1,7 @@
-"""What arrays cost the queue: taking one in, a cycle while most of it waits, the end of one of its jobs, a restart.
+"""The cost of arrays in the queue: submission, a cycle while most of the array waits, the end of a job, a restart.
 
-Three sizes; at most ten jobs of each array may run at once. The queue's own parts are measured, on a store in memory or
-on disc, without the wire and without placement. Beside them stands the same for as many single jobs, or for ten.
-Seconds are those of the processor.
+Three sizes, with an array limit of ten jobs at once. The parts of the queue are measured on a store on disk, without
+RPCs and without placement. The references are as many single jobs, or ten. All times are CPU time.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ SIZES = (100, 1_000, 10_000)
 AT_ONCE = 10
 ONE_CORE = (Role(request=Request(cores=1)),)
 SPEC = JobSpec(name="sweep", kind=JobKind.CPU, roles=ONE_CORE, command=("python3", "sweep.py"))
-SINGLES = 200  # single jobs that are taken in for comparison
+SINGLES = 200  # single jobs submitted for comparison
 ONCE = Call("CreateJob", "", b"")
 SUBMIT_SECONDS, STEP_MS, CYCLE_RATIO = 5.0, 10.0, 2.0
 
 
 async def _array(store: SqliteStore, size: int, **fields: object) -> tuple[State, float]:
-    """Take an array in; returns the state and the seconds."""
+    """Submit an array; return the state and the seconds."""
     state = State()
     spec = replace(SPEC, array=read_array(f"0-{size - 1}%{AT_ONCE}"), **fields)  # type: ignore[arg-type]  # of a spec
     arrays = JobArrays(JobStore(store, state))
@@ -55,7 +54,7 @@ async def _array(store: SqliteStore, size: int, **fields: object) -> tuple[State
 
 
 async def _singles(store: SqliteStore) -> float:
-    """Seconds for one job, taken in alone."""
+    """Return the seconds to submit a single job."""
     job_store = JobStore(store, State())
     began = time.process_time()
     for _ in range(SINGLES):
@@ -64,7 +63,7 @@ async def _singles(store: SqliteStore) -> float:
 
 
 async def _few(store: SqliteStore) -> State:
-    """As many single jobs as of an array may run."""
+    """Return a state with as many single jobs as the array limit."""
     state = State()
     job_store = JobStore(store, state)
     for _ in range(AT_ONCE):
@@ -73,7 +72,7 @@ async def _few(store: SqliteStore) -> State:
 
 
 def _cycles_per_second(state: State) -> float:
-    """How often the order and the choice can be made in a second."""
+    """Return how many times per second ordering and admission can run."""
     policy = plugins.load("cotenant.queue_policies", "las", {})
     state.capacity = Capacity(0, 8, 2**40)
 
@@ -85,7 +84,7 @@ def _cycles_per_second(state: State) -> float:
 
 
 def _end(state: State, record: Record) -> float:
-    """Seconds until the queue has taken in that a job ended and whose turn it is."""
+    """Return the seconds in which the queue processes the end of a job."""
     record.job.phase = specs.PHASES.to_wire(Phase.SUCCEEDED)
     began = time.process_time()
     state.sync(record)
@@ -124,7 +123,7 @@ async def _measure(size: int, directory: Path) -> list[harness.Row]:
 
 
 async def _released(store: SqliteStore, size: int) -> harness.Row:
-    """Let an array wait for one job, and that end."""
+    """Measure the end of a job that a whole array depends on."""
     state = State()
     job_store = JobStore(store, state)
     first = await job_store.create(SPEC, "bench", "", ONCE)
@@ -136,7 +135,7 @@ async def _released(store: SqliteStore, size: int) -> harness.Row:
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
-    """Measure all sizes, or the smaller ones."""
+    """Measure all sizes, or the smaller two."""
     with tempfile.TemporaryDirectory() as directory:
         for size in SIZES[: 2 if quick else 3]:
             yield from asyncio.run(_measure(size, Path(directory)))

@@ -1,8 +1,8 @@
-"""What a cluster of 1,000 nodes and 8,000 GPUs does: each service a process of its own, on an etcd of three members.
+"""Throughput of a cluster of 1,000 nodes and 8,000 GPUs: one process per service, on an etcd of three members.
 
-The agents are simulated and speak the real stream; they and all callers share one process, this one. Everything runs
-on the same machine, which may have other work besides: so each rate stands beside what the same etcd did in the same
-minutes with nothing around it, and beside what the processors were used for.
+The agents are simulated and use the real stream; they and all clients share this process. Everything runs on one
+machine, which may have other load. So each rate has as references the throughput of the same bare etcd within the same
+minutes, and the use of the CPUs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cotenant.v1 import job_pb2  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
 
 AGENTS, QUICK_AGENTS = (100, 300, 1_000), (100,)
-SUBMITTERS, BACKLOG = 64, 500  # so many more than run are submitted at most
+SUBMITTERS, BACKLOG = 64, 500  # jobs submitted but not yet running, at most
 WARM_SECONDS = 2.0
 CALL_SECONDS_MAX = 300.0
 SUBMITS_PER_SECOND = 50.0
@@ -43,7 +43,7 @@ PAGE, ARRAY = 100, 1_000  # jobs
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done: seconds of each load, jobs that watchers hear of, jobs that run at once, jobs listed."""
+    """The size of a run: seconds of each load, watched jobs, running jobs, listed jobs."""
 
     load_seconds: float
     submit_seconds: float
@@ -57,17 +57,17 @@ SMALLER, QUICK = Size(15, 10, 100, 500, 10_000), Size(8, 5, 100, 500, 10_000)
 
 
 def spec(*, gpus: int = 1, cores: int = 2, replicas: int = 1) -> job_pb2.JobSpec:
-    """A job; without GPUs it is a CPU job."""
-    told = job_pb2.JobSpec(name="bench", command=["true"], model="bench")
-    told.kind = job_pb2.JOB_KIND_TRAINING if gpus else job_pb2.JOB_KIND_CPU
-    role = told.roles.add(name="worker", replicas=replicas)
+    """Return a job; without GPUs it is a CPU job."""
+    job_spec = job_pb2.JobSpec(name="bench", command=["true"], model="bench")
+    job_spec.kind = job_pb2.JOB_KIND_TRAINING if gpus else job_pb2.JOB_KIND_CPU
+    role = job_spec.roles.add(name="worker", replicas=replicas)
     role.resources.gpu_milli, role.resources.cores = 1000 * gpus, cores
-    return told
+    return job_spec
 
 
-async def create(bench: Cluster, told: job_pb2.JobSpec) -> str:
-    """Submit a job, however long that takes: the figures tell."""
-    answer = await bench.jobs.CreateJob(pb.CreateJobRequest(spec=told), timeout=CALL_SECONDS_MAX)
+async def create(bench: Cluster, job_spec: job_pb2.JobSpec) -> str:
+    """Submit a job; the figures show how long it takes."""
+    answer = await bench.jobs.CreateJob(pb.CreateJobRequest(spec=job_spec), timeout=CALL_SECONDS_MAX)
     return str(answer.job.id)
 
 
@@ -76,7 +76,7 @@ async def create(bench: Cluster, told: job_pb2.JobSpec) -> str:
 
 @contextlib.asynccontextmanager
 async def steadily(bench: Cluster, submit: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Submit as fast as jobs are brought to running, and wait in the end until those that were begun are answered."""
+    """Submit as fast as jobs start; at the end, wait for the answers to all submissions."""
     stop, sent, first = False, 0, len(bench.started)
 
     async def submits() -> None:
@@ -97,7 +97,7 @@ async def steadily(bench: Cluster, submit: Callable[[], Awaitable[object]]) -> A
 
 
 async def load(bench: Cluster, seconds: float, where: str, raw: float) -> list[harness.Row]:
-    """Submit as fast as jobs are brought to running, for so long; then wait for those that are left."""
+    """Submit as fast as jobs start for some seconds, then wait until all jobs run."""
     sent, one, first = 0, spec(), len(bench.started)
 
     async def submit() -> None:
@@ -141,7 +141,7 @@ async def load(bench: Cluster, seconds: float, where: str, raw: float) -> list[h
 
 
 async def submits(bench: Cluster, seconds: float, where: str) -> list[harness.Row]:
-    """Submit at a steady pace, whether or not the answers come, and time each answer."""
+    """Submit at a constant rate, independent of the answers, and time each answer."""
     calls = await empty_calls(bench.queue, 1.0)
     took: list[float] = []
     one = spec()
@@ -157,11 +157,11 @@ async def submits(bench: Cluster, seconds: float, where: str) -> list[harness.Ro
         waiting.append(asyncio.ensure_future(submit()))
     await asyncio.gather(*waiting)
     p50, p99 = (harness.percentile(took, percent) for percent in (50, 99))
-    told = f"{where}: submit at {SUBMITS_PER_SECOND:g}/s"
+    name = f"{where}: submit at {SUBMITS_PER_SECOND:g}/s"
     return [
-        harness.Row(f"{told}, p50", p50, "ms", 1e3 / calls, "an empty call"),
+        harness.Row(f"{name}, p50", p50, "ms", 1e3 / calls, "an empty call"),
         harness.Row(
-            f"{told}, p99", p99, "ms", 1e3 / calls, "an empty call", f"≤ {SUBMIT_BAR_MS:g}", p99 <= SUBMIT_BAR_MS
+            f"{name}, p99", p99, "ms", 1e3 / calls, "an empty call", f"≤ {SUBMIT_BAR_MS:g}", p99 <= SUBMIT_BAR_MS
         ),
     ]
 
@@ -170,16 +170,16 @@ async def submits(bench: Cluster, seconds: float, where: str) -> list[harness.Ro
 
 
 async def watchers(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
-    """Let many watch while jobs come, run and end: each must hear of the end of each."""
+    """Watch jobs with many clients; each client must see the end of each job."""
     heard: list[set[str]] = [set() for _ in range(WATCHERS)]
-    told = synced = 0
+    messages = synced = 0
 
     async def watch(ended: set[str]) -> None:
-        nonlocal told, synced
+        nonlocal messages, synced
         only = pb.JobFilter(labels={"watched": "yes"})
         async for news in bench.jobs.WatchJobs(pb.WatchJobsRequest(filter=only)):
             synced += news.synced
-            told += news.HasField("job")
+            messages += news.HasField("job")
             if news.job.phase == job_pb2.JOB_PHASE_SUCCEEDED:
                 ended.add(news.job.id)
 
@@ -194,7 +194,7 @@ async def watchers(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
             ids.add(await create(bench, one))
 
     await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
-    with contextlib.suppress(TimeoutError):  # the figure tells
+    with contextlib.suppress(TimeoutError):  # the figure shows it
         await until(lambda: all(len(each) >= jobs for each in heard), 120.0)
     took = time.perf_counter() - began
     for task in watching:
@@ -206,7 +206,7 @@ async def watchers(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
             f"{where}: ends of {jobs} jobs that {WATCHERS} watchers did not hear of", lost, "", bar="0", holds=not lost
         ),
         harness.Row(f"{where}: seconds until all had heard of all", took, "s"),
-        harness.Row(f"{where}: messages to watchers", told / took, "1/s"),
+        harness.Row(f"{where}: messages to watchers", messages / took, "1/s"),
     ]
 
 
@@ -214,7 +214,7 @@ async def watchers(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
 
 
 async def kept(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
-    """Let jobs run on and on, and see what the store holds of them, and how large requests to it have become."""
+    """Measure the store size of running jobs and its largest value."""
     for agent in bench.agents:
         agent.run_seconds = None
     await until(lambda: not any(agent.attempts for agent in bench.agents))
@@ -247,7 +247,7 @@ async def kept(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
 
 
 async def sizes(bench: Cluster) -> dict[str, int]:
-    """Bytes of all that the store holds, by key."""
+    """Return the bytes of each entry in the store, by key."""
     store = await open_store(bench.processes.store_url)
     try:
         return {one.key: len(one.key) + len(one.value) for one in (await store.list("")).entries}
@@ -259,14 +259,14 @@ async def sizes(bench: Cluster) -> dict[str, int]:
 
 
 async def lists(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
-    """Let many wait that need all of the cluster, while others run on, and ask for pages of them."""
+    """Queue many jobs that need the whole cluster, and list pages of them."""
     rss = processes.status_bytes(bench.processes.pids["queue"], "VmRSS")
     for _ in range(jobs // ARRAY):
-        array = spec(gpus=GPUS, cores=CORES, replicas=len(bench.agents))  # while anything runs
+        array = spec(gpus=GPUS, cores=CORES, replicas=len(bench.agents))  # cannot start while any job runs
         array.array.ranges.add(first=0, last=ARRAY - 1)
         await create(bench, array)
     there = (await bench.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
-    assert there >= jobs, f"{there} jobs are listed, not {jobs}"  # of those that ended, some are in the archive by now
+    assert there >= jobs, f"{there} jobs are listed, not {jobs}"  # some ended jobs are already in the archive
     more = processes.status_bytes(bench.processes.pids["queue"], "VmRSS") - rss
     rows = []
     for name, wanted in (
@@ -297,7 +297,7 @@ async def lists(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
 
 
 def memory(bench: Cluster, where: str) -> list[harness.Row]:
-    """The most memory that each service has had."""
+    """Return the peak memory of each service."""
     return [
         harness.Row(
             f"{where}: peak memory, {name}",
@@ -311,19 +311,19 @@ def memory(bench: Cluster, where: str) -> list[harness.Row]:
 
 
 def stalls(bench: Cluster, where: str) -> list[harness.Row]:
-    """Tell how often services came to nothing, for half a second or more, and for as long as a leader's lease lasts."""
-    lost = sum(bench.processes.told("leadership_lost").values())
+    """Return how often event loops stalled for half a second or more, and how often a leader lost its lease."""
+    lost = sum(bench.processes.event_counts("leadership_lost").values())
     return [
         *(
             harness.Row(f"{where}: stalls of {STALL_SECONDS:g} s or more, {name}", times, "")
-            for name, times in bench.processes.told("loop_stalled").items()
+            for name, times in bench.processes.event_counts("loop_stalled").items()
         ),
         harness.Row(f"{where}: leaders that lost their lease", lost, "", bar="0", holds=not lost),
     ]
 
 
 def growth(rows: Sequence[harness.Row]) -> Iterator[harness.Row]:
-    """Set what a job costs in the largest cluster beside what it costs in the smallest."""
+    """Yield the cost of a job in the largest cluster relative to the smallest."""
     small, large = (f"{nodes:,} agents" for nodes in (AGENTS[0], AGENTS[-1]))
     values = {row.name: row.value for row in rows}
     for row in rows:
@@ -335,24 +335,24 @@ def growth(rows: Sequence[harness.Row]) -> Iterator[harness.Row]:
 
 
 async def measure_size(nodes: int, size: Size, directory: Path) -> list[harness.Row]:
-    """Measure one cluster; what is known is told at once, for all of it takes minutes."""
+    """Measure one cluster; print each figure as soon as it is known, because the whole takes minutes."""
     where = f"{nodes:,} agents"
     rows: list[harness.Row] = []
 
-    def tell(more: Sequence[harness.Row]) -> None:
+    def report(more: Sequence[harness.Row]) -> None:
         rows.extend(more)
         for row in more:
             sys.stderr.write(f"{row.name}: {row.value:,.4g} {row.unit}\n")
 
     async with cluster(nodes, directory / f"of-{nodes}") as bench:
         raw = await raw_commits(bench.processes.store_url)
-        tell(await load(bench, size.load_seconds, where, raw))
-        tell(await submits(bench, size.submit_seconds, where))
-        tell(await watchers(bench, size.watched, where))
-        tell(await kept(bench, size.running, where))
-        tell(await lists(bench, size.waiting, where))
-        tell(memory(bench, where))
-        tell(stalls(bench, where))
+        report(await load(bench, size.load_seconds, where, raw))
+        report(await submits(bench, size.submit_seconds, where))
+        report(await watchers(bench, size.watched, where))
+        report(await kept(bench, size.running, where))
+        report(await lists(bench, size.waiting, where))
+        report(memory(bench, where))
+        report(stalls(bench, where))
     return rows
 
 

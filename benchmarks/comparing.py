@@ -1,9 +1,9 @@
-"""What a run of all benchmarks is beside the last committed one, and how both are written down.
+"""Comparison of benchmark results with the committed ones, and the Markdown report.
 
-Figures are compared by their ratio to the reference of the same run, for machines differ and are shared. One without a
-reference is compared as it is, unless it is a time or a rate, which says nothing about another machine. A figure has
-become worse when its ratio has gone the wrong way by more than the spread: what the committed runs were apart, or a
-stated tolerance where that is more or there was only one run.
+Figures are compared by their ratio to the reference of the same run, because machines differ and are shared. A figure
+without a reference is compared by its value, except times and rates, which do not transfer between machines. A figure
+is worse if it moved in the wrong direction by more than its spread: the spread of the committed runs, or a fixed
+tolerance if that is larger or only one run is committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNKNOWN, LESS, MORE = "", "less", "more"
 
 @dataclass(frozen=True, slots=True)
 class BaselineFigure:
-    """A figure of the committed runs: the median, the least and the most of its ratio (or value), by how many runs."""
+    """A committed figure: median, minimum and maximum of its ratio (or value), and the number of runs."""
 
     median: float
     least: float
@@ -32,10 +32,12 @@ class BaselineFigure:
 
     @property
     def spread(self) -> float:
-        """By what factor another run may differ without being called another.
+        """Return the factor by which another run may differ without counting as changed.
 
-        >>> BaselineFigure(1.0, 1.0, 1.0, 2).spread, BaselineFigure(1.0, 0.9, 1.1, 2).spread, BaselineFigure(1.0, 0.5, 1.5, 3).spread
-        (1.02, 1.3, 3.0)
+        >>> BaselineFigure(1.0, 1.0, 1.0, 2).spread, BaselineFigure(1.0, 0.9, 1.1, 2).spread
+        (1.02, 1.3)
+        >>> BaselineFigure(1.0, 0.5, 1.5, 3).spread
+        3.0
         """
         if self.runs < EXACT_RUNS_MIN:
             return TOLERANCE_ONCE
@@ -46,7 +48,7 @@ class BaselineFigure:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A figure that is not what it was. `worse` is None where nobody says which way is better."""
+    """A figure that differs from the committed one; `worse` is None if neither direction is better."""
 
     benchmark: str
     name: str
@@ -56,17 +58,17 @@ class Change:
     worse: bool | None
 
     def __str__(self) -> str:
-        """Write it in one line."""
-        how = {True: "worse", False: "better", None: "other"}[self.worse]
-        times = f"{self.now / self.before:.2f} times" if self.before else "not"
+        """Return the change in one line."""
+        how = {True: "worse", False: "better", None: "changed"}[self.worse]
+        factor = f"{self.now / self.before:.2f} ×" if self.before else "from 0"
         return (
-            f"{how}: {self.benchmark}: {self.name}: {self.before:.4g} → {self.now:.4g}, {times} what it was "
-            f"(spread {self.spread:.2f})"
+            f"{how}: {self.benchmark}: {self.name}: {self.before:.4g} → {self.now:.4g} "
+            f"({factor}, spread {self.spread:.2f})"
         )
 
 
 def better_direction(row: Mapping[str, Any]) -> str:
-    """Tell which way is better: by the bar, else by the unit.
+    """Return which direction is better, from the bar or else from the unit.
 
     >>> better_direction({"bar": "≥ 200", "unit": "ms"}), better_direction({"bar": "", "unit": "ms"})
     ('more', 'less')
@@ -82,7 +84,7 @@ def better_direction(row: Mapping[str, Any]) -> str:
 
 
 def comparable_value(row: Mapping[str, Any]) -> float | None:
-    """What of a row can be held beside another machine's: its ratio, or the figure where it is no time."""
+    """Return the figure that is comparable across machines: the ratio, or the value unless it is a time or rate."""
     if row["ratio"] is not None:
         return float(row["ratio"])
     if row["reference_name"] or row["unit"] in (*TIMES, *RATES):
@@ -91,7 +93,7 @@ def comparable_value(row: Mapping[str, Any]) -> float | None:
 
 
 def summarize_runs(runs: Sequence[Iterable[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Sum up the runs of one benchmark for the committed file, by the names of their rows."""
+    """Summarize the runs of a benchmark for the committed file, by row name."""
     seen: dict[str, list[float]] = {}
     for rows in runs:
         for row in rows:
@@ -111,7 +113,7 @@ def summarize_runs(runs: Sequence[Iterable[Mapping[str, Any]]]) -> dict[str, dic
 def changes(
     benchmark: str, rows: Iterable[Mapping[str, Any]], kept: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Change]:
-    """Tell which figures of a benchmark differ from the committed ones by more than the spread."""
+    """Yield the figures of a benchmark that differ from the committed ones by more than their spread."""
     for row in rows:
         now = comparable_value(row)
         if now is None or row["name"] not in kept:
@@ -125,42 +127,45 @@ def changes(
 
 
 def differs(before: BaselineFigure, now: float) -> bool:
-    """Whether a figure is further from the committed median than the spread.
+    """Return whether a figure differs from the committed median by more than the spread.
 
-    >>> differs(BaselineFigure(1.0, 0.9, 1.1, 2), 1.25), differs(BaselineFigure(1.0, 0.9, 1.1, 2), 1.4), differs(BaselineFigure(0.0, 0.0, 0.0, 2), 1)
-    (False, True, True)
+    >>> differs(BaselineFigure(1.0, 0.9, 1.1, 2), 1.25), differs(BaselineFigure(1.0, 0.9, 1.1, 2), 1.4)
+    (False, True)
+    >>> differs(BaselineFigure(0.0, 0.0, 0.0, 2), 1)
+    True
     """
     if before.median <= 0 or now <= 0:
         return now != before.median and abs(now - before.median) > (before.spread - 1) * abs(before.median)
     return max(now / before.median, before.median / now) > before.spread
 
 
-# How it is written ------------------------------------------------------------------------------------------------
+# Markdown ----------------------------------------------------------------------------------------------------------
 
 HEAD = (
-    "| figure | value | unit | beside | its value | ratio | bar | holds | was |\n|---|--:|---|---|--:|--:|---|---|--:|"
+    "| figure | value | unit | reference | its value | ratio | bar | met | committed |\n"
+    "|---|--:|---|---|--:|--:|---|---|--:|"
 )
 
 
 def markdown(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
-    """Write a whole result, with the committed figures in the last column."""
+    """Return the report as Markdown, with the committed figures in the last column."""
     taken = result["taken"]
     parts = [f"# Benchmarks, {taken['form']} form, {taken['time']}", conditions(taken)]
     for name, done in result["benchmarks"].items():
-        seconds = f"{done['seconds']:.0f} s, {done['processor_seconds']:.0f} s of processor"
+        seconds = f"{done['seconds']:.0f} s, {done['processor_seconds']:.0f} s CPU"
         parts.append(f"## {name}\n\n{seconds}" + (f"; **{done['error']}**" if done["error"] else ""))
         if done["rows"]:
             kept = baseline.get("benchmarks", {}).get(name, {})
             parts.append("\n".join([HEAD, *(_line(row, kept) for row in done["rows"])]))
     if left_out := result.get("left_out"):
-        parts.append("\n".join(["## Not run\n", *(f"- {name}: {why}" for name, why in left_out.items())]))
+        parts.append("\n".join(["## Skipped\n", *(f"- {name}: {why}" for name, why in left_out.items())]))
     return "\n\n".join(parts) + "\n"
 
 
 def conditions(taken: Mapping[str, Any]) -> str:
-    """Tell on what machine a result was taken, and whether it was quiet."""
-    load = f"{taken['load_per_core']:.2f} processes per core wanted to run when it began"
-    noisy = ": **the machine was loaded**, so times are not to be taken at their word" if taken["noisy"] else ""
+    """Describe the machine of a result and its load."""
+    load = f"{taken['load_per_core']:.2f} runnable processes per core at the start"
+    noisy = ": **the machine was loaded**, so times are unreliable" if taken["noisy"] else ""
     return f"{taken['cores']} cores, Python {taken['python']}; {load}{noisy}."
 
 

@@ -1,9 +1,9 @@
-"""How soon the eliminator notices and relieves, how seldom it is wrong, and what it costs; all on model nodes.
+"""Detection and relief by the eliminator, its false alarms, and its cost; all on model nodes.
 
-Quiet days are days of windows with 5 % noise in which nobody is hurt: on a calm node, on one whose CPU jobs come and go
-all day, and on one whose memory bandwidth is above its limit all day. Anything that is done in them is a false alarm.
-Slowdowns begin at a random instant of a window, which counts as the first one. Suspects that hide each other each
-saturate the memory alone, so that holding one of them back brings nothing.
+Quiet days are days of windows with 5 % noise and no victim: on a calm node, on a node whose CPU jobs come and go all
+day, and on a node whose memory bandwidth is above its limit all day. Any action on a quiet day is a false alarm.
+Slowdowns begin at a random time within a window, which counts as the first window. Suspects that mask each other each
+saturate the memory alone, so throttling only one of them has no effect.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from cotenant.policies.no_contention import NoContention
 DAY_WINDOWS, HOUR_WINDOWS = 17_280, 720
 LEARNT_WINDOWS = 60
 SLOWDOWNS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6)
-BARRED = 0.15  # slowdowns from this on are to be noticed in time
+BARRED = 0.15  # bars apply to slowdowns from here on
 HARDWARE = {"held to shares": (True, True), "told only": (True, False), "told nothing": (False, False)}
 NOTICED_MAX, RELIEVED_MAX, WELL, KEPT = 3, 6, 0.95, 0.1
 SIZES = (10, 100, 1000)
-JOINT = {2: 3.5, 3: 2.2, 4: 1.9}  # CPU jobs that each saturate the memory alone, and how much of the peak each wants
-SATURATION = 1.5  # of the peak; what is wanted beyond it slows nobody down any more
+JOINT = {
+    2: 3.5,
+    3: 2.2,
+    4: 1.9,
+}  # number of CPU jobs that each saturate the memory alone, and the demand of each relative to the peak
+SATURATION = 1.5  # of the peak; demand beyond it causes no further slowdown
 JOINT_WINDOWS, JOINT_WELL_MIN = 30, 97.0
-GROWTH_MAX = 2.0  # of the time for one attempt, from 10 to 1,000 of them
+GROWTH_MAX = 2.0  # of the time per attempt, from 10 to 1,000 attempts
 
 
 def calm(seed: int, windows: int) -> ModelNode:
-    """A node on which four CPU jobs run beside four training jobs and take a third of the bandwidth."""
+    """Return a node with four training jobs and four CPU jobs that take a third of the bandwidth."""
     return ModelNode(_trainers(), [CpuJob(f"cpu-{number}", demand=5e9, cores=4) for number in range(4)], seed)
 
 
 def busy(seed: int, windows: int) -> ModelNode:
-    """A node that tells no bandwidth, and to which a CPU job comes about every five minutes, for four on average."""
+    """Return a node without bandwidth counters; a CPU job arrives every five minutes and runs for four, on average."""
     rng = random.Random(seed)
     jobs: list[CpuJob] = []
     now = 300.0
@@ -53,7 +57,7 @@ def busy(seed: int, windows: int) -> ModelNode:
 
 
 def full(seed: int, windows: int) -> ModelNode:
-    """A node whose memory bandwidth is at 90 % of its peak all day, which hurts nobody."""
+    """Return a node whose memory bandwidth is at 90 % of its peak all day, without a victim."""
     return ModelNode(_trainers(), [CpuJob(f"cpu-{number}", demand=17.5e9, cores=4) for number in range(4)], seed)
 
 
@@ -65,7 +69,7 @@ QUIET = {"calm": calm, "CPU jobs come and go": busy, "bandwidth at 90 %": full}
 
 
 def false_alarms(quick: bool) -> Iterator[harness.Row]:
-    """Count what is done on days on which nothing need be done."""
+    """Count actions on quiet days."""
     seeds = range(2 if quick else 10)
     windows = DAY_WINDOWS // (6 if quick else 1)
     for name, make in QUIET.items():
@@ -86,8 +90,8 @@ def false_alarms(quick: bool) -> Iterator[harness.Row]:
         print(f"{name}: {time.process_time() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-class Story(NamedTuple):
-    """What became of one slowdown: the windows until it was noticed and relieved, and what the CPU job kept."""
+class Slowdown(NamedTuple):
+    """The outcome of one slowdown: windows until it was noticed and relieved, and the speed that the CPU job kept."""
 
     noticed: int
     relieved: int
@@ -96,8 +100,8 @@ class Story(NamedTuple):
     lost: float  # of the training job's work, over the ten minutes after it began
 
 
-def story(policy: ContentionPolicy, slowdown: float, seed: int, reported: bool, enforced: bool) -> Story:
-    """Let a CPU job come that slows a training job down."""
+def run_slowdown(policy: ContentionPolicy, slowdown: float, seed: int, reported: bool, enforced: bool) -> Slowdown:
+    """Run one slowdown of a training job by a CPU job."""
     rng = random.Random(seed)
     trainer = Trainer()
     cpu_job = hog(slowdown, trainer, begin=5.0 * LEARNT_WINDOWS + 5.0 * rng.random())
@@ -113,33 +117,37 @@ def story(policy: ContentionPolicy, slowdown: float, seed: int, reported: bool, 
             noticed = number
     after = [number for number, speed in enumerate(speeds, 1) if noticed and number > noticed and speed >= WELL]
     ran = [speed / cpu_job.speed_alone for speed in cpu_job.speeds[1:] if speed > 0]
-    return Story(noticed or 999, after[0] if after else 999, speeds[5] >= WELL, min(ran), 1 - statistics.fmean(speeds))
+    return Slowdown(
+        noticed or 999, after[0] if after else 999, speeds[5] >= WELL, min(ran), 1 - statistics.fmean(speeds)
+    )
 
 
 def detection(quick: bool) -> Iterator[harness.Row]:
-    """Tell how soon slowdowns are noticed and relieved."""
+    """Measure how soon slowdowns are noticed and relieved."""
     seeds = range(20 if quick else 200)
     kept: list[float] = []
     for name, (reported, enforced) in HARDWARE.items():
         for slowdown in SLOWDOWNS:
-            stories = [story(CodaEliminator(), slowdown, seed, reported, enforced) for seed in seeds]
-            kept += [one.kept for one in stories]
-            off = statistics.fmean(story(NoContention(), slowdown, seed, reported, enforced).lost for seed in seeds[:5])
+            slowdowns = [run_slowdown(CodaEliminator(), slowdown, seed, reported, enforced) for seed in seeds]
+            kept += [one.kept for one in slowdowns]
+            off = statistics.fmean(
+                run_slowdown(NoContention(), slowdown, seed, reported, enforced).lost for seed in seeds[:5]
+            )
             barred, what = slowdown >= BARRED, f"slowdown {slowdown:.0%}, bandwidth {name}"
-            noticed = statistics.median(one.noticed for one in stories)
+            noticed = statistics.median(one.noticed for one in slowdowns)
             bar, holds = (f"at most {NOTICED_MAX}", noticed <= NOTICED_MAX) if barred else ("", None)
             yield harness.Row(f"windows until noticed, median, {what}", noticed, "1", bar=bar, holds=holds)
-            in_time = 100 * statistics.fmean(one.noticed <= NOTICED_MAX for one in stories)
+            in_time = 100 * statistics.fmean(one.noticed <= NOTICED_MAX for one in slowdowns)
             yield harness.Row(f"  noticed within {NOTICED_MAX}", in_time, "%")
-            relieved = statistics.median(one.relieved for one in stories)
+            relieved = statistics.median(one.relieved for one in slowdowns)
             bar = f"at most {RELIEVED_MAX}" if barred else ""
             holds = relieved <= RELIEVED_MAX if barred else None
             yield harness.Row(
                 f"  windows until {WELL:.0%} of the baseline, median", relieved, "1", bar=bar, holds=holds
             )
-            well = 100 * statistics.fmean(one.well_at_6 for one in stories)
+            well = 100 * statistics.fmean(one.well_at_6 for one in slowdowns)
             yield harness.Row(f"  at {WELL:.0%} in window {RELIEVED_MAX}", well, "%")
-            lost = 100 * statistics.fmean(one.lost for one in stories)
+            lost = 100 * statistics.fmean(one.lost for one in slowdowns)
             yield harness.Row("  speed lost over ten minutes", lost, "%", 100 * off, "eliminator off")
         print(name, file=sys.stderr, flush=True)
     least = 100 * min(kept)
@@ -149,15 +157,15 @@ def detection(quick: bool) -> Iterator[harness.Row]:
 
 
 class Joint(NamedTuple):
-    """What became of a victim of several that hide each other: when it was well first, and how it was from then on."""
+    """The outcome for a victim of suspects that mask each other: first recovery, and speed from then on."""
 
     well: int  # the window
-    lasting: float  # its speed, the median of the five minutes that follow the first `JOINT_WINDOWS`
-    kept: float  # the least speed of a CPU job that is not suspended, as a share of that before one was held back
+    lasting: float  # its median speed in the five minutes after the first `JOINT_WINDOWS`
+    kept: float  # minimum speed of a CPU job that is not suspended, relative to that before any throttling
 
 
 def joint(count: int, seed: int, limits: Thresholds) -> Joint:
-    """Let CPU jobs come of which each saturates the memory alone."""
+    """Start CPU jobs that each saturate the memory alone."""
     jobs = [saturator(f"cpu-{number}", JOINT[count], begin=5.0 * LEARNT_WINDOWS) for number in range(count)]
     trainer, policy = Trainer(), CodaEliminator(limits)
     node = ModelNode([trainer], jobs, seed, reported=False, saturation=SATURATION)
@@ -172,7 +180,7 @@ def joint(count: int, seed: int, limits: Thresholds) -> Joint:
 
 
 def masked_suspects(quick: bool) -> Iterator[harness.Row]:
-    """Tell how often and how soon a victim is relieved of suspects that hide each other."""
+    """Measure how often and how soon a victim is relieved of suspects that mask each other."""
     seeds = range(50 if quick else 500)
     kept: list[float] = []
     for count in JOINT:
@@ -191,7 +199,7 @@ def masked_suspects(quick: bool) -> Iterator[harness.Row]:
 
 
 def crowded_window(count: int, number: int, rng: random.Random) -> NodeWindow:
-    """A window of a node with so many attempts, half of them CPU jobs."""
+    """Return a window of a node with `count` attempts, half of them CPU jobs."""
     attempts = tuple(
         AttemptWindow(
             f"job-{one}",
@@ -208,7 +216,7 @@ def crowded_window(count: int, number: int, rng: random.Random) -> NodeWindow:
 
 
 def cost(quick: bool) -> Iterator[harness.Row]:
-    """Tell the processor time of one question as a node holds more."""
+    """Measure the CPU time of one policy call by the number of attempts."""
     rng, each = random.Random(0), {}
     for count in SIZES:
         policy, spent = CodaEliminator(), []
@@ -227,9 +235,9 @@ def cost(quick: bool) -> Iterator[harness.Row]:
 
 
 def measure(quick: bool) -> Sequence[harness.Row]:
-    """Notice and relieve, then be quiet, then tell the price."""
+    """Measure detection and relief, masked suspects, false alarms and cost."""
     return [*detection(quick), *masked_suspects(quick), *false_alarms(quick), *cost(quick)]
 
 
 if __name__ == "__main__":
-    harness.main(measure, "How soon the eliminator relieves victims, how seldom it is wrong, what it costs")
+    harness.main(measure, "Detection and relief by the eliminator, its false alarms, and its cost")

@@ -1,9 +1,9 @@
-"""A model of one node with training and CPU jobs on it, for closing the loop around a contention policy.
+"""A model of one node with training and CPU jobs, in a closed loop with a contention policy.
 
-Jobs share the memory bandwidth as in `cotenant.simulator.physics.bandwidth`: each CPU job wants so much for each core
-that it may use, and a training job waits for memory once all wants exceed the peak; what is wanted beyond the node's
-saturation slows nobody down any more. What the policy says is done before the next window begins. Rates are measured
-with noise, from a seed.
+Jobs share the memory bandwidth as in `cotenant.simulator.physics.bandwidth`: each CPU job demands bandwidth for each
+core that it may use, and a training job waits for memory once the total demand exceeds the peak; demand beyond the
+saturation of the node causes no further slowdown. Directives of the policy are applied before the next window.
+Measured rates have seeded noise.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ SENSITIVITY = bandwidth.SENSITIVITY
 
 @dataclass(slots=True)
 class Trainer:
-    """A training job; `rate_per_second` is that of a job that nobody hurts."""
+    """A training job; `rate_per_second` is its rate without contention."""
 
     id: str = "dnn"
     rate_per_second: float = 10.0
     cores: int = 8
     demand: float = 10e9  # bytes/s
     expected: float | None = None
-    reported: bool = True  # its rate; else only the utilisation of its GPUs
+    reported: bool = True  # whether it reports its rate; else only its GPU utilization is known
     speed: float = 1.0
 
 
 @dataclass(slots=True)
 class CpuJob:
-    """A CPU job that runs from `begin` to `end` seconds; `demand` is of all its cores, in bytes/s."""
+    """A CPU job that runs from `begin` to `end` seconds; `demand` is that of all its cores, in bytes/s."""
 
     id: str
     demand: float
@@ -50,15 +50,15 @@ class CpuJob:
 
     @property
     def speed_alone(self) -> float:
-        """How fast it would be with the node for itself."""
+        """Its speed on an otherwise empty node."""
         return min(1.0, PEAK / self.demand) if self.demand else 1.0
 
     def runs(self, now: float) -> bool:
-        """Whether it is on the node."""
+        """Return whether the job is on the node."""
         return self.begin <= now < self.end and not self.moved
 
     def wants(self, *, enforced: bool, peak: float) -> float:
-        """Tell what bandwidth it wants under its throttle."""
+        """Return its bandwidth demand under its throttle."""
         if self.throttle.suspended:
             return 0.0
         cores = min(self.cores, self.throttle.cores or self.cores)
@@ -68,19 +68,19 @@ class CpuJob:
 
 
 def hog(slowdown: float, trainer: Trainer | None = None, id: str = "hog", **others: float) -> CpuJob:
-    """Make a CPU job whose wish for bandwidth slows a trainer down by so much."""
+    """Return a CPU job whose bandwidth demand slows a training job by `slowdown`."""
     over = 1 + slowdown / (1 - slowdown) / SENSITIVITY
     return CpuJob(id, over * PEAK - (trainer or Trainer()).demand, **others)  # type: ignore[arg-type]  # floats, by name
 
 
 def saturator(id: str, demand: float, **others: float) -> CpuJob:
-    """Make a CPU job of eight cores that wants so many times the peak, unless it has but one of them."""
+    """Return a CPU job of eight cores that demands `demand` times the peak bandwidth, less under a core limit."""
     return CpuJob(id, demand * PEAK, **others)  # type: ignore[arg-type]  # floats, by name
 
 
 @dataclass(slots=True)
 class ModelNode:
-    """The node. `reported`: whether its hardware tells bandwidth; `enforced`: whether it can hold a job to a share."""
+    """The node. `reported`: the hardware reports bandwidth; `enforced`: the hardware can limit a job to a share."""
 
     trainers: Sequence[Trainer]
     cpu_jobs: Sequence[CpuJob]
@@ -98,7 +98,7 @@ class ModelNode:
         self.rng = random.Random(self.seed)
 
     def window(self) -> NodeWindow:
-        """Let one window pass."""
+        """Advance by one window and return it."""
         begin, self.now = self.now, self.now + self.seconds
         here = [job for job in self.cpu_jobs if job.runs(begin) or job.runs(self.now - 1e-9)]
         wants = {
@@ -129,7 +129,7 @@ class ModelNode:
         )
 
     def _share_present(self, job: CpuJob, begin: float) -> float:
-        """Tell for what part of the window a job was there."""
+        """Return the share of the window in which a job was on the node."""
         return max(0.0, min(job.end, self.now) - max(job.begin, begin)) / self.seconds
 
     def _trainer_window(self, trainer: Trainer) -> AttemptWindow:
@@ -160,7 +160,7 @@ class ModelNode:
         )
 
     def apply(self, directives: Sequence[Directive]) -> None:
-        """Do what a policy says."""
+        """Apply the directives of a policy."""
         by_id = {job.id: job for job in self.cpu_jobs}
         for directive in directives:
             job = by_id[directive.job_id]
@@ -168,7 +168,7 @@ class ModelNode:
             job.moved |= directive.move
 
     def run(self, policy: ContentionPolicy, windows: int) -> list[tuple[NodeWindow, list[Directive]]]:
-        """Let windows pass, with the policy at work."""
+        """Advance by `windows` windows under a policy; return the windows and directives."""
         story = []
         for _ in range(windows):
             window = self.window()

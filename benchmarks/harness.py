@@ -1,7 +1,7 @@
-"""What every benchmark shares: rows with a reference measured in the same run, and how they are printed.
+"""Benchmark harness: rows with a reference measured in the same run, and their output.
 
-Machines are shared and noisy, so a figure alone says little: each row carries the same figure for something that
-everyone has (an empty call, a raw commit) from the same minutes, and the ratio to it.
+Machines are shared and noisy, so a figure alone says little. Each row also carries a reference that exists on every
+machine (an empty call, a raw commit), measured within the same minutes, and the ratio to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cotenant import telemetry
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `bar` is the goal in words; `holds` is None where there is none to hold."""
+    """One figure. `bar` describes the goal; `holds` is None without a goal."""
 
     name: str
     value: float
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """The figure over its reference.
+        """Return the figure divided by its reference.
 
         >>> Row("a", 50.0, "1/s", reference=200.0).ratio
         0.25
@@ -41,7 +41,7 @@ class Row:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolate linearly between the values around a percentile.
+    """Return a percentile, interpolated linearly.
 
     >>> percentile([1.0, 2.0, 3.0], 50)
     2.0
@@ -54,7 +54,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def rate_per_second(work: Callable[[], object], *, seconds: float = 0.5, rounds: int = 3) -> float:
-    """How often something can be done in a second: the median of a few rounds."""
+    """Return the calls per second of a function: the median of a few rounds."""
     rates = []
     for _ in range(rounds):
         count, begin = 0, time.perf_counter()
@@ -66,13 +66,13 @@ def rate_per_second(work: Callable[[], object], *, seconds: float = 0.5, rounds:
 
 
 def main(measure: Callable[[bool], Sequence[Row]], description: str) -> None:
-    """Run a benchmark's `measure(quick)` and print its rows; ends with 1 where a bar does not hold."""
+    """Run a benchmark's `measure(quick)` and print its rows; exit with 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="print one array of rows")
-    parser.add_argument("--quick", action="store_true", help="a minute's version")
+    parser.add_argument("--json", action="store_true", help="print the rows as a JSON array")
+    parser.add_argument("--quick", action="store_true", help="run the short form, about a minute")
     arguments = parser.parse_args()
     os.environ.setdefault("COTENANT_LOG", "error")
-    telemetry.setup("benchmark")  # logs go to stderr: rows have stdout to themselves
+    telemetry.setup("benchmark")  # logs go to stderr; stdout has only rows
     rows = measure(arguments.quick)
     if arguments.json:
         print(json.dumps([asdict(row) | {"ratio": row.ratio} for row in rows], indent=2))
@@ -82,12 +82,12 @@ def main(measure: Callable[[bool], Sequence[Row]], description: str) -> None:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print rows for people."""
+    """Print rows as a table."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("figure", "value", "unit", "beside", "its value", "ratio", "bar", "holds"):
+    for title in ("figure", "value", "unit", "reference", "its value", "ratio", "bar", "met"):
         table.add_column(title, justify="right" if title in ("value", "its value", "ratio") else "left")
     for row in rows:
         holds = {None: "", True: "[green]yes[/]", False: "[bold red]no[/]"}[row.holds]

@@ -1,8 +1,8 @@
-"""A mesh of real processes that may be killed at any moment, the jobs that it runs, and what is recorded of them.
+"""A mesh of real processes that can be killed at any time, its jobs, and the checks of what they recorded.
 
-Each job takes a lock on each core and GPU that it was given and on its own place in its gang, and leaves a daemon
-behind that inherits the locks: the kernel itself then says if anything was owned twice, or outlived its attempt. Told
-that nodes are machines `apart`, it names the locks after them; one that is `elastic` locks no cores, for they change.
+Each job locks each of its cores and GPUs and its rank in the gang, and leaves behind a daemon that inherits the locks.
+So the kernel itself shows if a resource was owned twice or a process outlived its attempt. With the argument `apart`,
+nodes are separate machines and locks are named after them; an `elastic` job locks no cores, because they change.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ MAIN = "import sys; from cotenant.cli.main import main; sys.argv[0] = 'cotenant'
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A process of an attempt, held so that no other can be mistaken for it."""
+    """A process of an attempt, identified by a pidfd, so that a reused pid is never killed."""
 
     pidfd: int
     pid: int
 
     def kill(self) -> bool:
-        """End it as a power cut would; False where it has ended already."""
+        """Kill the process; return False if it has already exited."""
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         except ProcessLookupError:
@@ -99,7 +99,7 @@ class Target:
 
 
 class KillMesh:
-    """Queue, placement and predictor on SQLite files, and an agent for each set of CPUs. `broken` names a fault."""
+    """Queue, placement and predictor on SQLite, and an agent per set of CPUs; `broken` names an injected fault."""
 
     def __init__(self, directory: Path, nodes: Mapping[str, str], broken: str = "") -> None:
         self.directory, self.state_dir, self.nodes = directory, directory / "state", dict(nodes)
@@ -127,11 +127,11 @@ class KillMesh:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """All that can be killed beside jobs and supervisors."""
+        """The services and agents."""
         return (*SERVICES, *self.nodes)
 
     def start(self, part: str) -> None:
-        """Start a part; it may take a second or two until it serves."""
+        """Start a service or agent without waiting until it serves, which takes a second or two."""
         words = [
             "serve",
             part if part in SERVICES else "agent",
@@ -150,19 +150,19 @@ class KillMesh:
         )
 
     def is_up(self, part: str) -> bool:
-        """Whether a part serves, or has joined placement."""
+        """Return whether a service serves, or an agent has joined placement."""
         return UP["agent"] in (said := self.processes[part].said) or f"{part} serves at" in said
 
     def restart_ended(self) -> None:
-        """Start what has ended by itself; that is allowed only to one whose port was still taken."""
+        """Restart processes that have exited; this is a violation unless their port was still in use."""
         for part, process in self.processes.items():
             if process.ended():
                 if "cannot listen" not in process.said and "in use" not in process.said:
-                    self.violations.append(f"{part} ended by itself: {process.said[-300:]}")
+                    self.violations.append(f"{part} exited by itself: {process.said[-300:]}")
                 self.start(part)
 
     def kill(self, part: str) -> None:
-        """Kill a part, and start it again at once."""
+        """Kill a service or agent and restart it at once."""
         self.processes[part].kill()
         self.kills["agent" if part in self.nodes else part] += 1
         if part == "placement":
@@ -170,15 +170,15 @@ class KillMesh:
         self.start(part)
 
     def stop(self) -> None:
-        """End everything as an operator does."""
+        """Stop everything gracefully."""
         for part in reversed(self.parts):
             if part in self.processes and (code := self.processes.pop(part).terminate()):
-                self.violations.append(f"{part} ended with {code}")
+                self.violations.append(f"{part} exited with {code}")
 
     # Attempts ------------------------------------------------------------------------------------------------
 
     def states(self) -> Iterator[dict[str, object]]:
-        """What supervisors have recorded of attempts that run."""
+        """Yield the state files of running attempts, written by their supervisors."""
         for path in sorted(self.state_dir.glob("nodes/*/attempts/*/state.json")):
             with contextlib.suppress(OSError, ValueError):
                 state = json.loads(path.read_bytes())
@@ -186,7 +186,7 @@ class KillMesh:
                     yield state
 
     def target(self, kind: str, rng: Random) -> Target | None:
-        """A supervisor, or a process of a job, that lives; None where there is none."""
+        """Return a running supervisor or process of a job; None if there is none."""
         states = list(self.states())
         if not states:
             return None
@@ -205,12 +205,12 @@ class KillMesh:
         return None
 
     def kill_supervisors(self) -> int:
-        """Kill all that run now; returns how many."""
+        """Kill all supervisors and return their number."""
         targets = [target for state in self.states() if (target := self._hold(state["pid"]))]
         return sum(target.kill() for target in targets)
 
     def submit(self, replicas: int, gpus: int, *, seconds: float, daemon: bool) -> str:
-        """Submit a job until that is acknowledged, whoever is dead; returns its id."""
+        """Submit a job, retrying until it is acknowledged; return its id."""
         script = str(self.directory / "job.py")
         words = (script, str(self.directory), f"{seconds:.3f}", "daemon" if daemon else "alone")
         spec = JobSpec(
@@ -229,7 +229,7 @@ class KillMesh:
     # What was recorded ---------------------------------------------------------------------------------------
 
     def read_history(self) -> None:
-        """Take in what placement committed since the last time. Nobody may have its file open meanwhile."""
+        """Read what placement has committed since the last call. No process may have its file open."""
         path = self.state_dir / "placement.sqlite"
         if not path.exists():
             return
@@ -248,13 +248,13 @@ class KillMesh:
             self.last_revision = revision
 
     def journal(self) -> list[list[str]]:
-        """What jobs wrote: start, end, or twice:THING, then the job, the attempt's number and the rank."""
+        """Return the entries of jobs: start, end or twice:RESOURCE, then job id, attempt number and rank."""
         return [line.split() for line in lines_of(self.directory / "journal")]
 
 
 @dataclass
 class Submitter:
-    """Keeps so many jobs unfinished until it is told to end, whoever is dead."""
+    """Keeps `unfinished` jobs in the mesh until it is stopped."""
 
     mesh: KillMesh
     rng: Random
@@ -265,12 +265,12 @@ class Submitter:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start submitting."""
         self._thread = threading.Thread(target=self._submit_all, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Submit no more."""
+        """Stop submitting."""
         self._done.set()
         assert self._thread
         self._thread.join()
@@ -293,7 +293,7 @@ class Submitter:
 
 
 def wait_until_done(mesh: KillMesh, jobs: Mapping[str, int], seconds: float) -> None:
-    """Wait until all jobs have ended; those that have not, or did not succeed, are wrong."""
+    """Wait until all jobs have succeeded; other jobs are violations."""
     deadline, left = time.monotonic() + seconds, dict.fromkeys(jobs, "never seen")
     while left and time.monotonic() < deadline:
         mesh.restart_ended()
@@ -311,9 +311,9 @@ def wait_until_done(mesh: KillMesh, jobs: Mapping[str, int], seconds: float) -> 
 
 
 def find_violations(mesh: KillMesh, jobs: Mapping[str, int]) -> list[str]:
-    """All that was ever wrong, once everything has been stopped; what is left is ended."""
+    """Return all violations after everything has been stopped, and end leftover processes."""
     mesh.read_history()
-    violations = [*mesh.violations, *mesh.history.violations, *journal_violations(mesh.journal(), jobs)]
+    violations = [*mesh.violations, *mesh.history.wrong, *journal_violations(mesh.journal(), jobs)]
     if left := remains.processes_of(mesh.directory):
         violations += [f"process {pid} was left: {command}" for pid, command in left.items()]
         remains.end(left)
@@ -328,7 +328,7 @@ def find_violations(mesh: KillMesh, jobs: Mapping[str, int]) -> list[str]:
 
 
 def journal_violations(journal: list[list[str]], jobs: Mapping[str, int]) -> list[str]:
-    """What jobs themselves saw: nothing held twice, no part of an attempt started twice, none that never ran."""
+    """Return the violations that jobs recorded: resources owned twice, tasks started twice, jobs that never ran."""
     violations = [
         f"{words[0]} when {'/'.join(words[1:])} started" for words in journal if words[0].startswith("twice:")
     ]
@@ -340,4 +340,4 @@ def journal_violations(journal: list[list[str]], jobs: Mapping[str, int]) -> lis
         whole = any(all((job_id, number, str(rank)) in ended for rank in range(replicas)) for number in numbers)
         if not whole:
             violations.append(f"{job_id} never ran to its end")
-    return violations + [f"{key[0]} ran, and nobody submitted it" for key in starts if key[0] not in jobs]
+    return violations + [f"{key[0]} ran, but was never submitted" for key in starts if key[0] not in jobs]

@@ -1,9 +1,9 @@
-"""Random kills of agents, supervisors, jobs and the control plane, each followed by a restart, under a load of jobs.
+"""Random kills of agents, supervisors, jobs and the control plane, each followed by a restart, under load.
 
-Every process is real: queue, placement and predictor on SQLite files, two agents, and jobs in control groups. What is
-killed, when, and which job is drawn from a seed, which is printed; how that meets the processes is up to the kernel.
-From what is recorded it is checked that no job was lost, that no core and no GPU was ever owned twice, by placement's
-own history as by locks that the jobs hold, and that no process, control group or directory is left.
+Every process is real: queue, placement and predictor on SQLite files, two agents, and jobs in control groups. A
+printed seed determines what is killed and when; the interleaving is up to the kernel. The checks: no job was lost; no
+core or GPU was ever owned twice, according to placement's history and to locks that the jobs hold; and no process,
+control group or directory is left behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.kill_mesh import (  # noqa: E402 - likewise
 )
 
 KILLS, KILLS_QUICK = 1_000, 40
-MIXES = (  # what is killed at once, and how often
+MIXES = (  # what is killed together, and its weight
     (("job",), 40),
     (("supervisor",), 36),
     (("agent",), 6),
@@ -49,7 +49,7 @@ JOB_SECONDS = (0.05, 0.6)
 PAUSE_SECONDS_MAX = 0.3
 LIFE_SECONDS_MAX = 0.4
 REPORT_EVERY = 50
-WHILE_STARTING = 0.15  # how often a part is killed that does not serve yet
+WHILE_STARTING = 0.15  # probability of killing a process that does not serve yet
 TARGET_SECONDS_MAX = 3.0
 LAST_SECONDS_MAX = 420.0
 KEPT = ROOT / "report" / "kills"
@@ -64,7 +64,7 @@ def run(
     unfinished: int = UNFINISHED,
     patience_seconds: float = LAST_SECONDS_MAX,
 ) -> tuple[KillMesh, Submitter, list[str]]:
-    """Kill so many processes; returns the mesh, its jobs, and all that was wrong."""
+    """Kill `kills` processes; return the mesh, its submitter, and all violations."""
     rng = Random(seed)
     cpus = sorted(os.sched_getaffinity(0))
     half = max(1, len(cpus) // 2)
@@ -74,22 +74,22 @@ def run(
     for part in mesh.parts:
         mesh.start(part)
     submitter.start()
-    begin, told = time.monotonic(), REPORT_EVERY
+    begin, next_report = time.monotonic(), REPORT_EVERY
     try:
         while (done := mesh.kills.total()) < kills:
-            if done >= told:
+            if done >= next_report:
                 print(
                     f"{done} kills, {len(submitter.acknowledged)} jobs, {time.monotonic() - begin:.0f} s",
                     file=sys.stderr,
                 )
-                told += REPORT_EVERY
+                next_report += REPORT_EVERY
             time.sleep(rng.uniform(0, PAUSE_SECONDS_MAX))
             mesh.restart_ended()
             (mix,) = rng.choices([mix for mix, _ in MIXES], [weight for _, weight in MIXES])
             for what in mix:
                 kill(mesh, what, rng)
     except KeyboardInterrupt:
-        print("no more kills; what was recorded so far is judged", file=sys.stderr)
+        print("interrupted; checking what was recorded so far", file=sys.stderr)
     finally:
         submitter.stop()
         wait_until_done(mesh, submitter.acknowledged, patience_seconds)
@@ -99,10 +99,10 @@ def run(
 
 
 def kill(mesh: KillMesh, what: str, rng: Random) -> None:
-    """Kill one process of a kind, if there is one."""
+    """Kill one process of a kind, if there is any."""
     if what in ("job", "supervisor"):
         if target := wait_for_target(mesh, what, rng):
-            time.sleep(rng.uniform(0, LIFE_SECONDS_MAX))  # at any moment of its life, or too late
+            time.sleep(rng.uniform(0, LIFE_SECONDS_MAX))  # at a random time of its life, or too late
             mesh.kills[what] += target.kill()
         return
     part = what if what in SERVICES else rng.choice(sorted(mesh.nodes))
@@ -111,7 +111,7 @@ def kill(mesh: KillMesh, what: str, rng: Random) -> None:
 
 
 def wait_for_target(mesh: KillMesh, what: str, rng: Random) -> Target | None:
-    """A process of an attempt, as soon as there is one: parts that are just coming back need that moment too."""
+    """Return a process of an attempt, waiting a moment for one; restarting services need that time as well."""
     deadline = time.monotonic() + TARGET_SECONDS_MAX
     while not (target := mesh.target(what, rng)) and time.monotonic() < deadline:
         mesh.restart_ended()
@@ -120,7 +120,7 @@ def wait_for_target(mesh: KillMesh, what: str, rng: Random) -> Target | None:
 
 
 def wait_until_acknowledged(mesh: KillMesh, seconds: float = 20.0) -> None:
-    """Let agents hear that all ends have been committed."""
+    """Wait until all ends are committed and acknowledged to the agents."""
     deadline = time.monotonic() + seconds
     while any(mesh.state_dir.glob("nodes/*/attempts/*")) and time.monotonic() < deadline:
         mesh.restart_ended()
@@ -128,7 +128,7 @@ def wait_until_acknowledged(mesh: KillMesh, seconds: float = 20.0) -> None:
 
 
 def measure(quick: bool) -> Sequence[harness.Row]:
-    """Kill, wait until all jobs have ended, and look at what was recorded."""
+    """Kill processes, wait until all jobs have ended, and check what was recorded."""
     seed, kills = os.environ.get("COTENANT_SEED", "kills"), KILLS_QUICK if quick else KILLS
     kills = int(os.environ.get("COTENANT_KILLS", kills))
     print(f"seed {seed!r}, {kills} kills", file=sys.stderr)
@@ -139,7 +139,7 @@ def measure(quick: bool) -> Sequence[harness.Row]:
         journal = mesh.journal()
         if violations:
             shutil.copytree(mesh.directory, KEPT, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "held"))
-            print(f"what was recorded is kept in {KEPT}", file=sys.stderr)
+            print(f"records are kept in {KEPT}", file=sys.stderr)
     for line in violations[:50]:
         print(line, file=sys.stderr)
     lost = [line for line in violations if "is lost or" in line or "never ran" in line]

@@ -1,8 +1,7 @@
-"""How many jobs the mesh takes in and brings to running, with simulated agents that speak the real stream.
+"""Submissions and job starts per second of a mesh, with simulated agents that use the real stream.
 
-The mesh runs in a process of its own, as `cotenant up` does; agents and submitters share another one. Beside each
-figure stands what the same machine did in the same minutes with nothing around it: raw commits of the same store, and
-empty calls to the same server.
+The mesh runs in its own process, as `cotenant up` does; agents and submitters share another one. The references,
+measured within the same minutes, are raw commits of the same store and empty calls to the same server.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ DONE = [job_pb2.JOB_PHASE_RUNNING, job_pb2.JOB_PHASE_SUCCEEDED]
 
 @dataclass
 class Run:
-    """What one load showed. Times are in seconds since its start."""
+    """The result of a load. Times are in seconds since its start."""
 
     jobs: int
     submitted: float = 0.0
@@ -59,12 +58,12 @@ class Run:
 
     @property
     def latencies(self) -> list[float]:
-        """Seconds from the call of a job's submission to its arrival at its agent."""
+        """Seconds from the submission of each job to its arrival at the agent."""
         return [self.assigned[job_id] - sent for job_id, sent in self.sent.items() if job_id in self.assigned]
 
 
 def serve(state_dir: str, store: str) -> None:
-    """Be the mesh: every service in this process, no agents of its own."""
+    """Run a mesh in this process: every service, without agents."""
     from cotenant import telemetry
     from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
 
@@ -82,14 +81,14 @@ def serve(state_dir: str, store: str) -> None:
 
 @asynccontextmanager
 async def mesh(store: str) -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
-    """Run a mesh in a process of its own; gives a channel to it and its pid."""
+    """Run a mesh in a separate process; yield a channel to it and its pid."""
     with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as directory:
         command = [sys.executable, __file__, "--serve", directory, "--store", store]
         process = await asyncio.create_subprocess_exec(*command, env=os.environ | {"COTENANT_LOG": "error"})
         try:
             while not (Path(directory) / "endpoint.json").exists():
                 if process.returncode is not None:
-                    raise RuntimeError(f"the mesh ended with {process.returncode} before it served")
+                    raise RuntimeError(f"the mesh exited with {process.returncode} before it served")
                 await asyncio.sleep(0.05)
             access = find(Path(directory), {})
             async with connect(access.endpoints.queue, access.token) as channel:
@@ -101,7 +100,7 @@ async def mesh(store: str) -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
 
 
 async def load(channel: grpc.aio.Channel, pid: int, jobs: int) -> Run:
-    """Submit jobs as fast as the mesh takes them, and wait until each has been brought to running."""
+    """Submit jobs as fast as the mesh accepts them, and wait until each runs."""
     run = Run(jobs)
     begin = time.perf_counter()
 
@@ -126,7 +125,7 @@ async def load(channel: grpc.aio.Channel, pid: int, jobs: int) -> Run:
             run.sent[answer.job.id] = sent
 
     async def all_ran() -> bool:
-        if len(run.assigned) < jobs:  # asking the mesh would be a load of its own
+        if len(run.assigned) < jobs:  # a query would itself be load
             return False
         wanted = pb.ListJobsRequest(page_size=1, filter=pb.JobFilter(phases=DONE))
         return bool((await stub.ListJobs(wanted)).total_size >= before + jobs)
@@ -158,7 +157,7 @@ async def _until(holds: Callable[[], Coroutine[Any, Any, bool]], seconds: float 
     end = time.perf_counter() + seconds
     while not await holds():
         if time.perf_counter() > end:
-            raise TimeoutError(f"not within {seconds:g} s")
+            raise TimeoutError(f"timed out after {seconds:g} s")
         await asyncio.sleep(0.05)
 
 
@@ -168,7 +167,7 @@ def _peak_rss(pid: int) -> int:
 
 
 async def empty_calls(channel: grpc.aio.Channel, seconds: float = 2.0) -> float:
-    """Health checks per second, with as many callers as the load has."""
+    """Return health checks per second, with as many callers as the load."""
     stub = health_pb2_grpc.HealthStub(channel)
     end, count = time.perf_counter() + seconds, 0
 
@@ -183,7 +182,7 @@ async def empty_calls(channel: grpc.aio.Channel, seconds: float = 2.0) -> float:
 
 
 async def raw_commits(url: str, seconds: float = 2.0) -> float:
-    """Transactions of one write per second on a store of the same kind, with as many writers as the load has."""
+    """Return transactions of one write per second on a store of the same kind, with as many writers as the load."""
     store = await open_store(url)
     end, count = time.perf_counter() + seconds, 0
 
@@ -199,7 +198,7 @@ async def raw_commits(url: str, seconds: float = 2.0) -> float:
 
 
 async def measure_store(name: str, store: str, raw: str, *, quick: bool) -> list[harness.Row]:
-    """Load a mesh on one kind of store."""
+    """Measure a mesh on one kind of store."""
     jobs = SMALL if quick else JOBS
     async with mesh(store) as (channel, pid):
         calls = await empty_calls(channel)
@@ -227,7 +226,7 @@ async def measure_store(name: str, store: str, raw: str, *, quick: bool) -> list
 
 
 async def measure_growth() -> harness.Row:
-    """Compare the time per job of a small and a large load, each on a mesh of its own."""
+    """Compare the time per job of a small and a large load, each on a new mesh."""
     per_job = []
     for jobs in (SMALL, LARGE):
         async with mesh("") as (channel, pid):
@@ -273,7 +272,7 @@ if __name__ == "__main__":
         parser = argparse.ArgumentParser()
         parser.add_argument("--serve")
         parser.add_argument("--store", default="")
-        told = parser.parse_args()
-        serve(told.serve, told.store)
+        options = parser.parse_args()
+        serve(options.serve, options.store)
     else:
         harness.main(lambda quick: asyncio.run(_measure(quick)), __doc__ or "")

@@ -1,9 +1,9 @@
-"""What it costs placement to show its policies who runs, and to find whom to move: processor time by attempts.
+"""The cost of the cluster view and of planning a migration in placement: CPU time by the number of attempts.
 
     python -m benchmarks.migration [--quick] [--json]
 
-Servers of nine GPUs, eight of which are taken by single jobs; a gang of two wants one server, and one job has to move
-for it. The reference is the same plan by the same policy, told to move nobody and shown nobody, in the same run.
+Servers with nine GPUs, eight of them used by single jobs; a gang of two needs one server, so one job has to move. The
+reference is the same plan by the same policy without moves and with an empty cluster view, in the same run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOVES = WaitsForLocality.Options(settled_seconds=0.0, gain_min=0.0)
 
 
 def spec(replicas: int) -> job_pb2.JobSpec:
-    """A job of one GPU and four cores per replica; several want one server."""
+    """Return a job with one GPU and four cores per replica; several replicas need the same server."""
     request = resources_pb2.ResourceRequest(gpu_milli=1000, cores=4)
     locality = job_pb2.LOCALITY_SERVER if replicas > 1 else job_pb2.LOCALITY_UNSPECIFIED
     return job_pb2.JobSpec(
@@ -47,7 +47,7 @@ def spec(replicas: int) -> job_pb2.JobSpec:
 
 
 def occupied_cluster(attempts: int) -> Cluster:
-    """Servers on which so many single jobs run."""
+    """Return servers with `attempts` running single jobs."""
     cluster = Cluster()
     for number in range(attempts // TAKEN):
         record = records_pb2.StoredNode()
@@ -60,7 +60,7 @@ def occupied_cluster(attempts: int) -> Cluster:
 
 
 def running(cluster: Cluster, job_id: str, node_id: str, place: int) -> LiveAttempt:
-    """A single job that runs at one of a server's places."""
+    """Return a single job that runs in one slot of a server."""
     task = resources_pb2.TaskAllocation(role="worker", rank=0, core_ids=range(4 * place, 4 * place + 4))
     task.gpus.add(uuid=f"GPU-{node_id}-{place}", milli=1000)
     record = records_pb2.StoredAttempt(spec=spec(1))
@@ -73,7 +73,7 @@ def running(cluster: Cluster, job_id: str, node_id: str, place: int) -> LiveAtte
 
 
 def cpu_ms(work: Callable[[], object], times: int) -> float:
-    """Processor time of one call, in milliseconds, once all is warm."""
+    """Return the CPU time of one call in milliseconds, after a warm-up call."""
     work()
     began = time.process_time()
     for _ in range(times):
@@ -82,7 +82,7 @@ def cpu_ms(work: Callable[[], object], times: int) -> float:
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
-    """Plan one gang, with and without moves, at each size."""
+    """Plan one gang with and without moves, at each size."""
     allocator = plugins.load(ALLOCATORS, "proportional")
     moving = WaitsForLocality(MOVES)
     still = WaitsForLocality(WaitsForLocality.Options(moves_max=0))
@@ -97,7 +97,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
         ) -> cycle.Plan:
             return planner.plan(cluster, request, policy, allocator, unchanged, cluster_view())
 
-        assert len(plan(moving, live_view).moves) == 1, "nobody moves"
+        assert len(plan(moving, live_view).moves) == 1, "no job moves"
         times = 5 if quick else 20
         without_moves = cpu_ms(partial(plan, still, lambda: EMPTY_CLUSTER), times)
         took = cpu_ms(partial(plan, moving, live_view), times)
@@ -114,7 +114,7 @@ def _all_running(live_view: Callable[[], ClusterView]) -> object:
 
 
 def unchanged(spec: JobSpec, estimate: Estimate) -> Estimate:
-    """An estimate as it was told."""
+    """Return the estimate unchanged."""
     return estimate
 
 

@@ -1,9 +1,9 @@
-"""Whether trouble spreads where a cluster has more to do than it can: five kinds of trouble, three sizes.
+"""The behavior of an overloaded cluster: five kinds of disturbance, three cluster sizes.
 
-Two processes of each service, an etcd of three members and all agents, simulated, share a machine, which as many jobs
-as are brought to running keep busy all the while. Then comes something that is too much for it; afterwards each job
-that was acknowledged must have run, and once; no node may have been given up, for all agents were there; offices may
-have passed on only where their holder was stopped; and jobs must be brought to running as quickly as before, soon.
+Two processes of each service, an etcd of three members and all agents, simulated, share a machine that is kept busy by
+as many jobs as can be started. Then a disturbance exceeds what the machine can do. Afterwards each acknowledged job
+must have run exactly once; no node may have been declared lost, because all agents were there; a leader may have
+changed only if it was stopped; and jobs must soon start as quickly as before.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ ELECTED_SERVICES = ("queue", "placement", "predictor")
 POLL_SECONDS = 0.25
 CALM_SECONDS, WINDOW_SECONDS, AFTER_SECONDS = 8.0, 2.0, 12.0
 DISTURBANCE_SECONDS, STOPPED_SECONDS, DOWN_SECONDS = 15.0, LOST_AFTER_SECONDS + 5, 5.0
-BUSY, TIMES = 8, 3  # busy processes; as many jobs as can be brought to running, so many times
+BUSY, TIMES = 8, 3  # busy processes; the multiple of the jobs that can be started
 RECOVERED_SHARE, RECOVERY_BAR_SECONDS, RECOVERY_SECONDS_MAX = 0.8, 10.0, 120.0
 CALL_SECONDS_MAX, RETRY_SECONDS = 60.0, 0.2
-CALLS_MAX = 2_000  # of the other process, that are under way at once
+CALLS_MAX = 2_000  # concurrent calls of the other process
 GIVEN_UP = '"state": "lost"'
 
 
-# Callers -----------------------------------------------------------------------------------------------------
+# Submitters --------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class RetryingSubmitter:
-    """Callers who submit, and ask again under the same request id until they are answered."""
+    """Submits jobs, with retries under the same request id until the call is answered."""
 
     jobs: job_service_pb2_grpc.JobServiceAsyncStub
     acknowledged: list[str] = field(default_factory=list)
-    failed: int = 0  # calls that had to be made again
+    failed: int = 0  # calls that had to be retried
 
     async def one(self) -> None:
         """Submit a job."""
@@ -81,40 +81,40 @@ class RetryingSubmitter:
 
 
 async def submit_at(endpoint: str, token: str, rate: float) -> None:
-    """Be the other process: submit at a pace, whether or not there are answers, until the input ends."""
+    """Run as the other process: submit at a constant rate, independent of the answers, until stdin is closed."""
     ended, calls = asyncio.Event(), set[asyncio.Future[None]]()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
     async with connect(endpoint, token) as channel:
         submitter = RetryingSubmitter(job_service_pb2_grpc.JobServiceStub(channel))  # type: ignore[arg-type]  # is async
-        began, bench = time.perf_counter(), 0
+        began, sent = time.perf_counter(), 0
         while not ended.is_set():
             due = int((time.perf_counter() - began) * rate)
-            while bench < due and len(calls) < CALLS_MAX:
-                bench += 1
+            while sent < due and len(calls) < CALLS_MAX:
+                sent += 1
                 calls.add(call := asyncio.ensure_future(submitter.one()))
                 call.add_done_callback(calls.discard)
             await asyncio.sleep(0.01)
         took = time.perf_counter() - began
         await asyncio.gather(*calls)
-        print(json.dumps({"made": bench / took, "ids": submitter.acknowledged, "failed": submitter.failed}))
+        print(json.dumps({"made": sent / took, "ids": submitter.acknowledged, "failed": submitter.failed}))
 
 
-# Trouble -----------------------------------------------------------------------------------------------------
+# Disturbances ------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Experiment:
-    """A cluster before, in and after some trouble. `store` is to look who leads."""
+    """A cluster before, during and after a disturbance. `store` is for reading the leaders."""
 
     bench: Cluster
     store: Store
     submitter: RetryingSubmitter
-    calm: float = 0.0  # jobs a second
-    other: Sequence[str] = ()  # jobs that were acknowledged to the other process
-    asked: float = 0.0  # calls a second of the other process
+    calm: float = 0.0  # job starts per second before
+    other: Sequence[str] = ()  # jobs acknowledged to the other process
+    asked: float = 0.0  # calls per second of the other process
 
     async def leader(self, service: str) -> tuple[str, str] | None:
-        """Where a service is led, and by whom; None where it is not, or the store does not say."""
+        """Return address and identity of the leader of a service; None if there is none or the store is unavailable."""
         with contextlib.suppress(StoreUnavailable):
             entry = await self.store.get(f"{service}/leader")
             if found := leader_in(entry) if entry else None:
@@ -123,14 +123,14 @@ class Experiment:
 
 
 async def more_jobs(experiment: Experiment) -> AsyncIterator[None]:
-    """Submit in another process as many jobs more as make three times what can be brought to running."""
-    told = [
+    """Submit more jobs in another process, to a total of three times the jobs that can be started."""
+    arguments = [
         experiment.bench.processes.endpoints["queue"],
         experiment.bench.processes.token,
         str((TIMES - 1) * experiment.calm),
     ]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, "--submit", *told),
+        *(sys.executable, __file__, "--submit", *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=2**26,
@@ -138,14 +138,14 @@ async def more_jobs(experiment: Experiment) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        out, _ = await process.communicate(b"")  # the end of its input
-    came_of_it = json.loads(out)
-    experiment.other, experiment.asked = came_of_it["ids"], came_of_it["made"]
-    experiment.submitter.failed += came_of_it["failed"]
+        out, _ = await process.communicate(b"")  # closes its stdin
+    outcome = json.loads(out)
+    experiment.other, experiment.asked = outcome["ids"], outcome["made"]
+    experiment.submitter.failed += outcome["failed"]
 
 
 async def busy_machine(experiment: Experiment) -> AsyncIterator[None]:
-    """Have the machine's processors shared with processes that never rest."""
+    """Run busy loops in other processes."""
     busy = [await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass") for _ in range(BUSY)]
     try:
         yield
@@ -156,9 +156,9 @@ async def busy_machine(experiment: Experiment) -> AsyncIterator[None]:
 
 
 async def stopped_leader(experiment: Experiment) -> AsyncIterator[None]:
-    """Stop the placement that leads, and let it go on."""
+    """Pause the leading placement, then resume it."""
     if (led := await experiment.leader("placement")) is None:
-        raise RuntimeError("no placement leads")
+        raise RuntimeError("placement has no leader")
     os.kill(pid := experiment.bench.processes.pid_at(led[0]), signal.SIGSTOP)
     try:
         yield
@@ -167,7 +167,7 @@ async def stopped_leader(experiment: Experiment) -> AsyncIterator[None]:
 
 
 async def stopped_placements(experiment: Experiment) -> AsyncIterator[None]:
-    """Stop all placements, and let them go on."""
+    """Pause all placements, then resume them."""
     pids = [pid for name, pid in experiment.bench.processes.pids.items() if name.startswith("placement")]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -179,7 +179,7 @@ async def stopped_placements(experiment: Experiment) -> AsyncIterator[None]:
 
 
 async def etcd_leader_gone(experiment: Experiment) -> AsyncIterator[None]:
-    """Kill the member of etcd that leads, and start it again."""
+    """Kill the leading member of etcd and restart it."""
     members = experiment.bench.processes.etcd
     leader = await asyncio.to_thread(leader_of, members)
     leader.kill()
@@ -189,7 +189,7 @@ async def etcd_leader_gone(experiment: Experiment) -> AsyncIterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What is too much, for how long, and how many leaders it may cost."""
+    """A disturbance, its duration, and the allowed number of leader changes."""
 
     name: str
     begin: Callable[[Experiment], AsyncIterator[None]]
@@ -207,7 +207,7 @@ DISTURBANCES = (
 
 
 class LeaderWatch:
-    """Looks who leads, all the time. A new term of the same leader's, as after a doubtful commit, is no change."""
+    """Polls the leaders. A new term of the same leader, as after an unknown outcome of a commit, is no change."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.seen: dict[str, list[str]] = {service: [] for service in ELECTED_SERVICES}
@@ -216,7 +216,7 @@ class LeaderWatch:
 
     @property
     def changes(self) -> int:
-        """So often an office passed on, or was won anew."""
+        """The number of leader changes."""
         return sum(max(0, len(holders) - 1) for holders in self.seen.values())
 
     async def _poll(self) -> None:
@@ -228,7 +228,7 @@ class LeaderWatch:
             await asyncio.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._polling.cancel()
         await asyncio.gather(self._polling, return_exceptions=True)
 
@@ -237,9 +237,9 @@ class LeaderWatch:
 
 
 def recovery_seconds(times: Sequence[float], ended: float, rate: float, until_seconds: float) -> float | None:
-    """Say how long after the end of the trouble jobs were brought to running as quickly as wanted; None where never.
+    """Return the seconds from the end of the disturbance until jobs start at a rate again; None if they never do.
 
-    `times` are those at which jobs came to their agents, in order; `until_seconds` is when nobody looked any more.
+    `times` are the sorted times at which jobs arrived at agents; `until_seconds` is the end of the observation.
 
     >>> recovery_seconds([10.1, 12.5, 13.0, 13.5, 14.0, 14.5], 10.0, 1.5, 16.0)
     2.0
@@ -255,7 +255,7 @@ def recovery_seconds(times: Sequence[float], ended: float, rate: float, until_se
 
 
 async def measure_disturbance(bench: Cluster, store: Store, disturbance: Disturbance, where: str) -> list[harness.Row]:
-    """Bring jobs to running, before, in and after some trouble, until all have run that were acknowledged."""
+    """Start jobs before, during and after a disturbance, until all acknowledged jobs have run."""
     experiment = Experiment(bench, store, RetryingSubmitter(bench.jobs))
     restarts, given_up = bench.restarts.total(), _given_up(bench)
     leaders, loop_lag = LeaderWatch(experiment), LoopLagMonitor()
@@ -274,7 +274,7 @@ async def measure_disturbance(bench: Cluster, store: Store, disturbance: Disturb
             )
         await asyncio.sleep(max(0.0, ended + AFTER_SECONDS - time.perf_counter()))
     wanted = {*experiment.submitter.acknowledged, *experiment.other}
-    with contextlib.suppress(TimeoutError):  # the figure tells
+    with contextlib.suppress(TimeoutError):  # the figure shows it
         await until(lambda: wanted <= bench.started.keys(), RECOVERY_SECONDS_MAX)
     await leaders.close()
     measuring_lag.cancel()
@@ -283,31 +283,35 @@ async def measure_disturbance(bench: Cluster, store: Store, disturbance: Disturb
         bench.restarts.total() - restarts,
         len(wanted - bench.started.keys()),
     )
-    told, back = f"{where}, {disturbance.name}", RECOVERY_SECONDS_MAX if back is None else back
+    name, back = f"{where}, {disturbance.name}", RECOVERY_SECONDS_MAX if back is None else back
     changed = leaders.changes
     return [
         harness.Row(
-            f"{told}: back to {RECOVERED_SHARE:.0%} of the jobs a second after", back, "s",
+            f"{name}: back to {RECOVERED_SHARE:.0%} of the jobs a second after", back, "s",
             bar=f"≤ {RECOVERY_BAR_SECONDS:g}", holds=back <= RECOVERY_BAR_SECONDS,
         ),
-        harness.Row(f"{told}: brought to running meanwhile", during, "1/s", experiment.calm, "before"),
-        *([harness.Row(f"{told}: asked for beside", experiment.asked, "1/s", experiment.calm, "before")] if experiment.asked else []),
-        harness.Row(f"{told}: parts of jobs given up", given_up, "", bar="0", holds=not given_up),
+        harness.Row(f"{name}: brought to running meanwhile", during, "1/s", experiment.calm, "before"),
+        *(
+            [harness.Row(f"{name}: asked for beside", experiment.asked, "1/s", experiment.calm, "before")]
+            if experiment.asked
+            else []
+        ),
+        harness.Row(f"{name}: parts of jobs given up", given_up, "", bar="0", holds=not given_up),
         harness.Row(
-            f"{told}: leaders that changed", changed, "",
+            f"{name}: leaders that changed", changed, "",
             bar=f"≤ {disturbance.leaders_max}", holds=changed <= disturbance.leaders_max,
         ),
-        harness.Row(f"{told}: starts of jobs that had begun", restarts, "", bar="0", holds=not restarts),
+        harness.Row(f"{name}: starts of jobs that had begun", restarts, "", bar="0", holds=not restarts),
         harness.Row(
-            f"{told}: jobs acknowledged that never ran", lost, "", len(wanted), "acknowledged", bar="0", holds=not lost
+            f"{name}: jobs acknowledged that never ran", lost, "", len(wanted), "acknowledged", bar="0", holds=not lost
         ),
-        harness.Row(f"{told}: calls made again", experiment.submitter.failed, ""),
-        harness.Row(f"{told}: the agents' own process was late by, at most", loop_lag.longest_seconds, "s"),
+        harness.Row(f"{name}: calls made again", experiment.submitter.failed, ""),
+        harness.Row(f"{name}: the agents' own process was late by, at most", loop_lag.longest_seconds, "s"),
     ]  # fmt: skip
 
 
 def _given_up(bench: Cluster) -> int:
-    return sum(bench.processes.told("attempt_part_given_up", GIVEN_UP).values())
+    return sum(bench.processes.event_counts("attempt_part_given_up", GIVEN_UP).values())
 
 
 async def _rate(bench: Cluster, seconds: float) -> float:
@@ -317,9 +321,9 @@ async def _rate(bench: Cluster, seconds: float) -> float:
 
 
 async def measure_size(nodes: int, directory: Path) -> list[harness.Row]:
-    """Bring all kinds of trouble over a cluster, one after the other; what is known is told at once."""
+    """Measure all disturbances on a cluster, one after another; print each figure as soon as it is known."""
     rows: list[harness.Row] = []
-    wanted = os.environ.get("COTENANT_TROUBLES", "")  # words of some, to look at those alone
+    wanted = os.environ.get("COTENANT_TROUBLES", "")  # part of a name, to select disturbances
     async with cluster(nodes, directory / f"of-{nodes}", replicas=2, settings=SETTINGS) as bench:
         store = await open_store(bench.processes.store_url)
         try:
@@ -334,7 +338,7 @@ async def measure_size(nodes: int, directory: Path) -> list[harness.Row]:
 
 
 def summary(rows: Sequence[harness.Row]) -> list[harness.Row]:
-    """Tell what came of all sizes and all kinds of trouble at once."""
+    """Summarize all sizes and disturbances."""
     backs = [row.value for row in rows if "jobs a second after" in row.name]
     return [
         harness.Row("all: the longest until jobs were brought to running as before", max(backs), "s"),

@@ -1,6 +1,6 @@
-"""What placement is worth: how quickly it decides, and how much of a cluster's GPUs it can give out.
+"""Placement: the speed of decisions, and the share of a cluster's GPUs that can be allocated.
 
-Each part is also a benchmark by itself: `placement_speed`, `placement_fragmentation`.
+Each part is also a separate benchmark: `placement_speed`, `placement_fragmentation`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How much of a cluster's GPUs can be given out: a load that grows until nothing fits, as Weng et al. (ATC 2023) do it.
+"""The share of GPUs that can be allocated by a load that grows until nothing fits, as in Weng et al. (ATC 2023).
 
-Pods are drawn with replacement from a published list, in an order that the seed says, and none ever ends; the nodes
-are those that the list is from. What is measured: how many of the GPUs are given out when the first pod finds no
-place, and how many when pods for 90 to 130 % of all GPUs have come and those that found none are passed over.
+Pods are drawn with replacement from a published list, in an order that depends on the seed, and never end; the nodes
+are those of the same trace. Measured are the GPUs allocated when the first pod does not fit, and when pods for 90 to
+130 % of all GPUs have arrived and those that do not fit are skipped.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cotenant.core.scheduling import cycle  # noqa: E402 - likewise
 DATA = ROOT.parent / "shared" / "data" / "openb"
 OURS, BASELINES = ("consolidate", "fgd"), ("random", "first-fit", "spread")
 SEEDS = 10
-LOADS = (0.9, 1.0, 1.1, 1.2, 1.3)  # GPUs asked for, over GPUs there are
+LOADS = (0.9, 1.0, 1.1, 1.2, 1.3)  # requested GPUs relative to all GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What came of one growing load: shares of all GPUs that were given out."""
+    """The result of one growing load: allocated shares of all GPUs."""
 
     at_first_refusal: float
     at_loads: Mapping[float, float]
@@ -52,7 +52,7 @@ def pods(trace: str) -> list[Gang]:
 
 
 def grow(policy_name: str, some: Sequence[Gang], ledger: Ledger, seed: int) -> Grown:
-    """Let pods come until they ask for the last load, and count what was given out."""
+    """Add pods up to the largest load and count the allocated GPUs."""
     policy = plugins.load("cotenant.placement_policies", policy_name)
     draws, rng = np.random.default_rng(seed), np.random.default_rng(seed)
     all_milli = ledger.total_gpu_milli
@@ -77,7 +77,7 @@ def grow(policy_name: str, some: Sequence[Gang], ledger: Ledger, seed: int) -> G
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
-    """Compare policies on one list of pods, the same draws for each; all lists where there is time."""
+    """Compare policies on lists of pods with identical draws; the quick form uses one list."""
     if not DATA.is_dir():
         return
     cluster = simulator.parse_cluster(str(DATA / "openb_node_list_all_node.csv"))
@@ -92,7 +92,7 @@ def measure(quick: bool) -> Iterator[harness.Row]:
 
 
 def rows_of(name: str, grown: Mapping[str, Sequence[Grown]]) -> Iterator[harness.Row]:
-    """Write down the means over the seeds. The bar is for the best of ours against the best of the others."""
+    """Yield the means over the seeds. The bar compares the best of our policies with the best of the others."""
 
     def mean(policy: str) -> float:
         return 100 * statistics.fmean(one.at_first_refusal for one in grown[policy])

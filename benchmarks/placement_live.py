@@ -1,8 +1,7 @@
-"""What a cycle costs live: the queue and placement as they run, with simulated agents, all in one process.
+"""The cost of a live scheduling cycle: queue and placement with simulated agents, all in one process.
 
-A cluster is full, and as many gangs of 84 shapes wait as the size says. Then one more comes, or one of those that run
-ends, and the cycle that follows is timed: the whole, as the queue waits for it, and the processor seconds of what
-placement does in it. Beside them stands the time of one empty call.
+The cluster is full, and gangs of 84 shapes wait. Then one more gang arrives, or a running one ends, and the next cycle
+is timed: its wall time in the queue, and the CPU time of placement within it. The reference is an empty call.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ QUIET_SECONDS = 0.5
 
 @dataclass
 class CycleTimes:
-    """The cycles since it was last asked, and what placement did in them, in milliseconds."""
+    """Durations of the cycles since the last reset, and the CPU time of placement in them, in milliseconds."""
 
     cycles: list[float] = field(default_factory=list)
     deciding: float = 0.0
     ended: float = 0.0
 
     def reset(self) -> tuple[float, float]:
-        """Give the time of the longest cycle, and what placement decided in all of them; begin anew."""
-        told = max(self.cycles, default=0.0), self.deciding
+        """Return the longest cycle and the CPU time of placement, and start over."""
+        result = max(self.cycles, default=0.0), self.deciding
         self.cycles, self.deciding = [], 0.0
-        return told
+        return result
 
 
 @contextmanager
 def timed_cycles() -> Iterator[CycleTimes]:
-    """Time the cycles of the queue, and the plans of placement."""
-    times, cycle = CycleTimes(), Scheduler._cycle  # whatever else it does is part of it
+    """Time the cycles of the queue and the plans of placement."""
+    times, cycle = CycleTimes(), Scheduler._cycle  # the whole cycle, also the part outside of placement
 
     async def timed(scheduler: Scheduler) -> float:
         began = time.perf_counter()
@@ -92,7 +91,7 @@ def timed_cycles() -> Iterator[CycleTimes]:
 
 @asynccontextmanager
 async def mesh(nodes: int, placement: str) -> AsyncIterator[tuple[grpc.aio.Channel, list[SimulatedAgent]]]:
-    """Run a mesh with so many agents, which say nothing but what happens."""
+    """Run a mesh with `nodes` agents and rare heartbeats."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cotenant-bench-")))
         config = MeshConfig(
@@ -116,26 +115,26 @@ async def mesh(nodes: int, placement: str) -> AsyncIterator[tuple[grpc.aio.Chann
 
 
 async def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    """Wait for something."""
+    """Wait until a condition holds."""
     end = time.perf_counter() + seconds
     while not holds():
         if time.perf_counter() > end:
-            raise TimeoutError(f"not within {seconds:g} s")
+            raise TimeoutError(f"timed out after {seconds:g} s")
         await asyncio.sleep(0.02)
 
 
 def spec(job: TraceJob) -> job_pb2.JobSpec:
-    """Write a gang as its user would submit it."""
-    told = job_pb2.JobSpec(name=job.id, command=["true"], model="bench")
-    role = told.roles.add(name="worker", replicas=job.roles[0].replicas)
+    """Return the job specification of a gang."""
+    job_spec = job_pb2.JobSpec(name=job.id, command=["true"], model="bench")
+    role = job_spec.roles.add(name="worker", replicas=job.roles[0].replicas)
     asked = job.roles[0].request
     role.resources.gpu_milli, role.resources.cores = asked.gpu_milli, asked.cores or 0
     role.resources.memory_bytes = asked.memory_bytes
-    return told
+    return job_spec
 
 
 async def submit(channel: grpc.aio.Channel, specs: Sequence[job_pb2.JobSpec]) -> None:
-    """Submit some."""
+    """Submit jobs concurrently."""
     stub = cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(channel))
     left = iter(specs)
 
@@ -147,8 +146,8 @@ async def submit(channel: grpc.aio.Channel, specs: Sequence[job_pb2.JobSpec]) ->
 
 
 async def measure_size(nodes: int, waiting: int, placement: str) -> list[harness.Row]:
-    """Fill a cluster, let gangs wait for it, and time what one event costs."""
-    logging.getLogger().setLevel(logging.ERROR)  # agents that go at the end are no news
+    """Fill a cluster, queue gangs, and time the cycle after one event."""
+    logging.getLogger().setLevel(logging.ERROR)  # agents disconnect at the end, which is no error
     with timed_cycles() as times:
         async with mesh(nodes, placement) as (channel, agents):
             whole = job_pb2.JobSpec(name="whole", command=["true"], model="bench")
@@ -180,13 +179,13 @@ async def measure_size(nodes: int, waiting: int, placement: str) -> list[harness
 
 
 async def quiet(times: CycleTimes) -> None:
-    """Wait until no cycle has ended for a while."""
+    """Wait until no cycle has run for a while."""
     times.ended = max(times.ended, time.perf_counter())
     await until(lambda: time.perf_counter() - times.ended > QUIET_SECONDS)
 
 
 async def empty_call_ms(channel: grpc.aio.Channel, calls: int = 200) -> float:
-    """Milliseconds of a health check."""
+    """Return the milliseconds of a health check."""
     stub = health_pb2_grpc.HealthStub(channel)
     began = time.perf_counter()
     for _ in range(calls):

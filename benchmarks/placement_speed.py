@@ -1,12 +1,12 @@
-"""How long deciding takes: whole cycles, cycles in which one thing happened, one huge gang, and placements per second.
+"""The speed of decisions: full cycles, cycles after one event, one huge gang, and placements per second.
 
-Cycles are the simulator's: the order, the choice by counting, the placement of each gang and a label for each that
-waits, by the code that runs live too. Ten thousand synthetic gangs of 1 to 64 GPUs wait, under a queue that backfills.
-In the first cycle all nodes are empty; in later ones the cluster is full, and one job arrives or one finishes. Then
-two fifths of the gangs are without GPUs: where cores are lent to them, as many again come when the cluster is full,
-and those with GPUs take back what was lent. The simulator does not ask about gangs whose answer it knows; the live mesh
-does, so at last all are put to the cycle itself, each of a shape of its own. Beside each figure stands what as many
-look-ups in a dictionary took in the same minutes. Seconds are those of the processor.
+Cycles are the simulator's: ordering, admission, placement of each gang and a label for each waiting gang, by the same
+code as in the live mesh. Ten thousand synthetic gangs of 1 to 64 GPUs wait, under a queue with backfill. In the first
+cycle all nodes are empty; in later ones the cluster is full, and one job arrives or finishes. In another workload two
+fifths of the gangs have no GPUs: for policies that lend cores to them, a second batch of the same size arrives when
+the cluster is full, and gangs with GPUs reclaim what was lent. The simulator skips gangs whose answer it knows, but
+the live mesh does not; so finally all gangs, each with a unique shape, go through the cycle itself. The reference of
+each figure is the time of as many dictionary look-ups within the same minutes. All times are CPU time.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ CYCLE_MS = {"consolidate": 200.0, "locality": 200.0, "qos": 500.0, "multi-array"
 CYCLE_10K_MS = dict.fromkeys(CYCLE_MS, 2_000.0)
 STEP_MS, GANG_MS = 10.0, 100.0
 PLACEMENTS_PER_SECOND = 1_000.0
-STEPS = 100  # arrivals that are measured, and ends
+STEPS = 100  # measured arrivals, and measured finishes
 GANG_GPUS = 512
-CPU_SHARE = 0.4  # of the gangs, where some are without GPUs
+CPU_SHARE = 0.4  # share of gangs without GPUs in the mixed workload
 
 
 class EnoughCycles(Exception):
-    """All cycles that were wanted have been measured."""
+    """Stops a simulation after the last measured cycle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One cycle: when in the simulation, how long it took, and how many it started."""
+    """One cycle: its simulated time, its duration, and the number of starts."""
 
     now: float
     milliseconds: float
@@ -65,7 +65,7 @@ class Cycle:
 
 
 class RunningJobs(ClusterView):
-    """A scene of those who hold something."""
+    """A cluster view with the given running jobs."""
 
     now = 0.0
 
@@ -84,7 +84,7 @@ class RunningJobs(ClusterView):
 
 
 def jobs(count: int, *, alike: bool, seed: int = 0) -> list[TraceJob]:
-    """Make jobs that all come at once. `alike`: of 84 shapes; else each asks for memory as no other does."""
+    """Return jobs that all arrive at once: of 84 shapes if `alike`, else each with a unique memory request."""
     rng = np.random.default_rng(seed)
     sizes, cores = rng.choice(SIZES, size=count, p=SHARES), rng.integers(1, 4, size=count)
     memory = rng.choice([4, 8, 16, 32], size=count) * 2**30 if alike else rng.integers(2**30, 2**35, size=count)
@@ -96,7 +96,7 @@ def jobs(count: int, *, alike: bool, seed: int = 0) -> list[TraceJob]:
 
 
 def mixed(count: int, *, seed: int, submitted_seconds: float, name: str) -> list[TraceJob]:
-    """Make jobs of which two fifths have no GPUs, and 1 to 4 replicas of 1 to 12 cores instead."""
+    """Return jobs of which two fifths have no GPUs but 1 to 4 replicas of 1 to 12 cores."""
     rng = np.random.default_rng(seed)
     made: list[TraceJob] = []
     for job in jobs(count, alike=True, seed=seed):
@@ -109,12 +109,12 @@ def mixed(count: int, *, seed: int, submitted_seconds: float, name: str) -> list
 
 
 def late(some: Sequence[TraceJob]) -> list[TraceJob]:
-    """Let jobs like these come one after the other, before any has finished."""
+    """Return jobs with these shapes that arrive one after another, before any finishes."""
     return [TraceJob(f"late-{number}", 1.0 + number, 1e5, job.roles) for number, job in enumerate(some[:STEPS])]
 
 
 def cycles(some: Sequence[TraceJob], nodes: int, placement: str, count: int) -> list[Cycle]:
-    """Simulate until so many cycles are done, and time each."""
+    """Simulate `count` cycles and time each."""
     done: list[Cycle] = []
     decide = Scheduler.decide
 
@@ -138,13 +138,13 @@ def cycles(some: Sequence[TraceJob], nodes: int, placement: str, count: int) -> 
 
 
 def lookup_ms(count: int) -> float:
-    """Look something up so many times."""
+    """Return the milliseconds of `count` dictionary look-ups."""
     table = {f"job-{number}": number for number in range(count)}
     return 1e3 * least_seconds(lambda: sum(table[name] for name in table))
 
 
 def least_seconds(work: Callable[[], object], rounds: int = 3) -> float:
-    """The least of a few rounds, for others only ever add to it."""
+    """Return the minimum CPU time of a few rounds; other load can only add to it."""
     took = []
     for _ in range(rounds):
         began = time.process_time()
@@ -154,7 +154,7 @@ def least_seconds(work: Callable[[], object], rounds: int = 3) -> float:
 
 
 def whole_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
-    """Place as many of 10,000 gangs as fit on empty nodes, and refuse the others."""
+    """Place as many of 10,000 gangs as fit on empty nodes and refuse the rest."""
     by_nodes: dict[int, float] = {}
     for nodes in NODES:
         first = [cycles(jobs(WAITING, alike=True), nodes, policy, 1)[0] for _ in range(rounds)]
@@ -169,7 +169,7 @@ def whole_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
 
 
 def mixed_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
-    """Place gangs with and without GPUs on empty nodes, and as many again when those are full."""
+    """Place gangs with and without GPUs on empty nodes, and a second batch of the same size on full nodes."""
     by_nodes: dict[int, float] = {}
     for nodes in NODES:
         first = mixed(WAITING, seed=0, submitted_seconds=0.0, name="first")
@@ -185,7 +185,7 @@ def mixed_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
 
 
 def distinct_gangs(policy_name: str, rounds: int) -> Iterator[harness.Row]:
-    """Ask about 10,000 gangs, each of a shape of its own, on empty nodes, and about as many on full ones."""
+    """Place 10,000 gangs, each with a unique shape, on empty nodes, and as many on full nodes."""
     first, second = (
         [_gang(job, name) for job in jobs(WAITING, alike=False, seed=seed)] for seed, name in ((0, "a"), (1, "b"))
     )
@@ -222,9 +222,9 @@ def _row(name: str, milliseconds: float, most: float | None) -> harness.Row:
 
 
 def steps(policy: str, sizes: Sequence[int]) -> Iterator[harness.Row]:
-    """With 10,000 waiting for full clusters: one more comes, or one of those that run finishes."""
+    """Time cycles on a full cluster with 10,000 waiting gangs, after one arrival or one finish."""
     for nodes in sizes:
-        some = jobs(WAITING + 3 * nodes, alike=True)  # about half of these more run, the others wait as well
+        some = jobs(WAITING + 3 * nodes, alike=True)  # about half of the additional jobs run, the rest waits
         done = cycles([*some, *late(some)], nodes, policy, 1 + 2 * STEPS)
         most = STEP_MS if nodes == 1_000 and policy in CYCLE_MS else None
         for what, part in (("one arrived", done[1 : 1 + STEPS]), ("one finished", done[1 + STEPS :])):
@@ -235,7 +235,7 @@ def steps(policy: str, sizes: Sequence[int]) -> Iterator[harness.Row]:
 
 
 def one_huge_gang(policy_name: str) -> Iterator[harness.Row]:
-    """Place, or refuse, a gang of 512 GPUs on nodes of which each is half full."""
+    """Place or refuse a gang of 512 GPUs on half-full nodes."""
     for nodes in (250, 1_000, 4_000):
         ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * nodes)
         for node in range(nodes):
@@ -254,7 +254,7 @@ def one_huge_gang(policy_name: str) -> Iterator[harness.Row]:
 
 
 def steady(policy_name: str, seconds: float) -> Iterator[harness.Row]:
-    """Keep a cluster nine tenths full: gangs come, as many GPUs are given back, by the core alone."""
+    """Keep a cluster 90 % full with the core alone: place gangs and release as many GPUs."""
     for nodes in NODES:
         policy, rng = plugins.load(GROUP, policy_name), np.random.default_rng(0)
         ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * nodes)
@@ -288,7 +288,7 @@ def steady(policy_name: str, seconds: float) -> Iterator[harness.Row]:
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
-    """Measure every policy that has a bar, and in the long form `fgd`, as far as they are installed."""
+    """Measure every installed policy that has a bar, and in the long form also `fgd`."""
     known = {plugin.name for plugin in plugins.discover(GROUP)}
     for policy in CYCLE_MS if quick else (*CYCLE_MS, "fgd"):
         if policy in known:

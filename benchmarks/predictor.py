@@ -1,9 +1,9 @@
-"""How long the predictor takes for a scheduling cycle's questions: 1,000 jobs, 8 candidate allocations each.
+"""The time of the predictor for the queries of a scheduling cycle: 1,000 jobs with 8 candidate allocations each.
 
-Once nothing is known of any job, once a rate is known for every candidate of each; inside the service, and as a whole
-call, whose client shares the process. Beside each stands an empty call to the same server. Each job is of a kind of its
-own; the same questions come again and again, as those about waiting jobs do. What a first question costs, just after
-something was seen of every job, is told apart, and so is what of that is done before anybody asks.
+Measured without any knowledge and with a known rate for every candidate of each job; inside the service, and as a
+whole call with the client in the same process. The reference is an empty call to the same server. Each job is of a
+unique kind; the same queries repeat, as they do for waiting jobs. The cost of a first query after new observations of
+every job is measured separately, and also the part of it that is prepared before the query.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 JOBS = 1000
 SIZES = (100, JOBS, 4000)
 CORES = (1, 2, 3, 4, 6, 8, 12, 16)
-WINDOWS = 3  # seen of each job at each core count
+WINDOWS = 3  # observed for each job at each core count
 BATCH = 8000
 BAR_MS = 50.0
-ENDS = 20_000  # jobs that models of run time are learnt from
+ENDS = 20_000  # ended jobs that run-time models are trained on
 
 
 def spec(number: int) -> job_pb2.JobSpec:
-    """Each job is of a kind of its own, so that nothing is looked up twice."""
+    """Return a job of a unique kind, so that no look-up is shared between jobs."""
     worker = job_pb2.Role(name="worker", replicas=2, resources=resources_pb2.ResourceRequest(gpu_milli=1000, cores=4))
     return job_pb2.JobSpec(model=f"model-{number}", steps_total=10_000, roles=[worker])
 
 
 def questions(size: int = JOBS) -> pb.EstimateRequest:
-    """What a cycle asks."""
+    """Return the queries of a cycle."""
     candidates = [pb.CandidateAllocation(cores=cores, gpu_milli=1000) for cores in CORES]
     return pb.EstimateRequest(
         queries=[
@@ -70,7 +70,7 @@ def questions(size: int = JOBS) -> pb.EstimateRequest:
 
 
 def observations(size: int = JOBS, begin: int = 1_000_000) -> list[pb.Observation]:
-    """A few windows of each job at each core count."""
+    """Return a few windows of each job at each core count."""
     return [
         pb.Observation(
             job_id=f"job-{number}",
@@ -88,7 +88,7 @@ def observations(size: int = JOBS, begin: int = 1_000_000) -> list[pb.Observatio
 
 
 async def timed(call: Callable[[], Awaitable[object]], rounds: int) -> tuple[list[float], float]:
-    """Time a call a number of times, leaving others their turn in between; also tells the processor's median time."""
+    """Time a call `rounds` times, yielding in between; return the wall times and the median CPU time in ms."""
     took, cost = [], []
     for _ in range(rounds):
         begin, before = time.perf_counter(), time.process_time()
@@ -100,7 +100,7 @@ async def timed(call: Callable[[], Awaitable[object]], rounds: int) -> tuple[lis
 
 
 async def servicer_of(*predictors: Predictor) -> PredictorServicer:
-    """The service's inside, with an empty store."""
+    """Return a servicer with an empty store."""
     chain = Chain(predictors)
     model_store = ModelStore(MemoryStore(), chain.predictors, lambda ready: None)
     await model_store.restore()
@@ -108,13 +108,13 @@ async def servicer_of(*predictors: Predictor) -> PredictorServicer:
 
 
 async def observe(servicer: PredictorServicer, seen: Sequence[pb.Observation]) -> None:
-    """Show it what was seen."""
+    """Send observations to a servicer."""
     for begin in range(0, len(seen), BATCH):
         await servicer.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]), None)
 
 
 async def _measure_calls(quick: bool) -> Sequence[harness.Row]:
-    """The default chain at three sizes: nothing known, all rates known, and just after a window of each job."""
+    """Measure the default chain at three sizes: nothing known, all rates known, and after a new window of each job."""
     return [row for size in SIZES for row in await _measure_size(size, 20 if quick else 200)]
 
 
@@ -160,7 +160,7 @@ async def _measure_size(size: int, rounds: int) -> Sequence[harness.Row]:
 
 
 def ends() -> list[pb.Observation]:
-    """Jobs of each kind that has been asked about, which took as long as their kind does."""
+    """Return ended jobs of each queried kind, with run times typical of the kind."""
     ended = []
     for number in range(ENDS):
         kind, begin = number % JOBS, 1_000_000 + 1_000 * number
@@ -181,7 +181,7 @@ def ends() -> list[pb.Observation]:
 
 
 async def _measure_chain(quick: bool) -> Sequence[harness.Row]:
-    """Curves and models of run time before `history`, at rest and while a model is being learnt."""
+    """Measure core curves and run-time models before `history`, at rest and during training."""
     rounds = 20 if quick else 200
     curves, durations = XiaoPiecewise(), LightgbmDuration()
     plain, full = await servicer_of(History()), await servicer_of(curves, durations, History())
@@ -193,7 +193,7 @@ async def _measure_chain(quick: bool) -> Sequence[harness.Row]:
     durations.adopt(await train_in_process(training_task))
     asked = questions(JOBS)
     for query in asked.queries:
-        query.spec.steps_total = 0  # or rates would be asked for first
+        query.spec.steps_total = 0  # otherwise rates take precedence
         query.submitter, query.submit_time.seconds = "user-1", 9_000_000
     before = time.process_time()
     await full.Estimate(asked, None)
@@ -224,7 +224,7 @@ async def _measure_chain(quick: bool) -> Sequence[harness.Row]:
 
 
 def losses(size: int, steps: range) -> list[pb.Observation]:
-    """What jobs tell that train towards a loss, each by a curve of its own."""
+    """Return observations of jobs with loss goals, each with its own curve."""
     return [
         pb.Observation(
             job_id=f"loss-{number}",
@@ -243,12 +243,12 @@ def losses(size: int, steps: range) -> list[pb.Observation]:
 
 
 def goal_spec(number: int) -> job_pb2.JobSpec:
-    """A job that is done at a loss."""
+    """Return a job with a loss goal."""
     return job_pb2.JobSpec(model=f"model-{number}", roles=spec(number).roles, loss_goal=job_pb2.LossGoal(target=1.0))
 
 
 async def _measure_losses(quick: bool) -> Sequence[harness.Row]:
-    """Jobs with loss goals: a round in which every curve has to be fitted, one after it, and the fits by themselves."""
+    """Measure jobs with loss goals: a round that fits every curve, the next round, and the fits alone."""
     return [row for size in (SIZES[:2] if quick else SIZES) for row in await _measure_loss_size(size)]
 
 

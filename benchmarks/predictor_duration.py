@@ -1,10 +1,10 @@
-"""How well `lightgbm-duration` tells run times, beside `history` and beside the quantiles of jobs of the same group.
+"""The accuracy of `lightgbm-duration` for run times, compared with `history` and with quantiles of the same group.
 
-Jobs come in the order of time, and everybody learns from those that have ended by then, never from a later one. The
-first sixth warms up; five folds follow in the order of time. Loss is the mean pinball loss of the logarithm of the run
-time at the 10th, 50th and 90th percentile. What comes out after a run (accuracy, loss, throughput) is no feature.
+Jobs arrive in order of time, and every method learns only from jobs that have ended by then. The first sixth is
+warm-up; five folds follow in order of time. The loss is the mean pinball loss of the logarithm of the run time at the
+10th, 50th and 90th percentile. Outcomes of a run (accuracy, loss, throughput) are not features.
 
-The traces lie beside the checkout in `../shared/data`, or where COTENANT_DATA says; without them nothing is measured.
+The traces are in `../shared/data` next to the checkout, or in COTENANT_DATA; without them nothing is measured.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ QUICK_JOBS = 2_400
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of a trace: what its submission tells, its group, and what came of it."""
+    """A job of a trace: its submission, its group and its outcome."""
 
     query: Query
     group: Hashable
@@ -51,8 +51,8 @@ class Job:
     run_seconds: float
     unpredictable: bool | None = None
 
-    def end(self, seconds: float, *, tell: bool) -> Observation:
-        """What is seen at its end."""
+    def end(self, seconds: float, *, with_surprise: bool) -> Observation:
+        """Return the observation of its end."""
         about = self.query
         return Observation(
             about.user,
@@ -64,13 +64,13 @@ class Job:
             run_seconds=self.run_seconds,
             succeeded=True,
             submission=about.submission,
-            surprising=self.unpredictable if tell else None,
+            surprising=self.unpredictable if with_surprise else None,
             seen_seconds=seconds,
         )
 
 
 def aiturbo(path: Path) -> Iterator[Job]:
-    """Read AITurbo's jobs. They have an order but no times: each ends before the next one comes."""
+    """Yield AITurbo's jobs. They have an order but no times: each ends before the next arrives."""
     with path.open(encoding="utf-8") as file:
         for number, row in enumerate(csv.DictReader(file)):
             gpus, servers, workers = (int(float(row[name] or 0)) for name in ("gpus", "ps", "workers"))
@@ -80,20 +80,20 @@ def aiturbo(path: Path) -> Iterator[Job]:
             )
             asked = ("epochs", "batch_size", "learning_rate", "first_submission")
             labels = (("gpus", str(gpus)), *((name, row[name]) for name in asked))
-            predicted = Submission("", float(number), "training", roles, int(row["steps"]), labels)
-            query = Query("all", f"type {row['job_type']}", "", gpus * 1000, servers + workers, submission=predicted)
+            submission = Submission("", float(number), "training", roles, int(row["steps"]), labels)
+            query = Query("all", f"type {row['job_type']}", "", gpus * 1000, servers + workers, submission=submission)
             odd = row["unpredictable"] == "1"
             yield Job(query, row["job_type"], number, float(row["running_time_s"]), odd)
 
 
 def philly(paths: Sequence[Path]) -> Iterator[Job]:
-    """Read Philly's jobs: the virtual cluster is the tenant, and beside it only the size is told."""
+    """Yield Philly's jobs: the virtual cluster is the tenant; the only other feature is the size."""
     rows = [row for path in paths for row in csv.DictReader(path.open(encoding="utf-8"))]
     at = {id(row): datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp() for row in rows}
     for row in sorted(rows, key=lambda row: (at[id(row)], row["cluster"])):
         gpus, seconds = int(row["num_gpus"]), at[id(row)]
-        predicted = Submission("", seconds, "training", (Role("worker", gpus, Request(gpu_milli=1000)),))
-        query = Query(row["cluster"], "", "", gpus * 1000, gpus, submission=predicted)
+        submission = Submission("", seconds, "training", (Role("worker", gpus, Request(gpu_milli=1000)),))
+        query = Query(row["cluster"], "", "", gpus * 1000, gpus, submission=submission)
         yield Job(query, (row["cluster"], gpus), seconds, float(row["duration"]))
 
 
@@ -102,7 +102,7 @@ OURS, HISTORY, GROUP = "lightgbm-duration", "history", "group"
 
 @dataclass(slots=True)
 class Predictions:
-    """What each of the three said: quantiles in logarithms of seconds; and how probable a surprise was."""
+    """The predictions of the three methods: quantiles of log seconds, and the probability of a surprise."""
 
     predicted: dict[str, list[Sequence[float]]] = field(default_factory=lambda: {OURS: [], HISTORY: [], GROUP: []})
     surprise_scores: list[float] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Predictions:
 
 
 class GroupQuantiles:
-    """The quantiles of all jobs of a group that have ended, or of the latest; where there is none, of all jobs."""
+    """Quantiles of the ended jobs of a group, or of the latest of them; of all jobs if the group has none."""
 
     def __init__(self, latest: int | None = None) -> None:
         self._latest = latest
@@ -119,7 +119,7 @@ class GroupQuantiles:
         self._known: dict[Hashable, Sequence[float]] = {}
 
     def predicted(self, *groups: Hashable) -> Sequence[float]:
-        """Tell the quantiles of the first group of which any job has ended."""
+        """Return the quantiles of the first group with an ended job."""
         for group in groups:
             if group in self._runs:
                 if group not in self._known:
@@ -128,14 +128,14 @@ class GroupQuantiles:
         return [0.0] * len(SHARES)
 
     def ended(self, run_seconds: float, *groups: Hashable) -> None:
-        """Learn from an end."""
+        """Add the run time of an ended job."""
         for group in groups:
             self._runs[group].append(math.log(run_seconds))
             self._known.pop(group, None)
 
 
 class Comparison:
-    """All three side by side, asked about each job at its submission and shown each end when it comes."""
+    """All three methods on one trace: they predict each job at its submission and observe each end in order of time."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs, self.predictions = jobs, Predictions()
@@ -143,7 +143,7 @@ class Comparison:
         self._groups, self._latest = GroupQuantiles(), GroupQuantiles(History.Options().samples_max)
 
     def run(self) -> Predictions:
-        """Go through the jobs in the order of time."""
+        """Process all jobs in order of time and return the predictions."""
         running: list[tuple[float, int]] = []
         for number, job in enumerate(self._jobs):
             while running and running[0][0] <= job.submitted_seconds:
@@ -167,7 +167,7 @@ class Comparison:
     def _end(self, job: Job, seconds: float) -> None:
         self._groups.ended(job.run_seconds, job.group, "all")
         self._latest.ended(job.run_seconds, _history_key(job), job.group, "all")
-        self._policy.observe(job.end(seconds, tell=True))
+        self._policy.observe(job.end(seconds, with_surprise=True))
         if training_task := self._policy.training_task():
             begin = time.perf_counter()
             self._policy.adopt(training_task.train())
@@ -176,29 +176,29 @@ class Comparison:
 
 
 def _history_key(job: Job) -> Hashable:
-    """What makes jobs alike to `history`."""
+    """Return the key by which `history` groups jobs."""
     query = job.query
     return query.user, query.model, query.gpu_milli, query.replicas
 
 
 def loss(predicted: Floats, outcome: Floats) -> float:
-    """Mean pinball loss over jobs and quantiles."""
+    """Return the mean pinball loss over jobs and quantiles."""
     short = outcome[:, None] - predicted
     return float(np.maximum(SHARES * short, (SHARES - 1) * short).mean())
 
 
 def relative_error(predicted: Floats, outcome: Floats) -> float:
-    """Median of |told / true - 1| of the 50th percentile."""
+    """Return the median of |predicted / actual - 1| for the 50th percentile."""
     return float(np.median(np.abs(np.exp(predicted[:, 1] - outcome) - 1)))
 
 
 def coverage_percent(predicted: Floats, outcome: Floats) -> float:
-    """How many outcomes lie between the 10th and the 90th percentile."""
+    """Return the percentage of outcomes between the 10th and the 90th percentile."""
     return float(100 * ((predicted[:, 0] <= outcome) & (outcome <= predicted[:, 2])).mean())
 
 
 def auc(score: Floats, odd: Floats) -> float:
-    """Area under the ROC curve: how often an odd one scores higher than another one, ties for half."""
+    """Return the area under the ROC curve: how often an odd job scores higher than another job; ties count half."""
     order = np.argsort(score, kind="stable")
     _, inverse, counts = np.unique(score[order], return_inverse=True, return_counts=True)
     ranks = np.empty(len(score))
@@ -208,7 +208,7 @@ def auc(score: Floats, odd: Floats) -> float:
 
 
 def evaluate(name: str, jobs: Sequence[Job]) -> Iterator[harness.Row]:
-    """Run the race over a trace and judge each fold."""
+    """Compare the methods on a trace and yield the figures of each fold."""
     predictions = Comparison(jobs).run()
     outcome = np.log([job.run_seconds for job in jobs])
     odd = np.array([bool(job.unpredictable) for job in jobs], dtype=float)
@@ -224,7 +224,7 @@ def evaluate(name: str, jobs: Sequence[Job]) -> Iterator[harness.Row]:
             yield harness.Row(f"{where}: pinball loss", losses[OURS], "ln s", losses[method], method, bar, holds)
         least = min(errors[HISTORY], errors[GROUP])
         holds = errors[OURS] <= least
-        yield harness.Row(f"{where}: relative error", errors[OURS], "", least, "the better of both", "no worse", holds)
+        yield harness.Row(f"{where}: relative error", errors[OURS], "", least, "better of both", "no worse", holds)
         covered = coverage_percent(predicted[OURS], outcome[part])
         beside = coverage_percent(predicted[HISTORY], outcome[part])
         holds = 77 <= covered <= 83
@@ -239,11 +239,11 @@ def evaluate(name: str, jobs: Sequence[Job]) -> Iterator[harness.Row]:
 
 
 def training(ends: int) -> harness.Row:
-    """Time one training on jobs that are made up, most of them unlike each other."""
+    """Time one training on synthetic, mostly distinct jobs."""
     rng, policy = np.random.default_rng(0), LightgbmDuration()
     for number in range(ends):
         user, kind, batch = (int(one) for one in rng.integers(0, (300, 2_000, 40)))
-        predicted = Submission(
+        submission = Submission(
             f"user-{user}", 60.0 * number, "training", (Role("worker", 1 + kind % 4),), 0, (("b", str(batch)),)
         )
         seconds = float(np.exp(5 + kind % 50 / 10 + batch / 40 + rng.normal() / 3))
@@ -251,7 +251,7 @@ def training(ends: int) -> harness.Row:
         run = Observation(
             f"team-{user % 20}", f"model-{kind}", "", 1000, 1 + kind % 4, Candidate(1), run_seconds=seconds
         )
-        policy.observe(replace(run, submission=predicted, seen_seconds=seen))
+        policy.observe(replace(run, submission=submission, seen_seconds=seen))
     training_task = policy.training_task()
     assert training_task
     begin = time.perf_counter()
@@ -267,7 +267,7 @@ def _measure(quick: bool) -> Sequence[harness.Row]:
     traces = (("aiturbo", DATA / "aiturbo" / "ddl_jobs.csv"), ("philly", DATA / "philly"))
     for name, path in traces:
         if not path.exists():
-            print(f"{path} is not there; {name} is not measured", file=sys.stderr)
+            print(f"{path} not found; {name} is not measured", file=sys.stderr)
             continue
         jobs = list(aiturbo(path) if path.is_file() else philly(sorted(path.glob("*.csv"))))
         rows.extend(evaluate(name, jobs[:QUICK_JOBS] if quick else jobs))

@@ -1,12 +1,12 @@
-"""How well rates are predicted from few measurements, on public profiles, beside naive ways from the same minutes.
+"""The accuracy of rates predicted from few measurements, on public profiles, compared with naive methods.
 
 `xiao-piecewise` measures at most four core counts of each of Synergy's 33 sensitivity profiles (OSDI 2022), with 2 %
-noise, chosen one by one; beside it halving and searching step by step, which draw lines between what they measured.
-`scaling` is fitted to the three smallest placements of each model and batch of Pollux (OSDI 2021) and ElasticFlow
-(ASPLOS 2023), and predicts the others; beside it GENIE's own log₂ between nodes. A prediction counts as sure from a
-confidence of 0.5 on. `parameter-server` predicts each team of AITurbo's production jobs (HPDC 2021) from the other
-teams of its kind, five windows of each; the figures beside it are those of the unsure. The data stand in
-../shared/data; where they are absent the rows are left out, and it is said.
+noise, chosen one by one; the references are bisection and step-by-step search, which interpolate between measurements.
+`scaling` is fitted to the three smallest placements of each model and batch size of Pollux (OSDI 2021) and ElasticFlow
+(ASPLOS 2023) and predicts the others; the reference is GENIE's log₂ model between nodes. A prediction counts as sure
+if its confidence is at least 0.5. `parameter-server` predicts each team of AITurbo's production jobs (HPDC 2021) from
+five windows of each other team of its kind; the references are the unsure predictions. The data are in ../shared/data;
+without them the rows are left out, with a message.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from cotenant.policies.scaling import Scaling  # noqa: E402 - likewise
 from cotenant.policies.xiao_piecewise import XiaoPiecewise  # noqa: E402 - likewise
 
 DATA = ROOT.parent / "shared" / "data"
-CORES = (1, 2, 3, 4, 5, 6, 9, 12, 24)  # of the rows of Synergy's profiles
+CORES = (1, 2, 3, 4, 5, 6, 9, 12, 24)  # rows of Synergy's profiles
 NOISE, POINTS, SEEDS, SEEDS_QUICK = 0.02, 4, 20, 4
-ENOUGH = 0.98  # of the best rate is the best rate
+ENOUGH = 0.98  # this share of the best rate counts as the best rate
 SURE = 0.5
 GPUS_PER_NODE = {"throughputs_A100": 8, "throughputs_T4": 4}
 
@@ -46,7 +46,7 @@ Profile = Mapping[int, float]  # rates by cores
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one way of measuring made of one noisy profile."""
+    """The result of one method on one noisy profile."""
 
     steps_off: int  # of θ, on the measured grid
     error: float  # mean relative error of the rate over all core counts
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def profiles() -> dict[str, Profile]:
-    """Synergy's profiles with the largest memory; 0 is impossible."""
+    """Return Synergy's profiles with the largest memory; a rate of 0 means infeasible."""
     path = DATA / "synergy" / "cpu_mem_sensitivity_profiles.json"
     read = json.loads(path.read_text()) if path.exists() else {}
     return {
@@ -76,7 +76,7 @@ def steps_between(profile: Profile, one: int, other: int) -> int:
 
 
 def designed(profile: Profile, noisy: Profile) -> Outcome:
-    """Measure as `design` says, and ask the predictor."""
+    """Measure by the experiment design, and query the predictor."""
     predictor, points, grid = XiaoPiecewise(), list[Point](), sorted(profile)
     while len(points) < POINTS and (left := experiment_design.plan(points, grid[-1], grid).cores):
         points.append(Point(left[0], noisy[left[0]]))
@@ -99,7 +99,7 @@ def designed(profile: Profile, noisy: Profile) -> Outcome:
 
 
 def lines(profile: Profile, noisy: Profile, measured: Sequence[int]) -> Outcome:
-    """Draw lines between what was measured; θ is the first that reaches the rate with the most cores."""
+    """Interpolate between measurements; θ is the first core count that reaches the rate of the largest."""
     cores = sorted(measured)
     rates = [noisy[count] for count in cores]
     theta = next(count for count in cores if noisy[count] >= (ENOUGH - 2 * NOISE) * rates[-1])
@@ -108,7 +108,7 @@ def lines(profile: Profile, noisy: Profile, measured: Sequence[int]) -> Outcome:
 
 
 def halving(profile: Profile, noisy: Profile, points: int = POINTS) -> Outcome:
-    """Measure the most cores, then halve the interval in which the rate leaves the plateau, then the widest gaps."""
+    """Measure the most cores, then bisect the interval where the plateau ends, then the widest gaps."""
     grid = sorted(profile)
     measured, low, high = [len(grid) - 1], -1, len(grid) - 1
     while len(measured) < min(points, len(grid)):
@@ -125,7 +125,7 @@ def halving(profile: Profile, noisy: Profile, points: int = POINTS) -> Outcome:
 
 
 def stepping(profile: Profile, noisy: Profile) -> Outcome:
-    """Start with 3 cores and add a step while it gains 2 %; if the first gains nothing, go down while it costs none."""
+    """Start with 3 cores; step up while it gains 2 %, or, if the first step does not, down while it costs nothing."""
     grid = sorted(profile)
     at = min(2, len(grid) - 1)
     measured = [at]
@@ -165,7 +165,7 @@ def mean(outcomes: Sequence[Outcome], figure: Callable[[Outcome], float]) -> flo
 def curve_rows(seeds: int) -> Iterator[harness.Row]:
     known = profiles()
     if not known:
-        print(f"no profiles in {DATA}: the rows about cores are left out", file=sys.stderr)
+        print(f"no profiles in {DATA}: skipping the rows about cores", file=sys.stderr)
         return
     ours, halved, stepped = (run_trials(way, known, seeds) for way in (designed, halving, stepping))
     families = sorted({name.split("_")[0] for name in known})
@@ -206,7 +206,7 @@ def curve_rows(seeds: int) -> Iterator[harness.Row]:
 
 
 def _points_of_halving(known: Mapping[str, Profile], seeds: int, points: float, error: float) -> harness.Row:
-    """How many points halving needs for the same error."""
+    """Compare with the number of points that bisection needs for the same error."""
     for budget in range(2, len(CORES) + 1):
         outcomes = flat(run_trials(lambda profile, noisy, n=budget: halving(profile, noisy, n), known, min(seeds, 4)))  # type: ignore[misc]  # a lambda with a default
         if 100 * mean(outcomes, lambda one: one.error) <= error:
@@ -219,7 +219,7 @@ def _points_of_halving(known: Mapping[str, Profile], seeds: int, points: float, 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One prediction: its relative error, and its confidence."""
+    """The relative error and the confidence of a prediction."""
 
     error: float
     confidence: float
@@ -229,7 +229,7 @@ Times = dict[tuple[int, int], float]  # step seconds by GPUs and nodes
 
 
 def pollux(model: Path) -> Iterator[tuple[Times, Times]]:
-    """For each batch per GPU: the three smallest placements, and the others, up to 64 GPUs."""
+    """Yield, for each batch size per GPU, the three smallest placements and each of the others, up to 64 GPUs."""
     measured: dict[str, tuple[dict[str, float], list[tuple[tuple[int, int], float]]]] = {}
     for row in _csv(model / "placements.csv"):
         measured.setdefault(row["local_bsz"], ({}, []))[0][row["placement"]] = float(row["step_time"])
@@ -247,7 +247,7 @@ def pollux(model: Path) -> Iterator[tuple[Times, Times]]:
 
 
 def elastic(table: Path) -> Iterator[tuple[Times, Times]]:
-    """For each batch: one, two and four GPUs of a node, and the others; zeros and nan were not measured."""
+    """Yield, for each batch size, one, two and four GPUs of a node, and the others; 0 and nan mean not measured."""
     per_node = GPUS_PER_NODE[table.parent.name]
     for row in _csv(table):
         times = {
@@ -265,7 +265,7 @@ def _csv(path: Path) -> list[dict[str, str]]:
 
 
 def predicted(pairs: Iterator[tuple[Times, Times]], cross: str) -> list[Predicted]:
-    """Fit to the small placements, and compare the others; one predictor for all that share the small ones."""
+    """Fit the small placements and predict the others; placements with the same small ones share a predictor."""
     found, fitted = [], dict[tuple[float, ...], Scaling]()
     for small, rest in pairs:
         predictor = fitted.setdefault(tuple(small.values()), Scaling(Scaling.Options(cross=cross)))  # type: ignore[arg-type]  # one of two
@@ -285,7 +285,7 @@ def scaling_rows() -> Iterator[harness.Row]:
     models = sorted((DATA / "pollux_profiles").glob("*/placements.csv"))
     tables = sorted((DATA / "elasticflow_profiles").glob("throughputs_*/*.csv"))
     if not (models and tables):
-        print(f"no profiles in {DATA}: the rows about GPUs are left out", file=sys.stderr)
+        print(f"no profiles in {DATA}: skipping the rows about GPUs", file=sys.stderr)
         return
     ours: dict[str, list[Predicted]] = {}
     genie: dict[str, list[Predicted]] = {}
@@ -323,12 +323,12 @@ def _confidence(found: Sequence[Predicted]) -> float:
     return 100 * statistics.fmean(one.confidence for one in found)
 
 
-TEAMS_MIN, WINDOWS = 6, 5  # teams of a kind, so that five are left without one; windows of a team
+TEAMS_MIN, WINDOWS = 6, 5  # minimum of teams per kind, so that five remain without one; windows per team
 Team = tuple[int, int, float, float]  # workers, parameter servers, GPUs, cores of the job
 
 
 def kinds() -> list[dict[Team, list[float]]]:
-    """Kinds of jobs (type and batch) by team: the middle five rates of each team that has as many."""
+    """Return kinds of jobs (type and batch size) by team: the middle five rates of each team with at least five."""
     path = DATA / "aiturbo" / "ddl_jobs.csv"
     rates: dict[tuple[str, str], dict[Team, list[float]]] = {}
     for row in _csv(path) if path.exists() else ():
@@ -364,11 +364,11 @@ def team_rows() -> Iterator[harness.Row]:
             found.append(Predicted(error, judged.confidence))
     sure, unsure = ([one for one in found if (one.confidence >= SURE) == side] for side in (True, False))
     if not (sure and unsure):
-        print(f"no production jobs in {DATA}: the rows about parameter servers are left out", file=sys.stderr)
+        print(f"no production jobs in {DATA}: skipping the rows about parameter servers", file=sys.stderr)
         return
-    yield harness.Row("parameter-server: teams told surely", len(sure), "teams", len(unsure), "told unsurely")
-    yield harness.Row("… their median error", _median(sure), "%", _median(unsure), "told unsurely")
-    yield harness.Row("… within 15 %", _within(sure), "%", _within(unsure), "told unsurely")
+    yield harness.Row("parameter-server: teams told surely", len(sure), "teams", len(unsure), "unsure")
+    yield harness.Row("… their median error", _median(sure), "%", _median(unsure), "unsure")
+    yield harness.Row("… within 15 %", _within(sure), "%", _within(unsure), "unsure")
 
 
 def _allocation(team: Team) -> tuple[int, int, Candidate]:

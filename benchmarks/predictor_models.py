@@ -1,10 +1,10 @@
-"""How right the predictors' models are, and how often they are sure and wrong.
+"""The accuracy of the predictors' models, and how often they are sure but wrong.
 
-Loss curves are made up from seeds (`tests/support/loss_curves.py`): noise of 0.2, 1 and 3 % of the whole fall, spikes
-in 2 % of the points, with and without a cut of the learning rate, of which the first 40 % of the steps are seen; and
-curves of other forms, in which nobody should be confident. Beside each stands what a forecast would be without a model:
-that as many steps are left as there were. Latency is compared with a long simulation that shares no code with the model
-(`tests/support/queue_simulation.py`), and the reference is the bound of the mean alone.
+Loss curves are synthetic and seeded (`tests/support/loss_curves.py`): noise of 0.2, 1 and 3 % of the total decrease,
+spikes in 2 % of the points, with and without a cut of the learning rate; the first 40 % of the steps are observed.
+Curves of other forms must not get a confident forecast. The reference is a forecast without a model: as many steps
+remain as have passed. Latency is compared with a long simulation that shares no code with the model
+(`tests/support/queue_simulation.py`); its reference is the bound of the mean.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cotenant.core.prediction.loss_points import LossPoints  # noqa: E402 - like
 SURE = 0.5
 SCALES = (0.02, 0.05, 0.1, 0.2, 0.4)
 NOISES = (0.002, 0.01, 0.03)
-NAIVE = 2 * SEEN - 1  # error of "as many steps again"
+NAIVE = 2 * SEEN - 1  # error of "as many steps remain as have passed"
 PROFILES = Path(os.environ.get("COTENANT_PROFILES", ROOT.parent / "shared" / "data")) / "pollux_profiles"
-FALLS = {  # the metric of each profile as something that falls
+FALLS = {  # turns the metric of each profile into a decreasing one
     "cifar10": lambda metric: 1 - metric,
     "imagenet": lambda metric: 1 - metric,
     "ncf": lambda metric: 1 - metric,
@@ -48,32 +48,32 @@ LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 GROUP_RUNS = 6
 
 
-def forecast_of(told: Told) -> Forecast:
-    """The forecast from what was seen; nothing is sure of a loss that was no number lately."""
-    points = told.points
-    return Forecast() if points.wild else forecast(points.cells, LossGoal(target=told.goal))
+def forecast_of(curve: Told) -> Forecast:
+    """Return the forecast from the observed points; no confidence if the loss was recently not a number."""
+    points = curve.points
+    return Forecast() if points.wild else forecast(points.cells, LossGoal(target=curve.goal))
 
 
 def _forms(seeds: int) -> Iterator[harness.Row]:
     for cut in (False, True):
         every: list[Forecast] = []
         for noise in NOISES:
-            told = [
+            forecasts = [
                 forecast_of(following(np.random.default_rng([seed, number, int(1e4 * noise), cut]), scale, noise, cut))
                 for number, scale in enumerate(SCALES)
                 for seed in range(seeds)
             ]
-            every += told
-            yield from _errors(f"loss curve{', rate cut' if cut else ''}, noise {100 * noise:g} %", told)
+            every += forecasts
+            yield from _errors(f"loss curve{', rate cut' if cut else ''}, noise {100 * noise:g} %", forecasts)
         yield from _errors(f"loss curve{', rate cut' if cut else ''}, all", every, bar=True)
 
 
-def _errors(name: str, told: Sequence[Forecast], *, bar: bool = False) -> Iterator[harness.Row]:
-    errors = [100 * abs(one.step / STEPS - 1) for one in told if one.confidence >= SURE]
-    share = 100 * len(errors) / len(told)
+def _errors(name: str, forecasts: Sequence[Forecast], *, bar: bool = False) -> Iterator[harness.Row]:
+    errors = [100 * abs(one.step / STEPS - 1) for one in forecasts if one.confidence >= SURE]
+    share = 100 * len(errors) / len(forecasts)
     naive = 100 * abs(NAIVE)
     if bar:
-        unsure = sorted(100 * min(abs(one.step / STEPS - 1), 10.0) for one in told)
+        unsure = sorted(100 * min(abs(one.step / STEPS - 1), 10.0) for one in forecasts)
         yield harness.Row(f"{name}: error if always believed, median", unsure[len(unsure) // 2], "%", naive, "no model")
     for text, percent in (("median", 50), ("90th percentile", 90)):
         value = harness.percentile(errors, percent) if errors else math.nan
@@ -99,14 +99,16 @@ def _broken(seeds: int) -> Iterator[harness.Row]:
 
 
 def _validation() -> Iterator[harness.Row]:
-    """Real validation curves: the first 40 % of the epochs are seen, the last one's best metric is the goal."""
+    """Measure real validation curves: the first 40 % of the epochs are observed, the best of the last is the goal."""
     for name, falls in FALLS.items():
-        told = [found for path in sorted((PROFILES / name).glob("validation-*.csv")) if (found := _curve(path, falls))]
-        if not told:
+        curves = [
+            found for path in sorted((PROFILES / name).glob("validation-*.csv")) if (found := _curve(path, falls))
+        ]
+        if not curves:
             continue
-        sure = [100 * abs(forecast.step / end - 1) for forecast, end in told if forecast.confidence >= SURE]
-        share = 100 * len(sure) / len(told)
-        yield harness.Row(f"real curves, {name} ({len(told)}): sure", share, "% of jobs")
+        sure = [100 * abs(forecast.step / end - 1) for forecast, end in curves if forecast.confidence >= SURE]
+        share = 100 * len(sure) / len(curves)
+        yield harness.Row(f"real curves, {name} ({len(curves)}): sure", share, "% of jobs")
         if sure:
             value = harness.percentile(sure, 50)
             yield harness.Row(
@@ -133,13 +135,13 @@ def _latency(requests: int) -> Iterator[harness.Row]:
     for batch in SHAPES:
         for load in LOADS:
             rate = load / batch.per_request
-            told = latencies(batch, rate)
+            predicted = latencies(batch, rate)
             seen = np.array(simulate(batch.per_request, batch.fixed, rate, requests, seed=11))
             p99 = float(np.percentile(seen, 99))
             bound = mean_seconds_max(batch, rate)
-            means.append(100 * abs(told.mean_seconds / float(seen.mean()) - 1))
-            tails.append(100 * abs(told.percentile_seconds(99) / p99 - 1))
-            bounds.append(100 * (told.mean_seconds / bound - 1))
+            means.append(100 * abs(predicted.mean_seconds / float(seen.mean()) - 1))
+            tails.append(100 * abs(predicted.percentile_seconds(99) / p99 - 1))
+            bounds.append(100 * (predicted.mean_seconds / bound - 1))
             guesses.append(100 * abs(bound / p99 - 1))
     worst = max(bounds)
     yield harness.Row(
@@ -169,7 +171,7 @@ def _prices(quick: bool) -> Iterator[harness.Row]:
 
 
 def _seconds(work: Callable[[], object], quick: bool) -> float:
-    """The processor time of one call, the least of a few groups: others share the machine."""
+    """Return the CPU time of one call: the minimum of a few groups, because the machine is shared."""
     runs = 1 if quick else GROUP_RUNS
     best = math.inf
     for _ in range(3):

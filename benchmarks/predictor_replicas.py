@@ -1,7 +1,7 @@
-"""What a second predictor costs: both know all that was ever learnt, whichever of them is asked.
+"""The cost of a second predictor: every replica has all that was learned, so any replica can answer.
 
-Two processes on one etcd, one of which leads and observes, and the other follows. For stores of several sizes: their
-memory, the processor's time to restore, to take observations in or to read what came of them, and to answer.
+Two processes on one etcd: a leader, which takes observations, and a follower. For several store sizes: memory, and the
+CPU time to restore, to take observations (leader) or read their results (follower), and to answer queries.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
 
 SIZES, SIZES_QUICK = (0, 1_000, 10_000, 100_000), (0, 1_000)
-MODELS = 200  # of which something is seen
+MODELS = 200  # with observations
 ASKED = 20
-SETTLED_SECONDS = 1.5  # more than twice what a predictor waits before it writes
+SETTLED_SECONDS = 1.5  # more than twice the write delay of a predictor
 IDLE_SHARE_MAX = 0.03  # of a core
-POLICIES = "xiao-piecewise,history"  # without the one whose model is learnt in a process of its own
+POLICIES = "xiao-piecewise,history"  # without lightgbm-duration, which trains in a separate process
 
 
 @dataclass
 class Replica:
-    """A predictor's process, and how to call it."""
+    """A predictor process and its stub."""
 
     process: psutil.Process
     stub: PredictorServiceAsyncStub
@@ -51,12 +51,12 @@ class Replica:
 
     @property
     def mib(self) -> float:
-        """Its memory."""
+        """Its resident memory."""
         return float(self.process.memory_info().rss) / 2**20
 
     @property
     def busy_s(self) -> float:
-        """The processor's time so far."""
+        """Its CPU seconds so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
@@ -102,13 +102,13 @@ async def _started(stack: AsyncExitStack, home: Path, store: str) -> Replica:
     stub = cast("PredictorServiceAsyncStub", pb_grpc.PredictorServiceStub(channel))
     replica = Replica(psutil.Process(started.pid), stub)
     await until_restored(stub, health_pb2_grpc.HealthStub(channel))
-    await _settled(replica)  # who follows says that it serves as soon as it knows who leads
+    await _settled(replica)  # a follower reports SERVING as soon as it knows the leader
     replica.restoring_s = replica.busy_s
     return replica
 
 
 async def _settled(*replicas: Replica) -> None:
-    """Wait until they do next to nothing."""
+    """Wait until the replicas are idle."""
     for replica in replicas:
         before = -1.0
         while replica.busy_s - before > IDLE_SHARE_MAX * SETTLED_SECONDS:
@@ -132,7 +132,7 @@ async def _measured(leader: Replica, follower: Replica, ends: int, empty_mib: fl
     for _ in range(ASKED):
         await follower.stub.Estimate(asked)
     answering_us = (follower.busy_s - then) / ASKED / MODELS * 1e6
-    empty = "of one that knows nothing"
+    empty = "empty store"
     return [
         harness.Row(f"{name}: memory of who leads", memory[0], "MiB", empty_mib or memory[0], empty),
         harness.Row(f"{name}: memory of who follows", memory[1], "MiB", empty_mib or memory[0], empty),
@@ -140,7 +140,7 @@ async def _measured(leader: Replica, follower: Replica, ends: int, empty_mib: fl
             f"{name}: start and restore", follower.restoring_s, "s of processor", leader.restoring_s, "the leader"
         ),
         harness.Row(
-            f"{name}: an observation read by who follows", reading_us, "µs", observing_us, "taken in by who leads"
+            f"{name}: an observation read by who follows", reading_us, "µs", observing_us, "taken by the leader"
         ),
         harness.Row(f"{name}: a job estimated, of 8 candidates", answering_us, "µs"),
     ]

@@ -1,7 +1,7 @@
-"""The predictor as a process of its own, with a hundred thousand finished jobs in its store.
+"""The predictor as a separate process, with 100,000 finished jobs in its store.
 
-How long calls wait while it restores, how long it takes to learn a model beside them, how much later estimates come
-meanwhile, and its memory. The model is learnt in a process of its own, which ends with it; its memory is not counted.
+Latency of calls while it restores, duration of training during calls, latency of estimates during training, and memory.
+Training runs in a separate process whose memory is not counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COTENANT = str(Path(sys.executable).with_name("cotenant"))
 
 
 def trained_model(ends: int) -> LightgbmDuration:
-    """What so many finished jobs of a thousand kinds leave behind."""
+    """Return a model that has observed `ends` finished jobs of a thousand kinds."""
     durations = LightgbmDuration()
     for number in range(ends):
         kind, begin = number % JOBS, 1_000_000.0 + 100 * number
@@ -63,7 +63,7 @@ def trained_model(ends: int) -> LightgbmDuration:
 
 
 async def fill(store: Store, ends: int) -> None:
-    """Write it into a store as the service would have."""
+    """Write its records into a store as the service would."""
     records = trained_model(ends).dump()
     keys = [(f"predictor/lightgbm-duration/{name}", value) for name, value in records.items()]
     past = [(name, value) for name, value in records.items() if name.startswith(HISTORY)]
@@ -73,7 +73,7 @@ async def fill(store: Store, ends: int) -> None:
 
 
 async def until_restored(stub: PredictorServiceAsyncStub, health: health_pb2_grpc.HealthStub) -> tuple[float, float]:
-    """Ask again and again until it has restored; tells the seconds that took and the longest wait, in ms."""
+    """Poll until the predictor has restored; return the seconds and the longest wait in ms."""
     began, longest, serving = time.perf_counter(), 0.0, False
     while not serving:
         begin = time.perf_counter()
@@ -108,11 +108,11 @@ async def _measure(quick: bool) -> Sequence[harness.Row]:
 
 
 async def _line_with(stream: asyncio.StreamReader | None, words: str) -> str:
-    """Read on until it says something."""
+    """Return the next line of a stream that contains some words."""
     assert stream
     while words not in (line := (await stream.readline()).decode()):
         if not line:
-            raise RuntimeError("the predictor ended early")
+            raise RuntimeError("the predictor exited early")
     return line
 
 
@@ -129,7 +129,7 @@ async def _measure_process(started: asyncio.subprocess.Process, ends: int) -> Se
         trained = asyncio.create_task(_line_with(started.stderr, "trained"))
         while not process.children():
             if trained.done():
-                raise RuntimeError("the model was learnt before anybody could look on")
+                raise RuntimeError("training ended before it could be observed")
             await asyncio.sleep(0.01)
         begin, busy = time.perf_counter(), []
         while not trained.done():

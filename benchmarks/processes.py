@@ -1,4 +1,4 @@
-"""Every service of the mesh as a process of its own, over an etcd of several members, with agents, to be measured."""
+"""A mesh for benchmarks: one process per service, an etcd of several members, and simulated agents."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SERVICES = ("placement", "predictor", "queue", "contention")
 START_SECONDS_MAX = 60.0
 END_SECONDS_MAX = 20.0
 GPUS, CORES = 8, 24
-CHANNELS = 10  # over which the agents connect
+CHANNELS = 10  # that the agents share
 RUN_SECONDS = 2.0
-PROFILES = "COTENANT_BENCH_PROFILES"  # a folder: each service leaves its profile there
+PROFILES = "COTENANT_BENCH_PROFILES"  # a directory in which each service writes its profile
 COTENANT = "from cotenant.cli.main import main; main()"
 PROFILED = """
 import cProfile, os
@@ -45,9 +45,9 @@ finally:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Who runs. `pids`, `logs` and `addresses` are by service, and of a second process of one by its name and `-2`.
+    """The running processes. `pids`, `logs` and `addresses` are keyed by service; a second process has the suffix `-2`.
 
-    `endpoints` are by service, as callers want them; `token` is what they show.
+    `endpoints`, keyed by service, and `token` are for clients.
     """
 
     pids: Mapping[str, int]
@@ -59,20 +59,20 @@ class Processes:
 
     @property
     def store_url(self) -> str:
-        """Name the store as `open_store` wants it."""
+        """The URL of the store for `open_store`."""
         return store_url(self.etcd)
 
     def processor_seconds(self) -> dict[str, float]:
-        """What each has used since it began; the members of etcd together."""
+        """Return the CPU seconds of each process; the members of etcd are summed."""
         used = {name: processor_seconds(pid) for name, pid in self.pids.items()}
         return used | {"etcd": sum(processor_seconds(server.pid) for server in self.etcd)}
 
     def peak_rss_bytes(self) -> dict[str, int]:
-        """The most memory that each service has had."""
+        """Return the peak memory of each service."""
         return {name: status_bytes(pid, "VmHWM") for name, pid in self.pids.items()}
 
-    def told(self, event: str, *words: str) -> dict[str, int]:
-        """So often each service has logged an event, of warnings and errors, with all of these words."""
+    def event_counts(self, event: str, *words: str) -> dict[str, int]:
+        """Return how often each service has logged an event with all of these words, as a warning or error."""
         wanted = (f'"event": "{event}"', *words)
         return {
             name: sum(all(word in line for word in wanted) for line in log.read_text().splitlines())
@@ -80,12 +80,12 @@ class Processes:
         }
 
     def pid_at(self, endpoint: str) -> int:
-        """Which process serves there."""
+        """Return the pid of the process that serves at an address."""
         return self.pids[next(name for name, own in self.addresses.items() if own == endpoint)]
 
 
 def store_url(etcd: tuple[EtcdServer, ...]) -> str:
-    """Name a cluster of etcd as `open_store` wants it."""
+    """Return the URL of an etcd cluster for `open_store`."""
     return "etcd://" + ",".join(server.endpoint for server in etcd)
 
 
@@ -93,7 +93,7 @@ def store_url(etcd: tuple[EtcdServer, ...]) -> str:
 async def mesh(
     directory: Path, etcd: tuple[EtcdServer, ...], *, replicas: int = 1, settings: str = ""
 ) -> AsyncIterator[Processes]:
-    """Run each service by `cotenant serve`, so many processes of each, and end them all afterwards."""
+    """Run `replicas` processes of each service by `cotenant serve`, and stop them at the end."""
     names = [
         f"{service}-{number}" if number > 1 else service for number in range(1, replicas + 1) for service in SERVICES
     ]
@@ -110,9 +110,9 @@ async def mesh(
     logs = {name: directory / f"{name}.log" for name in names}
     try:
         for name in names:
-            told = ["--store", store_url(etcd), "--listen", addresses[name], "--config", str(config)]
-            told += ["--endpoints", ",".join(f"{service}={all_of}" for service, all_of in endpoints.items())]
-            running[name] = await _start(name, directory, told, token, logs[name])
+            arguments = ["--store", store_url(etcd), "--listen", addresses[name], "--config", str(config)]
+            arguments += ["--endpoints", ",".join(f"{service}={all_of}" for service, all_of in endpoints.items())]
+            running[name] = await _start(name, directory, arguments, token, logs[name])
         for name, process in running.items():
             await _served(name, process, addresses[name], token)
         yield Processes(
@@ -138,7 +138,9 @@ def _service_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-async def _start(name: str, directory: Path, told: Sequence[str], token: str, log: Path) -> asyncio.subprocess.Process:
+async def _start(
+    name: str, directory: Path, arguments: Sequence[str], token: str, log: Path
+) -> asyncio.subprocess.Process:
     profiles = os.environ.get(PROFILES)
     own = {"COTENANT_LOG": "warning", "COTENANT_TOKEN": token, "PROFILE_FILE": f"{profiles}/{name}.prof"}
     with log.open("wb") as written:
@@ -146,20 +148,20 @@ async def _start(name: str, directory: Path, told: Sequence[str], token: str, lo
             sys.executable,
             *("-c", PROFILED if profiles else COTENANT),
             *("--state-dir", str(directory), "serve", _service_of(name)),
-            *told,
+            *arguments,
             env=os.environ | own,
             stderr=written,
         )
 
 
 async def _served(name: str, process: asyncio.subprocess.Process, endpoint: str, token: str) -> None:
-    """Wait until a service says that it serves."""
+    """Wait until a service reports SERVING."""
     end = asyncio.get_running_loop().time() + START_SECONDS_MAX
     async with connect(endpoint, token) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             if process.returncode is not None:
-                raise RuntimeError(f"{name} ended with {process.returncode} before it served")
+                raise RuntimeError(f"{name} exited with {process.returncode} before it served")
             try:
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
@@ -167,34 +169,34 @@ async def _served(name: str, process: asyncio.subprocess.Process, endpoint: str,
             except grpc.aio.AioRpcError:
                 pass  # not yet
             if asyncio.get_running_loop().time() > end:
-                raise TimeoutError(f"{name} does not serve after {START_SECONDS_MAX:g} s")
+                raise TimeoutError(f"{name} is not SERVING after {START_SECONDS_MAX:g} s")
             await asyncio.sleep(0.05)
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time of a process."""
+    """Return the user and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def status_bytes(pid: int, name: str) -> int:
-    """One of the sizes that the kernel tells of a process, such as VmRSS."""
+    """Return a size from /proc/PID/status, such as VmRSS."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 @dataclass
 class Cluster:
-    """The mesh, its agents, and what has been heard of."""
+    """The mesh, its agents, and the jobs that have started."""
 
     processes: Processes
     queue: grpc.aio.Channel
     agents: list[SimulatedAgent]
-    started: dict[str, float] = field(default_factory=dict)  # jobs that came to an agent, and when
-    restarts: Counter[str] = field(default_factory=Counter)  # jobs that were started once more, and how often
+    started: dict[str, float] = field(default_factory=dict)  # when each job arrived at an agent
+    restarts: Counter[str] = field(default_factory=Counter)  # how often each job was started again
 
     def record_start(self, job_id: str) -> None:
-        """An agent was told to run a job, which it did not do already."""
+        """Record that a job was assigned to an agent that did not run it yet."""
         if job_id in self.started:
             self.restarts[job_id] += 1
         else:
@@ -202,13 +204,13 @@ class Cluster:
 
     @cached_property
     def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
-        """The queue, to be called."""
+        """The stub of the queue."""
         return cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(self.queue))
 
 
 @asynccontextmanager
 async def cluster(nodes: int, directory: Path, *, replicas: int = 1, settings: str = "") -> AsyncIterator[Cluster]:
-    """Run etcd, the services, so many processes of each, and so many agents."""
+    """Run etcd, `replicas` processes of each service, and `nodes` agents."""
     directory.mkdir()  # noqa: ASYNC240  # once, before anything runs
     etcd = tuple(start_cluster(directory, members=3))
     try:
@@ -216,10 +218,10 @@ async def cluster(nodes: int, directory: Path, *, replicas: int = 1, settings: s
             served = await stack.enter_async_context(
                 mesh(directory / "state", etcd, replicas=replicas, settings=settings)
             )
-            told = served.endpoints
-            queue = await stack.enter_async_context(connect(told["queue"], served.token))
+            endpoints = served.endpoints
+            queue = await stack.enter_async_context(connect(endpoints["queue"], served.token))
             channels = [
-                await stack.enter_async_context(connect(told["placement"], served.token)) for _ in range(CHANNELS)
+                await stack.enter_async_context(connect(endpoints["placement"], served.token)) for _ in range(CHANNELS)
             ]
             made = Cluster(served, queue, [])
             made.agents += [
@@ -238,7 +240,7 @@ async def cluster(nodes: int, directory: Path, *, replicas: int = 1, settings: s
             stack.push_async_callback(lambda: asyncio.gather(*(agent.stop() for agent in made.agents)))
             await until(lambda: all(agent.welcomes for agent in made.agents))
             gc.collect()
-            gc.freeze()  # so many agents: to look through them again and again would delay what is measured
+            gc.freeze()  # garbage collection over that many agents would disturb the measurement
             yield made
     finally:
         for server in etcd:
@@ -246,9 +248,9 @@ async def cluster(nodes: int, directory: Path, *, replicas: int = 1, settings: s
 
 
 async def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    """Wait for something."""
+    """Wait until a condition holds."""
     end = time.perf_counter() + seconds
     while not holds():
         if time.perf_counter() > end:
-            raise TimeoutError(f"not within {seconds:g} s")
+            raise TimeoutError(f"timed out after {seconds:g} s")
         await asyncio.sleep(0.02)

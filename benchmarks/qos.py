@@ -1,14 +1,14 @@
-"""What placement that keeps promises is worth: GENIE's sweep in small, in simulations with interference and distance.
+"""The gain of placement by objectives: a small version of GENIE's sweep, simulated with interference and distance.
 
-Synthetic training jobs of 1 to 16 GPUs come at random to 8 nodes of 8 GPUs, at a load (GPU-seconds that they ask for
-over those that there are) and with deadlines of a mean tightness (run time × that, counted from the submission). Gangs
-that share a server slow each other down, and so does distance, as Philly measured (`simulator.interference=philly`,
-`speed=locality,colocation`). Predictions are the truth. Compared are orders and placements by the share of the jobs
-that were done by their deadline, and by the makespan; each figure is the mean of five seeds, which draw jobs and
-deadlines. GENIE reports both (Chen et al., TPDS 2020 [P]); its testbed and jobs are not published, so there is no
-figure to compare with.
+Synthetic training jobs of 1 to 16 GPUs arrive at random at 8 nodes of 8 GPUs, with a given load (requested GPU seconds
+over available ones) and deadlines of a given mean tightness (deadline from submission over run time). Gangs that share
+a server slow each other down, and so does distance, as Philly measured (`simulator.interference=philly`,
+`speed=locality,colocation`). Predictions are exact. Orders and placements are compared by the share of jobs that meet
+their deadline and by makespan; each figure is the mean of five seeds, which draw jobs and deadlines. GENIE reports
+both (Chen et al., TPDS 2020 [P]), but its testbed and jobs are not published, so there is no published figure to
+compare with.
 
-A first row tells how long a full cycle takes over gangs of which each has a deadline of its own.
+The first rows give the time of a full cycle over gangs with individual deadlines.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ WAITING = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one combination: in per cent, and in hours."""
+    """The figures of one combination, in percent and hours."""
 
     kept_percent: float
     makespan_hours: float
 
 
 def jobs(load: float, seed: int, count: int) -> simulator.Trace:
-    """Draw jobs, of which half an hour is a median run."""
+    """Return random jobs with a median run time of half an hour."""
     rng = np.random.default_rng(seed)
     gpus = rng.choice(SIZES, size=count, p=SHARES)
     seconds = np.clip(rng.lognormal(np.log(1800), 1.0, size=count), 60, 86_400)
@@ -76,7 +76,7 @@ def jobs(load: float, seed: int, count: int) -> simulator.Trace:
 
 
 def run(order: str, placement: str, load: float, tightness: float, seeds: int, count: int) -> Figures:
-    """Simulate one combination with each seed."""
+    """Simulate one combination with each seed and return the means."""
     kept, makespans = [], []
     for seed in range(seeds):
         options = {"simulator": PHYSICS} | ({"queue": {"mode": "backfill"}} if order in ("fifo", "swaf") else {})
@@ -98,7 +98,7 @@ def run(order: str, placement: str, load: float, tightness: float, seeds: int, c
 
 
 def sweep(quick: bool) -> Iterator[harness.Row]:
-    """Compare at each load and tightness."""
+    """Compare the combinations at each load and tightness."""
     loads, tightnesses = (LOADS[:1], TIGHTNESSES[:1]) if quick else (LOADS, TIGHTNESSES)
     seeds, count = (2, JOBS) if quick else (SEEDS, JOBS)
     for load in loads:
@@ -116,7 +116,7 @@ def sweep(quick: bool) -> Iterator[harness.Row]:
 
 
 def full_cycle(nodes: int, *, empty: bool) -> harness.Row:
-    """Place 10,000 gangs, each with a deadline of its own, or refuse them where nearly nothing is free."""
+    """Place 10,000 gangs with individual deadlines on empty nodes, or refuse most of them on nearly full nodes."""
     rng = np.random.default_rng(0)
     ledger = Ledger([NodeShape(GPUS, 24, 2**39)] * nodes)
     if not empty:
@@ -128,11 +128,11 @@ def full_cycle(nodes: int, *, empty: bool) -> harness.Row:
     ):
         role = Role("worker", int(size), Request(1000, 3))
         spec = JobSpec(roles=(role,), deadline_seconds=float(seconds) * 2)
-        told = tuple(
+        candidates = tuple(
             CandidateEstimate(1.0 / n**0.2, float(seconds) * n**0.2, 1.0, None, Candidate(3, 1000, n))
             for n in (1, 2, 4)
         )
-        estimate = Estimate(True, 1.0, float(seconds), candidates=told)
+        estimate = Estimate(True, 1.0, float(seconds), candidates=candidates)
         part = Part("worker", int(size), Demand(1000, 3))
         gangs.append(Gang(f"g{number}", (part,), spec=spec, estimate=estimate))
     took = []
@@ -159,7 +159,7 @@ def full_cycle(nodes: int, *, empty: bool) -> harness.Row:
 
 
 def measure(quick: bool) -> list[harness.Row]:
-    """Measure both."""
+    """Measure full cycles and the sweep."""
     cycles = [full_cycle(nodes, empty=empty) for nodes in (100, 1_000) for empty in (True, False)]
     return [*cycles, *sweep(quick)]
 

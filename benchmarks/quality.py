@@ -1,14 +1,14 @@
-"""How good the order of `borda-mlfq` is: completion times and preemptions beside other orders, on published traces.
+"""The quality of the order of `borda-mlfq`: completion times and preemptions against other orders, on published traces.
 
-Each trace runs on the smallest cluster of 8-GPU nodes that holds its largest job and is offered at most as much work
-as it can do from the first submission to the last; two run on the clusters that published figures are known for.
-Placement counts GPUs, as in those figures. Half of the jobs are predictable, with a log-normal error of 0.3; figures
-of `borda-mlfq` are means over three seeds of who is predictable and how wrongly (one for the largest traces). Beside
-it: `las`, `fifo` and `drf`, which need no prediction, and `srsf`, which is told the truth. Once each preemption is
-free, and once it costs 30 s of work.
+Each trace runs on the smallest cluster of 8-GPU nodes that fits its largest job and can do all of its work between the
+first and the last submission; two traces run on the clusters of published figures. Placement counts GPUs, as in those
+figures. Half of the jobs are predictable, with a log-normal error of 0.3; figures of `borda-mlfq` are means over three
+seeds, which draw the predictable jobs and the errors (one seed for the largest traces). The references are `las`,
+`fifo` and `drf`, which need no prediction, and `srsf` with exact predictions. Preemptions are free, or cost 30 s of
+work.
 
-The literal variant of the paper runs with its best cadence, 20 minutes. Traces lie in ../shared/data beside the
-checkout; without them the bundled sample stands in.
+The literal variant of the paper runs with its best cadence, 20 minutes. Traces are in ../shared/data next to the
+checkout; without them the bundled sample is used.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SEARCHED = (
     *("philly/0e4a51", "philly/103959", "philly/2869ce", "philly/e13805", "philly/ed69ec"),
     *("itp/cluster01", "itp/cluster10"),
 )
-HELD_OUT = ("philly/11cb48", "philly/6c71a0", "itp/cluster02", "itp/cluster08")  # not looked at before
+HELD_OUT = ("philly/11cb48", "philly/6c71a0", "itp/cluster02", "itp/cluster08")  # not used for tuning
 QUICK = ("philly/2869ce", "itp/cluster10")
 COSTS = (0, 30)  # seconds of work repeated after a preemption
 SEEDS = range(3)
-MANY_JOBS = 3000  # from here on one seed is enough: each job is a draw of its own
+MANY_JOBS = 3000  # one seed is enough from here on: each job is an independent draw
 LITERAL = {"variant": "literal", "cadence_seconds": "1200"}
 OTHERS: Mapping[str, Mapping[str, str]] = {
     "las": {},
@@ -52,7 +52,7 @@ Options = Mapping[str, str]
 
 
 class Figures(NamedTuple):
-    """What is looked at of a simulation."""
+    """The figures of a simulation."""
 
     avg_jct_seconds: float
     p99_jct_seconds: float
@@ -61,7 +61,7 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A trace on its cluster."""
+    """A trace and its cluster."""
 
     name: str
     trace: simulator.Trace
@@ -73,22 +73,22 @@ class Replay:
         result = simulator.simulate(
             self.trace, self.cluster, queue=queue, placement="count", predictor=predictor, options=groups, seed=seed
         )
-        assert result.finished == result.jobs, f"{queue} left jobs of {self.name} behind"
+        assert result.finished == result.jobs, f"{queue} did not finish all jobs of {self.name}"
         return Figures(result.avg_jct_seconds or 0.0, result.p99_jct_seconds or 0.0, result.preemptions / result.jobs)
 
     def other(self, name: str, cost: int) -> Figures:
-        """Replay it under an order that asks for no prediction."""
+        """Replay it under an order without predictions."""
         return self.run(name.split()[0], cost, "oracle", OTHERS[name], {}, 0)
 
     def borda(self, cost: int, seeds: Sequence[int], options: Options, predictable: str) -> Figures:
-        """Replay it under `borda-mlfq` for some seeds: the mean of each figure."""
+        """Replay it under `borda-mlfq` with some seeds and return the means."""
         known = {"predictable": predictable}
         runs = [self.run("borda-mlfq", cost, "noisy-oracle", options, known, seed) for seed in seeds]
         return Figures(*(statistics.fmean(figures) for figures in zip(*runs, strict=True)))
 
 
 def smallest_cluster(trace: simulator.Trace) -> str:
-    """Size a cluster by the rule above."""
+    """Return the smallest cluster for a trace, by the rule above."""
     gpus = [sum(role.replicas * role.request.gpu_milli for role in job.roles) / 1000 for job in trace.jobs]
     asked = math.fsum(job.work_seconds * each for job, each in zip(trace.jobs, gpus, strict=True))
     span = trace.jobs[-1].submitted_seconds - trace.jobs[0].submitted_seconds
@@ -96,7 +96,7 @@ def smallest_cluster(trace: simulator.Trace) -> str:
 
 
 def replays(quick: bool) -> Iterator[Replay]:
-    """Load the traces that are there."""
+    """Yield the available traces."""
     if not DATA.is_dir():
         yield Replay("sample", simulator.load("sample"), "2x8")
         return
@@ -110,7 +110,7 @@ def replays(quick: bool) -> Iterator[Replay]:
 
 
 def rows_of(replay: Replay, cost: int, seeds: Sequence[int]) -> Iterator[harness.Row]:
-    """Compare on one trace at one cost."""
+    """Compare the orders on one trace at one preemption cost."""
     where = f"{replay.name}, {cost} s"
     ours = replay.borda(cost, seeds, {}, "0.5")
     sure = replay.borda(cost, seeds, {}, "1")
@@ -119,30 +119,30 @@ def rows_of(replay: Replay, cost: int, seeds: Sequence[int]) -> Iterator[harness
     las = others["las"]
     for name, figures in others.items():
         yield _row(f"avg JCT / {name}, {where}", ours[0], figures[0], name, 1.0)
-    yield _row(f"avg JCT / srsf, {where}", ours[0], truth[0], "srsf, told the truth", 1.4)
-    yield _row(f"avg JCT / srsf, all predictable, {where}", sure[0], truth[0], "srsf, told the truth", 1.1)
+    yield _row(f"avg JCT / srsf, {where}", ours[0], truth[0], "srsf, exact predictions", 1.4)
+    yield _row(f"avg JCT / srsf, all predictable, {where}", sure[0], truth[0], "srsf, exact predictions", 1.1)
     yield _row(f"p99 JCT / las, {where}", ours[1], las[1], "las", 1.2)
     yield harness.Row(f"p99 JCT of srsf / las, {where}", truth[1], "s", las[1], "las")
     bar = "at most 3" if cost else ""
     holds = ours[2] <= 3 if cost else None
     yield harness.Row(f"preemptions per job, {where}", ours[2], "1", las[2], "las", bar, holds)
     if len(replay.trace) > MANY_JOBS:
-        return  # the literal variant stops each of them so often that it would take an hour
+        return  # the literal variant preempts so often that this would take an hour
     literal = replay.borda(cost, seeds[:1], LITERAL, "0.5")
-    yield harness.Row(f"avg JCT / srsf, literal, {where}", literal[0], "s", truth[0], "srsf, told the truth")
+    yield harness.Row(f"avg JCT / srsf, literal, {where}", literal[0], "s", truth[0], "srsf, exact predictions")
     yield harness.Row(f"p99 JCT / las, literal, {where}", literal[1], "s", las[1], "las")
     yield harness.Row(f"preemptions per job, literal, {where}", literal[2], "1", las[2], "las")
 
 
 def _row(name: str, value: float, reference: float, reference_name: str, most: float) -> harness.Row:
-    """Hold a figure to a multiple of another."""
+    """Return a row with a multiple of the reference as its bar."""
     bar = f"at most {most:g} of it" if most > 1 else "less"
     below = value <= most * reference if most > 1 else value < reference
     return harness.Row(name, value, "s", reference, reference_name, bar, below)
 
 
 def worst(rows: Sequence[harness.Row]) -> Iterator[harness.Row]:
-    """Tell for each bar whether it holds on all traces, and how far the worst of them is from it."""
+    """Yield, for each bar, the worst figure over all traces, and whether all meet the bar."""
 
     def ratio(row: harness.Row) -> float:
         return (row.ratio or 0.0) if row.unit == "s" else row.value
@@ -160,13 +160,13 @@ def worst(rows: Sequence[harness.Row]) -> Iterator[harness.Row]:
 
 @cache
 def _kind(row: harness.Row) -> str:
-    """Say what a row is about, without where."""
+    """Return the name of a row without the trace."""
     words = row.name.split(", ")
     return ", ".join(words[: 2 if words[1] == "all predictable" else 1])
 
 
 def measure(quick: bool) -> Sequence[harness.Row]:
-    """Compare on each trace at each cost, then take the worst."""
+    """Compare on each trace at each cost, and add the worst figures."""
     seeds = SEEDS[:1] if quick else SEEDS
     rows: list[harness.Row] = []
     for replay in replays(quick):
@@ -177,4 +177,4 @@ def measure(quick: bool) -> Sequence[harness.Row]:
 
 
 if __name__ == "__main__":
-    harness.main(measure, "How good the order of borda-mlfq is, beside others")
+    harness.main(measure, "The quality of the order of borda-mlfq against other orders")

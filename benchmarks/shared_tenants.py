@@ -1,7 +1,7 @@
-"""How long one tenant's large arrays hold up another tenant of the same weight, and everybody who calls the mesh.
+"""The delay that a tenant's large arrays cause to another tenant of equal weight, and to all callers of the mesh.
 
 One tenant submits nine arrays of 10,000 real tasks to a mesh with one real agent; then another tenant submits one job.
-The mesh runs in a process of its own, as `cotenant up` does, and reports how late its event loop was.
+The mesh runs in its own process, as `cotenant up` does, and reports its loop lag.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
 ARRAYS, TASKS = 9, 10_000
 ARRAYS_QUICK, TASKS_QUICK = 3, 2_000
 GPUS = 2
-POLL_SECONDS = 0.005  # between two looks at the loop
-PROBE_SECONDS = 0.02  # between two calls of a bystander
+POLL_SECONDS = 0.005  # between two samples of the loop
+PROBE_SECONDS = 0.02  # between two calls of an uninvolved client
 LAG_BAR_MS, CALL_BAR_MS, SUBMIT_BAR_SECONDS, START_BAR_SECONDS = 50.0, 100.0, 10.0, 5.0
-AFTER_SECONDS, AFTER_SECONDS_QUICK = 15.0, 6.0  # sweeps and counts come every five seconds
+AFTER_SECONDS, AFTER_SECONDS_QUICK = 15.0, 6.0  # periodic work runs every five seconds
 ENDED = (job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_FAILED, job_pb2.JOB_PHASE_CANCELLED)
 STARTED = (job_pb2.JOB_PHASE_RUNNING, *ENDED)
 
@@ -49,10 +49,10 @@ STARTED = (job_pb2.JOB_PHASE_RUNNING, *ENDED)
 
 
 class LoopLag:
-    """Samples how late the event loop is; with `culprits`, a thread writes down what the loop is busy with."""
+    """Samples the lag of the event loop; with `culprits`, a thread prints what the loop is executing."""
 
     def __init__(self, *, culprits: bool) -> None:
-        self.late_ms: list[tuple[float, float, float]] = []  # when (unix seconds), how late, and of that at work
+        self.late_ms: list[tuple[float, float, float]] = []  # time (unix seconds), lag, and CPU time within it
         self._due = time.perf_counter() + 1.0
         self._main = threading.get_ident()
         if culprits:
@@ -78,7 +78,7 @@ class LoopLag:
 
 
 def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
-    """Be the mesh until SIGTERM; leaves `lag.json` in the state directory."""
+    """Run a mesh until SIGTERM, then write `lag.json` into the state directory."""
     from cotenant import telemetry
     from cotenant.cli.mesh import up
     from cotenant.cli.mesh.embedded import EmbeddedMesh
@@ -106,11 +106,11 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
 
 @dataclass
 class Load:
-    """What the load showed, in seconds."""
+    """The result of a load, in seconds."""
 
     submits: list[float] = field(default_factory=list)
-    calls: list[float] = field(default_factory=list)  # of a bystander, while arrays came in
-    waited: float = 0.0  # from the other tenant's submission to its start
+    calls: list[float] = field(default_factory=list)  # of an uninvolved client during the submissions
+    waited: float = 0.0  # from the other tenant's submission to the start of its job
     outlook: str = ""
     rss_before: int = 0
     rss_after: int = 0
@@ -120,7 +120,7 @@ class Load:
 
 @asynccontextmanager
 async def mesh(fair_share: str, load: Load, *, culprits: bool) -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
-    """Run a mesh in a process of its own; gives a channel to it and its pid."""
+    """Run a mesh in a separate process; yield a channel to it and its pid."""
     with tempfile.TemporaryDirectory(prefix="cotenant-bench-", ignore_cleanup_errors=True) as directory:
         command = [sys.executable, __file__, "--serve", directory, "--fair-share", fair_share]
         command += ["--culprits"] if culprits else []
@@ -128,7 +128,7 @@ async def mesh(fair_share: str, load: Load, *, culprits: bool) -> AsyncIterator[
         try:
             while not (Path(directory) / "endpoint.json").exists():
                 if process.returncode is not None:
-                    raise RuntimeError(f"the mesh ended with {process.returncode} before it served")
+                    raise RuntimeError(f"the mesh exited with {process.returncode} before it served")
                 await asyncio.sleep(0.05)
             access = find(Path(directory), {})
             async with connect(access.endpoints.queue, access.token) as channel:
@@ -156,7 +156,7 @@ def _rss(pid: int) -> int:
 
 
 async def _probe(stub: job_service_pb2_grpc.JobServiceAsyncStub, job_id: str, took: list[float]) -> None:
-    """Be a bystander, who asks about one job again and again."""
+    """Act as an uninvolved client that polls one job."""
     while True:
         begin = time.perf_counter()
         await stub.GetJob(pb.GetJobRequest(id=job_id))
@@ -169,8 +169,8 @@ async def _until(
 ) -> None:
     """Wait until a job is in one of some phases."""
     asked = pb.JobFilter(ids=[job_id])
-    async for told in stub.WatchJobs(pb.WatchJobsRequest(filter=asked)):
-        if told.HasField("job") and told.job.phase in phases:
+    async for event in stub.WatchJobs(pb.WatchJobsRequest(filter=asked)):
+        if event.HasField("job") and event.job.phase in phases:
             return
 
 
@@ -183,7 +183,7 @@ async def run(
     after_seconds: float = AFTER_SECONDS,
     start_seconds_max: float = 60.0,
 ) -> Load:
-    """Put the load on a mesh, and look on for a while after the other tenant's job has started."""
+    """Run the load on a mesh, and observe it for a while after the other tenant's job has started."""
     load = Load()
     async with mesh(fair_share, load, culprits=culprits) as (channel, pid):
         stub = cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(channel))
@@ -223,7 +223,7 @@ def measure(quick: bool) -> Sequence[harness.Row]:
 
 
 def rows(load: Load, where: str) -> list[harness.Row]:
-    """Make rows of what a load showed."""
+    """Return the rows of a load."""
     late = max((late for at, late, _ in load.late_ms if at >= load.begin), default=0.0)
     worked = max((work for at, _, work in load.late_ms if at >= load.begin), default=0.0)
     p99 = harness.percentile(load.calls, 99) * 1000
@@ -266,12 +266,12 @@ if __name__ == "__main__":
         parser.add_argument("--culprits", action="store_true")
         parser.add_argument("--arrays", type=int, default=ARRAYS)
         parser.add_argument("--tasks", type=int, default=TASKS)
-        told = parser.parse_args()
-        if told.serve:
-            serve(told.serve, told.fair_share, culprits=told.culprits)
+        options = parser.parse_args()
+        if options.serve:
+            serve(options.serve, options.fair_share, culprits=options.culprits)
         else:
-            shown = asyncio.run(run(told.arrays, told.tasks, told.fair_share, culprits=True))
-            harness.print_table(rows(shown, f"{told.arrays} arrays of {told.tasks:,}"))
+            shown = asyncio.run(run(options.arrays, options.tasks, options.fair_share, culprits=True))
+            harness.print_table(rows(shown, f"{options.arrays} arrays of {options.tasks:,}"))
             print(shown.outlook, [round(one, 2) for one in shown.submits])
             print(sorted(((round(work), round(late)) for _, late, work in shown.late_ms), reverse=True)[:40])
     else:

@@ -1,13 +1,12 @@
-"""How fast the simulator is: events per second, and how the cost of an event grows with jobs and with nodes.
+"""The speed of the simulator: events per second, and growth of the cost of an event with jobs and nodes.
 
-The workload is synthetic and seeded: gangs of 1 to 64 GPUs, log-normal run times, exponential gaps. Beside each figure
-stands the rate at which a bare heap hands out as many events in the same minutes.
+The workload is synthetic and seeded: gangs of 1 to 64 GPUs, log-normal run times, exponential gaps. The reference is
+the rate at which a bare heap delivers as many events within the same minutes.
 
-Jobs: 1,000, 4,000 and 16,000 jobs offered to 100 nodes at 1.3 times what they can do, so that the backlog deepens all
-the time. Nodes: 16,000 jobs on 100, 1,000 and 10,000 nodes at 0.95 of what these can do. Traces: the whole process,
-from start to figures, on published traces where they lie in ../shared/data beside the checkout. The quick form takes a
-quarter of the jobs, three of the policies, and of the traces the smallest. All seconds are those of the processor, for
-machines are shared.
+Jobs: 1,000, 4,000 and 16,000 jobs on 100 nodes at a load of 1.3, so that the backlog keeps growing. Nodes: 16,000 jobs
+on 100, 1,000 and 10,000 nodes at a load of 0.95. Traces: the whole process, from start to figures, on the published
+traces available in ../shared/data next to the checkout. The quick form uses a quarter of the jobs, three policies and
+the smallest traces. All times are CPU time, because machines are shared.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from cotenant.simulator.traces import workers  # noqa: E402 - likewise
 GPUS_PER_NODE = 8
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (0.30, 0.15, 0.20, 0.25, 0.06, 0.03, 0.01)
-SPREAD = 1.5  # of the logarithm of run times: a few jobs take most of the time, as on real clusters
+SPREAD = 1.5  # of log run times: a few jobs take most of the time, as on real clusters
 JOBS, JOBS_QUICK = (1_000, 4_000, 16_000), (250, 1_000, 4_000)
 NODES = (100, 1_000, 10_000)
 POLICIES = ("fifo:strict", "fifo:backfill", "las", "srtf", "srsf", "gittins", "drf", "swaf", "borda-mlfq")
 POLICIES_QUICK = ("fifo:backfill", "las", "borda-mlfq")
 GROWTH_MAX = 4.0
-REPLAYS_QUICK = 2  # the first of them
+REPLAYS_QUICK = 2  # how many of `REPLAYS`
 DATA = ROOT.parent / "shared" / "data"
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A published trace on a cluster, and how long the whole process may take under each policy."""
+    """A published trace on a cluster, with the time limit of the whole process under each policy."""
 
     trace: str
     cluster: str
@@ -73,7 +72,7 @@ REPLAYS = (
 
 
 def workload(jobs: int, nodes: int, load: float, seed: int = 0) -> simulator.Trace:
-    """Make jobs that ask for `load` times what the nodes can do while they keep coming, one a second on average."""
+    """Return jobs that arrive at one per second on average and demand `load` times the capacity of the nodes."""
     rng = np.random.default_rng(seed)
     sizes = rng.choice(SIZES, size=jobs, p=SHARES)
     arrivals = np.cumsum(rng.exponential(1.0, size=jobs))
@@ -92,7 +91,7 @@ def workload(jobs: int, nodes: int, load: float, seed: int = 0) -> simulator.Tra
 
 
 def bare_events_per_second(events: int) -> float:
-    """Push and pop as many events as there are, with nothing done at any of them."""
+    """Return the rate at which a heap pushes and pops events without any work."""
     began = time.process_time()
     heap: list[tuple[float, int, int]] = []
     for number in range(events):
@@ -103,7 +102,7 @@ def bare_events_per_second(events: int) -> float:
 
 
 def events_per_second(trace: simulator.Trace, nodes: int, arm: str) -> float:
-    """Simulate once; counts the processor's seconds, for machines are shared."""
+    """Simulate once and return the events per CPU second."""
     name, _, mode = arm.partition(":")
     options = {"queue": {"mode": mode}} if mode else {}
     began = time.process_time()
@@ -112,7 +111,7 @@ def events_per_second(trace: simulator.Trace, nodes: int, arm: str) -> float:
 
 
 def by_jobs(arm: str, counts: Sequence[int]) -> Iterator[harness.Row]:
-    """Measure at three lengths of trace."""
+    """Measure three lengths of trace."""
     rates = []
     for jobs in counts:
         rates.append(events_per_second(workload(jobs, 100, load=1.3), 100, arm))
@@ -124,7 +123,7 @@ def by_jobs(arm: str, counts: Sequence[int]) -> Iterator[harness.Row]:
 
 
 def by_nodes(arm: str, counts: Sequence[int], jobs: int) -> Iterator[harness.Row]:
-    """Measure on three sizes of cluster."""
+    """Measure three sizes of cluster."""
     rates = []
     for nodes in counts:
         rates.append(events_per_second(workload(jobs, nodes, load=0.95), nodes, arm))
@@ -136,7 +135,7 @@ def by_nodes(arm: str, counts: Sequence[int], jobs: int) -> Iterator[harness.Row
 
 
 def whole_process(replay: Replay, policy: str) -> Iterator[harness.Row]:
-    """Run the command as a user would, and look at its time, on the processor, and at its memory."""
+    """Run the command as a user would, and measure its CPU time and memory."""
     command = [str(Path(sys.executable).with_name("cotenant")), "simulate", "--trace", str(DATA / replay.trace)]
     command += ["--cluster", replay.cluster, "--queue", policy, "--json", *replay.arguments]
     if policy == "borda-mlfq":
@@ -152,15 +151,15 @@ def whole_process(replay: Replay, policy: str) -> Iterator[harness.Row]:
 
 
 def seconds_and_rss(command: Sequence[str]) -> tuple[float, float]:
-    """Run a program to its end: seconds that it had a processor, and its largest resident set in MiB.
+    """Run a program to its end; return its CPU seconds and its peak resident memory in MiB.
 
-    It is one thread and waits for nothing, so that on a machine of its own this is how long it takes.
+    The program has one thread and never waits, so on an idle machine this is also its duration.
     """
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+        raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}")
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 

@@ -1,14 +1,14 @@
-"""What it gains to find out how many cores jobs need: completion times beside equal shares, on a published trace.
+"""The gain of finding the number of cores that jobs need: completion times against equal shares, on a published trace.
 
-The trace is Synergy's (OSDI 2022): 100 jobs of one GPU that are all there at once, on 4 servers of 8 GPUs, 24 cores and
-500 GB. Speeds by cores are Synergy's profiles. The public simulator of that trace knows these profiles beforehand; its
-mean completion time is by 9.7, 8.1 and 6.9 % shorter than with equal shares, under fifo, las and srtf. Here nothing is
-known beforehand: curves are found while jobs run, from rates with 2 % noise, and figures are means over five seeds of
-that noise. Memory is a GPU's equal share throughout, for jobs do not ask for any: the speed that the profiles promise
-with more is out of reach for all. The quick form looks at one order and one seed.
+The trace is Synergy's (OSDI 2022): 100 jobs with one GPU that all arrive at once, on 4 servers of 8 GPUs, 24 cores and
+500 GB. Speeds by cores are Synergy's profiles. The public simulator of that trace knows the profiles in advance; its
+mean completion time is 9.7, 8.1 and 6.9 % shorter than with equal shares, under fifo, las and srtf. Here nothing is
+known in advance: curves are learned while jobs run, from rates with 2 % noise, and figures are means over five seeds
+of that noise. Memory is a GPU's equal share throughout, because the jobs request none: the higher speeds of the
+profiles with more memory are out of reach for every allocator. The quick form measures one order and one seed.
 
-Then the price: processor time of the simulations, whose growth with jobs and nodes shows what the allocator costs.
-Without the trace a synthetic one with the same models stands in.
+Then the cost: CPU time of the simulations; its growth with jobs and nodes shows what the allocator costs. Without the
+trace, a synthetic one with the same models is used.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from cotenant.core.model.job import Request, Role  # noqa: E402 - likewise
 
 TRACE = ROOT.parent / "shared" / "data" / "synergy" / "static_100job_6_3_1100.0"
 CLUSTER = "4x8x24"
-PUBLISHED = {"fifo": 9.7, "las": 8.1, "srtf": 6.9}  # percent shorter, with profiles known beforehand
+PUBLISHED = {"fifo": 9.7, "las": 8.1, "srtf": 6.9}  # percent shorter, with profiles known in advance
 ALLOCATORS = {"xiao": "oracle", "coda-adaptive": "oracle", "aiturbo": "oracle", "xiao, θ predicted": "xiao-piecewise"}
 BARRED = ("xiao", "coda-adaptive")
 SEEDS = range(5)
 MODELS = ("alexnet", "res18", "shufflenet", "mobilenet", "res50", "deepspeech", "gnmt", "lstm", "transformer")
-SIZES = (1, 4, 16)  # times 100 jobs on 4 nodes
+SIZES = (1, 4, 16)  # multiples of 100 jobs on 4 nodes
 GROWTH_MAX = 2.0
 
 
 class Figures(NamedTuple):
-    """What is looked at of a simulation."""
+    """The figures of a simulation."""
 
     avg_jct_seconds: float
     makespan_seconds: float
@@ -55,12 +55,12 @@ class Figures(NamedTuple):
 
 @cache
 def trace() -> simulator.Trace:
-    """Load the trace, or make one up."""
+    """Return the trace, or a synthetic one."""
     return simulator.load(TRACE, "synergy") if TRACE.is_file() else made_up(100)
 
 
 def made_up(count: int) -> simulator.Trace:
-    """Make jobs of one GPU that are all there at once, of the same models."""
+    """Return synthetic jobs with one GPU and the same models that all arrive at once."""
     rng = random.Random(count)
     roles = (Role("worker", 1, Request(1000, 0)),)
     jobs = [
@@ -83,7 +83,7 @@ def run(queue: str, allocator: str, seed: int, jobs: simulator.Trace | None = No
         options={"simulator": {"cores": "auto", "speed": "cores", "utilisation": "philly"}},
         seed=seed,
     )
-    assert result.finished == result.jobs, f"{allocator} left jobs behind"
+    assert result.finished == result.jobs, f"{allocator} did not finish all jobs"
     sizing = result.sizing or {}
     return Figures(
         result.avg_jct_seconds or 0.0,
@@ -97,12 +97,12 @@ def run(queue: str, allocator: str, seed: int, jobs: simulator.Trace | None = No
 
 
 def shorter(queue: str, seeds: Sequence[int]) -> Iterator[harness.Row]:
-    """Compare with equal shares, under one order."""
+    """Compare the allocators with equal shares, under one order."""
     equal = run(queue, "proportional", 0)
-    published, where = PUBLISHED[queue], "published, profiles known beforehand"
+    published, where = PUBLISHED[queue], "published, profiles known in advance"
     for allocator in ALLOCATORS:
         if "predicted" in allocator and queue == "srtf":
-            continue  # that predictor tells no run times, which this order wants
+            continue  # that predictor has no run times, which this order needs
         runs = [run(queue, allocator, seed) for seed in seeds]
         gains = [100 * (1 - one.avg_jct_seconds / equal.avg_jct_seconds) for one in runs]
         mean, name = statistics.fmean(gains), f"{queue}, {allocator}"
@@ -119,7 +119,7 @@ def shorter(queue: str, seeds: Sequence[int]) -> Iterator[harness.Row]:
 
 
 def cost(quick: bool) -> Iterator[harness.Row]:
-    """Tell the processor time for each job as jobs and nodes grow alike."""
+    """Measure the CPU time per job as jobs and nodes grow together."""
     for allocator in BARRED:
         first = 0.0
         for size in SIZES[: 2 if quick else 3]:
@@ -141,7 +141,7 @@ def _cost(jobs: simulator.Trace, cluster: str, allocator: str) -> float:
 
 
 def measure(quick: bool) -> Sequence[harness.Row]:
-    """Compare under each order, then tell the price."""
+    """Compare under each order, then measure the cost."""
     rows: list[harness.Row] = []
     for queue in list(PUBLISHED)[: 1 if quick else None]:
         rows += shorter(queue, SEEDS[:1] if quick else SEEDS)
@@ -150,4 +150,4 @@ def measure(quick: bool) -> Sequence[harness.Row]:
 
 
 if __name__ == "__main__":
-    harness.main(measure, "What it gains to find out how many cores jobs need")
+    harness.main(measure, "The gain of finding the number of cores that jobs need")

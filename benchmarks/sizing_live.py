@@ -1,9 +1,9 @@
-"""What dealing cores costs the live services, by the number of running jobs: the share of a core that it takes.
+"""The cost of rebalancing cores in the live services, as a share of a core, by the number of running jobs.
 
-Every job has a GPU of its own, 8 run on each node, and their cores are left to `coda-adaptive`. What recurs: a look
-that finds nothing to do, once a second; reports of progress, one in each second of each job, and in each minute one
-that ends a window of its rate; nodes that are dealt to, for a job is looked at every half hour at last; and in the
-queue estimates that are renewed, every ten minutes at last, without what the predictor takes to answer.
+Every job has one GPU, 8 jobs run on each node, and `coda-adaptive` chooses their cores. The recurring work: a check
+without changes, once a second; a progress report of each job every second, one per minute of which ends a rate window;
+rebalancing of nodes, because each job is checked at least every half hour; and, in the queue, estimates that are
+refreshed at least every ten minutes, without the time of the predictor.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHANGES = 200
 
 
 async def full_cluster(jobs: int) -> tuple[Placement, list[LiveAttempt]]:
-    """Make a placement on whose nodes so many jobs run."""
+    """Return a placement with `jobs` running jobs."""
     placement = Placement(MemoryStore(), PlacementConfig(allocator="coda-adaptive"))
     await placement.leadership.load()
     cluster = placement.cluster
@@ -75,7 +75,7 @@ async def full_cluster(jobs: int) -> tuple[Placement, list[LiveAttempt]]:
 
 
 def seconds(work: Callable[[], object], times: int) -> float:
-    """Processor seconds of doing something once."""
+    """Return the CPU seconds of one call."""
     begin = time.process_time()
     for _ in range(times):
         work()
@@ -83,18 +83,18 @@ def seconds(work: Callable[[], object], times: int) -> float:
 
 
 def progress(live: LiveAttempt, step: int, at_seconds: int) -> node_service_pb2.ProgressReport:
-    told = node_service_pb2.ProgressReport(job_id=live.key[0], number=1)
-    told.progress.step = step
-    told.progress.step_time.FromNanoseconds(at_seconds * 10**9)
-    return told
+    report = node_service_pb2.ProgressReport(job_id=live.key[0], number=1)
+    report.progress.step = step
+    report.progress.step_time.FromNanoseconds(at_seconds * 10**9)
+    return report
 
 
 async def costs(jobs: int) -> dict[str, float]:
-    """Measure the shares of a core that the parts take."""
+    """Measure the share of a core that each kind of work takes."""
     placement, lives = await full_cluster(jobs)
-    assert len(lives) == jobs, f"only {len(lives)} were placed"
+    assert len(lives) == jobs, f"only {len(lives)} jobs were placed"
     now = time.monotonic()
-    placement.rebalancer.tick(now)  # asks about everybody
+    placement.rebalancer.tick(now)  # checks all jobs
     idle = seconds(lambda: placement.rebalancer.tick(now), 20)
     attempts = placement.cluster.attempts
     walk = seconds(lambda: [live for live in attempts.values() if live.state.ended and live.target], 20)
@@ -125,25 +125,27 @@ async def costs(jobs: int) -> dict[str, float]:
 
 
 class FakeServices:
-    """A predictor that knows eight candidates of each job, and a placement that hears of what is new."""
+    """A predictor with eight candidates of each job, and a placement that accepts advice."""
 
     async def Estimate(  # noqa: N802 - the wire's name
         self, request: predictor_pb2.EstimateRequest, **call: float
     ) -> predictor_pb2.EstimateResponse:
-        """Answer alike."""
+        """Return the same estimate for each job."""
         some = [predictor_pb2.CandidateEstimate(rate_per_second=float(n)) for n in range(1, 9)]
-        told = [predictor_pb2.Estimate(job_id=one.job_id, predictable=True, candidates=some) for one in request.queries]
-        return predictor_pb2.EstimateResponse(estimates=told)
+        estimates = [
+            predictor_pb2.Estimate(job_id=query.job_id, predictable=True, candidates=some) for query in request.queries
+        ]
+        return predictor_pb2.EstimateResponse(estimates=estimates)
 
     async def AdviseAttempts(  # noqa: N802 - the wire's name
         self, request: placement_pb2.AdviseAttemptsRequest, **call: float
     ) -> placement_pb2.AdviseAttemptsResponse:
-        """Hear it."""
+        """Accept advice."""
         return placement_pb2.AdviseAttemptsResponse()
 
 
 async def refresh_seconds(lives: Sequence[LiveAttempt]) -> float:
-    """Processor seconds of the queue for each job that is estimated anew."""
+    """Return the CPU seconds of the queue for each refreshed estimate."""
     others: Any = FakeServices()
     state = State()
     state.shapes = (NodeShape(GPUS, CORES, 2**39),)
@@ -179,4 +181,4 @@ def measure(quick: bool) -> Sequence[harness.Row]:
 
 
 if __name__ == "__main__":
-    harness.main(measure, "What dealing cores costs the live services")
+    harness.main(measure, "The cost of rebalancing cores in the live services")

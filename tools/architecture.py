@@ -1,4 +1,4 @@
-"""Draws docs/architecture.md from the code: packages, their modules, and which package imports which."""
+"""Generates docs/architecture.md from the code: packages, modules and layers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ LINKED = ("services", "policies", "node_agent")  # folders of the root that are 
 GENERATED = "v1"
 TEXT = """# Architecture
 
-Drawn by `make docs` from the code and from the layers that import-linter enforces; a test fails where this page differs.
-Where to change what is on [a page of its own](where-to-change-what.md); words are in the [glossary](glossary.md).
+Drawn by `make docs` from the code and from the layers that import-linter enforces; a test fails if this page differs.
+[Where to change what](where-to-change-what.md) lists the places of common changes; the [glossary](glossary.md) has the
+words.
 
 ```
  clients ──gRPC──► queue ───Estimate──► predictor ◄──windows── contention ◄─samples─┐
@@ -25,13 +26,13 @@ Where to change what is on [a page of its own](where-to-change-what.md); words a
 A client talks to the queue. Each scheduling cycle the queue sends the waiting jobs, with estimates from the predictor,
 to placement, which decides with the policies of `cotenant.policies`, commits the allocations to the store, and sends
 them to the node agents. An agent starts one supervisor per attempt, which outlives the agent, and enforces cores,
-memory, GPUs and bandwidth. Agents stream samples to contention, which finds out who slows whom, throttles or moves the
-culprit, and gives the measured rates to the predictor. The simulator runs the same `core` and `policies` under a
-virtual clock.
+memory, GPUs and bandwidth. Agents stream samples to contention, which finds the CPU jobs that slow other jobs down,
+throttles or moves them, and passes the measured rates to the predictor. The simulator runs the same `core` and
+`policies` under a virtual clock.
 
 ## Layers
 
-A package imports packages below it only; packages in one row do not import each other.
+A package imports only packages below it; packages in the same row do not import each other.
 
 {layers}
 
@@ -50,17 +51,17 @@ def page() -> str:
 
 
 def _layers() -> Iterator[str]:
-    """One table for each contract of layers."""
+    """Yield a list for each layers contract of import-linter."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     for contract in settings:
         if contract["type"] != "layers":
             continue
         rows = [" · ".join(f"`{name}`" for name in _names(layer)) for layer in contract["layers"]]
-        yield f"**{contract['name']}**, the highest first:\n\n" + "\n".join(f"1. {row}" for row in rows)
+        yield f"**{contract['name']}**, highest first:\n\n" + "\n".join(f"1. {row}" for row in rows)
 
 
 def _names(layer: str) -> Iterator[str]:
-    """The packages of a layer that exist: a name in brackets may not."""
+    """Yield the existing packages of a layer; a name in parentheses may not exist."""
     for word in layer.replace(":", "|").split("|"):
         name = word.strip(" ()").removeprefix("cotenant.")
         top = name.partition(".")[0]
@@ -69,7 +70,7 @@ def _names(layer: str) -> Iterator[str]:
 
 
 def _packages() -> Iterator[str]:
-    """A heading for each package, and a line for each module: its name and the first line of its docstring."""
+    """Yield a heading for each package and a line for each module: its name and the first line of its docstring."""
     for folder in _folders():
         modules = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
         if not modules:
@@ -107,7 +108,7 @@ def _first_line(path: Path) -> str:
 def main() -> None:
     """Write the page."""
     PAGE.write_text(page())
-    print(f"   {PAGE.relative_to(ROOT)} is drawn")
+    print(f"   wrote {PAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

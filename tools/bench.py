@@ -1,15 +1,15 @@
-"""Runs the benchmarks one after the other, and says what is worse than in the last committed result: `make bench`.
+"""Benchmark runner: `make bench` runs the benchmarks one after another and reports regressions.
 
-    make bench                                   all that fit into a quarter of an hour, as `FORMS` has them
-    make bench ARGS="--only mesh,placement"      some, these in their quick form, or those that stand apart
-    make bench ARGS="--long --only kills"        the long form, which the committed result is not compared with
-    make bench ARGS="--runs 3 --save"            take three runs as what to compare with from now on
-    make bench ARGS=--strict                     let a bar that is missed count as a failure
+    make bench                                   the default set, within 15 minutes, in the forms of `FORMS`
+    make bench ARGS="--only mesh,placement"      selected benchmarks in their quick form, also excluded ones
+    make bench ARGS="--long --only kills"        the long form, which is not compared with the committed results
+    make bench ARGS="--runs 3 --save"            replace the committed results by the results of three runs
+    make bench ARGS=--strict                     also fail if a bar is missed
 
-One that fails or takes too long does not stop the others. What came out is written down after each of them, so that
-whatever ends the run keeps what is done: in report/bench.json and, as tables, report/bench.md; what each said beside
-its figures in report/bench/NAME.log. A bar that is missed is told. Ends with 1 where one failed, or a figure is worse
-than it was by more than the spread.
+A benchmark that fails or times out does not stop the others. Results are written after each benchmark, so an
+interrupted run keeps what is complete: figures in report/bench.json and, as tables, in report/bench.md; the stderr of
+each benchmark in report/bench/NAME.log. Missed bars are listed. The exit status is 1 if a benchmark failed or a figure
+is worse than the committed one by more than its spread.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import comparing  # noqa: E402 - the root of the checkout has to be on the path first
 
 BASELINE, REPORT = ROOT / "benchmarks" / "results.json", ROOT / "report"
-MINUTES_MAX = 15.0  # of a run of all
-FIRST = ("agent", "agent_contention", "mesh", "placement", "placement_live")  # these need a quiet machine most
-LAST = ("predictor_duration", "kills")  # these take longest
-PARTS = ("placement_speed", "placement_fragmentation")  # of another one; may be run by their names
+MINUTES_MAX = 15.0  # for the default set
+FIRST = ("agent", "agent_contention", "mesh", "placement", "placement_live")  # the most sensitive to other load
+LAST = ("predictor_duration", "kills")  # the slowest
+PARTS = ("placement_speed", "placement_fragmentation")  # parts of `placement`; can be selected by name
 SECONDS_MAX, SECONDS_MAX_LONG = 300.0, 3600.0
 GRACE_SECONDS = 20.0
 FAILED, WORSE, MISSED = "failed", "worse than committed", "bars missed"
-LOAD_QUIET = 0.5  # processes per core that want to run before we begin
+LOAD_QUIET = 0.5  # runnable processes per core before the run
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a benchmark is part of a run of all: in its quick form, `long_form`, or not, and why it stands `excluded`.
+    """The form of a benchmark in the default set: quick, `long_form`, or `excluded` for a reason.
 
-    `seconds` are those that it usually takes on two quiet cores, so long as nobody knows better a minute.
+    `seconds` is its usual duration on two quiet cores; a minute if not measured yet.
     """
 
     seconds: float = 60.0
@@ -65,15 +65,13 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "agent": Form(60),
         "agent_contention": Form(100),
         "mesh": Form(20),
-        "overload": Form(
-            900, excluded="a quarter of an hour of trouble on purpose, which others on the machine would feel"
-        ),
+        "overload": Form(900, excluded="overloads the machine on purpose for 15 minutes"),
         "placement": Form(90),
         "placement_live": Form(30),
         "shared_tenants": Form(20),
         "archive": Form(5),
         "arrays": Form(5),
-        "chaos": Form(1800, excluded="half an hour of kills and cuts, as root; thirty steps say too little"),
+        "chaos": Form(1800, excluded="injects faults for 30 minutes, as root; the quick form says too little"),
         "cluster": Form(45),
         "contention": Form(15),
         "migration": Form(15, long_form=True),
@@ -94,14 +92,14 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 
 
 def form_of(name: str) -> Form:
-    """Say how a benchmark is part of a run of all; one that nobody has measured yet is, in its quick form."""
+    """Return the form of a benchmark; without an entry in `FORMS` it runs in its quick form."""
     return FORMS.get(name, Form())
 
 
 def excluded() -> dict[str, str]:
-    """Say which benchmarks are no part of a run of all, why, and how they are run."""
+    """Return the benchmarks outside the default set, with the reason and the command that runs each."""
     return {
-        name: f'{form.excluded}: make bench ARGS="--long --only {name}"'
+        name: f'{form.excluded}; run: make bench ARGS="--long --only {name}"'
         for name, form in FORMS.items()
         if form.excluded
     }
@@ -109,7 +107,7 @@ def excluded() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How one run of a benchmark ended. `error` is empty where its rows came out."""
+    """The result of one run of a benchmark; `error` is empty if it printed its rows."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -118,7 +116,7 @@ class RunResult:
 
 
 def run(command: Sequence[str], log: Path, seconds_max: float) -> RunResult:
-    """Run one benchmark that prints its rows as JSON. When we are interrupted, it and its processes are ended."""
+    """Run a benchmark that prints its rows as JSON; an interrupt also ends its processes."""
     log.parent.mkdir(parents=True, exist_ok=True)
     out, begin = log.with_suffix(".json"), time.monotonic()
     environment = os.environ | {"COTENANT_LOG": os.environ.get("COTENANT_LOG", "error")}
@@ -132,7 +130,7 @@ def run(command: Sequence[str], log: Path, seconds_max: float) -> RunResult:
         try:
             process.wait(seconds_max)
         except subprocess.TimeoutExpired:
-            error = f"it was not done after {seconds_max:.0f} s"
+            error = f"timed out after {seconds_max:.0f} s"
         finally:
             _terminate(process)
     rows, problem = _rows(out, process.returncode, log)
@@ -145,7 +143,7 @@ def _children_seconds() -> float:
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """End a benchmark and whatever is left in its session's first group: kindly, so that it can clean up, then not."""
+    """End a benchmark and its process group: interrupt it so that it can clean up, then kill the group."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -159,13 +157,13 @@ def _rows(out: Path, code: int, log: Path) -> tuple[list[dict[str, Any]], str]:
     try:
         rows = json.loads(out.read_bytes())
     except ValueError:
-        last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        return [], f"ended with {code}: {last[:200]}"
+        last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+        return [], f"exit status {code}: {last[:200]}"
     return rows, ""
 
 
 def run_conditions(form: str) -> dict[str, Any]:
-    """Tell on what a result is taken."""
+    """Return the conditions of a run: machine, load and time."""
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0] / cores
     return {
@@ -180,9 +178,10 @@ def run_conditions(form: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What of the benchmarks is to be run, and how: each `runs` times, and none for longer than `seconds_max`.
+    """The benchmarks to run: each `runs` times, each run for at most `seconds_max`.
 
-    `long`: all in their long form, not in that which `FORMS` has. What would not be done in `minutes_max` is left out.
+    `long`: use the long form of all benchmarks instead of the forms of `FORMS`. Benchmarks that would not complete
+    within `minutes_max` are skipped.
     """
 
     names: Sequence[str]
@@ -192,18 +191,18 @@ class RunPlan:
     minutes_max: float = math.inf
 
     def of(self, name: str) -> list[str]:
-        """Give the command that runs one."""
+        """Return the command that runs a benchmark."""
         long_form = self.long or form_of(name).long_form
         return [sys.executable, "-m", f"benchmarks.{name}", "--json", *([] if long_form else ["--quick"])]
 
 
 def measure(plan: RunPlan, left_out: dict[str, str]) -> Iterator[tuple[str, RunResult]]:
-    """Run benchmarks, telling of each on stderr; those for which no time is left come to be `left_out`, with why."""
+    """Run benchmarks with progress on stderr; add benchmarks that do not fit into the time to `left_out`."""
     began = time.monotonic()
     for number, name in enumerate(plan.names, 1):
         left = 60 * plan.minutes_max - (time.monotonic() - began)
         if plan.runs * form_of(name).seconds > left:
-            left_out[name] = f"there was no time left for it in {plan.minutes_max:g} minutes"
+            left_out[name] = f"no time left within {plan.minutes_max:g} minutes"
             continue
         for again in range(plan.runs):
             which = f", run {again + 1} of {plan.runs}" if plan.runs > 1 else ""
@@ -215,50 +214,51 @@ def measure(plan: RunPlan, left_out: dict[str, str]) -> Iterator[tuple[str, RunR
             done = run(plan.of(name), REPORT / "bench" / f"{name}.log", most)
             missed = sum(row["holds"] is False for row in done.rows)
             how = done.error or f"{len(done.rows)} figures" + (f", {missed} bars missed" if missed else "")
-            print(f" {done.seconds:.0f} s ({done.processor_seconds:.0f} s of processor): {how}", file=sys.stderr)
+            print(f" {done.seconds:.0f} s ({done.processor_seconds:.0f} s CPU): {how}", file=sys.stderr)
             yield name, done
 
 
 def discover() -> tuple[str, ...]:
-    """Name all benchmarks, in the order in which they are run."""
+    """Return the names of all benchmarks, in the order in which they run."""
     modules = (ROOT / "benchmarks").glob("*.py")
     runnable = {path.stem for path in modules if "\nif __name__" in path.read_text()} - set(PARTS)
     return (*FIRST, *sorted(runnable - {*FIRST, *LAST}), *LAST)
 
 
 def parse_names(only: str) -> tuple[str, ...]:
-    """Read a list of benchmarks; without one, all that do not stand apart. Raises ValueError that names the unknown."""
+    """Parse a comma-separated list of benchmarks; an empty list is the default set.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
     known = (*discover(), *PARTS)
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     names = names or tuple(name for name in discover() if not form_of(name).excluded)
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
+        raise ValueError(f"unknown benchmark: {', '.join(unknown)}; known are {', '.join(known)}")
     return names
 
 
 def read_baseline() -> dict[str, Any]:
-    """Read the committed result; nothing where there is none."""
+    """Read the committed results; empty if there are none."""
     return json.loads(BASELINE.read_bytes()) if BASELINE.exists() else {}
 
 
 def save(runs: dict[str, list[RunResult]], conditions: dict[str, Any]) -> None:
-    """Let these runs be what is compared with; benchmarks that were not run, or failed, keep what they have."""
+    """Replace the committed results of these benchmarks; benchmarks that failed or did not run keep theirs."""
     baseline = read_baseline()
     kept = {name: comparing.summarize_runs([done.rows for done in each]) for name, each in runs.items()}
     benchmarks = baseline.get("benchmarks", {}) | {name: rows for name, rows in kept.items() if rows}
     took = baseline.get("taken", {}) | {name: conditions for name, rows in kept.items() if rows}
     order = [name for name in (*discover(), *PARTS) if name in benchmarks]
-    long_form = {
-        "taken": {name: took[name] for name in order},
-        "benchmarks": {name: benchmarks[name] for name in order},
-    }
-    _write(BASELINE, json.dumps(long_form, indent=1, ensure_ascii=False) + "\n")
+    document = {"taken": {name: took[name] for name in order}, "benchmarks": {name: benchmarks[name] for name in order}}
+    _write(BASELINE, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
 def write(
     runs: dict[str, list[RunResult]], conditions: dict[str, Any], baseline: dict[str, Any], left_out: dict[str, str]
 ) -> None:
-    """Write down the last run of each, beside the committed result, and what was not run."""
+    """Write the last run of each benchmark beside the committed results, and the skipped benchmarks."""
     last = {name: asdict(each[-1]) for name, each in runs.items()}
     result = {"taken": conditions, "benchmarks": last, "left_out": left_out}
     REPORT.mkdir(exist_ok=True)
@@ -267,14 +267,14 @@ def write(
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text)
     beside.replace(path)
 
 
 def print_summary(runs: dict[str, list[RunResult]], baseline: dict[str, Any], left_out: dict[str, str]) -> Counter[str]:
-    """Say what is not as it should be; counts what failed, bars that are missed, and figures that are worse."""
+    """Print failures, missed bars and changed figures; return how many there are of each kind."""
     problems: Counter[str] = Counter()
     last = {name: each[-1] for name, each in runs.items()}
     for name, done in last.items():
@@ -289,69 +289,79 @@ def print_summary(runs: dict[str, list[RunResult]], baseline: dict[str, Any], le
             print(change)
             problems[WORSE] += bool(change.worse)
     for name, why in left_out.items():
-        print(f"not run: {name}: {why}")
+        print(f"skipped: {name}: {why}")
     if noisy := [name for name in last if baseline.get("taken", {}).get(name, {}).get("noisy")]:
-        print(f"the committed figures of {', '.join(noisy)} were taken on a loaded machine")
+        print(f"the committed results of {', '.join(noisy)} were measured on a loaded machine")
     spent, worked = (
         sum(getattr(done, of) for each in runs.values() for done in each) for of in ("seconds", "processor_seconds")
     )
-    arguments = ", ".join(f"{problems[what]} {what}" for what in (FAILED, WORSE, MISSED))
-    print(f"{len(last)} benchmarks in {spent:.0f} s ({worked:.0f} s of processor): {arguments}")
-    print("report/bench.md, report/bench.json")
+    counts = ", ".join(f"{problems[what]} {what}" for what in (FAILED, WORSE, MISSED))
+    print(f"{len(last)} benchmarks in {spent:.0f} s ({worked:.0f} s CPU): {counts}")
+    print("results: report/bench.md, report/bench.json")
     return problems
 
 
 def exit_status(problems: Counter[str], *, strict: bool, saved: bool) -> int:
-    """Say with what to end: bars that are missed count where asked, and what is worse does not where it was saved.
+    """Return the exit status: missed bars count only if `strict`, worse figures only if not `saved`.
 
-    >>> exit_status(Counter({MISSED: 3}), strict=False, saved=False), exit_status(Counter({MISSED: 3}), strict=True, saved=False)
-    (0, 1)
+    >>> exit_status(Counter({MISSED: 3}), strict=False, saved=False)
+    0
+    >>> exit_status(Counter({MISSED: 3}), strict=True, saved=False)
+    1
     """
     return int(bool(problems[FAILED] or (problems[WORSE] and not saved) or (problems[MISSED] and strict)))
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the selected benchmarks and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", metavar="NAME,…", help="some of them, in this order")
-    parser.add_argument("--long", action="store_true", help="their long form")
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="run each so often")
-    parser.add_argument("--seconds-max", type=float, metavar="S", help="how long each run may take")
+    parser.add_argument("--only", default="", metavar="NAME,…", help="benchmarks to run, in this order")
+    parser.add_argument("--long", action="store_true", help="run the long form")
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="runs of each benchmark")
+    parser.add_argument("--seconds-max", type=float, metavar="S", help="time limit of each run")
     parser.add_argument(
-        "--save", action="store_true", help="compare with these runs from now on; nothing is worse then"
+        "--save",
+        action="store_true",
+        help="replace the committed results by these runs; worse figures are no failure then",
     )
-    parser.add_argument("--strict", action="store_true", help="end with 1 where a bar is missed, too")
+    parser.add_argument("--strict", action="store_true", help="also exit with 1 if a bar is missed")
     parser.add_argument(
-        "--list", action="store_true", help="name the benchmarks, how long they take, and which stand apart"
+        "--list",
+        action="store_true",
+        help="list the benchmarks, their durations, and which are excluded from the default set",
     )
-    parser.add_argument("--minutes-max", type=float, metavar="M", help=f"of a run of all; {MINUTES_MAX:g} for each run")
+    parser.add_argument(
+        "--minutes-max", type=float, metavar="M", help=f"time limit of the default set; {MINUTES_MAX:g} times --runs"
+    )
     arguments = parser.parse_args()
     try:
         names = parse_names(arguments.only)
     except ValueError as error:
         parser.error(str(error))
     if arguments.runs < 1 or (arguments.save and arguments.long):
-        parser.error("--runs is at least 1" if arguments.runs < 1 else "--save keeps the quick form: leave --long away")
+        parser.error(
+            "--runs must be at least 1" if arguments.runs < 1 else "--save stores the quick form; remove --long"
+        )
     if arguments.list:
         for name in names:
-            print(f"{name:20} {form_of(name).seconds:5.0f} s{'  whole' * form_of(name).long_form}")
-        print("\n".join(f"{name:20} apart: {why}" for name, why in excluded().items()))
+            print(f"{name:20} {form_of(name).seconds:5.0f} s{'  long form' * form_of(name).long_form}")
+        print("\n".join(f"{name:20} excluded: {why}" for name, why in excluded().items()))
         return 0
-    of_all = not (arguments.only or arguments.long)
-    minutes_max = arguments.minutes_max or (arguments.runs * MINUTES_MAX if of_all else math.inf)
+    default_set = not (arguments.only or arguments.long)
+    minutes_max = arguments.minutes_max or (arguments.runs * MINUTES_MAX if default_set else math.inf)
     seconds_max = arguments.seconds_max or (SECONDS_MAX_LONG if arguments.long else SECONDS_MAX)
     return run_benchmarks(
         RunPlan(names, arguments.runs, seconds_max, arguments.long, minutes_max),
-        excluded() if of_all else {},
+        excluded() if default_set else {},
         save_it=arguments.save,
         strict=arguments.strict,
     )
 
 
 def run_benchmarks(plan: RunPlan, left_out: dict[str, str], *, save_it: bool, strict: bool) -> int:
-    """Run benchmarks, write down and say what came of them; gives with what to end."""
+    """Run benchmarks, write and print the results, and return the exit status."""
     conditions = run_conditions("long" if plan.long else "quick")
     if conditions["noisy"]:
         print(comparing.conditions(conditions).replace("**", ""), file=sys.stderr)
@@ -366,12 +376,12 @@ def run_benchmarks(plan: RunPlan, left_out: dict[str, str], *, save_it: bool, st
                 save({name: runs[name]}, conditions)
     except KeyboardInterrupt:
         interrupted = True
-        print("\ninterrupted: what is done is kept", file=sys.stderr)
+        print("\ninterrupted; completed results are kept", file=sys.stderr)
     write(runs, conditions, baseline, left_out)
     problems = print_summary(runs, baseline, left_out)
     if save_it:
-        noisy = "; it says that the machine was loaded" if conditions["noisy"] else ""
-        print(f"{BASELINE.relative_to(ROOT)} is written{noisy}")
+        noisy = "; marked as measured on a loaded machine" if conditions["noisy"] else ""
+        print(f"wrote {BASELINE.relative_to(ROOT)}{noisy}")
     return 130 if interrupted else exit_status(problems, strict=strict, saved=save_it)
 
 

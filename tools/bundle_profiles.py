@@ -1,9 +1,9 @@
-"""Write the measured speeds that the simulator bundles, out of the files that Synergy and Gavel publish.
+"""Generates the measured speeds that the simulator bundles from the files that Synergy and Gavel publish.
 
     python tools/bundle_profiles.py SYNERGY.json GAVEL.json
 
-Synergy: `cpu_mem_sensitivity_profiles.json`; Gavel: `simulation_throughputs.json`. What is left out: columns and rows
-that say nothing new, and pairs of jobs on more than one GPU.
+Synergy: `cpu_mem_sensitivity_profiles.json`; Gavel: `simulation_throughputs.json`. Redundant rows and
+columns are left out, and pairs of jobs on more than one GPU.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TYPES = ("k80", "p100", "v100")
 
 
 def main() -> None:
-    """Read both files, write both tables."""
+    """Read both files and write both tables."""
     synergy, gavel = (json.loads(Path(path).read_text()) for path in sys.argv[1:3])
     _write("synergy_cores.json", _synergy(synergy))
     _write("gavel_speeds.json", _gavel(gavel))
 
 
 def _synergy(profiles: dict[str, Any]) -> dict[str, Any]:
-    """By model and GPUs: a row for each core count, a column for each memory size, speeds relative to 3 cores."""
+    """Return speeds relative to 3 cores by model and GPUs: a row per core count, a column per memory size."""
     models: dict[str, Any] = {}
     for profile in profiles.values():
         family = profile["name"].rpartition("_")[0]
@@ -58,7 +58,7 @@ def _rate(types: dict[str, Any], kind: str, text: str) -> float | None:
 
 
 def _slowdown(jobs: dict[str, Any], mine: str, other: str) -> float | None:
-    """What is left of a job's speed on one GPU beside another; None where that was not measured or did not fit."""
+    """Return the speed left to a job that shares a GPU with another; None if not measured or if both do not fit."""
     by_name = {_key(text): rates for text, rates in jobs.items()}
     rates = by_name[mine, 1]
     pair = next((pair for text, pair in rates.items() if text != "null" and _key(text) == (other, 1)), None)

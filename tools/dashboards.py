@@ -1,6 +1,6 @@
-"""Draws deploy/grafana/dashboards from the tables below: `make docs`.
+"""Generates deploy/grafana/dashboards from the tables below: `make docs`.
 
-Grafana's own JSON is written by machines for machines; what is to be read and changed is here.
+Grafana's JSON is generated; edit the panels here.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ SCHEMA_VERSION = 39
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot: what is asked of Prometheus, each with its legend."""
+    """One panel with its Prometheus queries, each with a legend."""
 
     title: str
     queries: tuple[tuple[str, str], ...]
-    unit: str = "short"  # in Grafana's words
+    unit: str = "short"  # Grafana's unit id
     stacked: bool = False
     description: str = ""
 
 
 def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
-    """Ask how often something happens, for each value of a label."""
+    """Return a query for the rate of a counter, for each value of a label."""
     return ((f"sum by ({by}) (rate({metric}[$__rate_interval]))", f"{{{{{by}}}}}"),)
 
 
 def quantiles(metric: str) -> tuple[tuple[str, str], ...]:
-    """Ask for the median and the 99th percentile of a histogram."""
+    """Return queries for the median and the 99th percentile of a histogram."""
     return tuple(
         (f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket[$__rate_interval])))", f"p{q * 100:g}")
         for q in (0.5, 0.99)
@@ -48,7 +48,7 @@ BOARDS = {
                 "GPUs",
                 (("max by (state) (cotenant_placement_gpus)", "{{state}}"),),
                 stacked=True,
-                description="Held by jobs, free, closed (on nodes that take no work) or ill.",
+                description="Held by jobs, free, closed (on nodes that take no work) or unhealthy.",
             ),
             Panel("Cores", (("max by (state) (cotenant_placement_cores)", "{{state}}"),), stacked=True),
             Panel(
@@ -57,18 +57,18 @@ BOARDS = {
                 stacked=True,
             ),
             Panel(
-                "Waiting, by kind of wait",
+                "Waiting jobs by kind of wait",
                 (("sum by (wait) (max by (wait, tenant) (cotenant_queue_waiting))", "{{wait}}"),),
                 stacked=True,
-                description="Fair share: the tenant has what it is due. Fragmentation: enough is free, not together.",
+                description="Fair share: the tenant holds its share. Fragmentation: enough is free, but not together.",
             ),
             Panel(
-                "Waiting, by tenant",
+                "Waiting jobs by tenant",
                 (("sum by (tenant) (max by (wait, tenant) (cotenant_queue_waiting))", "{{tenant}}"),),
                 stacked=True,
             ),
-            Panel("From submission to a place", quantiles("cotenant_queue_assigned_seconds"), "s"),
-            Panel("Attempts that failed, by class", rate("cotenant_queue_failures_total", "failure_class"), "ops"),
+            Panel("Submission to placement", quantiles("cotenant_queue_assigned_seconds"), "s"),
+            Panel("Failed attempts by class", rate("cotenant_queue_failures_total", "failure_class"), "ops"),
             Panel("Nodes by state", (("max by (state) (cotenant_placement_nodes)", "{{state}}"),), stacked=True),
         ),
     ),
@@ -80,14 +80,14 @@ BOARDS = {
             Panel(
                 "Attempts placed", (("sum(rate(cotenant_placement_placed_total[$__rate_interval]))", "placed"),), "ops"
             ),
-            Panel("Refusals, by reason", rate("cotenant_queue_refused_total", "code"), "ops"),
+            Panel("Refusals by reason", rate("cotenant_queue_refused_total", "code"), "ops"),
             Panel(
-                "Commits of placement, by outcome",
+                "Placement commits by outcome",
                 rate("cotenant_placement_commits_total", "outcome"),
                 "ops",
-                description="Fenced: another placement leads. StoreUnavailable: etcd did not answer.",
+                description="Fenced: another placement is the leader. StoreUnavailable: etcd did not answer.",
             ),
-            Panel("Forecasts of starts", quantiles("cotenant_placement_forecast_seconds"), "s"),
+            Panel("Start forecasts", quantiles("cotenant_placement_forecast_seconds"), "s"),
             Panel(
                 "Predictor",
                 (
@@ -97,32 +97,32 @@ BOARDS = {
                 ),
                 "ops",
             ),
-            Panel("Resizes, by outcome", rate("cotenant_placement_resizes_total", "outcome"), "ops"),
+            Panel("Resizes by outcome", rate("cotenant_placement_resizes_total", "outcome"), "ops"),
             Panel(
-                "Certificates: time left",
+                "Certificates: time until expiry",
                 (("min by (subject) (cotenant_certificate_left_seconds)", "{{subject}}"),),
                 "s",
-                description="It is time for a new one when a month is left, or a third of its time where that is less.",
+                description="Renew when a month is left, or a third of the validity if that is less.",
             ),
         ),
     ),
     "contention": (
         "Cotenant: contention on nodes",
         (
-            Panel("Incidents", (("sum(increase(cotenant_contention_incidents_total[$__range]))", "begun"),)),
+            Panel("Incidents", (("sum(increase(cotenant_contention_incidents_total[$__range]))", "started"),)),
             Panel("Outcomes", rate("cotenant_contention_outcomes_total", "outcome"), "ops"),
             Panel(
-                "Directives and what agents made of them",
+                "Directives and throttle changes",
                 (
                     ("sum(rate(cotenant_contention_directives_total[$__rate_interval]))", "directives"),
-                    ("sum(rate(cotenant_agent_throttles_total[$__rate_interval]))", "throttles changed"),
+                    ("sum(rate(cotenant_agent_throttles_total[$__rate_interval]))", "throttle changes"),
                 ),
                 "ops",
             ),
             Panel(
                 "Samples",
                 (
-                    ("sum(rate(cotenant_contention_samples_total[$__rate_interval]))", "taken in"),
+                    ("sum(rate(cotenant_contention_samples_total[$__rate_interval]))", "accepted"),
                     ("sum(rate(cotenant_contention_dropped_total[$__rate_interval]))", "dropped"),
                 ),
                 "ops",
@@ -133,7 +133,7 @@ BOARDS = {
 
 
 def board(name: str) -> dict[str, Any]:
-    """Write one dashboard in Grafana's words."""
+    """Return a dashboard in Grafana's JSON model."""
     title, panels = BOARDS[name]
     return {
         "uid": f"cotenant-{name}",
@@ -176,7 +176,7 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
 
 
 def render(name: str) -> str:
-    """A dashboard's file."""
+    """Return the file of a dashboard."""
     return json.dumps(board(name), indent=2) + "\n"
 
 
@@ -184,4 +184,4 @@ if __name__ == "__main__":
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for name in BOARDS:
         (DIRECTORY / f"{name}.json").write_text(render(name))
-    print(f"   {DIRECTORY.relative_to(DIRECTORY.parent.parent.parent)} is drawn")
+    print(f"   wrote {DIRECTORY.relative_to(DIRECTORY.parent.parent.parent)}")

@@ -1,4 +1,4 @@
-"""Draws docs/eliminator.svg: half an hour of a model node with the eliminator at work. `make docs` runs it."""
+"""Generates docs/eliminator.svg: the eliminator on a model node for half an hour. `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import matplotlib as mpl  # noqa: E402 - the line above finds the benchmarks
+import matplotlib as mpl  # noqa: E402 - the root of the checkout has to be on the path first
 from benchmarks.contention_node import PEAK, ModelNode, Trainer, hog  # noqa: E402 - as above
 from matplotlib import pyplot as plt  # noqa: E402 - as above
 
@@ -27,17 +27,17 @@ WindowResult = tuple[NodeWindow, list[Directive]]
 
 
 def scenario() -> list[WindowResult]:
-    """Let a CPU job come that takes a training job 40 % of its speed, and leave again."""
+    """Run a CPU job that slows a training job by 40 %, from its arrival to its end."""
     cpu_job = hog(SLOWDOWN, begin=COMES, end=LEAVES)
     return ModelNode([Trainer()], [cpu_job], seed=4, enforced=True).run(CodaEliminator(), int(END / 5))
 
 
 def draw(windows: list[WindowResult]) -> str:
-    """Draw what was seen: the rate, the bandwidth, and how the CPU job was held back."""
+    """Return the figure as SVG: the rate, the bandwidth, and the throttling of the CPU job."""
     minutes = [window.now / 60 for window, _ in windows]
     jobs = [{attempt.job_id: attempt for attempt in window.attempts} for window, _ in windows]
     with look():
-        mpl.rcParams["svg.fonttype"] = "path"  # the same letters on all machines
+        mpl.rcParams["svg.fonttype"] = "path"  # identical glyphs on all machines
         figure, (rate, memory, held) = plt.subplots(3, 1, sharex=True, figsize=(8.4, 6.0), layout="constrained")
         figure.set_facecolor(PAPER)
         rate.plot(minutes, [job["dnn"].rate_per_second or 0.0 for job in jobs], color=BLUE, linewidth=1.2)
@@ -47,10 +47,12 @@ def draw(windows: list[WindowResult]) -> str:
         memory.plot(minutes, drawn, color=ORANGE, linewidth=1.2)
         for limit in (75, 65):
             memory.axhline(limit, color=MUTED, linestyle=":", linewidth=1.0)
-        memory.set(ylabel="% of the peak", ylim=(0, 108), title="Memory bandwidth; dotted: pressure, and calm")
+        memory.set(
+            ylabel="% of the peak", ylim=(0, 108), title="Memory bandwidth; dotted: the pressure and the calm threshold"
+        )
         share = [job["hog"].throttle.bandwidth_percent if "hog" in job else float("nan") for job in jobs]
         held.step(minutes, share, color=GREEN, where="pre")
-        held.set(ylabel="% of the bandwidth", ylim=(0, 108), title="What the CPU job may have", xlabel="minutes")
+        held.set(ylabel="% of the bandwidth", ylim=(0, 108), title="Bandwidth limit of the CPU job", xlabel="minutes")
         held.set_yticks([10, 20, 50, 100])
         for axes in (rate, memory, held):
             axes.grid(axis="y", color=FAINT)
@@ -65,8 +67,8 @@ def draw(windows: list[WindowResult]) -> str:
 
 
 def table(windows: list[WindowResult]) -> str:
-    """List what was said, for the page's text."""
-    lines = ["| after | the CPU job may have | because |", "|---|---|---|"]
+    """Return the directives as a table for the page."""
+    lines = ["| after | throttle of the CPU job | reason |", "|---|---|---|"]
     for window, directives in windows:
         for directive in directives:
             throttle, reason = directive.throttle, directive.reason.partition(": ")[2]

@@ -1,4 +1,4 @@
-"""Draws docs/failures.md from the rules that are shipped: `make docs`."""
+"""Generates docs/failures.md from the built-in rules: `make docs`."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from cotenant.services.queue.jobs.failure_classifier import SUSPECT_JOBS, read_r
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "failures.md"
 
 TEXT = """\
-# How failures are told apart, and what follows
+# How failures are classified, and what follows
 
-An attempt that fails has a **class**, a **blame** (`user`, `infrastructure` or `unknown`) and a line that says so. They
-are read once: from the exit status, the kernel's word on memory, what the node saw meanwhile, and the last 4 KiB of
-output of the process that failed first, of which only that line is kept. `cotenant show ID` tells it, and `cotenant
-failures [--by tenant|node|user|model] [--since 7d]` sums it up as Philly's table does (Jeon et al., ATC 2019).
+A failed attempt has a **class**, a **blame** (`user`, `infrastructure` or `unknown`) and a line of evidence. They are
+determined once: from the exit status, the kernel's record of memory kills, what the node observed during the attempt,
+and the last 4 KiB of output of the process that failed first; only the matching line is kept. `cotenant show ID` shows
+them, and `cotenant failures [--by tenant|node|user|model] [--since 7d]` summarizes them as Philly's table does (Jeon
+et al., ATC 2019).
 
 ## What follows
 
-| failure | tried again? |
+| failure | retried? |
 |---|---|
-| the user's own | never, whatever `retries` says: it would come again |
-| the machines', transient | {infrastructure} times without counting, then as `retries` says |
-| a GPU's fault, which takes it out of service | the same, on any other GPU, of that node too |
-| the machines', the node's fault | the same, and for {avoid:g} h not on that node |
+| the user's own | never, whatever `retries` says: it would fail again |
+| infrastructure, transient | {infrastructure} times without counting, then as `retries` says |
+| a GPU's fault, which takes it out of service | the same, on any other GPU, also of that node |
+| infrastructure, the node's fault | the same, and for {avoid:g} h not on that node |
 | unknown | as `retries` says |
 
-What may pass is tried again after {first:g} s, doubling to {most:g} s, spread so that jobs do not come back together;
-what nobody can tell after 1 s, doubling to 300 s.
+A transient failure is retried after {first:g} s, doubling to {most:g} s, with jitter so that jobs do not return
+together; an unknown failure after 1 s, doubling to 300 s.
 
-A node that a job keeps away from counts as closed to it alone; where nothing else could ever hold the job, it comes
-back, and its story says so. {suspects} jobs within an hour for whose failure one node was at fault make a warning in
-the queue's log (`node_suspected`), and nothing more: each of them keeps away by itself, what the node's agent sees
-holds the node by its health, and jobs of one kind may fail alike on any node. Whether the node rests is an operator's
-word (`cotenant cordon`). `cotenant move ID` sends a job elsewhere by hand.
+A node that a job avoids counts as closed for that job alone. If no other node could ever hold the job, it returns to
+that node, and its history says so. If {suspects} jobs fail within an hour through the fault of one node, the queue
+logs a warning (`node_suspected`) and does nothing else: each of these jobs avoids the node by itself, node health
+holds the node for what its agent observes, and similar jobs may fail alike on any node. Taking the node out of service
+is an operator's decision (`cotenant cordon`). `cotenant move ID` moves a job elsewhere by hand.
 
-In the configuration file: `retry_seconds` (the first pause), `retry_seconds_max` (no pause of either kind is longer),
-`infrastructure_retries`, and `failure_rules`, a file of your own whose rules come first, and replace shipped ones of
+In the configuration file: `retry_seconds` (the first delay), `retry_seconds_max` (the maximum of both kinds of delay),
+`infrastructure_retries`, and `failure_rules`, a file of your own rules, which come first and replace built-in rules of
 the same name:
 
 ```toml
@@ -47,45 +48,45 @@ version = 1
 name = "licence"                # of a-z, 0-9, _ and -
 class = "licence_server"
 blame = "infrastructure"        # user, infrastructure or unknown
-line = 'no licence left'        # a regular expression; or sign, signals, exit_codes, out_of_memory: all must hold
-transient = true                # the same job may succeed when it is tried again
-node_at_fault = false           # it is tried elsewhere
+line = 'no licence left'        # a regular expression; or sign, signals, exit_codes, out_of_memory: all must match
+transient = true                # a retry of the same job may succeed
+node_at_fault = false           # if true, the retry avoids the node
 ```
 
-Patterns are searched for in each line, the last line first; lines are cut to 500 characters. Patterns have
-[RE2's syntax](limits.md#patterns), and take a time linear in the line: no output can make one run for ever.
+Patterns are searched in each line, the last line first; lines are cut to 500 characters. Patterns have [RE2's
+syntax](limits.md#patterns) and run in linear time: no output can make a pattern run forever.
 
 ## A pre-run on one GPU
 
-Much of what fails does so within its first minutes, on one GPU as on many: "run a job on a single GPU first" is a
-guideline of the same study. A job of more than one GPU that says
+Many failures happen within the first minutes, on one GPU as on many: "run a job on a single GPU first" is a guideline
+of the same study. A job with more than one GPU that specifies
 
 ```yaml
 gpus: 8
 pre_run: 5m          # from 1 s to a day
 ```
 
-first runs as one replica alone: the first of its first role that has GPUs, with one of them, its cores per GPU (rounded
+first runs as a single replica: the first replica of its first role with GPUs, with one GPU, its cores per GPU (rounded
 up) and all of its memory, `RANK=0`, `WORLD_SIZE=1` and `COTENANT_PRE_RUN=1`. Then
 
 | the pre-run | what follows |
 |---|---|
-| tells of its first step of training | it has passed: it is stopped, with its grace, and the gang is queued |
+| reports its first training step | it has passed: it is stopped, with its grace, and the gang is queued |
 | still runs after its time | the same |
-| ends with status 0 | it has passed, and the gang is queued; the job has not succeeded |
+| exits with status 0 | it has passed, and the gang is queued; the job has not succeeded |
 | fails | a failure like any other, with the same classes and retries; the next attempt is a pre-run again |
 | is preempted, moved, suspended or lost | the next attempt is a pre-run again |
 
-So the GPUs of a job that breaks on import are never gathered. Once it has passed no attempt of the job is a pre-run
-any more, whatever restarts. It is an attempt with a number, a story and output (`cotenant show`, `cotenant logs`), it
-counts one GPU against its tenant's limit, and its time against what the job has attained; the predictor learns
-nothing from it, and its cores are never changed. Forecasts are of the whole gang, as if the pre-run had passed, and
-say that it comes before. A program that cannot run alone should end with status 0 where it finds `COTENANT_PRE_RUN`,
-once it has loaded what it needs. Simulations have no pre-runs.
+So the GPUs of a job that fails on import are never gathered. After a passed pre-run, no later attempt of the job is a
+pre-run. A pre-run is an attempt with a number, a history and output (`cotenant show`, `cotenant logs`). It counts one
+GPU against its tenant's limit, and its time counts as attained service of the job; the predictor learns nothing from
+it, and its cores never change. Forecasts are of the whole gang, as if the pre-run had passed, and mention the pre-run.
+A program that cannot run alone should check for `COTENANT_PRE_RUN` and exit with status 0 once it has loaded what it
+needs. Simulations have no pre-runs.
 
-## The rules that are shipped
+## The built-in rules
 
-In their order; the first that holds decides. *t*: transient, *n*: the node is at fault.
+In this order; the first match decides. *t*: transient, *n*: the node is at fault.
 
 | rule | class | blame | | for example |
 |---|---|---|---|---|
@@ -93,7 +94,7 @@ In their order; the first that holds decides. *t*: transient, *n*: the node is a
 
 
 def page() -> str:
-    """Write the whole page."""
+    """Return the whole page."""
     retrying = RetryRules()
     return TEXT.format(
         infrastructure=retrying.infrastructure_retries,
@@ -106,7 +107,7 @@ def page() -> str:
 
 
 def row(rule: Rule) -> str:
-    """Write one rule."""
+    """Return the table row of a rule."""
     flags = " ".join(["*t*"] * rule.transient + ["*n*"] * rule.node_at_fault)
     example = rule.example.replace("|", "\\|").replace("`", "'")
     shown = f"`{example[:90]}{'…' if len(example) > 90 else ''}`" if example else _how(rule)
@@ -115,12 +116,12 @@ def row(rule: Rule) -> str:
 
 def _how(rule: Rule) -> str:
     if rule.out_of_memory:
-        return "the kernel killed it for memory"
+        return "killed by the kernel for memory"
     if rule.signals:
-        return f"ended by signal {', '.join(map(str, rule.signals))}"
-    return f"ended with status {', '.join(map(str, rule.exit_codes))}"
+        return f"killed by signal {', '.join(map(str, rule.signals))}"
+    return f"exit status {', '.join(map(str, rule.exit_codes))}"
 
 
 if __name__ == "__main__":
     PAGE.write_text(page())
-    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
+    print(f"   wrote {PAGE.relative_to(PAGE.parent.parent)}")

@@ -1,11 +1,11 @@
-"""Writes the headline tables of README.md and docs/reproduction.md from the pages under docs/reproduction.
+"""Generates the headline tables of README.md and docs/reproduction.md from the pages under docs/reproduction.
 
-    python tools/headlines.py           as `make reproduce` does at its end
+    python tools/headlines.py           as the last step of `make reproduce`
 
-A row is what a paper claims of itself; figures that were read off other people's plots are left out, and so are runs
-with perfect predictions. On each workload only the strongest baseline counts: the one that leaves us the smallest gain.
-Over the workloads the table gives the median, and the interval from the lowest to the highest; where there is but one
-workload, the interval is that of its seeds. The verdict follows from the interval alone.
+A row is a claim that a paper makes for itself; figures read off plots of other papers are left out, and so are runs
+with perfect predictions. On each workload only the strongest baseline counts: the one that leaves us the smallest
+gain. The table gives the median over the workloads, and the interval from the lowest to the highest; for a single
+workload, the interval is over its seeds. The verdict depends on the interval alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Measured:
 
     @property
     def gain(self) -> float:
-        """Return the value such that more is better."""
+        """Return the value with the sign chosen so that higher is better."""
         return -self.value if self.lower_is_better else self.value
 
 
@@ -69,7 +69,7 @@ class Headline:
     def verdict(self) -> str:
         """Return where the published figure lies: below, within or above the interval.
 
-        A claim without a published figure is compared with no change at all.
+        A claim without a published figure is compared with no change.
         """
         first = self.strongest[0]
         low, high = sorted(-one if first.lower_is_better else one for one in self.interval)
@@ -79,7 +79,7 @@ class Headline:
 
 
 def figure(value: float | None, unit: str) -> str:
-    """Write a figure with its unit; None where the paper has none.
+    """Return a figure with its unit; None if the paper has no figure.
 
     >>> figure(20.83, "%"), figure(3.0, "×"), figure(-658.6, "s"), figure(None, "%")
     ('+20.8 %', '3.00×', '-659 s', 'no figure')
@@ -97,7 +97,7 @@ def read(page: str) -> Iterator[Measured]:
     """
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in page.splitlines() if "|" in line]
     if list(HEAD) not in rows:
-        raise ValueError(f"no table of claims: | {' | '.join(HEAD)} |")
+        raise ValueError(f"page has no table of claims: | {' | '.join(HEAD)} |")
     for row in rows[rows.index(list(HEAD)) + 2 :]:
         if len(row) != len(HEAD) or row[-1] not in ("learned", "perfect"):
             return
@@ -146,7 +146,7 @@ def headlines(paper: str, measured: Sequence[Measured]) -> Iterator[Headline]:
 
 
 def rows(lines: Sequence[Headline], *, short: bool) -> Iterator[Sequence[str]]:
-    """Write the rows of a table; a long one names the strongest baseline of each workload."""
+    """Yield the rows of a table; the long form names the strongest baseline of each workload."""
     yield ("paper", "claim", "published", "median here", "interval", "verdict", *([] if short else ["against"]))
     for line in lines:
         unit, count = line.strongest[0].unit, len(line.strongest)
@@ -164,16 +164,16 @@ def rows(lines: Sequence[Headline], *, short: bool) -> Iterator[Sequence[str]]:
 
 
 def render_table(lines: Sequence[Headline], *, short: bool) -> str:
-    """Write a table."""
+    """Return a table in Markdown."""
     head, *body = rows(lines, short=short)
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
 
 
 def replace_between_markers(page: Path, text: str) -> None:
-    """Replace what stands between the marks of a page.
+    """Replace the text between the markers of a page.
 
     Raises:
-        ValueError: it has no marks.
+        ValueError: the page has no markers.
     """
     whole = page.read_text(encoding="utf-8")
     before, begin, rest = whole.partition(BEGIN)

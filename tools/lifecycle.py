@@ -1,4 +1,4 @@
-"""Draws docs/lifecycle.md from the tables in cotenant.core.model.lifecycle: `make docs`."""
+"""Generates docs/lifecycle.md from the transition tables in cotenant.core.model.lifecycle: `make docs`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Event = TypeVar("Event", bound=StrEnum)
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "lifecycle.md"
 
 TEXT = """\
-# The lives of jobs and attempts
+# The life cycle of jobs and attempts
 
-Drawn by `make docs` from the tables in `cotenant.core.model.lifecycle`, which decide; a test fails where this page
-differs. An event that has no arrow from where a job stands is refused, with the job's whole story.
+Drawn by `make docs` from the transition tables in `cotenant.core.model.lifecycle`; a test fails if this page differs.
+An event without an arrow from the current state is refused, with the history of the job.
 
 ## A job
 
 {job}
 
-A queued job takes part in the order unless something keeps it: the back-off after a failure, jobs that it was submitted
-to start after (`DEPENDENCY`), or the limit of its array (`ARRAY_LIMIT`). A job that waits for the success of another is
-cancelled, by nobody's wish, once that one has ended otherwise; a suspended job too.
+A queued job is scheduled unless something holds it: the backoff after a failure, the jobs it depends on
+(`DEPENDENCY`), or the limit of its array (`ARRAY_LIMIT`). A job that depends on the success of another job is
+cancelled automatically if that job ends without success, even if the dependent job is suspended.
 
 ## An attempt: one run of a job
 
@@ -36,7 +36,7 @@ cancelled, by nobody's wish, once that one has ended otherwise; a suspended job 
 
 
 def page() -> str:
-    """Write the whole page."""
+    """Return the whole page."""
     return TEXT.format(
         job=diagram(Phase.QUEUED, JOB_NEXT, ENDED),
         attempt=diagram(AttemptState.ASSIGNED, ATTEMPT_NEXT, ATTEMPT_ENDED),
@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def diagram(first: State, table: Mapping[tuple[State, Event], State], ended: Collection[State]) -> str:
-    """Draw a table as a state diagram; events that lead the same way share an arrow.
+    """Return a transition table as a Mermaid state diagram; events with the same transition share an arrow.
 
     >>> class Door(StrEnum):
     ...     OPEN = "open"
@@ -72,4 +72,4 @@ def diagram(first: State, table: Mapping[tuple[State, Event], State], ended: Col
 
 if __name__ == "__main__":
     PAGE.write_text(page())
-    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
+    print(f"   wrote {PAGE.relative_to(PAGE.parent.parent)}")

@@ -1,7 +1,6 @@
-"""Runs all checks that need no test, side by side, and prints a line for each: `make lint`.
+"""Static checks: `make lint` runs all of them in parallel and prints one line for each.
 
-The checks are independent, so the slowest one alone decides how long it takes. Of a check that passes nothing else is
-shown; of one that fails, all that it said.
+The checks are independent, so the total takes as long as the slowest check. A failed check also prints its output.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-GIT = ("git", "-c", "safe.directory=*")  # whoever owns this clone
+GIT = ("git", "-c", "safe.directory=*")  # the clone may belong to another user
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a check."""
+    """The result of a check."""
 
     name: str
     passed: bool
@@ -38,7 +37,7 @@ Check = Callable[[], Verdict]
 
 
 def command(name: str, *arguments: str) -> Check:
-    """Make a check of a command: it passes where the command exits with 0."""
+    """Return a check that passes if a command exits with 0."""
 
     def check() -> Verdict:
         start = time.perf_counter()
@@ -49,7 +48,7 @@ def command(name: str, *arguments: str) -> Check:
 
 
 def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a tool of this environment in the repository."""
+    """Run a tool of this virtual environment in the root of the repository."""
     return subprocess.run(
         [str(BIN / tool), *arguments],
         cwd=ROOT,
@@ -62,18 +61,18 @@ def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def breaking_changes() -> Verdict:
-    """Compare the wire contract with the last release's, or, before the first one, with main's."""
+    """Check the protos for breaking changes since the last release or, before the first release, since main."""
     name, start = "buf breaking", time.perf_counter()
     against = baseline()
     if against is None:
-        return Verdict(name, True, "", time.perf_counter() - start, "nothing to compare with in this clone")
+        return Verdict(name, True, "", time.perf_counter() - start, "skipped: this clone has no commit to compare with")
     with protos_at(against) as before:
         done = run("buf", "breaking", "--against", str(before))
     return Verdict(name, done.returncode == 0, done.stdout, time.perf_counter() - start, f"against {against}")
 
 
 def baseline() -> str | None:
-    """Name the commit whose protos are what clients rely on; None where there is none, as in a first clone."""
+    """Return the commit whose protos clients rely on, or None if the clone has no such commit."""
     tag = git("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
     for name in (tag, "origin/main", "main", "HEAD"):
         if name and git("rev-parse", "--verify", "--quiet", f"{name}:protos"):
@@ -83,7 +82,7 @@ def baseline() -> str | None:
 
 @contextmanager
 def protos_at(commit: str) -> Iterator[Path]:
-    """Unpack the protos of a commit; buf could read git itself, but not from every shallow clone."""
+    """Unpack the protos of a commit: buf can read git itself, but not every shallow clone."""
     archive = subprocess.run(
         [*GIT, "archive", "--format=zip", commit, "protos", "buf.yaml"], cwd=ROOT, capture_output=True, check=True
     ).stdout
@@ -93,13 +92,13 @@ def protos_at(commit: str) -> Iterator[Path]:
 
 
 def git(*arguments: str) -> str:
-    """Ask git; "" where it has no answer or this is no repository."""
+    """Return the output of a git command, or "" if it fails, as outside of a repository."""
     done = subprocess.run([*GIT, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def site() -> Verdict:
-    """Build the documentation site; a page that is not understood, or a link that leads nowhere, fails it."""
+    """Build the documentation site; syntax errors and broken links fail the check."""
     with tempfile.TemporaryDirectory() as directory:
         quiet = ("-q", "-W", "--keep-going", "-b", "dirhtml", "-d", f"{directory}/doctrees")
         return command("docs site", "sphinx-build", *quiet, "docs", f"{directory}/site")()
@@ -128,7 +127,7 @@ def main() -> int:
 
 
 def show(verdict: Verdict) -> Verdict:
-    """Print a check's line as soon as it is known."""
+    """Print the line of a check."""
     mark = "✓" if verdict.passed else "✗"
     print(f"   {mark} {verdict.name:<14}{verdict.seconds:6.1f} s  {verdict.note}".rstrip(), flush=True)
     return verdict

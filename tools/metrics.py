@@ -1,4 +1,4 @@
-"""Draws docs/metrics.md from the instruments that the code makes: `make docs`."""
+"""Generates docs/metrics.md from the instruments that the code creates: `make docs`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 TEXT = """\
 # Metrics
 
-With `OTEL_EXPORTER_OTLP_ENDPOINT` set, every process of the mesh sends these by OTLP over gRPC, beside its spans. The
-collector of `deploy/` offers them to Prometheus under the name in the second column; the dashboards of
-`deploy/grafana/dashboards` are made of them, and a test fails where one asks for a metric that is not here. `make docs`
+If `OTEL_EXPORTER_OTLP_ENDPOINT` is set, every process of the mesh exports these metrics, and its spans, by OTLP over
+gRPC. The collector of `deploy/` offers them to Prometheus under the name in the second column. The dashboards of
+`deploy/grafana/dashboards` use them; a test fails if a dashboard queries a metric that is not listed here. `make docs`
 draws this page from the code.
 
 {tables}"""
@@ -43,7 +43,7 @@ PARTS = {
 }
 
 
-UNITS = {"s": "_seconds", "By": "_bytes"}  # as the exporter spells them out; what is counted has none
+UNITS = {"s": "_seconds", "By": "_bytes"}  # the exporter's suffixes; counts have none
 PACKAGES = (
     cotenant.codec,
     cotenant.security,
@@ -53,21 +53,21 @@ PACKAGES = (
     cotenant.services,
     cotenant.node_agent,
 )
-MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
+CREATES_INSTRUMENT = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
 
 def instruments() -> list[InstrumentInfo]:
-    """Import all modules that make instruments, and name these."""
+    """Import all modules that create instruments, and return the instruments."""
     for package in PACKAGES:
         root = Path(package.__path__[0])
         for path in sorted(root.rglob("*.py")):
-            if MAKES_ONE.search(path.read_text()):
+            if CREATES_INSTRUMENT.search(path.read_text()):
                 importlib.import_module(".".join((package.__name__, *path.relative_to(root).with_suffix("").parts)))
     return known()
 
 
 def prometheus_name(metric: InstrumentInfo) -> str:
-    """Name a metric as the collector's Prometheus exporter does.
+    """Return the name of a metric in the collector's Prometheus exporter.
 
     >>> prometheus_name(InstrumentInfo("cotenant.queue.cycle", "histogram", "s", ""))
     'cotenant_queue_cycle_seconds'
@@ -81,7 +81,7 @@ def prometheus_name(metric: InstrumentInfo) -> str:
 
 
 def page() -> str:
-    """Write the whole page."""
+    """Return the whole page."""
     return TEXT.format(tables="\n".join(_tables(instruments())))
 
 
@@ -89,14 +89,14 @@ def _tables(metrics: list[InstrumentInfo]) -> Iterator[str]:
     for part, title in PARTS.items():
         rows = [metric for metric in metrics if metric.name.startswith(f"cotenant.{part}.")]
         if rows:
-            yield f"## {title}\n\n| metric | in Prometheus | kind | what |\n|---|---|---|---|"
+            yield f"## {title}\n\n| metric | in Prometheus | kind | meaning |\n|---|---|---|---|"
             yield from (
-                f"| `{one.name}` | `{prometheus_name(one)}` | {one.kind} | {one.description.rstrip('.')} |"
-                for one in rows
+                f"| `{metric.name}` | `{prometheus_name(metric)}` | {metric.kind} | {metric.description.rstrip('.')} |"
+                for metric in rows
             )
             yield ""
 
 
 if __name__ == "__main__":
     PAGE.write_text(page())
-    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
+    print(f"   wrote {PAGE.relative_to(PAGE.parent.parent)}")

@@ -1,4 +1,4 @@
-"""A page of docs/ that is a session at a terminal."""
+"""A documentation page that records a terminal session."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ LINES_MAX = 16  # of one command's output
 
 
 class Page:
-    """What was done and what came of it, as it will be read."""
+    """A page of prose, commands and their output."""
 
     def __init__(self, head: str) -> None:
         self.parts = [head]
-        self.names: list[tuple[str, str]] = []  # what this machine says, and what the page says
+        self.aliases: list[tuple[str, str]] = []  # actual text, and its alias on the page
 
-    def name(self, said: object, named: str) -> None:
-        """Give something of this machine the name that it has on the page."""
-        self.names.append((str(said), named))
+    def name(self, actual: object, alias: str) -> None:
+        """Replace an actual value, such as an address, by an alias on the page."""
+        self.aliases.append((str(actual), alias))
 
     def add_text(self, text: str) -> None:
-        """Write prose."""
-        self.parts.append(self._named(text))
+        """Add prose."""
+        self.parts.append(self._with_aliases(text))
         print(f"   {text.strip().splitlines()[0][:110]}", file=sys.stderr)
 
     def show(self, command: str, output: str) -> None:
-        """Write a command, and what it printed."""
-        lines = [line.rstrip() for line in self._named(output).splitlines() if line.strip()]
+        """Add a command and its output."""
+        lines = [line.rstrip() for line in self._with_aliases(output).splitlines() if line.strip()]
         if len(lines) > LINES_MAX:
             lines = [*lines[: LINES_MAX - 2], f"… {len(lines) - LINES_MAX + 1} more", lines[-1]]
-        shown = "\n".join([f"$ {self._named(command)}", *lines])
+        shown = "\n".join([f"$ {self._with_aliases(command)}", *lines])
         self.parts.append(f"```console\n{shown}\n```")
 
-    def _named(self, text: str) -> str:
-        for said, named in sorted(self.names, key=lambda pair: -len(pair[0])):
-            text = text.replace(said, named)
+    def _with_aliases(self, text: str) -> str:
+        for actual, alias in sorted(self.aliases, key=lambda pair: -len(pair[0])):
+            text = text.replace(actual, alias)
         return text
 
     def render(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         return "\n\n".join(part.strip("\n") for part in self.parts) + "\n"

@@ -1,4 +1,4 @@
-"""Draws docs/reasons.md from the tables in cotenant.core: `make docs`."""
+"""Generates docs/reasons.md from the tables in cotenant.core: `make docs`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reasons.md"
 TEXT = """\
 # Why a job waits
 
-Each job that waits has one reason: a stable code, a sentence with the numbers, and what would change it. `cotenant
-jobs` shows the code, `cotenant explain ID` all of it, and with `--json` the numbers by name. Drawn by `make docs` from
-the tables in the code; a test fails where this page is not what they say.
+Each waiting job has one reason: a stable code, a sentence with the numbers, and what would change it. `cotenant jobs`
+shows the code, `cotenant explain ID` everything, and `--json` the numbers by name. Drawn by `make docs` from the
+tables in the code; a test fails if this page differs.
 
-The *kind* is what metrics and simulations sum waits up by. A job of a tenant that has what it is due already waits for
-its `fair_share`, whatever its code, unless it waits for something outside the cluster or can never run. Where [tenants
-share fairly](fair-share.md), the sentence says what the tenant holds. Two more numbers come with it: `tenant_share`,
-the share of the cluster that the tenant holds (from 0 to 1), and `tenant_fair_share`, the share that is fair.
+Metrics and simulations aggregate waits by *kind*. A job of a tenant that already holds its fair share waits for
+`fair_share`, whatever its code, unless it waits for something outside the cluster or can never run. If [tenants share
+fairly](fair-share.md), the sentence says what the tenant holds, with two more numbers: `tenant_share`, the share of the
+cluster that the tenant holds (0 to 1), and `tenant_fair_share`, its fair share.
 
 {codes}"""
 
 
 def page() -> str:
-    """Write the whole page."""
+    """Return the whole page."""
     return TEXT.format(codes="\n".join(section(code) for code in Code)).rstrip() + "\n"
 
 
 def section(code: Code) -> str:
-    """Write what one code means."""
+    """Return the section of one code."""
     meaning = MEANINGS[code]
     numbers = "".join(
-        f"- `{name}{'…' if name.endswith('_') else ''}`: {told}\n" for name, told in meaning.numbers.items()
+        f"- `{name}{'…' if name.endswith('_') else ''}`: {text}\n" for name, text in meaning.numbers.items()
     )
     lines = [
         f"## {code}",
@@ -49,4 +49,4 @@ def section(code: Code) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
-    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
+    print(f"   wrote {PAGE.relative_to(PAGE.parent.parent)}")

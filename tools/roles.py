@@ -1,4 +1,4 @@
-"""Draws the table of roles in docs/security.md from the one in cotenant.security.permissions: `make docs`."""
+"""Generates the table of roles in docs/security.md from cotenant.security.permissions: `make docs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BEGIN, END = "<!-- roles: drawn by tools/roles.py -->\n", "<!-- roles end -->\n"
 
 
 def table() -> str:
-    """Write one table for each service, in the order of the code."""
+    """Return one table for each service, in the order of the code."""
     lines: list[str] = []
     service = ""
     for path, rule in ROLES.items():
@@ -26,11 +26,11 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """Put the table into the page's text."""
+    """Return the text of the page with the table replaced."""
     before, rest = text.split(BEGIN)
     return before + BEGIN + table() + END + rest.split(END)[1]
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(PAGE.read_text()))
-    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
+    print(f"   wrote {PAGE.relative_to(PAGE.parent.parent)}")

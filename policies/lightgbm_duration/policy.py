@@ -59,9 +59,8 @@ class LightgbmDuration:
     predictable (AITurbo: Zhao et al., HPDC 2021 [C]): the probability of a surprise, from the recurrence of similar
     jobs and the trees, decides whether the job is predictable; the minimum confidence is 0.5 [D].
 
-    Training happens elsewhere: `training_task` returns the training data, any process trains on it, and `adopt` takes the
-    model.
-    Until there is a model, and for all that is known of a job's rate, `history` answers.
+    Training happens elsewhere: `training_task` returns the training data, any process trains on it, and `adopt` takes
+    the model. Without a model, and for jobs with known rates, `history` answers.
 
     >>> from cotenant.core.model.estimate import Candidate
     >>> policy = LightgbmDuration(LightgbmDuration.Options(train_min=40))

@@ -3,5 +3,5 @@ from __future__ import annotations
 from tools import architecture
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_page_is_up_to_date() -> None:
     assert architecture.PAGE.read_text() == architecture.page(), "run `make docs`"

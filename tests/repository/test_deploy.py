@@ -1,4 +1,4 @@
-"""What deploy/ has, tried as far as that goes without an engine; `make test-images` has one."""
+"""Files of deploy/, tested without a container engine; `make test-images` uses one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def containers() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every command line of ours that something in deploy/ runs."""
+    """Yield every cotenant command line that a file in deploy/ runs."""
     for name, container in containers():
         if container["image"] == "cotenant":
             yield f"kubernetes {name}", [str(part) for part in container["args"]]
@@ -70,7 +70,7 @@ COMMANDS = list(commands())
 
 
 @pytest.mark.parametrize(("where", "words"), COMMANDS, ids=[where for where, _ in COMMANDS])
-def test_a_command_is_one_that_there_is(where: str, words: list[str]) -> None:
+def test_a_command_exists_with_its_options(where: str, words: list[str]) -> None:
     entry = next(entry for entry in cli.ENTRIES if entry.name == words[0])
     assert load(entry).make_context(entry.name, words[1:]).params
 
@@ -86,14 +86,14 @@ def test_a_command_is_one_that_there_is(where: str, words: list[str]) -> None:
         "systemd/etc/agent.toml",
     ],
 )
-def test_settings_can_be_read(name: str) -> None:
+def test_settings_are_valid(name: str) -> None:
     assert read_settings(DEPLOY / name)
 
 
 # Kubernetes -------------------------------------------------------------------------------------------------
 
 
-def test_every_object_is_what_the_published_schemas_allow() -> None:
+def test_every_object_conforms_to_the_published_schemas() -> None:
     validate = pytest.importorskip("kubernetes_validate")
     assert len(OBJECTS) > 15
     for one in OBJECTS:
@@ -101,7 +101,7 @@ def test_every_object_is_what_the_published_schemas_allow() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_is_probed_where_it_listens_and_stays_through_a_drain(service: str) -> None:
+def test_a_service_is_probed_where_it_listens_and_survives_a_drain(service: str) -> None:
     port = SERVICES[service]
     workload = named("StatefulSet", service)
     (container,) = workload["spec"]["template"]["spec"]["containers"]
@@ -121,7 +121,7 @@ def test_a_service_is_probed_where_it_listens_and_stays_through_a_drain(service:
     assert mounted == {one["name"] for one in workload["spec"]["template"]["spec"]["volumes"]}
 
 
-def test_nothing_has_more_rights_than_it_needs() -> None:
+def test_containers_have_least_privilege() -> None:
     for name, container in containers():
         rights = container["securityContext"]
         assert not rights.get("privileged"), name
@@ -136,15 +136,15 @@ def test_nothing_has_more_rights_than_it_needs() -> None:
 
 
 @pytest.mark.parametrize("overlay", ["base", "lab"])
-def test_an_overlay_is_rendered(overlay: str) -> None:
+def test_an_overlay_renders_valid_objects(overlay: str) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
-        pytest.skip("kubectl, which renders overlays, is not here")
+        pytest.skip("kubectl not found")
     done = subprocess.run(
         [kubectl, "kustomize", str(DEPLOY / "kubernetes" / overlay)], capture_output=True, text=True, check=False
     )
     if "unknown field" in done.stderr:
-        pytest.skip("this kubectl is too old for our overlays")
+        pytest.skip("this kubectl is too old for the overlays")
     assert (done.returncode, done.stderr) == (0, "")
     rendered = [one for one in yaml.safe_load_all(done.stdout) if one]
     validate = pytest.importorskip("kubernetes_validate")
@@ -166,13 +166,13 @@ def test_an_overlay_is_rendered(overlay: str) -> None:
 # The others -------------------------------------------------------------------------------------------------
 
 
-def test_compose_names_only_files_and_volumes_that_there_are() -> None:
+def test_compose_names_only_existing_files_and_volumes() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     for name, service in compose["services"].items():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             if source.startswith("./secrets"):
-                continue  # made by the user
+                continue  # created by the user
             if source.startswith("."):
                 assert (DEPLOY / source).exists(), (name, source)
             elif not source.startswith("/"):
@@ -183,35 +183,37 @@ def test_compose_names_only_files_and_volumes_that_there_are() -> None:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
 
 
-def test_the_agents_rights_are_the_same_in_every_engine() -> None:
+def test_the_agent_has_the_same_capabilities_everywhere() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["agent"]["cap_add"]
     (agent,) = (container for name, container in containers() if name == "agent")
     assert sorted(agent["securityContext"]["capabilities"]["add"]) == sorted(compose)
 
 
-def test_a_build_is_given_no_secrets() -> None:
+def test_the_build_context_has_no_secrets() -> None:
     allowed = [line for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")]
     assert allowed[0] == "*"
     assert not any(line.startswith(("!deploy", "!.")) for line in allowed)
 
 
 @pytest.mark.parametrize("unit", ["cotenant@.service", "cotenant-agent.service"])
-def test_a_unit_is_sound(unit: str, tmp_path: Path) -> None:
+def test_a_unit_is_valid(unit: str, tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
-        pytest.skip("systemd-analyze is not here")
+        pytest.skip("systemd-analyze not found")
     text = (DEPLOY / "systemd" / unit).read_text().replace("/opt/cotenant/bin/cotenant", "/bin/true")
     (tmp_path / unit).write_text(text)
     done = subprocess.run([analyze, "verify", str(tmp_path / unit)], capture_output=True, text=True, check=False)
-    told = [line for line in done.stderr.splitlines() if unit.partition("@")[0].partition(".")[0] in line]
-    assert (done.returncode, told) == (0, [])
+    warnings = [line for line in done.stderr.splitlines() if unit.partition("@")[0].partition(".")[0] in line]
+    assert (done.returncode, warnings) == (0, [])
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [([], "say what this machine is to run"), (["agnet"], "there is no part 'agnet'")],
 )
-def test_install_refuses_before_it_does_anything(words: list[str], told: str, tmp_path: Path) -> None:
+def test_install_rejects_bad_arguments_before_it_changes_anything(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
     done = subprocess.run(
         ["sh", str(DEPLOY / "install.sh"), *words],
         env={"PATH": "/usr/bin:/bin", "COTENANT_PREFIX": str(tmp_path / "opt")},
@@ -220,7 +222,7 @@ def test_install_refuses_before_it_does_anything(words: list[str], told: str, tm
         check=False,
     )
     assert done.returncode == 1
-    assert told in done.stderr
+    assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -228,13 +230,13 @@ def test_install_is_shorter_than_a_page() -> None:
     assert len((DEPLOY / "install.sh").read_text().splitlines()) <= 50
 
 
-def test_dashboards_have_places_of_their_own() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     for path in (DEPLOY / "grafana" / "dashboards").glob("*.json"):
         places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in json.loads(path.read_text())["panels"]]
         assert len(set(places)) == len(places), path.name
 
 
-def test_secrets_are_made_once_for_every_part(tmp_path: Path) -> None:
+def test_secrets_are_created_once_for_every_part(tmp_path: Path) -> None:
     command = ["sh", str(DEPLOY / "secrets.sh"), str(tmp_path / "s"), "gpu-1"]
     environment = {
         "PATH": "/usr/bin:/bin",
@@ -244,7 +246,7 @@ def test_secrets_are_made_once_for_every_part(tmp_path: Path) -> None:
     for _ in range(2):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # nothing was issued again
+    assert done.stderr == ""  # nothing was issued twice
     for part in (*SERVICES, "agent-gpu-1", "operator"):
         assert sorted(path.name for path in (tmp_path / "s" / part).iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
         assert (tmp_path / "s" / part / "tls.key").stat().st_mode & 0o777 == 0o600

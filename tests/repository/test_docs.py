@@ -1,4 +1,4 @@
-"""The documentation hangs together: links lead somewhere, and no page is out of reach."""
+"""Links in the documentation resolve, and every page is in the index."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
 
 def _headings(page: Path) -> set[str]:
-    """The anchors of a page, as code forges make them of its headings."""
+    """Return the anchors of a page, as code forges derive them from headings."""
     lines = CODE.sub(lambda code: code.group().strip("`") if "\n" not in code.group() else "", page.read_text())
     found = re.findall(r"^#+ (.+)$", lines, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
 
 
 def _links(page: Path) -> list[tuple[Path, str]]:
-    """The files to which a page refers, each with the heading in it."""
+    """Return the files that a page links to, each with the anchor."""
     targets = [link for link in LINK.findall(CODE.sub("", page.read_text())) if "://" not in link]
     split = [target.partition("#") for target in targets if not target.startswith("mailto:")]
     return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in split]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for path, anchor in _links(page):
         assert path.exists(), f"{path} does not exist"
         assert not anchor or path.suffix != ".md" or anchor in _headings(path), f"{path} has no heading #{anchor}"

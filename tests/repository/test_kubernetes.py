@@ -1,4 +1,4 @@
-"""What the manifests let through and what they do not, held against the code's own table of who calls whom."""
+"""Network policies and pod security of the manifests, checked against the code's table of callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cotenant.rpc.endpoints import Endpoints, addresses_of, host_and_port
 from cotenant.security.permissions import ROLES, Role
 
 SERVICES_FOLDER = ROOT / "services"
-HOSTS = {  # the processes that answer each of the contract's services
+HOSTS = {  # the processes that serve each gRPC service
     "JobService": ("queue",),
     "TenantService": ("queue",),
     "NodeService": ("placement",),
@@ -35,7 +35,7 @@ PEOPLE = {Role.VIEWER, Role.USER, Role.TENANT_ADMIN, Role.OPERATOR}
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """An end of a connection: a pod, or (without labels) what no selector finds, as a pod on its host's network is."""
+    """An end of a connection: a pod, or a peer without labels that no selector matches, as a host-network pod."""
 
     name: str
     namespace: str = ""
@@ -58,7 +58,7 @@ NAMESPACES = {"watching": {"cotenant/watches": "true"}}
 
 
 def called_by(*roles: Role) -> set[str]:
-    """The services that somebody of one of these roles may call."""
+    """Return the services that callers with these roles may call."""
     methods = (method for method, rule in ROLES.items() if rule.scopes.keys() & set(roles))
     return {host for method in methods for host in HOSTS[method.split("/")[1].rpartition(".")[2]]}
 
@@ -67,12 +67,12 @@ def called_by(*roles: Role) -> set[str]:
 
 
 def may_reach(source: Peer, target: Peer, port: int, policies: list[dict[str, Any]]) -> bool:
-    """Whether a connection comes about: what leaves the one and what enters the other are both allowed."""
+    """Return whether a connection is allowed: egress of the source and ingress of the target."""
     return _allowed("Egress", source, target, port, policies) and _allowed("Ingress", target, source, port, policies)
 
 
 def _allowed(direction: str, pod: Peer, other: Peer, port: int, policies: list[dict[str, Any]]) -> bool:
-    """A pod that no policy selects is open; one that some select lets through what any of them does."""
+    """Return whether a direction is allowed: a pod without policies allows all; otherwise any policy may allow it."""
     selecting = [
         policy["spec"]
         for policy in policies
@@ -118,11 +118,11 @@ POLICIES = [one for one in OBJECTS if one["kind"] == "NetworkPolicy"]
 
 
 def needed() -> set[tuple[Peer, Peer, int]]:
-    """Each connection that the mesh makes: by the table of roles, to the store, and among etcd's members."""
+    """Return each connection that the mesh makes: by the table of roles, to the store, and among etcd's members."""
     paths = {
         (PODS[caller], PODS[service], SERVICES[service])
         for caller in SERVICES
-        for service in called_by(Role.SERVICE) | {caller}  # to whoever leads among its own replicas
+        for service in called_by(Role.SERVICE) | {caller}  # and its own leader
     }
     paths |= {(PODS["agent"], PODS[service], SERVICES[service]) for service in called_by(Role.AGENT)}
     paths |= {(OUTSIDE, PODS[service], SERVICES[service]) for service in called_by(*PEOPLE)}
@@ -132,25 +132,25 @@ def needed() -> set[tuple[Peer, Peer, int]]:
 
 
 def with_store() -> set[str]:
-    """The services that open the store."""
+    """Return the services that open the store."""
     return {name for name in SERVICES if "open_store(" in (SERVICES_FOLDER / name / "__main__.py").read_text()}
 
 
-def test_the_table_is_of_all_services_of_the_contract() -> None:
+def test_the_table_of_hosts_has_every_grpc_service() -> None:
     assert {method.split("/")[1].rpartition(".")[2] for method in ROLES} == set(HOSTS)
     assert called_by(Role.AGENT) == {"placement", "contention"}
     assert called_by(*PEOPLE) == set(SERVICES)
     assert with_store() == set(SERVICES) - {"contention"}
 
 
-def test_what_is_needed_is_let_through_and_etcd_hears_nobody_else() -> None:
+def test_needed_connections_are_allowed_and_etcd_accepts_no_others() -> None:
     paths = needed()
     blocked = {(a.name, b.name, port) for a, b, port in paths if not may_reach(a, b, port, POLICIES)}
     assert blocked == set()
-    everybody = {*PODS.values(), STRANGER, PROMETHEUS, OUTSIDE}
+    peers = {*PODS.values(), STRANGER, PROMETHEUS, OUTSIDE}
     too_much = {
         (one.name, port)
-        for one in everybody
+        for one in peers
         for port in ETCD.values()
         if (one, PODS["etcd"], port) not in paths and may_reach(one, PODS["etcd"], port, POLICIES)
     }
@@ -159,7 +159,7 @@ def test_what_is_needed_is_let_through_and_etcd_hears_nobody_else() -> None:
     assert not any(may_reach(OUTSIDE, PODS["queue"], port, POLICIES) for port in others)
 
 
-def test_a_policy_that_blocks_or_opens_too_much_would_be_found() -> None:
+def test_a_policy_that_blocks_or_allows_too_much_is_detected() -> None:
     etcd = next(index for index, one in enumerate(POLICIES) if one["metadata"]["name"] == "etcd")
     closed, opened = deepcopy(POLICIES), deepcopy(POLICIES)
     del closed[etcd]["spec"]["egress"][0]
@@ -177,8 +177,8 @@ def flags_of(container: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, _, value in words}
 
 
-def stands(host: str, port: int) -> str:
-    """The service that a name of the cluster is for, of which there is one that leads to pods that listen there."""
+def service_at(host: str, port: int) -> str:
+    """Return the service of a cluster DNS name, after checking that its pods listen on the port."""
     *replica, name, namespace = host.split(".")
     service = named("Service", name)
     assert (service["metadata"]["namespace"], service["spec"]["clusterIP"]) == (namespace, "None")
@@ -198,20 +198,20 @@ def stands(host: str, port: int) -> str:
 
 
 @pytest.mark.parametrize("part", [*SERVICES, "agent"])
-def test_a_part_knows_where_all_are_whom_it_calls(part: str) -> None:
+def test_a_part_has_the_endpoints_of_all_services_that_it_calls(part: str) -> None:
     (container,) = (one for name, one in containers() if name == part)
     endpoints = Endpoints.parse(flags_of(container)["endpoints"])
     for service in called_by(Role.AGENT if part == "agent" else Role.SERVICE):
         (address,) = addresses_of(getattr(endpoints, service))
-        assert stands(*host_and_port(address)) == service
+        assert service_at(*host_and_port(address)) == service
     if part != "agent":
         assert flags_of(container)["address"] == f"$(POD).{part}.cotenant"
 
 
-def test_the_store_is_where_etcds_members_are() -> None:
+def test_the_store_url_lists_the_members_of_etcd() -> None:
     scheme, _, members = read_settings(BASE / "cotenant.toml").store.partition("://")
     assert scheme == "etcd"
-    assert {stands(*host_and_port(member)) for member in members.split(",")} == {"etcd"}
+    assert {service_at(*host_and_port(member)) for member in members.split(",")} == {"etcd"}
     assert len(members.split(",")) == named("StatefulSet", "etcd")["spec"]["replicas"]
 
 
@@ -222,7 +222,7 @@ VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persiste
 
 
 def restricted_faults(pod: dict[str, Any]) -> Iterator[str]:
-    """What of a pod the `restricted` standard refuses."""
+    """Yield the faults of a pod under the `restricted` standard."""
     shared = pod.get("securityContext", {})
     yield from (name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name))
     yield from (f"volume {one['name']}" for one in pod.get("volumes", ()) if not VOLUMES & one.keys())
@@ -240,7 +240,7 @@ def restricted_faults(pod: dict[str, Any]) -> Iterator[str]:
         yield from (f"{container['name']}: {name}" for name, holds in sound.items() if not holds)
 
 
-def test_pods_are_what_their_namespaces_let_in() -> None:
+def test_pods_meet_the_security_standard_of_their_namespace() -> None:
     standards = {
         one["metadata"]["name"]: one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         for one in OBJECTS
@@ -253,7 +253,7 @@ def test_pods_are_what_their_namespaces_let_in() -> None:
             assert bool(faults) is (standards[one["metadata"]["namespace"]] == "privileged"), (one["metadata"], faults)
 
 
-def test_nothing_has_rights_in_kubernetes() -> None:
+def test_no_pod_has_access_to_the_kubernetes_api() -> None:
     kinds = {one["kind"] for one in OBJECTS}
     assert not kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "ServiceAccount"}
     for one in OBJECTS:
@@ -271,7 +271,7 @@ def test_nothing_has_rights_in_kubernetes() -> None:
         ("PodDisruptionBudget", "etcd", ("spec",), {"minAvailable": [2]}),
     ],
 )
-def test_the_published_schemas_refuse_what_they_do_not_know(
+def test_the_published_schemas_reject_unknown_fields(
     kind: str, name: str, path: tuple[str | int, ...], wrong: dict[str, Any]
 ) -> None:
     validate = pytest.importorskip("kubernetes_validate")
@@ -284,6 +284,6 @@ def test_the_published_schemas_refuse_what_they_do_not_know(
         validate.validate(broken, validate.latest_version(), strict=True)
 
 
-def test_every_file_of_the_base_is_rendered() -> None:
+def test_every_file_of_the_base_is_listed() -> None:
     listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
     assert sorted(listed) == sorted(path.name for path in BASE.glob("*.yaml") if path.name != "kustomization.yaml")

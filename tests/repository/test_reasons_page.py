@@ -6,8 +6,8 @@ from cotenant.core.model.reason_docs import MEANINGS
 from cotenant.core.model.refusal import Code
 
 
-def test_the_page_of_reasons_is_what_the_tables_say() -> None:
-    assert PAGE.read_text() == page(), "make docs"
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run `make docs`"
 
 
 def test_every_reason_has_a_meaning_and_a_remedy() -> None:

@@ -1,4 +1,4 @@
-"""Rules of this repository that a linter cannot say."""
+"""Rules of this repository that no linter checks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tests.support.paths import ROOT
 
 from cotenant import plugins
 
-FUNCTION_LINES_MAX = 60  # a screen; signature and docstring not counted
+FUNCTION_LINES_MAX = 60  # a screen, without signature and docstring
 FILE_BYTES_MAX = 300_000
 FRAGMENT_CHARACTERS_MAX = 400
 
-# Calls that change something and need no request_id, each with the reason.
+# Mutating calls without a request_id, each with the reason.
 REPEATABLE = {
-    "PredictorService.Observe": "an observation that comes again is known by its time",
-    "PlacementService.StopAttempts": "stopping what stops changes nothing",
-    "PlacementService.AdviseAttempts": "advice says what is so; a profile that is asked for again begins again",
-    "PlacementService.ForgetAttempts": "forgetting what is forgotten changes nothing",
+    "PredictorService.Observe": "a repeated observation is recognized by its time",
+    "PlacementService.StopAttempts": "stopping twice has no further effect",
+    "PlacementService.AdviseAttempts": "advice is a statement of facts; a repeated profile request starts over",
+    "PlacementService.ForgetAttempts": "forgetting twice has no further effect",
     "AgentService.Connect": "a stream; reports and acknowledgements name their attempt",
     "AgentService.UploadOutput": "a stream of one attempt's output, answered to one reader",
-    "ContentionService.StreamSamples": "a stream; a sample that comes again is known by its time",
+    "ContentionService.StreamSamples": "a stream; a repeated sample is recognized by its time",
 }
 READING = ("Get", "List", "Summarize", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")
 
 
 def _files(*endings: str) -> list[Path]:
-    """The files that belong to the repository, or would if they were added now."""
+    """Return the tracked files, and untracked files that git does not ignore."""
     done = subprocess.run(
         ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -47,7 +47,7 @@ def _files(*endings: str) -> list[Path]:
 
 
 def _lines(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """Each line with the place where it stands."""
+    """Yield each line with its file and line number."""
     for path in paths:
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             yield f"{path.relative_to(ROOT)}:{number}", line
@@ -73,18 +73,20 @@ OUR_POLICIES = [plugin for plugin in plugins.discover() if plugin.package == "co
 
 
 @pytest.mark.parametrize("plugin", OUR_POLICIES, ids=lambda plugin: plugin.name)
-def test_a_policy_shows_itself_in_a_doctest_and_names_its_source(plugin: plugins.Plugin) -> None:
+def test_a_policy_has_a_doctest_and_names_its_source(plugin: plugins.Plugin) -> None:
     if plugin.group == "cotenant.runtimes":
-        pytest.skip("a runtime decides nothing")
+        pytest.skip("a runtime makes no decisions")
     text = f"{import_module(plugin.policy.__module__).__doc__}\n{plugin.policy.__doc__}"
     assert ">>>" in text
-    assert re.search(r"\b(19|20)\d\d\b|\[[PCRD]\]|baseline", text), "neither a paper, nor a code, nor `baseline`"
+    assert re.search(r"\b(19|20)\d\d\b|\[[PCRD]\]|baseline", text), (
+        "names neither a paper, nor a source code, nor `baseline`"
+    )
 
 
 EXCUSES = re.compile(r"#\s*(type:\s*ignore|noqa)(?P<codes>\[[\w\-, ]+\]|:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*)?(?P<why>.*)")
 
 
-def test_each_exception_from_a_check_names_the_rule_and_the_reason() -> None:
+def test_each_suppressed_check_names_the_rule_and_the_reason() -> None:
     bare = [
         f"{place}: {line.strip()}"
         for place, line in _lines(_files(".py"))
@@ -93,8 +95,8 @@ def test_each_exception_from_a_check_names_the_rule_and_the_reason() -> None:
     assert bare == []
 
 
-def test_a_call_that_changes_something_knows_a_repeat() -> None:
-    careless = [
+def test_mutating_calls_are_idempotent() -> None:
+    without_request_id = [
         f"{service.name}.{method.name}"
         for service in _services()
         for method in service.methods
@@ -102,14 +104,14 @@ def test_a_call_that_changes_something_knows_a_repeat() -> None:
         and f"{service.name}.{method.name}" not in REPEATABLE
         and "request_id" not in method.input_type.fields_by_name
     ]
-    assert careless == []
+    assert without_request_id == []
 
 
 SHARED_FOLDER = re.compile(r"""gettempdir\(\)(?!  # only looked at)|["'=\s](/tmp|/var/tmp|/dev/shm)\b""")
 
 
-def test_nothing_is_written_under_a_name_that_others_can_guess_in_a_shared_folder() -> None:
-    """What `tempfile` makes has a random name and is ours; a name of our own there may be somebody else's link."""
+def test_no_predictable_file_name_in_a_shared_directory() -> None:
+    """`tempfile` creates random names that we own; a fixed name in a shared directory may be another user's symlink."""
     shipped = [path for path in _files(".py", ".sh", ".toml", ".service", "Makefile") if not _is_test(path)]
     assert [f"{place}: {line.strip()}" for place, line in _lines(shipped) if SHARED_FOLDER.search(line)] == []
 
@@ -118,7 +120,7 @@ def _is_test(path: Path) -> bool:
     return path.relative_to(ROOT).parts[0] == "tests"
 
 
-def test_the_calls_that_may_be_repeated_exist() -> None:
+def test_the_repeatable_calls_exist() -> None:
     calls = {f"{service.name}.{method.name}" for service in _services() for method in service.methods}
     assert set(REPEATABLE) - calls == set()
 
@@ -128,17 +130,17 @@ def _services() -> Iterator[ServiceDescriptor]:
         yield from import_module(f"cotenant.v1.{proto.stem}_pb2").DESCRIPTOR.services_by_name.values()
 
 
-def test_nothing_speaks_of_the_machine_that_it_was_written_on() -> None:
+def test_no_file_mentions_a_home_directory() -> None:
     home = re.compile(r"(?<![\w.$}])/(home|Users|root|work)/\w")
     assert [place for place, line in _lines(_files()) if home.search(line)] == []
 
 
-def test_nothing_is_left_for_later() -> None:
+def test_no_file_has_unfinished_work_markers() -> None:
     later = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
     assert [place for place, line in _lines(_files(".py", ".proto", ".md", ".toml")) if later.search(line)] == []
 
 
-def test_no_file_is_too_large_to_be_reviewed() -> None:
+def test_no_file_is_too_large_for_review() -> None:
     sizes = {path.relative_to(ROOT).as_posix(): path.stat().st_size for path in _files()}
     assert {name: size for name, size in sizes.items() if size > FILE_BYTES_MAX} == {}
 

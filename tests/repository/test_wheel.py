@@ -1,4 +1,4 @@
-"""The map from folders to packages breaks silently, so what is in the wheel is asserted here, file by file."""
+"""The mapping from directories to packages breaks silently, so these tests check the wheel file by file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.paths import ROOT
 LINKED = ("services", "policies", "node_agent")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "dist", "build", "__pycache__", ".*_cache", ".hypothesis")
 
-pytestmark = pytest.mark.timeout(300)  # the build fetches its own tools
+pytestmark = pytest.mark.timeout(300)  # the build downloads its tools
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds an sdist, and a wheel from that sdist, out of a copy: the build writes stubs into its tree."""
+    """Build an sdist and a wheel from a copy of the tree, because the build writes stubs into it."""
     tree = tmp_path_factory.mktemp("build") / "tree"
     shutil.copytree(ROOT, tree, symlinks=True, ignore=_ignored)
     done = subprocess.run(
@@ -34,7 +34,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _ignored(directory: str, names: list[str]) -> set[str]:
-    """Leave out what git ignores: caches, environments, and the stubs, which the build must write itself."""
+    """Ignore what git ignores: caches, environments, and the stubs, which the build must generate."""
     stubs = {"v1"} if Path(directory) == ROOT / "src" / "cotenant" else set()
     return set(NOT_COPIED(directory, names)) | stubs
 
@@ -58,7 +58,7 @@ def sdist_names(built: Path) -> list[str]:
         return [name.partition("/")[2] for name in opened.getnames()]
 
 
-def test_the_wheel_holds_each_file_of_the_package_once_and_nothing_else(wheel_names: list[str]) -> None:
+def test_the_wheel_contains_each_file_of_the_package_once_and_nothing_else(wheel_names: list[str]) -> None:
     metadata = {name for name in wheel_names if name.partition("/")[0].endswith(".dist-info")}
     assert sorted(set(wheel_names) - metadata) == sorted({*_files_of_the_package(), *_stubs()})
     assert [name for name, count in Counter(wheel_names).items() if count > 1] == []
@@ -82,12 +82,12 @@ def _stubs() -> Iterator[str]:
             yield f"cotenant/v1/{proto.stem}{ending}"
 
 
-def test_the_wheel_says_that_it_is_typed_and_how_it_is_licensed(wheel_names: list[str]) -> None:
+def test_the_wheel_has_the_typing_marker_and_the_license(wheel_names: list[str]) -> None:
     assert "cotenant/py.typed" in wheel_names
     assert [name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE")]
 
 
-def test_everything_that_an_entry_point_names_can_be_imported_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+def test_entry_points_can_be_imported_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(tmp_path)
         (listed,) = [name for name in opened.namelist() if name.endswith("entry_points.txt")]
@@ -106,7 +106,7 @@ def test_everything_that_an_entry_point_names_can_be_imported_from_the_wheel_alo
     assert done.returncode == 0, done.stderr
 
 
-def test_the_sdist_holds_what_a_build_needs_and_no_stubs(sdist_names: list[str]) -> None:
+def test_the_sdist_contains_what_a_build_needs_and_no_stubs(sdist_names: list[str]) -> None:
     assert {"hatch_build.py", "pyproject.toml", "protos/cotenant/v1/job.proto", "LICENSE"} <= set(sdist_names)
     assert [name for name in sdist_names if name.startswith((".venv", ".git/", "src/cotenant/v1"))] == []
     assert [name for name, count in Counter(sdist_names).items() if count > 1] == []

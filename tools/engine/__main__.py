@@ -1,9 +1,8 @@
-"""Builds the images and brings deploy/compose.yaml up with Podman: `make test-images`, as root on Debian.
+"""Builds the images and runs deploy/compose.yaml with Podman: `make test-images`, as root on Debian.
 
-Everything runs in namespaces of its own (see `sandbox`), with packages of this distribution and podman-compose from
-PyPI. Images that are not ours are left out: collector, Prometheus, Tempo and Grafana. What an operator does then is
-done as docs/deploying.md tells: a job through TLS, an agent restarted under a running job, the queue's leader
-killed, a member of etcd stopped.
+Everything runs in its own namespaces (see `sandbox`), with packages of this distribution and podman-compose from PyPI.
+Third-party images are left out: collector, Prometheus, Tempo and Grafana. The test then follows docs/deploying.md: it
+submits a job through TLS, restarts an agent under a running job, kills the queue's leader and stops a member of etcd.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ TOOLS = {
     "nsenter": "util-linux",
     "iptables": "iptables",
 }
-NOT_PROGRAMS = ("netavark", "aardvark-dns")  # packages of programs that are on nobody's PATH
+NOT_PROGRAMS = ("netavark", "aardvark-dns")  # packages whose programs are not on the PATH
 NOT_OURS = {"otel-collector", "prometheus", "tempo", "grafana"}
 COTENANT = Path(sys.executable).with_name("cotenant")
 WAIT_SECONDS_MAX = 90.0
@@ -46,7 +45,7 @@ COUNT = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $i; sleep 0.2; done"
 
 
 class Project:
-    """What compose.yaml describes, and the command line of an operator beside it."""
+    """The project of compose.yaml, and an operator's command line."""
 
     def __init__(self, directory: Path, environment: dict[str, str], compose: Path) -> None:
         self.directory, self.environment, self.compose = directory, environment, compose
@@ -63,17 +62,17 @@ class Project:
         }
 
     def run_compose(self, *words: str) -> None:
-        """Run podman-compose, where the containers' network is."""
+        """Run podman-compose in the network namespace of the containers."""
         self._run_in_network(
             [str(self.compose), "-f", str(self.directory / "compose.yaml"), *words], self.environment, 300
         )
 
     def podman(self, *words: str) -> str:
-        """Run podman, likewise."""
+        """Run podman in that namespace and return its output."""
         return self._run_in_network(["podman", *words], self.environment, 120)
 
     def run(self, *words: str) -> str:
-        """Run a command of an operator; what it prints."""
+        """Run an operator's command and return its output."""
         return self._run_in_network([str(COTENANT), *words], self.operator, WAIT_SECONDS_MAX)
 
     def _run_in_network(self, words: list[str], environment: dict[str, str], seconds_max: float) -> str:
@@ -87,16 +86,16 @@ class Project:
             check=False,
         )
         if done.returncode:
-            raise Unable(f"{' '.join(words)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+            raise Unable(f"{' '.join(words)} exited with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
         return done.stdout
 
     def kill(self, service: str) -> None:
-        """End a container's first process as a fault would: the engine is to start it again."""
+        """Kill the main process of a container; the engine must restart it."""
         pid = self.podman("inspect", f"cotenant_{service}_1", "--format", "{{.State.Pid}}")
         os.kill(int(pid), signal.SIGKILL)
 
     def print_logs(self) -> None:
-        """Show the end of each container's output."""
+        """Print the end of each container's log."""
         for service in self.services:
             print(f"── {service}", file=sys.stderr, flush=True)
             words = ["podman", "logs", "--tail", "20", f"cotenant_{service}_1"]
@@ -104,10 +103,10 @@ class Project:
 
 
 def main() -> int:
-    """Do all of it; 0 where everything went as told."""
+    """Run the test and return the exit status."""
     try:
         if os.geteuid() != 0:
-            raise Unable("containers with control groups of their own take root: sudo make test-images")
+            raise Unable("containers with their own control groups need root; run: sudo make test-images")
         if INSIDE not in os.environ:
             have(TOOLS, "run containers")
             have({f"/usr/lib/podman/{name}": name for name in NOT_PROGRAMS}, "connect containers")
@@ -117,7 +116,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="cotenant-images-") as place:
             _try(Path(place))
     except (Unable, subprocess.TimeoutExpired) as error:
-        print(f"test-images: {error}", file=sys.stderr)
+        print(f"test-images: error: {error}", file=sys.stderr)
         return 2
     return 0
 
@@ -127,8 +126,8 @@ def _try(place: Path) -> None:
     images.build(CACHE, environment)
     deploy = place / "deploy"
     shutil.copytree(images.ROOT / "deploy", deploy, ignore=shutil.ignore_patterns("secrets"))
-    told = {**os.environ, "COTENANT": str(COTENANT)}
-    subprocess.run(["sh", deploy / "secrets.sh", deploy / "secrets", "this-machine"], env=told, check=True)
+    variables = {**os.environ, "COTENANT": str(COTENANT)}
+    subprocess.run(["sh", deploy / "secrets.sh", deploy / "secrets", "this-machine"], env=variables, check=True)
     for service in ("queue", "placement", "predictor", "contention"):
         run("chown", "-R", "7070", deploy / "secrets" / service)
     project = Project(deploy, environment, _compose())
@@ -154,42 +153,42 @@ def _compose() -> Path:
 
 
 def operate(project: Project) -> None:
-    """What docs/deploying.md promises of containers."""
+    """Check what docs/deploying.md promises about containers."""
     until("the node is ready", lambda: '"ready"' in project.run("nodes", "--json").lower())
     project.run("health")
     print(project.run("replicas"), flush=True)
-    told = project.run("submit", "--cpus", "1", "--wait", "--", "id", "-un").split()
-    _expect("nobody" in told, f"a job runs as nobody, not as {told}")
+    output = project.run("submit", "--cpus", "1", "--wait", "--", "id", "-un").split()
+    _expect("nobody" in output, f"a job runs as nobody, not as {output}")
 
     job = project.run("submit", "--cpus", "1", "--", "sh", "-c", COUNT).split()[-1]
     until("the job counts", lambda: len(_counted(project, job)) > 3)
     before = len(_counted(project, job))
     project.podman("restart", "cotenant_agent_1")
-    until("the job goes on counting", lambda: len(_counted(project, job)) > before)
-    print("   the agent's container was restarted, and its job ran on", flush=True)
+    until("the job continues counting", lambda: len(_counted(project, job)) > before)
+    print("   the agent's container was restarted; its job continued", flush=True)
 
-    leader = next(one for one in _queues(project) if one["state"] == "leads")["address"].partition(":")[0]
+    leader = next(queue for queue in _queues(project) if queue["state"] == "leads")["address"].partition(":")[0]
     project.kill(leader)
     begin = time.monotonic()
     project.run("submit", "--cpus", "1", "--wait", "--", "true")
-    print(f"   {leader} was killed; a job was taken and done {time.monotonic() - begin:.1f} s later", flush=True)
-    until(f"{leader} is back", lambda: sorted(one["state"] for one in _queues(project)) == ["follows", "leads"])
+    print(f"   {leader} was killed; a job was accepted and done after {time.monotonic() - begin:.1f} s", flush=True)
+    until(f"{leader} is back", lambda: sorted(queue["state"] for queue in _queues(project)) == ["follows", "leads"])
 
     project.podman("stop", "cotenant_etcd-2_1")
     project.run("submit", "--cpus", "1", "--wait", "--", "true")
     project.podman("start", "cotenant_etcd-2_1")
-    print("   a member of etcd was away, and not missed", flush=True)
+    print("   a job ran without one member of etcd", flush=True)
 
     attempt = json.loads(project.run("show", job, "--json"))["attempt"]["number"]
     _expect(attempt == 1, f"the job is in its first attempt, not in number {attempt}")
     counted = _counted(project, job)
-    _expect(counted == list(range(1, len(counted) + 1)), f"each number is counted once, in turn: {counted}")
+    _expect(counted == list(range(1, len(counted) + 1)), f"each number is counted once, in order: {counted}")
     project.run("cancel", job)
     until("the job has ended", lambda: json.loads(project.run("show", job, "--json"))["phase"] == "cancelled")
 
 
 def until(what: str, holds: Callable[[], bool]) -> None:
-    """Wait until something is so; a command that fails meanwhile says that it is not."""
+    """Wait until a condition holds; a failing command counts as not yet."""
     end = time.monotonic() + WAIT_SECONDS_MAX
     while True:
         try:
@@ -199,13 +198,13 @@ def until(what: str, holds: Callable[[], bool]) -> None:
             if time.monotonic() > end:
                 raise
         if time.monotonic() > end:
-            raise Unable(f"{what}: not within {WAIT_SECONDS_MAX:.0f} s")
+            raise Unable(f"timed out after {WAIT_SECONDS_MAX:.0f} s: {what}")
         time.sleep(0.5)
 
 
 def _expect(holds: bool, what: str) -> None:
     if not holds:
-        raise Unable(f"should be so: {what}")
+        raise Unable(f"expected: {what}")
 
 
 def _counted(project: Project, job: str) -> list[int]:
@@ -214,7 +213,7 @@ def _counted(project: Project, job: str) -> list[int]:
 
 def _queues(project: Project) -> list[dict[str, str]]:
     found: list[dict[str, str]] = json.loads(project.run("replicas", "--json"))
-    return [one for one in found if one["service"] == "queue"]
+    return [replica for replica in found if replica["service"] == "queue"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The images of deploy/containers, really built: their base is made of this distribution's own packages."""
+"""Builds the images of deploy/containers; their base image consists of packages of this distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "deploy" / "containers"
 BASE = "docker.io/library/debian:bookworm-slim"
 IMAGES = {"cotenant:local": "Containerfile", "cotenant-etcd:local": "Containerfile.etcd"}
-OF_THIS_MACHINE = (  # without which nothing may be had from where packages are taken here
+HOST_FILES = (  # for access to the package sources that this machine uses
     "/etc/apt",
     "/etc/pip.conf",
     "/etc/ssl/certs",
@@ -24,7 +24,7 @@ OF_THIS_MACHINE = (  # without which nothing may be had from where packages are 
 
 
 def configure(place: Path) -> dict[str, str]:
-    """Write an engine's configuration: what it keeps lies in `place`. Returns the environment that names it."""
+    """Write a Podman configuration that stores everything under `place`; return its environment variables."""
     hybrid = not Path("/sys/fs/cgroup/cgroup.controllers").exists()
     pids = int(Path("/proc/sys/kernel/pid_max").read_text())
     processes, files = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE))
@@ -35,7 +35,7 @@ def configure(place: Path) -> dict[str, str]:
         "[containers]\n"
         f'default_ulimits = ["nofile={files}:{files}", "nproc={min(processes, pids)}:{min(processes, pids)}"]\n'
         "[engine]\n"
-        f'runtime = "{"runc" if hybrid else "crun"}"\n'  # crun takes no control groups of both versions
+        f'runtime = "{"runc" if hybrid else "crun"}"\n'  # crun does not support hybrid control groups
         'cgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
         f'[network]\nnetwork_backend = "netavark"\nnetwork_config_dir = "{place}/networks"\n'
     )
@@ -47,22 +47,22 @@ def configure(place: Path) -> dict[str, str]:
 
 
 def base(cache: Path) -> Path:
-    """A fresh Debian, from the cache after the first time.
+    """Return a minimal Debian root directory, cached after the first call.
 
     Raises:
-        Unable: this is no Debian of that release.
+        Unable: this machine does not run that Debian release.
     """
     suite = BASE.rpartition(":")[2].removesuffix("-slim")
     known = distribution()
     if known.codename != suite:
-        raise Unable(f"the base image is made of this computer's own packages: that takes Debian {suite}")
+        raise Unable(f"the base image needs packages of Debian {suite}; this machine runs {known.codename}")
     kept = cache / suite
     if not kept.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=cache))
         mirror = with_mirror(known).mirror
         run("debootstrap", "--variant=minbase", suite, partial, mirror, environment=proxies())
-        for path in OF_THIS_MACHINE:
+        for path in HOST_FILES:
             if Path(path).exists():
                 target = partial / path[1:]
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,15 +73,15 @@ def base(cache: Path) -> Path:
 
 
 def build(cache: Path, environment: dict[str, str]) -> None:
-    """Import the base and build both images; each then answers `--version` as its own user."""
+    """Import the base image, build both images and check that each answers `--version` as its own user."""
     with subprocess.Popen(["tar", "-c", "-C", str(base(cache)), "."], stdout=subprocess.PIPE) as archive:
         _podman("import", "-", BASE, environment=environment, stdin=archive.stdout)
     for tag, name in IMAGES.items():
         print(f"── {name}", flush=True)
         words = ("build", "--network", "host", "--tag", tag, "--file", str(CONTAINERS / name), str(ROOT))
         _podman(*words, environment=environment)
-        told = _podman("run", "--rm", "--network", "none", tag, "--version", environment=environment)
-        print(f"   {told.splitlines()[0]}", flush=True)
+        version = _podman("run", "--rm", "--network", "none", tag, "--version", environment=environment)
+        print(f"   {version.splitlines()[0]}", flush=True)
 
 
 def _podman(*words: str, environment: dict[str, str], stdin: IO[bytes] | None = None) -> str:
@@ -95,5 +95,5 @@ def _podman(*words: str, environment: dict[str, str], stdin: IO[bytes] | None = 
         check=False,
     )
     if done.returncode:
-        raise Unable(f"podman {' '.join(words)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+        raise Unable(f"podman {' '.join(words)} exited with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
     return done.stdout

@@ -22,13 +22,13 @@ def script(text: str) -> list[str]:
     return [sys.executable, "-c", text]
 
 
-def test_every_benchmark_is_run_once() -> None:
+def test_every_benchmark_runs_once() -> None:
     modules = (bench.ROOT / "benchmarks").glob("*.py")
     runnable = {path.stem for path in modules if re.search("^if __name__", path.read_text(), re.MULTILINE)}
     assert sorted(runnable) == sorted((*bench.discover(), *bench.PARTS))
 
 
-def test_every_other_module_is_one_that_others_use() -> None:
+def test_every_other_module_is_used() -> None:
     folders = ("benchmarks", "tests", "tools")
     texts = {path: path.read_text() for folder in folders for path in (bench.ROOT / folder).rglob("*.py")}
     for path in (bench.ROOT / "benchmarks").glob("*.py"):
@@ -37,15 +37,15 @@ def test_every_other_module_is_one_that_others_use() -> None:
         assert runs or any(used.search(text) for other, text in texts.items() if other != path), path.name
 
 
-def test_all_together_take_thirteen_minutes_at_most_and_what_stands_apart_is_none_of_them() -> None:
-    assert set(bench.FORMS) == set(bench.discover()), "a benchmark is in the table, and has its seconds there"
+def test_the_default_set_takes_at_most_thirteen_minutes_and_has_no_excluded_benchmark() -> None:
+    assert set(bench.FORMS) == set(bench.discover()), "every benchmark has an entry with its duration"
     names = bench.parse_names("")
     assert sum(bench.form_of(name).seconds for name in names) <= 13 * 60
     assert sorted([*names, *bench.excluded()]) == sorted(bench.discover())
-    assert bench.parse_names("chaos") == ("chaos",), "who asks for it by name gets it"
+    assert bench.parse_names("chaos") == ("chaos",), "an excluded benchmark can be selected by name"
 
 
-def test_what_no_time_is_left_for_is_not_run_and_is_named(
+def test_a_benchmark_without_time_left_is_skipped_and_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "REPORT", tmp_path)
@@ -53,16 +53,16 @@ def test_what_no_time_is_left_for_is_not_run_and_is_named(
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen(script("print('[]')"), **more))
     plan = bench.RunPlan(("kills", "mesh"), 1, 60.0, minutes_max=15.0)
-    assert bench.run_benchmarks(plan, {"chaos": "it stands apart"}, save_it=False, strict=False) == 0
-    told = capsys.readouterr().out
-    assert "not run: chaos: it stands apart" in told
-    assert "not run: kills: there was no time left for it in 15 minutes" in told
-    assert "1 benchmarks in" in told
-    assert "- kills: there was no time" in (tmp_path / "bench.md").read_text()
+    assert bench.run_benchmarks(plan, {"chaos": "needs root"}, save_it=False, strict=False) == 0
+    output = capsys.readouterr().out
+    assert "skipped: chaos: needs root" in output
+    assert "skipped: kills: no time left within 15 minutes" in output
+    assert "1 benchmarks in" in output
+    assert "- kills: no time left" in (tmp_path / "bench.md").read_text()
     assert list(json.loads((tmp_path / "bench.json").read_text())["left_out"]) == ["chaos", "kills"]
 
 
-def test_one_runs_in_the_form_that_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_runs_in_the_form_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "FORMS", {"mesh": bench.Form(), "migration": bench.Form(long_form=True)})
     plan = bench.RunPlan(("mesh", "migration", "new"), 1, 60.0)
     assert ["--quick" in plan.of(name) for name in plan.names] == [True, False, True]
@@ -70,7 +70,7 @@ def test_one_runs_in_the_form_that_the_table_has(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("wrong", "strict", "saved", "code"),
+    ("problems", "strict", "saved", "code"),
     [
         ({}, True, False, 0),
         ({bench.MISSED: 30}, False, False, 0),
@@ -80,7 +80,7 @@ def test_one_runs_in_the_form_that_the_table_has(monkeypatch: pytest.MonkeyPatch
         ({bench.FAILED: 1}, False, True, 1),
     ],
 )
-def test_it_ends_with_1_where_something_failed_or_is_worse(
+def test_the_exit_status_is_1_for_a_failure_or_a_worse_figure(
     problems: dict[str, int], strict: bool, saved: bool, code: int
 ) -> None:
     assert bench.exit_status(Counter(problems), strict=strict, saved=saved) == code
@@ -91,7 +91,7 @@ def row(ratio: float) -> str:
     return json.dumps([row | {"bar": "less", "holds": False}])
 
 
-def test_what_is_saved_is_compared_with_and_what_failed_keeps_what_it_had(
+def test_saved_results_become_the_baseline_and_a_failed_benchmark_keeps_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worse = f"print({row(9.0)!r})"
@@ -99,48 +99,48 @@ def test_what_is_saved_is_compared_with_and_what_failed_keeps_what_it_had(
     monkeypatch.setattr(bench, "REPORT", tmp_path)
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     monkeypatch.setattr(bench, "BASELINE", tmp_path / "results.json")
-    monkeypatch.setattr(bench, "found", lambda: ("mesh",))
-    monkeypatch.setattr(comparing, "better_way", lambda _: comparing.LESS)
+    monkeypatch.setattr(bench, "discover", lambda: ("mesh",))
+    monkeypatch.setattr(comparing, "better_direction", lambda _: comparing.LESS)
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen(script(next(texts)), **more))
     for arguments, code in (["--save"], 0), ([], 1), (["--save"], 1), ([], 1):
         monkeypatch.setattr(sys, "argv", ["bench", "--only", "mesh", *arguments])
         assert bench.main() == code, arguments
-    said = capsys.readouterr().out
-    assert said.count("worse: mesh: a: 2 → 9") == 2
-    assert "bar missed: mesh: a" in said
-    assert "failed: mesh: ended with 1: ValueError: no" in said
+    output = capsys.readouterr().out
+    assert output.count("worse: mesh: a: 2 → 9") == 2
+    assert "bar missed: mesh: a" in output
+    assert "failed: mesh: exit status 1: ValueError: no" in output
     assert list(tmp_path.glob(".*.new")) == []
 
 
-def test_rows_count_also_where_a_bar_does_not_hold(tmp_path: Path) -> None:
+def test_rows_count_even_if_a_bar_is_missed(tmp_path: Path) -> None:
     result = bench.run(script(f"print('''{ROWS}'''); raise SystemExit(1)"), tmp_path / "log", 60)
     assert (result.error, result.rows[0]["value"]) == ("", 1.0)
 
 
-def test_one_that_breaks_says_its_last_words(tmp_path: Path) -> None:
+def test_a_failed_benchmark_reports_its_last_line_of_stderr(tmp_path: Path) -> None:
     result = bench.run(script("raise ValueError('the reason')"), tmp_path / "log", 60)
-    assert (result.rows, result.error) == ([], "ended with 1: ValueError: the reason")
+    assert (result.rows, result.error) == ([], "exit status 1: ValueError: the reason")
 
 
-def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_hanging_benchmark_is_killed_with_its_children(tmp_path: Path) -> None:
     text = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
         f"print('''{ROWS}''', flush=True); time.sleep(600)"
     )
     result = bench.run(script(text), tmp_path / "log", 2)
-    assert (result.rows, result.error) == ([], "it was not done after 2 s")
+    assert (result.rows, result.error) == ([], "timed out after 2 s")
     child = int((tmp_path / "pid").read_text())
     until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text(), "its end")
 
 
-def test_unknown_names_are_all_told() -> None:
+def test_all_unknown_names_are_reported() -> None:
     assert bench.parse_names("mesh, placement") == ("mesh", "placement")
-    with pytest.raises(ValueError, match="no benchmark mush, plaice; there are agent, "):
+    with pytest.raises(ValueError, match="unknown benchmark: mush, plaice; known are agent, "):
         bench.parse_names("mush,mesh,plaice")
 
 
-def test_an_interruption_keeps_what_is_done(
+def test_an_interrupted_run_keeps_completed_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "second"
@@ -161,4 +161,4 @@ def test_an_interruption_keeps_what_is_done(
     assert bench.main() == 130
     assert '"mesh"' in (tmp_path / "bench.json").read_text()
     assert '"kills"' not in (tmp_path / "bench.json").read_text()
-    assert "what is done is kept" in capsys.readouterr().err
+    assert "completed results are kept" in capsys.readouterr().err

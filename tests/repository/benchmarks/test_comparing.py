@@ -21,14 +21,14 @@ def test_ratios_are_compared_and_not_values() -> None:
     assert list(comparing.changes("b", [row(value=900.0, ratio=2.1)], kept)) == []
 
 
-def test_what_is_further_off_than_the_committed_runs_were_apart_is_named() -> None:
+def test_a_figure_outside_the_spread_of_the_committed_runs_is_reported() -> None:
     assert against(1.9, 0.8, 1.0, 1.6) == []
     (change,) = against(2.1, 0.8, 1.0, 1.6)
     assert change.worse
-    assert "worse: b: a: 1 → 2.1, 2.10 times what it was" in str(change)
+    assert "worse: b: a: 1 → 2.1 (2.10 ×, spread" in str(change)
 
 
-def test_one_run_gets_more_tolerance_than_several_and_what_never_varies_hardly_any() -> None:
+def test_a_single_run_has_more_tolerance_than_several_and_a_constant_hardly_any() -> None:
     assert against(1.5, 1.0) == []
     assert against(1.5, 1.0, 1.1)
     assert against(1.05, 1.0, 1.0)
@@ -45,7 +45,9 @@ def test_one_run_gets_more_tolerance_than_several_and_what_never_varies_hardly_a
         ({"unit": "%"}, 0.3, None),
     ],
 )
-def test_the_bar_or_else_the_unit_says_which_way_is_worse(more: dict[str, Any], now: float, worse: bool | None) -> None:
+def test_the_bar_or_else_the_unit_tells_which_direction_is_worse(
+    more: dict[str, Any], now: float, worse: bool | None
+) -> None:
     assert [change.worse for change in against(now, 1.0, **more)] == [worse]
 
 
@@ -55,24 +57,24 @@ def test_a_time_without_a_reference_is_not_compared_and_memory_is() -> None:
         assert len(list(comparing.changes("b", [row(value=9.0, unit=unit)], kept))) == count
 
 
-def test_something_where_there_was_nothing_is_worse() -> None:
+def test_a_count_above_a_committed_zero_is_worse() -> None:
     kept = comparing.summarize_runs([[row(value=0.0, unit="", bar="0")]])
     assert [change.worse for change in comparing.changes("b", [row(value=3.0, unit="", bar="0")], kept)] == [True]
 
 
-def test_figures_that_are_new_or_gone_are_no_changes() -> None:
+def test_new_and_removed_figures_are_not_reported() -> None:
     assert (
         list(comparing.changes("b", [row("new", ratio=1.0)], comparing.summarize_runs([[row("gone", ratio=9.0)]])))
         == []
     )
 
 
-def test_tables_show_figures_what_they_were_and_what_went_wrong() -> None:
+def test_the_report_shows_figures_committed_figures_and_errors() -> None:
     taken = {"form": "quick", "time": "now", "cores": 2, "python": "3.11", "load_per_core": 3.0, "noisy": True}
     done = {"rows": [row("x|y", ratio=2.0, holds=False)], "seconds": 1.0, "processor_seconds": 1.0, "error": ""}
-    broken = done | {"rows": [], "error": "ended with 1: no"}
+    broken = done | {"rows": [], "error": "exit status 1: no"}
     kept = {"benchmarks": {"good": comparing.summarize_runs([[row("x|y", ratio=1.5)]])}}
     shown = comparing.markdown({"taken": taken, "benchmarks": {"good": done, "bad": broken}}, kept)
     assert "| x\\|y | 1 | ms |  |  | 2 |  | **no** | 1.5 |" in shown
-    assert "**ended with 1: no**" in shown
+    assert "**exit status 1: no**" in shown
     assert "**the machine was loaded**" in shown

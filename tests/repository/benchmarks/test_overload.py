@@ -1,4 +1,4 @@
-"""When a cluster is back as it was, and who came to lead, as the benchmark of overload tells it."""
+"""Recovery time and leader changes, as the overload benchmark measures them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, cast
 from benchmarks.overload import POLL_SECONDS, WINDOW_SECONDS, LeaderWatch, recovery_seconds
 
 
-def test_it_is_back_when_as_many_jobs_come_to_run_as_before_and_not_sooner() -> None:
+def test_recovery_is_complete_when_jobs_start_as_quickly_as_before() -> None:
     every_tenth = [number / 10 for number in range(100)]
     assert recovery_seconds(every_tenth, 2.0, 10.0, 9.0) == 0.0
     assert recovery_seconds([at for at in every_tenth if not 2.0 < at < 5.0], 2.0, 10.0, 9.0) == 3.0
     assert recovery_seconds(every_tenth, 2.0, 11.0, 9.0) is None
     assert recovery_seconds(every_tenth, 2.0, 10.0, 2.0 + WINDOW_SECONDS / 2) is None, (
-        "nobody has looked for long enough"
+        "the observed window is too short"
     )
 
 
-async def test_a_new_term_of_the_same_leader_is_no_change_and_a_leader_that_comes_back_is_one() -> None:
+async def test_a_new_term_of_the_same_leader_is_no_change_but_a_returning_leader_is() -> None:
     seen = iter([("", "a"), ("", "b"), None, ("", "a")])
     all_seen = asyncio.Event()
 

@@ -1,8 +1,8 @@
-"""Runs a mesh of real processes in trouble: `make chaos ARGS="--steps 1000 --seed 7 --keep DIR"`.
+"""Runs a mesh of real processes under injected faults: `make chaos ARGS="--steps 1000 --seed 7 --keep DIR"`.
 
-Three members of etcd, two processes of each service and five agents, each on a machine of its own (namespaces of the
-kernel, so that it takes root), under users who submit and cancel jobs. What goes wrong, and when, is drawn from the
-seed. Now and then everything is mended; once all jobs have ended, what was recorded is judged.
+Three members of etcd, two processes of each service and five agents, each on a separate machine (kernel namespaces, so
+root is required), and users who submit and cancel jobs. The seed determines which faults happen, and when. From time to
+time all faults end; once all jobs have ended, the recorded history is checked.
 """
 
 from __future__ import annotations
@@ -31,32 +31,37 @@ INIT = "--init"  # the first process of the namespaces
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run, or say why that cannot be done here; 1 where something was wrong."""
+    """Run, or explain why chaos cannot run here; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many faults that do something; {STEPS}")
-    parser.add_argument("--seed", type=int, help="repeats a plan; by default another each time")
-    parser.add_argument("--rest-every", type=int, default=REST_EVERY, help=f"judge after so many steps; {REST_EVERY}")
-    parser.add_argument("--pace", type=float, default=1.0, help="pauses between steps last so many times as long; 1")
-    parser.add_argument("--keep", type=Path, help="a directory for logs and what was recorded")
-    parser.add_argument("--only", type=_faults, default=DEFAULT, help=f"these faults alone, of {', '.join(Fault)}")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"number of faults that have an effect; {STEPS}")
+    parser.add_argument("--seed", type=int, help="repeat the plan of this seed; default: random")
     parser.add_argument(
-        "--only-fail-point", type=_points, default=DRAWN, help="these alone are armed, by their names, of docs/proof.md"
+        "--rest-every",
+        type=int,
+        default=REST_EVERY,
+        help=f"steps between checks at rest; {REST_EVERY}",
+    )
+    parser.add_argument("--pace", type=float, default=1.0, help="factor for the pauses between steps; 1")
+    parser.add_argument("--keep", type=Path, help="directory for logs and recorded histories")
+    parser.add_argument("--only", type=_faults, default=DEFAULT, help=f"draw only these faults, of {', '.join(Fault)}")
+    parser.add_argument(
+        "--only-fail-point", type=_points, default=DRAWN, help="arm only these fail points (names: docs/proof.md)"
     )
     parser.add_argument(
-        "--broken", choices=["", *BROKEN], default="", help="a build broken on purpose, to be found out"
+        "--broken", choices=["", *BROKEN], default="", help="run a deliberately broken build, which must be detected"
     )
     parser.add_argument(
-        "--tls", action=argparse.BooleanOptionalAction, help="whether all parts speak TLS; by default the seed decides"
+        "--tls", action=argparse.BooleanOptionalAction, help="use TLS between all parts; default: by seed"
     )
     parser.add_argument(
-        "--names", action=argparse.BooleanOptionalAction, help="whether parts have names; by default the seed decides"
+        "--names", action=argparse.BooleanOptionalAction, help="use host names instead of addresses; default: by seed"
     )
-    parser.add_argument("--lasting", type=float, help="the share of faults that last until `status` has to name them")
-    parser.add_argument("--regressions", action="store_true", help="also have a store that is older, or another one")
-    parser.add_argument("--json", type=Path, help="a file for what came of it")
+    parser.add_argument("--lasting", type=float, help="share of faults that last until `status` must name them")
+    parser.add_argument("--regressions", action="store_true", help="also restore an older store, or start an empty one")
+    parser.add_argument("--json", type=Path, help="file for the result")
     options = parser.parse_args(arguments)
-    if why := machines.missing_tools() or ("" if etcd_binary() else "there is no etcd: apt install etcd-server"):
-        print(f"no chaos here: {why}", file=sys.stderr)
+    if why := machines.missing_tools() or ("" if etcd_binary() else "etcd is not installed: apt install etcd-server"):
+        print(f"chaos cannot run here: {why}", file=sys.stderr)
         return 0
     if directory := machines.own_directory():
         return _run(options, directory)
@@ -82,7 +87,7 @@ def _faults(text: str) -> frozenset[Fault]:
 
 def _points(text: str) -> tuple[str, ...]:
     if unknown := [name for name in text.split(",") if name not in DRAWN]:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: nobody comes there; points are {', '.join(DRAWN)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: never reached; points are {', '.join(DRAWN)}")
     return tuple(text.split(","))
 
 
@@ -120,23 +125,23 @@ def _print(outcome: driver.RunResult) -> None:
     )
     rest = f"{outcome.settling_seconds:.0f} s of it at rest"
     drawn = sum(outcome.drawn.values())
-    print(f"{outcome.steps} of {drawn} steps did something, in {outcome.seconds:.0f} s ({rest}): {faults}")
+    print(f"{outcome.steps} of {drawn} steps had an effect, in {outcome.seconds:.0f} s ({rest}): {faults}")
     print(
         f"{outcome.jobs} jobs, {outcome.attempts} attempts, {outcome.commits} commits, {outcome.edges} other events, "
         f"{outcome.starts} starts of parts, {outcome.garbled} frames garbled"
     )
-    print(f"asked, and stopped: {', '.join(f'{count} × {name}' for name, count in sorted(outcome.done.items()))}")
-    named = ", ".join(f"{count} × {what}" for what, count in sorted(outcome.named.items())) or "nothing lasted"
+    print(f"requests and stops: {', '.join(f'{count} × {name}' for name, count in sorted(outcome.done.items()))}")
+    named = ", ".join(f"{count} × {what}" for what, count in sorted(outcome.named.items())) or "no lasting faults"
     slowest = ", ".join(f"{fault} {seconds:.0f} s" for fault, seconds in sorted(outcome.named_seconds.items()))
-    print(f"status: {named}; the slowest: {slowest or 'none'}; well again after {outcome.well_seconds:.0f} s at most")
-    print(f"{'fail point':24}{'armed':>8}{'come to':>10}{'killed or halted':>18}")
+    print(f"status: {named}; slowest: {slowest or 'none'}; healthy again within {outcome.well_seconds:.0f} s")
+    print(f"{'fail point':24}{'armed':>8}{'reached':>10}{'killed or stopped':>18}")
     for point, (armed, passed, fired) in sorted(outcome.points.items()):
-        print(f"{point:24}{armed:8}{passed:10}{fired:18}{'' if passed else '  nobody came there'}")
-    print(f"calls that failed, and were made again: {outcome.refusals}")
+        print(f"{point:24}{armed:8}{passed:10}{fired:18}{'' if passed else '  never reached'}")
+    print(f"failed calls that were retried: {outcome.refusals}")
     for what in outcome.wrong[:WRONG_SHOWN]:
         print(f"wrong: {what}")
     if outcome.wrong:
-        print(f"{len(outcome.wrong)} things were wrong; again: make chaos ARGS='--seed {outcome.seed}'")
+        print(f"{len(outcome.wrong)} errors; to repeat: make chaos ARGS='--seed {outcome.seed}'")
 
 
 if __name__ == "__main__":

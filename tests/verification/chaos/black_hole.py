@@ -1,7 +1,7 @@
-"""A listener that answers nothing: `python -m tests.verification.chaos.black_hole HOST:PORT silent|mute`.
+"""A listener that never answers: `python -m tests.verification.chaos.black_hole HOST:PORT silent|mute`.
 
-A silent one accepts connections and never sends a byte. A mute one speaks HTTP/2, and TLS where the mesh does, and
-takes every call, which then waits for ever.
+A silent one accepts connections and never sends a byte. A mute one speaks HTTP/2, and TLS if the mesh does, accepts
+every call and never answers it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SILENT, MUTE = "silent", "mute"
 
 
 class Mute(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
-    """Takes every call."""
+    """Accepts every call."""
 
     def service(self, handler_call_details: Any) -> Any:
-        """Handle a call by waiting."""
+        """Handle a call by waiting forever."""
         print(MET, flush=True)
         return grpc.stream_stream_rpc_method_handler(_wait)
 
@@ -42,7 +42,7 @@ async def _hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def main(address: str, mode: str) -> None:
-    """Listen until it is ended."""
+    """Listen until killed."""
     if mode == SILENT:
         host, _, port = address.rpartition(":")
         server = await asyncio.start_server(_hold, host, int(port))
@@ -58,5 +58,5 @@ async def main(address: str, mode: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BadTls):  # its certificate is over: then nothing is in the part's place
+    with contextlib.suppress(BadTls):  # its certificate has expired: then nothing listens in the part's place
         asyncio.run(main(*sys.argv[1:3]))

@@ -1,4 +1,4 @@
-"""Builds that are broken on purpose, to see that they are found out.
+"""Deliberately broken builds, which the checks must detect.
 
 `python -m tests.verification.chaos.broken NAME …` is the command line of such a build.
 """
@@ -57,22 +57,22 @@ def accept_any_epoch(self: EpochFence, job_id: str, epoch: int) -> bool:
 
 
 def report_nothing_left(*_: object, **__: object) -> bool:
-    """An agent that believes that nothing is left."""
+    """An agent that considers its cleanup complete."""
     return True
 
 
 def sees_all_tenants(self: visibility.View, tenant: str) -> bool:
-    """A queue that shows everybody all jobs."""
+    """A queue that shows all jobs to all callers."""
     return True
 
 
 def find_no_directories(root: Path) -> Iterator[AttemptDirectory]:
-    """An agent that starts again and knows of nothing that runs."""
+    """An agent that finds no running attempts after a restart."""
     return iter(())
 
 
 def no_node_problems(nodes: Sequence[View]) -> Iterator[MeshProblem]:
-    """A `status` that says nothing of nodes."""
+    """A `status` that omits nodes."""
     return iter(())
 
 
@@ -82,7 +82,7 @@ _after = health._after
 def keep_finding(
     finding: Finding, sign: Sign | None, elapsed_seconds: float, era: BootInstance, *, blind: bool
 ) -> Finding | None:
-    """An agent for which a finding, once made, is never over: its node is never let back."""
+    """An agent whose findings never end, so its node stays excluded."""
     return _after(finding, sign, elapsed_seconds, era, blind=blind) or finding
 
 
@@ -90,22 +90,22 @@ _report = attempt_status.report
 
 
 def report_failed(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
-    """An agent that says that a job failed where its node could not launch it."""
-    told = _report(status, node_id)
-    if told.state == job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
-        told.state = job_pb2.ATTEMPT_STATE_FAILED
-    return told
+    """An agent that reports a refused launch as the job's failure."""
+    reported = _report(status, node_id)
+    if reported.state == job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
+        reported.state = job_pb2.ATTEMPT_STATE_FAILED
+    return reported
 
 
 BROKEN: dict[str, tuple[Patch, ...]] = {
-    "no idempotency": MUTANTS["the queue knows no request again"].patches,
+    "no idempotency": MUTANTS["the queue recognizes no repeated request"].patches,
     "no epochs": ((EpochFence, "raise_term", accept_any_term), (EpochFence, "raise_epoch", accept_any_epoch)),
     "no fences": ((FencedStore, "transact", unfenced),),
     "leaves orphans": ((orphan_processes, "kill_orphans", report_nothing_left), (Group, "remove", report_nothing_left)),
     "no tenants": ((visibility.View, "sees_tenant", sees_all_tenants),),
     "fails refused launches": ((attempt_manager, "report", report_failed),),
-    "names no nodes": ((problems, "_of_nodes", no_node_problems),),
-    "lets no node back": ((health, "_after", keep_finding),),
+    "omits nodes": ((problems, "_of_nodes", no_node_problems),),
+    "keeps findings": ((health, "_after", keep_finding),),
     "forgets attempts": ((attempt_directory, "find_directories", find_no_directories),),
 }
 

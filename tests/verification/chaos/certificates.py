@@ -1,6 +1,6 @@
 """Issues certificates for all machines with `cotenant certs`: `python -m tests.verification.chaos.certificates DIR`.
 
-They were issued long ago, by a clock that is set back meanwhile: however a part's clock jumps, its peers' are valid.
+They are issued with the clock set far back, so they stay valid however a part's clock jumps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.paths import ROOT
-from tests.verification.chaos.names import DOMAIN
+from tests.verification.chaos.name_server import DOMAIN
 
 from cotenant.rpc.endpoints import MESH_NAME
 from cotenant.security.certificates import CA_CERT, LEAF_DAYS, Authority
@@ -28,19 +28,19 @@ AGO_SECONDS = 180 * DAY_SECONDS
 CLOCK = "COTENANT_CHAOS_CLOCK"
 FILES = ("CA", "CERT", "KEY")
 CERTS = "certs"
-TENANTS = {"red": "user/ann?tenants=red", "blue": "user/bob?tenants=blue"}  # and who submits there
+TENANTS = {"red": "user/ann?tenants=red", "blue": "user/bob?tenants=blue"}  # tenants and their users
 FLAGS = ("trusted-ca-file", "cert-file", "key-file", "client-cert-auth")
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files by who bears them, which a mesh's parts do with each other's."""
+    """Certificates by subject, for mutual TLS between parts."""
 
     directory: Path
-    bearers: Mapping[str, str]  # by machine
+    bearers: Mapping[str, str]  # subject by machine
 
     def issue(self, addresses: Mapping[str, str], clock: Path | None) -> None:
-        """Make an authority, and a certificate for each machine."""
+        """Create an authority, and a certificate for each machine."""
         self.directory.mkdir()
         self._issue(addresses, clock, -AGO_SECONDS)
 
@@ -56,30 +56,30 @@ class Certificates:
     def _issue(self, addresses: Mapping[str, str], clock: Path | None, by_seconds: int, days: int = 0) -> None:
         offset = self.directory / "clock"
         offset.write_bytes(struct.pack("=q", by_seconds * 10**9))
-        variables = {"LD_PRELOAD": str(clock), CLOCK: str(offset)} if clock else {}  # without, no clock jumps
+        variables = {"LD_PRELOAD": str(clock), CLOCK: str(offset)} if clock else {}  # else clocks cannot jump
         wanted = {self.bearers[name]: [address, MESH_NAME, f"{name}.{DOMAIN}"] for name, address in addresses.items()}
         command = [sys.executable, "-m", "tests.verification.chaos.certificates", str(self.directory), str(days)]
         environment = variables | {"PYTHONPATH": str(ROOT)}
         subprocess.run(command, input=json.dumps(wanted), text=True, check=True, env=environment)
 
     def files(self, machine: str) -> tuple[str, str, str]:
-        """The authority's, the machine's, and its key."""
+        """Return the authority's certificate, the machine's, and its key."""
         stem = Subject.parse(self.bearers[machine]).file_stem
         return str(self.directory / CA_CERT), str(self.directory / f"{stem}.pem"), str(self.directory / f"{stem}.key")
 
     def variables(self, machine: str) -> dict[str, str]:
-        """What tells a part of ours, and whatever it asks of etcd, which are its files."""
+        """Return the environment that passes the files to our parts, and to their etcd clients."""
         named = zip(FILES, self.files(machine), strict=True)
         return {f"COTENANT_{whose}_{name}": path for name, path in named for whose in ("TLS", "ETCD")}
 
     def flags(self, machine: str) -> Sequence[str]:
-        """The same for a member of etcd, for its clients and its peers."""
+        """Return the same as options for a member of etcd, for clients and peers."""
         values = (*self.files(machine), "true")
-        told = dict(zip(FLAGS, values, strict=True))
-        return [f"--{whose}{name}={value}" for whose in ("", "peer-") for name, value in told.items()]
+        options = dict(zip(FLAGS, values, strict=True))
+        return [f"--{whose}{name}={value}" for whose in ("", "peer-") for name, value in options.items()]
 
     def context(self, machine: str) -> ssl.SSLContext:
-        """The same for whoever asks etcd by HTTP."""
+        """Return the same as a TLS context for HTTP requests to etcd."""
         ca, cert, key = self.files(machine)
         context = ssl.create_default_context(cafile=ca)
         context.load_cert_chain(cert, key)
@@ -87,7 +87,7 @@ class Certificates:
 
 
 def of_tenants(directory: Path) -> dict[str, TlsFiles]:
-    """By tenant: the certificate of whoever submits there; none in a mesh without."""
+    """Return the certificate of each tenant's user; empty without TLS."""
     certs = directory / CERTS
     stems = {tenant: Subject.parse(subject).file_stem for tenant, subject in TENANTS.items()}
     return {
@@ -98,14 +98,14 @@ def of_tenants(directory: Path) -> dict[str, TlsFiles]:
 
 
 def of_process() -> TlsFiles | None:
-    """What the environment of this process says that its files are."""
+    """Return the files that this process's environment names."""
     named = [os.environ.get(f"COTENANT_TLS_{name}", "") for name in FILES]
     ca, cert, key = map(Path, named)
     return TlsFiles(ca, cert, key) if all(named) else None
 
 
 def main(directory: Path, days: int) -> None:
-    """Issue what is read: by bearer, the names under which others call it. An authority is made where `days` is 0."""
+    """Issue certificates from standard input: by subject, its host names. Create an authority if `days` is 0."""
     authority = Authority(directory)
     if not days:
         authority.create()

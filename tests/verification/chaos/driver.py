@@ -1,4 +1,4 @@
-"""Does to a mesh what a plan says, lets it come to rest now and then, and judges what was recorded by then."""
+"""Injects planned faults into a mesh, ends them all from time to time, and then checks the record."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from tests.end_to_end import remains
 from tests.end_to_end.commands import TRACEBACK
 from tests.end_to_end.waiting import lines_of
 from tests.verification.chaos import call_log, jobs
+from tests.verification.chaos.armed_points import SETTLE_SECONDS_MAX
 from tests.verification.chaos.fault_injector import FaultInjector
-from tests.verification.chaos.halting import SETTLE_SECONDS_MAX
-from tests.verification.chaos.judging import Judge, archived_in, judge_archive, judge_failures
+from tests.verification.chaos.judge import Judge, archived_in, judge_archive, judge_failures
+from tests.verification.chaos.load_process import POLL_SECONDS, LoadProcess
 from tests.verification.chaos.machines import Machines
-from tests.verification.chaos.parts import HEARTBEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
-from tests.verification.chaos.plan import CLIENT, DEFAULT, DRAWN, MEMBERS, PYTHON, REPLICAS, Fault, Step, drawn
+from tests.verification.chaos.mesh import HEARTBEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
+from tests.verification.chaos.plan import CLIENT, DEFAULT, DRAWN, MEMBERS, PYTHON, REPLICAS, Fault, Step, draw_steps
 from tests.verification.chaos.recorder import Recorder
 from tests.verification.chaos.status_checker import HEALTHY_SECONDS_MAX, StatusChecker
 from tests.verification.chaos.store_faults import MENDED_SECONDS_MAX
-from tests.verification.chaos.users import POLL_SECONDS, LoadProcess
 
 from cotenant.cli.mesh.settings import ARCHIVE_FILE
 from cotenant.store.open import tls_of
 
 START_SECONDS_MAX, CALM_SECONDS_MAX, LEFT_SECONDS_MAX = 180.0, 180.0, 60.0
 JOB_PROGRAMS = ("job.py", "supervisor.py", "sleep 600")
-DRAWN_RATIO_MAX = 4  # times as many steps as are wanted: where hardly any does anything something else is wrong
+DRAWN_RATIO_MAX = 4  # times the requested steps: if so few have an effect, something else is wrong
 
 
 @dataclass
 class RunResult:
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int
     tls: bool = False
-    steps: int = 0  # that did something
-    faults: dict[str, int] = field(default_factory=dict)  # the same, by their kind
-    drawn: dict[str, int] = field(default_factory=dict)  # those that did nothing too
+    steps: int = 0  # with an effect
+    faults: dict[str, int] = field(default_factory=dict)  # the same by kind
+    drawn: dict[str, int] = field(default_factory=dict)  # including those without an effect
     wrong: list[str] = field(default_factory=list)
     jobs: int = 0
     attempts: int = 0
@@ -53,22 +53,22 @@ class RunResult:
     rests: int = 0
     seconds: float = 0.0
     settling_seconds: float = 0.0
-    well_seconds: float = 0.0  # the longest that it took after a rest's last fault until `status` was well
-    named: dict[str, int] = field(default_factory=dict)  # how often `status` named a fault that lasted
-    named_seconds: dict[str, float] = field(default_factory=dict)  # and the longest that it took
+    well_seconds: float = 0.0  # longest time from the last fault before a rest until `status` was healthy
+    named: dict[str, int] = field(default_factory=dict)  # how often `status` named a lasting fault
+    named_seconds: dict[str, float] = field(default_factory=dict)  # and the longest time it took
     refusals: dict[str, int] = field(default_factory=dict)
-    reached: dict[str, int] = field(default_factory=dict)  # fail points at which something happened, and what
-    points: dict[str, list[int]] = field(default_factory=dict)  # how often each was armed, come to, and acted at
-    done: dict[str, int] = field(default_factory=dict)  # what users asked for and what was stopped, by what it is
+    reached: dict[str, int] = field(default_factory=dict)  # effective fail points and their actions
+    points: dict[str, list[int]] = field(default_factory=dict)  # by point: times armed, reached, effective
+    done: dict[str, int] = field(default_factory=dict)  # requests of users and stops, by kind
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is to be done; `broken` names a build that is broken on purpose, and with `tls` all parts use it.
+    """Options of a run; `broken` names a deliberately broken build, and with `tls` all parts use TLS.
 
-    With `names` parts reach each other by names that a name server tells.
+    With `names` parts reach each other by host names.
 
-    Pauses between steps last `pace` times as long as they are planned. Of fail points those in `points` are armed.
+    Planned pauses between steps are multiplied by `pace`. Only the fail points in `points` are armed.
     """
 
     seed: int
@@ -80,7 +80,7 @@ class RunOptions:
     pace: float = 1.0
     points: Collection[str] = DRAWN
     names: bool = False
-    lasting_share: float | None = None  # of faults that `status` has to name
+    lasting_share: float | None = None  # of faults that `status` must name
 
 
 class Driver:
@@ -95,12 +95,12 @@ class Driver:
         self.mesh = Mesh(directory, self.machines, options.broken, tls=options.tls, names=options.names)
         self.status_checker = StatusChecker(self.mesh)
         self.judge = Judge(self.mesh.node_ids, LOST_AFTER_SECONDS - 2 * HEARTBEAT_SECONDS)
-        self._wanted = options
-        self._seen = [0, 0, 0]  # commits, answers and edges' events that were judged
+        self._options = options
+        self._seen = [0, 0, 0]  # commits, answers and edge events already checked
 
     def run(self, steps: Iterable[Step]) -> RunResult:
-        """Do steps until enough have done something; the run ends at the first rest that found anything wrong."""
-        begin, options = time.monotonic(), self._wanted
+        """Do steps until enough had an effect; end at the first rest that finds an error."""
+        begin, options = time.monotonic(), self._options
         try:
             self._set_up()
             for step in steps:
@@ -131,15 +131,15 @@ class Driver:
         self.recorder = Recorder(self.mesh.store, self.directory / "commits", tls)
         self.fault_injector = FaultInjector(self.mesh, self.recorder, Random(f"moments {self.result.seed}"))
         self.status_checker.not_launched = self.recorder.not_launched
-        self.fault_injector.on_begin, self.fault_injector.on_end = self.status_checker.begin, self.status_checker.on_end
+        self.fault_injector.on_begin, self.fault_injector.on_end = self.status_checker.begin, self.status_checker.end
         for name in PYTHON:
             self.mesh.start(name)
         self._until("all parts serve", lambda: all(map(self.mesh.serving, PYTHON)), START_SECONDS_MAX)
-        self.users = LoadProcess(self.mesh, self.result.seed)
+        self.load = LoadProcess(self.mesh, self.result.seed)
 
     def _tear_down(self) -> None:
         with contextlib.suppress(AttributeError):
-            self.users.close()
+            self.load.close()
         self.status_checker.close()
         self.mesh.close()
         with contextlib.suppress(AttributeError):
@@ -159,7 +159,7 @@ class Driver:
             )
             self.result.named = dict(self.status_checker.counts)
             self.result.named_seconds = self.status_checker.named_seconds
-            self.result.done["jobs that were archived"] = len(self.judge.users.acknowledgements.forgotten)
+            self.result.done["archived jobs"] = len(self.judge.users.acknowledgements.forgotten)
         self.result.attempts = len({tuple(words[1:3]) for words in self._journal()})
 
     def _points(self) -> dict[str, list[int]]:
@@ -180,17 +180,17 @@ class Driver:
 
     def _poll(self) -> None:
         self.fault_injector.poll()
-        self.status_checker.poll()
+        self.status_checker.update()
         self.result.wrong += [*self.fault_injector.wrong, *self.status_checker.wrong, *self.mesh.restart_ended_parts()]
         self.fault_injector.wrong.clear()
         self.status_checker.wrong.clear()
-        if hasattr(self, "users") and self.users.ended():
+        if hasattr(self, "load") and self.load.ended():
             raise RuntimeError(f"the load ended: {(self.directory / 'logs' / 'client.log').read_text()[-2000:]}")
 
     # Steps ---------------------------------------------------------------------------------------------------
 
     def _wait(self, until: float) -> None:
-        """Let time pass, and faults end whose time has come."""
+        """Wait, and end faults whose time is over."""
         while (now := time.monotonic()) < until:
             self._poll()
             time.sleep(min(POLL_SECONDS, max(0.0, until - now)))
@@ -201,11 +201,11 @@ class Driver:
         return [line.split() for line in lines_of(self.directory / "journal")]
 
     def _quiesce(self, *, is_last: bool) -> bool:
-        """End all faults, wait until all jobs have ended, and judge; False where something is wrong."""
+        """End all faults, wait until all jobs have ended, and check; return False if anything is wrong."""
         self._wait(self.fault_injector.end_of_named_faults())
         begin = time.monotonic()
         self.fault_injector.end_all()
-        self._until("the store is mended", self.fault_injector.store.is_mended, MENDED_SECONDS_MAX)
+        self._until("the store is repaired", self.fault_injector.store.is_mended, MENDED_SECONDS_MAX)
         self._settle_armed_points()
         self._wait_until_healthy()
         if is_last:
@@ -215,20 +215,20 @@ class Driver:
             dict(self.fault_injector.effective_counts()),
         )
         self.result.steps = sum(self.result.faults.values())
-        self.users.log("hush")
-        if self._until("all jobs end", self.users.is_idle, CALM_SECONDS_MAX):
+        self.load.send("hush")
+        if self._until("all jobs end", self.load.is_idle, CALM_SECONDS_MAX):
             self._until("attempts are forgotten", lambda: not self._attempts_left(), LEFT_SECONDS_MAX)
             self._until("no process is left", lambda: not self._leftover_processes(), LEFT_SECONDS_MAX)
             self.result.wrong += [
-                f"process {pid} was left: {command}" for pid, command in self._leftover_processes().items()
+                f"leftover process {pid}: {command}" for pid, command in self._leftover_processes().items()
             ]
             self._judge()
-        self.result.refusals = self.users.refusals
-        self.users.log("go")
+        self.result.refusals = self.load.refusals
+        self.load.send("go")
         self.result.rests += 1
         took = time.monotonic() - begin
         self.result.settling_seconds += took
-        did = f"{self.result.steps} of {sum(self.result.drawn.values())} steps did something"
+        did = f"{self.result.steps} of {sum(self.result.drawn.values())} steps had an effect"
         self._log(
             f"     at rest after {took:.1f} s: {did}, {self.judge.commits} commits, "
             f"{len(self.judge.users.replicas)} jobs"
@@ -236,27 +236,28 @@ class Driver:
         return not self.result.wrong
 
     def _wait_until_healthy(self) -> None:
-        """Wait until `status` finds nothing wrong, while users go on as before."""
+        """Wait until `status` reports no problem, while users continue."""
         begin = time.monotonic()
         self.status_checker.require_fresh_answer()
         while not self.status_checker.is_healthy():
             self._poll()
             if time.monotonic() > begin + HEALTHY_SECONDS_MAX:
-                result = "; ".join(f"{one['where']}: {one['what']}" for one in self.status_checker.last_problems)
+                found = "; ".join(f"{one['where']}: {one['what']}" for one in self.status_checker.last_problems)
                 self.result.wrong.append(
-                    f"{HEALTHY_SECONDS_MAX:.0f} s after the last fault status is not well: {result or self.status_checker.last_error}"
+                    f"{HEALTHY_SECONDS_MAX:.0f} s after the last fault status is not healthy: "
+                    f"{found or self.status_checker.last_error}"
                 )
                 return
             time.sleep(POLL_SECONDS)
         self.result.well_seconds = max(self.result.well_seconds, time.monotonic() - begin)
 
     def _settle_armed_points(self) -> None:
-        """Let those come to a fail point who are still to, now that nothing else keeps them from it, and go on.
+        """Give processes time to reach armed fail points, and to resume, now that no other fault prevents it.
 
-        Where nobody does, the point stays armed: what leads there comes seldom.
+        A point that none reaches stays armed: the code path is rare.
         """
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
-        while self.fault_injector.armed_points.settling() and time.monotonic() < deadline:
+        while self.fault_injector.armed_points.is_settling() and time.monotonic() < deadline:
             self._poll()
             time.sleep(POLL_SECONDS)
 
@@ -264,8 +265,8 @@ class Driver:
         return any(any(self.machines.all[node].disk.glob("state/nodes/*/attempts/*")) for node in self.mesh.node_ids)
 
     def _leftover_processes(self) -> dict[int, str]:
-        """Processes that are neither parts nor ours: of jobs, when all have ended."""
-        ours = {*self.mesh.pids(), self.users.pid}
+        """Return processes of jobs that are left after all jobs have ended."""
+        ours = {*self.mesh.pids(), self.load.pid}
         return {
             pid: command
             for pid, command in remains.processes_of(self.directory).items()
@@ -274,7 +275,7 @@ class Driver:
 
     def _judge(self) -> None:
         revision = self.recorder.store_revision()
-        self._until("the recorder has seen all", lambda: self.recorder.revision >= revision, LEFT_SECONDS_MAX)
+        self._until("the recorder has caught up", lambda: self.recorder.revision >= revision, LEFT_SECONDS_MAX)
         pieces = [lines_of(self.directory / call_log.ANSWERS), lines_of(self.directory / HISTORY)]
         commits = list(self.recorder.commits)
         answers, edges = (piece[seen:] for piece, seen in zip(pieces, self._seen[1:], strict=True))
@@ -290,7 +291,7 @@ class Driver:
         ]
         archives = [self.machines.all[name].disk / "state" / ARCHIVE_FILE for name in REPLICAS if "queue" in name]
         found += judge_archive(self.judge.users.acknowledgements.forgotten, archived_in(archives))
-        found += [f"the control group {group} was left" for group in groups]
+        found += [f"leftover control group {group}" for group in groups]
         found += [
             f"{path.name} has a traceback"
             for path in sorted((self.directory / "logs").glob("*.log"))
@@ -300,7 +301,7 @@ class Driver:
 
 
 def run(directory: Path, options: RunOptions, log: Callable[[str], None]) -> RunResult:
-    """Make a mesh in an empty directory, and do to it what is wanted."""
+    """Create a mesh in an empty directory and run the faults."""
     driver = Driver(directory, options, log)
     faults = {fault for fault in options.faults if driver.mesh.clock or fault is not Fault.CLOCK}
-    return driver.run(drawn(options.seed, faults, options.points, options.lasting_share))
+    return driver.run(draw_steps(options.seed, faults, options.points, options.lasting_share))

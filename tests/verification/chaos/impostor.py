@@ -1,7 +1,7 @@
 """A deposed placement leader that still believes it leads.
 
-`python -m tests.verification.chaos.impostor ADDRESS TERM`. It takes on every agent that comes, under an old term. No
-store tells it better, and nothing else of it works: agents alone have to see what it is.
+`python -m tests.verification.chaos.impostor ADDRESS TERM`. It accepts every agent under an old term. It has no store
+that could correct it, and does nothing else: agents must detect it themselves.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MET = "met an agent"
 
 
 class Impostor(node_service_pb2_grpc.AgentServiceServicer):
-    """Welcomes agents, and has nothing for them to do."""
+    """Accepts agents, and has no work for them."""
 
     def __init__(self, term: int) -> None:
         self._term = term
 
     async def Connect(self, requests: AsyncIterator[pb.ConnectRequest], context: Any) -> AsyncIterator[Any]:
-        """Answer each message as if this one led."""
+        """Answer each message as a leader would."""
         welcome = pb.Welcome(term=self._term)
         welcome.heartbeat_interval.FromMilliseconds(500)
         welcome.lost_after.FromSeconds(60)
@@ -40,12 +40,12 @@ class Impostor(node_service_pb2_grpc.AgentServiceServicer):
             yield pb.ConnectResponse(welcome=welcome if request.HasField("hello") else None, heard=request.beat)
 
     async def UploadOutput(self, requests: AsyncIterator[pb.UploadOutputRequest], context: Any) -> Any:
-        """Take what nobody asked for."""
+        """Accept an upload that was never requested."""
         return pb.UploadOutputResponse()
 
 
 async def main(address: str, term: str) -> None:
-    """Serve until it is ended."""
+    """Serve until killed."""
     server = grpc.aio.server()
     add = cast("Any", node_service_pb2_grpc.add_AgentServiceServicer_to_server)
     add(Impostor(int(term)), server)
@@ -58,5 +58,5 @@ async def main(address: str, term: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BadTls):  # its certificate is over: then nothing is in the part's place
+    with contextlib.suppress(BadTls):  # its certificate has expired: then nothing listens in the part's place
         asyncio.run(main(*sys.argv[1:3]))

@@ -1,4 +1,4 @@
-"""What the users of a mesh in trouble run: jobs of all forms, drawn from a seed."""
+"""The jobs that users of a chaos run submit: all kinds, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from cotenant.core.model.job_array import ArraySpec, IndexRange
 
 LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.18, 0.3, 0.25, 0.05, 0.12
 OPEN = 0.5  # of services
-STOP_AFTER_SECONDS = 10.0  # without the control plane, where a job must never run twice: the least that is taken
+STOP_AFTER_SECONDS = 10.0  # without the control plane, for jobs that must never run twice: the minimum allowed
 SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0), (8.0, 18.0), (3600.0, 3600.0)
-SMALL_ARRAY, LARGE_ARRAY, LARGE = (1, 3), (60, 130), 0.2  # the last index; large ones are of several transactions
-ARRAY_SECONDS = (0.05, 3.0)  # so that some are left when the whole is changed
-RETRIES_MAX, FRAGILE = 1000, 0.3  # and the share of jobs that are tried once: only what we kill may fail them
+SMALL_ARRAY, LARGE_ARRAY, LARGE = (1, 3), (60, 130), 0.2  # last index; large arrays take several transactions
+ARRAY_SECONDS = (0.05, 3.0)  # so that some still run when the array is changed
+RETRIES_MAX, FRAGILE = 1000, 0.3  # share of jobs without retries: only an injected kill may fail them
 OBJECTIVE = Qos(latency_seconds=0.1, latency_percentile=99.0, arrivals_per_second=10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnJob:
-    """A job, and what has to be known of it to judge what becomes of it.
+    """A job, and what the checks need to know about it.
 
-    `replicas` are its processes, 0 where that is left open; `alone` says that it must never run beside itself, and
-    `service` that it runs until it is cancelled.
+    `replicas` is the number of its processes, 0 if open; `alone` means two of its attempts must never overlap, and
+    `service` that it runs until cancelled.
     """
 
     spec: JobSpec
     replicas: int
     alone: bool = False
     service: bool = False
-    after: dict[str, str] = field(default_factory=dict)  # by job: which condition
+    after: dict[str, str] = field(default_factory=dict)  # conditions by job
 
 
 def draw_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> DrawnJob:
-    """Draw a job; some come after one of those `earlier`."""
+    """Draw a job; some depend on one of `earlier`."""
     if rng.random() < SERVICE:
         return _service(directory, rng)
     replicas, gpus = rng.choice([(1, 1), (1, 1), (1, 0), (1, 0), (2, 1), (3, 1), (2, 0)])
@@ -67,7 +67,7 @@ def draw_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> Drawn
 
 
 def _service(directory: Path, rng: Random) -> DrawnJob:
-    """Draw something that runs until it is cancelled; some leave the number of their replicas open."""
+    """Draw a service that runs until cancelled; some leave their number of replicas open."""
     replicas = 0 if rng.random() < OPEN else rng.randint(1, 2)
     role = Role(replicas=max(1, replicas), request=Request(gpu_milli=1000, cores=1))
     spec = JobSpec(
@@ -88,6 +88,6 @@ def _command(directory: Path, seconds: float, *, daemon: bool, elastic: bool) ->
 
 
 def prepare(directory: Path) -> None:
-    """Write what jobs run."""
+    """Write the programs of the jobs."""
     (directory / "held").mkdir()
     (directory / "job.py").write_text(JOB)

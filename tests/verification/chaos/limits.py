@@ -1,4 +1,4 @@
-"""Control groups of the driver's own, which hold a part to less than its machine has."""
+"""Control groups of the driver, which limit a part to less than its machine has."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts
 
-OURS = "cotenant"  # under which a run's groups are looked for when it is over
+OURS = "cotenant"  # a run's groups are looked up under this name for cleanup
 TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A group in one hierarchy of version 1. Processes go back where the driver is when it is removed."""
+    """A group in one hierarchy of version 1. Its removal moves processes back to the driver's group."""
 
     path: Path
     home: Path
 
     @classmethod
     def make(cls, controller: str, name: str) -> Limit | None:
-        """Make a group; None where there is no such hierarchy."""
+        """Create a group; return None if there is no such hierarchy."""
         for mount in find_mounts():
             if controller in mount.controllers:
                 path = Path(mount.root) / OURS / name
@@ -34,18 +34,18 @@ class Limit:
         (self.path / name).write_text(value)
 
     def read(self, name: str) -> str:
-        """Read a figure; empty where there is none."""
+        """Read a value; return "" if there is none."""
         with contextlib.suppress(OSError):
             return (self.path / name).read_text()
         return ""
 
     def take(self, pid: int) -> None:
-        """Have a process in the group; what it starts from now on is there too. Nothing where it has ended."""
+        """Move a process into the group; its future children belong to it too. Do nothing if it has ended."""
         with contextlib.suppress(OSError):
             self.write("cgroup.procs", str(pid))
 
     def remove(self) -> None:
-        """Let all processes go, and remove the group."""
+        """Move all processes out, and remove the group."""
         for _ in range(TRIES):
             for pid in self.read("cgroup.procs").split():
                 with contextlib.suppress(OSError):

@@ -1,12 +1,11 @@
-"""Delays and garbles packets between parts, in a process of ours: the kernel queues them here and waits for a verdict.
+"""Delays and garbles packets between parts, in our own process: the kernel queues them here and waits for verdicts.
 
-Theory of operation. A rule of the router sends what passes from one part to another to a queue of netfilter's
-(`NFQUEUE`), whose number names the wire. Each packet waits here for its time and is then let go. Delays are each
-packet's own, so that packets overtake each other. What is to be garbled gets another head of its first HTTP/2 frame,
-with a length that no receiver takes and a right checksum, so that TCP delivers it: bytes that only an application can
-refuse; members of etcd speak HTTP/1.1 with each other, and what is spoilt is the head of a message or of a chunk. Other
-bytes are left alone, for no part could know them to be wrong; with TLS, which tells, it is any byte.
-Loss, and packets that do not pass at all, are rules of the router and do not come here.
+Theory of operation. A rule of the router sends packets from one part to another to a netfilter queue (`NFQUEUE`) whose
+number identifies the link. Each packet waits here for its own delay, so packets overtake each other. A garbled packet
+gets another head for its first HTTP/2 frame, with a length that no receiver accepts, and a correct checksum, so that
+TCP delivers it: only the application can reject it. Members of etcd speak HTTP/1.1 with each other; there the head of a
+message or a chunk is damaged. Other bytes are left alone, because no part could detect the damage; with TLS, which
+detects it, any byte is changed. Packet loss and partitions are rules of the router and do not pass through here.
 
 The messages are those of the kernel's include/uapi/linux/netfilter/nfnetlink_queue.h.
 """
@@ -44,16 +43,16 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """What is done to the packets from one part to another."""
+    """The treatment of packets from one part to another."""
 
     delay_seconds_max: float = 0.0
     delay_seconds_min: float = 0.0
-    garbled: float = 0.0  # which share of the packets with a frame's head
-    anywhere: bool = False  # or of all that bear anything, of which any byte is then changed: who has TLS notices
+    garbled: float = 0.0  # share of the packets with a frame's head
+    anywhere: bool = False  # or of all packets with payload, changing any byte: TLS detects it
 
 
 class Emulator:
-    """Holds the wires of one network namespace: that of the thread that makes it."""
+    """Handles all impaired links of one network namespace: that of the creating thread."""
 
     def __init__(self, rng: Random) -> None:
         self.wires: dict[int, Impairment] = {}
@@ -63,14 +62,14 @@ class Emulator:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         self._socket.bind((0, 0))
-        self._waiting: list[tuple[float, int, bytes]] = []  # until when, in which order, and the verdict
+        self._waiting: list[tuple[float, int, bytes]] = []  # time, sequence number and verdict
         self._count = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="emulator")
         self._thread.start()
 
     def put(self, queue: int, impairment: Impairment) -> None:
-        """Begin, or change, what is done to the packets of a queue."""
+        """Set the treatment of a queue's packets."""
         if queue not in self.wires:
             for body in (
                 _attribute(COMMAND, struct.pack("!BxH", BIND, 0)),
@@ -81,7 +80,7 @@ class Emulator:
         self.wires[queue] = impairment
 
     def close(self) -> None:
-        """Let everything pass, and end."""
+        """Let all packets pass, and stop."""
         self._over.set()
         self._thread.join()
         self._socket.close()
@@ -90,7 +89,7 @@ class Emulator:
         while not self._over.is_set():
             wait_seconds = min(POLL_SECONDS, self._waiting[0][0] - time.monotonic()) if self._waiting else POLL_SECONDS
             if select.select([self._socket], [], [], max(0.0, wait_seconds))[0]:
-                with contextlib.suppress(OSError):  # more came than the buffer holds: they are lost, as on a wire
+                with contextlib.suppress(OSError):  # the buffer overflowed: packets are lost, as on a wire
                     self._take_all(self._socket.recv(1 << 18))
             now = time.monotonic()
             while self._waiting and self._waiting[0][0] <= now:
@@ -126,9 +125,9 @@ class Emulator:
 
 
 def garbled(packet: bytes) -> bytes:
-    """An IPv4 packet whose TCP payload begins with the head of something, with one that is none; empty for any other.
+    """Return an IPv4 packet whose TCP payload starts with a head, with a damaged head; "" for any other.
 
-    That may be a frame of HTTP/2, a message of HTTP/1.1, or a chunk of one.
+    The head may belong to an HTTP/2 frame, an HTTP/1.1 message or a chunk.
     """
     begin = _payload(packet)
     if _starts_message(packet[begin:]):
@@ -139,7 +138,7 @@ def garbled(packet: bytes) -> bytes:
 
 
 def garbled_anywhere(packet: bytes, rng: Random) -> bytes:
-    """An IPv4 packet with another byte somewhere in its TCP payload; empty where it has none."""
+    """Return an IPv4 packet with a changed byte in its TCP payload; empty if it has none."""
     begin = _payload(packet)
     if begin >= len(packet):
         return b""
@@ -148,7 +147,7 @@ def garbled_anywhere(packet: bytes, rng: Random) -> bytes:
 
 
 def _payload(packet: bytes) -> int:
-    """Where what TCP delivers begins; at the end where there is nothing."""
+    """Return the offset of the TCP payload; the packet's length if there is none."""
     if len(packet) < 40 or packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
         return len(packet)
     tcp = _tcp(packet)
@@ -160,7 +159,7 @@ def _tcp(packet: bytes) -> int:
 
 
 def _replaced(packet: bytes, place: int, other: bytes) -> bytes:
-    """Put other bytes into a packet, and the checksum that belongs to them."""
+    """Replace bytes of a packet, and update its checksum."""
     changed, tcp = bytearray(packet), _tcp(packet)
     changed[place : place + len(other)] = other
     changed[tcp + 16 : tcp + 18] = b"\0\0"
@@ -170,7 +169,7 @@ def _replaced(packet: bytes, place: int, other: bytes) -> bytes:
 
 
 def _starts_message(payload: bytes) -> bool:
-    """Whether this is the head of a message, or a chunk of one, the whole of it [RFC 9112, 7.1]."""
+    """Return whether this is a complete message head, or chunk head, of HTTP/1.1 [RFC 9112, 7.1]."""
     if MESSAGE_HEAD.match(payload):
         return True
     if not (chunk := CHUNK_HEAD.match(payload)):
@@ -180,7 +179,7 @@ def _starts_message(payload: bytes) -> bool:
 
 
 def _starts_frame(payload: bytes) -> bool:
-    """Whether this looks like frames, the first of them whole [RFC 9113, 4.1]: a body's bytes hardly ever do."""
+    """Return whether this looks like frames, the first of them complete [RFC 9113, 4.1]; bodies hardly ever do."""
     place = 0
     while len(payload) - place >= FRAME_HEAD:
         kind, flags, stream = struct.unpack_from("!BBI", payload, place + 3)
@@ -194,7 +193,7 @@ def _starts_frame(payload: bytes) -> bool:
 
 
 def checksum(data: bytes) -> int:
-    """The Internet's checksum [RFC 1071].
+    """Return the Internet checksum [RFC 1071].
 
     >>> hex(checksum(bytes.fromhex("0001f203f4f5f6f7")))
     '0x220d'

@@ -1,10 +1,9 @@
-"""The users of a mesh in trouble: they submit jobs, change their minds, and write down each answer.
+"""The users of a chaos run: they submit and change jobs, and record each answer.
 
 A separate process, on its own machine: `python -m tests.verification.chaos.load DIRECTORY QUEUE PLACEMENT SEED`. It
-obeys lines on its standard input: `hush` (begin nothing more, and say `calm` once all that was acknowledged has ended),
-`go` and the end of the input. Whatever is not answered is asked again under the same request id, and so is now and then
-what was. With TLS some of them are users of tenants, with certificates of their own, who look for what is not theirs as
-well.
+reads commands on standard input: `hush` (begin nothing new, and report `calm` once all acknowledged work has ended) and
+`go`; it ends with its input. Unanswered calls are retried under the same request ID, and some answered ones are sent
+again. With TLS there are also users of tenants, with their own certificates, who try to access other tenants' jobs.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.verification.chaos.certificates import of_process, of_tenants
 from tests.verification.chaos.end_watcher import EndWatcher
 from tests.verification.chaos.isolation_probe import IsolationProbe
 from tests.verification.chaos.jobs import LARGE_ARRAY, draw_job
-from tests.verification.chaos.operating import Operator
+from tests.verification.chaos.operator import Operator
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import ENDED, Phase
@@ -42,36 +41,36 @@ from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
 IDLE = "calm"
 UNFINISHED_MAX = 14
-ACTIONS = {"cancel": 12, "suspend": 10, "update": 10, "move": 12, "": 56}  # what users do with a job, in hundredths
-ARRAY_ACTIONS = {"cancel": 40, "suspend": 30, "": 30}  # and with an array as a whole
+ACTIONS = {"cancel": 12, "suspend": 10, "update": 10, "move": 12, "": 56}  # what users do with a job, in percent
+ARRAY_ACTIONS = {"cancel": 40, "suspend": 30, "": 30}  # and with a whole array
 REPEAT_SHARE = 0.1
 SOON_SECONDS, SUSPENDED_SECONDS, SERVED_SECONDS = (0.0, 2.0), (0.2, 3.0), (0.5, 5.0)
 UPDATES_MAX, PRIORITY_MAX, ARRIVALS = 3, 5, (1, 40)
-AVOID_SECONDS = 29 * 86_400  # longer than clocks ever jump
-EARLIER_MAX = 8  # jobs that others may come after
-MISSING_SECONDS_MAX = 15.0  # a job that is in no list for so long was forgotten, long after its end
+AVOID_SECONDS = 29 * 86_400  # longer than any clock jump
+EARLIER_MAX = 8  # candidates for dependencies
+MISSING_SECONDS_MAX = 15.0  # a job missing from all lists for this long was removed, long after its end
 TENANT = "default"
 
 
 @dataclass
 class Load:
-    """Keeps some jobs unfinished, beside an operator, one who watches and, with tenants, people who pry."""
+    """Keeps a number of jobs unfinished, next to an operator, a watcher and, with tenants, isolation probes."""
 
     call_log: CallLog
-    jobs: Mapping[str, Any]  # by tenant: the calls of a user
+    jobs: Mapping[str, Any]  # by tenant: its user's stub
     nodes: Any
     tenants: Any
     rng: Random
     open: set[str] = field(default_factory=set)
     known: dict[str, str] = field(default_factory=dict)  # by job: its tenant
-    earlier: dict[str, deque[str]] = field(default_factory=dict)  # by tenant
-    missing: dict[str, float] = field(default_factory=dict)  # jobs that are in no list, since when
+    earlier: dict[str, deque[str]] = field(default_factory=dict)  # by tenant: recent jobs
+    missing: dict[str, float] = field(default_factory=dict)  # jobs missing from all lists, and since when
 
     def __post_init__(self) -> None:
         self.end_watcher = EndWatcher(self.call_log, self.jobs[TENANT])
 
     async def run(self) -> None:
-        """Submit, operate, watch and pry until the end of the input."""
+        """Run all clients until the end of the input."""
         loop, call_log = asyncio.get_running_loop(), self.call_log
         operator = Operator(call_log, self.nodes, self.tenants, self._submit_for_operator)
         isolation_probe = IsolationProbe(
@@ -89,7 +88,7 @@ class Load:
         await asyncio.gather(*endless)
 
     async def _run_job(self) -> None:
-        """Submit a job, and perhaps change one's mind."""
+        """Submit a job, and perhaps change or cancel it."""
         self.call_log.busy += 1
         try:
             request_id, rng = self.call_log.request(), Random(f"{self.call_log.name} {self.call_log.requests}")
@@ -101,7 +100,7 @@ class Load:
                 action = rng.choices(list(ARRAY_ACTIONS), list(ARRAY_ACTIONS.values()))[0]
             if service:
                 await self._serve(jobs, job, request_id, action, rng)
-            elif len(ids) > LARGE_ARRAY[0]:  # to run all of it would take too long
+            elif len(ids) > LARGE_ARRAY[0]:  # running all of it would take too long
                 await self._change(jobs, job, ids, action if action == "suspend" else "", request_id, rng)
                 await self._change(jobs, job, ids, "cancel", request_id, rng)
             else:
@@ -132,7 +131,7 @@ class Load:
         return job.id
 
     async def _submit(self, tenant: str, request_id: str, rng: Random) -> tuple[job_pb2.Job, list[str], bool]:
-        """Submit a job; what was answered, the ids of all jobs that it is, and whether it is a service."""
+        """Submit a job; return the answer, the IDs of all its jobs, and whether it is a service."""
         earlier = self.earlier.setdefault(tenant, deque(maxlen=EARLIER_MAX))
         answered = None
         while answered is None:
@@ -140,7 +139,7 @@ class Load:
             spec = specs.spec_to_wire(replace(drawn.spec, tenant=tenant))
             request = pb.CreateJobRequest(spec=spec, request_id=request_id)
             answered = await self.call_log.call_unless(ALREADY_ENDED, jobs.CreateJob, request)
-            if answered is None:  # how one before it ended is in the archive of another queue
+            if answered is None:  # the final phase of a dependency is in the archive of another queue
                 earlier.clear()
         answer = answered.job
         known = {"replicas": drawn.replicas, "alone": drawn.alone, "service": drawn.service, "after": drawn.after}
@@ -165,7 +164,7 @@ class Load:
             self.call_log.record(gone=target)
 
     async def _serve(self, jobs: Any, job: job_pb2.Job, request_id: str, action: str, rng: Random) -> None:
-        """Use a service for a while: it has to run, and goes on until it is cancelled."""
+        """Use a service for a while: it must run until it is cancelled."""
         await self._wait_for(jobs, job.id, Phase.RUNNING)
         if action == "suspend":
             await self._suspend(jobs, job.id, [job.id], request_id, rng)
@@ -180,7 +179,7 @@ class Load:
         await self._cancel(jobs, job.id, [job.id], request_id)
 
     async def _suspend(self, jobs: Any, whole: str, ids: list[str], request_id: str, rng: Random) -> None:
-        """Hold a job or an array back for a while, unless it has ended; what begins meanwhile is to be stopped."""
+        """Suspend a job or an array for a while, unless it ends; attempts that begin in between must be stopped."""
         suspend = pb.SuspendJobRequest(id=whole, request_id=f"{request_id} suspend")
         if await self.call_log.call_unless(ALREADY_ENDED, jobs.SuspendJob, suspend) is None:
             return
@@ -193,10 +192,10 @@ class Load:
             resume = pb.ResumeJobRequest(id=whole, request_id=f"{request_id} resume")
             await self.call_log.call_unless(ALREADY_ENDED, jobs.ResumeJob, resume)
             if rng.random() < REPEAT_SHARE:
-                await self.call_log.call_unless(ALREADY_ENDED, jobs.SuspendJob, suspend)  # an old one, that came late
+                await self.call_log.call_unless(ALREADY_ENDED, jobs.SuspendJob, suspend)  # a late duplicate
 
     async def _update(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
-        """Give a job other priorities, one after the other; what came before is not to come back."""
+        """Update a job's priority several times; earlier values must not return."""
         sent = []
         for turn in range(rng.randint(1, UPDATES_MAX)):
             await self.call_log.pause(SOON_SECONDS, rng)
@@ -211,7 +210,7 @@ class Load:
             await self.call_log.call_unless(ALREADY_ENDED, jobs.UpdateJob, sent[0])
 
     async def _update_objective(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
-        """Expect another number of requests from a service, which it then knows."""
+        """Change the arrival rate of a service; the answer must contain it."""
         arrivals = float(rng.randint(*ARRIVALS))
         spec = job_pb2.JobSpec(qos=job_pb2.Qos(arrivals_per_second=arrivals))
         mask = FieldMask(paths=["spec.qos.arrivals_per_second"])
@@ -224,7 +223,7 @@ class Load:
             self.call_log.record(wrong=f"that {job_id} gets {answer.job.spec.qos}, after {arrivals} requests a second")
 
     async def _move(self, jobs: Any, job_id: str, request_id: str) -> None:
-        """Have a job go on elsewhere, once it runs somewhere; it does not come back."""
+        """Migrate a job once it runs; it must not return to its nodes."""
         if (job := await self._wait_for(jobs, job_id, Phase.RUNNING)) is None:
             return
         avoid, number = Duration(seconds=AVOID_SECONDS), job.attempt.number
@@ -235,7 +234,7 @@ class Load:
     # Waiting -------------------------------------------------------------------------------------------------
 
     async def _wait_for(self, jobs: Any, job_id: str, phase: Phase) -> job_pb2.Job | None:
-        """Wait until a job is in a phase; None where it has ended instead."""
+        """Wait until a job is in a phase; return None if it has ended instead."""
         request = pb.ListJobsRequest(page_size=1, filter=pb.JobFilter(ids=[job_id]))
         while not self._is_forgotten(job_id):
             found = (await self.call_log.call(jobs.ListJobs, request)).jobs
@@ -259,7 +258,7 @@ class Load:
         return clock() - self.missing.get(job_id, clock()) > MISSING_SECONDS_MAX
 
     async def _track_ended(self) -> None:
-        """Take note of what has ended."""
+        """Track jobs that have ended."""
         said = False
         while True:
             if self.open or self.end_watcher.awaited:
@@ -285,7 +284,7 @@ class Load:
 
 
 async def main(directory: Path, queue: str, placement: str, seed: str) -> None:
-    """Do it all."""
+    """Run the load until its input ends."""
     token = os.environ["COTENANT_TOKEN"]
     channel.secure(of_process())
     async with AsyncExitStack() as stack:
@@ -307,7 +306,7 @@ async def main(directory: Path, queue: str, placement: str, seed: str) -> None:
 
 
 async def obey_input(reader: asyncio.StreamReader, call_log: CallLog) -> None:
-    """Obey until the end of the input."""
+    """Execute commands until the end of the input."""
     async for line in reader:
         call_log.quiescing.set() if line.strip() == b"hush" else call_log.quiescing.clear()
 

@@ -1,7 +1,7 @@
-"""A machine for each part: an address, a name, a time since boot and a disk of its own, joined by one router.
+"""A machine for each part: with its own address, name, boot time and disk, connected by one router.
 
-Namespaces of the kernel: nothing of it is seen outside, and all of it goes when the process that made it ends.
-`enter` has to have been called in this process before anything else.
+Machines are made of kernel namespaces: nothing is visible outside, and everything goes when the creating process ends.
+This process must run inside `run_inside`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOOLS = ("unshare", "nsenter", "setpriv", "ip", "iptables-restore", "iptables-sa
 NAMESPACES = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 INSIDE = "COTENANT_CHAOS_INSIDE"
 NETWORK = "10.91"
-DISK_BYTES = 1 << 30  # a node that was full takes work again once 512 MiB are free
+DISK_BYTES = 1 << 30  # a full node accepts work again once 512 MiB are free
 UPTIME_SECONDS_MAX = 30 * 86_400
 PAGE_BYTES = 4096
 FILLS_MAX = 20
@@ -34,33 +34,33 @@ Pair = tuple[str, str]  # packets from one machine to another
 
 
 def missing_tools() -> str:
-    """Why no machines can be made here; empty where they can."""
+    """Return why machines cannot be created here; "" if they can."""
     if os.geteuid() != 0:
-        return "machines of their own for all parts need root"
+        return "separate machines for all parts need root"
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
-        return f"machines of their own for all parts need {', '.join(absent)} (Debian: iproute2, iptables, util-linux)"
+        return f"separate machines for all parts need {', '.join(absent)} (Debian: iproute2, iptables, util-linux)"
     tried = _call(["unshare", *NAMESPACES, "--time", "--uts", "--", "iptables-restore", "/dev/null"], check=False)
-    return "" if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
+    return "" if tried.returncode == 0 else f"cannot create namespaces: {tried.stderr.strip()}"
 
 
 def own_directory() -> Path | None:
-    """The directory of whoever is inside; None for others."""
+    """Return the run's directory inside the namespaces; None outside."""
     return Path(os.environ[INSIDE]) if INSIDE in os.environ else None
 
 
 def run_inside(command: Sequence[str], directory: Path) -> int:
-    """Run a command where it alone has a network, mounts and process ids; returns its exit status.
+    """Run a command in new network, mount and process namespaces; return its exit status.
 
-    It has a directory for all that it makes. Nothing of it outlives this process, however that ends.
+    It gets a directory for its files. All of it ends with this process, however that ends.
     """
     inside = ["setpriv", "--pdeathsig=KILL", "unshare", *NAMESPACES, "--", *command]
     return subprocess.run(inside, env=os.environ | {INSIDE: str(directory)}, check=False).returncode
 
 
 def be_init(command: Sequence[str]) -> int:
-    """Run a command and, as the first process of its namespace, reap whatever is left to us; its exit status."""
-    _call(["mount", "-t", "tmpfs", "none", "/run"])  # a system manager's sockets: it knows nothing of our processes
+    """Run a command and, as the first process of its namespace, reap orphans; return its exit status."""
+    _call(["mount", "-t", "tmpfs", "none", "/run"])  # hides a system manager's sockets: it does not know our processes
     child = os.posix_spawnp(command[0], list(command), os.environ)
     while True:
         pid, status = os.wait()
@@ -77,7 +77,7 @@ def _call(command: Sequence[str], text: str = "", *, check: bool = True) -> subp
 
 @dataclass
 class Machine:
-    """Where a part runs. `prefix` before a command runs it there; the process stays the same."""
+    """A part's machine. A command with `prefix` in front runs there, in the same process."""
 
     name: str
     number: int
@@ -86,31 +86,31 @@ class Machine:
 
     @property
     def address(self) -> str:
-        """Where others reach it."""
+        """Return its address for other machines."""
         return f"{NETWORK}.{self.number}.2"
 
     @property
     def router(self) -> str:
-        """Where it reaches the router, which is the driver's machine."""
+        """Return the router's address for it; the router is the driver's machine."""
         return f"{NETWORK}.{self.number}.1"
 
     def call(self, *command: str) -> None:
-        """Run a command there that is over at once, such as one that changes its mounts. Raises OSError."""
+        """Run a short command there, such as one that changes its mounts. Raises OSError."""
         _call([*self.prefix, *command])
 
 
 @dataclass
 class Machines:
-    """All machines and what is between them."""
+    """All machines and the links between them."""
 
     directory: Path
     rng: Random
     all: dict[str, Machine] = field(default_factory=dict)
-    _drops: dict[Pair, list[float]] = field(default_factory=dict)  # from and to: shares, 1.0 where cut
+    _drops: dict[Pair, list[float]] = field(default_factory=dict)  # source and target: shares, 1.0 if cut
     _impairments: dict[Pair, list[Impairment]] = field(default_factory=dict)
     _queues: dict[Pair, int] = field(default_factory=dict)
-    _namespace_holders: list[subprocess.Popen[bytes]] = field(default_factory=list)  # each of a machine's mounts
-    _dropped: Counter[Pair] = field(default_factory=Counter)  # packets, before the rules of today
+    _namespace_holders: list[subprocess.Popen[bytes]] = field(default_factory=list)  # one per machine
+    _dropped: Counter[Pair] = field(default_factory=Counter)  # packets, before the current rules
 
     def __post_init__(self) -> None:
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
@@ -118,7 +118,7 @@ class Machines:
         self.emulator = Emulator(self.rng)
 
     def add(self, name: str) -> Machine:
-        """Make a machine, with an empty disk and mounts of its own, that was started up some time ago."""
+        """Create a machine with an empty disk, its own mounts and a random uptime."""
         machine = Machine(name, len(self.all) + 1, self.directory / name)
         machine.disk.mkdir()
         _call(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(machine.disk)])
@@ -136,14 +136,14 @@ class Machines:
         return machine
 
     def _hold_mounts(self) -> int:
-        """Start a process that keeps a namespace of mounts; a file cannot, for newer kernels do not always bind one."""
+        """Start a process that holds a mount namespace; newer kernels do not always allow to bind one to a file."""
         own = os.stat("/proc/self/ns/mnt").st_ino
         holder = subprocess.Popen(["unshare", "--mount", "sleep", "infinity"])
         self._namespace_holders.append(holder)
         deadline = time.monotonic() + HELD_SECONDS_MAX
         while os.stat(f"/proc/{holder.pid}/ns/mnt").st_ino == own:
             if time.monotonic() > deadline:
-                raise OSError("no namespace of mounts was made")
+                raise OSError("no mount namespace was created")
             time.sleep(POLL_SECONDS)
         return holder.pid
 
@@ -157,7 +157,7 @@ class Machines:
     # What is between them ------------------------------------------------------------------------------------
 
     def drop(self, pairs: Iterable[Pair], share: float = 1.0) -> None:
-        """Let packets from one to another pass no more, or only some of them."""
+        """Drop packets between pairs, all of them or a share."""
         for pair in pairs:
             self._drops.setdefault(pair, []).append(share)
         self._set_rules()
@@ -169,7 +169,7 @@ class Machines:
         self._set_rules()
 
     def impair(self, pairs: Iterable[Pair], impairment: Impairment) -> None:
-        """Delay or garble packets from one to another."""
+        """Delay or garble packets between pairs."""
         for pair in pairs:
             self._impairments.setdefault(pair, []).append(impairment)
             self._update_emulator(pair)
@@ -183,14 +183,14 @@ class Machines:
         self._set_rules()
 
     def affected_packets(self, pairs: Iterable[Pair]) -> int:
-        """How many packets from one to another were dropped, delayed or garbled by now."""
+        """Return how many packets between pairs were dropped, delayed or garbled so far."""
         dropped, emulator = self._dropped + self._dropped_by_current_rules(), self.emulator
         queues = [self._queues[pair] for pair in pairs if pair in self._queues]
         held = sum(emulator.garbled[queue] + emulator.delayed[queue] for queue in queues)
         return sum(dropped[pair] for pair in pairs) + held
 
     def _dropped_by_current_rules(self) -> Counter[Pair]:
-        """What the rules that there are have dropped."""
+        """Return the packets that the current rules have dropped."""
         names = {machine.address: name for name, machine in self.all.items()}
         found: Counter[Pair] = Counter()
         for line in _call(["iptables-save", "-c", "-t", "filter"]).stdout.splitlines():
@@ -209,7 +209,7 @@ class Machines:
         self.emulator.put(queue, Impairment(delay_seconds, least_seconds, garbled, anywhere))
 
     def _set_rules(self) -> None:
-        self._dropped += self._dropped_by_current_rules()  # new rules begin at none
+        self._dropped += self._dropped_by_current_rules()  # counters of new rules start at zero
         rules = [
             f"-A FORWARD {self._between(*pair)} -j DROP"
             if max(shares) == 1.0
@@ -230,20 +230,20 @@ class Machines:
     # Disks ---------------------------------------------------------------------------------------------------
 
     def fill_disk(self, name: str) -> None:
-        """Leave no room on a machine's disk."""
+        """Fill a machine's disk."""
         for left in reversed(range(FILLS_MAX)):
             disk = os.statvfs(self.all[name].disk)
             used_bytes = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
             try:
                 self._resize(name, max(PAGE_BYTES, used_bytes))
-            except OSError:  # more has been written since
+            except OSError:  # data was written in between
                 if not left:
                     raise
             else:
                 return
 
     def free_disk(self, name: str) -> None:
-        """End that."""
+        """Restore the free space of a disk."""
         self._resize(name, DISK_BYTES)
 
     def _resize(self, name: str, size_bytes: int) -> None:

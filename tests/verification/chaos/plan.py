@@ -1,6 +1,6 @@
-"""What goes wrong when: drawn from a seed before anything runs, and nothing else decides it.
+"""The plan of faults: drawn from a seed before anything runs.
 
-The same seed and the same numbers give the same plan; how it meets the processes is up to the kernel.
+The same seed and figures give the same plan; how it hits the processes is up to the kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from random import Random
 
 from cotenant.fail_points import POINTS
 
-LEASE_SECONDS = 2.0  # of whoever leads a service
+LEASE_SECONDS = 2.0  # of a service's leader
 LONG_SECONDS = (LEASE_SECONDS + 0.5, 10.0)
 SHORT_SECONDS = (0.1, LEASE_SECONDS)
 LONG_SHARE = 0.35
@@ -21,71 +21,71 @@ ISOLATED_SECONDS, ISOLATED_SHARE, ISOLATED_LONG_SHARE = (
     (10.0, 18.0),
     0.4,
     0.5,
-)  # nodes alone: jobs of some stop by themselves
+)  # isolated nodes: some jobs then stop by themselves
 PAUSE_SECONDS = (0.2, 1.0)  # between two steps
 ETCD, SERVICES, AGENTS, CLIENT = "etcd", ("placement", "queue", "predictor", "contention"), 5, "client"
-GUEST, OPERATOR = "guest", "operator"  # machines of a client that is greedy, and of who asks for `status`
+GUEST, OPERATOR = "guest", "operator"  # machines of a greedy client, and of the operator who runs `status`
 CLOCK_SECONDS = (0.5, 2.0, 30.0, 3_600.0, 86_400.0)
-DELAY_SECONDS, LOSS = (0.02, 0.4), (0.02, 0.4)
-LASTING_SECONDS = (36.0, 42.0)  # long enough for `status` to have to name what is sick
-STOPPED_SECONDS, RUNNING_SECONDS = (0.05, 3.0), 0.2  # in each cycle of a part that stutters
+DELAY_SECONDS, LOSS_SHARE = (0.02, 0.4), (0.02, 0.4)
+LASTING_SECONDS = (36.0, 42.0)  # long enough that `status` must name the fault
+STOPPED_SECONDS, RUNNING_SECONDS = (0.05, 3.0), 0.2  # in each cycle of a stuttering part
 CPU_SHARE, DRIFT_RATE, STORE_SECONDS = (0.03, 0.2), (0.01, 3.0), (0.05, 0.5)
 
 
 class Fault(StrEnum):
-    """What can be done to a mesh."""
+    """Faults that can be injected."""
 
-    KILL = "kill"  # with SIGKILL, and started again after a while
+    KILL = "kill"  # SIGKILL, and a start after a while
     RESTART = "restart"  # as an operator does
-    KILL_JOB = "kill job"  # a process of a job
-    KILL_SUPERVISOR = "kill supervisor"  # of an attempt
+    KILL_JOB = "kill job"  # SIGKILL to a process of a job
+    KILL_SUPERVISOR = "kill supervisor"  # SIGKILL to an attempt's supervisor
     PAUSE = "pause"  # SIGSTOP, then SIGCONT
-    CUT = "cut"  # nothing passes between two parts, in neither direction
-    CUT_ONE_WAY = "cut one way"  # nothing passes from a part to its peer
-    ISOLATE = "isolate"  # nothing passes between a part and all others
-    DELAY = "delay"  # packets between two parts take longer, each its own time
-    LOSE = "lose"  # packets between two parts are dropped now and then
-    GARBLE = "garble"  # frames that a part sends to its peer arrive with another head
-    FILL = "fill"  # the disk of a part that writes has no room left
-    CLOCK = "clock"  # the wall clock of a part jumps, for good
+    CUT = "cut"  # drops all packets between two parts, in both directions
+    CUT_ONE_WAY = "cut one way"  # drops all packets from a part to its peer
+    ISOLATE = "isolate"  # drops all packets between a part and all others
+    DELAY = "delay"  # delays packets between two parts, each by its own time
+    LOSE = "lose"  # drops some packets between two parts
+    GARBLE = "garble"  # damages the heads of frames from a part to its peer
+    FILL = "fill"  # fills the disk of a part that writes
+    CLOCK = "clock"  # the wall clock of a part jumps, permanently
     NO_MAJORITY = "no majority"  # two members of etcd are killed
-    OLD_LEADER = "old leader"  # in the place of a placement is one that does not know that its term is over
-    FAIL_POINT = "fail point"  # whoever first comes to a named place is killed or halted there
-    REFUSE_LAUNCH = "refuse launch"  # a node refuses what starting a job takes, as `Hook` says
+    OLD_LEADER = "old leader"  # a placement is replaced by one that does not know that its term is over
+    FAIL_POINT = "fail point"  # the first process that reaches a named place is killed or stopped there
+    REFUSE_LAUNCH = "refuse launch"  # a node refuses what a launch needs, see `Hook`
     STUTTER = "stutter"  # SIGSTOP and SIGCONT in turn, for shorter and longer than a lease each time
-    STARVE = "starve"  # a part gets a few hundredths of a CPU
-    BLACK_HOLE = "black hole"  # a listener in a part's place accepts connections and answers nothing
-    SLOW_STORE = "slow store"  # each packet between any part and etcd is delayed
+    STARVE = "starve"  # a part gets a few percent of a CPU
+    BLACK_HOLE = "black hole"  # a listener in a part's place accepts connections and never answers
+    SLOW_STORE = "slow store"  # each packet between services and etcd is delayed
     FULL_STORE = "full store"  # etcd reaches its quota: it answers reads and refuses writes
-    DRIFT = "drift"  # a part's wall clock runs too fast or too slowly, or jumps back and forth
-    NAME_ERROR = "name error"  # a machine's name server fails, is silent, or takes long
-    EXPIRE = "expire"  # a part's certificate expires under the streams that use it, and is rotated later
+    DRIFT = "drift"  # a part's wall clock runs too fast or too slow, or jumps back and forth
+    NAME_ERROR = "name error"  # a machine's name server fails, is silent, or slow
+    EXPIRE = "expire"  # a part's certificate expires during its streams, and is rotated later
     GREEDY_CLIENT = "greedy client"  # one client holds streams that it never reads, or idle connections
     OLD_STORE = "old store"  # etcd is restored from an earlier snapshot
-    OTHER_STORE = "other store"  # etcd comes up empty, as another cluster
+    OTHER_STORE = "other store"  # etcd starts empty, as another cluster
 
 
 class Hook(StrEnum):
-    """What a launch takes that a node can refuse."""
+    """What a launch needs and a node can refuse."""
 
     GROUP = "control group"  # the node's memory hierarchy is read-only
     DIRECTORY = "directory"  # the directory of attempts is read-only
     DEVICE = "device"  # /dev/null cannot be opened
-    FORK = "fork"  # the agent is at its limit of processes
-    USER = "user"  # no user is found by name; felt only by jobs of people, with TLS
+    FORK = "fork"  # the agent is at its process limit
+    USER = "user"  # user names cannot be looked up; affects only users' jobs, with TLS
     DISK = "disk"  # the agent's disk is read-only
-    DESCRIPTORS = "descriptors"  # the agent is at its limit of open files
+    DESCRIPTORS = "descriptors"  # the agent is at its descriptor limit
 
 
 class Mode(StrEnum):
-    """How a fault is done where there are several ways."""
+    """The ways in which a fault can be injected."""
 
     SILENT = "accepts and never speaks"
     MUTE = "speaks HTTP/2 and never answers a call"
     RATE = "drifts"
     JUMPS = "jumps back and forth"
     REFUSED = "every name is refused"
-    SILENCED = "no question is answered"
+    SILENCED = "queries are never answered"
     LATE = "every answer is late"
     STREAMS = "watches are never read"
     CONNECTIONS = "connections are idle"
@@ -93,12 +93,12 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One fault: when it begins after the one before, which part it is done to, for how long, and how much of it.
+    """One fault: its delay after the previous one, the affected part, its duration and amount.
 
-    `amount` is the jump of a clock, the longest delay or the time stopped in each cycle, in seconds, the rate of a
-    drift, or the share of packets that is lost or of a CPU that is left; `point` is the name of a fail point and what
-    happens there, and of some other faults their `Hook` or `Mode`. The part of a fail point is a service, or agents as
-    a whole: whoever comes there. The part of what is wrong with the store as a whole is `ETCD`.
+    `amount` is the jump of a clock, the maximum delay or the time stopped in each cycle, in seconds, the rate of a
+    drift, or the share of lost packets or of CPU. `point` is a fail point and its action, or the `Hook` or `Mode` of
+    some other faults. The part of a fail point is a service, or agents as a whole: any process that reaches it. The
+    part of faults of the whole store is `ETCD`.
     """
 
     number: int
@@ -122,9 +122,9 @@ REPLICAS = tuple(f"{service}-{number}" for service in SERVICES for number in (1,
 NODES = tuple(f"agent-{number}" for number in range(1, AGENTS + 1))
 PYTHON = (*REPLICAS, *NODES)
 PARTS = (*MEMBERS, *PYTHON)
-DISK_WRITERS = (*NODES, *NODES, "queue-1", "queue-2")  # who writes on a disk of its own: attempts, and the archive
-WEIGHTS = {part: 5 if part.startswith(("placement", "queue")) else 1 for part in PARTS}  # what decides is hit the most
-PAIRS = (  # who speaks with whom, and how often that is disturbed
+DISK_WRITERS = (*NODES, *NODES, "queue-1", "queue-2")  # parts that write to their own disk: attempts, and the archive
+WEIGHTS = {part: 5 if part.startswith(("placement", "queue")) else 1 for part in PARTS}  # schedulers are hit most
+PAIRS = (  # links between parts, and how often they are impaired
     (SERVICES[:2], (ETCD,), 4),
     (("placement",), ("queue",), 2),
     (("agent",), ("placement",), 4),
@@ -170,9 +170,9 @@ SHARES = {
     Fault.OLD_STORE: 1,
     Fault.OTHER_STORE: 1,
 }
-REGRESSIONS = frozenset({Fault.OLD_STORE, Fault.OTHER_STORE})  # drawn only where they are asked for
+REGRESSIONS = frozenset({Fault.OLD_STORE, Fault.OTHER_STORE})  # drawn only on request
 DEFAULT = frozenset(Fault) - REGRESSIONS
-LASTING_SHARES = {  # how often a fault lasts long enough to be named
+LASTING_SHARES = {  # share of faults that last long enough to be named
     Fault.KILL: 0.02,
     Fault.PAUSE: 0.02,
     Fault.ISOLATE: 0.02,
@@ -197,13 +197,13 @@ MODES = {
 }
 AMOUNTS = {
     Fault.DELAY: DELAY_SECONDS,
-    Fault.LOSE: LOSS,
+    Fault.LOSE: LOSS_SHARE,
     Fault.STUTTER: STOPPED_SECONDS,
     Fault.STARVE: CPU_SHARE,
     Fault.SLOW_STORE: STORE_SECONDS,
     Fault.DRIFT: DRIFT_RATE,
 }
-LONG = (  # what does nothing, or is not noticed, where it is short
+LONG = (  # faults without an effect, or unnoticed, if they are short
     Fault.OLD_LEADER,
     Fault.FILL,
     Fault.REFUSE_LAUNCH,
@@ -218,8 +218,8 @@ LONG = (  # what does nothing, or is not noticed, where it is short
     Fault.GREEDY_CLIENT,
     *REGRESSIONS,
 )
-HALTED_SECONDS = (LEASE_SECONDS + 0.5, 6.0)  # at a fail point: for so long that another leads meanwhile
-HARMLESS = (  # what no agent is cut off by
+HALTED_SECONDS = (LEASE_SECONDS + 0.5, 6.0)  # at a fail point: long enough for another leader
+HARMLESS = (  # faults that disconnect no agent
     Fault.KILL_JOB,
     Fault.KILL_SUPERVISOR,
     Fault.CLOCK,
@@ -228,15 +228,15 @@ HARMLESS = (  # what no agent is cut off by
     Fault.GREEDY_CLIENT,
 )
 LEADER_POINTS = ("placement", "queue", "predictor")  # services whose leaders write
-UNDRAWN_POINTS = ("restore.filling", "restore.filled")  # nobody comes there in a mesh
+UNDRAWN_POINTS = ("restore.filling", "restore.filled")  # points that no process of a mesh reaches
 DRAWN = tuple(point for point in POINTS if point not in UNDRAWN_POINTS)
-FREQUENT_POINTS = ("queue", "placement", "predictor", "agent")  # kinds of fail points that are passed all the time
-RARE_POINTS = ("placement.loading", "agent.resized")  # but for these
-CANCELS_MAX = 4  # those are passed so often, less one, before anything happens
+FREQUENT_POINTS = ("queue", "placement", "predictor", "agent")  # services whose fail points are passed all the time
+RARE_POINTS = ("placement.loading", "agent.resized")  # except for these
+TIMES_MAX = 4  # such points take effect at a random pass up to this
 
 
 def plan(seed: int, steps: int, faults: Container[Fault] = DEFAULT, points: Collection[str] = DRAWN) -> list[Step]:
-    """Draw so many steps, of some faults and some fail points.
+    """Draw a number of steps, of some faults and some fail points.
 
     >>> plan(7, 3) == plan(7, 4)[:3]
     True
@@ -250,9 +250,9 @@ def draw_steps(
     points: Collection[str] = DRAWN,
     lasting_share: float | None = None,
 ) -> Iterator[Step]:
-    """Draw steps without end; no fail point comes again before each other one has come.
+    """Draw steps without end; a fail point is repeated only after all others were drawn.
 
-    Of faults that `status` has to name, `lasting_share` last long enough for that; by default `LASTING_SHARES`.
+    Of faults that `status` must name, a share of `lasting_share` last long enough; default: `LASTING_SHARES`.
     """
     lasting = LASTING_SHARES if lasting_share is None else dict.fromkeys(LASTING_SHARES, lasting_share)
     rng = Random(f"chaos {seed}")
@@ -264,14 +264,14 @@ def draw_steps(
 
 
 def cut_off(step: Step) -> frozenset[str]:
-    """Agents that placement may hear nothing from, by that fault; by a fail point, once somebody is there."""
+    """Return the agents that a fault may disconnect from placement; at a fail point, once it is reached."""
     if step.fault in HARMLESS:
         return frozenset()
     return cut_off_without({step.part, step.peer} - {""})
 
 
 def cut_off_without(touched: Set[str]) -> frozenset[str]:
-    """Agents that placement may hear nothing from while something is wrong with some parts, or between them."""
+    """Return the agents that may be disconnected from placement while some parts, or links between them, fail."""
     if any(_is_of_kind(part, ("placement", ETCD)) for part in touched) and not touched & {*NODES, CLIENT}:
         return frozenset(NODES)
     return frozenset(touched & {*NODES})
@@ -305,9 +305,9 @@ def _step(rng: Random, number: int, fault: Fault, deck: list[str], lasting: Mapp
 
 
 def _point(rng: Random, point: str) -> tuple[str, str]:
-    """Draw who is to come to a fail point, and what happens there."""
+    """Draw the service that is to reach a fail point, and the action there."""
     kind = point.partition(".")[0]
-    times = rng.randint(1, CANCELS_MAX) if kind in FREQUENT_POINTS and point not in RARE_POINTS else 1
+    times = rng.randint(1, TIMES_MAX) if kind in FREQUENT_POINTS and point not in RARE_POINTS else 1
     part = {"election": rng.choice(LEADER_POINTS), "array": "queue", "tenant": "queue", "upkeep": "queue"}.get(
         kind, kind
     )
@@ -315,7 +315,7 @@ def _point(rng: Random, point: str) -> tuple[str, str]:
 
 
 def _amount_and_mode(fault: Fault, rng: Random) -> tuple[str, str]:
-    """The part, and its peer where there has to be one."""
+    """Draw the part, and its peer if it needs one."""
     match fault:
         case Fault.KILL_JOB | Fault.KILL_SUPERVISOR | Fault.REFUSE_LAUNCH:
             return rng.choice(NODES), ""

@@ -1,4 +1,4 @@
-"""Writes down every commit of the store, from outside the chaos: it reaches all members, whoever is cut off."""
+"""Records every commit of the store; no fault affects its connection to the members."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Recorder:
     def __init__(self, endpoints: Sequence[str], log: Path, tls: WatchedTlsFiles | None = None) -> None:
         self.commits: list[Commit] = []
         self.wrong: list[str] = []
-        self.failed: dict[tuple[str, int], str] = {}  # by attempt: what was said of its end
-        self.not_launched: Counter[str] = Counter()  # by node: attempts that it could not launch
+        self.failed: dict[tuple[str, int], str] = {}  # by attempt: message of its failure
+        self.not_launched: Counter[str] = Counter()  # by node: number of attempts it could not launch
         self._refused: set[tuple[str, int]] = set()
-        self._reasons: dict[tuple[str, int], str] = {}  # by attempt: why it was stopped
+        self._reasons: dict[tuple[str, int], str] = {}  # by attempt: stop reason
         self.revision = 0
-        self.leaders: dict[str, str] = {}  # by service: at which address
-        self.ended: set[str] = set()  # jobs that have, and are in the store still
+        self.leaders: dict[str, str] = {}  # by service: the leader's address
+        self.ended: set[str] = set()  # jobs that have ended and are still stored
         self._endpoints, self._log, self._tls = list(endpoints), log, tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="recorder")
@@ -85,23 +85,23 @@ class Recorder:
                     leader = records_pb2.StoredLeader.FromString(change.value or b"")
                     self.leaders[change.key.removesuffix(LEADER)] = leader.address
         except (DecodeError, ValueError) as error:
-            self.wrong.append(f"the commit at {changes.revision} cannot be read: {error}")
+            self.wrong.append(f"the commit at {changes.revision} cannot be decoded: {error}")
         self.revision = changes.revision
 
     def _note_not_launched(self, attempt: job_pb2.Attempt) -> None:
-        """Count an attempt that was not launched, once; the record of its end may be written again."""
+        """Count an attempt that was not launched, once; its final record may be written again."""
         if (key := (attempt.job_id, attempt.number)) not in self._refused:
             self._refused.add(key)
             self.not_launched[attempt.launch_failure.node_id] += 1
 
     @property
     def stopped(self) -> Counter[str]:
-        """How many attempts were stopped, by the reason."""
+        """Return how many attempts were stopped, by reason."""
         return Counter(f"stopped: {reason}" for reason in self._reasons.values())
 
     @property
     def placement_term(self) -> int:
-        """Under which term the last placement came to lead."""
+        """Return the term of the current placement leader."""
         leads = (
             commit.revision
             for commit in reversed(self.commits)
@@ -111,14 +111,14 @@ class Recorder:
         return next(leads, 1)
 
     def store_revision(self) -> int:
-        """At which revision the store is."""
+        """Return the current revision of the store."""
         return self._run_on_loop(self._now())
 
     async def _now(self) -> int:
         return (await self._store.list("store/")).revision
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         self._following.cancel()
         self._run_on_loop(self._store.close())
         self._loop.call_soon_threadsafe(self._loop.stop)

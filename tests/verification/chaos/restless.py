@@ -1,4 +1,4 @@
-"""A CPU allocator that never leaves well alone, so that a mesh in trouble always resizes something."""
+"""A CPU allocator that resizes all the time, so that faults always hit a resize in progress."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cotenant.core.sizing.resize import ResizableJob
 
 
 class Restless:
-    """Wish for all that is spare and for a single core by turns, every second.
+    """Alternates between all spare cores and a single core, every second.
 
-    No paper: nothing is gained by it, and each change is one that has to survive whatever happens meanwhile.
+    There is no paper: it gains nothing, but every resize has to survive concurrent faults.
     """
 
     name = "restless"
@@ -22,13 +22,13 @@ class Restless:
     interval_seconds, warm_up_seconds, measure_seconds = 1.0, 0.0, 0.5
 
     def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
-        """Begin with one core, unless the user says how many."""
-        return Sizing(tuple(1 if role.request.cores is None else role.request.cores for role in spec.roles), "to begin")
+        """Start with one core, unless the user requests a number."""
+        return Sizing(tuple(1 if role.request.cores is None else role.request.cores for role in spec.roles), "initial")
 
     def resize(self, running: ResizableJob, now: float) -> Sizing | None:
-        """Change it."""
-        return running.wish(running.most if int(now) % 2 else 1, "it is another second")
+        """Request another number of cores."""
+        return running.wish(running.most if int(now) % 2 else 1, "alternates every second")
 
     def weight(self, running: ResizableJob) -> float:
-        """All are equal."""
+        """Return the same weight for all."""
         return 1.0

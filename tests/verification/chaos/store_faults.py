@@ -1,4 +1,4 @@
-"""An etcd that is full, went back in time, or is another one; and the way back, as an operator would go it."""
+"""Faults of the whole of etcd: full, restored from the past, or replaced; and their repair, as by an operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 from tests.support.etcd_server import etcd_binary
-from tests.verification.chaos.parts import Mesh
+from tests.verification.chaos.mesh import Mesh
 from tests.verification.chaos.plan import CLIENT, MEMBERS, Fault, Step
 from tests.verification.chaos.recorder import BALLAST
 
@@ -25,15 +25,15 @@ from cotenant.rpc.endpoints import MESH_NAME
 
 End = Callable[[], bool]
 MIB = 1 << 20
-NO_SPACE = "space exceeded"  # as etcd says it
+NO_SPACE = "space exceeded"  # as etcd words it
 CALL_SECONDS, MENDED_SECONDS_MAX, PAUSE_SECONDS = 5.0, 60.0, 0.2
-KEPT_SECONDS = 2.0  # of history before the snapshot to which a store goes back
+KEPT_SECONDS = 2.0  # of history before the snapshot that is restored
 MESSAGE_OPTIONS = (("grpc.ssl_target_name_override", MESH_NAME),)
 
 
 @dataclass
 class BackgroundWork:
-    """Something that is done beside the steps. `stop` asks it to end; `did` and `wrong` are what came of it."""
+    """Work in a background thread. `stop` asks it to end; `did` and `wrong` are its results."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     did: bool = False
@@ -41,7 +41,7 @@ class BackgroundWork:
     thread: threading.Thread | None = None
 
     def start(self, work: Callable[[BackgroundWork], None]) -> BackgroundWork:
-        """Begin it."""
+        """Start the work."""
         self.thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="store")
         self.thread.start()
         return self
@@ -50,15 +50,15 @@ class BackgroundWork:
         try:
             work(self)
         except (grpc.RpcError, OSError, subprocess.CalledProcessError) as error:
-            self.wrong = f"the store could not be worked on: {error}"
+            self.wrong = f"the store could not be repaired: {error}"
 
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self.thread is None or not self.thread.is_alive()
 
 
 class StoreFaults:
-    """What is done to all of etcd at once. `seen_revision` is up to where the recorder has written commits down."""
+    """Faults of all of etcd. `seen_revision` is the revision up to which commits are recorded."""
 
     def __init__(self, mesh: Mesh, seen_revision: Callable[[], int]) -> None:
         self._mesh, self._seen_revision = mesh, seen_revision
@@ -66,18 +66,18 @@ class StoreFaults:
         self._busy = False  # one such fault at a time
 
     def begin(self, step: Step) -> End | bool:
-        """Begin; returns how to end it, or False where another such fault is not over."""
+        """Begin a fault; return how to end it, or False while another such fault lasts."""
         if self._busy or not all(work.is_over() for work in self._works):
             return False
         self._busy = True
         return self._fill() if step.fault is Fault.FULL_STORE else self._regress(step)
 
     def is_mended(self) -> bool:
-        """Whether nothing is left to be done."""
+        """Return whether all repairs are complete."""
         return not self._busy and all(work.is_over() for work in self._works)
 
     def take_wrong(self) -> list[str]:
-        """What could not be done; each is returned once."""
+        """Return failures; each only once."""
         over = [work for work in self._works if work.is_over()]
         self._works = [work for work in self._works if not work.is_over()]
         return [work.wrong for work in over if work.wrong]
@@ -99,7 +99,7 @@ class StoreFaults:
         return end
 
     def _put_ballast(self, work: BackgroundWork) -> None:
-        """Put values that are nobody's until etcd has no room; go on where the mesh makes some."""
+        """Write ballast keys until etcd is full; continue if the mesh frees space."""
         numbers, members = count(), cycle(MEMBERS)
         while not work.stop.is_set():
             with suppress(grpc.RpcError), self._channel(next(members)) as channel:
@@ -119,7 +119,7 @@ class StoreFaults:
                 work.stop.wait(PAUSE_SECONDS)
 
     def _free(self, work: BackgroundWork) -> None:
-        """Remove what filled it, forget its history, give the room back, and disarm the alarm."""
+        """Delete the ballast, compact, defragment, and disarm the alarm."""
         deadline = time.monotonic() + MENDED_SECONDS_MAX
         ballast = rpc.DeleteRangeRequest(
             key=BALLAST.encode(), range_end=(BALLAST[:-1] + chr(ord(BALLAST[-1]) + 1)).encode()
@@ -128,12 +128,12 @@ class StoreFaults:
             deadline, lambda channel: rpc.KVStub(channel).DeleteRange(ballast, timeout=CALL_SECONDS)
         )
         while self._seen_revision() < gone.header.revision and time.monotonic() < deadline:
-            time.sleep(PAUSE_SECONDS)  # what is compacted cannot be recorded
+            time.sleep(PAUSE_SECONDS)  # compacted history cannot be recorded
         seen = rpc.CompactionRequest(revision=self._seen_revision(), physical=True)
-        with suppress(grpc.RpcError):  # the mesh itself may have compacted further
+        with suppress(grpc.RpcError):  # the mesh may have compacted further
             self._call(lambda channel: rpc.KVStub(channel).Compact(seen, timeout=CALL_SECONDS))
         for member in MEMBERS:
-            with suppress(grpc.RpcError):  # one that is down is small when it comes back, or will be compacted then
+            with suppress(grpc.RpcError):  # a member that is down is small when it returns, or will be compacted then
                 self._call(
                     lambda channel: rpc.MaintenanceStub(channel).Defragment(rpc.DefragmentRequest(), timeout=60.0),
                     [member],
@@ -164,7 +164,7 @@ class StoreFaults:
                 time.sleep(PAUSE_SECONDS)
 
     def _call(self, ask: Callable[[grpc.Channel], Any], members: Sequence[str] = MEMBERS) -> Any:
-        """Ask the first member that answers; raises what the last one said."""
+        """Call the first member that answers; raise the last error."""
         for name in members:
             try:
                 with self._channel(name) as channel:
@@ -189,7 +189,7 @@ class StoreFaults:
     # Older, or another one -----------------------------------------------------------------------------------
 
     def _regress(self, step: Step) -> End:
-        """Have members come up with other data, some time after a snapshot; the right data comes back at the end."""
+        """Start members with other data, some time after a snapshot; the original data is restored at the end."""
         snapshot = self._mesh.directory / f"snapshot-{step.number}"
         swapped = BackgroundWork()
 
@@ -203,7 +203,7 @@ class StoreFaults:
                 self._data(name).rename(self._aside(name))
                 if step.fault is Fault.OLD_STORE:
                     self._restore(name, snapshot)
-            self._mesh.come_back(*MEMBERS)
+            self._mesh.bring_back(*MEMBERS)
             own.did = True
 
         self._works.append(swapped.start(work))
@@ -217,7 +217,7 @@ class StoreFaults:
                 for name in MEMBERS:
                     shutil.rmtree(self._data(name), ignore_errors=True)
                     self._aside(name).rename(self._data(name))
-                self._mesh.come_back(*MEMBERS)
+                self._mesh.bring_back(*MEMBERS)
             self._busy = False
             return swapped.did
 

@@ -1,4 +1,4 @@
-"""Some steps of chaos, and what is said where there can be none."""
+"""A short chaos run, and the message where it cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import require_etcd
 from tests.verification.chaos import machines
 
 STEPS, SEED, REST_EVERY, PACE = 60, 31, 40, 0.6
-JOBS_MIN = 10  # on a machine that has other things to do as well
+JOBS_MIN = 10  # on a machine with other load
 
 
 def chaos(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -22,25 +22,25 @@ def chaos(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.root
-@pytest.mark.timeout(600)  # it takes about two minutes on a machine of its own
+@pytest.mark.timeout(600)  # takes about two minutes on an idle machine
 def test_a_mesh_under_faults_loses_duplicates_and_leaks_nothing(tmp_path: Path) -> None:
     require_etcd()
     if why := machines.missing_tools():
         pytest.skip(why)
-    told = tmp_path / "told"
+    report = tmp_path / "report"
     pace = f"--rest-every={REST_EVERY}", f"--pace={PACE}"
-    ended = chaos(f"--steps={STEPS}", f"--seed={SEED}", "--lasting=0", *pace, f"--json={told}")
+    ended = chaos(f"--steps={STEPS}", f"--seed={SEED}", "--lasting=0", *pace, f"--json={report}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    came_of_it = json.loads(told.read_text())
-    assert came_of_it["wrong"] == []
-    assert STEPS <= came_of_it["steps"] <= sum(came_of_it["drawn"].values())
-    assert came_of_it["rests"] == -(-sum(came_of_it["drawn"].values()) // REST_EVERY)
-    assert came_of_it["jobs"] >= JOBS_MIN
-    assert came_of_it["attempts"] >= JOBS_MIN
-    assert came_of_it["commits"] > came_of_it["jobs"]  # those of a large array share some
+    result = json.loads(report.read_text())
+    assert result["wrong"] == []
+    assert STEPS <= result["steps"] <= sum(result["drawn"].values())
+    assert result["rests"] == -(-sum(result["drawn"].values()) // REST_EVERY)
+    assert result["jobs"] >= JOBS_MIN
+    assert result["attempts"] >= JOBS_MIN
+    assert result["commits"] > result["jobs"]  # jobs of a large array share commits
 
 
 def test_missing_tools_are_named() -> None:
     ended = chaos("--steps=1", PATH=str(Path(sys.executable).parent))
     assert (ended.returncode, ended.stdout) == (0, "")
-    assert ended.stderr.startswith("no chaos here: machines of their own for all parts need ")
+    assert ended.stderr.startswith("chaos cannot run here: separate machines for all parts need ")

@@ -1,4 +1,4 @@
-"""What is garbled is what an application has to notice, and nothing else."""
+"""Garbling damages exactly what an application must detect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADERS = 40
 
 
 def packet(payload: bytes, protocol: int = socket.IPPROTO_TCP) -> bytes:
-    """An IPv4 packet with a TCP segment, and a right checksum of that."""
+    """An IPv4 packet with a TCP segment and a correct checksum."""
     addresses = bytes([10, 0, 0, 1, 10, 0, 0, 2])
     ip = struct.pack("!BBHHHBBH", 0x45, 0, HEADERS + len(payload), 1, 0, 64, protocol, 0) + addresses
     tcp = bytearray(struct.pack("!HHIIBBHHH", 7070, 40000, 1, 1, 5 << 4, 24, 512, 0, 0) + payload)
@@ -32,12 +32,12 @@ def test_a_garbled_frame_has_an_invalid_head_and_a_correct_checksum(body: bytes)
     changed = garbled(whole)
     assert len(changed) == len(whole)
     assert changed[HEADERS:] == BROKEN_HEAD + body
-    assert changed == packet(BROKEN_HEAD + body)  # the same headers, but for the checksum
+    assert changed == packet(BROKEN_HEAD + body)  # the same headers except for the checksum
 
 
 def test_packets_without_a_frame_head_are_unchanged() -> None:
     assert garbled(packet(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == b""
-    assert garbled(packet(frame(bytes(100))[:50])) == b""  # its end comes later
+    assert garbled(packet(frame(bytes(100))[:50])) == b""  # the end follows later
     assert garbled(packet(frame(b"x") + bytes([0, 0, 1, 77, 0, 0, 0, 0, 1]))) == b""  # a body that looks like a head
     assert garbled(packet(b"")) == b""
     assert garbled(packet(frame(b"x"), protocol=socket.IPPROTO_UDP)) == b""
@@ -49,7 +49,7 @@ def test_between_etcd_members_message_and_chunk_heads_are_garbled(head: bytes) -
     chunk = b"1f\r\n" + bytes(0x1F) + b"\r\n"
     for whole in (head, chunk, chunk + b"1f\r\n" + bytes(4)):
         assert garbled(packet(whole)) == packet(b"\xff" + whole[1:])
-    assert garbled(packet(chunk[:-3])) == b""  # its end comes later
+    assert garbled(packet(chunk[:-3])) == b""  # the end follows later
     assert garbled(packet(bytes(3) + chunk)) == b""
 
 

@@ -1,4 +1,4 @@
-"""Those who submit jobs and change their minds, and those who look on: what each was told is written down."""
+"""Clients that submit and change jobs, and clients that watch and read; what they are told is recorded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from google.protobuf.field_mask_pb2 import FieldMask
 from tests.unit.services.mesh import spec
-from tests.verification.control_plane.virtual import Process
-from tests.verification.control_plane.wire import Network
+from tests.verification.control_plane.simulated_rpc import Network
+from tests.verification.control_plane.virtual_time import Process
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import ENDED, Phase
@@ -33,23 +33,23 @@ AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITI
 
 
 class Clients:
-    """All callers of the queue. `failures` are answers that nobody should get."""
+    """All clients of the queue. `failures` are answers that should never occur."""
 
     def __init__(self, network: Network, rng: Random, events: list[Event], failures: list[str]) -> None:
         self.acknowledged: list[str] = []  # jobs and arrays
-        self.unanswered: dict[str, str] = {}  # what was asked, and what came instead of an answer
-        self.seen: dict[str, dict[str, Phase]] = {}  # by watcher, as its last stream told
+        self.unanswered: dict[str, str] = {}  # requests, and what came instead of an answer
+        self.seen: dict[str, dict[str, Phase]] = {}  # by watcher: phases according to its last stream
         self._numbers = count()
         self._network, self._rng, self._events, self._failures = network, rng, events, failures
 
     def stub(self, name: str) -> Any:
-        """A client's way to the queue, whichever replica answers."""
+        """Return a client's stub of the queue, on any replica."""
         return job_service_pb2_grpc.JobServiceStub(self._network.channel(Process(name), QUEUES))
 
     async def call_until_answered(
         self, call: Any, request: Any, *, refused: Sequence[grpc.StatusCode] = INVALID_STATE
     ) -> Any:
-        """Ask the same until there is an answer; None where what is wanted makes no sense any more."""
+        """Retry a call until it is answered; return None if the request has become pointless."""
         repeatable = "request_id" in request.DESCRIPTOR.fields_by_name
         if repeatable and not request.request_id:
             request.request_id = f"asked-{next(self._numbers)}"
@@ -69,10 +69,10 @@ class Clients:
             self.unanswered.pop(asked, None)
             return answer
 
-    # Those who submit ----------------------------------------------------------------------------------------
+    # Submitters ----------------------------------------------------------------------------------------------
 
     async def submit(self, number: int, within_seconds: float) -> None:
-        """Submit a job or an array until it is acknowledged, and change one's mind; some send the same twice."""
+        """Submit a job or an array until it is acknowledged, and change it; some requests are sent twice."""
         stub = self.stub(f"client-{number}")
         await asyncio.sleep(self._rng.random() * within_seconds)
         request = pb.CreateJobRequest(spec=self._run_job(number), request_id=f"request-{number}")
@@ -92,7 +92,7 @@ class Clients:
     def _run_job(self, number: int) -> job_pb2.JobSpec:
         rng = self._rng
         gpus, replicas = rng.choice([(1, 1)] * 4 + [(2, 1), (1, 2), (1, 3), (0, 1)])
-        told = spec(
+        made = spec(
             gpus=gpus,
             cores=rng.choice([1, 2, None]) if gpus else 1,
             replicas=replicas,
@@ -100,14 +100,14 @@ class Clients:
             retries_max=3,
         )
         if replicas == 1 and rng.random() < 0.15:
-            told.array.ranges.add(first=0, last=rng.randint(1, 3))
-            told.array.running_max = rng.randint(0, 2)
+            made.array.ranges.add(first=0, last=rng.randint(1, 3))
+            made.array.running_max = rng.randint(0, 2)
         if self.acknowledged and rng.random() < 0.3:
-            told.dependencies.add(id=rng.choice(self.acknowledged), condition=rng.choice([AFTER, AFTER_OK]))
-        return told
+            made.dependencies.add(id=rng.choice(self.acknowledged), condition=rng.choice([AFTER, AFTER_OK]))
+        return made
 
     async def _change(self, stub: Any, thing_id: str, job_ids: list[str]) -> None:
-        """Change one's mind about a job or an array, as often as chance has it."""
+        """Change a job or an array a random number of times."""
         while self._rng.random() < 0.55:
             await asyncio.sleep(3 * self._rng.random() ** 2)
             (wish,) = self._rng.choices(["cancel", "suspend", "resume", "move", "update"], [2, 1, 1, 2, 4])
@@ -128,17 +128,17 @@ class Clients:
                     self._events.append(Prioritized(job_id, priority))
 
     async def _move(self, stub: Any, job_id: str) -> None:
-        """Have a job go on elsewhere, if it has begun."""
+        """Migrate a job, if it has started."""
         job = (await self.call_until_answered(stub.GetJob, pb.GetJobRequest(id=job_id))).job
         if job.attempt.number:
-            request = pb.MoveJobRequest(id=job_id, number=job.attempt.number, reason="somebody says so")
+            request = pb.MoveJobRequest(id=job_id, number=job.attempt.number, reason="test")
             request.avoid.FromSeconds(self._rng.randint(0, 3))
             await self.call_until_answered(stub.MoveJob, request)
 
-    # Those who look on ---------------------------------------------------------------------------------------
+    # Watchers and readers ------------------------------------------------------------------------------------
 
     async def watch(self, name: str) -> None:
-        """Watch all jobs, for ever; begin anew whenever the watch ends."""
+        """Watch all jobs forever; resume whenever the watch ends."""
         stub, stream = self.stub(name), 0
         while True:
             stream += 1
@@ -151,7 +151,7 @@ class Clients:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def hold_watches(self, name: str, count: int, seconds: float) -> None:
-        """Open watches of all jobs, read nothing of them, and end them after a while."""
+        """Open watches of all jobs, never read them, and close them after a while."""
         stub = self.stub(name)
         watches = [stub.WatchJobs(pb.WatchJobsRequest()) for _ in range(count)]
         await asyncio.sleep(seconds)
@@ -159,7 +159,7 @@ class Clients:
             watch.cancel()
 
     async def read(self, address: str) -> None:
-        """Ask one replica again and again what has ended; what it answers by itself bears a revision."""
+        """Read ended jobs from one replica repeatedly; its own answers carry a revision."""
         name = f"reader of {address}"
         stub: Any = job_service_pb2_grpc.JobServiceStub(self._network.forwarding_channel(Process(name), address))
         request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(phases=OVER))

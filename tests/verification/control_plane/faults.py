@@ -1,4 +1,4 @@
-"""What befalls a world, drawn from its seed."""
+"""Faults of the simulated world, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from tests.verification.control_plane.virtual import Process
-from tests.verification.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE
+from tests.verification.control_plane.simulated_rpc import SLOW_SECONDS_MAX, SLOW_SHARE
+from tests.verification.control_plane.virtual_time import Process
 from tests.verification.control_plane.world import REPLICAS, World
 
 from cotenant.fail_points import POINTS
 
-Faults = tuple[tuple[Callable[[World], Awaitable[None]], int], ...]  # how often, beside the others
+Faults = tuple[tuple[Callable[[World], Awaitable[None]], int], ...]  # the fault and its relative frequency
 FAIL_POINT_SECONDS_MAX = 4.0
 STOPPED_SECONDS, RUNNING_SECONDS, STUTTER_SECONDS_MAX = (0.05, 3.0), 0.2, 6.0
 LAG_SECONDS = (0.05, 0.5)
@@ -22,13 +22,13 @@ SERVERS = tuple(name for names in REPLICAS.values() for name in names)
 
 
 def _replica(world: World) -> str:
-    """Draw a replica, rather one that leads: what befalls those who follow is seldom felt."""
+    """Draw a replica, preferably a leader: faults of followers rarely have effects."""
     leaders = sorted(filter(None, (world.leader(service) for service in REPLICAS)))
     return world.rng.choice(leaders if leaders and world.rng.random() < 0.6 else SERVERS)
 
 
 async def crash(world: World) -> None:
-    """A replica is killed, and started again after a while."""
+    """Kill a replica, and restart it after a while."""
     name = _replica(world)
     world.faults[-1] += f" {name}"
     if world.processes[name].dead:
@@ -39,7 +39,7 @@ async def crash(world: World) -> None:
 
 
 async def pause(world: World) -> None:
-    """A replica gets no time for a while, often longer than its lease lasts, and goes on as if nothing had been."""
+    """Pause a replica for a while, often for longer than its lease, and resume it."""
     name = _replica(world)
     world.faults[-1] += f" {name}"
     process = world.processes[name]
@@ -49,14 +49,14 @@ async def pause(world: World) -> None:
 
 
 async def lose_store(world: World) -> None:
-    """The store is away for all."""
+    """Disconnect all processes from the store."""
     world.store.away = True
     await asyncio.sleep(world.rng.random() * 3)
     world.store.away = False
 
 
 async def disconnect_from_store(world: World) -> None:
-    """One replica does not reach the store; others reach it."""
+    """Disconnect one replica from the store."""
     name = _replica(world)
     world.faults[-1] += f" {name}"
     await _disconnect(world, name, world.rng.random() * 5)
@@ -70,7 +70,7 @@ async def _disconnect(world: World, name: str, seconds: float) -> None:
 
 
 async def lose_answers(world: World) -> None:
-    """Transactions and their answers are lost."""
+    """Lose transactions and their answers."""
     name = _replica(world)
     world.faults[-1] += f" {name}"
     store = world.stores[name]
@@ -80,7 +80,7 @@ async def lose_answers(world: World) -> None:
 
 
 async def partition(world: World) -> None:
-    """Two parts do not hear each other."""
+    """Disconnect two parts from each other."""
     pair = frozenset(world.rng.sample([*SERVERS, *world.agents], 2))
     world.faults[-1] += f" {' '.join(sorted(pair))}"
     world.network.cut.add(pair)
@@ -89,7 +89,7 @@ async def partition(world: World) -> None:
 
 
 async def lose_agent(world: World) -> None:
-    """An agent ends, and is started again; what it ran runs on."""
+    """Stop an agent and restart it; its attempts keep running."""
     name = world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     agent = world.agents[name]
@@ -101,7 +101,7 @@ async def lose_agent(world: World) -> None:
 
 
 async def reboot(world: World) -> None:
-    """A node loses all that runs on it."""
+    """Reboot a node: all its attempts end."""
     name = world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     agent = world.agents[name]
@@ -114,7 +114,7 @@ async def reboot(world: World) -> None:
 
 
 async def lose_node(world: World) -> None:
-    """A node is switched off, and an operator gives it up; after a while another one comes by its name."""
+    """Switch a node off, and let an operator forget it; later another node joins under its name."""
     name = world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     agent = world.agents[name]
@@ -131,7 +131,7 @@ async def lose_node(world: World) -> None:
 
 
 async def repeat_frames(world: World) -> None:
-    """An agent hears once more what was said before, perhaps by a placement that leads no more."""
+    """Redeliver orders to an agent, perhaps from a deposed placement."""
     name = world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     for _ in range(5):
@@ -140,21 +140,21 @@ async def repeat_frames(world: World) -> None:
 
 
 async def repeat_calls(world: World) -> None:
-    """Calls come once more, as where somebody on their way was paused; whoever made them has made others since."""
+    """Redeliver calls, as if a proxy had been paused; their callers have sent others since."""
     for _ in range(4):
         world.network.redeliver()
         await asyncio.sleep(world.rng.random())
 
 
 async def repeat_plans(world: World) -> None:
-    """Plans come once more."""
+    """Redeliver plans."""
     for _ in range(8):
         world.network.redeliver("/PlanPlacement")
         await asyncio.sleep(world.rng.random() / 2)
 
 
 async def _at_fail_point(world: World, action: Callable[[Process], None], name: str = "", point: str = "") -> str:
-    """Let something happen to a replica when it next comes to a fail point; its name, "" where it does not come."""
+    """Act on a replica when it next reaches a fail point; return its name, "" if it does not get there."""
     name = name or _replica(world)
     service = name.partition("-")[0]
     kinds = (service, "election", *(("array",) if service == "queue" else ()))
@@ -178,7 +178,7 @@ async def _at_fail_point(world: World, action: Callable[[Process], None], name: 
 
 
 async def cut_off(world: World) -> None:
-    """A replica is killed at a fail point, and started again after a while."""
+    """Kill a replica at a fail point, and restart it after a while."""
     if name := await _at_fail_point(world, Process.cut):
         await world.kill(name)
         await asyncio.sleep(world.rng.random() * 2)
@@ -186,7 +186,7 @@ async def cut_off(world: World) -> None:
 
 
 async def halt(world: World) -> None:
-    """A replica is paused at a fail point, often for longer than its lease lasts."""
+    """Pause a replica at a fail point, often for longer than its lease."""
     if name := await _at_fail_point(world, Process.pause):
         process = world.processes[name]
         await asyncio.sleep(world.rng.random() * 5)
@@ -194,7 +194,7 @@ async def halt(world: World) -> None:
 
 
 async def stutter(world: World) -> None:
-    """A replica or an agent is stopped again and again, for less or for more than a lease, and runs in between."""
+    """Stop and resume a replica or an agent repeatedly, for less or for more than a lease."""
     name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
     stopped_seconds = world.rng.uniform(*STOPPED_SECONDS)
     world.faults[-1] += f" {name} {stopped_seconds:.2f} s"
@@ -208,7 +208,7 @@ async def stutter(world: World) -> None:
 
 
 async def starve(world: World) -> None:
-    """A replica or an agent takes long for whatever it says or hears, and is not stopped."""
+    """Slow down all messages of a replica or an agent, without stopping it."""
     name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     world.network.lags[name] = world.rng.uniform(*LAG_SECONDS)
@@ -217,7 +217,7 @@ async def starve(world: World) -> None:
 
 
 async def black_hole(world: World) -> None:
-    """A replica is killed, and what stands in its place takes calls and answers none, until it is started again."""
+    """Kill a replica, and put a server in its place that accepts calls and answers none, until it restarts."""
     name = _replica(world)
     world.faults[-1] += f" {name}"
     if world.processes[name].dead:
@@ -229,21 +229,21 @@ async def black_hole(world: World) -> None:
 
 
 async def slow_store(world: World) -> None:
-    """Every question to the store takes long."""
+    """Slow down all requests to the store."""
     world.store.lag_seconds = world.rng.uniform(*LAG_SECONDS)
     await asyncio.sleep(world.rng.random() * 5)
     world.store.lag_seconds = 0.0
 
 
 async def fill_store(world: World) -> None:
-    """The store answers reads, and refuses to grow."""
+    """Let the store answer reads, and refuse to grow."""
     world.store.full = True
     await asyncio.sleep(world.rng.random() * 5)
     world.store.full = False
 
 
 async def jump_clocks(world: World) -> None:
-    """The wall clock of one process jumps forwards or backwards, perhaps several times; it is never set right."""
+    """Jump the wall clock of one process forward or back, perhaps several times; it is never corrected."""
     name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
     for _ in range(world.rng.randint(1, 4)):
         by_seconds = world.rng.choice(JUMP_SECONDS) * world.rng.choice((1, -1))
@@ -253,12 +253,12 @@ async def jump_clocks(world: World) -> None:
 
 
 async def hold_watches(world: World) -> None:
-    """A client opens watches and never reads them."""
+    """Open watches that are never read."""
     await world.clients.hold_watches("greedy", WATCHES, world.rng.random() * 5)
 
 
 async def close_node(world: World) -> None:
-    """An operator drains a node, or cordons it, for a while."""
+    """Drain or cordon a node for a while, as an operator."""
     name = world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     await world.close_node(name, world.rng.random() * 4, drain=world.rng.random() < 0.6)
@@ -274,7 +274,7 @@ LAUNCH_PROBLEMS = (
 
 
 async def refuse_launches(world: World) -> None:
-    """A node is up and reports, but cannot launch anything for a while."""
+    """Let a node refuse launches for a while; it is up and reports."""
     name = world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     world.agents[name].refusing = world.rng.choice(LAUNCH_PROBLEMS)
@@ -283,14 +283,14 @@ async def refuse_launches(world: World) -> None:
 
 
 async def slow_down(world: World) -> None:
-    """Much of what is said takes long to be heard."""
+    """Slow down a share of all messages."""
     world.network.slow_share, world.network.slow_seconds_max = 0.3, 3.0
     await asyncio.sleep(world.rng.random() * 3)
     world.network.slow_share, world.network.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
 
 
 async def replace_queue(world: World) -> None:
-    """The queue's leader is killed, and for a while the next one does not hear what runs."""
+    """Kill the queue's leader, and keep the next one from hearing about running attempts for a while."""
     if not (name := world.leader("queue")):
         return
     pairs = {frozenset((queue, placement)) for queue in REPLICAS["queue"] for placement in REPLICAS["placement"]}
@@ -324,20 +324,20 @@ FAULTS: Faults = (
 
 
 async def depose(world: World) -> None:
-    """The queue's leader is replaced, and hears everybody but the store, who would say so."""
+    """Depose the queue's leader: it hears from everything but the store, and so does not learn of it."""
     if name := world.leader("queue"):
         await _disconnect(world, name, 4 + 4 * world.rng.random())
 
 
 async def cut_off_in_commit(world: World) -> None:
-    """The queue's leader is killed before it keeps what it has heard of an attempt."""
+    """Kill the queue's leader before it stores what it has heard of an attempt."""
     if (name := world.leader("queue")) and await _at_fail_point(world, Process.cut, name, "queue.committing"):
         await world.kill(name)
         world.start(name)
 
 
 async def replace_placement(world: World) -> None:
-    """Placement's leader is killed: the next one knows nothing of attempts that were forgotten."""
+    """Kill placement's leader: the next one knows nothing of attempts that were forgotten."""
     if name := world.leader("placement"):
         await world.kill(name)
         await asyncio.sleep(world.rng.random())
@@ -349,7 +349,7 @@ ALL_FAULTS_SHARE, KINDS_MIN, KINDS_MAX = 0.25, 2, 5
 
 
 def draw_faults(seed: int) -> Faults:
-    """Draw what may befall a seed's world: mostly a few kinds, again and again, for many kinds hide each other.
+    """Draw the kinds of faults for a seed: mostly a few, repeatedly, because many kinds mask each other.
 
     As in swarm testing (Groce et al., ISSTA 2012 [P]).
     """
@@ -370,7 +370,7 @@ SICK_NODE_FAULTS: Faults = ((refuse_launches, 1),)
 
 
 async def inject_faults(world: World, faults: Faults | None = None) -> None:
-    """Let something befall the world every second or so; several things may be so at once."""
+    """Inject a fault every second or so; faults may overlap."""
     faults = faults or draw_faults(world.seed)
     world.clocks_jump = any(fault is jump_clocks for fault, _ in faults)
     under_way: list[asyncio.Task[None]] = []
@@ -388,5 +388,5 @@ async def _run_fault(fault: Callable[[World], Awaitable[None]], world: World) ->
 
 
 async def no_faults(world: World) -> None:
-    """Nothing befalls it."""
+    """Inject no faults."""
     await asyncio.sleep(world.size.trouble_seconds)

@@ -1,4 +1,4 @@
-"""Builds that are broken on purpose, to see that the checker finds it."""
+"""Deliberately broken builds, which the checker must detect."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ Patch = tuple[object, str, object]
 
 
 def accept_any_order(self: EpochFence, *_: object) -> bool:
-    """An agent that compares no terms and no epochs."""
+    """An agent that compares neither terms nor epochs."""
     return True
 
 
 def ignore_request_id(method: str, request_id: str, message: Message) -> IdempotencyKey:
-    """A queue that knows no request again."""
+    """A queue that recognizes no repeated request."""
     return idempotency_key_of(method, "", message)
 
 
@@ -64,51 +64,51 @@ _start = Committer.start
 
 
 def start_unfenced(self: Committer, fence: Compare, revisions: dict[str, int]) -> None:
-    """A placement that compares something that is always so."""
+    """A placement whose fencing comparison always holds."""
     _start(self, Compare("nobody/leader", 0), revisions)
 
 
 def no_leader_comparison(term: int) -> tuple[Compare, ...]:
-    """A placement that does whatever any queue says."""
+    """A placement that accepts orders of any queue."""
     return ()
 
 
 def no_job_comparison(job_id: str, revision: int, term: int) -> tuple[Compare, ...]:
-    """A placement that starts a job whatever has become of it."""
+    """A placement that starts a job whatever its current record says."""
     return ()
 
 
 def no_idle_comparison(record: Record, entry: Entry | None) -> Compare:
-    """A queue that does not look what runs before it ends a job."""
+    """A queue that ends a job without checking for live attempts."""
     return Compare("nobody/leader", 0)
 
 
 def drop_wish(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
-    """A queue that says that a job is cancelled, and keeps nothing of it."""
+    """A queue that acknowledges cancellations, and stores none."""
     return False
 
 
 def ignore_dependencies(self: DependencyGate, record: Record) -> bool:
-    """A queue that lets no job wait for others."""
+    """A queue whose jobs ignore their dependencies."""
     return True
 
 
 def no_back_off(self: State, record: Record) -> bool:
-    """A queue that tries what failed again at once."""
+    """A queue that retries failed jobs without back-off."""
     return False
 
 
 def count_as_failure(job: job_pb2.Job, now: float) -> bool:
-    """A queue that takes a launch that failed for the job's own failure."""
+    """A queue that counts a refused launch as the job's failure."""
     return False
 
 
-connected = property(lambda self: self.connected)  # of a node to which work is given although it is drained
+connected = property(lambda self: self.connected)  # whether a node accepts work, drained or not
 _read = QueueReader._read
 
 
 def read_stale(self: QueueReader, key: str) -> None:
-    """A queue that follows, and does not see that something has ended since it was last asked."""
+    """A follower of the queue that misses ends since its last read."""
     ended = self._ended
     _read(self, key)
     self._ended = ended
@@ -118,35 +118,35 @@ _notify = State._notify
 
 
 def notify_unless_ended(self: State, job_id: str) -> None:
-    """A queue that does not tell those who watch of ends."""
+    """A queue that does not report ends to watchers."""
     if job_id in self.records and not self.records[job_id].phase.ended:
         _notify(self, job_id)
 
 
 class NothingEnding(Counter[str]):
-    """A queue that does not see what is ending."""
+    """A queue that ignores ending attempts."""
 
     def __contains__(self, key: object) -> bool:
         return False
 
 
 def no_late_plans(self: PlanRunner, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Refused]:
-    """A placement that remembers nothing that is over."""
+    """A placement that accepts plans for attempts that are over."""
     return []
 
 
 def no_earlier_requests(self: NodeRemoval, node_id: str) -> list[str]:
-    """A placement that gives a new node up by the request that was about the one before it."""
+    """A placement that forgets a new node by a request about its predecessor."""
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """What is changed, and which rule that breaks; which faults suit it, if any do, and from which seed on."""
+    """A patch, the rule that it violates, faults that suit it, if any, and the first seed."""
 
     patches: tuple[Patch, ...]
     rule: Rule
-    faults: Faults | None = None  # those that are drawn
+    faults: Faults | None = None  # default: drawn by the seed
     first: int = 0
 
 
@@ -154,10 +154,10 @@ MUTANTS: dict[str, Mutant] = {
     "agents compare no terms and no epochs": Mutant(
         ((EpochFence, "raise_term", accept_any_order), (EpochFence, "raise_epoch", accept_any_order)), Rule.EPOCH
     ),
-    "the queue knows no request again": Mutant(((queue, "idempotency_key_of", ignore_request_id),), Rule.ONCE),
+    "the queue recognizes no repeated request": Mutant(((queue, "idempotency_key_of", ignore_request_id),), Rule.ONCE),
     "the queue compares no term": Mutant(((FencedStore, "transact", transact_unfenced),), Rule.TERM, PAUSE_FAULTS, 3),
     "placement compares no term": Mutant(((Committer, "start", start_unfenced),), Rule.TERM, PAUSE_FAULTS, 26),
-    "placement obeys any queue, and remembers nothing that is over": Mutant(
+    "placement obeys any queue, and accepts late plans": Mutant(
         (
             (plan_runner, "leader_condition", no_leader_comparison),
             (placement, "leader_condition", no_leader_comparison),
@@ -166,30 +166,30 @@ MUTANTS: dict[str, Mutant] = {
         Rule.LIFE,
         REPLACED_QUEUE_FAULTS,
     ),
-    "placement starts a job whatever has become of it": Mutant(
+    "placement starts a job without comparing its record": Mutant(
         ((plan_runner, "job_condition", no_job_comparison),), Rule.LIFE, LATE_PLAN_FAULTS
     ),
-    "the queue ends a job without a look at what runs": Mutant(
+    "the queue ends a job without checking for live attempts": Mutant(
         ((job_store, "idle_condition", no_idle_comparison), (job_arrays, "idle_condition", no_idle_comparison)),
         Rule.LIFE,
         NEW_QUEUE_FAULTS,
         36,
     ),
-    "the queue says that jobs are cancelled, and keeps nothing of it": Mutant(
+    "the queue acknowledges cancellations without storing them": Mutant(
         ((queue, "cancel_or_suspend", drop_wish), (queue, "want", drop_wish)), Rule.LOST
     ),
-    "jobs wait for no others": Mutant(((DependencyGate, "open", ignore_dependencies),), Rule.TURN),
-    "jobs that failed are tried again at once": Mutant(((State, "backing_off", no_back_off),), Rule.TURN),
-    "what a node could not launch fails its job": Mutant(
+    "jobs ignore their dependencies": Mutant(((DependencyGate, "open", ignore_dependencies),), Rule.TURN),
+    "failed jobs are retried without back-off": Mutant(((State, "backing_off", no_back_off),), Rule.TURN),
+    "a refused launch fails its job": Mutant(
         ((launch_failures, "can_launch_elsewhere", count_as_failure),), Rule.PLATFORM, SICK_NODE_FAULTS
     ),
-    "nodes that are drained are given work": Mutant(((Node, "open", connected),), Rule.TURN),
-    "a queue that follows does not see what has ended since": Mutant(((QueueReader, "_read", read_stale),), Rule.READ),
-    "whoever watches is not told of ends": Mutant(((State, "_notify", notify_unless_ended),), Rule.READ),
-    "the queue plans for jobs whose attempt is ending, and placement starts them": Mutant(
+    "drained nodes accept work": Mutant(((Node, "open", connected),), Rule.TURN),
+    "followers of the queue miss recent ends": Mutant(((QueueReader, "_read", read_stale),), Rule.READ),
+    "watchers miss the ends of jobs": Mutant(((State, "_notify", notify_unless_ended),), Rule.READ),
+    "the queue plans for jobs with an ending attempt, and placement starts them": Mutant(
         ((attempt_watcher, "Counter", NothingEnding), (plan_runner, "job_condition", no_job_comparison)), Rule.ONCE
     ),
-    "placement gives up whoever has come by the name of a node that was given up": Mutant(
+    "placement forgets a new node under the name of a forgotten one": Mutant(
         ((NodeRemoval, "past_request_ids", no_earlier_requests),), Rule.RESTART, LOST_NODE_FAULTS, 60
     ),
 }

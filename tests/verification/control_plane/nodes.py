@@ -1,4 +1,4 @@
-"""An agent without processes that keeps the real agent's fence, and tells what it heard and did."""
+"""A simulated agent without processes that uses the real agent's fence, and records its orders and actions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from benchmarks.agents import SimulatedAgent
-from tests.verification.control_plane.virtual import Process
+from tests.verification.control_plane.virtual_time import Process
 
 from cotenant.history.events import Began, Came, Event, Left, Over, Rebooted, Resized, Told, Welcomed
 from cotenant.history.stored import holds_of
@@ -25,43 +25,43 @@ Key = tuple[str, int]
 
 
 class MemoryFence(EpochFence):
-    """The agent's fence; its disk is this object, which outlives the agent."""
+    """The agent's fence; its disk is this object, which survives the agent."""
 
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"))
 
     def _load(self) -> None:
-        """Nothing was ever seen."""
+        """Start without a state."""
 
 
 class StaleTerm(Exception):
-    """Whoever welcomed us has been replaced."""
+    """The placement that welcomed this agent has been deposed."""
 
 
 class FencedAgent(SimulatedAgent):
-    """Obeys as the node agent does: no term and no epoch older than one that it has seen, no attempt twice."""
+    """Obeys like the node agent: no term or epoch older than the newest seen, and no attempt twice."""
 
     def __init__(
         self, process: Process, channel: Any, record: Callable[[Event], None], rng: Random, **fields: Any
     ) -> None:
         super().__init__(process.name, channel, **fields)
         self.fence = MemoryFence()
-        self.refusing = ""  # why nothing can be launched here; "" where it can
-        self.is_off = False  # its node, which an operator gives up: nobody starts it again meanwhile
+        self.refusing = ""  # why this node refuses launches; "" if it does not
+        self.is_off = False  # its node, to be forgotten by an operator: it is not restarted until then
         self._process, self._record, self._rng = process, record, rng
         self._had: set[Key] = set()
         self._stopping: dict[Key, bool] = {}  # whether as superseded
-        self._heard: list[tuple[int, node_pb2.ConnectResponse]] = []  # with the terms of those who said it
+        self._heard: list[tuple[int, node_pb2.ConnectResponse]] = []  # with their placements' terms
         self.on_report = self._reported
         self.cannot_launch = lambda order: self.refusing
         self.cannot_resize = lambda order: "its cgroup is read-only" if rng.random() < RESIZE_FAILURE_SHARE else ""
 
     def start(self) -> None:
-        """Connect, in the process that this is."""
+        """Connect, as part of the current process."""
         self._task = self._process.start(self._run())
 
     def is_stopped(self) -> bool:
-        """Whether nobody has started it again."""
+        """Return whether it is stopped for good."""
         return self._task is None or self._task.done()
 
     async def _run(self) -> None:
@@ -80,11 +80,11 @@ class FencedAgent(SimulatedAgent):
             await asyncio.sleep(RECONNECT_SECONDS)
 
     def leave(self) -> None:
-        """Note that there is no connection."""
+        """Note that the connection is gone."""
         self._record(Left(self.node_id, asyncio.get_running_loop().time()))
 
     def reboot(self) -> None:
-        """Lose all that ran."""
+        """Lose all attempts."""
         self._record(Rebooted(self.node_id))
         self._stopping.clear()
         self.forget()
@@ -107,7 +107,7 @@ class FencedAgent(SimulatedAgent):
             self._stop(order)
 
     def redeliver(self) -> None:
-        """Read what a placement, perhaps one of before, has said, from a connection that came late."""
+        """Process orders of a connection that arrive late, perhaps from a deposed placement."""
         if not self._heard:
             return
         term, message = self._rng.choice(self._heard)
@@ -142,7 +142,7 @@ class FencedAgent(SimulatedAgent):
         self._out.put_nowait(node_pb2.ConnectRequest(reports=[report]))
 
     def _stop(self, order: node_pb2.StopOrder) -> None:
-        """Stop after some of the grace that a real process would take."""
+        """Stop after a part of the grace period, as a real process would."""
         key = (order.job_id, order.number)
         self.fence.raise_epoch(order.job_id, order.epoch)
         known = self.attempts.get(key)
@@ -163,7 +163,7 @@ class FencedAgent(SimulatedAgent):
             self._record(Over(self.node_id, *key, superseded=self._stopping.pop(key, False)))
 
     def answer_resize(self, order: node_pb2.ResizeOrder) -> None:
-        """Change the cores, if the order is none of before."""
+        """Resize an attempt, unless the order is stale."""
         key = (order.job_id, order.number)
         obeys = self.fence.raise_epoch(order.job_id, order.epoch)
         self._record(Told(self.node_id, order.job_id, order.epoch))

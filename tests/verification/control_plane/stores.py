@@ -1,4 +1,4 @@
-"""One store that tells of each commit, and a process's way to it, on which requests and answers are lost."""
+"""A shared store that reports each commit, and each process's connection, which may lose requests and answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 
-from tests.verification.control_plane.virtual import Dead, Process
+from tests.verification.control_plane.virtual_time import Dead, Process
 
 from cotenant.history.events import Wrote
 from cotenant.leadership.fenced_store import DelegatingStore
@@ -30,21 +30,21 @@ from cotenant.v1 import records_pb2
 WAIT_SECONDS = 0.001
 DEADLINE_SECONDS = 2.0
 LEADER = "/leader"
-NO_SPACE = "etcdserver: mvcc: database space exceeded"  # as etcd says it
+NO_SPACE = "etcdserver: mvcc: database space exceeded"  # as etcd words it
 
 
 class RecordedStore(MemoryStore):
-    """Tells of each commit at the moment at which it is one."""
+    """Reports each commit as it happens."""
 
     def __init__(self, now: Callable[[], float], on_commit: Callable[[Changes], None]) -> None:
         super().__init__(limit=HistoryLimit(revisions=1_000_000), now=now)
         self.away = False
-        self.full = False  # it refuses whatever would make it larger, and answers reads
-        self.lag_seconds = 0.0  # that every question takes at least
+        self.full = False  # refuses to grow, and answers reads
+        self.lag_seconds = 0.0  # minimum latency of every request
         self._notified_revision, self._on_commit = 1, on_commit
 
     def now(self, key: str) -> Entry | None:
-        """What is kept under a key, at once."""
+        """Return the current value of a key, at once."""
         held = self._keyspace.held(key)
         return held.entry if held else None
 
@@ -56,7 +56,7 @@ class RecordedStore(MemoryStore):
 
 
 class ProcessStore(DelegatingStore):
-    """The store as one process reaches it. `losing` is the share of transactions of which a half is lost either way."""
+    """A process's connection to the store. `losing` is the share of transactions that fail, half of them committed."""
 
     def __init__(self, store: RecordedStore, process: Process, rng: Random, record: Callable[[Wrote], None]) -> None:
         super().__init__(store)
@@ -70,10 +70,10 @@ class ProcessStore(DelegatingStore):
             try:
                 await self._process.gate()
             except Dead as error:
-                raise StoreUnavailable("this process has ended") from error
+                raise StoreUnavailable("the process has ended") from error
         if self._shared.away or not self.reached:
             await asyncio.sleep(DEADLINE_SECONDS * self._rng.random())
-            raise StoreUnavailable("the store is away")
+            raise StoreUnavailable("the store is unavailable")
 
     async def get(self, key: str) -> Entry | None:
         """Read one key."""
@@ -90,7 +90,7 @@ class ProcessStore(DelegatingStore):
         return listing
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold; or lose the request, or the answer."""
+        """Commit all operations if all comparisons hold; or lose the request, or the answer."""
         await self._pass()
         if self._shared.full and any(isinstance(one, Put) for one in operations):
             raise StoreUnavailable(NO_SPACE)
@@ -109,14 +109,14 @@ class ProcessStore(DelegatingStore):
         return result
 
     def _identify(self, operations: Sequence[Operation]) -> str:
-        """Learn under which name this process leads."""
+        """Record the identity under which this process leads."""
         for operation in operations:
             if isinstance(operation, Put) and operation.key.endswith(LEADER):
                 self._process.identity = records_pb2.StoredLeader.FromString(operation.value).identity
         return self._process.identity
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncIterator[Changes | Relisted]:
-        """Yield what is committed, as soon as the store can be reached."""
+        """Yield commits while the store is reachable."""
         async for news in super().watch(prefix, after_revision=after_revision):
             while self._shared.away or not self.reached:  # noqa: ASYNC110  # one of several things may end it
                 await asyncio.sleep(0.1)
@@ -124,18 +124,18 @@ class ProcessStore(DelegatingStore):
             yield news
 
     async def grant(self, ttl_seconds: float) -> Lease:
-        """Make a lease."""
+        """Create a lease."""
         await self._pass()
         if self._shared.full:
             raise StoreUnavailable(NO_SPACE)
         return await super().grant(ttl_seconds)
 
     async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
-        """Start the lease's time anew."""
+        """Renew a lease."""
         await self._pass()
         await super().keep_alive(lease, for_seconds=for_seconds)
 
     async def revoke(self, lease: Lease) -> None:
-        """End the lease."""
+        """Revoke a lease."""
         await self._pass()
         await super().revoke(lease)

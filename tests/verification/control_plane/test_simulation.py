@@ -1,4 +1,4 @@
-"""The control plane under seeded faults: nothing that must always hold is broken, and what is broken is seen."""
+"""The control plane under seeded faults: it violates no invariant, and broken builds are detected."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.verification.control_plane.mutants import MUTANTS
 from cotenant.fail_points import POINTS
 from cotenant.history.checker import Rule
 
-pytestmark = pytest.mark.timeout(300)  # as many seconds of the processor's as fit into ten, on a machine that is busy
+pytestmark = pytest.mark.timeout(300)  # of CPU time it takes about ten on a busy machine
 
 SEEDS, MUTANT_SEEDS = 24, 150
 
 
-def play(*words: str) -> subprocess.CompletedProcess[str]:
-    """Play seeds in a process of their own, where the order of sets is fixed."""
+def run_seeds(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run seeds in a separate process with a fixed hash seed."""
     environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-m", "tests.verification.control_plane", *words],
@@ -33,22 +33,22 @@ def play(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_rule_is_violated_and_each_seed_repeats_its_history() -> None:
-    done = play("--seeds", str(SEEDS), "--digests")
+    done = run_seeds("--seeds", str(SEEDS), "--digests")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{SEEDS} seeds" in done.stdout
     played = [point for point in POINTS if point.startswith(("election.", "queue.", "array.", "placement."))]
     missed = [point for point in played if f" {point} " not in done.stdout]
     assert missed == []
     (digest,) = (line for line in done.stdout.splitlines() if line.startswith(f"seed {SEEDS - 1}:"))
-    again = play("--first", str(SEEDS - 1), "--seeds", "1", "--digests")
+    again = run_seeds("--first", str(SEEDS - 1), "--seeds", "1", "--digests")
     assert digest in again.stdout.splitlines()
 
 
 def test_broken_builds_are_detected() -> None:
-    done = play("--mutants", "--seeds", str(MUTANT_SEEDS))
+    done = run_seeds("--mutants", "--seeds", str(MUTANT_SEEDS))
     assert done.returncode == 0, done.stdout + done.stderr
     for name, mutant in MUTANTS.items():
-        (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"{name}: found out"))
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"{name}: detected"))
         assert f"({mutant.rule})" in line
 
 

@@ -1,4 +1,4 @@
-"""A small mesh in one thread: two replicas of queue and placement, some nodes, callers, and what befalls them."""
+"""A small mesh in one thread: two replicas of queue and placement, some nodes, clients, and their faults."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from typing import Any
 import grpc
 from tests.verification.control_plane.clients import INVALID_STATE, Clients
 from tests.verification.control_plane.nodes import FencedAgent
+from tests.verification.control_plane.simulated_rpc import (
+    SLOW_SECONDS_MAX,
+    SLOW_SHARE,
+    MuteServer,
+    Network,
+    SimulatedServer,
+)
 from tests.verification.control_plane.stores import ProcessStore, RecordedStore
-from tests.verification.control_plane.virtual import BEGIN_UNIX_SECONDS, Process, current_process
-from tests.verification.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE, MuteServer, Network, SimulatedServer
+from tests.verification.control_plane.virtual_time import BEGIN_UNIX_SECONDS, Process, current_process
 
 from cotenant.core.failures.retry import RetryRules
 from cotenant.core.model.lifecycle import Phase
@@ -41,7 +47,7 @@ RETRY_RULES = RetryRules(
 )
 QUEUES = (
     queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=RETRY_RULES),
-    queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.5,2"}}, retrying=RETRY_RULES),  # which preempts
+    queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.5,2"}}, retrying=RETRY_RULES),  # preempts
 )
 SETTLE_SECONDS_MAX, WATCH_SECONDS_MAX = 120.0, 10.0
 WATCHER_COUNT = 1
@@ -49,15 +55,15 @@ WATCHER_COUNT = 1
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is in a world, and for how long it is in trouble."""
+    """The size of a world, and how long faults last."""
 
-    jobs_min: int  # arrays count as one
+    jobs_min: int  # an array counts as one
     jobs_max: int
     nodes_min: int
     nodes_max: int
-    submit_seconds: float  # within which all are submitted
+    submit_seconds: float  # time in which all are submitted
     trouble_seconds: float
-    pause_seconds: float  # between two faults, on average
+    pause_seconds: float  # average time between two faults
 
 
 SMALL = Size(3, 6, 2, 3, submit_seconds=3.0, trouble_seconds=5.0, pause_seconds=0.5)
@@ -66,12 +72,12 @@ LONG_EVERY = 8  # seeds
 
 
 def size_of(seed: int) -> Size:
-    """How large a seed's world is: many small ones show more than few long ones, but not all that those show."""
+    """Return the size of a seed's world: many small worlds find more than few long ones, but not everything."""
     return SMALL if seed % LONG_EVERY else LONG
 
 
 class World:
-    """Everything; made anew for each seed."""
+    """The whole simulated mesh of one seed."""
 
     def __init__(self, seed: int, size: Size) -> None:
         self.seed, self.size = seed, size
@@ -89,17 +95,17 @@ class World:
         self.clients = Clients(self.network, self.rng, self.events, self.failures)
         self.armed: dict[tuple[str, str], Callable[[Process], None]] = {}  # by process and fail point
         self.reached: Counter[str] = Counter()
-        self.clocks_jump = False  # then times in records say nothing
+        self.clocks_jump = False  # then timestamps in records are unreliable
         self._checker, self._checked = Checker(PLACEMENT.lost_after_seconds), 0
 
     def leader(self, service: str) -> str:
-        """Who holds a service's leadership key now; "" where nobody does."""
+        """Return the current holder of a service's leadership key; "" if there is none."""
         entry = self.store.now(f"{service}/leader")
         leader = leader_of(entry) if entry else None
         return leader.address if leader else ""
 
     async def reach(self, point: str) -> None:
-        """Let happen what is armed for a fail point in the process that has come to it."""
+        """Execute the armed action when a process reaches a fail point."""
         self.reached[point] += 1
         process = current_process()
         if process and (action := self.armed.pop((process.name, point), None)):
@@ -113,7 +119,7 @@ class World:
     # Processes -----------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Start a replica of a service, as a program anew, unless it has been started by another one already."""
+        """Start a replica of a service as a new process, unless another fault has restarted it already."""
         if name in self.processes and not self.processes[name].dead:
             return
         process = self.processes[name] = Process(name)
@@ -130,7 +136,7 @@ class World:
             try:
                 await led.start()
                 await led.run()
-            except StoreUnavailable:  # as whoever supervises processes would
+            except StoreUnavailable:  # as a process manager would
                 await led.close()
                 await asyncio.sleep(0.3)
             except Exception as error:
@@ -164,11 +170,11 @@ class World:
 
     def _queue(self, process: Process) -> QueueReplica:
         to_placement = self.network.channel(process, REPLICAS["placement"])
-        to_predictor = self.network.channel(process, ["predictor"])  # nobody is there: nothing is predicted
+        to_predictor = self.network.channel(process, ["predictor"])  # no server: there are no predictions
         return QueueReplica(self._config, to_placement, to_predictor)
 
     def start_watchers(self) -> None:
-        """Let some watch all jobs, and one of each replica of the queue ask what has ended."""
+        """Start watchers of all jobs, and a reader of ended jobs for each replica of the queue."""
         process = self.processes["lookers"] = Process("lookers")
         for number in range(WATCHER_COUNT):
             process.start(self.clients.watch(f"watcher-{number}"))
@@ -176,12 +182,12 @@ class World:
             process.start(self.clients.read(name))
 
     async def kill(self, name: str) -> None:
-        """End a replica at once."""
+        """Kill a replica."""
         self.network.servers.pop(name, None)
         await self.processes[name].kill()
 
     def add_node(self, name: str) -> None:
-        """Add a node, whose agent connects to whichever placement it reaches."""
+        """Add a node; its agent connects to any reachable placement."""
         process = self.processes[name] = Process(name)
         channel = self.network.channel(process, REPLICAS["placement"])
         agent = FencedAgent(
@@ -197,7 +203,7 @@ class World:
         agent.start()
 
     def mute(self, name: str) -> None:
-        """Have something that answers nothing stand where a replica served, which has ended."""
+        """Put a server that never answers in the place of a killed replica."""
         self.network.servers[name] = MuteServer(Process(name))
 
     # Operators -----------------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ class World:
         stub: Any = node_service_pb2_grpc.NodeServiceStub(
             self.network.channel(Process("operator"), REPLICAS["placement"])
         )
-        gone = (*INVALID_STATE, grpc.StatusCode.NOT_FOUND)  # it was given up
+        gone = (*INVALID_STATE, grpc.StatusCode.NOT_FOUND)  # it was forgotten
         if drain:
             await self.clients.call_until_answered(stub.DrainNode, node_pb2.DrainNodeRequest(id=name), refused=gone)
         else:
@@ -216,7 +222,7 @@ class World:
         await self.clients.call_until_answered(stub.UncordonNode, node_pb2.UncordonNodeRequest(id=name), refused=gone)
 
     async def forget_node(self, name: str) -> None:
-        """Give a node up that is switched off; whoever repeats that may hear that there is none any more."""
+        """Forget a switched-off node; a retry may hear that it does not exist."""
         stub: Any = node_service_pb2_grpc.NodeServiceStub(
             self.network.channel(Process("operator"), REPLICAS["placement"])
         )
@@ -226,7 +232,7 @@ class World:
     # Checks --------------------------------------------------------------------------------------------------
 
     def checked(self) -> Checker:
-        """What the checker knows of all that has happened."""
+        """Return the checker, up to date with all events."""
         for event in self.events[self._checked :]:
             self._checker.take(event)
         self._checked = len(self.events)
@@ -235,7 +241,7 @@ class World:
     # The end -------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Let everybody reach everybody."""
+        """End all faults."""
         self.store.away = self.store.full = False
         self.store.lag_seconds = 0.0
         self.network.lags.clear()
@@ -250,7 +256,7 @@ class World:
             agent.refusing = ""
 
     async def settle(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until all work has ended."""
         kept: Sequence[Entry] = ()
         try:
             async with asyncio.timeout(SETTLE_SECONDS_MAX):
@@ -265,9 +271,9 @@ class World:
         except TimeoutError:
             left = sorted(job.job_id for job in self.checked().kept() if not job.phase.ended)
             on_nodes = {name: sorted(agent.attempts) for name, agent in self.agents.items() if agent.attempts}
-            self.failures.append(f"it did not settle: jobs {left}, kept {[one.key for one in kept]}, nodes {on_nodes}")
+            self.failures.append(f"not settled: jobs {left}, records {[one.key for one in kept]}, nodes {on_nodes}")
             return
-        with suppress(TimeoutError):  # then the checker says what is missing
+        with suppress(TimeoutError):  # then the checker reports what is missing
             async with asyncio.timeout(WATCH_SECONDS_MAX):
                 while not all(self._shows(seen, checker) for seen in self.clients.seen.values()):  # noqa: ASYNC110  # any of several may change
                     await asyncio.sleep(0.25)
@@ -277,7 +283,7 @@ class World:
         return all(seen.get(job.job_id) is job.phase for job in checker.kept())
 
     async def _resume(self, checker: Checker) -> None:
-        """Let go on what somebody had suspended."""
+        """Resume all suspended jobs."""
         suspended = [job.job_id for job in checker.kept() if job.phase is Phase.SUSPENDED]
         if not suspended:
             return
@@ -286,7 +292,7 @@ class World:
             await self.clients.call_until_answered(stub.ResumeJob, pb.ResumeJobRequest(id=job_id))
 
     async def close(self) -> None:
-        """End everything."""
+        """Kill all processes."""
         for name, process in list(self.processes.items()):
             self.network.servers.pop(name, None)
             await process.kill()

@@ -1,9 +1,9 @@
-"""Fuzzes for as long as one likes: `make fuzz ARGS="--inputs 1000000"`.
+"""Fuzzes all readers of outside input: `make fuzz ARGS="--inputs 1000000"`.
 
-Each target runs in a process of its own, so that a crash is a finding like others, and as many run at a time as there
-are cores (`--jobs`). Half of the inputs are drawn evenly over all targets; the other half so that each takes the same
-time, by what it took for the first. It prints what each target took, and of each finding the smallest input that shows
-it; `--keep DIR` writes these into files.
+Each target runs in a separate process, so that a crash is a finding like any other; as many run in parallel as there
+are cores (`--jobs`). Half of the inputs are spread evenly over all targets; the other half so that each target takes
+the same time, as measured in the first half. It prints the statistics of each target, and for each finding the smallest
+input that reproduces it; `--keep DIR` writes these inputs to files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.verification.fuzz import agent_sockets, calls, connections, sequences
-from tests.verification.fuzz.running import GROWTH_BYTES_MAX, Finding, LastInput, Outcome, name_of, run
+from tests.verification.fuzz.runner import GROWTH_BYTES_MAX, Finding, LastInput, Outcome, name_of, run
 from tests.verification.fuzz.targets import Target, all_targets
 
 PROGRESS_SECONDS = 10.0
@@ -31,7 +31,7 @@ FORK = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """So many inputs of a target, drawn from a seed of their own."""
+    """A number of inputs for a target, drawn from its own seed."""
 
     name: str
     target: Target | Callable[..., Outcome]
@@ -41,7 +41,7 @@ class Batch:
 
 @dataclass(slots=True)
 class RunningBatch:
-    """A turn that is under way in another process."""
+    """A batch in progress in another process."""
 
     batch: Batch
     child: BaseProcess
@@ -50,19 +50,21 @@ class RunningBatch:
 
 
 def main() -> int:
-    """Run what was asked for; 1 where something was found."""
+    """Run the selected targets; return 1 if there are findings."""
     parser = argparse.ArgumentParser(prog="python -m tests.verification.fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=20_000, help="in all")
+    parser.add_argument("--inputs", type=int, default=20_000, help="total number of inputs; 20,000")
     parser.add_argument(
-        "--seed", type=int, default=int(time.time()), help="repeats a run; by default another each time"
+        "--seed", type=int, default=int(time.time()), help="repeat the inputs of this seed; default: random"
     )
-    parser.add_argument("--only", default="", help="targets whose name holds one of these, by commas")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; one for each core")
-    parser.add_argument("--keep", type=Path, help="a directory for inputs that show findings")
+    parser.add_argument("--only", default="", help="run targets whose names contain one of these, separated by commas")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="parallel processes; default: one per core"
+    )
+    parser.add_argument("--keep", type=Path, help="directory for inputs that reproduce findings")
     options = parser.parse_args()
     only = options.only.split(",")
     targets = {name: target for name, target in _targets() if any(part in name for part in only)}
-    print(f"seed {options.seed}; {len(targets)} targets, {options.jobs} at a time", flush=True)
+    print(f"seed {options.seed}; {len(targets)} targets, {options.jobs} in parallel", flush=True)
     if not targets:
         return 2
     begun = time.monotonic()
@@ -92,7 +94,7 @@ def _rate(outcome: Outcome) -> float:
 
 
 def _run_batches(batches: Sequence[Batch], jobs: int) -> list[Outcome]:
-    """Run turns, so many at a time; the ones that take long first, as far as is known."""
+    """Run batches in parallel, the longest first, as far as known."""
     waiting, running, outcomes = list(batches), dict[Connection, RunningBatch](), list[Outcome]()
     shown = time.monotonic()
     while waiting or running:
@@ -107,15 +109,15 @@ def _run_batches(batches: Sequence[Batch], jobs: int) -> list[Outcome]:
                 print("\n".join([_line(one.outcome), *map(str, one.outcome.findings)]), flush=True)
         if time.monotonic() - shown > PROGRESS_SECONDS:
             shown = time.monotonic()
-            options = ", ".join(
+            progress = ", ".join(
                 f"{one.batch.name} {one.outcome.inputs:,} of {one.batch.inputs:,}" for one in running.values()
             )
-            print(f"  … {options}", flush=True)
+            print(f"  … {progress}", flush=True)
     return outcomes
 
 
 def _start(batch: Batch) -> tuple[Connection, RunningBatch]:
-    """Start a turn in a process of its own."""
+    """Start a batch in a separate process."""
     last_input = LastInput()
     pipe, sending = FORK.Pipe(duplex=False)
     child = FORK.Process(target=_run_in_child, args=(batch, last_input, sending))
@@ -125,12 +127,12 @@ def _start(batch: Batch) -> tuple[Connection, RunningBatch]:
 
 
 def _receive(pipe: Connection, one: RunningBatch) -> bool:
-    """Take in what a process says; True once it has ended."""
+    """Process a message of a child; return True once it has ended."""
     try:
         one.outcome, ended = pipe.recv()
     except EOFError:
         one.child.join()
-        what = f"the process ended with {one.child.exitcode}"
+        what = f"the process exited with {one.child.exitcode}"
         one.outcome.findings.append(Finding(one.batch.name, what, one.last_input.last()))
         return True
     if ended:
@@ -161,7 +163,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _merge(outcomes: Sequence[Outcome]) -> Mapping[str, Outcome]:
-    """Put the turns of each target together."""
+    """Merge the outcomes of each target."""
     joined: dict[str, Outcome] = {}
     for one in outcomes:
         known = joined.setdefault(one.target, Outcome(one.target))
@@ -174,7 +176,7 @@ def _merge(outcomes: Sequence[Outcome]) -> Mapping[str, Outcome]:
 
 
 def _print_summary(outcomes: Mapping[str, Outcome], keep: Path | None, seconds: float) -> int:
-    print("\nin all:")
+    print("\ntotal:")
     for outcome in outcomes.values():
         print(_line(outcome))
     findings = [finding for outcome in outcomes.values() for finding in outcome.findings]
@@ -191,7 +193,7 @@ def _print_summary(outcomes: Mapping[str, Outcome], keep: Path | None, seconds: 
                 finding.data
             )
     inputs = sum(outcome.inputs for outcome in outcomes.values())
-    print(f"{inputs:,} inputs in all in {seconds:,.0f} s, {len(findings) or 'no'} findings")
+    print(f"{inputs:,} inputs in {seconds:,.0f} s, {len(findings) or 'no'} findings")
     return 1 if findings else 0
 
 

@@ -1,4 +1,4 @@
-"""What the node agent and its supervisors read: datagrams of jobs, and the files by which they outlive a restart."""
+"""Input of node agents and supervisors: datagrams of jobs, and files that carry state over a restart."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ SPEC = {"group": {"path": "/x", "controllers": ["cpu"]}, "command": ["true"], "g
 
 
 def targets() -> Iterator[Target]:
-    """Give the targets."""
+    """Yield the targets."""
     yield Target("progress datagram", lambda directory: Prepared(_progress, PROGRESS), in_loop=True)
-    yield Target("supervisor's datagram", lambda directory: Prepared(_status, (STATE,)), (ValueError,), in_loop=True)
+    yield Target("supervisor datagram", lambda directory: Prepared(_status, (STATE,)), (ValueError,), in_loop=True)
     yield Target("state.json", _of("state.json", _state, STATE))
     yield Target("narrowed", _of("narrowed", lambda there: there.narrowed(), b'{"0": [1, 2], "1": [3]}'))
     throttle = b'{"bandwidth_percent": 50, "cores": 2, "idle": false, "suspended": true}'
@@ -74,7 +74,7 @@ def targets() -> Iterator[Target]:
     yield Target("spec", _spec)
     yield Target("boot", _of("boot", lambda there: there.from_earlier_boot(), b"1f0c-77\n"))
     yield Target("supervisor.log", _of("supervisor.log", lambda there: there.last_log_line(), b"a\nOSError: b\n"))
-    yield Target("directory's name", lambda directory: Prepared(_name, (b"job-1", b"j-0-22", b"a-b-3")))
+    yield Target("attempt directory name", lambda directory: Prepared(_name, (b"job-1", b"j-0-22", b"a-b-3")))
     yield Target("health.json", file_target("health.json", lambda path: HealthFile(path.parent).read(), (HEALTH,)))
     yield Target("stop.json", _stop_order)
     fence = b'{"term": 7}\n\n{"job": "a", "epoch": 40}\n{"job": "b", "epoch": 41}\n'
@@ -82,36 +82,36 @@ def targets() -> Iterator[Target]:
     store = (
         b'{"store": {"id": "a", "generation": 1, "revision": 9, "era": "e", "era_revision": 8, "signature": "00ff"}}\n'
     )
-    yield Target("what a fence remembers of the store", file_target("fence.jsonl", _remembered, (fence + store,)))
+    yield Target("store state in a fence", file_target("fence.jsonl", _remembered, (fence + store,)))
     yield Target("cores.json", file_target("cores.json", _cores, (b'{"0": 0, "1": 0, "2": 1, "3": 1}',)))
-    yield Target("node's name", file_target("node", _claimed, (b"node-1\n",)), (NodeMismatch,))
+    yield Target("node name", file_target("node", _claimed, (b"node-1\n",)), (NodeMismatch,))
     yield Target("lease", file_target("lease", _lease, (b"12.500 12.500".ljust(48),)))
     yield Target("sockets.path", _sockets)
     yield Target("machine claim", _claims, (MachineClaimConflict,))
     yield Target("output", _output)
-    yield Target("files of the kernel", lambda directory: Prepared(_kernel, KERNEL))
+    yield Target("kernel files", lambda directory: Prepared(_kernel, KERNEL))
 
 
 def _fence(path: Path) -> None:
-    """What is taken in counts, is written down anew, and is raised as any other."""
+    """An accepted fence is obeyed, can be rewritten, and can be raised like any other."""
     fence = EpochFence(path)
-    parsed = EpochFence(path)
-    if (parsed.term, parsed.epoch_of("a")) != (fence.term, fence.epoch_of("a")):
-        raise AssertionError("another fence after it was written anew")
+    fence_again = EpochFence(path)
+    if (fence_again.term, fence_again.epoch_of("a")) != (fence.term, fence.epoch_of("a")):
+        raise AssertionError("another fence after it was rewritten")
     node_service_pb2.Welcome(term=fence.term)
     if not (fence.raise_term(1 << 62) and fence.raise_epoch("a", 1 << 62)):
-        raise AssertionError("this node obeys nobody any more")
+        raise AssertionError("this node refuses every term")
 
 
 def _remembered(path: Path) -> None:
-    """What is remembered is what a store could have had."""
+    """The remembered store state is one that a store could have."""
     memory = read_store_memory(path)
     if memory and not (memory.id and 0 <= memory.revision <= REVISION_MAX):
         raise AssertionError(f"remembers {memory}")
 
 
 def _cores(path: Path) -> None:
-    """The cores that are offered can be told, and no two have one id."""
+    """The offered cores can be listed, with distinct IDs."""
     inventory = resources_pb2.Inventory()
     plug = HotPlug(
         inventory, ProbeOptions("n"), path.parent, changed=lambda: None, heal=_heal, interval_seconds=1.0,
@@ -124,7 +124,7 @@ def _cores(path: Path) -> None:
 
 
 async def _heal() -> None:
-    """Nobody has cores here."""
+    """No claim is left."""
 
 
 def _claimed(path: Path) -> None:
@@ -144,24 +144,24 @@ def _lease(path: Path) -> None:
 
 
 def _sockets(directory: Path) -> Prepared:
-    """The note of where sockets are; whatever else it says, its directory is not ours to change the mode of."""
+    """The note with the sockets' directory; whatever it contains, the mode of a foreign directory must not change."""
     made, deep = directory / "cotenant-abcd_123", directory / ("d" * 100)
     made.mkdir(mode=0o700)
     deep.mkdir()
 
     def read(path: Path) -> None:
         if (found := _directory_in_use(path.parent)) not in (None, made):
-            raise AssertionError(f"sockets would lie in {found}")
+            raise AssertionError(f"the sockets' directory would be {found}")
 
     return file_target(LOCATION_FILE, read, (str(made).encode(),))(deep)
 
 
 def _claims(directory: Path) -> Prepared:
-    """The claim of an agent that lives, as another one finds it when it starts."""
+    """The claim of a live agent, as another agent finds it at its start."""
     wanted = Claim("a", "/a", 7, (0, 1), 1 << 30, 1 << 34)
     kept = directory / "held.json"
     kept.touch()
-    held = os.open(kept, os.O_RDONLY)  # for as long as this process lives
+    held = os.open(kept, os.O_RDONLY)  # as long as this process lives
     fcntl.flock(held, fcntl.LOCK_EX)
 
     def read(path: Path) -> None:
@@ -176,7 +176,7 @@ def _claims(directory: Path) -> Prepared:
 
 
 def _output(directory: Path) -> Prepared:
-    """What a task has printed: its tail, its pieces, and progress out of it, also where it is rotated meanwhile."""
+    """A task's output: its tail, its chunks, and the progress parsed from it, also during a rotation."""
     path = directory / "output-0.log"
     (directory / "output-\u00b2.log").write_bytes(b"x")
 
@@ -186,7 +186,7 @@ def _output(directory: Path) -> Prepared:
         for most in (1, 7, TAIL_BYTES_MAX):
             tail = tail_of(directory, 0, most)
             if len(tail.encode()) > most:
-                raise AssertionError(f"{len(tail.encode())} bytes of at most {most}")
+                raise AssertionError(f"{len(tail.encode())} bytes, at most {most} allowed")
         node_service_pb2.AttemptReport(output_tail=tail)
         for rank in ranks_in(directory):
             reader = OutputReader(directory, rank, tail_bytes=5)
@@ -207,7 +207,7 @@ KERNEL = (
 
 
 def _kernel(data: bytes) -> None:
-    """What the kernel says may be new to us."""
+    """Kernel files may contain unknown values."""
     text = data.decode("ascii", errors="replace")
     parse_pressure(text)
     parse_cpu_list(text)
@@ -236,7 +236,7 @@ def _progress(data: bytes) -> None:
     for line in newest_lines(data):
         if parsed := parse_line(line):
             now += 0.5
-            track.acquire_claim(parsed, now)
+            track.update(parsed, now)
     rate = track.rate_per_second(now)
     if not (math.isfinite(rate) and rate >= 0):
         raise AssertionError(f"a rate of {rate}")
@@ -244,7 +244,7 @@ def _progress(data: bytes) -> None:
     agent = SimpleNamespace(
         _throttling=SimpleNamespace(parsed=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
     )
-    Agent._report_progress(agent, KEY, track, rate, 1e9)  # type: ignore[arg-type]  # it needs no more of an agent
+    Agent._report_progress(agent, KEY, track, rate, 1e9)  # type: ignore[arg-type]  # the used subset of an agent
     reports[0].SerializeToString()
 
 
@@ -263,7 +263,7 @@ def _name(data: bytes) -> None:
 
 
 def _stop_order(directory: Path) -> Prepared:
-    """A supervisor loads its modules without the package around them."""
+    """A supervisor loads its modules without the enclosing package."""
     sys.path.append(str(SUPERVISOR.parent))
     try:
         ordered_grace_seconds = import_module("stop_order").ordered_grace_seconds
@@ -271,7 +271,7 @@ def _stop_order(directory: Path) -> Prepared:
         sys.path.pop()
 
     def read(path: Path) -> None:
-        ordered_grace_seconds()  # it reads the file in the working directory
+        ordered_grace_seconds()  # it reads the file from the working directory
 
     prepared = file_target("stop.json", read, (b'{"grace_seconds": 30.0}'.ljust(64), b'{"grace_seconds": null}'))(
         directory

@@ -1,8 +1,9 @@
-"""Datagrams to a real node agent in a process of its own: over the progress sockets of real jobs, and the supervisors'.
+"""Datagrams to a real node agent in a separate process: to the progress sockets of real jobs, and to the supervisors'.
 
-Many clients send at once: lines that are damaged, huge ones, thousands in a datagram, and as many datagrams as the
-kernel takes; some connect and go away, some try streams, which nobody there hears. Every so often the agent has to beat
-in time, tell the step that a good client tells last, and hold no more memory and descriptors than before.
+Many clients send at once: damaged lines, huge lines, thousands of lines in a datagram, and as many datagrams as the
+kernel accepts; some connect and disconnect, some try streams, which the agent does not support. At intervals the agent
+must send its heartbeat in time, report the last step of a valid client, and hold no more memory and descriptors than
+before.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from tests.unit.node_agent.conftest import end_jobs
 from tests.unit.node_agent.jobs import NODE, assignment
 from tests.unit.node_agent.placement import Placement
 from tests.verification.fuzz.agent_files import PROGRESS, STATE
-from tests.verification.fuzz.mutating import Mutator
-from tests.verification.fuzz.running import FINDINGS_MAX, GROWTH_BYTES_MAX, SETTLED_SHARE, Finding, Outcome
+from tests.verification.fuzz.mutator import Mutator
+from tests.verification.fuzz.runner import FINDINGS_MAX, GROWTH_BYTES_MAX, SETTLED_SHARE, Finding, Outcome
 
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, socket_directory
 from cotenant.v1 import node_service_pb2
 
-NAME = "sockets of an agent"
+NAME = "agent sockets"
 JOBS = ("a", "b", "c")
 PRINTS = "while :; do echo step 5 loss x; head -c 50000 /dev/urandom; sleep 0.2; done"
 AT_ONCE = 64
 PROBE_EVERY = 20  # rounds
 BEAT_SECONDS = 0.5
-ANSWER_SECONDS_MAX = 5.0  # between what a good client says and what placement hears; it is told once a second
+ANSWER_SECONDS_MAX = 5.0  # from a valid client's report to placement; the agent reports once a second
 DATAGRAM_BYTES_MAX = 150_000
-LEFT_OPEN_MAX = 16
+LEAKED_DESCRIPTORS_MAX = 16
 GONE = (errno.ENOBUFS, errno.EAGAIN, errno.EMSGSIZE, errno.EPROTOTYPE, errno.ECONNREFUSED, errno.EINVAL)
 
 
 def run(
     name: str, inputs: int, seed: int | str, directory: Path, watch: Callable[[Outcome], None] = lambda outcome: None
 ) -> Outcome:
-    """Send so many inputs."""
+    """Send a number of inputs."""
     outcome = Outcome(name)
     asyncio.run(_Fuzzing(outcome, Random(f"{name} {seed}"), directory).run(inputs, watch))
     return outcome
@@ -56,7 +57,7 @@ class _Fuzzing:
         self.outcome, self.rng, self.state_dir = outcome, rng, directory / "state"
         self.log = directory / "agent.log"
         self.progress, self.status = Mutator(rng, PROGRESS), Mutator(rng, (STATE,))
-        self.step = 1 << 40  # beyond what is made up
+        self.step = 1 << 40  # more than the declared ones
         self.placement = Placement()
 
     async def run(self, inputs: int, watch: Callable[[Outcome], None]) -> None:
@@ -73,7 +74,7 @@ class _Fuzzing:
             assert agent.process
             await self._fuzz(inputs, agent.process.pid, watch)
             if agent.process.returncode is not None:
-                self._finding(f"the agent ended with {agent.process.returncode}")
+                self._finding(f"the agent exited with {agent.process.returncode}")
         finally:
             with suppress(ProcessLookupError):
                 await agent.end(signal.SIGKILL)
@@ -81,7 +82,7 @@ class _Fuzzing:
             await self.placement.stop()
 
     def _assignment(self, job: str) -> node_service_pb2.Assignment:
-        """Two jobs that sleep, and one that prints anything while its progress is looked for in that."""
+        """Return two jobs that sleep, and one that prints random output with progress patterns."""
         command = ["sh", "-c", PRINTS] if job == JOBS[-1] else ["sleep", "86400"]
         made = assignment(job, command, node_id=f"{NODE}-sockets")
         if job == JOBS[-1]:
@@ -104,19 +105,19 @@ class _Fuzzing:
                 self.outcome.seconds = time.monotonic() - begun
                 watch(self.outcome)
             if not settled[0] and self.outcome.inputs >= inputs * SETTLED_SHARE:
-                settled = _held(pid)
+                settled = _memory_and_descriptors(pid)
         await self._probe(pid, paths[0])
         self.outcome.seconds = time.monotonic() - begun
-        memory_bytes, descriptors = _held(pid)
+        memory_bytes, descriptors = _memory_and_descriptors(pid)
         if settled[0]:
             self.outcome.grown_bytes = memory_bytes - settled[0]
-            if descriptors > settled[1] + LEFT_OPEN_MAX:
-                self._finding(f"{descriptors - settled[1]} descriptors are left open")
+            if descriptors > settled[1] + LEAKED_DESCRIPTORS_MAX:
+                self._finding(f"{descriptors - settled[1]} leaked descriptors")
         if self.outcome.grown_bytes > GROWTH_BYTES_MAX:
             self._finding(f"the agent grew by {self.outcome.grown_bytes >> 20} MiB")
         for job in JOBS:
             if self.placement.end(job):
-                self._finding(f"job {job} was told to have ended, and runs")
+                self._finding(f"job {job} was reported as ended, and still runs")
 
     def _one(self, paths: list[Path], notify: Path) -> None:
         """Send one input in one of many ways."""
@@ -124,9 +125,9 @@ class _Fuzzing:
         path = notify if to_supervisors else self.rng.choice(paths)
         kind = self.rng.random()
         data = (self.status if to_supervisors else self.progress).draw()
-        if kind < 0.1:  # as long as the kernel lets it be
+        if kind < 0.1:  # as the kernel accepts it
             data = (data or b"x") * (DATAGRAM_BYTES_MAX // (len(data) or 1) + 1)
-        elif kind < 0.2:  # very many lines, each with some sense
+        elif kind < 0.2:  # very many lines, each of them meaningful
             data = b"".join(
                 b"step=%d\n" % self.rng.randrange(1 << 30) for _ in range(self.rng.choice((10, 500, 5_000)))
             )
@@ -149,43 +150,43 @@ class _Fuzzing:
             except OSError as error:
                 self.outcome.refused += 1
                 if error.errno not in (*GONE, errno.EPIPE, errno.ENOTCONN):
-                    self._finding(f"nobody listens at {path.name}: {error}")
+                    self._finding(f"no listener at {path.name}: {error}")
 
     async def _probe(self, pid: int, path: Path) -> None:
-        """See that the agent beats, and tells what a good client says last."""
+        """Check that the agent sends heartbeats, and reports the last step of a valid client."""
         beats, first = self.placement.beats, self.step + 1
         try:
             async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                while not self._told(first):
-                    self.step += 1  # one that is not beyond the last is old news
+                while not self._has_reported(first):
+                    self.step += 1  # only a larger step is news
                     with suppress(BlockingIOError), closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as client:
                         client.setblocking(False)
                         client.sendto(b"step=%d phase=probe" % self.step, str(path))
                     await asyncio.sleep(0.02)
-                while self.placement.beats == beats:  # noqa: ASYNC110  # a beat has no event
+                while self.placement.beats == beats:  # noqa: ASYNC110  # a heartbeat has no event
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            what = "does not beat" if self._told(first) else "does not hear a good client"
+            what = "sends no heartbeat" if self._has_reported(first) else "does not report a valid client's step"
             self._finding(f"the agent {what} for {ANSWER_SECONDS_MAX:g} s")
         except OSError as error:
-            self._finding(f"the agent cannot be told anything: {error}")
+            self._finding(f"the agent cannot be reached: {error}")
         with self.log.open("rb+") as log:
-            if (told := log.read()) and (at := told.find(b"Traceback")) >= 0:
-                self._finding(f"a traceback: {told[at:][-600:].decode(errors='replace')}")
+            if (output := log.read()) and (at := output.find(b"Traceback")) >= 0:
+                self._finding(f"a traceback: {output[at:][-600:].decode(errors='replace')}")
             log.truncate(0)
         self.placement.progress.clear()
         self.placement.samples.clear()
 
-    def _told(self, step: int) -> bool:
-        told = (one.progress for one in self.placement.progress if one.job_id == JOBS[0])
-        return any(one.phase == "probe" and one.phase_step >= step for one in told)
+    def _has_reported(self, step: int) -> bool:
+        reports = (one.progress for one in self.placement.progress if one.job_id == JOBS[0])
+        return any(one.phase == "probe" and one.phase_step >= step for one in reports)
 
     def _finding(self, what: str) -> None:
         if all(finding.what != what for finding in self.outcome.findings):
             self.outcome.findings.append(Finding(self.outcome.target, what, b""))
 
 
-def _held(pid: int) -> tuple[int, int]:
-    """The memory that a process holds, and its descriptors."""
+def _memory_and_descriptors(pid: int) -> tuple[int, int]:
+    """Return the memory and the number of descriptors of a process."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE"), len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,7 +1,7 @@
-"""Calls of every method with messages that nobody should send, and bytes that are no HTTP/2, to a whole mesh.
+"""Calls of every method with invalid messages, and bytes that are not HTTP/2, against a whole mesh.
 
-A call may be answered with OK or refused in words: INTERNAL and UNKNOWN are findings, as is whatever is logged with a
-traceback. Afterwards what is free is counted again, and the mesh has to run another job.
+A call may be answered with OK or a refusal: INTERNAL and UNKNOWN are findings, and so is every logged traceback.
+Afterwards the ledger is recounted, and the mesh must run another job.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from tests.unit.services.mesh import Mesh, again, running, spec, until
-from tests.verification.fuzz.inflating import Inflater
+from tests.verification.fuzz.inflater import Inflater
 from tests.verification.fuzz.loop_lag import LoopLag
 from tests.verification.fuzz.messages import Drawer
-from tests.verification.fuzz.mutating import Mutator
-from tests.verification.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, live_bytes
-from tests.verification.fuzz.well_meant import ValidRequests
+from tests.verification.fuzz.mutator import Mutator
+from tests.verification.fuzz.runner import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, live_bytes
+from tests.verification.fuzz.valid_requests import ValidRequests
 
 from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.rpc.policy_service import serve_policies
@@ -39,7 +39,7 @@ from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import tenant_service_pb2 as tenants_pb
 
 HEAVY = "heavy calls"
-NAMES = ("unary calls", "streaming calls", HEAVY, "bytes of calls", "bytes of connections")
+NAMES = ("unary calls", "streaming calls", HEAVY, "undecodable calls", "invalid HTTP/2")
 SERVED_BY = {
     **dict.fromkeys(("JobService", "TenantService"), "queue"),
     **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
@@ -49,26 +49,26 @@ SERVED_BY = {
     "PolicyService": "queue",
 }
 PROTOS = ("job", "tenant", "node", "placement", "predictor", "contention", "policy", "replica")
-AT_ONCE = 64  # most of a call is waited for
+AT_ONCE = 64  # most of a call is waiting
 STREAM_SECONDS = 0.15
 CALL_SECONDS = 20.0
 SETTLE_SECONDS = 20.0
 PROBE_EVERY = 200
-OF_THE_CLIENT = "Internal error from Core"  # a stream was refused while it was still being written
-LOOP_BEFORE = "Event loop is closed"  # gRPC's poller still knew it
+OF_THE_CLIENT = "Internal error from Core"  # a stream was refused during its request
+LOOP_BEFORE = "Event loop is closed"  # still known to gRPC's poller
 FORBIDDEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 Watch = Callable[[Outcome], None]
 
 
 def methods() -> Iterator[MethodDescriptor]:
-    """Every method of the contract."""
+    """Yield every method of the API."""
     for proto in PROTOS:
         for service in import_module(f"cotenant.v1.{proto}_service_pb2").DESCRIPTOR.services_by_name.values():
             yield from service.methods
 
 
 def run(name: str, inputs: int, seed: int | str, directory: Path, watch: Watch = lambda outcome: None) -> Outcome:
-    """Fuzz one of `NAMES` with so many inputs."""
+    """Fuzz one of `NAMES` with a number of inputs."""
     outcome = Outcome(name)
     heard = LogFindings(outcome)
     lag = LoopLag()
@@ -78,7 +78,7 @@ def run(name: str, inputs: int, seed: int | str, directory: Path, watch: Watch =
 
 
 class LogFindings(logging.Handler):
-    """Takes whatever is logged with a traceback as a finding, once for each place."""
+    """Reports each logged traceback as a finding, once per place."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(logging.ERROR)
@@ -86,25 +86,25 @@ class LogFindings(logging.Handler):
         self._seen: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hear of what gRPC and asyncio log."""
-        if not record.exc_info or record.name.startswith("grpc._cython"):  # it tells of each header that is no text
+        """Process records of gRPC and asyncio."""
+        if not record.exc_info or record.name.startswith("grpc._cython"):  # it logs each header that is not text
             return
         if str(record.exc_info[1]) != LOOP_BEFORE:
             self.report(record.getMessage()[:80], record.exc_info[1])
 
     def process(self, logger: Any, method: str, event: dict[str, Any]) -> Any:
-        """Hear of what the services log."""
-        told = event.get("exc_info")
-        if told:
+        """Process events of the services."""
+        exc_info = event.get("exc_info")
+        if exc_info:
             self.report(
                 f"{event.get('event')} {event.get('method', '')}",
-                told if isinstance(told, BaseException) else sys.exc_info()[1],
+                exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1],
             )
         raise structlog.DropEvent
 
     def report(self, what: str, error: BaseException | None) -> None:
-        """Note it, unless it is known."""
-        from tests.verification.fuzz.running import _describe
+        """Report a finding, unless it is known."""
+        from tests.verification.fuzz.runner import _describe
 
         where = _describe(error) if error else ""
         kind = where.partition(":")[0] + where[where.rfind("[") :]
@@ -113,7 +113,7 @@ class LogFindings(logging.Handler):
             self.outcome.findings.append(Finding(self.outcome.target, f"logged: {what}: {where}", b""))
 
     def listening(self) -> Any:
-        """Listen for as long as the context lasts."""
+        """Capture logs within the context."""
         return _LogCapture(self)
 
 
@@ -137,8 +137,8 @@ class _LogCapture:
 class _Fuzzing:
     def __init__(self, outcome: Outcome, rng: Random, watch: Watch, lag: LoopLag) -> None:
         self.outcome, self.rng, self.watch, self.lag = outcome, rng, watch, lag
-        self.heavy = 0.02  # the share of requests that are made large
-        self.sent: list[tuple[MethodDescriptor, list[bytes]]] = []  # in the present round
+        self.heavy = 0.02  # share of requests that are inflated
+        self.sent: list[tuple[MethodDescriptor, list[bytes]]] = []  # of the current round
         self.known: dict[str, list[str]] = {
             "job_id": [],
             "Job": [],
@@ -169,7 +169,7 @@ class _Fuzzing:
             for _ in range(3):
                 self._know(await mesh.submit(gpus=1))
             settled = 0
-            made = self._bytes if name == "bytes of calls" else self._requests
+            made = self._bytes if name == "undecodable calls" else self._requests
             if name == HEAVY:
                 self.heavy = 0.9
             wanted = [
@@ -177,12 +177,12 @@ class _Fuzzing:
                 for method in self.methods
                 if name.startswith("bytes") or name == HEAVY or (name == "streaming calls") == _streams(method)
             ]
-            self.lag.take()  # it has started
+            self.lag.take()  # it is running
             while self.outcome.inputs < inputs and len(self.outcome.findings) < FINDINGS_MAX:
                 chosen = [self.rng.choice(wanted) for _ in range(min(AT_ONCE, inputs))]
-                if name == "bytes of connections":
+                if name == "invalid HTTP/2":
                     await asyncio.gather(*map(self._connection, chosen))
-                else:  # requests are made in a thread: what that takes is not the loop's
+                else:  # requests are built in a thread: their CPU time is not the loop's
                     requests = await asyncio.to_thread(lambda: [made(method) for method in chosen])  # noqa: B023  # awaited
                     await asyncio.gather(*map(self._sent, chosen, requests))
                 self.outcome.inputs += min(AT_ONCE, inputs)
@@ -193,21 +193,21 @@ class _Fuzzing:
                     self.outcome.seconds = time.monotonic() - self.begun
                     self.watch(self.outcome)
             self.outcome.seconds = time.monotonic() - self.begun
-            if name != HEAVY:  # large jobs that were admitted are kept
+            if name != HEAVY:  # large jobs that were admitted are stored
                 self.outcome.grown_bytes = await self._memory_bytes() - settled if settled else 0
             await self._afterwards()
             for channel in self.channels.values():
                 await channel.close()
 
     async def _memory_bytes(self) -> int:
-        """Measure memory, and leave the CPU time of it out of what the calls are judged by."""
+        """Measure memory, and exclude its CPU time from the loop lag."""
         measured = live_bytes()
-        await asyncio.sleep(0)  # the callback that measured ends
+        await asyncio.sleep(0)  # end the measuring callback
         self.lag.take()
         return measured
 
     async def _judge_lag(self) -> None:
-        """Find out which call of the round held the loop, if one did: each is made once more, by itself."""
+        """Find the call of the round that blocked the loop, if any: repeat each call alone."""
         sent, self.sent = self.sent, []
         if not (what := self.lag.finding()):
             return
@@ -219,7 +219,7 @@ class _Fuzzing:
         longest = max(sent, key=lambda one: sum(map(len, one[1])), default=None)
         if longest is not None:
             names = ", ".join(sorted({method.name for method, _ in sent}))
-            print(f"  a round {what}, and none of its calls did so again alone: {names}", file=sys.stderr)
+            print(f"  a round {what}, but none of its calls did so alone: {names}", file=sys.stderr)
 
     async def _start_contention(self) -> None:
         server = Server("127.0.0.1:0")
@@ -234,7 +234,7 @@ class _Fuzzing:
         )
 
     def _plain(self, part: str) -> Any:
-        """A channel that sends whatever it is given."""
+        """Return a channel that sends any bytes."""
         if part not in self.channels:
             self.channels[part] = grpc.aio.insecure_channel(f"127.0.0.1:{self.mesh.ports[part]}")
         return self.channels[part]
@@ -267,7 +267,7 @@ class _Fuzzing:
         return [self._request(method).SerializeToString() for _ in range(count)]
 
     def _bytes(self, method: MethodDescriptor) -> list[bytes]:
-        """Make what is no message, or only just one."""
+        """Return bytes that are an invalid message, or barely a valid one."""
         good = self._request(method).SerializeToString()
         return [Mutator(self.rng, [good or b"\x08"]).draw()]
 
@@ -285,10 +285,10 @@ class _Fuzzing:
                 async for _ in answer:
                     pass
             else:
-                told = await answer
-                if isinstance(told, jobs_pb.CreateJobResponse):
-                    self._know(told.job.id)
-        except asyncio.CancelledError:  # so gRPC tells a writer of a stream that it was refused meanwhile
+                response = await answer
+                if isinstance(response, jobs_pb.CreateJobResponse):
+                    self._know(response.job.id)
+        except asyncio.CancelledError:  # so gRPC informs a writer of a stream of a refusal
             self.outcome.refused += 1
         except grpc.aio.AioRpcError as error:
             self.outcome.refused += 1
@@ -302,15 +302,15 @@ class _Fuzzing:
     _recorded: bytes = b""
 
     async def _connection(self, method: MethodDescriptor) -> None:
-        """Send a connection's bytes, damaged or cut, and go away."""
+        """Send the bytes of a connection, damaged or truncated, and disconnect."""
         if not self._recorded:
-            self._recorded = b"PRI"  # the others wait for nothing: they send what is not even a preface
+            self._recorded = b"PRI"  # clients without a valid preface do not wait
             self._recorded = await self._record()
         data = Mutator(self.rng, [self._recorded]).draw()
         part = self.rng.choice(("queue", "placement", "predictor", "contention"))
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.mesh.ports[part])
-        except OSError:  # it takes no more for a moment: the probe tells whether it does again
+        except OSError:  # it accepts nothing for a moment: the probe checks that it recovers
             self.outcome.refused += 1
             return
         with suppress(OSError):
@@ -325,7 +325,7 @@ class _Fuzzing:
             await again(lambda: self.mesh.jobs.ListJobs(jobs_pb.ListJobsRequest(), timeout=CALL_SECONDS))
 
     async def _record(self) -> bytes:
-        """Write down what a client sends that makes two calls."""
+        """Record the bytes of a client that makes two calls."""
         sent = bytearray()
 
         async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -357,8 +357,8 @@ class _Fuzzing:
     # Afterwards ------------------------------------------------------------------------------------------------
 
     async def _afterwards(self) -> None:
-        """Count again what is free, and have a job run."""
-        try:  # a plan whose caller has gone holds its places before it is committed
+        """Recount the ledger, and run a job."""
+        try:  # a plan of a disconnected caller holds its places until it is committed
             await until(lambda: not any(recount(self.mesh)))
         except TimeoutError:
             for wrong in recount(self.mesh):
@@ -366,9 +366,9 @@ class _Fuzzing:
         try:
             await asyncio.wait_for(self._serves(), SETTLE_SECONDS * 3)
         except (TimeoutError, AssertionError, grpc.aio.AioRpcError) as error:
-            self._finding(f"afterwards no job runs: {type(error).__name__} {str(error)[:300]}")
+            self._finding(f"no job runs afterwards: {type(error).__name__} {str(error)[:300]}")
         for wrong in recount(self.mesh):
-            self._finding(f"the ledger, at last: {wrong}")
+            self._finding(f"the ledger, at the end: {wrong}")
 
     async def _serves(self) -> None:
         from cotenant.v1 import contention_service_pb2, contention_service_pb2_grpc
@@ -385,7 +385,7 @@ class _Fuzzing:
 
 
 def recount(mesh: Mesh) -> Iterator[str]:
-    """Say where what the ledger has free is not what no attempt holds."""
+    """Yield where the ledger's free resources are not those that no attempt holds."""
     cluster = mesh.parts["placement"].service.cluster
     ledger = cluster.ledger
     held = [holding for live in cluster.attempts.values() if not live.state.ended for holding in live.holdings]
@@ -397,9 +397,9 @@ def recount(mesh: Mesh) -> Iterator[str]:
             shape.cores - sum(holding.cores for holding in here),
             shape.memory_bytes - sum(holding.memory_bytes for holding in here),
         )
-        told = (int(ledger.free_gpus[number]), int(ledger.free_cores[number]), int(ledger.free_memory[number]))
-        if told != counted:
-            yield f"node {number} has {told} free, of {shape} attempts leave {counted}"
+        free = (int(ledger.free_gpus[number]), int(ledger.free_cores[number]), int(ledger.free_memory[number]))
+        if free != counted:
+            yield f"node {number} has {free} free, but {shape} minus its attempts is {counted}"
 
 
 def _streams(method: MethodDescriptor) -> bool:
@@ -412,5 +412,5 @@ async def _each(requests: list[bytes]) -> AsyncIterator[bytes]:
 
 
 def _stable(details: str | None) -> str:
-    """What is said, without the incident's number, which is another each time."""
+    """Return an error's text without its incident number."""
     return " ".join(word for word in (details or "").split() if not any(letter.isdigit() for letter in word))[:160]

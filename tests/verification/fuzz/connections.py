@@ -1,7 +1,7 @@
-"""Bytes into a TLS port: damaged or cut off hellos and flights, strangers, and damaged HTTP/2 behind a handshake.
+"""Bytes to a TLS port: damaged or truncated handshakes, unknown clients, and damaged HTTP/2 over TLS.
 
-Whoever shows no certificate of the authority hears nothing at all; whoever shows a good one is served before, between
-and after all of it.
+A client without a certificate of the authority receives nothing; clients with a valid one are served before, during and
+after.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from tests.unit.services.mesh import again
 from tests.verification.fuzz.calls import LogFindings
-from tests.verification.fuzz.mutating import Mutator
-from tests.verification.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
+from tests.verification.fuzz.mutator import Mutator
+from tests.verification.fuzz.runner import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
 
 from cotenant.rpc.channel import connect
 from cotenant.rpc.policy_service import serve_policies
@@ -31,11 +31,11 @@ from cotenant.security.server_security import Security
 from cotenant.security.subjects import Subject
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
 
-NAME = "bytes of TLS"
+NAME = "invalid TLS"
 AT_ONCE = 32
 ANSWER_SECONDS = 0.25
 PROBE_EVERY = 8  # rounds
-LEFT_OPEN_MAX = 3 * AT_ONCE  # descriptors, beside those there were when memory had settled
+LEAKED_DESCRIPTORS_MAX = 3 * AT_ONCE  # descriptors, more than after memory had settled
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 HEADERS = (
     b"\x83\x86\x00\x05:path\x27/cotenant.v1.PolicyService/ListPolicies"
@@ -48,7 +48,7 @@ CALL += b"\x00\x00\x00\x01" + bytes(5)
 def run(
     name: str, inputs: int, seed: int | str, directory: Path, watch: Callable[[Outcome], None] = lambda outcome: None
 ) -> Outcome:
-    """Open so many connections."""
+    """Open a number of connections."""
     outcome = Outcome(name)
     with LogFindings(outcome).listening():
         asyncio.run(_Fuzzing(outcome, Random(f"{name} {seed}"), directory).run(inputs, watch))
@@ -93,22 +93,22 @@ class _Fuzzing:
             await self._probe()
             self.outcome.seconds = time.monotonic() - begun
             self.outcome.grown_bytes = memory_bytes() - settled if settled else 0
-            if inputs > LEFT_OPEN_MAX and _open_files() > open_then + LEFT_OPEN_MAX:
-                self._finding(f"{_open_files() - open_then} descriptors are left open")
+            if inputs > LEAKED_DESCRIPTORS_MAX and _open_files() > open_then + LEAKED_DESCRIPTORS_MAX:
+                self._finding(f"{_open_files() - open_then} leaked descriptors")
         await server.stop(0)
 
     async def _probe(self) -> None:
-        """See that a good caller is served."""
+        """Check that a valid client is served."""
         try:
             request = policy_service_pb2.ListPoliciesRequest()
             await again(lambda: self.stub.ListPolicies(request, timeout=20, wait_for_ready=True))
         except Exception as error:
-            self._finding(f"a good caller is not served: {type(error).__name__} {str(error)[:200]}")
+            self._finding(f"a valid client is not served: {type(error).__name__} {str(error)[:200]}")
 
     async def _one(self) -> None:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        except OSError:  # it takes no more for a moment: the probe tells whether it does again
+        except OSError:  # it accepts nothing for a moment: the probe checks that it recovers
             self.outcome.refused += 1
             return
         kind = self.rng.choice((self._hello, self._flight, self._inside, self._not_known))
@@ -121,7 +121,7 @@ class _Fuzzing:
             writer.transport.abort()
 
     async def _hello(self, reader: Any, writer: Any) -> None:
-        """Send a client's first bytes, damaged."""
+        """Send a damaged ClientHello."""
         writer.write(self.hello.draw())
         if self.rng.random() < 0.3:
             writer.write_eof()
@@ -129,7 +129,7 @@ class _Fuzzing:
         await self._heard_a_little(reader)
 
     async def _flight(self, reader: Any, writer: Any) -> None:
-        """Shake hands up to a flight that is damaged, or cut off."""
+        """Handshake up to a flight that is damaged or truncated."""
         flight = self.rng.randrange(3)
 
         def damage(number: int, data: bytes) -> bytes:
@@ -139,19 +139,19 @@ class _Fuzzing:
         await self._heard_a_little(reader)
 
     async def _inside(self, reader: Any, writer: Any) -> None:
-        """Be known, and then say what is no HTTP/2."""
+        """Authenticate, then send invalid HTTP/2."""
         client = _TlsClient(self.known, reader, writer)
         await client.shake()
         await client.say(self.inside.draw())
         await self._heard_a_little(reader)
 
     async def _not_known(self, reader: Any, writer: Any) -> None:
-        """Show no certificate, or another authority's, and make a good call."""
+        """Make a valid call without a certificate, or with another authority's."""
         client = _TlsClient(self.rng.choice((self.foreign, self.anonymous)), reader, writer)
         await client.shake()
         await client.say(CALL)
         if heard := await client.hear():
-            self._finding(f"a stranger hears {heard[:60]!r}")
+            self._finding(f"an unknown client receives {heard[:60]!r}")
 
     async def _heard_a_little(self, reader: Any) -> None:
         with suppress(TimeoutError):
@@ -163,7 +163,7 @@ class _Fuzzing:
 
 
 class _TlsClient:
-    """One end of a TLS connection, whose flights may be changed on their way."""
+    """A TLS client whose flights can be changed on their way."""
 
     def __init__(
         self, context: ssl.SSLContext, reader: Any, writer: Any, change: Callable[[int, bytes], bytes] | None = None
@@ -187,7 +187,7 @@ class _TlsClient:
         await self._send()
 
     async def hear(self) -> bytes:
-        """Return the next bytes said; b"" at the end."""
+        """Return the next bytes received; b"" at the end."""
         while True:
             try:
                 return self._tls.read(1 << 16)

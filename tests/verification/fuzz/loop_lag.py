@@ -1,11 +1,10 @@
 """An oracle for event loops: no callback may take more CPU time than `STEP_SECONDS_MAX`, whatever the input.
 
-Every callback that asyncio runs is measured by the CPU time of its thread, not by the clock, so that a loaded machine
-gives no false alarms. A slow machine gives none either: a fixed piece of work is timed in the same process, and the
-bound grows by as much as that takes longer than on the machine for which the bound was chosen. What the garbage
-collector took is left out: its pauses belong to whatever else the process holds, here a fuzzer, and are bounded in
-services by `cotenant.rpc.gc_tuning`. Targets without a loop, which services run within theirs, are measured by the same
-bound as a whole.
+Every asyncio callback is measured by the CPU time of its thread, not by elapsed time, so that a loaded machine gives no
+false alarms. Neither does a slow machine: a fixed piece of work is timed in the same process, and the bound is scaled
+by the ratio of its time to that on the reference machine. Garbage collection is excluded: its pauses depend on the rest
+of the process, here a fuzzer, and services bound them by `cotenant.rpc.gc_tuning`. Targets without a loop, which
+services run within theirs, must stay within the same bound as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from functools import cache
 from typing import Any
 
 STEP_SECONDS_MAX = 0.1
-REFERENCE_SECONDS = 0.010  # what `_work` takes on the machine for which the bound was chosen
+REFERENCE_SECONDS = 0.010  # time of `_work` on the reference machine
 WORK_ROUNDS = 20_000
 CALIBRATIONS = 5
 
@@ -35,14 +34,14 @@ class Step:
 
 
 class Collector:
-    """CPU time that this thread has spent in the garbage collector."""
+    """CPU time that this thread has spent in garbage collection."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._begun = 0.0
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """Hear from the collector that it begins, or has ended."""
+        """Handle the start or end of a collection."""
         if phase == "start":
             self._begun = time.thread_time()
         else:
@@ -66,7 +65,7 @@ class LoopLag:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Measure for as long as the context lasts."""
+        """Measure within the context."""
         handle: Any = events.Handle
         run, collector = handle._run, self._collector
 
@@ -87,12 +86,12 @@ class LoopLag:
             gc.callbacks.remove(collector)
 
     def take(self) -> Step:
-        """Return the longest callback since the last time."""
+        """Return the longest callback since the last call."""
         taken, self._longest = self._longest, Step()
         return taken
 
     def finding(self) -> str:
-        """Say which callback took too long since the last time; "" where none did."""
+        """Return a finding if a callback took too long since the last call, else ""."""
         step = self.take()
         if step.seconds <= bound_seconds():
             return ""
@@ -100,7 +99,7 @@ class LoopLag:
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
-    """Return how much CPU time of this thread a call takes, without garbage collection."""
+    """Return the CPU time of a call in this thread, without garbage collection."""
     collector = Collector()
     gc.callbacks.append(collector)
     begun = time.thread_time()
@@ -114,7 +113,7 @@ def cpu_seconds(run: Callable[[], object]) -> float:
 
 @cache
 def bound_seconds() -> float:
-    """Return the most CPU time that one callback may take on this machine."""
+    """Return the CPU time that one callback may take on this machine."""
     quickest = min(cpu_seconds(_work) for _ in range(CALIBRATIONS))
     return STEP_SECONDS_MAX * max(1.0, quickest / REFERENCE_SECONDS)
 

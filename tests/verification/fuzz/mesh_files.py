@@ -1,4 +1,4 @@
-"""What `cotenant up`, `cotenant tokens` and `cotenant store` read: agents' words, a mesh's notes, an older store."""
+"""Input of `cotenant up`, `cotenant tokens` and `cotenant store`: agents' answers, notes of a mesh, an older store."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ KEY = f"{JOBS}x"
 
 
 def targets() -> Iterator[Target]:
-    """Give the targets."""
+    """Yield the targets."""
     config = AgentConfig("a", Path("/a"), "127.0.0.1:1", cpus=(0, 1), hidden=(Path("/b"),), users={"eve": "root"})
     lines = [ChildSettings(config, tls, 1024).to_line() for tls in (None, TlsFiles(Path("/ca.pem"), Path("/c")))]
-    yield Target("settings of an agent", lambda directory: Prepared(_settings, lines), (BadSettings,))
-    yield Target("answer of an agent", _answer)
+    yield Target("agent settings", lambda directory: Prepared(_settings, lines), (BadSettings,))
+    yield Target("agent answer", _answer)
     yield Target("identity.json", file_target(MARK_FILE, _token, (b'{"only_user": "ann"}',)), (CommandError,))
     yield Target("spec parts", _parts, (BadRecord,))
     yield Target("divided record", _divided, (BadRecord, NewerSchema))
@@ -51,17 +51,17 @@ def targets() -> Iterator[Target]:
     yield Target("job of an older store", _older(f"{JOBS}x", records_pb2.StoredJob, "job"), newer)
     yield Target("attempt of an older store", _older(f"{ATTEMPTS}x", records_pb2.StoredAttempt, "attempt"), newer)
     yield Target("assignment of an older store", _assigned)
-    yield Target("name of a kept attempt", lambda directory: Prepared(_kept(directory), (b"x-1", b"job-2-17")))
+    yield Target("stored attempt name", lambda directory: Prepared(_kept(directory), (b"x-1", b"job-2-17")))
     yield Target("archive of an older store", _archived)
 
 
 def _settings(data: bytes) -> None:
-    """What is taken in can be written down again."""
+    """Accepted settings can be written again."""
     ChildSettings.from_line(data).to_line()
 
 
 def _answer(directory: Path) -> Prepared:
-    """An agent's pipe: what libraries print into it is no answer."""
+    """An agent's pipe: output of libraries is not an answer."""
     loop = asyncio.new_event_loop()
 
     async def run_one(data: bytes) -> None:
@@ -71,21 +71,19 @@ def _answer(directory: Path) -> Prepared:
         os.close(writer)
         process = AgentProcess.__new__(AgentProcess)
         process.node_id = "n"
-        process._process = SimpleNamespace(stdout=os.fdopen(reader, "rb"))  # type: ignore[assignment]  # of a process it needs no more
+        process._process = SimpleNamespace(stdout=os.fdopen(reader, "rb"))  # type: ignore[assignment]  # the used subset of a process
         answer = await process.answer()
         if not isinstance(answer, dict) or (answer and not answer.keys() & {"ready", "error"}):
-            raise AssertionError(f"{answer!r} is taken for an answer")
+            raise AssertionError(f"{answer!r} is accepted as an answer")
 
-    return Prepared(
-        lambda data: loop.run_until_complete(run_one(data)), (*ANSWERS, b"a library's words\n" + ANSWERS[0])
-    )
+    return Prepared(lambda data: loop.run_until_complete(run_one(data)), (*ANSWERS, b"a log line\n" + ANSWERS[0]))
 
 
 def _token(path: Path) -> None:
-    with patch("os.geteuid", return_value=1000):  # root may give tokens to everybody
+    with patch("os.geteuid", return_value=1000):  # root may issue tokens to every user
         for name in ("None", "True", "eve"):
             if not check_token_for(name, path.parent, insist=False):
-                raise AssertionError(f"the mesh is said to be of {name!r}")
+                raise AssertionError(f"the mesh is said to belong to {name!r}")
 
 
 # Spec parts --------------------------------------------------------------------------------------------------------
@@ -100,7 +98,7 @@ def _large() -> bytes:
 
 
 async def _kept_apart() -> tuple[bytes, str, bytes]:
-    """A record without its parts, the key of these, and the parts."""
+    """Return a record without its parts, their key, and the parts."""
     inner = MemoryStore()
     await SpecStore(inner).transact([], [Put(KEY, _large())])
     (parts,) = (await inner.list(DATA)).entries
@@ -117,7 +115,7 @@ async def _store_of(slim: bytes, key: str, parts: bytes) -> SpecStore:
 
 
 async def _read_in_each_way(store: SpecStore) -> bytes:
-    """Read a key, a prefix and changes; all say the same, or raise the same."""
+    """Read by key, prefix and watch; all return the same, or raise the same."""
     seen: list[bytes | BadRecord] = []
 
     async def one() -> bytes:
@@ -137,18 +135,18 @@ async def _read_in_each_way(store: SpecStore) -> bytes:
                         return run_one.value
         finally:
             await updates.aclose()
-        raise AssertionError("no change is told")
+        raise AssertionError("the watch reports no change")
 
     for way in (one, listed, watched):
         try:
             seen.append(await asyncio.wait_for(way(), 5))
         except BadRecord as error:
             if KEY not in str(error):
-                raise AssertionError(f"the key is not named: {error}") from error
+                raise AssertionError(f"the error does not name the key: {error}") from error
             seen.append(error)
     first = seen[0]
     if isinstance(first, BadRecord) and "not there" in str(first):
-        raise first  # a watch takes it for one that was deleted meanwhile
+        raise first  # a watch takes it for one deleted in between
     if any(one != first for one in seen[1:] if isinstance(first, bytes) or isinstance(one, bytes)):
         raise AssertionError(f"ways of reading differ: {[str(one)[:80] for one in seen]}")
     if isinstance(first, BadRecord):
@@ -157,7 +155,7 @@ async def _read_in_each_way(store: SpecStore) -> bytes:
 
 
 def _parts(directory: Path) -> Prepared:
-    """Damaged parts of a good record: a job never runs with another command than its own."""
+    """Damaged parts of a valid record: a job never runs another command than its own."""
     loop = asyncio.new_event_loop()
     slim, key, parts = loop.run_until_complete(_kept_apart())
 
@@ -170,14 +168,14 @@ def _parts(directory: Path) -> Prepared:
 
 
 def _divided(directory: Path) -> Prepared:
-    """A damaged record of good parts; what can be read can be written, divided again and collected."""
+    """A damaged record with valid parts; what can be decoded can be written, divided again and garbage-collected."""
     loop = asyncio.new_event_loop()
     slim, key, parts = loop.run_until_complete(_kept_apart())
 
     async def run(data: bytes) -> None:
         store = await _store_of(data, key, parts)
         value = await _read_in_each_way(store)
-        await store.transact([], [Put(KEY, value)])  # as it is: what cannot be read is kept whole
+        await store.transact([], [Put(KEY, value)])  # unchanged: undecodable records are kept whole
         await store.collect_parts()
         entry = await store.get(KEY)
         assert entry
@@ -196,7 +194,7 @@ def _entries() -> dict[str, bytes]:
 
 
 async def _accepted(entries: dict[str, bytes], state_dir: Path, mesh: dict[str, job_pb2.Job], damaged: str) -> None:
-    """Plan and accept; no record but the one that is damaged may keep services from leading."""
+    """Plan and accept; only the damaged record may keep services from leading."""
     store = MemoryStore()
     for key, value in entries.items():
         await store.transact([], [Put(key, value)])
@@ -207,7 +205,7 @@ async def _accepted(entries: dict[str, bytes], state_dir: Path, mesh: dict[str, 
             await load(SpecStore(store))
         except (BadRecord, NewerSchema) as error:
             if not damaged or damaged not in str(error):
-                raise AssertionError(f"nobody can lead: {error}") from error
+                raise AssertionError(f"no service can lead: {error}") from error
 
 
 async def _queue(store: SpecStore) -> None:
@@ -232,7 +230,7 @@ def _place(directory: Path, name: str = "x-2") -> Path:
 
 
 def _older(key: str, kind: type[records_pb2.StoredJob | records_pb2.StoredAttempt], name: str) -> Made:
-    """A damaged record of the store; the mesh knows nothing, knows the job, or the node has the next attempt."""
+    """A damaged record of the store; the mesh does not know the job, knows it, or the node has its next attempt."""
 
     def prepare(directory: Path) -> Prepared:
         loop, drawer = asyncio.new_event_loop(), Drawer(Random(key), {"id": ["x"], "node": ["x"]})
@@ -253,7 +251,7 @@ def _older(key: str, kind: type[records_pb2.StoredJob | records_pb2.StoredAttemp
 
 
 def _assigned(directory: Path) -> Prepared:
-    """A damaged assignment on a node, with and without a record of the job: what is written of it can be read."""
+    """A damaged assignment on a node, with and without a record of the job: what is written can be read."""
     loop, path = asyncio.new_event_loop(), _place(directory)
     drawer = Drawer(Random("assigned"), {"id": ["x"], "node": ["x"]})
     whole = _assignment().SerializeToString()

@@ -1,4 +1,4 @@
-"""Messages of any type: drawn at random by their descriptors, or good ones in which a few fields are changed."""
+"""Messages of any type: random ones by their descriptors, or valid ones with a few changed fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LEAST_AND_MOST = {
 
 
 class Drawer:
-    """Draws messages. `known` are texts that mean something, by a part of a field's name; it may be added to."""
+    """Draws messages. `known` has meaningful texts by parts of field names; it may be extended."""
 
     def __init__(self, rng: Random, known: Mapping[str, Sequence[str]]) -> None:
         self._rng, self._known = rng, known
@@ -50,7 +50,7 @@ class Drawer:
         return message
 
     def change(self, message: Message) -> Message:
-        """Change a few fields of a message, or of messages within it."""
+        """Change a few fields of a message, or of nested messages."""
         for _ in range(self._rng.randint(1, 3)):
             inner = message
             while True:
@@ -111,7 +111,7 @@ class Drawer:
         return min(most, max(least, rng.choice((*INTEGERS, rng.randint(0, 10), rng.randint(0, 10)))))
 
     def texts(self, field: Any) -> list[str]:
-        """Return the texts that mean something in a field."""
+        """Return the meaningful texts for a field."""
         return [text for part, texts in self._known.items() if part in field.full_name for text in texts]
 
     def _text(self, field: Any) -> str:

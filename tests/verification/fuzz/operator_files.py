@@ -94,7 +94,7 @@ AUDIT = (
 
 
 def targets() -> Iterator[Target]:
-    """Give the targets."""
+    """Yield the targets."""
     fields = [name.encode() for name in (*JOB_FIELDS, *ROLE_FIELDS, *OTHER_NAMES)]
     settings = [name.encode() for name in Settings.__dataclass_fields__]
     wrong = (CommandError,)
@@ -103,9 +103,9 @@ def targets() -> Iterator[Target]:
     yield Target("settings", file_target("c.toml", _settings, SETTINGS, settings), wrong)
     yield Target("failure rules", file_target("r.toml", lambda path: read_rules(str(path)), RULES), (BadRules,))
     yield Target("clusters", file_target("c.yaml", lambda path: parse_cluster(str(path)), CLUSTERS), (BadCluster,))
-    yield Target("cluster words", _words, (BadCluster,))
+    yield Target("cluster option", _words, (BadCluster,))
     yield Target("measurements", file_target("m.csv", lambda path: load_measurements(str(path)), MEASUREMENTS), wrong)
-    yield Target("client's settings", file_target("cc.toml", _config, CONFIG), (AccessError,))
+    yield Target("client settings", file_target("cc.toml", _config, CONFIG), (AccessError,))
     yield Target("endpoint.json", file_target("endpoint.json", _state_dir, ENDPOINT), (AccessError,))
     yield Target("token", file_target("token", _state_dir, (b"abc-DEF_123\n",)), (AccessError,))
     yield Target("tokens.json", file_target("tokens.json", lambda path: TokenFile(path).tokens(), TOKENS), (BadTokens,))
@@ -173,7 +173,7 @@ def _backups(directory: Path) -> Prepared:
     plain = gzip.decompress(good.read_bytes())
 
     def pack(data: bytes) -> bytes:
-        """Seal what was changed, so that it is not the seal alone that is looked at; every fourth is left open."""
+        """Update the digest of three of four inputs, so that not only the digest is tested."""
         lines = data.split(b"\n")
         try:
             pairs = [(one["k"], base64.b64decode(one["v"])) for one in map(json.loads, lines[1:-2])]

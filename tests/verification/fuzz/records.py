@@ -1,7 +1,7 @@
-"""What services find in the store, and what an identity provider says: each record kind, keys documents, tokens.
+"""Records of every kind in the store, and an identity provider's keys and tokens.
 
-A service that starts on a damaged record says which key that is, and has done nothing; one that takes a record in can
-tell of it afterwards. A token that nobody signed with the provider's key is nobody's, whatever it says.
+A service that starts on a damaged record names its key, and has done nothing; a service that accepts a record can work
+with it. A token without a signature by the provider's key authenticates no user.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SEPARATOR = b"|"
 
 
 def targets() -> Iterator[Target]:
-    """Give the targets."""
+    """Yield the targets."""
     refused = (BadRecord, NewerSchema)
     for name, prefix, load in (
         ("job", JOBS, _queue),
@@ -55,15 +55,15 @@ def targets() -> Iterator[Target]:
         ("node", NODES, _placement),
         ("attempt", ATTEMPTS, _placement),
     ):
-        yield Target(f"record of a {name}", _of(name, prefix, load), refused)
-    yield Target("record of a leader", lambda directory: Prepared(_leader, (good("leader"),)), refused)
-    yield Target("record of a request", lambda directory: Prepared(_request, (good("request"),)), refused)
-    yield Target("keys of a provider", _keys, (BadOidc,))
-    yield Target("tokens of a provider", _tokens, (Problem,))
+        yield Target(f"{name} record", _of(name, prefix, load), refused)
+    yield Target("leader record", lambda directory: Prepared(_leader, (good("leader"),)), refused)
+    yield Target("request record", lambda directory: Prepared(_request, (good("request"),)), refused)
+    yield Target("provider keys", _keys, (BadOidc,))
+    yield Target("provider tokens", _tokens, (Problem,))
 
 
 def good(name: str) -> bytes:
-    """A record of each kind, as a service writes it."""
+    """Return a record of each kind, as a service writes it."""
     task = resources_pb2.TaskAllocation(role="worker", core_ids=[0, 1], cpu_ids=[0, 1], memory_bytes=1 << 20)
     task.gpus.add(uuid="GPU-a", milli=500)
     allocation = resources_pb2.NodeAllocation(node_id="x", tasks=[task])
@@ -107,13 +107,13 @@ def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[
             except (BadRecord, NewerSchema) as error:
                 left = [one for one in (await store.list("")).entries if one.key != LEADER]
                 if left != list(before):
-                    raise AssertionError("something was done") from error
+                    raise AssertionError("it had side effects") from error
                 if f"{prefix}x" not in str(error):
-                    raise AssertionError(f"the key is not named: {error}") from error
+                    raise AssertionError(f"the error does not name the key: {error}") from error
                 raise
 
         def pack(data: bytes) -> bytes:
-            """Every other input is a record of the kind, with other things in its fields."""
+            """Make every other input a record of the kind with changed fields."""
             if zlib.crc32(data) % 2:
                 return data
             return bytes(drawer.change(kind.FromString(whole)).SerializeToString())
@@ -124,7 +124,7 @@ def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[
 
 
 async def _queue(store: MemoryStore) -> None:
-    """Load as the queue does, and tell of what was loaded."""
+    """Load as the queue does, and read what was loaded."""
     state = State()
     await JobStore(store, state).load()
     for record in state.records.values():
@@ -133,12 +133,12 @@ async def _queue(store: MemoryStore) -> None:
 
 
 async def _past(store: MemoryStore) -> None:
-    """Learn of archives as the queue does when it begins to lead."""
+    """Load archives as a new queue leader does."""
     await ArchivedJobs(store, None).start()
 
 
 async def _placement(store: MemoryStore) -> None:
-    """Read as placement does when it begins to lead, count what is free, and have all give back what they hold."""
+    """Load as a new placement leader does, recount the free resources, and release all attempts."""
     cluster = _reader()._read(await store.list(NODES), await store.list(ATTEMPTS))
     ledger = cluster.ledger
     if (ledger._free < 0).any() or (ledger._free > ledger._total).any() or (ledger._milli > WHOLE_GPU_MILLI).any():
@@ -149,12 +149,12 @@ async def _placement(store: MemoryStore) -> None:
         cluster.forget(live.key[0])
     ledger = cluster.ledger
     if (ledger._free != ledger._total).any():
-        raise AssertionError(f"{ledger._free.T.tolist()} come back of {ledger._total.T.tolist()}")
+        raise AssertionError(f"{ledger._free.T.tolist()} are free of {ledger._total.T.tolist()} after all releases")
 
 
 @cache
 def _reader() -> PlacementLeadership:
-    """What reads placement's records; to make all of it takes a hundred times as long as to read one."""
+    """Return the reader of placement's records; its construction takes a hundred times as long as reading one."""
     return Placement(MemoryStore(), PlacementConfig()).leadership
 
 
@@ -199,7 +199,7 @@ def _tokens(directory: Path) -> Prepared:
     ]
 
     def pack(data: bytes) -> bytes:
-        """Sign it: half of the time as the provider does, else as somebody else, or not at all."""
+        """Sign it: half of the time as the provider does, else with another key, or not at all."""
         header, _, body = data.partition(SEPARATOR)
         signed = b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in (header, body))
         kind = zlib.crc32(data) % 6
@@ -213,6 +213,6 @@ def _tokens(directory: Path) -> Prepared:
         signed, _, signature = data.rpartition(b".")
         raw = base64.urlsafe_b64decode(signature + b"==")
         if not jwt.get_algorithm_by_name("ES256").verify(signed, KEY.public_key(), raw):
-            raise AssertionError("somebody is known by what the provider did not sign")
+            raise AssertionError("a token that the provider did not sign is accepted")
 
     return Prepared(run, seeds, pack=pack)

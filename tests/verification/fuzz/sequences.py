@@ -1,10 +1,10 @@
-"""Sequences of calls to a real mesh, as Hypothesis draws them: what one call leaves behind is what the next one finds.
+"""Sequences of calls to a real mesh, drawn by Hypothesis: each call finds the effects of earlier ones.
 
-Jobs, arrays of them and dependencies are submitted, changed, suspended, moved and cancelled, nodes drained and
-forgotten, tenants made and deleted, services killed and started anew, many with values that make no sense. Each answer
-is OK or a refusal with a documented code and a reason; whatever was acknowledged is known until the end, what has ended
-stays so, and a repeated `request_id` never makes another job. At the end of each sequence all jobs end, the ledger has
-what no attempt holds, and another job runs.
+Jobs, arrays and dependencies are submitted, changed, suspended, migrated and cancelled, nodes drained and forgotten,
+tenants created and deleted, services killed and restarted, many with invalid values. Each answer is OK or a refusal
+with a documented code and a reason; acknowledged jobs stay known until the end, ended jobs stay ended, and a repeated
+`request_id` never creates another job. At the end of each sequence all jobs end, the ledger matches the live attempts,
+and another job runs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.unit.services.mesh import Mesh, again, running, spec, until
 from tests.verification.fuzz.calls import LogFindings, recount
-from tests.verification.fuzz.inflating import PATTERNS
+from tests.verification.fuzz.inflater import PATTERNS
 from tests.verification.fuzz.loop_lag import LoopLag, bound_seconds
 from tests.verification.fuzz.messages import Drawer
-from tests.verification.fuzz.running import SETTLED_SHARE, Finding, Outcome, live_bytes
+from tests.verification.fuzz.runner import SETTLED_SHARE, Finding, Outcome, live_bytes
 
 from cotenant.codec import errors, specs
 from cotenant.core.model.lifecycle import ENDED
@@ -37,9 +37,9 @@ from cotenant.v1 import job_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import node_service_pb2 as nodes_pb
 
-NAME = "sequences of calls"
-STEPS = 40  # of one sequence
-AT_ONCE = 20  # sequences; what Hypothesis remembers of them is let go of then
+NAME = "call sequences"
+STEPS = 40  # per sequence
+AT_ONCE = 20  # sequences, after which Hypothesis' memory of them is dropped
 CALL_SECONDS = 20.0
 END_SECONDS = 30.0
 NODES = ("n1", "n2")
@@ -61,7 +61,7 @@ odd_seeds = st.none() | st.none() | st.none() | st.integers(0, 1 << 20)
 def run(
     name: str, inputs: int, seed: int | str, directory: Path, watch: Callable[[Outcome], None] = lambda outcome: None
 ) -> Outcome:
-    """Make about so many calls, in sequences of at most `STEPS`."""
+    """Make about this many calls, in sequences of at most `STEPS`."""
     outcome, rng, before = Outcome(name), Random(f"{name} {seed}"), hypothesis.core.global_force_seed
     lag = LoopLag()
     with LogFindings(outcome).listening(), asyncio.Runner() as runner, lag.watching():
@@ -95,7 +95,7 @@ def run(
 
 @dataclass(slots=True)
 class _Run:
-    """What all sequences of a run have in common."""
+    """State shared by all sequences of a run."""
 
     loop: asyncio.AbstractEventLoop
     outcome: Outcome
@@ -104,11 +104,11 @@ class _Run:
     begun: float
     lag: LoopLag
     settled: int = 0
-    story: list[str] = field(default_factory=list)  # of the present sequence
+    story: list[str] = field(default_factory=list)  # of the current sequence
 
 
 class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the collection
-    """One sequence on a mesh of its own."""
+    """One sequence on its own mesh."""
 
     run: ClassVar[_Run]
 
@@ -129,17 +129,17 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
 
     @initialize()
     def begin(self) -> None:
-        """Have two nodes."""
+        """Start with two nodes."""
         self._do(self.mesh.agent("n1", run_seconds=0.02))
         self._do(self.mesh.agent("n2", gpus=2, run_seconds=0.05))
 
     def _call(self, method: Any, request: Any, odd: int | None) -> Any:
-        """Make a call, perhaps with fields that were changed; None where it was refused as documented."""
+        """Make a call, perhaps with changed fields; return None for a documented refusal."""
         if odd is not None:
             Drawer(Random(odd), {**KNOWN, "id": [*KNOWN["id"], *self.acknowledged]}).change(request)
         self.run.outcome.inputs += 1
         self.run.story.append(f"{type(request).__name__} {str(request)[:300]!r}")
-        self.run.lag.take()  # what was made before belongs to the test
+        self.run.lag.take()  # earlier calls belong to the test
         try:
             return self._do(again(lambda: method(request, timeout=CALL_SECONDS)))
         except grpc.aio.AioRpcError as error:
@@ -185,7 +185,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         request_id: str,
         odd: int | None,
     ) -> Any:
-        """Submit a job, or an array of them."""
+        """Submit a job or an array."""
         kind = job_pb2.JOB_KIND_CPU if not gpus else job_pb2.JOB_KIND_TRAINING
         request = jobs_pb.CreateJobRequest(
             spec=spec(gpus=gpus, cores=1, replicas=replicas, kind=kind, **fields), request_id=request_id
@@ -204,12 +204,12 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         return answer.job.id
 
     def _same(self, request: jobs_pb.CreateJobRequest, job_id: str) -> None:
-        """A repeated request is answered with the job of the first."""
+        """Check that a repeated request is answered with the job of the first."""
         if request.request_id:
             written = request.SerializeToString(deterministic=True)
             first = self.by_request.setdefault(request.request_id, (written, job_id))
             if first != (written, job_id):
-                raise AssertionError(f"request {request.request_id!r} made {first[1]}, and then {job_id}")
+                raise AssertionError(f"request {request.request_id!r} created {first[1]}, and then {job_id}")
 
     @rule(
         job=jobs | st.just("nobody"),
@@ -218,7 +218,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         odd=odd_seeds,
     )
     def change(self, job: str, how: str, request_id: str, odd: int | None) -> None:
-        """Change a job, or ask about it."""
+        """Change or query a job."""
         request = getattr(jobs_pb, f"{how}Request")(id=job)
         if how != "ExplainJob":
             request.request_id = request_id
@@ -230,23 +230,23 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         odd=odd_seeds,
     )
     def update(self, job: str, name: str, odd: int | None) -> None:
-        """Change fields of a job."""
+        """Update fields of a job."""
         request = jobs_pb.UpdateJobRequest(job=job_pb2.Job(id=job, spec=job_pb2.JobSpec(priority=3, name="other")))
         request.update_mask.paths.append(f"spec.{name}")
         self._call(self.mesh.jobs.UpdateJob, request, odd)
 
     @rule(job=jobs, number=st.integers(0, 3), odd=odd_seeds)
     def move(self, job: str, number: int, odd: int | None) -> None:
-        """Have an attempt moved."""
+        """Migrate an attempt."""
         self._call(self.mesh.jobs.MoveJob, jobs_pb.MoveJobRequest(id=job, number=number, reason="x"), odd)
 
     @rule(
         target=jobs,
-        last_and_size=st.sampled_from([(99, 15_000), (99, 100), (999, 500)]),  # more would hide what memory stays
+        last_and_size=st.sampled_from([(99, 15_000), (99, 100), (999, 500)]),  # more would hide memory leaks
         ranges=st.sampled_from([1, 2, 500]),
     )
     def submit_wide(self, last_and_size: tuple[int, int], ranges: int) -> Any:
-        """Submit a wide array, of large jobs, with ranges that overlap."""
+        """Submit a wide array of large jobs, with overlapping ranges."""
         last, size = last_and_size
         made = spec(gpus=1, cores=1, kind=job_pb2.JOB_KIND_TRAINING)
         made.environment["FILL"] = "x" * size
@@ -260,7 +260,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
 
     @rule(depth=st.sampled_from([5, 30]), width=st.sampled_from([1, 3]))
     def submit_chain(self, depth: int, width: int) -> None:
-        """Submit jobs that each wait for the ones before it."""
+        """Submit layers of jobs that depend on the previous layer."""
         before: list[str] = []
         for _ in range(depth):
             request = jobs_pb.CreateJobRequest(spec=spec(gpus=0, cores=1, kind=job_pb2.JOB_KIND_CPU))
@@ -283,7 +283,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
 
     @rule(fold=st.booleans(), size=st.sampled_from([0, 1000]), node=st.sampled_from(["", "n1"]))
     def list_many(self, fold: bool, size: int, node: str) -> None:
-        """Look at all jobs."""
+        """List all jobs."""
         wanted = jobs_pb.JobFilter(node_id=node)
         self._call(
             self.mesh.jobs.ListJobs, jobs_pb.ListJobsRequest(page_size=size, fold_arrays=fold, filter=wanted), None
@@ -297,7 +297,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
 
     @rule(job=jobs)
     def look(self, job: str) -> None:
-        """What was acknowledged is there, and what has ended stays so."""
+        """Check that acknowledged jobs exist, and ended ones stay ended."""
         answer = self._call(self.mesh.jobs.GetJob, jobs_pb.GetJobRequest(id=job), None)
         if answer is None:
             raise AssertionError(f"{job} was acknowledged, and is lost")
@@ -308,7 +308,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
 
     @rule(odd=odd_seeds)
     def list_jobs(self, odd: int | None) -> None:
-        """Look at a page."""
+        """List a page."""
         self._call(self.mesh.jobs.ListJobs, jobs_pb.ListJobsRequest(page_size=3), odd)
 
     # The cluster, tenants, services ----------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
 
     @rule(how=st.sampled_from(["Create", "Update", "Delete"]), quota=st.integers(0, 3), odd=odd_seeds)
     def tenants(self, how: str, quota: int, odd: int | None) -> None:
-        """Make and delete a tenant."""
+        """Create and delete a tenant."""
         request = getattr(tenant_service_pb2, f"{how}TenantRequest")()
         if how == "Delete":
             request.id = "t1"
@@ -334,13 +334,13 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
 
     @rule(seconds=st.sampled_from([0.0, 0.005, 0.03]))
     def pass_time(self, seconds: float) -> None:
-        """Let the services do their work."""
+        """Wait for the services."""
         self._do(asyncio.sleep(seconds))
 
     @precondition(lambda self: self.restarts < 2)
     @rule(service=st.sampled_from(["queue", "placement", "predictor"]))
     def restart(self, service: str) -> None:
-        """Kill a service and start it anew."""
+        """Kill and restart a service."""
         self.restarts += 1
         self.run.story.append(f"restart {service}")
         self._do(self.mesh.restart(service))
@@ -348,12 +348,12 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
     # The end ---------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Have everything end, and see that a job runs after it."""
+        """End all work, and check that a job runs afterwards."""
         try:
             self._do(asyncio.wait_for(self._end(), END_SECONDS * 2))
         finally:
             self._do(self._running.__aexit__(None, None, None))
-            del self.mesh, self._running  # what a sequence leaves in memory is measured without its mesh
+            del self.mesh, self._running  # memory that a sequence leaves is measured without its mesh
         run, outcome = self.run, self.run.outcome
         outcome.seconds = time.monotonic() - run.begun
         if not run.settled and outcome.inputs >= run.wanted * SETTLED_SHARE:

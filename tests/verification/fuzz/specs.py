@@ -1,4 +1,4 @@
-"""Jobs and lists as people send them, read within a service's loop: each is taken or refused, in little CPU time."""
+"""Jobs and filters as users send them, read within a service's loop: accepted or refused, in little CPU time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from tests.unit.services.mesh import spec
-from tests.verification.fuzz.inflating import PATTERNS, Inflater
+from tests.verification.fuzz.inflater import PATTERNS, Inflater
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.targets import Prepared, Target
 
@@ -34,8 +34,8 @@ LINES = ("a" * 4096, "step 5 loss 0.5", "0123456789" * 400, "x" * 300 + "é" * 3
 
 
 def targets() -> Iterator[Target]:
-    """Give the targets."""
-    yield Target("requests of people", _requests, (Problem,), in_loop=True)
+    """Yield the targets."""
+    yield Target("user requests", _requests, (Problem,), in_loop=True)
     yield Target("patterns", _patterns, (BadPattern,), in_loop=True)
 
 
@@ -58,14 +58,14 @@ def _requests(directory: Path) -> Prepared:
 
 
 def read(data: bytes) -> None:
-    """Read a request as a service does: within its limits, decoded, and its first job validated."""
+    """Read a request as a service does: check its limits, decode it, and validate its first job."""
     name, _, sent = data.partition(b"\n")
     kind = REQUESTS.get(name.decode(errors="replace"), pb.CreateJobRequest)
     request_limits.check_bytes(f"/cotenant.v1.JobService/{name.decode(errors='replace')}", len(sent))
     try:
         request = _decoded(kind, sent)
     except DecodeError:
-        return  # the guard says so
+        return  # reported by the guard
     request_limits.check(request)
     if isinstance(request, (pb.CreateJobRequest, pb.SimulateJobRequest)):
         _accept(request.spec)
@@ -74,7 +74,7 @@ def read(data: bytes) -> None:
 
 
 def _decoded(kind: Any, data: bytes) -> Any:
-    """Decode as a server does, without a loop: whoever has their turn meanwhile is not here."""
+    """Decode as a server does, without a loop: there are no other tasks to yield to."""
     decoding = decode(kind, data)
     while True:
         try:
@@ -86,7 +86,7 @@ def _decoded(kind: Any, data: bytes) -> Any:
 def _accept(message: job_pb2.JobSpec) -> None:
     accepted = specs.accept_spec(message, now=time.time())
     if check_spec(accepted):
-        raise AssertionError("accepted, and not sound")
+        raise AssertionError("accepted, but invalid")
 
 
 def _spec(rng: Random) -> job_pb2.JobSpec:
@@ -106,7 +106,7 @@ def _patterns(directory: Path) -> Prepared:
         text = data.decode(errors="replace")[:2_000]
         found = check_spec(JobSpec(command=("x",), roles=(Role(request=Request(1000)),), progress_regex=text))
         if found and not found[0].description:
-            raise AssertionError("refused without a word")
+            raise AssertionError("refused without a message")
         compile_pattern(text)
 
     seeds = (rb"step (\d+)", rb"iter (\d+)/\d+ loss (?P<loss>[\d.]+)", *(one.encode() for one in PATTERNS))

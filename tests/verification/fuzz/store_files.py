@@ -1,6 +1,6 @@
-"""Stores and what is made of them: damaged SQLite files and archives, backups that are whole and make no sense.
+"""Stores and their derivatives: damaged SQLite files and archives, backups that are complete and contradictory.
 
-Whatever is done with one is done whole, or not at all: the store that was to be filled is as it was, and so is the one
+Every operation is complete or has no effect: a target store that could not be filled is unchanged, and so is a store
 that was read.
 """
 
@@ -38,7 +38,7 @@ from cotenant.v1 import job_pb2
 
 OWN_AFTER_FILLING = {BASE, ERAS, IDENTITY, PROGRESS}
 WATCH_SECONDS_MAX = 2.0
-PAGE_BYTES = 512  # as small as SQLite has them, so that most of a file is something
+PAGE_BYTES = 512  # SQLite's minimum, so that most of a file is data
 ODD: tuple[object, ...] = (
     *(None, "", "x", b"", b"\xff", "\ud800".encode(errors="surrogatepass"), 0, 1, -1, 2**63 - 1, -(2**63), 0.5),
     *(
@@ -60,20 +60,20 @@ TABLES = ("entries", "history", "leases", "compaction", "sqlite_sequence")
 
 
 def targets() -> Iterator[Target]:
-    """Give the targets."""
-    yield Target("store in SQLite", _stores, (StoreUnavailable,))
-    yield Target("migrate from SQLite", _migrate, (CommandError,))
+    """Yield the targets."""
+    yield Target("SQLite store", _stores, (StoreUnavailable,))
+    yield Target("migrate", _migrate, (CommandError,))
     yield Target("archive", _archives, (CommandError,))
-    yield Target("archive to write", _archives_to_write, (OSError,))
+    yield Target("archive writes", _archives_to_write, (OSError,))
     yield Target("restore", _restore, (BadBackup,))
-    yield Target("restore of bytes", _restore_bytes, (CommandError,))
+    yield Target("restore file", _restore_bytes, (CommandError,))
 
 
 # SQLite files ------------------------------------------------------------------------------------------------------
 
 
 def _damaged(good: bytes, data: bytes, place: Path, tables: tuple[str, ...]) -> bytes:
-    """A good file in which SQL changed something, by what `data` draws; every second input is `data` as it is."""
+    """Return a valid file changed by SQL, as `data` determines; every second input is `data` itself."""
     if zlib.crc32(data) % 2:
         return data
     rng = Random(data)
@@ -82,7 +82,7 @@ def _damaged(good: bytes, data: bytes, place: Path, tables: tuple[str, ...]) -> 
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         for _ in range(rng.choice((1, 1, 2, 3))):
-            with suppress(sqlite3.Error, UnicodeError, LookupError, TypeError):  # what was changed before is in the way
+            with suppress(sqlite3.Error, UnicodeError, LookupError, TypeError):  # earlier changes may prevent it
                 _change(connection, rng, tables)
     return path.read_bytes()
 
@@ -96,7 +96,7 @@ def _change(connection: sqlite3.Connection, rng: Random, tables: tuple[str, ...]
         number = rng.choice((0, 1, 2, -1, 0x436F746E))
         connection.execute(f"PRAGMA {rng.choice(('user_version', 'application_id'))} = {number}")
         return
-    if rng.random() < 0.3:  # columns that take anything
+    if rng.random() < 0.3:  # columns without constraints
         shown = connection.execute(f"SELECT sql FROM sqlite_master WHERE name = '{table}'").fetchone()
         plain = shown[0].replace(" NOT NULL", "").replace(" PRIMARY KEY", "").replace("WITHOUT ROWID", "")
         connection.execute(f"ALTER TABLE {table} RENAME TO before")
@@ -115,7 +115,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _small(path: Path) -> None:
-    """Make a file whose pages are small, and hold nothing yet."""
+    """Create a file with small pages and no content."""
     _write(path, b"")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -140,7 +140,7 @@ def _good_store(directory: Path) -> bytes:
 
 
 def _stores(directory: Path) -> Prepared:
-    """Open it, read and write; what was written is there when it is opened again."""
+    """Open, read and write it; what was written is there after a reopen."""
     good, path, loop = _good_store(directory), directory / "store.sqlite", asyncio.new_event_loop()
 
     async def used() -> None:
@@ -156,7 +156,7 @@ def _stores(directory: Path) -> Prepared:
         again = SqliteStore(path)
         try:
             if await again.list("") != written:
-                raise AssertionError("another content after it was opened again")
+                raise AssertionError("another content after the reopen")
         finally:
             await again.close()
 
@@ -168,7 +168,7 @@ def _stores(directory: Path) -> Prepared:
 
 
 async def _wait_for_change(store: SqliteStore, key: str, revision: int) -> None:
-    """Watch from a revision on until the change of a key is told."""
+    """Watch from a revision until the change of a key is reported."""
     async with aclosing(store.watch("", after_revision=revision)) as news:
         async for update in news:
             written = update.entries if isinstance(update, Relisted) else update.changes
@@ -177,7 +177,7 @@ async def _wait_for_change(store: SqliteStore, key: str, revision: int) -> None:
 
 
 def _migrate(directory: Path) -> Prepared:
-    """Read a store as `migrate` does, and fill another one; neither is left half done."""
+    """Read a store as `migrate` does, and fill another one; neither is left incomplete."""
     good, source, to = _good_store(directory), directory / "from.sqlite", directory / "to.sqlite"
     _small(to)
     asyncio.run(_closed(SqliteStore(to)))
@@ -207,10 +207,10 @@ def _must_hold(path: Path, entries: tuple[tuple[str, bytes], ...]) -> None:
         found = dict(connection.execute("SELECT key, value FROM entries"))
     own = {key for key in found if key.startswith(OWN)}
     if own and not own <= OWN_AFTER_FILLING:
-        raise AssertionError(f"half done: it holds {sorted(own)}")
+        raise AssertionError(f"incomplete: it holds {sorted(own)}")
     found = {key: value for key, value in found.items() if key not in own}
     if found != dict(entries):
-        raise AssertionError(f"half done: it holds {sorted(found)}, not {[key for key, _ in entries]}")
+        raise AssertionError(f"incomplete: it holds {sorted(found)}, not {[key for key, _ in entries]}")
 
 
 # Archives ----------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def _jobs() -> list[job_pb2.Job]:
 
 
 def _archives(directory: Path) -> Prepared:
-    """Ask it as `cotenant history` does; every third input has whole rows whose jobs make no sense."""
+    """Query it as `cotenant history` does; every third input has complete rows with invalid jobs."""
     good, path = _good_archive(directory), directory / "archive.sqlite"
     drawer = Drawer(Random("archive"), {"id": ["x"]})
 
@@ -267,7 +267,7 @@ def _archives(directory: Path) -> Prepared:
 
 
 def _archives_to_write(directory: Path) -> Prepared:
-    """Add jobs to it, as a queue does that forgets them; what is written can be read, and what was before is found."""
+    """Add jobs, as a queue does that removes them from the store; they can be read, and earlier ones are found."""
     good, path = _good_archive(directory), directory / "written.sqlite"
     archive, loop = Archive(path), asyncio.new_event_loop()
     past, view = ArchivedJobs(MemoryStore(), archive), View(State())
@@ -293,7 +293,7 @@ BASES = (b"12", b"-5", b"x", b"", b"9" * 30, b"9" * 5000, "²".encode())
 
 
 def _restore(directory: Path) -> Prepared:
-    """Fill a store with what a backup with a good seal holds, which may be anything."""
+    """Fill a store from a backup with a valid digest and arbitrary content."""
     loop = asyncio.new_event_loop()
 
     async def filled(data: bytes) -> None:
@@ -312,20 +312,20 @@ def _restore(directory: Path) -> Prepared:
         except BadBackup:
             found = {entry.key: entry.value for entry in (await store.list("")).entries}
             if found != before:
-                raise AssertionError(f"half done: {sorted(found)}") from None
+                raise AssertionError(f"incomplete: {sorted(found)}") from None
             raise
         written = await read_store(restored := OffsetStore(store))
         if dict(written.entries) != {key: value for key, value in entries if not key.endswith("/leader")}:
-            raise AssertionError("something else is in the store")
+            raise AssertionError("the store holds something else")
         if not max(contents.revision, 0) < goes_on <= written.revision < 2**63:
-            raise AssertionError(f"it goes on from {goes_on}, at {written.revision}")
+            raise AssertionError(f"it continues from {goes_on}, at {written.revision}")
         await restored.transact([], [Put("queue/jobs/fresh", b"")])
 
     return Prepared(lambda data: loop.run_until_complete(filled(data)), (b"0", b"1", b"abc"))
 
 
 def _restore_bytes(directory: Path) -> Prepared:
-    """Read a backup's file and fill a file of SQLite, as the command does."""
+    """Read a backup file and fill an SQLite file, as the command does."""
     path, to = directory / "backup", directory / "filled.sqlite"
     write_file(Contents(7, tuple((key, b"x" * number) for number, key in enumerate(KEYS[:-1]))), path)
     good = path.read_bytes()

@@ -1,6 +1,6 @@
-"""Everything that reads what others wrote, each with good inputs to begin from and the errors that it may raise.
+"""All readers of outside input, each with valid inputs to start from and the errors that it may raise.
 
-A target takes bytes. It returns, or raises one of its errors in words; whatever else it does is a finding.
+A target takes bytes. It returns, or raises one of its errors with a message; anything else is a finding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Made = Callable[[Path], "Prepared"]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A target that may be run: seeds to change, words to put in, and how changed bytes become the input."""
+    """A target ready to run: seeds to mutate, words to insert, and how mutated bytes become the input (`pack`)."""
 
     run: Run
     seeds: Sequence[bytes]
@@ -27,9 +27,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is fuzzed. `seconds_max` is what one input may take before it hangs.
+    """A fuzz target. An input that takes longer than `seconds_max` hangs.
 
-    What services or agents do within an event loop is `in_loop`: one input may take no more CPU time than one callback.
+    `in_loop` marks code that services or agents run in an event loop: one input may take no more CPU time than one
+    callback.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Target:
 
 
 def file_target(name: str, read: Callable[[Path], object], seeds: Sequence[bytes], words: Sequence[bytes] = ()) -> Made:
-    """Make a target of what reads a file."""
+    """Return a target of a function that reads a file."""
 
     def prepare(directory: Path) -> Prepared:
         path = directory / name
@@ -59,14 +60,14 @@ def file_target(name: str, read: Callable[[Path], object], seeds: Sequence[bytes
 
 
 def all_targets() -> Iterator[Target]:
-    """Give every target that needs no server."""
+    """Yield every target that needs no server."""
     from tests.verification.fuzz import (
         agent_files,
-        learnt,
+        external_inputs,
+        learned_records,
         mesh_files,
-        observing,
         operator_files,
-        outside,
+        predictor_calls,
         records,
         specs,
         store_files,
@@ -75,7 +76,17 @@ def all_targets() -> Iterator[Target]:
     )
 
     for module in (
-        *(operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing, specs),
+        *(
+            operator_files,
+            trace_files,
+            agent_files,
+            records,
+            store_files,
+            learned_records,
+            external_inputs,
+            predictor_calls,
+            specs,
+        ),
         witness_files,
         mesh_files,
     ):
@@ -83,7 +94,7 @@ def all_targets() -> Iterator[Target]:
 
 
 def within(directory: Path, run: Run) -> Run:
-    """Run a target from a directory, for what reads a file by its bare name."""
+    """Run a target in a directory, for code that reads a file by its bare name."""
 
     def inside(data: bytes) -> None:
         with chdir(directory):

@@ -1,4 +1,4 @@
-"""A short run of every target with one seed, and each input that once showed a fault."""
+"""A short run of every target with one seed, and each input that ever reproduced a finding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.verification.fuzz.agent_files import HEALTH, STATUS
 from tests.verification.fuzz.loop_lag import LoopLag, bound_seconds
 from tests.verification.fuzz.operator_files import TOKENS
 from tests.verification.fuzz.records import good
-from tests.verification.fuzz.running import GROWTH_BYTES_MAX, Outcome, live_bytes, run
+from tests.verification.fuzz.runner import GROWTH_BYTES_MAX, Outcome, live_bytes, run
 from tests.verification.fuzz.targets import Prepared, Target, all_targets
 from tests.verification.fuzz.trace_files import SNAPSHOT
 
@@ -30,7 +30,7 @@ IN_A_ROW = 80
 DEEP = b'{"a":' * 3000
 HUGE = b"1" + b"0" * 400
 ENDLESS = b"9" * 5000
-DAMAGED = (  # a certificate that has one of its extensions twice
+DAMAGED = (  # a certificate with a duplicate extension
     b"-----BEGIN CERTIFICATE-----\n"
     b"MIIBYjCCAQmgAwIBAgIUCYOfBb4QCbNczvj9kP2XkYloJTswCgYIKoZIzj0EAwIwDjEMMAoGA1UEAwwDbGFiMB4XDTI2MTEyMjEyNTM1"
     b"MVoXDTM2MTExOTEyNTg1MVowDjEMMAoGA1UEAwwDbGFiMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE4rzsW7z1kOSemQG0KXJCDREd"
@@ -46,7 +46,7 @@ def state(**changes: object) -> bytes:
 
 
 def snapshot(path: str, value: object) -> bytes:
-    """The good one, with another value at a path such as `nodes.0.cores`."""
+    """Return the valid snapshot with another value at a path such as `nodes.0.cores`."""
     whole = inner = json.loads(SNAPSHOT)
     *way, last = [int(step) if step.isdecimal() else step for step in path.split(".")]
     for step in way:
@@ -56,7 +56,7 @@ def snapshot(path: str, value: object) -> bytes:
 
 
 def held(memory_bytes: int = 5, milli: int = 500) -> bytes:
-    """The record of an attempt, with other amounts."""
+    """Return an attempt record with other amounts."""
     record = records_pb2.StoredAttempt.FromString(good("attempt"))
     task = record.attempt.allocations[0].tasks[0]
     task.memory_bytes, task.gpus[0].milli = memory_bytes, milli
@@ -64,14 +64,14 @@ def held(memory_bytes: int = 5, milli: int = 500) -> bytes:
 
 
 def node(memory_bytes: int) -> bytes:
-    """The record of a node, with another amount."""
+    """Return a node record with another amount."""
     record = records_pb2.StoredNode.FromString(good("node"))
     record.node.inventory.memory_bytes = memory_bytes
     return record.SerializeToString()
 
 
 def claim(**changes: object) -> bytes:
-    """The claim of another agent, with other values."""
+    """Return another agent's claim with other values."""
     whole = {"node_id": "b", "state_dir": "/b", "pid": 8, "cpus": [2], "memory_bytes": 5, "machine_memory_bytes": 9}
     return json.dumps({**whole, **changes}).encode()
 
@@ -81,10 +81,10 @@ FOUND = [
     ("settings", b"nodes = " + ENDLESS),
     ("settings", b"a = " + b"[" * 3000),
     ("failure rules", b"version = " + ENDLESS),
-    ("client's settings", b"\xde"),
-    ("client's settings", b"state_dir = '~nobody-of-this-name/x'"),
-    ("client's settings", b"[tls]\nca = '~nobody-of-this-name/x'"),
-    ("cluster words", b"9" * 300),
+    ("client settings", b"\xde"),
+    ("client settings", b"state_dir = '~nobody-of-this-name/x'"),
+    ("client settings", b"[tls]\nca = '~nobody-of-this-name/x'"),
+    ("cluster option", b"9" * 300),
     ("token", b"\xfe"),
     ("endpoint.json", DEEP),
     ("tokens.json", TOKENS[0].replace(b"1.5", HUGE)),
@@ -100,9 +100,9 @@ FOUND = [
     ("snapshot", snapshot("jobs.0.held.0.shares", [[99, 500]])),
     ("progress datagram", b'{"step": ' + HUGE + b"}"),
     ("progress datagram", b'{"loss": ' + HUGE + b"}"),
-    ("supervisor's datagram", state(number=float("inf"))),
-    ("supervisor's datagram", state(message="\ud800")),
-    ("supervisor's datagram", DEEP),
+    ("supervisor datagram", state(number=float("inf"))),
+    ("supervisor datagram", state(message="\ud800")),
+    ("supervisor datagram", DEEP),
     *(("state.json", state(**{name: value})) for name in ("time", "cpu_seconds") for value in (float("nan"), 1e308)),
     *(("state.json", state(**{name: 2**64})) for name in ("number", "epoch", "memory_peak_bytes", "pid")),
     ("state.json", state(end_time=float("nan"))),
@@ -116,29 +116,29 @@ FOUND = [
     ("stop.json", b'{"grace_seconds": NaN}'),
     ("stop.json", b'{"grace_seconds": ' + HUGE + b"}"),
     ("stop.json", DEEP),
-    *((f"record of a {kind}", b"\xff\xff") for kind in ("job", "tenant", "node", "attempt", "request")),
-    ("record of a job", b"\x08\x01\x12\x03\x0a\x01x"),  # in no phase
-    ("record of a job", b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),  # of a schema below the first
-    ("record of a tenant", b"\x08\x01\x12\x03\x0a\x01y"),  # of another name than its key
-    ("record of a attempt", b"\x08\x01\x12\x03\x0a\x01x"),  # in no state
-    *(("record of a attempt", held(memory_bytes)) for memory_bytes in (-(2**31), -(2**63))),
-    *(("record of a attempt", held(milli=milli)) for milli in (-1000, -(2**31))),
-    *(("record of a node", node(memory_bytes)) for memory_bytes in (-1, -(2**63))),
-    ("keys of a provider", b'{"keys":' * 3000),
-    ("tokens of a provider", b"W1tb" * 1500 + b".e30.x"),
+    *((f"{kind} record", b"\xff\xff") for kind in ("job", "tenant", "node", "attempt", "request")),
+    ("job record", b"\x08\x01\x12\x03\x0a\x01x"),  # without a phase
+    ("job record", b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),  # of a schema below the first
+    ("tenant record", b"\x08\x01\x12\x03\x0a\x01y"),  # another name than its key
+    ("attempt record", b"\x08\x01\x12\x03\x0a\x01x"),  # without a state
+    *(("attempt record", held(memory_bytes)) for memory_bytes in (-(2**31), -(2**63))),
+    *(("attempt record", held(milli=milli)) for milli in (-1000, -(2**31))),
+    *(("node record", node(memory_bytes)) for memory_bytes in (-1, -(2**63))),
+    ("provider keys", b'{"keys":' * 3000),
+    ("provider tokens", b"W1tb" * 1500 + b".e30.x"),
     ("certificates", DAMAGED.replace(b"mgAwIBAgIU", b"mgAwIBagIU", 1)),
     ("certificates", DAMAGED),
     ("environment", b"HOME=~"),
     ("environment", b"COTENANT_STATE_DIR=~nobody-of-this-name/x"),
-    ("what blends learnt", b'{"ann": [[[0, 0, 0], [-1e300, 0, 1e300], [0, 0, 0]], [0, 0], 5]}'),
-    ("what blends learnt", b'{"": [[[]], [0.3], Infinity]}'),
-    ("kept runs", b'{"key": "a", "processor_seconds": ' + HUGE + b', "values": {}, "series": {}}'),
+    ("blend weights", b'{"ann": [[[0, 0, 0], [-1e300, 0, 1e300], [0, 0, 0]], [0, 0], 5]}'),
+    ("blend weights", b'{"": [[[]], [0.3], Infinity]}'),
+    ("cached runs", b'{"key": "a", "processor_seconds": ' + HUGE + b', "values": {}, "series": {}}'),
     ("history", b'""'),
-    ("answers of a provider", b"HTTP/1.1 302 \nLocation:\nContent-Length:9223372036854775807\n\n"),
+    ("provider answers", b"HTTP/1.1 302 \nLocation:\nContent-Length:9223372036854775807\n\n"),
     ("lease", b"1e309 1e309"),
     ("measured rates", b'\0{"profiles":[{"setting":["","",1],"stale":"\\ud800","rates":[[1,1,4,[2]]]}]}'),
-    ("what history learnt", b'\0{"key":["ann","bert","2000","2"],"runs":[],"rates":[["",1,[]],["",2,[8]]]}'),
-    ("kinds of jobs", b'\0{"key":["","",2147483648,"2"],"model":"","name":"","seconds":0}'),
+    ("model of history", b'\0{"key":["ann","bert","2000","2"],"runs":[],"rates":[["",1,[]],["",2,[8]]]}'),
+    ("job classes", b'\0{"key":["","",2147483648,"2"],"model":"","name":"","seconds":0}'),
     (
         "recording",
         b'{"kind": "header", "version": 1, "scenario": {"trace": "' + b"9" * 300 + b'", "cluster": "6"}, '
@@ -150,13 +150,13 @@ FOUND = [
     *(("machine claim", claim(memory_bytes=value)) for value in ("", None, 10**400)),
     ("machine claim", claim(state_dir="\ud800", node_id="a")),
     ("machine claim", DEEP),
-    *(("settings of an agent", data) for data in (b"", b"1", DEEP, b'{"config": 1, "tls": null}', b'{"tls": [1]}')),
-    *(("answer of an agent", data + b"\n") for data in (b"", b"[]", b"\x85", b'{"a": 1}', DEEP)),
+    *(("agent settings", data) for data in (b"", b"1", DEEP, b'{"config": 1, "tls": null}', b'{"tls": [1]}')),
+    *(("agent answer", data + b"\n") for data in (b"", b"[]", b"\x85", b'{"a": 1}', DEEP)),
     *(("identity.json", data) for data in (b'{"only_user": null}', b'{"only_user": true}', DEEP)),
     *(("spec parts", data) for data in (b"", b"x")),
     ("divided record", b"x" * 9000),
     *((f"{kind} of an older store", data) for kind in ("job", "attempt") for data in (b"\xff\xff", b"")),
-    ("name of a kept attempt", "x-\u00b2".encode()),
+    ("stored attempt name", "x-\u00b2".encode()),
 ]
 
 
@@ -245,7 +245,7 @@ def test_a_hang_is_found(tmp_path: Path) -> None:
             pass
 
     outcome = run(Target("slow", lambda directory: Prepared(hangs, (b"x",)), seconds_max=0.05), 0, SEED, tmp_path)
-    assert [finding.what for finding in outcome.findings] == ["a good input: hung: more than 0.05 s"]
+    assert [finding.what for finding in outcome.findings] == ["a valid input: hung: more than 0.05 s"]
 
 
 LEAKED_BYTES, LEAKS = 16 << 10, 3_000
@@ -254,12 +254,12 @@ C.malloc.restype, C.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
 
 
 def leaks(data: bytes) -> None:
-    """Take memory as a library does that is no Python, write to it, and lose it."""
+    """Allocate memory with C's malloc, write to it, and lose it."""
     ctypes.memset(C.malloc(LEAKED_BYTES), 1, LEAKED_BYTES)
 
 
 def leaves_garbage(data: bytes) -> None:
-    """Take as much and more, and leave it in a circle: whoever looks for garbage finds it."""
+    """Allocate at least as much in a reference cycle, which garbage collection frees."""
     circle: list[object] = [bytearray(LEAKED_BYTES), [b"%d" % number for number in range(300)]]
     circle.append(circle)
 
@@ -273,7 +273,7 @@ def test_a_memory_leak_is_found_and_garbage_is_not(
 
 
 @pytest.mark.parametrize(
-    # A little more than the test asks for: elsewhere in the process a few bytes may become free meanwhile.
+    # A little more than asserted: elsewhere in the process a few bytes may be freed in between.
     "allocated",
     [lambda: C.malloc(9 << 20), lambda: [b"%d" % number for number in range(300_000)]],
 )

@@ -1,4 +1,4 @@
-"""What the simulator reads: traces in every format, snapshots, recordings."""
+"""Input of the simulator: traces in every format, snapshots, recordings."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ OVERLAYS = (
 
 
 def targets() -> Iterator[Target]:
-    """Give the targets."""
+    """Yield the targets."""
     columns = [name.encode() for name in (*REQUIRED, *OPTIONAL)]
     bad = (BadTrace,)
     for name, seeds in TRACES.items():
@@ -113,7 +113,7 @@ def _lenient(path: Path) -> None:
 
 @cache
 def _recorded() -> bytes:
-    """What a simulation told in which jobs wait, make room for others, fail and are resized."""
+    """Return the recording of a simulation in which jobs wait, are preempted, fail and are resized."""
     with tempfile.TemporaryDirectory(prefix="cotenant-fuzz-") as directory:
         trace, path = Path(directory, "jobs.csv"), Path(directory, "events.jsonl")
         trace.write_bytes(JOBS)
@@ -124,7 +124,7 @@ def _recorded() -> bytes:
 
 
 def _recording(path: Path) -> None:
-    """Read it, and tell of it as `cotenant replay` does."""
+    """Read it, and report on it as `cotenant replay` does."""
     recording = Recording(path)
     events = list(recording.events())
     with redirect_stdout(out := StringIO()), redirect_stderr(out):
@@ -144,7 +144,7 @@ def _recordings(directory: Path) -> Prepared:
 
 
 def _recording_in_parquet(directory: Path) -> Prepared:
-    """Bytes of a good file that are changed, and good files whose rows, columns and metadata are."""
+    """Return changed bytes of a valid file, and valid files with changed rows, columns and metadata."""
     import pyarrow
     from pyarrow import parquet
 
@@ -158,7 +158,7 @@ def _recording_in_parquet(directory: Path) -> Prepared:
         return out.getvalue()
 
     def changed(text: bytes) -> bytes:
-        """Write lines that were changed as rows, where pyarrow can: as they are, or as the columns should be."""
+        """Write changed lines as rows, if pyarrow can: unchanged, or converted to the columns' types."""
         first, *rows, last = text.splitlines() if text.count(b"\n") > 1 else (head, *events, end)
         decoded = [row for line in rows if isinstance(row := json.loads(line), dict)]
         schema = None if sum(text[:64]) % 2 else SCHEMA
@@ -170,7 +170,7 @@ def _recording_in_parquet(directory: Path) -> Prepared:
     def pack(data: bytes) -> bytes:
         if data.startswith(b"PAR1"):
             return data
-        with suppress(Exception):  # whatever pyarrow does not take in a table is no matter of ours
+        with suppress(Exception):  # errors of pyarrow's writer are not ours
             return changed(data)
         at = sum(data) % len(good)
         return good[:at] + data[:3] + good[at + len(data) % 5 :]
@@ -198,10 +198,10 @@ def _parquet(directory: Path) -> Prepared:
     texts = [seed for name in ("cotenant", "itp", "philly", "openb") for seed in TRACES[name]]
 
     def pack(text: bytes) -> bytes:
-        """Write what was changed as Parquet, where it can be; where not, or every fourth time, the file is damaged."""
+        """Write what was changed as Parquet, if possible; otherwise, or every fourth time, damage the file."""
         try:
             good = packed(text)
-        except Exception:  # whatever pyarrow does not take in a table is no matter of ours
+        except Exception:  # errors of pyarrow's writer are not ours
             good = packed(texts[0])
         else:
             if sum(text[:64]) % 4:

@@ -1,4 +1,4 @@
-"""What says which store it is and how new: files beside it, and the keys that it holds about itself."""
+"""Input that says which store it is and how recent: files beside it, and keys that it holds about itself."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ IDENTITIES = (Identity("a" * 32, 1_700_000_000, "00ff", ("b",)).encode(), b'{"id
 
 
 def targets() -> Iterator[Target]:
-    """Give the targets."""
+    """Yield the targets."""
     memory = json.dumps(asdict(MEMORY)).encode()
-    yield Target("a service's memory of its store", file_target("queue.json", _memory, (memory,)))
+    yield Target("store memory", file_target("queue.json", _memory, (memory,)))
     notes = packed(Note(1, 40, b"0" * 16)) + packed(Note(2, 41, b"1" * 16))
-    yield Target("note beside SQLite", file_target("s.db-witness", _note, (notes,)))
-    yield Target("store's identity", lambda directory: Prepared(_identity, IDENTITIES))
-    yield Target("store's eras", lambda directory: Prepared(_eras, (b'[["x",3],["y",8]]', begun((), 0)[1])))
+    yield Target("SQLite sidecar", file_target("s.db-witness", _note, (notes,)))
+    yield Target("store identity", lambda directory: Prepared(_identity, IDENTITIES))
+    yield Target("store eras", lambda directory: Prepared(_eras, (b'[["x",3],["y",8]]', begun((), 0)[1])))
 
 
 def _memory(path: Path) -> None:
@@ -44,24 +44,24 @@ def _memory(path: Path) -> None:
 
 
 def _note(path: Path) -> None:
-    """A note that is damaged stops nobody from noting the next commit."""
+    """A damaged note does not prevent noting the next commit."""
     note = Sidecar(path.with_name("s.db"))
     note.regression(Keyspace())
     note.close()
 
 
 def _identity(data: bytes) -> None:
-    """A store with any identity is judged, and what is learnt of it fits it."""
+    """A store with any identity is checked, and the remembered state fits it."""
     for stopped in ((), (Entry(STOPPED, data, 5, 5),)):
         entries = (Entry(IDENTITY, data, 2, 2), Entry(PROGRESS, b"", 3, 6), *stopped)
         look = look_of(Listing(entries, 7))
         compare_store(MEMORY, look.seen)
         if look.seen.identity and compare_store(learn(None, look.seen), look.seen):
-            raise AssertionError("what was just learnt is not believed")
+            raise AssertionError("the state just remembered is rejected")
 
 
 def _eras(data: bytes) -> None:
-    """Another era can be begun behind any."""
+    """Another era can be begun after any."""
     found = eras_of(Entry(ERAS, data, 1, 1))
     name, value = begun(found, 9)
     if name_of(value) != name or len(eras_of(Entry(ERAS, value, 1, 1))) > KEPT_MAX:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from tests.unit.services.mesh import Mesh, running, spec
 from tests.verification.fuzz.calls import recount
-from tests.verification.fuzz.inflating import PATTERNS
+from tests.verification.fuzz.inflater import PATTERNS
 from tests.verification.fuzz.loop_lag import LoopLag
 
 from cotenant.codec import errors

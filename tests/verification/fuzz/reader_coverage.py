@@ -1,0 +1,209 @@
+"""Compares the code that reads outside input with the fuzzed targets.
+
+A reader calls a parser, or opens a file, a database or a socket. Each reader must be reached by the valid inputs of a
+target, or be listed here: with the target that runs a whole server, or with the reason why its input is trusted.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from tests.verification.fuzz.runner import clear_caches
+
+import cotenant
+
+ROOT = Path(cotenant.__file__).parents[2]
+ROOMS = ("src/cotenant", "services", "policies", "node_agent")
+METHODS = frozenset(  # methods of any object
+    {
+        *(
+            "ParseFromString",
+            "FromString",
+            "read_bytes",
+            "read_text",
+            "recv",
+            "recvmsg",
+            "recvfrom",
+            "get_unverified_header",
+        ),
+        *(
+            "load_pem_x509_certificates",
+            "load_pem_private_key",
+            "compose_all",
+            "decompress",
+            "decompressobj",
+            "urlopen",
+        ),
+        *("ParquetFile", "iter_batches"),
+    }
+)
+OF_MODULES = frozenset(
+    {
+        *("json.load", "json.loads", "tomllib.load", "tomllib.loads", "sqlite3.connect", "gzip.open", "csv.reader"),
+        *(
+            "csv.DictReader",
+            "yaml.SafeLoader",
+            "yaml.compose_all",
+            "pickle.load",
+            "pickle.loads",
+            "struct.unpack",
+            "os.read",
+        ),
+        *("struct.unpack_from", "jwt.decode", "np.load", "socket.socket"),
+    }
+)
+OURS = "our own file, part of the package"
+KERNEL = "written only by the kernel"
+BY_SERVERS = {  # reached only by a whole server: the target that runs one
+    "src/cotenant/security/audit.py": "unary calls",
+    "services/queue/api/follower_reads.py": "unary calls",
+    "services/queue/estimates/job_estimates.py": "call sequences",
+    "node_agent/control/progress_reader.py": "agent sockets",
+    "node_agent/control/output_patterns.py": "agent sockets",
+    "node_agent/control/pattern_process.py": "agent sockets",
+    "node_agent/runtime/process_runtime.py": "agent sockets",
+    "node_agent/supervisor/loop.py": "agent sockets",
+    "node_agent/supervisor/supervisor.py": "agent sockets",
+    "node_agent/supervisor/task_process.py": "agent sockets",
+}
+OF_OUR_CHILD = "written only by our own process"
+OF_DEV_NULL = "opens only /dev/null"
+EXCUSED = {
+    "src/cotenant/cli/mesh/demo_programs/gang.py:exchange": "the demo's own replicas talk to each other",
+    "src/cotenant/fail_points.py:_Directory.on_reach": "only tests arm fail points",
+    "src/cotenant/cli/mesh/readiness.py:tell_ready": "sends, receives nothing",
+    "src/cotenant/file_descriptors.py:Spare.refill": OF_DEV_NULL,
+    "src/cotenant/rpc/connections.py:Connections.run": OF_DEV_NULL,
+    "src/cotenant/rpc/connections.py:Connections._close": "shuts a socket down, receives nothing",
+    "src/cotenant/rpc/connections.py:accepted_peer": "asks the kernel for the addresses of a socket",
+    "node_agent/__main__.py:_on_stdin": "detects the end of its input, ignores the rest",
+    "node_agent/supervisor/isolation.py:_make_cgroups_read_only": KERNEL,
+    "node_agent/supervisor/isolation.py:open_namespaces": OF_OUR_CHILD,
+    "node_agent/supervisor/isolation.py:self_test": OF_OUR_CHILD,
+    "node_agent/runtime/run_as.py:min_person_uid": "written only by root",
+    "src/cotenant/progress.py:_Teller.flush": "sends, receives nothing",
+    "src/cotenant/reproduction/cache.py:_digest_of_code": OURS,
+    "src/cotenant/reproduction/live_mesh.py:Live._until": OF_OUR_CHILD,
+    "src/cotenant/reproduction/papers/twins.py:_told": OF_OUR_CHILD,
+    "src/cotenant/reproduction/papers/twins.py:_alone": OURS,
+    "src/cotenant/cli/jobs/submit.py:example_text": OURS,
+    "src/cotenant/simulator/traces/gavel.py:steps_per_second": OURS,
+    "src/cotenant/simulator/traces/synergy.py:iteration_seconds": OURS,
+    "services/queue/jobs/failure_classifier.py:_shipped": OURS,
+    "src/cotenant/rpc/server.py:_why": "binds a port, receives nothing",
+    "src/cotenant/simulator/overlays/cpu_jobs.py:sample": OURS,
+    "src/cotenant/simulator/physics/models.py:bundled": OURS,
+    "node_agent/enforcement/bpf.py:attach_device_program": KERNEL,
+    "node_agent/enforcement/bpf.py:_attached": KERNEL,
+    "node_agent/control/gpu_owners.py:owner_of": "reads two environment variables; any error means no answer",
+    "node_agent/probes/nvml_link.py:NvmlLink._read": OF_OUR_CHILD,
+    "node_agent/probes/nvml_process.py:Nvml._numa_nodes": KERNEL,
+    "node_agent/probes/nvml_process.py:serve": "queried only by the agent",
+    "node_agent/supervisor/process_table.py:start_ticks": KERNEL,
+    "node_agent/supervisor/process_table.py:children": KERNEL,
+    "node_agent/supervisor/process_table.py:parent_of": KERNEL,
+    "node_agent/runtime/orphan_processes.py:has_marker": "searches bytes for bytes",
+    "node_agent/enforcement/resctrl.py:Files.read": KERNEL,
+    "node_agent/supervisor/state_file.py:sync_directory": "reads nothing",
+    "node_agent/runtime/systemd_scope.py:_wait_for": KERNEL,
+    "node_agent/probes/uncore.py:_counters_of": KERNEL,
+    "node_agent/probes/uncore.py:parse_event": KERNEL,
+    "node_agent/probes/uncore.py:_count": KERNEL,
+}
+
+
+def readers() -> Iterator[str]:
+    """Yield every function that reads, as `path:qualified name`."""
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if "/v1/" in name or any(
+                (ROOT / room / part).is_symlink() for part in path.relative_to(ROOT / room).parts[:1]
+            ):
+                continue
+            yield from (f"{name}:{function}" for function in found_in(path.read_text()))
+
+
+def found_in(code: str) -> Iterator[str]:
+    """Yield the qualified names of a module's functions that read."""
+    yield from dict.fromkeys(_of(ast.parse(code), "", []))
+
+
+def _of(node: ast.AST, inside: str, nesting: list[str]) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            function = not isinstance(child, ast.ClassDef)
+            name = ".".join([*nesting, child.name])
+            yield from _of(
+                child, name if function else inside, [*nesting, child.name, *(["<locals>"] if function else [])]
+            )
+        else:
+            if isinstance(child, ast.Call) and _reads(child):
+                yield inside or "<module>"
+            yield from _of(child, inside, nesting)
+
+
+def _reads(call: ast.Call) -> bool:
+    match call.func:
+        case ast.Name(id="open"):
+            return not _writes(call, 1)
+        case ast.Attribute(attr="open", value=ast.Name(id="os")):
+            return any(isinstance(one, ast.Attribute) and one.attr == "O_RDONLY" for one in ast.walk(call))
+        case ast.Attribute(attr="open", value=value):
+            named = f"{value.id}.open" if isinstance(value, ast.Name) else ""
+            return named in OF_MODULES or (_a_path(value) and not _writes(call, 0))
+        case ast.Attribute(attr=attr, value=ast.Name(id=module)) if f"{module}.{attr}" in OF_MODULES:
+            return True
+        case ast.Attribute(attr=attr):
+            return attr in METHODS
+    return False
+
+
+def _a_path(value: ast.expr) -> bool:
+    """Return whether the opened object is named like a path."""
+    name = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else "path"
+    return "path" in name.lower() or name in ("SAMPLE", "PROFILE", "told", "__file__")
+
+
+def _writes(call: ast.Call, place: int) -> bool:
+    given = [one.value for one in call.keywords if one.arg == "mode"] or call.args[place : place + 1]
+    return any(isinstance(one, ast.Constant) and str(one.value)[:1] in "wax" for one in given)
+
+
+@contextmanager
+def reaching(reached: set[str]) -> Iterator[None]:
+    """Collect every function of ours that is called in the context, in this thread and in threads started there."""
+    known: dict[CodeType, None] = {}
+    clear_caches()  # otherwise cached input would not be read again
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            known[frame.f_code] = None
+
+    before = sys.getprofile()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+        for code in known:
+            path = Path(code.co_filename).resolve()
+            if path.is_relative_to(ROOT):
+                name = code.co_qualname
+                for end in (
+                    ".<locals>.<genexpr>",
+                    ".<locals>.<listcomp>",
+                    ".<locals>.<dictcomp>",
+                    ".<locals>.<lambda>",
+                ):
+                    name = name.removesuffix(end)
+                reached.add(f"{path.relative_to(ROOT).as_posix()}:{name}")
