@@ -165,7 +165,7 @@ async def test_a_value_may_be_a_mebibyte_and_no_more(store: Store, at: str) -> N
     assert entry.value == value
     await put(store, at + "b", value)
     assert await changed_next(updates) == {at + "b": value}
-    with pytest.raises(ValueError, match="at most 1048576"):
+    with pytest.raises(ValueError, match="the limit is 1048576"):
         await put(store, at + "a", value + b"!")
 
 

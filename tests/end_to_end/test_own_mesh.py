@@ -80,7 +80,7 @@ def test_other_users_cannot_submit(mesh: OwnMesh) -> None:
     made = mesh("tokens", "create", "--name", "eve", "--tenant", "default", "--shared-identity").splitlines()
     (token,) = [line for line in made if line.startswith("cotenant_")]
     said = mesh("submit", "--", "true", code=1, COTENANT_TOKEN=token)
-    assert f"everything here runs as the user '{USER}', so jobs of 'eve' could read and change" in said
+    assert f"all jobs here run as the user '{USER}', so jobs of 'eve' could read and change" in said
     assert "--shared-identity" in said
     (note,) = [line for line in mesh("tokens").splitlines() if "eve" in line]
     assert "user" in note

@@ -12,9 +12,13 @@ import gc
 
 THRESHOLDS = (10_000, 20, 10)  # objects, young collections, middle collections
 
+_tuned = False  # `gc.get_freeze_count` would say it too, by counting millions of objects one by one
+
 
 def tune_gc() -> None:
     """Collect garbage less often than Python's default from now on, and freeze all present objects."""
+    global _tuned
+    _tuned = True
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -23,7 +27,7 @@ def tune_gc() -> None:
 
 def refreeze() -> None:
     """Collect and freeze again, if this process has called `tune_gc`; dead objects among the frozen are freed."""
-    if gc.get_freeze_count():
+    if _tuned:
         tune_gc()
 
 
@@ -34,6 +38,6 @@ def freeze_young() -> None:
     quarter of a second. Only the youngest generation is scanned; dead cycles among the others stay until the next
     `refreeze`.
     """
-    if gc.get_freeze_count():
+    if _tuned:
         gc.collect(0)
         gc.freeze()

@@ -142,7 +142,7 @@ def test_a_user_of_one_tenant_may_estimate_its_own_jobs(
 def test_an_unknown_job_is_unpredictable_with_reason_and_hints(shell: Shell, taught: Taught) -> None:
     [reported] = shell("predict", "job", "--gpus", "1", "--json").json
     assert not reported["predictable"]
-    assert reported["source"] == "xiao-piecewise: no rate of a job like this one was seen on known cores"
+    assert reported["source"] == "xiao-piecewise: no rate of a similar job was observed on known cores"
     assert reported["next"]["cores"][0] == 16
     assert [hint.split(" ")[1] for hint in reported["hints"]] == ["its", "its", "its", "run"]
     ended = shell("predict", "job", "--gpus", "1", "--model", "resnet50", "--steps", "10")

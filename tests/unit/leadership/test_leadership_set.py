@@ -99,7 +99,7 @@ async def test_up_restarts_its_services_after_losing_leadership(
             return "the mesh is up again" in said
 
         await until(is_back)
-        assert "this mesh leads no more on its store, and begins anew: the leadership key is gone" in said
+        assert "the mesh lost its leadership and restarts: the leadership key is gone" in said
         stub: Any = JobServiceStub(channel)
         assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id
 

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from tests.support.gc_defaults import untune_gc
 
 from cotenant.rpc import gc_tuning
 
@@ -20,8 +21,7 @@ class Known:
 def as_before() -> Iterator[None]:
     before = gc.get_threshold()
     yield
-    gc.unfreeze()
-    gc.set_threshold(*before)
+    untune_gc(before)
 
 
 def test_dead_frozen_objects_are_freed_by_a_refreeze() -> None:

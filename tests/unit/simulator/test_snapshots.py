@@ -173,7 +173,7 @@ def test_a_file_that_is_no_snapshot_is_named_with_its_place(tmp_path: Path) -> N
     assert "bad.json:2:" in told.stderr
     assert "Traceback" not in told.stderr
     assert cotenant("simulate", "--from-snapshot", tmp_path / "none.json").exit_code == 2
-    assert "do not go with it" in cotenant("simulate", "--from-snapshot", path, "--trace", "sample").stderr
+    assert "cannot be combined with" in cotenant("simulate", "--from-snapshot", path, "--trace", "sample").stderr
     assert "--from-snapshot" in cotenant("simulate", "--trace", "sample").stderr
     trace = cotenant("simulate", "--trace", "sample", "--cluster", "2x8", "--predictor", "recorded")
     assert (trace.exit_code, "snapshot" in trace.stderr) == (2, True)

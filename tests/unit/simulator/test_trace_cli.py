@@ -51,7 +51,7 @@ def test_a_converted_trace_simulates_like_the_original(tmp_path: Path, ending: s
     file = tmp_path / f"jobs.{ending}"
     code, told, beside = cotenant("trace", "convert", "sample", str(file))
     assert (code, told) == (0, "")
-    assert f"260 jobs were written to {file}" in beside
+    assert f"wrote 260 jobs to {file}" in beside
     figures = [
         json.loads(cotenant("simulate", "--trace", source, "--cluster", "2x8", "--json")[1])
         for source in ("sample", str(file))
@@ -118,7 +118,7 @@ def test_gpu_shares_without_a_shareable_node_give_a_note_with_a_hint(tmp_path: P
         (("trace", "shw", "sample"), "no such command 'shw'"),
         (("trace",), "missing command"),
         (("trace", "convert", "sample", "jobs.txt"), "the ending selects the format"),
-        (("trace", "convert", "sample", "x.csv", "--overlay", "tenants=2"), "tell it with --cluster"),
+        (("trace", "convert", "sample", "x.csv", "--overlay", "tenants=2"), "set it with --cluster"),
         (("trace", "convert", "sample", "x.csv", "--overlay", "tenant=2"), "did you mean tenants?"),
         (("simulate", "--trace", "/nowhere", "--cluster", "2x8", "--overlay", "tenants=0"), "overlay tenants: must be"),
         (

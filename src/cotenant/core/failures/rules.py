@@ -58,7 +58,7 @@ _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("signals", "exit_codes"), list),
     **dict.fromkeys(("out_of_memory", "transient", "node_at_fault"), bool),
 }
-_WORDS = {str: "a text", list: "a list of whole numbers", bool: "true or false"}
+_WORDS = {str: "a string", list: "a list of whole numbers", bool: "true or false"}
 _CONDITIONS = ("line", "sign", "signals", "exit_codes", "out_of_memory")
 
 

@@ -31,7 +31,7 @@ class Chain:
 
     >>> from cotenant.policies.history import History
     >>> Chain([History()]).estimate(Query("ann", "bert", "", gpu_milli=1000, replicas=1)).source
-    'history: no job like this one has succeeded yet'
+    'history: no similar job has succeeded yet'
     """
 
     def __init__(self, predictors: Sequence[Predictor], failed: Failed = lambda predictor, error: None) -> None:
@@ -149,10 +149,10 @@ def combined(estimates: Sequence[NamedEstimate], query: Query) -> Estimate:
 
     >>> asked = Query("ann", "bert", "", 1000, 1)
     >>> curve = Estimate(cores_useful=6, cores_useful_confidence=0.9, source="θ is 6 cores")
-    >>> past = Estimate(True, 0.7, remaining_seconds=60.0, source="the median of 3 runs like it")
+    >>> past = Estimate(True, 0.7, remaining_seconds=60.0, source="the median of 3 similar runs")
     >>> both = combined([("xiao-piecewise", curve), ("history", past)], asked)
     >>> both.remaining_seconds, both.cores_useful, both.source
-    (60.0, 6, 'history: the median of 3 runs like it; θ by xiao-piecewise')
+    (60.0, 6, 'history: the median of 3 similar runs; θ by xiao-piecewise')
     """
     if not estimates:
         return NOBODY

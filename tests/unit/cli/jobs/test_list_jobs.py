@@ -280,20 +280,20 @@ def test_show_and_explain_include_the_estimate(shell: Shell, standin: Standin, j
         cores_useful=6,
         cores_useful_confidence=0.9,
         candidates=[CandidateEstimate(latency=tails)],
-        source="history: 5 runs like it",
+        source="history: 5 similar runs",
     )
-    standin.jobs.estimates[jobs[1]] = Estimate(source="history: no job like this one has succeeded yet")
+    standin.jobs.estimates[jobs[1]] = Estimate(source="history: no similar job has succeeded yet")
     for command in ("show", "explain"):
         out = shell(command, jobs[0]).out
         assert "1m30s (1m00s to 2m30s), confidence 80 %" in out
         assert "6 per replica (θ), confidence 90 %" in out
         assert "95th percentile 40 ms, 99th 50 ms, for 2 replicas" in out
         assert "3 to meet the latency objective" in out
-        assert "history: 5 runs like it" in out
+        assert "history: 5 similar runs" in out
         reported = shell(command, "--json", jobs[0]).json["estimate"]
         assert (reported["remaining_p90_seconds"], reported["candidates"][0]["latency"]["p99_seconds"]) == (150, 0.05)
         out = shell(command, jobs[1]).out
         assert "unpredictable" in out
-        assert "no job like this one has succeeded yet" in out
+        assert "no similar job has succeeded yet" in out
         assert shell(command, "--json", jobs[1]).json["estimate"]["remaining_seconds"] is None
     assert shell("show", "--json", jobs[2]).json["estimate"] is None

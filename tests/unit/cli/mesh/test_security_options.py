@@ -47,7 +47,7 @@ def test_an_expiring_token_is_marked(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reported"),
     [
-        (("--name", "eve"), "a user has tenants"),
+        (("--name", "eve"), "a user needs tenants"),
         (("--name", "eve", "--role", "god"), "is not ROLE/NAME"),
         (("--name", "operator", "--tenant", "a"), "is reserved for the mesh's own token"),
         (("--name", "eve", "--tenant", "A"), "is not a valid tenant name"),

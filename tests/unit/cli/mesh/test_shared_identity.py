@@ -113,7 +113,7 @@ def test_a_token_that_the_mesh_would_reject_is_not_created(shell: Shell, tmp_pat
     restrict_submitters(security_settings(), Settings(), tmp_path)
     ended = shell(*EVE, *own)
     assert (ended.code, ended.out) == (2, "")
-    assert "this mesh does not accept tokens of other users: everything here runs as the user 'bob'" in ended.err
+    assert "this mesh does not accept tokens of other users: all jobs here run as the user 'bob'" in ended.err
     assert "--shared-identity" in ended.err
     assert shell(*EVE, *own, "--shared-identity").code == 0
     assert shell("tokens", "create", *own, "--role", "viewer", "--name", "vic", "--tenant", "a").code == 0

@@ -58,7 +58,7 @@ def test_a_trace_in_another_format_reports_missing_columns(
     asked = ["reproduce", paper, "--quick", "--seeds", "1", "--jobs", "1", "--data", str(tmp_path)]
     assert run(asked) == 2
     reported = capsys.readouterr().err
-    assert "is no trace as it is expected: it has no column" in reported
+    assert "is not the expected trace: it has no column" in reported
     assert str(tmp_path) in reported.replace("\n", "")
     assert "Traceback" not in reported
 
@@ -125,7 +125,7 @@ def test_the_next_run_continues_from_the_cache(small: str, capsys: pytest.Captur
     assert run(asked) == 130
     capsys.readouterr()
     assert run(asked) == 0
-    assert "3 runs with seeds 0, 1, 2, 3, 4, 2 of them kept from before" in capsys.readouterr().out
+    assert "3 runs with seeds 0, 1, 2, 3, 4, 2 of them from the cache" in capsys.readouterr().out
 
 
 def test_an_unwritable_cache_directory_is_reported(
@@ -133,7 +133,7 @@ def test_an_unwritable_cache_directory_is_reported(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert run(["reproduce", small, "--keep", str(tmp_path / "file")]) == 2
-    assert "figures cannot be kept in" in capsys.readouterr().err
+    assert "figures cannot be cached in" in capsys.readouterr().err
 
 
 def test_too_little_memory_reduces_the_processes_with_a_note(
@@ -151,4 +151,4 @@ def test_the_plots_of_two_papers_do_not_overwrite_each_other(
     monkeypatch.setattr(xiao.Xiao, "cases", lambda paper, asked: ())
     assert run(["reproduce", "xiao", "--quick", "--markdown", "--png", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["xiao-cores.png", "xiao-jct.png"]
-    assert "The quick version: 0 runs with seeds 0, 1, 2, 3, 4; 0 s, 0 s of processor." in capsys.readouterr().out
+    assert "The quick version: 0 runs with seeds 0, 1, 2, 3, 4; 0 s, 0 s of CPU time." in capsys.readouterr().out

@@ -12,7 +12,7 @@ from cotenant.policies.coda_eliminator.ladder import SUSPENDED
 from cotenant.policies.coda_eliminator.policy import CodaEliminator
 
 ONSET = 60  # windows until the CPU job starts: five minutes
-HARDWARE = pytest.mark.parametrize(("told", "enforced"), [(True, True), (True, False), (False, False)])
+HARDWARE = pytest.mark.parametrize(("reported", "enforced"), [(True, True), (True, False), (False, False)])
 
 
 def directives(story: list[tuple[NodeWindow, list[Directive]]]) -> list[tuple[int, Directive]]:

@@ -49,7 +49,7 @@ def lasting(node: ModelNode, policy: Policy | CodaEliminator) -> float:
     return median(speeds)
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 def test_two_that_hide_each_other_are_found_and_both_keep_a_tenth(seed: int, reported: bool) -> None:
     speeds = {}

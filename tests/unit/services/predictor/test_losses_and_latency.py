@@ -51,7 +51,7 @@ async def test_a_jobs_own_losses_take_precedence_over_similar_jobs() -> None:
         told, other = await predictor.estimate(asked, query("j2", spec=spec(loss_goal=GOAL)))
     assert told.remaining.ToTimedelta().total_seconds() == pytest.approx(900, rel=0.02)
     assert told.source.startswith("loss-curve: the loss curve 1/(")
-    assert other.source.startswith("history: the median of 9 runs like it")
+    assert other.source.startswith("history: the median of 9 similar runs")
 
 
 async def test_losses_survive_a_restart() -> None:

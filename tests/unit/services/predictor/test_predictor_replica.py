@@ -77,8 +77,8 @@ async def test_the_next_leader_continues_from_all_saved_models() -> None:
             assert (await second.observe(run("later", seconds=105))).accepted == 1
         after = (await second.estimate(query()))[0]
         assert second.replica.leads
-        assert before.source == "history: the median of 3 runs like it"
-        assert after.source == "history: the median of 4 runs like it"
+        assert before.source == "history: the median of 3 similar runs"
+        assert after.source == "history: the median of 4 similar runs"
         assert (await first.estimate(query()))[0].predictable
 
 

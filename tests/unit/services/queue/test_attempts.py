@@ -99,7 +99,7 @@ async def test_a_gang_that_loses_a_node_holds_the_rest_until_it_stops(mesh: Mesh
     two.end((gang, 1), job_pb2.ATTEMPT_STATE_STOPPED)
     job = await mesh.reach(gang, "RUNNING", lambda job: job.attempt.number == 2)
     assert job.past_attempts[0].state == job_pb2.ATTEMPT_STATE_LOST
-    assert "n1 has forgotten it" in job.past_attempts[0].message
+    assert "n1 no longer has it" in job.past_attempts[0].message
     assert job.failures == 0
 
 

@@ -28,7 +28,7 @@ async def test_a_gang_waits_if_it_would_break_a_neighbors_deadline() -> None:
         assert job.attempt.allocations[0].node_id == "n1"
         other = await mesh.submit(gpus=1, replicas=4)
         waiting = await mesh.refused(other, "QOS")
-        assert f"would slow {tight} below what it promises" in waiting.refusal.detail
+        assert f"would slow {tight} below its objective" in waiting.refusal.detail
         single = await mesh.submit(gpus=1)
         await mesh.reach(single, "RUNNING")
         await mesh.jobs.CancelJob(pb.CancelJobRequest(id=tight))

@@ -151,7 +151,7 @@ async def test_the_remaining_time_in_an_explanation_shrinks(mesh: Mesh) -> None:
     await mesh.refused(waiting, "NO_NODES")
     told = (await explained(mesh, waiting)).estimate
     assert (told.predictable, told.remaining.seconds) == (True, 600)
-    assert told.source == "history: its user expects 600 s in all"
+    assert told.source == "history: its user expects 600 s in total"
     await mesh.agent("n1", gpus=2, cores=6)
     job = await mesh.reach(waiting, "RUNNING")
     left = (await explained(mesh, waiting)).estimate.remaining.ToTimedelta().total_seconds()

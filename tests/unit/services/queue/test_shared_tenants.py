@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.gc_defaults import untune_gc
 from tests.unit.services.mesh import BACKFILL, Mesh, running, spec, until
 from tests.unit.services.queue.test_loading import largest
 from tests.verification.fuzz import loop_lag
@@ -170,8 +171,7 @@ def settled() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc_tuning.tune_gc()
     yield
-    gc.unfreeze()
-    gc.set_threshold(*thresholds)
+    untune_gc(thresholds)
 
 
 @pytest.mark.usefixtures("settled")

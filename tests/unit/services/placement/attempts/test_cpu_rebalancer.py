@@ -159,7 +159,7 @@ async def test_a_waiting_job_is_sized_by_the_rates_of_its_class(adaptive: Mesh) 
     await adaptive.reach(first, "RUNNING", holds(1, 1))
     agent.finish((first, 1))
     job = await adaptive.reach(second, "RUNNING", holds(1, 1))
-    assert "jobs like it need 1" in job.attempt.sizing
+    assert "similar jobs need 1" in job.attempt.sizing
 
 
 async def test_owned_cores_respect_the_tenants_limit(mesh: Mesh, allocator: ScriptedAllocator) -> None:

@@ -320,7 +320,7 @@ async def test_inapplicable_advice_is_refused_with_the_reason(mesh: Mesh, alloca
     for request, why in (
         (advice("nobody", profile=profile), "nobody/1: no such attempt, or it has ended"),
         (advice(job_id, 2, profile=profile), f"{job_id}/2: no such attempt, or it has ended"),
-        (advice(job_id, profile=profile), f"{job_id}/1: it runs on 2 nodes, and only what runs on one is profiled"),
+        (advice(job_id, profile=profile), f"{job_id}/1: it runs on 2 nodes; only jobs on one node are profiled"),
     ):
         answer: placement_pb2.AdviseAttemptsResponse = await mesh.plans.AdviseAttempts(request)
         assert list(answer.refused) == [why]

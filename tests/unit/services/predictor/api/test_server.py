@@ -54,7 +54,7 @@ async def test_an_unpredictable_job_gets_one_answer_per_candidate() -> None:
         await predictor.until(serving=True)
         (estimate,) = await predictor.estimate(query(cores=(1, 2, 4)))
         assert not estimate.predictable
-        assert estimate.source == "history: no job like this one has succeeded yet"
+        assert estimate.source == "history: no similar job has succeeded yet"
         assert [(one.rate_per_second, one.confidence) for one in estimate.candidates] == [(0, 0)] * 3
 
 

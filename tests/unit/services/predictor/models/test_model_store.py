@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from structlog.testing import capture_logs
+from tests.support.gc_defaults import untune_gc
 from tests.unit.services.predictor.conftest import FickleStore, Restarts
 
 from cotenant.rpc import gc_tuning
@@ -68,8 +69,7 @@ async def test_the_models_of_an_earlier_term_are_dropped_after_a_reload() -> Non
             await keeper_of(store, Notes())
             assert left() is None
     finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)
+        untune_gc(thresholds)
 
 
 async def test_a_record_that_makes_the_whole_restore_fail_is_found_and_set_aside() -> None:

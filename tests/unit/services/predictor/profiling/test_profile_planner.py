@@ -82,7 +82,7 @@ def test_a_stale_class_is_profiled_again() -> None:
     watched.profile("j1", saturating)
     kind = job_class_of(auto())
     assert [watched.window("j2", rate=30.0) for _ in range(3)] == [False, False, True]
-    assert "0.60 of the rate" in watched.profile_store.stale(kind, "")
+    assert "0.60 of the measured rate" in watched.profile_store.stale(kind, "")
     watched.profile("j2", lambda cores: 0.6 * saturating(cores))
     assert watched.profile_store.stale(kind, "") == ""
     assert {point.cores: point.rate for point in watched.profile_store.at(kind, "")}[16] == 30.0
