@@ -80,7 +80,7 @@ def test_an_outranked_job_starts_once_the_jobs_ahead_are_gone(
 def beyond_the_head(
     plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], rules: Rules, refusal: Refusal, row: int
 ) -> None:
-    """A strict order names who does not fit: it does not, and once it is gone, whoever waited for it alone runs."""
+    """A strict order names the job that does not fit; once that job is gone, the jobs that waited only for it run."""
     choice, ids = chosen(plugin, table, history, rules), list(table.ids)
     assert choice.outrankers
     assert choice.outrankers.head

@@ -42,7 +42,7 @@ turns = st.lists(
 
 @dataclass
 class Cluster:
-    """A cluster by itself: what was given to whom is summed up anew each time, and the ledger is not asked."""
+    """A cluster model: allocations are summed up again each time, without the ledger."""
 
     world: World
     held: list[tuple[Holding, ...]] = field(init=False)

@@ -56,17 +56,17 @@ Key = tuple[str, int]  # job ID and attempt number
 class Rule(StrEnum):
     """The invariants."""
 
-    OWNERSHIP = "no core and no GPU is owned by two"
+    OWNERSHIP = "no core and no GPU has two owners"
     LOST = "nothing acknowledged is lost"
-    ONCE = "a request makes one job at most, and a job runs once at a time"
-    GANG = "a gang runs whole or not at all"
-    EPOCH = "an agent obeys nothing older than it has seen"
-    LIFE = "a job's life is one line of revisions"
-    TERM = "nothing is written under an old term"
-    RESTART = "a restart kills nothing that runs"
-    TURN = "a job begins only when its turn has come, where work is taken"
-    READ = "a read shows all that its revision had, and no reader goes back"
-    PLATFORM = "what a node could not launch fails no job"
+    ONCE = "a request creates at most one job, and a job runs once at a time"
+    GANG = "a gang runs completely or not at all"
+    EPOCH = "agents reject stale terms and epochs"
+    LIFE = "jobs and attempts follow their life cycles"
+    TERM = "nothing is written under an expired term"
+    RESTART = "a restart ends no running attempt"
+    TURN = "a job starts only when it is due, on a node that accepts work"
+    READ = "reads are complete at their revision, and never go back"
+    PLATFORM = "a refused launch fails no job"
 
 
 @dataclass(frozen=True, slots=True)

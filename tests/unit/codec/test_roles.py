@@ -224,4 +224,4 @@ def test_two_caller_headers_are_rejected() -> None:
 
 def test_the_page_shows_the_current_role_table() -> None:
     text = roles.PAGE.read_text()
-    assert roles.page(text) == text, "`make docs` draws it anew"
+    assert roles.page(text) == text, "`make docs` redraws it"

@@ -69,7 +69,7 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
         Rule.OWNERSHIP,
         [*commits(A1, FAILED, replace(A1, job_id="b", epoch=4)), BEGAN, Began("n", "b", 1, 4, CORE)],
     ),
-    "what a node could not launch fails its job": (Rule.PLATFORM, [*commits(A1, NOT_LAUNCHED, FAILED_JOB)]),
+    "a refused launch fails its job": (Rule.PLATFORM, [*commits(A1, NOT_LAUNCHED, FAILED_JOB)]),
     "what ran is said not to have been launched": (Rule.LIFE, [*commits(A1, RUNS, NOT_LAUNCHED)]),
     "an acknowledged job was never kept": (Rule.LOST, [Acknowledged("r", "a")]),
     "a job that waits is forgotten": (

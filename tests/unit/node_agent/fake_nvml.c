@@ -4,7 +4,7 @@
  * FAKE_NVML=lost    GPU 2 of NVML's order cannot even be opened
  * FAKE_NVML=bridge  no links but from 0 to 7, and from 7 to 1
  *
- * FAKE_NVML_STATE is a file of lines that is read anew at each call:
+ * FAKE_NVML_STATE is a file of lines that is read again at each call:
  *   lost GPU              it has fallen off the bus
  *   hang                  readings never come back
  *   hang_init             starting the driver never comes back

@@ -185,7 +185,7 @@ async def test_an_end_is_reported_if_the_socket_directory_is_read_only(tmp_path:
     reader.watch(key, "", lambda: None)
     (path,) = sockets.iterdir()
     path.unlink()
-    path.mkdir()  # as on a disk that became read-only, unlink fails whoever asks
+    path.mkdir()  # as on a disk that became read-only, unlink fails for everyone
     await reader.finish(key)
     assert key not in reader._listeners
     await reader.close()

@@ -176,7 +176,7 @@ MUTANTS: dict[str, Mutant] = {
         36,
     ),
     "the queue acknowledges cancellations without storing them": Mutant(
-        ((queue, "cancel_or_suspend", drop_wish), (queue, "want", drop_wish)), Rule.LOST
+        ((queue, "cancel_or_suspend", drop_wish), (queue, "set_wish", drop_wish)), Rule.LOST
     ),
     "jobs ignore their dependencies": Mutant(((DependencyGate, "open", ignore_dependencies),), Rule.TURN),
     "failed jobs are retried without back-off": Mutant(((State, "backing_off", no_back_off),), Rule.TURN),

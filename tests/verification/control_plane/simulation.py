@@ -103,7 +103,7 @@ async def _run_world(seed: int, inject: InjectFaults, errors: list[str]) -> Outc
     world = World(seed, size)
     with (
         fail_points.armed(world.reach),
-        mock.patch.object(forwarding, "passage", lambda address: _passage(world, address)),
+        mock.patch.object(forwarding, "forwarding_channel", lambda address: _passage(world, address)),
         mock.patch.object(plugins, "entry_points", INSTALLED),
         mock.patch.object(replica, "gc"),  # a deposed leader collects garbage, the most expensive step
         mock.patch.object(plugins, "_places", tuple),  # nothing is installed in between

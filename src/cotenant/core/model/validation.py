@@ -255,6 +255,17 @@ def _texts(spec: JobSpec) -> Found:
         return
     if any("\0" in word for word in _words(spec)):
         yield "command", "a NUL byte cannot be passed to a program"
+    yield from _environment(spec)
+    yield from _directories(spec)
+    if spec.warning_signal not in _SIGNALS:
+        yield (
+            "warning_signal",
+            f"must be a signal that can be caught, such as SIGUSR1, not {shown(spec.warning_signal)}",
+        )
+    yield from _regex(spec.progress_regex)
+
+
+def _environment(spec: JobSpec) -> Found:
     for key, value in spec.environment[:ENVIRONMENT_MAX]:
         if not _VARIABLE.fullmatch(key):
             yield f"environment[{shown(key)}]", "a variable's name has letters, digits and underscores only"
@@ -262,18 +273,15 @@ def _texts(spec: JobSpec) -> Found:
             yield f"environment[{shown(key)}]", "this variable is set by the node agent"
         if "\0" in value:
             yield f"environment[{shown(key)}]", "a NUL byte cannot be passed to a program"
+
+
+def _directories(spec: JobSpec) -> Found:
     if len(spec.working_directory) > PATH_LENGTH_MAX:
         length = len(spec.working_directory)
         yield "working_directory", f"has {length} characters; {PATH_LENGTH_MAX} are allowed at most"
     elif spec.working_directory and (not spec.working_directory.startswith("/") or "\0" in spec.working_directory):
         yield "working_directory", f"must be an absolute path, not {shown(spec.working_directory)}"
     yield from _submit_directory(spec.submit_directory)
-    if spec.warning_signal not in _SIGNALS:
-        yield (
-            "warning_signal",
-            f"must be a signal that can be caught, such as SIGUSR1, not {shown(spec.warning_signal)}",
-        )
-    yield from _regex(spec.progress_regex)
 
 
 def _submit_directory(folder: SubmitDirectory | None) -> Found:

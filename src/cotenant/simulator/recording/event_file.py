@@ -131,7 +131,7 @@ def digest_of(name: str) -> str | None:
             while chunk := file.read(DIGEST_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError:
-        return None  # not a file name; or whoever reads its content reports why it cannot be read
+        return None  # not a file name; or its reader reports why it cannot be read
     return digest.hexdigest()
 
 

@@ -88,11 +88,11 @@ def test_incremental_updates_equal_a_full_count(data: st.DataObject) -> None:
             else:
                 there[job_id] = data.draw(stays(job_id))
         followed.update(dict(there))
-        anew = NodeOccupancy(ledger, 4)
-        anew.update(dict(there))
+        rebuilt = NodeOccupancy(ledger, 4)
+        rebuilt.update(dict(there))
         for name in ("firm", "lent_cores"):
-            assert getattr(followed, name).tolist() == getattr(anew, name).tolist()
-        assert nonzero(followed.held) == nonzero(anew.held)
+            assert getattr(followed, name).tolist() == getattr(rebuilt, name).tolist()
+        assert nonzero(followed.held) == nonzero(rebuilt.held)
         assert [job_id in followed for job_id in NAMES] == [job_id in there for job_id in NAMES]
         for since in (-1.0, 0.0, 2.0):
             young = [one for one in there.values() if one.gpu_milli and one.since_seconds > since]
@@ -100,8 +100,8 @@ def test_incremental_updates_equal_a_full_count(data: st.DataObject) -> None:
             milli = [sum(_milli(one) for one in held if one.node == node) for node in range(len(SHAPES))]
             assert followed.young_gpus(since).tolist() == [-(-each // 1000) for each in milli]
         for node in range(len(SHAPES)):
-            assert list(followed.borrowers.on(node, gpus=True)) == list(anew.borrowers.on(node, gpus=True))
-        assert followed.borrowers.cores.tolist() == anew.borrowers.cores.tolist()
+            assert list(followed.borrowers.on(node, gpus=True)) == list(rebuilt.borrowers.on(node, gpus=True))
+        assert followed.borrowers.cores.tolist() == rebuilt.borrowers.cores.tolist()
         followed.expect(data.draw(st.integers(0, 2)), 3)  # only for this cycle
 
 

@@ -127,7 +127,7 @@ async def test_a_late_plan_for_a_forgotten_attempt_starts_nothing(lost: bool) ->
             await mesh.plans.ForgetAttempts(forget("a"))
         answer = await again(lambda: mesh.plans.PlanPlacement(plan("a")))
         assert not answer.placed
-        (refused,) = answer.refused  # whoever asks is told, and when to ask again
+        (refused,) = answer.refused  # with a hint when to retry
         assert (refused.job_id, refused.refusal.code) == ("a", "NOT_YET_CONSIDERED")
         assert 0 < refused.refusal.holds.ToMilliseconds() <= 1000
         await until(lambda: mesh.parts["placement"].service.cluster.nodes["n1"].open)  # its agent has come back
