@@ -47,14 +47,20 @@ def _mounted(machine: Machine, places: list[str], *, option: str = "ro", source:
     """Bind-mount each path over itself with a restricting option, or another file over it."""
     if not places:
         return None
-    for place in places:
-        machine.call("mount", "--bind", source or place, place)
-        _remount(machine, place, option)
+    mounted: list[str] = []
 
     def undo() -> None:
-        for place in reversed(places):
+        for place in reversed(mounted):
             machine.call("umount", "--lazy", place)
 
+    for place in places:
+        machine.call("mount", "--bind", source or place, place)
+        mounted.append(place)
+        try:
+            _remount(machine, place, option)
+        except OSError:  # a file there stays open for writing: its writer may be paused
+            undo()
+            return None
     return undo
 
 
