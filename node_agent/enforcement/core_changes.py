@@ -149,7 +149,7 @@ def apply_to_threads(attempt: ConfinedAttempt, first: Cores, before: Cores, afte
     """Set the threads' CPU masks; see `affinity`."""
     for rank, task in sorted(after.tasks.items()):  # the lambda binds the loop variable
         steps = (cores.tasks.get(rank, task).cpus for cores in (first, before, after))
-        affinity.apply_masks(lambda rank=rank: attempt.pids(rank), attempt.own, *steps)  # type: ignore[misc]
+        affinity.apply_masks(lambda rank=rank: attempt.pids(rank), attempt.own, *steps)  # type: ignore[misc]  # bound above
 
 
 def current_cores(group: Group | None, wanted: Cores) -> Cores | None:

@@ -64,6 +64,8 @@ def test_an_installed_policy_implements_its_protocol(plugin: plugins.Plugin) -> 
 
 @installed(*DECIDING)
 def test_a_policy_documents_its_idea_its_source_and_an_example(plugin: plugins.Plugin) -> None:
+    if plugin.package != plugins.OURS:
+        pytest.skip("how a policy of another package is documented is its own matter")
     told = inspect.getdoc(plugin.policy) or ""
     cites = re.search(r"\b(19|20)\d\d\b.*\[[PDCR]\]", told, re.DOTALL)
     assert cites or "baseline" in told, "neither a paper with its tag nor a baseline"

@@ -81,7 +81,7 @@ def test_a_failed_task_fails_the_wait_and_cancels_dependents(mesh: Mesh, cli: Cl
     (evaluate,) = [job for job in cli.json("jobs", "--all") if job["name"] == "evaluate"]
     assert evaluate["phase"] == "cancelled"
     assert evaluate["attempt"] is None
-    assert "had succeeded, which did not, all of it" in evaluate["phase_reason"]
+    assert "depends on the success of array " in evaluate["phase_reason"]
 
 
 def test_an_array_is_cancelled_as_one_and_outlives_a_kill(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:

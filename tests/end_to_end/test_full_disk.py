@@ -39,7 +39,9 @@ def small(tmp_path: Path) -> Iterator[Mesh]:
 def test_filling_a_working_directory_ends_only_that_job_and_the_store_survives(small: Mesh) -> None:
     before = small.cli.submit("--cpus", "1", "--", "sleep", "300")
     small.client.wait_for(before, Phase.RUNNING)
-    greedy = small.cli.submit("--cpus", "1", "--", "sh", "-c", "dd if=/dev/zero of=full bs=1M; sleep 300")
+    greedy = small.cli.submit(
+        "--empty-workdir", "--cpus", "1", "--", "sh", "-c", "dd if=/dev/zero of=full bs=1M; sleep 300"
+    )
     until(lambda: small.client.job(greedy).attempt.HasField("failure"), "the end of its first attempt")
     first = small.client.job(greedy)
     assert "disk reserve used: only " in first.attempt.message

@@ -96,7 +96,7 @@ def test_one_tenant_cannot_fill_the_store_for_others(begin: Callable[..., Mesh])
     tenants = {one["id"]: one for one in mesh.cli.json("tenants")}
     assert 0 < tenants["greedy"]["bytes_used"] <= tenants["greedy"]["bytes_allowed"] == QUOTA_BYTES // 4
     reported = mesh.cli("submit", "--tenant", "greedy", "--env", "X=" + "x" * SPEC_BYTES, "--", "true", code=1)
-    assert "tenant greedy has " in reported.error
+    assert "tenant greedy uses " in reported.error
     assert mesh.cli.json("status")["store_capacity"]["problem"] is None
 
 

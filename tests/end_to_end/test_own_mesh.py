@@ -70,7 +70,7 @@ def test_a_job_neither_reads_the_token_nor_ends_the_mesh(mesh: OwnMesh) -> None:
     assert str(USER) in said
     assert secret not in said
     assert str(mesh.home / ".venv") not in said
-    assert f"every job runs as '{USER}', the user of the agent: namespaces keep" in mesh("status")
+    assert f"every job runs as '{USER}', the agent's user: namespaces isolate" in mesh("status")
     assert f"not enforced: every job runs as '{USER}'" in mesh("nodes")
 
 

@@ -49,7 +49,7 @@ def test_the_newest_borrower_is_reclaimed_for_a_gpu_job_and_restarts_after_it(me
     assert not borrows(mesh.client.wait_for(trainer, Phase.RUNNING))
     gone = mesh.client.wait_for(newest, Phase.QUEUED)
     assert (gone.preemptions, gone.failures) == (1, 0)
-    assert f"{trainer} came" in mesh.cli("explain", newest).out
+    assert f"{trainer} needs" in mesh.cli("explain", newest).out
     assert mesh.client.job(older).attempt.number == 1
 
     mesh.client.cancel(trainer)

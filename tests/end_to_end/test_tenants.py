@@ -49,7 +49,7 @@ def test_groups_are_listed_below_their_department(cli: Cli) -> None:
     assert cli.json("tenants", "create", "ape", "--parent", "zoo")["parent"] == "zoo"
     names = [line.split("  ")[0] or line[:5] for line in cli("tenants").out.splitlines()]
     assert names.index("zoo") + 1 == names.index("  ape")
-    assert "belong to zoo" in cli("tenants", "delete", "zoo", code=1).err
+    assert "is the parent of" in cli("tenants", "delete", "zoo", code=1).err
     assert cli.json("tenants", "update", "ape", "--parent", "none")["parent"] is None
     for tenant in ("ape", "zoo"):
         cli("tenants", "delete", tenant)

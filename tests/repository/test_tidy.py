@@ -107,7 +107,7 @@ def test_mutating_calls_are_idempotent() -> None:
     assert without_request_id == []
 
 
-SHARED_FOLDER = re.compile(r"""gettempdir\(\)(?!  # only looked at)|["'=\s](/tmp|/var/tmp|/dev/shm)\b""")
+SHARED_FOLDER = re.compile(r"""gettempdir\(\)(?!  # only read)|["'=\s](/tmp|/var/tmp|/dev/shm)\b""")
 
 
 def test_no_predictable_file_name_in_a_shared_directory() -> None:

@@ -242,7 +242,7 @@ def _progress(data: bytes) -> None:
         raise AssertionError(f"a rate of {rate}")
     reports: list[node_service_pb2.ProgressReport] = []
     agent = SimpleNamespace(
-        _throttling=SimpleNamespace(parsed=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
+        _throttling=SimpleNamespace(describe=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
     )
     Agent._report_progress(agent, KEY, track, rate, 1e9)  # type: ignore[arg-type]  # the used subset of an agent
     reports[0].SerializeToString()

@@ -196,7 +196,7 @@ def test_measuring_memory_is_not_counted_as_loop_lag(
             pass
         return 0
 
-    monkeypatch.setattr(calls, "memory_bytes", slow)
+    monkeypatch.setattr(calls, "live_bytes", slow)
     calls.run("unary calls", 2 * CALLS, SEED, tmp_path)
     assert "held the loop" not in capfd.readouterr().err
 

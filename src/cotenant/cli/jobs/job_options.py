@@ -70,7 +70,7 @@ TEXTS = (
     JobOption("after", "ID,…", "Start after these jobs or arrays have ended: ids, or names in the same file."),
     JobOption("after_ok", "ID,…", "Start after these have succeeded; cancel the job if one has not."),
     JobOption("array", "INDICES", "One job per index: 0-99, 1,3,5-9, or 0-99%10 for 10 at a time."),
-    JobOption("workdir", "DIR", "Working directory; default: a directory per attempt."),
+    JobOption("workdir", "DIR", "Working directory on the nodes; default: the current folder."),
 )
 PAIRS = (
     JobOption("env", "K[=V]", "Environment variable; K alone copies yours; repeatable."),

@@ -367,4 +367,4 @@ async def notify_ready(mesh: EmbeddedMesh) -> None:
         note(shared)
     note(f"the mesh is up at {mesh.address}; its state is in {mesh.config.state_dir}")
     default = "" if mesh.config.state_dir == default_state_dir(os.environ) else f" --state-dir {mesh.config.state_dir}"
-    note(f"try: cotenant submit{default} --gpus 1 --wait -- nvidia-smi -L")
+    note(f"try: cotenant submit{default} --gpus 1 --wait -- python3 -c 'print(42)'")

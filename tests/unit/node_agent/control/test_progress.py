@@ -267,7 +267,7 @@ import os, socket
 def agent():
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); receiver.bind({path!r}); return receiver
 first = agent(); progress.step(1); first.recv(100); first.close(); os.unlink({path!r})
-progress.INTERVAL_SECONDS = 0; progress._teller._not_before = 0
+progress.INTERVAL_SECONDS = 0; progress._reporter._not_before = 0
 progress.step(2)
 second = agent(); progress.step(3); print(second.recv(100))
 """
