@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from tests.unit.cli.standin import TOKEN, Standin
 
 from cotenant.cli import main
@@ -41,6 +42,14 @@ class Shell:
         out, err = self._capture.readouterr()
         assert "Traceback" not in err
         return Ended(code, out, err)
+
+
+@pytest.fixture(autouse=True)
+def no_logs() -> Iterator[None]:
+    """Log nothing: a stand-in mesh runs in this process, and its log would be part of a command's output."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

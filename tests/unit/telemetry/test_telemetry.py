@@ -21,7 +21,7 @@ from cotenant import telemetry
 from cotenant.codec import errors
 from cotenant.rpc.channel import connect
 from cotenant.rpc.server import Server
-from cotenant.telemetry import logs
+from cotenant.telemetry import logs, metrics
 from cotenant.telemetry.switch import wants
 from cotenant.v1 import policy_service_pb2 as pb
 from cotenant.v1 import policy_service_pb2_grpc as pb_grpc
@@ -42,6 +42,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    monkeypatch.setattr(metrics, "_known", {})  # the page of metrics must not list the instruments of tests
     yield
     telemetry.shutdown()
     structlog.reset_defaults()
