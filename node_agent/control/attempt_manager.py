@@ -39,6 +39,7 @@ class Attempt:
     status: Status
     received: float
     stop_grace_seconds: float | None = None
+    stop_reason: str = ""  # of the first order
     launched: bool = False
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     started: asyncio.Event = field(default_factory=asyncio.Event)
@@ -145,7 +146,8 @@ class AttemptManager:
             return None
         busy = await self._guard().busy(attempt.assignment)
         if attempt.stop_grace_seconds is not None:
-            return self.changed(self._status(key, "STOPPED", "stopped before it started"))
+            status = self._status(key, "STOPPED", "stopped before it started")
+            return self.changed(replace(status, stop_reason=attempt.stop_reason))
         if shortage:
             return self.changed(self._not_launched(key, shortage, "limit"))
         if busy:
@@ -309,11 +311,12 @@ class AttemptManager:
         else:
             has_grace = order.HasField("grace")
             grace = order.grace.ToMicroseconds() / 1e6 if has_grace else grace_seconds_of(known.assignment)
-            log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=stop_reason_name(order.reason))
-            known.stop_grace_seconds = grace
+            reason = stop_reason_name(order.reason)
+            log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=reason)
+            known.stop_grace_seconds, known.stop_reason = grace, known.stop_reason or reason
             self._background.start(self._profiles.end(key, "the attempt is being stopped"))
             if known.launched:
-                self._runtime.stop(key, grace)
+                self._runtime.stop(key, grace, reason)
 
     def acknowledge(self, ack: node_service_pb2.AttemptAck) -> None:
         """Forget an attempt: placement has committed its end."""

@@ -40,7 +40,7 @@ from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
-STOP_ORDER_BYTES = 64
+STOP_ORDER_BYTES = 96
 SEAL = b"\x00crc32:"  # between a spec and its checksum, which the supervisor ignores
 SUPERVISOR_LOG = "supervisor.log"
 NUMBER_DIGITS_MAX = 18  # of an attempt's number in a name
@@ -160,12 +160,12 @@ class AttemptDirectory:
         except (OSError, ValueError, EOFError, TypeError, KeyError, AssertionError):
             return None
 
-    def write_stop_order(self, grace_seconds: float | None) -> None:
-        """Write the order that the supervisor reads on SIGTERM; None is no order.
+    def write_stop_order(self, grace_seconds: float | None, reason: str = "") -> None:
+        """Write the order that the supervisor reads on SIGTERM; without a grace period there is no order.
 
         It always has the same length and overwrites the old order in place, which works on a full disk too.
         """
-        order = json.dumps({"grace_seconds": grace_seconds}).ljust(STOP_ORDER_BYTES)
+        order = json.dumps({"grace_seconds": grace_seconds, "reason": reason}).ljust(STOP_ORDER_BYTES)
         descriptor = os.open(self.path / "stop.json", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.pwrite(descriptor, order.encode(), 0)

@@ -64,7 +64,7 @@ class Status:
     memory_peak_bytes: int = 0
     pid: int = 0
     pid_start_ticks: int = 0
-    stop_reason: str = ""  # why it stopped without an order, a `StopReason`: "DISCONNECTED"
+    stop_reason: str = ""  # why it was stopped, the name of a `StopReason`; "" if it was not, or nobody said
     launch_cause: str = ""  # why it was not launched, a value of the core's `LaunchCause`
 
     @property
@@ -142,14 +142,15 @@ def _status(raw: Any) -> Status:
 
 
 def _stop_reason(name: str) -> str:
-    if name and f"STOP_REASON_{name}" not in job_pb2.StopReason.keys():  # noqa: SIM118  # no mapping
-        raise ValueError(f"unknown stop reason: {name!r}")
-    return name
+    """Return the name of a stop reason; "" for one of a newer release, whose attempt has stopped all the same."""
+    return name if f"STOP_REASON_{name}" in job_pb2.StopReason.keys() else ""  # noqa: SIM118  # no mapping
 
 
 def stop_reason_name(reason: job_pb2.StopReason.ValueType) -> str:
-    """Return the name of a stop reason; a reason of a newer placement keeps its number."""
-    return job_pb2.StopReason.Name(reason) if reason in job_pb2.StopReason.values() else str(reason)
+    """Return the name of a stop reason, such as "PREEMPTED"; "" if there is none, or a newer placement's is unknown."""
+    if not reason or reason not in job_pb2.StopReason.values():
+        return ""
+    return job_pb2.StopReason.Name(reason).removeprefix("STOP_REASON_")
 
 
 def _launch_cause(name: str) -> str:

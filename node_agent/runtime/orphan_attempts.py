@@ -60,7 +60,8 @@ async def wait_for_end(attempt: RunningAttempt, marker: str) -> Status:
             await asyncio.to_thread(kill_orphans, attempt.group, marker, timeout_seconds=LOOK_SECONDS)
     await asyncio.sleep(LOOK_SECONDS)  # a live supervisor reports the outcome
     await asyncio.to_thread(attempt.group.remove)
-    return attempt.new_status("FAILED" if attempt.stop_grace_seconds is None else "STOPPED", ENDED)
+    status = attempt.new_status("FAILED", ENDED)
+    return status if attempt.stop_grace_seconds is None else attempt.stopped(status)
 
 
 def find_orphans(

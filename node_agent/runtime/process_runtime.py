@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -120,7 +119,7 @@ class ProcessRuntime:
             return
         if attempt := self._attempts.get(status.key):
             if attempt.directory is None and attempt.stop_grace_seconds is not None and status.ended:
-                status = replace(status, state="STOPPED")  # an orphan's supervisor does not know of the agent's stop
+                status = attempt.stopped(status)  # an orphan's supervisor does not know of the agent's stop
             self._notify(attempt, status)
 
     def _notify(self, attempt: RunningAttempt, status: Status) -> None:
@@ -282,10 +281,10 @@ class ProcessRuntime:
         await fail_points.reach("agent.launched")
         self._watch(attempt, await open_pidfd(pid))
 
-    def stop(self, key: AttemptKey, grace_seconds: float) -> None:
+    def stop(self, key: AttemptKey, grace_seconds: float, reason: str = "") -> None:
         """Order the supervisor to stop the attempt, as soon as it has started."""
         if (attempt := self._attempts.get(key)) and attempt.live:
-            attempt.stop_grace_seconds = grace_seconds
+            attempt.stop_grace_seconds, attempt.stop_reason = grace_seconds, attempt.stop_reason or reason
             attempt.stop_asked.set()
             self._order_stop(attempt)
 

@@ -49,6 +49,7 @@ class RunningAttempt:
     pidfd: int = -1
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stop_grace_seconds: float | None = None
+    stop_reason: str = ""  # of the first order
     stop_order_lost: bool = False
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
     cores: AttemptCores | None = None
@@ -128,7 +129,7 @@ class RunningAttempt:
         if self.pidfd < 0 or self.directory is None or self.stop_grace_seconds is None:
             return
         try:
-            self.directory.write_stop_order(self.stop_grace_seconds)
+            self.directory.write_stop_order(self.stop_grace_seconds, self.stop_reason)
         except OSError as error:  # the supervisor uses the job's grace and takes it for an external stop
             self.stop_order_lost = True
             log.warning("stop_order_write_failed", attempt=str(self.key), error=str(error))
@@ -141,8 +142,12 @@ class RunningAttempt:
         The disk may be read-only; a stopped attempt must not count as the job's failure because of that.
         """
         if self.stop_order_lost and status.state == "FAILED" and status.message == STOPPED_EXTERNALLY:
-            return replace(status, state="STOPPED", message="")
+            return self.stopped(replace(status, message=""))
         return status
+
+    def stopped(self, status: Status) -> Status:
+        """Return the status as the end of an attempt that stopped as ordered."""
+        return replace(status, state="STOPPED", stop_reason=self.stop_reason)
 
     async def resume_and_order_stop(self) -> None:
         """Resume a suspended attempt, which could not handle the warning, then order the stop."""

@@ -92,8 +92,8 @@ class Runtime(Protocol):
         any of its programs is executed. If no node could start it, it becomes FAILED.
         """
 
-    def stop(self, key: AttemptKey, grace_seconds: float) -> None:
-        """Warn an attempt, and kill it when its grace period is over."""
+    def stop(self, key: AttemptKey, grace_seconds: float, reason: str = "") -> None:
+        """Warn an attempt, and kill it when its grace period is over; its end names the reason, a `StopReason`."""
 
     async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
         """Apply a newer assignment to a running attempt, also after a restart; return why not, or None.

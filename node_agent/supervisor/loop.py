@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cotenant.node_agent.supervisor.plain_json import dumps
     from cotenant.node_agent.supervisor.process_table import children, start_ticks
     from cotenant.node_agent.supervisor.state_file import StateFile
-    from cotenant.node_agent.supervisor.stop_order import STOPPED_EXTERNALLY, ordered_grace_seconds
+    from cotenant.node_agent.supervisor.stop_order import STOPPED_EXTERNALLY, read_stop_order
     from cotenant.node_agent.supervisor.task_process import (
         TaskProcess,
         adopt_orphans,
@@ -42,7 +42,7 @@ else:
     from plain_json import dumps
     from process_table import children, start_ticks
     from state_file import StateFile
-    from stop_order import STOPPED_EXTERNALLY, ordered_grace_seconds
+    from stop_order import STOPPED_EXTERNALLY, read_stop_order
     from task_process import TaskProcess, adopt_orphans, as_float, as_int, as_list, exit_message
 
 KILL_ROUND_SECONDS = 0.02
@@ -68,7 +68,7 @@ class Supervisor:
         self.failed = False
         self.launch_cause = ""  # set if it failed before the user's program was executed
         self.stop_asked = False
-        self.stop_reason = ""  # set if it stops without an order
+        self.stop_reason = ""  # the first order's, or DISCONNECTED
         self.pid_start_ticks = start_ticks(os.getpid())
         self.start_time = self.end_time = 0.0
         self.kill_rounds = 0
@@ -300,11 +300,11 @@ class Supervisor:
             return
         if not self.stop_asked and not any(task.running for task in self.tasks):
             return  # it ended by itself
-        grace_seconds = ordered_grace_seconds()
+        grace_seconds, reason = read_stop_order() or (None, "")
         if grace_seconds is None and not self.stop_asked:
             self.failed, self.message = True, STOPPED_EXTERNALLY
             grace_seconds = as_float(self.spec["grace_seconds"])
-        self.stop_asked = True
+        self.stop_asked, self.stop_reason = True, self.stop_reason or reason
         if grace_seconds is not None:
             self.warn_then_kill(grace_seconds)
         if self.phase != "STOPPING":

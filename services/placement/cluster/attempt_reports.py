@@ -54,7 +54,15 @@ def record_end(live: LiveAttempt, node_id: str, state: AttemptState, report: nod
     if report.signs and not live.attempt.signs:
         live.attempt.signs[:] = [sign[:SIGN_LENGTH_MAX] for sign in report.signs[:SIGNS_MAX]]
     if report.stop_reason == job_pb2.STOP_REASON_DISCONNECTED:
-        live.disconnected = message or "it stopped on its own"
+        live.disconnected = live.disconnected or message or "it stopped on its own"
+    elif state is AttemptState.STOPPED and not live.attempt.stop_reason:
+        live.attempt.stop_reason = known_stop_reason(report)  # an earlier leader's order that it could not record
+
+
+def known_stop_reason(report: node_service_pb2.AttemptReport) -> job_pb2.StopReason.ValueType:
+    """Return why an agent stopped a part; unspecified if an agent of another release did not say so."""
+    known = report.stop_reason in job_pb2.StopReason.values()
+    return report.stop_reason if known else job_pb2.STOP_REASON_UNSPECIFIED
 
 
 def _record_launch_failure(

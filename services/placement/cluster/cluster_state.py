@@ -339,9 +339,12 @@ class Cluster:
         if live.ended_everywhere:
             self._ended(live, report)
             return True
-        if live.parts[node_id] is not AttemptState.SUCCEEDED:
-            return self.stop(live, StopReason.DISCONNECTED if live.disconnected else StopReason.GANG_BROKEN)
-        return False
+        if live.parts[node_id] is AttemptState.SUCCEEDED:
+            return False
+        if live.disconnected:
+            return self.stop(live, StopReason.DISCONNECTED)
+        ordered = live.attempt.stop_reason  # by a leader that could not record it
+        return self.stop(live, specs.STOP_REASONS.from_wire(ordered) if ordered else StopReason.GANG_BROKEN)
 
     def _ended(self, live: LiveAttempt, report: node_service_pb2.AttemptReport) -> None:
         """End an attempt after all its parts have ended.

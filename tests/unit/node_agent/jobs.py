@@ -80,7 +80,14 @@ def profile_order(
     return order
 
 
-def stop_order(job_id: str, *, number: int = 1, epoch: int = 10, grace_seconds: float) -> node_service_pb2.StopOrder:
-    order = node_service_pb2.StopOrder(job_id=job_id, number=number, epoch=epoch, reason=job_pb2.STOP_REASON_PREEMPTED)
+def stop_order(
+    job_id: str,
+    *,
+    number: int = 1,
+    epoch: int = 10,
+    grace_seconds: float,
+    reason: job_pb2.StopReason.ValueType = job_pb2.STOP_REASON_PREEMPTED,
+) -> node_service_pb2.StopOrder:
+    order = node_service_pb2.StopOrder(job_id=job_id, number=number, epoch=epoch, reason=reason)
     order.grace.FromMicroseconds(int(grace_seconds * 1e6))
     return order

@@ -221,6 +221,26 @@ async def test_an_end_is_repeated_in_every_hello_until_it_is_acknowledged(
     assert not (await placement.connected(3)).attempts
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_end_names_the_reason_of_the_first_stop_order(
+    placement: Placement, agent: RunningAgent, *, restarted: bool
+) -> None:
+    """Also if the agent is restarted in between: a placement that ordered the stop may not have recorded it."""
+    placement.assign(shell("stopped", "trap 'touch warned' TERM; while [ ! -e go ]; do sleep 0.01; done"))
+    await placement.running("stopped")
+    work = attempt_path(agent, "stopped") / "work"
+    contention = stop_order("stopped", grace_seconds=60, reason=job_pb2.STOP_REASON_CONTENTION)
+    placement.send(stops=[contention])
+    await until((work / "warned").exists)
+    placement.send(stops=[stop_order("stopped", grace_seconds=50, reason=job_pb2.STOP_REASON_DRAINED)])
+    if restarted:
+        await agent.stop()
+        await agent.start()
+    (work / "go").touch()
+    end = await placement.ended("stopped")
+    assert (end.state, end.stop_reason) == (job_pb2.ATTEMPT_STATE_STOPPED, job_pb2.STOP_REASON_CONTENTION)
+
+
 async def test_only_the_output_of_the_last_acknowledged_attempts_is_kept(
     placement: Placement, agent: RunningAgent
 ) -> None:

@@ -266,14 +266,14 @@ def _stop_order(directory: Path) -> Prepared:
     """A supervisor loads its modules without the enclosing package."""
     sys.path.append(str(SUPERVISOR.parent))
     try:
-        ordered_grace_seconds = import_module("stop_order").ordered_grace_seconds
+        read_stop_order = import_module("stop_order").read_stop_order
     finally:
         sys.path.pop()
 
     def read(path: Path) -> None:
-        ordered_grace_seconds()  # it reads the file from the working directory
+        read_stop_order()  # it reads the file from the working directory
 
-    prepared = file_target("stop.json", read, (b'{"grace_seconds": 30.0}'.ljust(64), b'{"grace_seconds": null}'))(
-        directory
-    )
+    prepared = file_target(
+        "stop.json", read, (b'{"grace_seconds": 30.0, "reason": "DRAINED"}'.ljust(96), b'{"grace_seconds": null}')
+    )(directory)
     return Prepared(within(directory, prepared.run), prepared.seeds)
