@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.end_to_end.waiting import lines_of
 from tests.verification.chaos.call_log import ANSWERS
-from tests.verification.chaos.mesh import Mesh
+from tests.verification.chaos.mesh import EXPIRED, Mesh
 from tests.verification.chaos.name_server import DOMAIN
 from tests.verification.chaos.plan import ETCD, LASTING_SECONDS, NODES, OPERATOR, PYTHON, SERVICES, Fault, Hook, Step
 
@@ -79,10 +79,11 @@ class ExpectedProblem:
     begin: float
     before: int
     refused: float | None = None  # when the node had refused enough launches
+    log_begin: int = 0
 
-    def is_named(self, problems: Sequence[Problem]) -> bool:
-        """Return whether a problem names the fault."""
-        words = PROBLEM_WORDS.get(self.step.fault, ("",))
+    def is_named(self, problems: Sequence[Problem], *, is_down: bool = False) -> bool:
+        """Return whether a problem names the fault: that the part is away, if the fault keeps it from starting."""
+        words = PROBLEM_WORDS.get(self.step.fault, ("",)) + UNREACHABLE_WORDS * is_down
         return any(
             any(where in problem["where"] for where in self.where)
             and any(word in problem["what"].lower() for word in words)
@@ -114,7 +115,11 @@ class StatusChecker:
         if lasts and enough and kind in MUST_BE_NAMED.get(step.fault, ()) and step.point != NEVER_NAMED:
             where = self._locations(step.part)
             self._expected[step.number] = ExpectedProblem(
-                step, where, time.monotonic(), self.not_launched.get(where[0], 0)
+                step,
+                where,
+                time.monotonic(),
+                self.not_launched.get(where[0], 0),
+                log_begin=self.mesh.log_size(step.part),
             )
 
     def end(self, step: Step) -> None:
@@ -213,7 +218,7 @@ class StatusChecker:
         problems: Sequence[Problem] = status["problems"]
         unknown = any(problem["where"] in UNKNOWN_LOCATIONS for problem in problems)
         for number, expected in list(self._expected.items()):
-            if expected.is_named(problems):
+            if expected.is_named(problems, is_down=self._cannot_start(expected)):
                 took = self._started_at - expected.begin
                 self.counts[f"named: {expected.step.fault}"] += 1
                 fault = str(expected.step.fault)
@@ -225,6 +230,11 @@ class StatusChecker:
                     f"status does not name {expected.where[0]} ({expected.step}); its problems are {found}"
                 )
                 del self._expected[number]
+
+    def _cannot_start(self, expected: ExpectedProblem) -> bool:
+        """Return whether the part has died and refuses to start with its expired certificate."""
+        step = expected.step
+        return step.fault is Fault.EXPIRE and EXPIRED in self.mesh.log_since(step.part, expected.log_begin)
 
     def _is_late(self, expected: ExpectedProblem) -> bool:
         """Return whether it should have been named by now; a node that an operator has forgotten need not be."""

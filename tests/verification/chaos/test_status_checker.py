@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.verification.chaos.mesh import EXPIRED
 from tests.verification.chaos.plan import LASTING_SECONDS, NODES, Fault, Step
 from tests.verification.chaos.status_checker import NAMED_SECONDS_MAX, StatusChecker
 
@@ -19,6 +20,13 @@ class Mesh:
 
     def __init__(self) -> None:
         self.offsets: dict[str, float] = {}
+        self.logged = ""
+
+    def log_size(self, part: str) -> int:
+        return 0
+
+    def log_since(self, part: str, begin: int) -> str:
+        return self.logged
 
     def address(self, part: str) -> str:
         return f"at {part}"
@@ -69,6 +77,13 @@ def test_an_unrelated_problem_does_not_name_a_certificate(now: list[float]) -> N
     assert asker.named_seconds == {}
     answered(asker, now, 6.0, ("queue at queue-1", "its certificate has expired"))
     assert asker.named_seconds == {"expire": 6.0}
+
+
+def test_a_part_that_cannot_start_with_its_expired_certificate_is_away(now: list[float]) -> None:
+    asker = asks(Fault.EXPIRE, "queue-1")
+    asker.mesh.logged = f"error: {EXPIRED}: queue-1.pem was valid until yesterday"  # type: ignore[attr-defined]  # a stand-in
+    answered(asker, now, 5.0, ("queue at queue-1", "the service cannot be reached: failed to connect"))
+    assert asker.named_seconds == {"expire": 5.0}
 
 
 def test_a_node_must_be_named_only_after_some_refused_launches(now: list[float]) -> None:
