@@ -12,10 +12,11 @@ import asyncio
 from typing import NamedTuple
 
 from cotenant.codec import specs
+from cotenant.codec.estimates import estimate_from_wire
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import pre_run_of
-from cotenant.services.queue.jobs import replica_count
+from cotenant.core.sizing import replica_sizing
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
 
 
@@ -200,7 +201,15 @@ class Record:
         """The spec of its present or next attempt: the whole gang, or one replica for its pre-run."""
         if self.in_pre_run:
             return pre_run_of(self.spec)
-        return replica_count.with_required_replicas(self) if self.spec.open else self.spec
+        return self._with_replicas() if self.spec.open else self.spec
+
+    def _with_replicas(self) -> JobSpec:
+        """Return an open service's spec with its attempt's replicas; while it waits, with those for its objective."""
+        if self.phase.holds_resources and (tasks := sum(len(part.tasks) for part in self.job.attempt.allocations)):
+            return self.spec.with_replicas(tasks)
+        if not self.estimate:
+            return self.spec
+        return replica_sizing.with_required_replicas(self.spec, estimate_from_wire(self.estimate))
 
     @property
     def migrating(self) -> bool:

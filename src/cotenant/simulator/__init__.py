@@ -6,7 +6,8 @@
 (260, 260)
 """
 
-from cotenant.simulator.clusters.cluster import BadCluster, Cluster, parse_cluster
+from cotenant.simulator.clusters.cluster import BadCluster, Cluster
+from cotenant.simulator.clusters.cluster_argument import parse_cluster
 from cotenant.simulator.policy_set import PolicyFailed
 from cotenant.simulator.results import Outcome, Result
 from cotenant.simulator.run import simulate

@@ -18,7 +18,8 @@ from cotenant.core.policy.cluster_view import UsesClusterView
 from cotenant.core.policy.options import BadOption, options_by_policy, parse, split_names
 from cotenant.core.policy.protocols import ContentionPolicy, CpuAllocator, PlacementPolicy, Predictor, QueuePolicy
 from cotenant.core.spelling import did_you_mean, nearest
-from cotenant.simulator.clusters.cluster import Cluster, parse_cluster
+from cotenant.simulator.clusters.cluster import Cluster
+from cotenant.simulator.clusters.cluster_argument import parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.overlays import Overlays, parse_overlays
 from cotenant.simulator.physics.settings import Settings

@@ -4,12 +4,12 @@ Logs are always on: events with fields, not prose. Spans and metrics are off unt
 enable them; until then the SDK is not even imported and each call below costs a fraction of a microsecond.
 """
 
+from cotenant.telemetry.attributes import Attribute
 from cotenant.telemetry.lines import logger
 from cotenant.telemetry.metrics import Counter, Gauge, Histogram, counter, gauge, histogram
 from cotenant.telemetry.records import emit
 from cotenant.telemetry.switch import setup, shutdown
 from cotenant.telemetry.tracing import (
-    Attribute,
     Span,
     client_interceptors,
     current,

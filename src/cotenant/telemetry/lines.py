@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-LEVEL_DEFAULT = "info"
-LEVEL_OF_SERVICE = {"cli": "warning"}  # users read a command's own output
-
 
 class Logger:
     """structlog's logger, imported at the first use; on stderr, as a command's, if logs are not set up."""

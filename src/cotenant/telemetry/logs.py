@@ -11,7 +11,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from cotenant.telemetry import tracing
-from cotenant.telemetry.lines import LEVEL_DEFAULT, LEVEL_OF_SERVICE
+from cotenant.telemetry.log_levels import LEVEL_DEFAULT, LEVEL_OF_SERVICE
 
 LEVELS = {
     "debug": logging.DEBUG,

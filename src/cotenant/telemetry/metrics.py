@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
-    from cotenant.telemetry.tracing import Attribute
+    from cotenant.telemetry.attributes import Attribute
 
 # The SDK's own bounds start at 5 s, which is useless for a plan that takes milliseconds; waits last for days.
 SECONDS_BOUNDS = (

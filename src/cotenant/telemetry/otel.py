@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from cotenant.telemetry.tracing import Attribute
+from cotenant.telemetry.attributes import Attribute
 
 SCOPE = "cotenant"
 NANOSECONDS = 1_000_000_000

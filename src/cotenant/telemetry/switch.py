@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from cotenant.telemetry import metrics, records, tracing
-from cotenant.telemetry.lines import LEVEL_DEFAULT, LEVEL_OF_SERVICE, logger
+from cotenant.telemetry.lines import logger
+from cotenant.telemetry.log_levels import LEVEL_DEFAULT, LEVEL_OF_SERVICE
 
 if TYPE_CHECKING:
     from cotenant.telemetry.otel import Metrics, Records, Tracing

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cotenant.telemetry.attributes import Attribute
+
 if TYPE_CHECKING:
     from cotenant.telemetry.otel import Tracing
-
-Attribute = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 
 _tracing: Tracing | None = None
 

@@ -11,7 +11,7 @@ from tests.unit.simulator.histories import Tape
 from tests.unit.simulator.recording.test_events import world
 
 from cotenant.simulator import Trace, TraceJob, simulate
-from cotenant.simulator.clusters.cluster import parse_cluster
+from cotenant.simulator.clusters.cluster_argument import parse_cluster
 from cotenant.simulator.comparison.bounds import Work, avg_jct_seconds_min, gpus_only, pooled
 from cotenant.simulator.comparison.time_series import POINTS_MAX, Sampler
 from cotenant.simulator.traces import workers

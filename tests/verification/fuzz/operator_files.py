@@ -30,7 +30,8 @@ from cotenant.security.certificates import read as read_certificate
 from cotenant.security.grpc_tls import BadTls, TlsFiles, load
 from cotenant.security.tokens import BadTokens, TokenFile
 from cotenant.services.queue.jobs.failure_classifier import read_rules
-from cotenant.simulator.clusters.cluster import BadCluster, parse_cluster
+from cotenant.simulator.clusters.cluster import BadCluster
+from cotenant.simulator.clusters.cluster_argument import parse_cluster
 from cotenant.store.backup_file import BadBackup, Contents, read_file, write_file
 
 NOW = 1_800_000_000.0

@@ -20,7 +20,8 @@ from cotenant.reproduction.model import BadData
 from cotenant.reproduction.model import table as published
 from cotenant.simulator import snapshots
 from cotenant.simulator.overlays import parse_overlays
-from cotenant.simulator.recording.event_file import BadRecording, Recording, writing
+from cotenant.simulator.recording.event_file import Recording, writing
+from cotenant.simulator.recording.event_validation import BadRecording
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import load
 from cotenant.simulator.traces.cotenant_format import OPTIONAL, REQUIRED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,7 +199,6 @@ def make_security(security_settings: SecuritySettings, state_dir: Path, service:
     Raises:
         CommandError: certificates, keys or settings are invalid.
     """
-    from cotenant.cli.mesh.shared_identity import submit_refusal
     from cotenant.rpc import channel
     from cotenant.security.audit import AUDIT_FILE, Audit
     from cotenant.security.credentials import Credentials
@@ -221,7 +220,7 @@ def make_security(security_settings: SecuritySettings, state_dir: Path, service:
         oidc = Oidc(rules) if oidc_settings.issuer or oidc_settings.audience or oidc_settings.jwks else None
         known = Credentials(token, TokenFile(state_dir / TOKENS_FILE), oidc, security_settings.bearers)
         credentials = (
-            SingleUserAuthenticator(known, submit_refusal(security_settings)) if security_settings.only_user else known
+            SingleUserAuthenticator(known, _submit_refusal(security_settings)) if security_settings.only_user else known
         )
         tls = WatchedTlsFiles(files) if files else None
     except (BadTls, BadOidc, ValueError) as error:
@@ -241,6 +240,14 @@ def make_security(security_settings: SecuritySettings, state_dir: Path, service:
         Audit(path, service, reads=audit.reads, fsync=audit.fsync, bytes_max=audit.bytes_max, files=audit.files),
         limits.message_bytes,
     )
+
+
+def _submit_refusal(security_settings: SecuritySettings) -> Callable[[str], str]:
+    """Return a function that returns why a caller may not submit; "" if it may."""
+    from cotenant.node_agent.runtime.run_as import runs_as, shared_identity_refusal
+
+    own = security_settings.only_user
+    return lambda name: "" if runs_as(own, name, security_settings.users) else shared_identity_refusal(own, name)
 
 
 def secure_calls(security_settings: SecuritySettings) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,14 +37,6 @@ def restrict_submitters(security_settings: SecuritySettings, settings: Settings,
         )
     _write_mark(state_dir, own if alone else "")
     return replace(security_settings, only_user=own) if alone else security_settings
-
-
-def submit_refusal(security_settings: SecuritySettings) -> Callable[[str], str]:
-    """Return a function that returns why a caller may not submit; "" if it may."""
-    from cotenant.node_agent.runtime.run_as import runs_as, shared_identity_refusal
-
-    own = security_settings.only_user
-    return lambda name: "" if runs_as(own, name, security_settings.users) else shared_identity_refusal(own, name)
 
 
 def _setting_admitting_others(security_settings: SecuritySettings, own: str) -> str:

@@ -15,7 +15,7 @@ from cotenant.cli import views
 from cotenant.cli.connection import open_mesh as open_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.settings import ARCHIVE_FILE
-from cotenant.cli.mesh.store import StoreEvidence, gather_evidence
+from cotenant.cli.mesh.store_evidence import StoreEvidence, gather_evidence
 from cotenant.cli.mesh.store_losses import Plan, archived, found_on_nodes, plan
 from cotenant.cli.name_lookup import all_jobs
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error

@@ -209,7 +209,7 @@ def as_command_errors() -> Iterator[None]:
         from cotenant.plugins import UnknownPolicy
         from cotenant.simulator.comparison.arms import BadArm
         from cotenant.simulator.comparison.runner import ArmFailed
-        from cotenant.simulator.recording.event_file import BadRecording
+        from cotenant.simulator.recording.event_validation import BadRecording
         from cotenant.simulator.report.writing import BadReport
 
         bad = simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording | BadArm | BadReport

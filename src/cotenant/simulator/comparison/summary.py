@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from cotenant.simulator.clusters.cluster import parse_cluster
+from cotenant.simulator.clusters.cluster_argument import parse_cluster
 from cotenant.simulator.comparison.arms import ComparedArm
 from cotenant.simulator.comparison.bounds import Work, avg_jct_seconds_min, gpus_only, pooled
 from cotenant.simulator.comparison.runner import ArmRun, Progress, Runs, run_arms, trace_of

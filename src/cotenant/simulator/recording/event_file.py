@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from cotenant.simulator.recording.event_validation import invalid_reason
+from cotenant.simulator.recording.event_validation import BadRecording, invalid_reason
 from cotenant.simulator.recording.events import Event, line_of
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import SAMPLE, SAMPLE_PATH
@@ -28,10 +28,6 @@ VERSION = 1
 ENDINGS = (".jsonl", ".parquet")
 DIGEST_CHUNK_BYTES = 2**20
 LINE_BYTES_MAX = 2**26  # of a plan that starts a million jobs
-
-
-class BadRecording(Exception):
-    """A recording that cannot be written, read or replayed; the message is one sentence that names the file."""
 
 
 class Sink(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from cotenant.simulator.recording.event_file import BadRecording
+from cotenant.simulator.recording.event_validation import BadRecording
 from cotenant.simulator.recording.events import Event, Place, line_of
 
 try:

@@ -14,6 +14,10 @@ NEEDED = {Kind.STARTED.value: ("job_id", "run"), Kind.PLANNED.value: ("waiting",
 ALWAYS = ("at_seconds", "kind")
 
 
+class BadRecording(Exception):
+    """A recording that cannot be written, read or replayed; the message is one sentence that names the file."""
+
+
 def invalid_reason(event: Mapping[str, object]) -> str:
     """Return why an event is invalid; "" if it is valid. Unknown fields are ignored.
 

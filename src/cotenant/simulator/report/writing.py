@@ -99,7 +99,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def plots_of(comparison: Comparison) -> list[Plot]:
     """Return all plots that have data."""
-    from cotenant.simulator.clusters.cluster import parse_cluster
+    from cotenant.simulator.clusters.cluster_argument import parse_cluster
     from cotenant.simulator.report import plots
     from cotenant.simulator.report.style import look
 

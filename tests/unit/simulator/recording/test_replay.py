@@ -14,7 +14,8 @@ from tests.unit.simulator.commands import cotenant
 
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.policy_set import PolicyFailed
-from cotenant.simulator.recording.event_file import BadRecording, Recording, writing
+from cotenant.simulator.recording.event_file import Recording, writing
+from cotenant.simulator.recording.event_validation import BadRecording
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import load
 
