@@ -51,7 +51,7 @@ SCAN_SHARE_MAX = 0.01  # of the time
 GROWTH = 32  # this many more descriptors than at the last scan force a scan
 EXAMINED_MAX = 2_000  # new descriptors per scan; the next scan takes the rest
 REPORT_SECONDS = 10.0  # between two log lines
-RECENT_SECONDS = 60.0
+RECENT_SECONDS = 40.0  # `status` is without the problem within a minute of its end
 CONNECTIONS_MIN, CONNECTIONS_MAX = 16, 2**31 - 1
 IPV6_PREFIX_BYTES = 8  # a host with one IPv6 address usually has a whole /64
 
@@ -287,7 +287,7 @@ class Connections:
             most, _ = flood.most_common(1)[0]
             found.append(
                 ProcessProblem(
-                    f"{flood.total()} unauthenticated connections were closed in the last minute, "
+                    f"{flood.total()} unauthenticated connections were closed in the last {RECENT_SECONDS:.0f} s, "
                     f"most of them from {most}",
                     f"find out what connects from {most}; clients with a token or certificate are still served",
                 )
