@@ -242,7 +242,7 @@ def recovery_seconds(times: Sequence[float], ended: float, rate: float, until_se
     `times` are the sorted times at which jobs arrived at agents; `until_seconds` is the end of the observation.
 
     >>> recovery_seconds([10.1, 12.5, 13.0, 13.5, 14.0, 14.5], 10.0, 1.5, 16.0)
-    2.0
+    1.5
     >>> recovery_seconds([10.1], 10.0, 1.5, 16.0) is None
     True
     """

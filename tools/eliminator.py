@@ -71,7 +71,7 @@ def table(windows: list[WindowResult]) -> str:
     lines = ["| after | throttle of the CPU job | reason |", "|---|---|---|"]
     for window, directives in windows:
         for directive in directives:
-            throttle, reason = directive.throttle, directive.reason.partition(": ")[2]
+            throttle, reason = directive.throttle, directive.reason
             lines.append(f"| {window.now - COMES:.0f} s | {describe(throttle) if throttle else ''} | {reason} |")
     return "\n".join(lines)
 

@@ -21,10 +21,10 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint at similar names; "" if there are none.
+    """Return a hint at similar names; "" if there are none. A name that is known, but cannot be used, is no hint.
 
-    >>> did_you_mean("fiffo", ["fifo", "las"])
+    >>> did_you_mean("fiffo", ["fifo", "las", "fiffo"])
     '; did you mean fifo?'
     """
-    similar = nearest(name, known)
+    similar = nearest(name, (other for other in known if other != name))
     return f"; did you mean {' or '.join(similar)}?" if similar else ""

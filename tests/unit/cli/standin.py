@@ -48,7 +48,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.failures: list[pb.FailureCount] = []
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
-        self.before_watch: Callable[[], Awaitable[None]] | None = None  # what happens once somebody wants to watch
+        self.before_watch: Callable[[], Coroutine[Any, Any, None]] | None = None  # what happens once somebody wants to watch
         self.cut_streams = 0  # how many streams are to be cut after their first message
         self.cut_logs = 0  # the same, of output alone
         self._by_request: dict[str, str] = {}
@@ -87,10 +87,17 @@ class Jobs(jobs_grpc.JobServiceServicer):
         token = str(end) if end < len(found) else ""
         return pb.ListJobsResponse(jobs=found[begin:end], next_page_token=token, total_size=len(found))
 
+    async def _undisturbed(self, happens: Coroutine[Any, Any, None]) -> None:
+        """Wait for something that goes on if this call is cancelled, as when it ends the server."""
+        task = asyncio.ensure_future(happens)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
         if self.before_watch:
             then, self.before_watch = self.before_watch, None
-            await then()
+            await self._undisturbed(then())
         changed: asyncio.Queue[job_pb2.Job] = asyncio.Queue()
         self._changed.add(changed)
         try:

@@ -163,7 +163,7 @@ async def _cut_off(leadership: PlacementLeadership) -> None:
         await calling
 
 
-@pytest.mark.parametrize("why", [Fenced("replaced"), Halted("reading anew"), NotLeader("replaced")])
+@pytest.mark.parametrize("why", [Fenced("replaced"), Halted("reading again"), NotLeader("replaced")])
 async def test_an_uncommitted_node_change_is_not_blamed_on_the_agent(why: Exception) -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +57,9 @@ def test_batch_encoding_equals_encoding_field_by_field(
         wanted = on_the_wire.estimate_to_wire("j", estimate)
         if not estimate.candidates:
             wanted.candidates.extend(pb.CandidateEstimate() for _ in range(len(query.candidates) or 1))
-        assert _floored(plain) == _floored(wanted)
+        (bare, durations), (wanted_bare, wanted_durations) = map(_without_durations, (plain, wanted))
+        assert bare == wanted_bare
+        assert durations == [one if one is None else pytest.approx(one, abs=1e-6) for one in wanted_durations]
         for place, judged in enumerate(estimate.candidates):
             known = judged.rate_per_second is not None or judged.latency is not None
             assert message.candidates[place].HasField("allocation") == (known and bool(query.candidates))
@@ -64,15 +67,17 @@ def test_batch_encoding_equals_encoding_field_by_field(
                 assert message.candidates[place].allocation == query.candidates[place]
 
 
-def _floored(message: pb.Estimate) -> pb.Estimate:
-    """Drop the last digits of durations, which may be rounded or truncated."""
-    for holder in (message, *message.candidates):
+def _without_durations(message: pb.Estimate) -> tuple[pb.Estimate, list[float | None]]:
+    """Return a copy without its durations, and these in seconds: they may be rounded or truncated."""
+    bare, durations = pb.Estimate(), []
+    bare.CopyFrom(message)
+    for holder in (bare, *bare.candidates):
         for name in ("remaining", "remaining_p10", "remaining_p90"):
-            if name in holder.DESCRIPTOR.fields_by_name and holder.HasField(name):
+            if name in holder.DESCRIPTOR.fields_by_name:
                 told = getattr(holder, name)
-                seconds = round((told.seconds + told.nanos / 1e9) * 100)
-                told.seconds, told.nanos = seconds, 0
-    return message
+                durations.append(told.seconds + told.nanos / 1e9 if holder.HasField(name) else None)
+                holder.ClearField(name)
+    return bare, durations
 
 
 def test_an_infinite_time_is_encoded_as_the_maximum() -> None:
