@@ -48,7 +48,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.failures: list[pb.FailureCount] = []
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
-        self.before_watch: Callable[[], Coroutine[Any, Any, None]] | None = None  # what happens once somebody wants to watch
+        self.before_watch: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a wish to watch sets off
         self.cut_streams = 0  # how many streams are to be cut after their first message
         self.cut_logs = 0  # the same, of output alone
         self._by_request: dict[str, str] = {}
