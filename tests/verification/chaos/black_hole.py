@@ -13,9 +13,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from tests.verification.chaos.certificates import of_process
+from tests.verification.chaos.taken_address import bind, when_free
 
-from cotenant.security.grpc_tls import WatchedTlsFiles, server_credentials
 from cotenant.security.tls_files import BadTls
 
 MET = "met a caller"
@@ -45,14 +44,11 @@ async def main(address: str, mode: str) -> None:
     """Listen until killed."""
     if mode == SILENT:
         host, _, port = address.rpartition(":")
-        server = await asyncio.start_server(_hold, host, int(port))
+        server = await when_free(lambda: asyncio.start_server(_hold, host, int(port)))
         await server.serve_forever()
     mute = grpc.aio.server()
     mute.add_generic_rpc_handlers((Mute(),))
-    if files := of_process():
-        mute.add_secure_port(address, server_credentials(WatchedTlsFiles(files)))
-    else:
-        mute.add_insecure_port(address)
+    await bind(mute, address)
     await mute.start()
     await mute.wait_for_termination()
 

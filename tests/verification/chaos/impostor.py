@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc.aio
-from tests.verification.chaos.certificates import of_process
+from tests.verification.chaos.taken_address import bind
 
-from cotenant.security.grpc_tls import WatchedTlsFiles, server_credentials
 from cotenant.security.tls_files import BadTls
 from cotenant.v1 import node_service_pb2 as pb
 from cotenant.v1 import node_service_pb2_grpc
@@ -49,10 +48,7 @@ async def main(address: str, term: str) -> None:
     server = grpc.aio.server()
     add = cast("Any", node_service_pb2_grpc.add_AgentServiceServicer_to_server)
     add(Impostor(int(term)), server)
-    if files := of_process():
-        server.add_secure_port(address, server_credentials(WatchedTlsFiles(files)))
-    else:
-        server.add_insecure_port(address)
+    await bind(server, address)
     await server.start()
     await server.wait_for_termination()
 
