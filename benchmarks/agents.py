@@ -151,7 +151,7 @@ class SimulatedAgent:
         for order in message.stops:
             self.stops.append(order)
             if not self.refuses_to_stop:
-                self.end((order.job_id, order.number), job_pb2.ATTEMPT_STATE_STOPPED)
+                self.end((order.job_id, order.number), job_pb2.ATTEMPT_STATE_STOPPED, stop_reason=order.reason)
         for ack in message.acks:
             self.acked.append((ack.job_id, ack.number))
             self.attempts.pop((ack.job_id, ack.number), None)
@@ -194,14 +194,20 @@ class SimulatedAgent:
         )
         await self._stub.UploadOutput(iter(pieces))
 
-    def end(self, key: tuple[str, int], state: job_pb2.AttemptState.ValueType, code: int = 0) -> None:
+    def end(
+        self,
+        key: tuple[str, int],
+        state: job_pb2.AttemptState.ValueType,
+        code: int = 0,
+        stop_reason: job_pb2.StopReason.ValueType = job_pb2.STOP_REASON_UNSPECIFIED,
+    ) -> None:
         """Report the end of an attempt; an attempt that had already ended is reported unchanged."""
         known = self.attempts.get(key)
         if known is None:  # report without keeping it: the attempt may still be assigned
             known = node_pb2.AttemptReport(job_id=key[0], number=key[1], state=state, message="it is not known here")
             known.time.GetCurrentTime()
         elif known.state not in ENDED:
-            self.report(key, state, code)
+            self.report(key, state, code, stop_reason)
             return
         self._out.put_nowait(node_pb2.ConnectRequest(reports=[known]))
 
