@@ -15,6 +15,10 @@ class AgentAlreadyRunning(Exception):
     """Another agent runs on the same state directory."""
 
 
+class StateNotWritable(OSError):
+    """The state directory cannot be written; without it, no attempt would survive the agent."""
+
+
 class NodeMismatch(Exception):
     """The state directory holds attempts of a node with another id."""
 
@@ -25,10 +29,13 @@ def open_state_directory(state_dir: Path, node_id: str) -> int:
     Raises:
         AgentAlreadyRunning: another agent uses it.
         NodeMismatch: it holds attempts of another node, which would never be reported.
-        OSError: it cannot be created or written.
+        StateNotWritable: it cannot be created or written.
     """
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateNotWritable(f"the state directory {state_dir} cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _claim(state_dir, node_id)

@@ -54,6 +54,7 @@ ENTRY_POINTS = """\
 restless = tests.verification.chaos.restless:Restless
 """
 NO_STORE = "error: cannot start without the store"  # a part started now ends, for its manager to restart it
+READ_ONLY = "cannot be written: Read-only file system"  # likewise an agent started on a disk that refuses launches
 EXPIRED = "CERTIFICATE_EXPIRED"  # likewise a part started with an expired certificate
 SOURCE = Path(__file__).with_name("wall_clock.c")
 LIBRARY, OFFSET, HISTORY, POINTS = "wall_clock.so", "clock", "edges", "points"
@@ -373,7 +374,7 @@ class Mesh:
                 continue
             output = part.process.said[-500:] if part.process else self.log(name).read_text(errors="replace")[-500:]
             part.ended_with.append(output)
-            if not part.was_full and NO_STORE not in output and EXPIRED not in output:
+            if not part.was_full and not any(reason in output for reason in (NO_STORE, EXPIRED, READ_ONLY)):
                 wrong.append(f"{name} exited by itself: {output}")
             if part.member:
                 part.member.kill()
