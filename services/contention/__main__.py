@@ -9,7 +9,7 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.leadership.replica_service import serve_replica_service
-from cotenant.rpc.channel import connect
+from cotenant.rpc.channel import connect_when_resolved
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.security.server_security import PLAIN, Security
@@ -35,7 +35,7 @@ async def serve(
     telemetry.setup("contention")
     server = Server(address, token, security=security)
     serve_replica_service(server)
-    jobs = connect(queue, token or "") if queue else None
+    jobs = await connect_when_resolved(queue, token or "") if queue else None
     contention = await start(server, serve_policies(server), config, queue=jobs)
     try:
         port = await server.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 from cotenant import telemetry
 from cotenant.leadership.election import Election
 from cotenant.leadership.replica import Replica, advertised_address, serve_replica
-from cotenant.rpc.channel import connect
+from cotenant.rpc.channel import connect_when_resolved
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
@@ -41,9 +41,9 @@ async def serve(
     """
     telemetry.setup("queue")
     server = Server(address, token, security=security)
+    placement = await connect_when_resolved(endpoints.placement, token or "")
+    predictor = await connect_when_resolved(endpoints.predictor, token or "")
     store = await open_store(store_url, memory, config.store_limits)
-    placement = connect(endpoints.placement, token or "")
-    predictor = connect(endpoints.predictor, token or "")
     background = BackgroundTasks()
     try:
         queue_replica = QueueReplica(config, placement, predictor)

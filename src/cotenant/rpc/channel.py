@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import math
 import socket
 import threading
 import time
@@ -28,12 +29,15 @@ from cotenant.rpc.decode_guard import CheckedStreamCall, CheckedUnaryCall, guard
 from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
 from cotenant.security.grpc_tls import TlsFiles, WatchedTlsFiles, channel_credentials
 
+log = telemetry.logger()
+
 __all__ = ["Channel", "Endpoints", "connect", "service_config"]
 
 MIB = 2**20
 ANSWER_BYTES_MAX = 64 * MIB
 ATTEMPTS_MAX = 4
 LOOK_SECONDS = 5.0  # between DNS lookups of the names in a list, and gRPC's for a single name
+UNRESOLVED_RETRY_SECONDS, UNRESOLVED_LOG_SECONDS = 0.5, 10.0
 PING_SECONDS, PONG_SECONDS = 7.0, 5.0  # detects a halted server, whose connections stay open
 OLD_MAX = 4  # connections with earlier certificates; calls on older ones are cut off
 
@@ -221,6 +225,23 @@ async def resolve(endpoint: str, last_known: str = "") -> ResolvedEndpoint:
         return await asyncio.to_thread(resolved)
     except RuntimeError:  # no thread can be started
         return resolved()
+
+
+async def connect_when_resolved(endpoint: str, token: str = "") -> Channel:
+    """Do as `connect` as soon as all names of a list resolve: a name server may be away when a service starts.
+
+    Raises:
+        BadTls, ValueError: as `connect`.
+    """
+    logged_time = -math.inf
+    while True:
+        try:
+            return connect(endpoint, token, resolved=await resolve(endpoint))
+        except UnresolvedNames as error:
+            if time.monotonic() - logged_time >= UNRESOLVED_LOG_SECONDS:
+                log.warning("names_unresolved", error=str(error))
+                logged_time = time.monotonic()
+            await asyncio.sleep(UNRESOLVED_RETRY_SECONDS)
 
 
 def _is_number(host: str) -> bool:

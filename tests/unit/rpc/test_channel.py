@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
+from structlog.testing import capture_logs
 from tests.unit.rpc.conftest import JOBS, TOKEN, Mesh, problem_of
 
 import cotenant.v1
@@ -391,3 +392,23 @@ async def test_a_halted_server_with_open_connections_is_abandoned(monkeypatch: p
 
 def test_pings_are_not_more_frequent_than_servers_allow() -> None:
     assert channel.PING_SECONDS > server.PINGS_SECONDS_MIN
+
+
+async def test_a_channel_is_opened_as_soon_as_the_names_of_its_list_resolve(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mesh.serve()
+    calls: list[str] = []
+
+    def numbers(address: str, family: socket.AddressFamily) -> list[str]:
+        calls.append(address)
+        return [mesh.address] if family is socket.AF_INET and len(calls) > 8 else []
+
+    monkeypatch.setattr(channel, "UNRESOLVED_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(channel, "_numbers", numbers)
+    monkeypatch.setattr(channel, "_is_number", lambda host: False)
+    with capture_logs() as logs:
+        opened = await channel.connect_when_resolved(f"a.mesh:{mesh.port}|b.mesh:{mesh.port}", TOKEN)
+    await jobs_grpc.JobServiceStub(opened).GetJob(jobs_pb.GetJobRequest(id="a"))
+    await opened.close()
+    assert [entry["event"] for entry in logs] == ["names_unresolved"]
