@@ -3,6 +3,8 @@
 This module does not load gRPC, so that a command can check files at no cost. Files are checked at most once a second,
 and reloaded when all of them match each other: they need not be replaced atomically. Files that do not match are logged
 once.
+
+A plain client has no `cryptography`: it checks only that a key belongs to its certificate, and leaves the rest to TLS.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from cotenant.security.validity import Validity
 log = telemetry.logger()
 
 LOOK_SECONDS = 1.0
+CAN_READ_CERTIFICATES = find_spec("cryptography") is not None
 BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -71,12 +75,15 @@ def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC
             CERTIFICATE_NOT_YET_VALID or CERTIFICATE_OF_ANOTHER_CA.
     """
     ca = _read(files.ca) if files.ca else None
-    authorities = _certificates(files.ca, ca) if files.ca and ca is not None else []
+    authorities = _certificates(files.ca, ca) if files.ca and ca is not None and CAN_READ_CERTIFICATES else []
     if files.cert is None or files.key is None:
         if files.cert or files.key:
             raise BadTls("TLS_FILE_MISSING", "a certificate needs its key: pass both, or neither")
         return Material(ca)
     cert, key = _read(files.cert), _read(files.key)
+    if not CAN_READ_CERTIFICATES:
+        _check_pair(files.cert, files.key)
+        return Material(ca, cert, key)
     chain = _certificates(files.cert, cert)
     _check_key(files.key, key, chain[0])
     _check_times(files.cert, chain[0], now())
@@ -119,6 +126,20 @@ def _check_key(path: Path, pem: bytes, certificate: Any) -> None:
         raise BadTls("CERTIFICATE_UNREADABLE", f"the certificate for {path} has an invalid public key") from None
     if not belongs:
         raise BadTls("KEY_OF_ANOTHER", f"{path} is the key of another certificate")
+
+
+def _check_pair(cert: Path, key: Path) -> None:
+    """Check with the standard library that a certificate and its key belong together."""
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise BadTls("KEY_OF_ANOTHER", f"{key} is the key of another certificate") from None
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{cert} and {key} are no valid, unencrypted PEM files") from None
+    except (OSError, ValueError) as error:
+        raise BadTls("TLS_FILE_UNREADABLE", f"cannot read {cert} and {key}: {error}") from None
 
 
 def _subject(path: Path, certificate: Any) -> str:

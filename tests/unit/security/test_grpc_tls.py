@@ -287,6 +287,43 @@ def test_own_files_are_validated_before_use(
     assert str(lab.directory.parent) in str(bad.value) or kind == "half"
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("good", ""),
+        ("other key", "KEY_OF_ANOTHER"),
+        ("no key", "CERTIFICATE_UNREADABLE"),
+        ("encrypted key", "CERTIFICATE_UNREADABLE"),
+        ("garbage", "CERTIFICATE_UNREADABLE"),
+        ("away", "TLS_FILE_UNREADABLE"),
+    ],
+)
+def test_a_plain_client_checks_that_a_key_belongs_to_its_certificate(
+    lab: Authority, kind: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_files, "CAN_READ_CERTIFICATES", False)
+    eve = lab.issue(EVE)
+    match kind:
+        case "other key":
+            eve.key_path.write_bytes(lab.issue(QUEUE).key_path.read_bytes())
+        case "no key":
+            eve.key_path.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+        case "encrypted key":
+            key = serialization.load_pem_private_key(eve.key_path.read_bytes(), password=None)
+            form, kept = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+            eve.key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, kept))
+        case "garbage":
+            eve.path.write_bytes(b"\x00" * 100)
+        case "away":
+            eve.path.unlink()
+    if not reason:
+        assert grpc_tls.load(files(lab, eve)).cert == eve.path.read_bytes()
+        return
+    with pytest.raises(BadTls) as bad:
+        grpc_tls.load(files(lab, eve))
+    assert bad.value.reason == reason
+
+
 # The authority ------------------------------------------------------------------------------------------------------
 
 
