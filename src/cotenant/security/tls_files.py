@@ -4,7 +4,7 @@ This module does not load gRPC, so that a command can check files at no cost. Fi
 and reloaded when all of them match each other: they need not be replaced atomically. Files that do not match are logged
 once.
 
-A plain client has no `cryptography`: it checks only that a key belongs to its certificate, and leaves the rest to TLS.
+A plain client has no `cryptography` and checks its files in `cotenant.security.tls_rehearsal`.
 """
 
 from __future__ import annotations
@@ -82,14 +82,13 @@ def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC
         return Material(ca)
     cert, key = _read(files.cert), _read(files.key)
     if not CAN_READ_CERTIFICATES:
-        _check_pair(files.cert, files.key)
-        return Material(ca, cert, key)
+        return Material(ca, cert, key, _rehearsed(files, files.cert, files.key, now()))
     chain = _certificates(files.cert, cert)
     _check_key(files.key, key, chain[0])
-    _check_times(files.cert, chain[0], now())
+    validity = Validity(chain[0].not_valid_before_utc, chain[0].not_valid_after_utc)
+    _check_times(files.cert, validity, now())
     if not files.of_others:
         _check_issuer(files, chain, authorities)
-    validity = Validity(chain[0].not_valid_before_utc, chain[0].not_valid_after_utc)
     return Material(ca, cert, key, validity, _subject(files.cert, chain[0]))
 
 
@@ -128,18 +127,22 @@ def _check_key(path: Path, pem: bytes, certificate: Any) -> None:
         raise BadTls("KEY_OF_ANOTHER", f"{path} is the key of another certificate")
 
 
-def _check_pair(cert: Path, key: Path) -> None:
-    """Check with the standard library that a certificate and its key belong together."""
-    import ssl
+def _rehearsed(files: TlsFiles, cert: Path, key: Path, now: datetime) -> Validity:
+    """Check a client's files without `cryptography`, and return the validity of its certificate."""
+    from cotenant.security import tls_rehearsal
 
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password="")
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+        validity = tls_rehearsal.rehearse(cert, key, cert if files.of_others or files.ca is None else files.ca)
+    except tls_rehearsal.BadPair as error:
+        if error.is_mismatch:
             raise BadTls("KEY_OF_ANOTHER", f"{key} is the key of another certificate") from None
         raise BadTls("CERTIFICATE_UNREADABLE", f"{cert} and {key} are no valid, unencrypted PEM files") from None
-    except (OSError, ValueError) as error:
-        raise BadTls("TLS_FILE_UNREADABLE", f"cannot read {cert} and {key}: {error}") from None
+    except tls_rehearsal.Untrusted:
+        raise _issued_by_others(files) from None
+    except OSError as error:  # also OpenSSL's errors
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{files.ca} has no valid PEM certificate: {error}") from None
+    _check_times(cert, validity, now)
+    return validity
 
 
 def _subject(path: Path, certificate: Any) -> str:
@@ -149,8 +152,8 @@ def _subject(path: Path, certificate: Any) -> str:
         raise BadTls("CERTIFICATE_UNREADABLE", f"{path} has an invalid subject") from None
 
 
-def _check_times(path: Path, certificate: Any, now: datetime) -> None:
-    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+def _check_times(path: Path, validity: Validity, now: datetime) -> None:
+    begins, ends = validity.begins, validity.ends
     if now > ends:
         raise BadTls("CERTIFICATE_EXPIRED", f"{path} was valid until {ends:%Y-%m-%d %H:%M} UTC; issue a new one")
     if now < begins:
@@ -168,7 +171,11 @@ def _check_issuer(files: TlsFiles, chain: list[Any], authorities: list[Any]) -> 
         for authority in authorities:
             if certificate == authority or _issued(certificate, authority):
                 return
-    raise BadTls("CERTIFICATE_OF_ANOTHER_CA", f"{files.cert} was issued by none of the authorities in {files.ca}")
+    raise _issued_by_others(files)
+
+
+def _issued_by_others(files: TlsFiles) -> BadTls:
+    return BadTls("CERTIFICATE_OF_ANOTHER_CA", f"{files.cert} was issued by none of the authorities in {files.ca}")
 
 
 def _issued(certificate: Any, authority: Any) -> bool:
