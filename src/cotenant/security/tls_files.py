@@ -74,15 +74,15 @@ def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC
         BadTls: TLS_FILE_UNREADABLE, CERTIFICATE_UNREADABLE, KEY_UNREADABLE, KEY_OF_ANOTHER, CERTIFICATE_EXPIRED,
             CERTIFICATE_NOT_YET_VALID or CERTIFICATE_OF_ANOTHER_CA.
     """
+    if bool(files.cert) != bool(files.key):
+        raise BadTls("TLS_FILE_MISSING", "a certificate needs its key: pass both, or neither")
     ca = _read(files.ca) if files.ca else None
-    authorities = _certificates(files.ca, ca) if files.ca and ca is not None and CAN_READ_CERTIFICATES else []
+    if not CAN_READ_CERTIFICATES:
+        return Material(ca, *_rehearsed(files, now()))
+    authorities = _certificates(files.ca, ca) if files.ca and ca is not None else []
     if files.cert is None or files.key is None:
-        if files.cert or files.key:
-            raise BadTls("TLS_FILE_MISSING", "a certificate needs its key: pass both, or neither")
         return Material(ca)
     cert, key = _read(files.cert), _read(files.key)
-    if not CAN_READ_CERTIFICATES:
-        return Material(ca, cert, key, _rehearsed(files, files.cert, files.key, now()))
     chain = _certificates(files.cert, cert)
     _check_key(files.key, key, chain[0])
     validity = Validity(chain[0].not_valid_before_utc, chain[0].not_valid_after_utc)
@@ -127,22 +127,30 @@ def _check_key(path: Path, pem: bytes, certificate: Any) -> None:
         raise BadTls("KEY_OF_ANOTHER", f"{path} is the key of another certificate")
 
 
-def _rehearsed(files: TlsFiles, cert: Path, key: Path, now: datetime) -> Validity:
-    """Check a client's files without `cryptography`, and return the validity of its certificate."""
+def _rehearsed(files: TlsFiles, now: datetime) -> tuple[bytes, bytes, Validity | None] | tuple[()]:
+    """Check a client's files without `cryptography`; return its certificate, if any, with its key and validity."""
     from cotenant.security import tls_rehearsal
 
+    if files.cert is None or files.key is None:
+        if files.ca and not tls_rehearsal.has_certificates(files.ca):
+            raise BadTls("CERTIFICATE_UNREADABLE", f"{files.ca} has no valid PEM certificate")
+        return ()
+    cert, key = _read(files.cert), _read(files.key)
+    trusted = files.cert if files.of_others or files.ca is None else files.ca
+    for path in (trusted, files.cert):
+        if not tls_rehearsal.has_certificates(path):
+            raise BadTls("CERTIFICATE_UNREADABLE", f"{path} has no valid PEM certificate")
     try:
-        validity = tls_rehearsal.rehearse(cert, key, cert if files.of_others or files.ca is None else files.ca)
-    except tls_rehearsal.BadPair as error:
-        if error.is_mismatch:
-            raise BadTls("KEY_OF_ANOTHER", f"{key} is the key of another certificate") from None
-        raise BadTls("CERTIFICATE_UNREADABLE", f"{cert} and {key} are no valid, unencrypted PEM files") from None
+        validity = tls_rehearsal.rehearse(files.cert, files.key, trusted)
+    except tls_rehearsal.BadKey as error:
+        if error.is_of_another:
+            raise BadTls("KEY_OF_ANOTHER", f"{files.key} is the key of another certificate") from None
+        raise BadTls("KEY_UNREADABLE", f"{files.key} has no valid, unencrypted PEM private key") from None
     except tls_rehearsal.Untrusted:
         raise _issued_by_others(files) from None
-    except OSError as error:  # also OpenSSL's errors
-        raise BadTls("CERTIFICATE_UNREADABLE", f"{files.ca} has no valid PEM certificate: {error}") from None
-    _check_times(cert, validity, now)
-    return validity
+    if validity:
+        _check_times(files.cert, validity, now)
+    return cert, key, validity
 
 
 def _subject(path: Path, certificate: Any) -> str:

@@ -18,25 +18,35 @@ IGNORE_CLOCK = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME: Python pa
 FLIGHTS_MAX = 6  # messages back and forth; TLS 1.3 needs three
 
 
-class BadPair(Exception):
-    """A certificate and a key that cannot be used together; `is_mismatch` if each is valid by itself."""
+class BadKey(Exception):
+    """A key that cannot be read, or that belongs to another certificate."""
 
-    def __init__(self, *, is_mismatch: bool) -> None:
+    def __init__(self, *, is_of_another: bool) -> None:
         super().__init__()
-        self.is_mismatch = is_mismatch
+        self.is_of_another = is_of_another
 
 
 class Untrusted(Exception):
     """A certificate that no trusted authority has issued."""
 
 
-def rehearse(cert: Path, key: Path, trusted: Path) -> Validity:
+def has_certificates(path: Path) -> bool:
+    """Return whether a file holds certificates, all of them complete."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError:  # OpenSSL's errors too
+        return False
+    return True
+
+
+def rehearse(cert: Path, key: Path, trusted: Path) -> Validity | None:
     """Return the validity of a certificate that the authorities in `trusted` have issued, or that is among them.
 
+    None if the rehearsal fails for another reason: then the real connection has to show what is wrong.
+
     Raises:
-        BadPair: the files are not a certificate and its unencrypted key.
+        BadKey: the key is not the certificate's, or cannot be read without a password.
         Untrusted: it was issued by others.
-        OSError, ssl.SSLError: a file cannot be read.
     """
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE  # only the other direction is of interest
@@ -54,7 +64,11 @@ def rehearse(cert: Path, key: Path, trusted: Path) -> Validity:
                     end.do_handshake()
     except ssl.SSLCertVerificationError:
         raise Untrusted from None
-    seen = ends[1].getpeercert() or {}
+    except ssl.SSLError:
+        return None
+    seen = ends[1].getpeercert()
+    if not seen:
+        return None
     begins, ends_at = (ssl.cert_time_to_seconds(str(seen[name])) for name in ("notBefore", "notAfter"))
     return Validity(datetime.fromtimestamp(begins, UTC), datetime.fromtimestamp(ends_at, UTC))
 
@@ -65,4 +79,4 @@ def _show(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     try:
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, ValueError) as error:
-        raise BadPair(is_mismatch=getattr(error, "reason", "") == "KEY_VALUES_MISMATCH") from None
+        raise BadKey(is_of_another=getattr(error, "reason", "") == "KEY_VALUES_MISMATCH") from None

@@ -248,7 +248,7 @@ def test_partly_renewed_files_are_rejected_and_logged_once(lab: Authority, stran
     "kind",
     [
         *("expired", "early", "other CA", "same-named CA", "other key", "no key", "encrypted key", "garbage"),
-        *("garbage CA", "cut off", "away", "half"),
+        *("garbage CA", "garbage CA alone", "cut off", "away", "half"),
     ],
 )
 def test_own_files_are_validated_before_use(
@@ -260,10 +260,11 @@ def test_own_files_are_validated_before_use(
         "other CA": "CERTIFICATE_OF_ANOTHER_CA",
         "same-named CA": "CERTIFICATE_OF_ANOTHER_CA",
         "other key": "KEY_OF_ANOTHER",
-        "no key": "CERTIFICATE_UNREADABLE" if plain else "KEY_UNREADABLE",
-        "encrypted key": "CERTIFICATE_UNREADABLE" if plain else "KEY_UNREADABLE",
+        "no key": "KEY_UNREADABLE",
+        "encrypted key": "KEY_UNREADABLE",
         "garbage": "CERTIFICATE_UNREADABLE",
         "garbage CA": "CERTIFICATE_UNREADABLE",
+        "garbage CA alone": "CERTIFICATE_UNREADABLE",
         "cut off": "CERTIFICATE_UNREADABLE",
         "away": "TLS_FILE_UNREADABLE",
         "half": "TLS_FILE_MISSING",
@@ -284,8 +285,9 @@ def test_own_files_are_validated_before_use(
             key = serialization.load_pem_private_key(eve.key_path.read_bytes(), password=None)
             form, kept = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
             eve.key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, kept))
-        case "garbage CA":
+        case "garbage CA" | "garbage CA alone":
             lab.cert_path.write_bytes(b"\x00" * 100)
+            given = given if kind == "garbage CA" else TlsFiles(lab.cert_path)
         case "other key":
             eve.key_path.write_bytes(stranger.issue(EVE).key_path.read_bytes())
         case "no key":
