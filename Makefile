@@ -17,7 +17,7 @@ ARGS ?=
 INDEPENDENT := $(filter-out tests/unit/node_agent,$(wildcard tests/unit/*)) tests/contract tests/integration tests/repository src
 INDEPENDENT += tests/verification/fuzz tests/verification/control_plane
 
-.PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench lock docs site reproduce demo clean
+.PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench docs site reproduce demo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -59,6 +59,7 @@ lint: $(STAMP) ## check style, types, package layers, protos and the documentati
 bench: $(STAMP) ## run the benchmarks and compare with the committed results (ARGS="--only mesh,placement" selects some)
 	@python -m tools.bench $(ARGS)
 
+.PHONY: lock
 lock: $(STAMP) ## renew locks/ after a change of pyproject.toml (ARGS=--upgrade renews every version)
 	@tools/lock $(ARGS)
 
