@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 STAMP := $(VENV)/.installed
-SOURCES := pyproject.toml hatch_build.py locks/dev.txt locks/build.txt $(wildcard protos/cotenant/v1/*.proto)
+SOURCES := pyproject.toml hatch_build.py $(wildcard protos/cotenant/v1/*.proto)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GRPC_VERBOSITY ?= ERROR
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
@@ -24,7 +24,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## install Cotenant and its development tools into .venv
 
-$(STAMP): $(SOURCES)
+$(STAMP): $(SOURCES) locks/dev.txt locks/build.txt
 	@tools/setup $(VENV)
 	@touch $@
 
