@@ -24,7 +24,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## install Cotenant and its development tools into .venv
 
-$(STAMP): $(SOURCES)
+$(STAMP): $(SOURCES) locks/dev.txt locks/build.txt
 	@tools/setup $(VENV)
 	@touch $@
 
@@ -58,6 +58,10 @@ lint: $(STAMP) ## check style, types, package layers, protos and the documentati
 
 bench: $(STAMP) ## run the benchmarks and compare with the committed results (ARGS="--only mesh,placement" selects some)
 	@python -m tools.bench $(ARGS)
+
+.PHONY: lock
+lock: $(STAMP) ## renew locks/ after a change of pyproject.toml (ARGS=--upgrade renews every version)
+	@tools/lock $(ARGS)
 
 docs: $(STAMP) ## regenerate the pages and figures of docs/ that come from the code
 	@python tools/lifecycle.py

@@ -7,20 +7,20 @@ die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
 here=$(cd "$(dirname "$0")" && pwd)
 prefix=${COTENANT_PREFIX:-/opt/cotenant}
 units=${COTENANT_UNITS:-/etc/systemd/system}
-etc=${COTENANT_ETC:-/etc/cotenant}
+etc=${COTENANT_ETC:-/etc/cotenant} extras=
 [ $# -gt 0 ] || die "say what this machine is to run: agent, queue, placement, predictor or contention"
-for part; do case $part in agent | queue | placement | predictor | contention) ;; *) die "there is no part '$part'" ;; esac; done
+for part; do case $part in agent) extras=$extras,agent ;; queue | placement | predictor | contention) extras=$extras,server ;; *) die "there is no part '$part'" ;; esac; done
 [ "$(id -u)" = 0 ] || die "this takes root: sudo sh $0 $*"
 python=$(command -v python3) || die "there is no python3; on Debian: apt-get install python3-venv libgomp1"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "Python 3.11 or newer is needed"
 missing=
 "$python" -c 'import ensurepip' 2>/dev/null || missing=" python3-venv"
-"$python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || missing="$missing libgomp1"
+[ "$*" = agent ] || "$python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || missing="$missing libgomp1"
 [ -z "$missing" ] || die "this machine lacks$missing; on Debian: apt-get install$missing"
 
 say "program in $prefix"
 "$python" -m venv "$prefix"
-"$prefix/bin/pip" install --quiet --upgrade "${COTENANT_PACKAGE:-$here/..}"
+"$prefix/bin/pip" install --quiet --upgrade "${COTENANT_PACKAGE:-$here/..}[${extras#,}]"
 [ -e /usr/local/bin/cotenant ] || ln -s "$prefix/bin/cotenant" /usr/local/bin/cotenant
 
 say "settings in $etc"

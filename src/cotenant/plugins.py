@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from cotenant import extras
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy import options as declared_options
 from cotenant.core.policy.api_version import API_VERSION
@@ -155,7 +156,7 @@ def _examine(group: str, point: EntryPoint) -> Plugin:
     try:
         policy = point.load()
     except (Exception, SystemExit) as error:  # anything that a third-party module may raise on import
-        return _broken(group, point, f"cannot be imported: {type(error).__name__}: {error}")
+        return _broken(group, point, f"cannot be imported: {type(error).__name__}: {error}{_remedy(error)}")
     if wrong := _wrong(group, point.name, policy):
         return _broken(group, point, wrong, getattr(policy, "api_version", 0))
     try:
@@ -174,6 +175,12 @@ def _examine(group: str, point: EntryPoint) -> Plugin:
         options=options,
         policy=policy,
     )
+
+
+def _remedy(error: BaseException) -> str:
+    """Return how to install the module that an import lacks, if an extra of ours brings it."""
+    extra = extras.bringing(error.name or "", ("agent", "server")) if isinstance(error, ModuleNotFoundError) else ""
+    return f"; {extras.how_to_install(extra)}" if extra else ""
 
 
 def _wrong(group: str, name: str, policy: Any) -> str:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from cotenant.security.certificates import read
 
 BASE = DEPLOY / "kubernetes" / "base"
 WORKLOADS = {"StatefulSet", "DaemonSet"}
+OURS = {"cotenant-server", "cotenant-agent"}
+IMAGE = (DEPLOY / "containers" / "Containerfile").read_text()
+PROJECT = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
 SERVICES = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
 
 
@@ -51,13 +55,13 @@ def containers() -> Iterator[tuple[str, dict[str, Any]]]:
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Yield every cotenant command line that a file in deploy/ runs."""
     for name, container in containers():
-        if container["image"] == "cotenant":
+        if container["image"] in OURS:
             yield f"kubernetes {name}", [str(part) for part in container["args"]]
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 if probe in container:
                     yield f"kubernetes {name} {probe}", container[probe]["exec"]["command"][1:]
     for name, service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].items():
-        if service["image"] == "cotenant:local":
+        if service["image"].removesuffix(":local") in OURS:
             yield f"compose {name}", [str(part) for part in service["command"]]
     for unit in (DEPLOY / "systemd").glob("*.service"):
         started = re.search(r"^ExecStart=\S+ (.*)$", unit.read_text(), re.MULTILINE)
@@ -180,7 +184,10 @@ def test_compose_names_only_existing_files_and_volumes() -> None:
         for other in service.get("depends_on", ()):
             assert other in compose["services"], (name, other)
         if "build" in service:
-            assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+            built = DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]
+            target = service["build"].get("target")
+            assert target is None or f" AS {target}\n" in built.read_text()
+            assert service["image"] == f"cotenant-{target or 'etcd'}:local"
 
 
 def test_the_agent_has_the_same_capabilities_everywhere() -> None:
@@ -189,10 +196,26 @@ def test_the_agent_has_the_same_capabilities_everywhere() -> None:
     assert sorted(agent["securityContext"]["capabilities"]["add"]) == sorted(compose)
 
 
+@pytest.mark.parametrize(("role", "user"), [("server", "cotenant"), ("agent", "root"), ("client", "cotenant")])
+def test_an_image_has_the_locked_packages_of_its_role(role: str, user: str) -> None:
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", IMAGE, re.MULTILINE | re.DOTALL))
+    assert re.findall(r"^USER (\S+)$", stages[role], re.MULTILINE) == [user]
+    assert f"COPY --from={role}-packages " in stages[role]
+    locked, source = (stages[f"{role}-packages"].index(text) for text in (f"-r locks/{role}.txt", "--from=wheel"))
+    assert locked < source
+    labels = dict(re.findall(r"org\.opencontainers\.image\.(\w+)=\"?([^\"\n]*?)\"?(?: \\)?\n", stages[role]))
+    assert labels["title"] == f"cotenant-{role}"
+    assert labels["licenses"] == PROJECT["license"]
+    assert re.findall(r"^ARG VERSION=(.*)$", stages[role], re.MULTILINE) == [PROJECT["version"]]
+    packages = {"cotenant-server", "cotenant-agent", "cotenant-etcd"}
+    assert {container["image"] for _, container in containers()} == packages
+
+
 def test_the_build_context_has_no_secrets() -> None:
     allowed = [line for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")]
     assert allowed[0] == "*"
     assert not any(line.startswith(("!deploy", "!.")) for line in allowed)
+    assert not (DEPLOY.parent / ".containerignore").exists()  # Podman would read it instead
 
 
 @pytest.mark.parametrize("unit", ["cotenant@.service", "cotenant-agent.service"])

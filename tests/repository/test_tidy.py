@@ -149,13 +149,15 @@ def test_changelog_fragments_are_sentences_under_a_known_heading() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
     kinds = {kind["directory"] for kind in config["type"]}
     bad = []
-    for path in (ROOT / config["directory"]).iterdir():
-        if path.name in ("README.md", ".gitignore"):
+    folders = [ROOT / config["directory"] / section["path"] for section in config["section"]]
+    for path in (ROOT / config["directory"]).rglob("*"):
+        if path.is_dir() or path.name in ("README.md", ".gitignore"):
             continue
         name, _, kind = path.name.removesuffix(".md").rpartition(".")
         text = path.read_text().strip()
+        is_gathered = path.parent in folders and name and path.suffix == ".md" and kind in kinds
         begins_well = text[:1].isupper() or text[:1] == "`"
-        if not (name and path.suffix == ".md" and kind in kinds and begins_well and text.endswith(".")):
+        if not (is_gathered and begins_well and text.endswith(".")):
             bad.append(path.name)
         elif len(text) > FRAGMENT_CHARACTERS_MAX:
             bad.append(f"{path.name} is too long")

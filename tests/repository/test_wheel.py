@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,33 +15,8 @@ import pytest
 from tests.support.paths import ROOT
 
 LINKED = ("services", "policies", "node_agent")
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "dist", "build", "__pycache__", ".*_cache", ".hypothesis")
 
 pytestmark = pytest.mark.timeout(300)  # the build downloads its tools
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build an sdist and a wheel from a copy of the tree, because the build writes stubs into it."""
-    tree = tmp_path_factory.mktemp("build") / "tree"
-    shutil.copytree(ROOT, tree, symlinks=True, ignore=_ignored)
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--quiet", str(tree)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return tree / "dist"
-
-
-def _ignored(directory: str, names: list[str]) -> set[str]:
-    """Ignore what git ignores: caches, environments, and the stubs, which the build must generate."""
-    stubs = {"v1"} if Path(directory) == ROOT / "src" / "cotenant" else set()
-    return set(NOT_COPIED(directory, names)) | stubs
-
-
-@pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    (wheel,) = built.glob("*.whl")
-    return wheel
 
 
 @pytest.fixture(scope="module")

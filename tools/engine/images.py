@@ -14,7 +14,12 @@ from tools.vm.host import Unable, distribution, proxies, run, with_mirror
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "deploy" / "containers"
 BASE = "docker.io/library/debian:bookworm-slim"
-IMAGES = {"cotenant:local": "Containerfile", "cotenant-etcd:local": "Containerfile.etcd"}
+IMAGES = {  # by tag: the file, and its target
+    "cotenant-server:local": ("Containerfile", "server"),
+    "cotenant-agent:local": ("Containerfile", "agent"),
+    "cotenant-client:local": ("Containerfile", "client"),
+    "cotenant-etcd:local": ("Containerfile.etcd", ""),
+}
 HOST_FILES = (  # for access to the package sources that this machine uses
     "/etc/apt",
     "/etc/pip.conf",
@@ -73,15 +78,18 @@ def base(cache: Path) -> Path:
 
 
 def build(cache: Path, environment: dict[str, str]) -> None:
-    """Import the base image, build both images and check that each answers `--version` as its own user."""
+    """Import the base image, build all images, check that each answers `--version` as its own user, and print sizes."""
     with subprocess.Popen(["tar", "-c", "-C", str(base(cache)), "."], stdout=subprocess.PIPE) as archive:
         _podman("import", "-", BASE, environment=environment, stdin=archive.stdout)
-    for tag, name in IMAGES.items():
-        print(f"── {name}", flush=True)
-        words = ("build", "--network", "host", "--tag", tag, "--file", str(CONTAINERS / name), str(ROOT))
-        _podman(*words, environment=environment)
+    for tag, (name, target) in IMAGES.items():
+        print(f"── {tag}", flush=True)
+        words = ["build", "--network", "host", "--tag", tag, "--file", str(CONTAINERS / name)]
+        if target:
+            words += ["--target", target]
+        _podman(*words, str(ROOT), environment=environment)
         version = _podman("run", "--rm", "--network", "none", tag, "--version", environment=environment)
-        print(f"   {version.splitlines()[0]}", flush=True)
+        size = int(_podman("image", "inspect", tag, "--format", "{{.Size}}", environment=environment))
+        print(f"   {version.splitlines()[0]}, {size / 1e6:.0f} MB", flush=True)
 
 
 def _podman(*words: str, environment: dict[str, str], stdin: IO[bytes] | None = None) -> str:

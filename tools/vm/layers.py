@@ -180,7 +180,7 @@ def base(cache: Cache, system: Distribution) -> Path:
     """Return the layer with the distribution and the Python packages that the project and its tests need."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     tests = [line for line in config["dependency-groups"]["dev"] if TEST_PACKAGES.match(line)]
-    requirements = [*config["project"]["dependencies"], *tests]
+    requirements = [*_requirements(), *tests]
 
     def make(place: Path) -> None:
         can_build("make the machine's file system", BUILDERS)
@@ -202,6 +202,13 @@ def base(cache: Cache, system: Distribution) -> Path:
     return cache.get("base", [system.codename, *SYSTEM_PACKAGES, *requirements, HERE / "layers.py"], make)
 
 
+def _requirements() -> list[str]:
+    """Return what a node with services and an agent needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["agent"], *extras["server"]]
+
+
 def _pip_install(tree: Path, python: str, words: Iterable[str]) -> None:
     """Install into a tree with this Python's pip, which knows this computer's package index."""
     foreign = ["--no-compile", *_foreign(python)] if _foreign(python) else []
@@ -218,7 +225,7 @@ def _foreign(python: str) -> list[str]:
 
 def wheels(cache: Cache, python: str) -> Path:
     """Return the layer with a wheel of each required package: an index that works without a network."""
-    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    requirements = _requirements()
 
     def make(place: Path) -> None:
         tree = place / "tree"

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cotenant.cli.lazy import Entry, LazyGroup, OutputClosed
+from cotenant.cli.missing_extras import missing_module
 from cotenant.cli.outcome import CommandError, ExitCode, is_text, show_error, unexpected_error, usage_error
 
 JOBS, NODES, MESH, RESEARCH = "Jobs", "Nodes", "The mesh", "Research"
@@ -135,6 +136,8 @@ def run(arguments: Sequence[str]) -> int:
     except (OutputClosed, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit still writes
         return ExitCode.DONE
+    except ModuleNotFoundError as error:
+        return _show_and_exit(missing_module(error) or unexpected_error(error))
     except Exception as error:
         return _show_and_exit(unexpected_error(error))
 

@@ -6,14 +6,16 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotenant import plugins
 from cotenant.codec.errors import Violation, invalid
 from cotenant.core.spelling import did_you_mean
 from cotenant.plugins import GROUPS, Plugin
-from cotenant.rpc.server import Server
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
+
+if TYPE_CHECKING:  # a client without the parts of a server only encodes policies
+    from cotenant.rpc.server import Server
 
 SERVICE = "cotenant.v1.PolicyService"
 

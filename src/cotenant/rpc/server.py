@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from cotenant import file_descriptors, name_resolution, telemetry
 from cotenant.codec.methods import METHODS
@@ -171,6 +170,9 @@ class Server:
 
     async def _start_serving(self, server: Any) -> None:
         """Register all services with a gRPC server and start it."""
+        # From the extra `server`, and imported here because an agent imports this module for its errors.
+        from grpc_reflection.v1alpha import reflection
+
         for add_servicer, servicer in self._servicers:
             add_servicer(servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

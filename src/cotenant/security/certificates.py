@@ -22,11 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cotenant.security.subjects import Subject
-from cotenant.security.validity import Validity
+from cotenant.security.validity import CA_DAYS, LEAF_DAYS, Validity
 
 CA_CERT, CA_KEY = "ca.pem", "ca.key"
 CA_NAME = "Cotenant lab"
-CA_DAYS, LEAF_DAYS = 3650, 365
 BACKDATED = timedelta(minutes=5)  # clocks of a cluster differ slightly
 COMMON_NAME_LENGTH_MAX = 64
 PARSE_ERRORS = (

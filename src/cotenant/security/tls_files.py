@@ -3,6 +3,8 @@
 This module does not load gRPC, so that a command can check files at no cost. Files are checked at most once a second,
 and reloaded when all of them match each other: they need not be replaced atomically. Files that do not match are logged
 once.
+
+A plain client has no `cryptography` and checks its files in `cotenant.security.tls_rehearsal`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from cotenant.security.validity import Validity
 log = telemetry.logger()
 
 LOOK_SECONDS = 1.0
+CAN_READ_CERTIFICATES = find_spec("cryptography") is not None
 BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -70,19 +74,21 @@ def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC
         BadTls: TLS_FILE_UNREADABLE, CERTIFICATE_UNREADABLE, KEY_UNREADABLE, KEY_OF_ANOTHER, CERTIFICATE_EXPIRED,
             CERTIFICATE_NOT_YET_VALID or CERTIFICATE_OF_ANOTHER_CA.
     """
+    if bool(files.cert) != bool(files.key):
+        raise BadTls("TLS_FILE_MISSING", "a certificate needs its key: pass both, or neither")
     ca = _read(files.ca) if files.ca else None
+    if not CAN_READ_CERTIFICATES:
+        return Material(ca, *_rehearsed(files, now()))
     authorities = _certificates(files.ca, ca) if files.ca and ca is not None else []
     if files.cert is None or files.key is None:
-        if files.cert or files.key:
-            raise BadTls("TLS_FILE_MISSING", "a certificate needs its key: pass both, or neither")
         return Material(ca)
     cert, key = _read(files.cert), _read(files.key)
     chain = _certificates(files.cert, cert)
     _check_key(files.key, key, chain[0])
-    _check_times(files.cert, chain[0], now())
+    validity = Validity(chain[0].not_valid_before_utc, chain[0].not_valid_after_utc)
+    _check_times(files.cert, validity, now())
     if not files.of_others:
         _check_issuer(files, chain, authorities)
-    validity = Validity(chain[0].not_valid_before_utc, chain[0].not_valid_after_utc)
     return Material(ca, cert, key, validity, _subject(files.cert, chain[0]))
 
 
@@ -121,6 +127,32 @@ def _check_key(path: Path, pem: bytes, certificate: Any) -> None:
         raise BadTls("KEY_OF_ANOTHER", f"{path} is the key of another certificate")
 
 
+def _rehearsed(files: TlsFiles, now: datetime) -> tuple[bytes, bytes, Validity | None] | tuple[()]:
+    """Check a client's files without `cryptography`; return its certificate, if any, with its key and validity."""
+    from cotenant.security import tls_rehearsal
+
+    if files.cert is None or files.key is None:
+        if files.ca and not tls_rehearsal.has_certificates(files.ca):
+            raise BadTls("CERTIFICATE_UNREADABLE", f"{files.ca} has no valid PEM certificate")
+        return ()
+    cert, key = _read(files.cert), _read(files.key)
+    trusted = files.cert if files.of_others or files.ca is None else files.ca
+    for path in (trusted, files.cert):
+        if not tls_rehearsal.has_certificates(path):
+            raise BadTls("CERTIFICATE_UNREADABLE", f"{path} has no valid PEM certificate")
+    try:
+        validity = tls_rehearsal.rehearse(files.cert, files.key, trusted)
+    except tls_rehearsal.BadKey as error:
+        if error.is_of_another:
+            raise BadTls("KEY_OF_ANOTHER", f"{files.key} is the key of another certificate") from None
+        raise BadTls("KEY_UNREADABLE", f"{files.key} has no valid, unencrypted PEM private key") from None
+    except tls_rehearsal.Untrusted:
+        raise _issued_by_others(files) from None
+    if validity:
+        _check_times(files.cert, validity, now)
+    return cert, key, validity
+
+
 def _subject(path: Path, certificate: Any) -> str:
     try:
         return str(certificate.subject.rfc4514_string())
@@ -128,8 +160,8 @@ def _subject(path: Path, certificate: Any) -> str:
         raise BadTls("CERTIFICATE_UNREADABLE", f"{path} has an invalid subject") from None
 
 
-def _check_times(path: Path, certificate: Any, now: datetime) -> None:
-    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+def _check_times(path: Path, validity: Validity, now: datetime) -> None:
+    begins, ends = validity.begins, validity.ends
     if now > ends:
         raise BadTls("CERTIFICATE_EXPIRED", f"{path} was valid until {ends:%Y-%m-%d %H:%M} UTC; issue a new one")
     if now < begins:
@@ -147,7 +179,11 @@ def _check_issuer(files: TlsFiles, chain: list[Any], authorities: list[Any]) -> 
         for authority in authorities:
             if certificate == authority or _issued(certificate, authority):
                 return
-    raise BadTls("CERTIFICATE_OF_ANOTHER_CA", f"{files.cert} was issued by none of the authorities in {files.ca}")
+    raise _issued_by_others(files)
+
+
+def _issued_by_others(files: TlsFiles) -> BadTls:
+    return BadTls("CERTIFICATE_OF_ANOTHER_CA", f"{files.cert} was issued by none of the authorities in {files.ca}")
 
 
 def _issued(certificate: Any, authority: Any) -> bool:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from cotenant.v1 import certificate_pb2
 
+CA_DAYS, LEAF_DAYS = 3650, 365  # of an authority and of its certificates, unless asked otherwise
 DUE_BEFORE = timedelta(days=30)
 DUE_PART = 3  # of a shorter validity than three months, the last third
 

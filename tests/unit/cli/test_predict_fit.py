@@ -218,7 +218,7 @@ def test_without_matplotlib_the_error_names_the_extra(
     path = tmp_path / "rates.csv"
     path.write_text(RATES)
     ended = shell("predict", "fit", str(path), "--plot", str(tmp_path / "c.png"))
-    assert ended.code == ExitCode.FAILED
+    assert ended.code == ExitCode.USAGE
     assert "pip install 'cotenant[research]'" in ended.err
 
 

@@ -243,19 +243,28 @@ def test_partly_renewed_files_are_rejected_and_logged_once(lab: Authority, stran
     assert watched.material != before
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["with cryptography", "plain"])
 @pytest.mark.parametrize(
-    "kind", ["expired", "early", "other CA", "other key", "no key", "garbage", "cut off", "away", "half"]
+    "kind",
+    [
+        *("expired", "early", "other CA", "same-named CA", "other key", "no key", "encrypted key", "garbage"),
+        *("garbage CA", "garbage CA alone", "cut off", "away", "half"),
+    ],
 )
 def test_own_files_are_validated_before_use(
-    lab: Authority, stranger: Authority, kind: str, monkeypatch: pytest.MonkeyPatch
+    lab: Authority, stranger: Authority, kind: str, plain: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words = {
         "expired": "CERTIFICATE_EXPIRED",
         "early": "CERTIFICATE_NOT_YET_VALID",
         "other CA": "CERTIFICATE_OF_ANOTHER_CA",
+        "same-named CA": "CERTIFICATE_OF_ANOTHER_CA",
         "other key": "KEY_OF_ANOTHER",
         "no key": "KEY_UNREADABLE",
+        "encrypted key": "KEY_UNREADABLE",
         "garbage": "CERTIFICATE_UNREADABLE",
+        "garbage CA": "CERTIFICATE_UNREADABLE",
+        "garbage CA alone": "CERTIFICATE_UNREADABLE",
         "cut off": "CERTIFICATE_UNREADABLE",
         "away": "TLS_FILE_UNREADABLE",
         "half": "TLS_FILE_MISSING",
@@ -264,9 +273,21 @@ def test_own_files_are_validated_before_use(
     with clock_is_off(by, monkeypatch):
         eve = lab.issue(EVE, days=1)
     given = files(lab, eve)
+    monkeypatch.setattr(tls_files, "CAN_READ_CERTIFICATES", not plain)
     match kind:
         case "other CA":
             given = files(lab, stranger.issue(EVE))
+        case "same-named CA":
+            namesake = Authority(tmp_path / "namesake")
+            namesake.create()
+            given = files(lab, namesake.issue(EVE))
+        case "encrypted key":
+            key = serialization.load_pem_private_key(eve.key_path.read_bytes(), password=None)
+            form, kept = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+            eve.key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, kept))
+        case "garbage CA" | "garbage CA alone":
+            lab.cert_path.write_bytes(b"\x00" * 100)
+            given = given if kind == "garbage CA" else TlsFiles(lab.cert_path)
         case "other key":
             eve.key_path.write_bytes(stranger.issue(EVE).key_path.read_bytes())
         case "no key":
@@ -285,6 +306,21 @@ def test_own_files_are_validated_before_use(
         grpc_tls.load(given)
     assert bad.value.reason == words[kind]
     assert str(lab.directory.parent) in str(bad.value) or kind == "half"
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_plain_client_knows_the_validity_of_its_certificate(
+    lab: Authority, stranger: Authority, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eve = lab.issue(EVE)
+    given = files(lab, eve)
+    if others:
+        given = TlsFiles(stranger.cert_path, eve.path, eve.key_path, of_others=True)
+    known = grpc_tls.load(given)
+    monkeypatch.setattr(tls_files, "CAN_READ_CERTIFICATES", False)
+    plain = grpc_tls.load(given)
+    assert plain.validity == known.validity
+    assert (plain.ca, plain.cert, plain.key) == (known.ca, known.cert, known.key)
 
 
 # The authority ------------------------------------------------------------------------------------------------------

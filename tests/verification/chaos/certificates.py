@@ -19,9 +19,10 @@ from tests.support.paths import ROOT
 from tests.verification.chaos.name_server import DOMAIN
 
 from cotenant.rpc.endpoints import MESH_NAME
-from cotenant.security.certificates import CA_CERT, LEAF_DAYS, Authority
+from cotenant.security.certificates import CA_CERT, Authority
 from cotenant.security.subjects import Subject
 from cotenant.security.tls_files import TlsFiles
+from cotenant.security.validity import LEAF_DAYS
 
 DAY_SECONDS = 86_400
 AGO_SECONDS = 180 * DAY_SECONDS

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,9 +18,12 @@ from cotenant.cli.outcome import CommandError, note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.core.model.refusal import plural
 from cotenant.rpc.endpoints import MESH_NAME
-from cotenant.security.certificates import CA_CERT, CA_DAYS, LEAF_DAYS, Authority, BadCertificate, Issued
 from cotenant.security.permissions import Role
 from cotenant.security.subjects import Subject
+from cotenant.security.validity import CA_DAYS, LEAF_DAYS
+
+if TYPE_CHECKING:  # needs the extra `server`; `--help` does not
+    from cotenant.security.certificates import Authority, Issued
 
 HERE = ("localhost", "127.0.0.1")
 COLUMNS = (
@@ -140,7 +143,7 @@ def show(context: typer.Context, directory: Directory = "", as_json: options.AsJ
     ]
     print_table(COLUMNS, rows, f"no certificates in {authority.directory}; start with `cotenant certs init`")
     due = [one for one in issued if one.validity.is_due(datetime.now(UTC))]
-    if any(one.path.name == CA_CERT for one in due):
+    if any(_is_authority(one) for one in due):
         note("the authority itself expires: replace it with `cotenant certs rotate --ca`; see `certs rotate --help`")
     elif due:
         note(f"{plural(len(due), 'certificate')} due: run `cotenant certs rotate --due`, then copy the files it names")
@@ -170,7 +173,8 @@ def rotate(
     authority = _authority(context, directory)
     with _as_command_errors():
         if forget_old:
-            note(f"{authority.forget_old()} old authorities are no longer trusted; copy {CA_CERT} to all machines")
+            count = authority.forget_old()
+            note(f"{count} old authorities are no longer trusted; copy {authority.cert_path.name} to all machines")
             return
         known = [(owner, one) for one in authority.issued()[1:] if (owner := Subject.of_uri(one.subject))]
         if missing := set(bearers or ()) - {str(owner) for owner, _ in known}:
@@ -179,7 +183,7 @@ def rotate(
             )
         if ca:
             authority.renew()
-            note(f"created a new authority; copy {CA_CERT} to all machines first")
+            note(f"created a new authority; copy {authority.cert_path.name} to all machines first")
         now = datetime.now(UTC)
         selected = [
             (owner, one)
@@ -194,11 +198,19 @@ def rotate(
 
 
 def _authority(context: typer.Context, directory: str) -> Authority:
+    from cotenant.security.certificates import Authority
+
     return Authority(Path(directory).expanduser() if directory else resolve_state_dir(context) / "certs")
 
 
+def _is_authority(issued: Issued) -> bool:
+    from cotenant.security.certificates import CA_CERT
+
+    return issued.path.name == CA_CERT
+
+
 def _bearer(issued: Issued) -> str:
-    if issued.path.name == CA_CERT:
+    if _is_authority(issued):
         return "(the authority)"
     return issued.subject.removeprefix("cotenant://") or "(none)"
 
@@ -231,6 +243,8 @@ def _view(issued: Issued) -> dict[str, object]:
 
 @contextmanager
 def _as_command_errors() -> Iterator[None]:
+    from cotenant.security.certificates import BadCertificate
+
     try:
         yield
     except BadCertificate as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.render import Column, console, print_table, styled
 from cotenant.cli.units import short_seconds
@@ -69,6 +70,7 @@ def demo(
       cotenant demo
       cotenant demo --seconds 40 --report demo.html
     """
+    check_extras("cotenant demo", "agent", "server")
     asyncio.run(_demo(seconds, report))
 
 

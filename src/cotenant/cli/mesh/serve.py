@@ -39,6 +39,7 @@ from cotenant.cli.mesh.settings import (
 )
 from cotenant.cli.mesh.shared_identity import secret_paths
 from cotenant.cli.mesh.up import BACKFILL, resolve_state_dir
+from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.units import parse_bytes
 from cotenant.core.spelling import did_you_mean
@@ -132,6 +133,7 @@ def serve(
         raise usage_error(
             f"unknown service {service!r}{did_you_mean(service, SERVICES)}; services are {', '.join(SERVICES)}"
         )
+    check_extras(f"cotenant serve {service}", "agent" if service == "agent" else "server")
     arm_fail_points()
     file_descriptors.raise_limit()
     settings = read_settings(config)

@@ -32,6 +32,7 @@ from cotenant.cli.mesh.settings import (
     split_cpus,
 )
 from cotenant.cli.mesh.shared_identity import restrict_submitters, secret_paths
+from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 
 if TYPE_CHECKING:  # grpc and the services are imported only when the mesh starts
@@ -116,6 +117,7 @@ def up(
       cotenant up --state-dir ./state --queue las --option queue.thresholds=600,3600
       cotenant up --store etcd://10.0.0.1:2379,10.0.0.2:2379 --listen 127.0.0.1:7070
     """
+    check_extras("cotenant up", "agent", "server")
     flags = {
         "store": store,
         "gpus": gpus,

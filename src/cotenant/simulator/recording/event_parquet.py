@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from cotenant.extras import how_to_install
 from cotenant.simulator.recording.event_validation import BadRecording
 from cotenant.simulator.recording.events import Event, Place, line_of
 
@@ -15,7 +16,7 @@ try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as error:
-    raise BadRecording("Parquet needs pyarrow: pip install 'cotenant[research]', or write .jsonl") from error
+    raise BadRecording(f"Parquet needs pyarrow: {how_to_install('research')}, or write .jsonl") from error
 
 ROWS_AT_ONCE = 16_384
 HEADER, END = b"cotenant.header", b"cotenant.end"

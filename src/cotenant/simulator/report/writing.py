@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from cotenant.extras import how_to_install
+
 if TYPE_CHECKING:
     from cotenant.simulator.comparison.summary import Comparison
     from cotenant.simulator.report.plots import Plot
@@ -58,7 +60,7 @@ def writer_of(
         import jinja2  # noqa: F401 - only whether it is there
         import matplotlib as mpl  # noqa: F401 - only whether it is there
     except ImportError as error:
-        raise BadReport(f"a report needs {error.name}: pip install 'cotenant[research]'") from error
+        raise BadReport(f"a report needs {error.name}: {how_to_install('research')}") from error
     if report is not None and (report.is_dir() or not report.absolute().parent.is_dir()):
         raise BadReport(f"the report cannot be written to {report}: it is a directory, or its directory does not exist")
     if png is not None:

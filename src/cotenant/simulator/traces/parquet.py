@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from cotenant.extras import how_to_install
 from cotenant.simulator.traces.rows import Row
 from cotenant.simulator.traces.trace_job import BadRow, BadTrace
 
@@ -85,4 +86,4 @@ def _pyarrow(module: str, source: str) -> Any:
     try:
         return import_module(f"pyarrow.{module}" if module else "pyarrow")
     except ImportError as error:
-        raise BadTrace(f"{source} is Parquet, which needs pyarrow: pip install 'cotenant[research]'") from error
+        raise BadTrace(f"{source} is Parquet, which needs pyarrow: {how_to_install('research')}") from error

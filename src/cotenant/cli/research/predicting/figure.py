@@ -23,18 +23,14 @@ def check_target(path: Path) -> None:
     """Check before any work whether a plot can be written to a path.
 
     Raises:
-        CommandError: its suffix is not a format, its directory does not exist, or matplotlib is not installed.
+        CommandError: its suffix is not a format, or its directory does not exist.
+        ModuleNotFoundError: matplotlib is not installed.
     """
     if path.suffix.lower() not in ENDINGS:
         raise usage_error(f"--plot must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, not {path.name!r}")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise usage_error(f"--plot: {path} is a directory, or its parent directory does not exist")
-    try:
-        import matplotlib as mpl  # noqa: F401 - checks that it is installed
-    except ImportError as error:
-        raise CommandError(
-            f"--plot needs {error.name}, which is not installed", hint="pip install 'cotenant[research]'"
-        ) from None
+    import matplotlib as mpl  # noqa: F401 - checks that it is installed
 
 
 def write_plot(charts: Sequence[Chart], path: Path) -> None:
