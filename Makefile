@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 STAMP := $(VENV)/.installed
-SOURCES := pyproject.toml hatch_build.py $(wildcard protos/cotenant/v1/*.proto)
+SOURCES := pyproject.toml hatch_build.py $(shell find protos -name "*.proto")
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GRPC_VERBOSITY ?= ERROR
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
@@ -72,6 +72,7 @@ docs: $(STAMP) ## regenerate the pages and figures of docs/ that come from the c
 	@python tools/metrics.py
 	@python tools/replicas.py
 	@python tools/dashboards.py
+	@python tools/methods.py
 	@python tools/roles.py
 	@python tools/architecture.py
 

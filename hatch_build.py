@@ -1,4 +1,4 @@
-"""Build hook: compiles protos/ into cotenant/v1 for wheels and development installs."""
+"""Build hook: compiles protos/ into packages of cotenant for wheels and development installs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+GENERATED = ("v1", "agent", "internal", "storage")  # below src/cotenant; git ignores them
 
 
 def plugin(name: str) -> str:
@@ -23,12 +25,15 @@ def plugin(name: str) -> str:
 
 
 def compile_protos(root: Path) -> None:
-    """Generate typed stubs into src/cotenant/v1 for every file under protos/."""
+    """Generate typed stubs into src/ for every file under protos/, in a Python package per package of protos."""
     from grpc_tools import protoc
 
-    target = root / "src" / "cotenant" / "v1"
-    shutil.rmtree(target, ignore_errors=True)
-    protos = sorted(str(path) for path in (root / "protos").rglob("*.proto"))
+    for package in GENERATED:
+        shutil.rmtree(root / "src" / "cotenant" / package, ignore_errors=True)
+    protos = sorted((root / "protos").rglob("*.proto"))
+    packages = {path.parent.relative_to(root / "protos") for path in protos}
+    if unknown := {package.parts[1] for package in packages} - set(GENERATED):
+        raise RuntimeError(f"protos/cotenant has packages that are not in GENERATED: {', '.join(sorted(unknown))}")
     command = [
         "protoc",
         f"--proto_path={root / 'protos'}",
@@ -36,11 +41,13 @@ def compile_protos(root: Path) -> None:
         f"--plugin=protoc-gen-mypy={plugin('protoc-gen-mypy')}",
         f"--plugin=protoc-gen-mypy_grpc={plugin('protoc-gen-mypy_grpc')}",
         *(f"--{kind}_out={root / 'src'}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")),
-        *protos,
+        *map(str, protos),
     ]
     if protoc.main(command) != 0:
         raise RuntimeError("protoc rejected a file under protos/; see its message above")
-    (target / "__init__.py").write_text('"""Generated from protos/cotenant/v1 at build time; do not edit."""\n')
+    for package in sorted({*packages, *(package.parent for package in packages)} - {Path("cotenant")}):
+        text = f'"""Generated from protos/{package} at build time; do not edit."""\n'
+        (root / "src" / package / "__init__.py").write_text(text)
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's own generic, unused here

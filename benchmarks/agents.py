@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import grpc.aio
 
-from cotenant.v1 import job_pb2, node_service_pb2_grpc, resources_pb2
-from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.agent.v1 import agent_service_pb2_grpc
+from cotenant.v1 import job_pb2, resources_pb2
 
 RECONNECT_SECONDS = 0.05
 ENDED = (
@@ -53,18 +54,18 @@ class SimulatedAgent:
     ) -> None:
         self.node_id, self.run_seconds, self._on_assigned = node_id, run_seconds, on_assigned
         self.inventory = inventory(gpus, cores, node_id=node_id)
-        self.attempts: dict[tuple[str, int], node_pb2.AttemptReport] = {}
-        self.assignments: dict[tuple[str, int], node_pb2.Assignment] = {}
-        self.stops: list[node_pb2.StopOrder] = []
+        self.attempts: dict[tuple[str, int], agent_pb2.AttemptReport] = {}
+        self.assignments: dict[tuple[str, int], agent_pb2.Assignment] = {}
+        self.stops: list[agent_pb2.StopOrder] = []
         self.acked: list[tuple[str, int]] = []
         self.released: list[str] = []
-        self.welcomes: list[node_pb2.Welcome] = []
-        self.resizes: list[node_pb2.ResizeOrder] = []
-        self.profiles: list[node_pb2.ProfileOrder] = []
-        self.cannot_launch: Callable[[node_pb2.Assignment], str] = lambda order: ""  # the reason, or empty if it can
+        self.welcomes: list[agent_pb2.Welcome] = []
+        self.resizes: list[agent_pb2.ResizeOrder] = []
+        self.profiles: list[agent_pb2.ProfileOrder] = []
+        self.cannot_launch: Callable[[agent_pb2.Assignment], str] = lambda order: ""  # the reason, or empty if it can
         self.launch_cause = job_pb2.LAUNCH_CAUSE_CGROUP
         self.answers_assignments = True
-        self.cannot_resize: Callable[[node_pb2.ResizeOrder], str] = lambda order: ""  # the reason, or empty if it can
+        self.cannot_resize: Callable[[agent_pb2.ResizeOrder], str] = lambda order: ""  # the reason, or empty if it can
         self.answers_resizes = True
         self.answers: dict[tuple[str, int, int], str] = {}
         self.refuses_to_stop = False
@@ -72,17 +73,17 @@ class SimulatedAgent:
         self.exit_code = 0
         self.incarnation = "one"
         self.output = dict(output)  # by job, for readers of logs
-        self.reads: list[node_pb2.ReadOutput] = []
+        self.reads: list[agent_pb2.ReadOutput] = []
         self.answers_reads = True
         self.errors: list[str] = []
         self._stub = cast(
-            "node_service_pb2_grpc.AgentServiceAsyncStub", node_service_pb2_grpc.AgentServiceStub(channel)
+            "agent_service_pb2_grpc.AgentServiceAsyncStub", agent_service_pb2_grpc.AgentServiceStub(channel)
         )
-        self._out: asyncio.Queue[node_pb2.ConnectRequest] = asyncio.Queue()
+        self._out: asyncio.Queue[agent_pb2.ConnectRequest] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
         self._beat_seconds = 1.0
-        self.on_report: Callable[[node_pb2.AttemptReport], None] = lambda report: None
+        self.on_report: Callable[[agent_pb2.AttemptReport], None] = lambda report: None
         self.on_resize: Callable[[tuple[str, int]], None] = lambda key: None
         self.on_forget: Callable[[], None] = lambda: None
 
@@ -102,9 +103,9 @@ class SimulatedAgent:
     async def _run(self) -> None:
         while True:
             self._out = asyncio.Queue()
-            hello = node_pb2.Hello(node_id=self.node_id, inventory=self.inventory, incarnation=self.incarnation)
+            hello = agent_pb2.Hello(node_id=self.node_id, inventory=self.inventory, incarnation=self.incarnation)
             hello.attempts.extend(self.attempts.values())
-            self._out.put_nowait(node_pb2.ConnectRequest(hello=hello))
+            self._out.put_nowait(agent_pb2.ConnectRequest(hello=hello))
             try:
                 async for message in self._stub.Connect(self._requests(self._out)):
                     self._take(message)
@@ -112,7 +113,7 @@ class SimulatedAgent:
                 self.errors.append(error.details() or "")
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _requests(self, out: asyncio.Queue[node_pb2.ConnectRequest]) -> AsyncIterator[node_pb2.ConnectRequest]:
+    async def _requests(self, out: asyncio.Queue[agent_pb2.ConnectRequest]) -> AsyncIterator[agent_pb2.ConnectRequest]:
         while True:
             try:
                 async with asyncio.timeout(self._beat_seconds):
@@ -120,12 +121,12 @@ class SimulatedAgent:
             except TimeoutError:
                 if self.silent:
                     continue
-                message = node_pb2.ConnectRequest()
+                message = agent_pb2.ConnectRequest()
             while not out.empty() and not message.HasField("hello"):  # a hello is sent alone
                 message.MergeFrom(out.get_nowait())
             yield message
 
-    def _take(self, message: node_pb2.ConnectResponse) -> None:
+    def _take(self, message: agent_pb2.ConnectResponse) -> None:
         if message.HasField("welcome"):
             self.welcomes.append(message.welcome)
             self._beat_seconds = message.welcome.heartbeat_interval.ToMicroseconds() / 1e6
@@ -161,7 +162,7 @@ class SimulatedAgent:
             if self.answers_reads and not read.cancel:
                 self._background.append(asyncio.create_task(self._upload(read)))
 
-    def answer_resize(self, order: node_pb2.ResizeOrder) -> None:
+    def answer_resize(self, order: agent_pb2.ResizeOrder) -> None:
         """Apply a resize and report it, or report why it is impossible."""
         key = (order.job_id, order.number)
         known = self.assignments.get(key)
@@ -173,22 +174,22 @@ class SimulatedAgent:
             known.allocation.CopyFrom(order.allocation)
             known.epoch = order.epoch
             self.on_resize(key)
-        report = node_pb2.ResizeReport(job_id=key[0], number=key[1], epoch=order.epoch, error=error)
-        self._out.put_nowait(node_pb2.ConnectRequest(resized=[report]))
+        report = agent_pb2.ResizeReport(job_id=key[0], number=key[1], epoch=order.epoch, error=error)
+        self._out.put_nowait(agent_pb2.ConnectRequest(resized=[report]))
 
     def send(self, **fields: Any) -> None:
         """Send any other message, such as `profiled` or `progress`."""
-        self._out.put_nowait(node_pb2.ConnectRequest(**fields))
+        self._out.put_nowait(agent_pb2.ConnectRequest(**fields))
 
-    async def _upload(self, order: node_pb2.ReadOutput) -> None:
+    async def _upload(self, order: agent_pb2.ReadOutput) -> None:
         """Send a job's output in two chunks, or report that there is none."""
         text = self.output.get(order.job_id)
         half = len(text or b"") // 2
         pieces = (
-            [node_pb2.UploadOutputRequest(read_id=order.read_id, error="there is no output")]
+            [agent_pb2.UploadOutputRequest(read_id=order.read_id, error="there is no output")]
             if text is None
             else [
-                node_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank, data=part)
+                agent_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank, data=part)
                 for part in (text[:half], text[half:])
             ]
         )
@@ -204,12 +205,12 @@ class SimulatedAgent:
         """Report the end of an attempt; an attempt that had already ended is reported unchanged."""
         known = self.attempts.get(key)
         if known is None:  # report without keeping it: the attempt may still be assigned
-            known = node_pb2.AttemptReport(job_id=key[0], number=key[1], state=state, message="it is not known here")
+            known = agent_pb2.AttemptReport(job_id=key[0], number=key[1], state=state, message="it is not known here")
             known.time.GetCurrentTime()
         elif known.state not in ENDED:
             self.report(key, state, code, stop_reason)
             return
-        self._out.put_nowait(node_pb2.ConnectRequest(reports=[known]))
+        self._out.put_nowait(agent_pb2.ConnectRequest(reports=[known]))
 
     def forget(self) -> None:
         """Know nothing of what runs, as after a reboot."""
@@ -219,7 +220,7 @@ class SimulatedAgent:
 
     def change_inventory(self) -> None:
         """Tell what the node is made of now."""
-        self._out.put_nowait(node_pb2.ConnectRequest(inventory=self.inventory))
+        self._out.put_nowait(agent_pb2.ConnectRequest(inventory=self.inventory))
 
     def finish(self, key: tuple[str, int], code: int | None = None) -> None:
         """End the process of an attempt if it is still running."""
@@ -252,7 +253,7 @@ class SimulatedAgent:
     ) -> None:
         """Report the state of an attempt."""
         assignment = self.assignments.get(key)
-        report = node_pb2.AttemptReport(
+        report = agent_pb2.AttemptReport(
             job_id=key[0], number=key[1], epoch=assignment.epoch if assignment else 0, state=state, **fields
         )
         report.stop_reason = stop_reason
@@ -260,4 +261,4 @@ class SimulatedAgent:
         report.exit.code = code
         self.attempts[key] = report
         self.on_report(report)
-        self._out.put_nowait(node_pb2.ConnectRequest(reports=[report]))
+        self._out.put_nowait(agent_pb2.ConnectRequest(reports=[report]))

@@ -22,14 +22,15 @@ from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.job import JobSpec
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
 from cotenant.core.scheduling import cycle
+from cotenant.internal.v1 import placement_service_pb2 as pb
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.services.placement.api.server import ALLOCATORS
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.live_records import LiveAttempt, NodeState
 from cotenant.services.placement.planning import planner
 from cotenant.services.placement.planning.cluster_view import STOP_COSTS, LiveClusterView
-from cotenant.v1 import job_pb2, records_pb2, resources_pb2
-from cotenant.v1 import placement_service_pb2 as pb
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 ATTEMPTS = (1_024, 4_096, 8_192)
 TAKEN, GPUS, CORES = 8, 9, 36

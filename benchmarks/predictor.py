@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant.core.prediction.chain import Chain  # noqa: E402 - likewise
+from cotenant.internal.v1 import observation_service_pb2 as observation  # noqa: E402 - likewise
 from cotenant.policies.history import History  # noqa: E402 - likewise
 from cotenant.policies.lightgbm_duration.policy import LightgbmDuration  # noqa: E402 - likewise
 from cotenant.policies.loss_curve import LossCurve  # noqa: E402 - likewise
@@ -69,10 +70,10 @@ def questions(size: int = JOBS) -> pb.EstimateRequest:
     )
 
 
-def observations(size: int = JOBS, begin: int = 1_000_000) -> list[pb.Observation]:
+def observations(size: int = JOBS, begin: int = 1_000_000) -> list[observation.Observation]:
     """Return a few windows of each job at each core count."""
     return [
-        pb.Observation(
+        observation.Observation(
             job_id=f"job-{number}",
             number=1,
             spec=spec(number),
@@ -107,10 +108,10 @@ async def servicer_of(*predictors: Predictor) -> PredictorServicer:
     return PredictorServicer(chain, ProfileStore(), model_store, FailureLog())
 
 
-async def observe(servicer: PredictorServicer, seen: Sequence[pb.Observation]) -> None:
+async def observe(servicer: PredictorServicer, seen: Sequence[observation.Observation]) -> None:
     """Send observations to a servicer."""
     for begin in range(0, len(seen), BATCH):
-        await servicer.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]), None)
+        await servicer.Observe(observation.ObserveRequest(observations=seen[begin : begin + BATCH]), None)
 
 
 async def _measure_calls(quick: bool) -> Sequence[harness.Row]:
@@ -159,14 +160,14 @@ async def _measure_size(size: int, rounds: int) -> Sequence[harness.Row]:
     return rows
 
 
-def ends() -> list[pb.Observation]:
+def ends() -> list[observation.Observation]:
     """Return ended jobs of each queried kind, with run times typical of the kind."""
     ended = []
     for number in range(ENDS):
         kind, begin = number % JOBS, 1_000_000 + 1_000 * number
         seconds = int(60 + 10 * kind * (0.8 + 0.4 * (number * 7919 % 1000) / 1000))
         ended.append(
-            pb.Observation(
+            observation.Observation(
                 job_id=f"ended-{number}",
                 number=1,
                 spec=job_pb2.JobSpec(model=f"model-{kind}", roles=spec(kind).roles),
@@ -223,10 +224,10 @@ async def _measure_chain(quick: bool) -> Sequence[harness.Row]:
     ]
 
 
-def losses(size: int, steps: range) -> list[pb.Observation]:
+def losses(size: int, steps: range) -> list[observation.Observation]:
     """Return observations of jobs with loss goals, each with its own curve."""
     return [
-        pb.Observation(
+        observation.Observation(
             job_id=f"loss-{number}",
             number=1,
             spec=goal_spec(number),

@@ -25,12 +25,14 @@ from benchmarks.predictor_service import COTENANT, _line_with, fill, until_resto
 from grpc_health.v1 import health_pb2_grpc  # noqa: E402 - likewise
 from tests.support.etcd_server import EtcdServer  # noqa: E402 - likewise
 
+from cotenant.internal.v1 import observation_service_pb2 as pb  # noqa: E402 - likewise
+from cotenant.internal.v1 import observation_service_pb2_grpc  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
 from cotenant.store.etcd import EtcdStore  # noqa: E402 - likewise
-from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc  # noqa: E402 - likewise
 
 if TYPE_CHECKING:
+    from cotenant.internal.v1.observation_service_pb2_grpc import ObservationServiceAsyncStub
     from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
 
 SIZES, SIZES_QUICK = (0, 1_000, 10_000, 100_000), (0, 1_000)
@@ -47,6 +49,7 @@ class Replica:
 
     process: psutil.Process
     stub: PredictorServiceAsyncStub
+    observer: ObservationServiceAsyncStub
     restoring_s: float = 0.0
 
     @property
@@ -100,7 +103,11 @@ async def _started(stack: AsyncExitStack, home: Path, store: str) -> Replica:
     address = (await _line_with(started.stderr, "serves at")).split()[-1]
     channel = await stack.enter_async_context(connect(address, "secret"))
     stub = cast("PredictorServiceAsyncStub", pb_grpc.PredictorServiceStub(channel))
-    replica = Replica(psutil.Process(started.pid), stub)
+    replica = Replica(
+        psutil.Process(started.pid),
+        stub,
+        cast("ObservationServiceAsyncStub", observation_service_pb2_grpc.ObservationServiceStub(channel)),
+    )
     await until_restored(stub, health_pb2_grpc.HealthStub(channel))
     await _settled(replica)  # a follower reports SERVING as soon as it knows the leader
     replica.restoring_s = replica.busy_s
@@ -122,7 +129,7 @@ async def _measured(leader: Replica, follower: Replica, ends: int, empty_mib: fl
     seen = observations(MODELS)
     before = leader.busy_s, follower.busy_s
     for begin in range(0, len(seen), BATCH):
-        await leader.stub.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]))
+        await leader.observer.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]))
     await _settled(leader, follower)
     observing_us, reading_us = (
         (replica.busy_s - then) / len(seen) * 1e6 for replica, then in zip((leader, follower), before, strict=True)

@@ -21,9 +21,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 from benchmarks.agents import inventory  # noqa: E402 - likewise
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2  # noqa: E402 - likewise
 from cotenant.codec import specs  # noqa: E402 - likewise
 from cotenant.core.model.lifecycle import AttemptEvent  # noqa: E402 - likewise
 from cotenant.core.model.node import NodeShape  # noqa: E402 - likewise
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2  # noqa: E402 - likewise
 from cotenant.policies.coda_adaptive import CodaAdaptive  # noqa: E402 - likewise
 from cotenant.policies.consolidate import Consolidate  # noqa: E402 - likewise
 from cotenant.services.placement.agents import agent_sessions  # noqa: E402 - likewise
@@ -33,9 +35,9 @@ from cotenant.services.placement.planning import planner  # noqa: E402 - likewis
 from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh  # noqa: E402 - likewise
 from cotenant.services.queue.jobs.queue_state import State  # noqa: E402 - likewise
 from cotenant.services.queue.jobs.transitions import Record  # noqa: E402 - likewise
+from cotenant.storage.v1 import records_pb2  # noqa: E402 - likewise
 from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2, resources_pb2  # noqa: E402 - likewise
-from cotenant.v1 import placement_service_pb2 as placement_pb2  # noqa: E402 - likewise
+from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2  # noqa: E402 - likewise
 
 SIZES = (400, 2000, 8000)
@@ -82,8 +84,8 @@ def seconds(work: Callable[[], object], times: int) -> float:
     return (time.process_time() - begin) / times
 
 
-def progress(live: LiveAttempt, step: int, at_seconds: int) -> node_service_pb2.ProgressReport:
-    report = node_service_pb2.ProgressReport(job_id=live.key[0], number=1)
+def progress(live: LiveAttempt, step: int, at_seconds: int) -> agent_pb2.ProgressReport:
+    report = agent_pb2.ProgressReport(job_id=live.key[0], number=1)
     report.progress.step = step
     report.progress.step_time.FromNanoseconds(at_seconds * 10**9)
     return report

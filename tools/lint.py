@@ -61,23 +61,19 @@ def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def breaking_changes() -> Verdict:
-    """Check the protos for breaking changes since the last release or, before the first release, since main."""
+    """Check the protos for breaking changes since the last release."""
     name, start = "buf breaking", time.perf_counter()
     against = baseline()
     if against is None:
-        return Verdict(name, True, "", time.perf_counter() - start, "skipped: this clone has no commit to compare with")
+        return Verdict(name, True, "", time.perf_counter() - start, "skipped: no release to compare with")
     with protos_at(against) as before:
         done = run("buf", "breaking", "--against", str(before))
     return Verdict(name, done.returncode == 0, done.stdout, time.perf_counter() - start, f"against {against}")
 
 
 def baseline() -> str | None:
-    """Return the commit whose protos clients rely on, or None if the clone has no such commit."""
-    tag = git("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
-    for name in (tag, "origin/main", "main", "HEAD"):
-        if name and git("rev-parse", "--verify", "--quiet", f"{name}:protos"):
-            return name
-    return None
+    """Return the tag of the last release, whose protos clients rely on; None if the clone has none."""
+    return git("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*") or None
 
 
 @contextmanager

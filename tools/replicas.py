@@ -237,7 +237,7 @@ def table() -> str:
     """Return the table of calls and the replicas that answer them."""
     lines = ["| service | call | answered by |", "|---|---|---|"]
     for path, route in ROUTES.items():
-        service, name = path.removeprefix("/cotenant.v1.").split("/")
+        service, name = path.rpartition(".")[2].split("/")
         lines.append(f"| {service} | {name} | {route.value} |")
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ from random import Random
 import structlog
 
 from cotenant import plugins
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.history.events import Came, Over
 from cotenant.history.recording import record
 from cotenant.name_resolution import NAMES
@@ -48,7 +49,7 @@ from cotenant.rpc.loop_lag import LoopLagMonitor
 from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.certificate_expiry import CertificateExpiry
-from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 log = structlog.get_logger()
 
@@ -252,8 +253,8 @@ class Agent:
 
     # Messages to and from placement.
 
-    def _hello(self) -> node_service_pb2.Hello:
-        return node_service_pb2.Hello(
+    def _hello(self) -> agent_pb2.Hello:
+        return agent_pb2.Hello(
             node_id=self._config.node_id,
             inventory=self._inventory,
             attempts=self._orders.reports(),
@@ -261,12 +262,12 @@ class Agent:
             store=mark_to_wire(self._fence.store) if self._fence.store else None,
         )
 
-    def _condition(self) -> node_service_pb2.AgentCondition:
-        condition = node_service_pb2.AgentCondition(loop_lag=self._loop_lag.lag(), name_errors=NAMES.errors())
+    def _condition(self) -> agent_pb2.AgentCondition:
+        condition = agent_pb2.AgentCondition(loop_lag=self._loop_lag.lag(), name_errors=NAMES.errors())
         condition.wall_time.GetCurrentTime()
         return condition
 
-    def _accepts_store(self, welcome: node_service_pb2.Welcome) -> bool:
+    def _accepts_store(self, welcome: agent_pb2.Welcome) -> bool:
         """Return whether the store behind placement is the known one and not older than its last seen revision."""
         shown = mark_from_wire(welcome.store)
         if shown is None:
@@ -277,7 +278,7 @@ class Agent:
         self._fence.record_store(shown)
         return True
 
-    def _welcome(self, welcome: node_service_pb2.Welcome) -> bool:
+    def _welcome(self, welcome: agent_pb2.Welcome) -> bool:
         """Return whether to accept this leader: its term and its store must not be older than those seen before."""
         if not self._accepts_store(welcome):
             return False
@@ -301,7 +302,7 @@ class Agent:
         except OSError as error:  # the term stays valid in memory; the next flush retries
             log.error("term_write_failed", term=self._fence.term, error=str(error))
 
-    def _apply_orders(self, response: node_service_pb2.ConnectResponse) -> None:
+    def _apply_orders(self, response: agent_pb2.ConnectResponse) -> None:
         if shown := mark_from_wire(response.store):
             self._fence.record_store(shown)
             now = clock.monotonic()
@@ -356,5 +357,5 @@ class Agent:
             progress.batch_size, seconds = track.batch
             progress.batch_time.FromNanoseconds(round(seconds * 1e9))
             track.batch = None
-        report = node_service_pb2.ProgressReport(job_id=key.job_id, number=key.number, progress=progress)
+        report = agent_pb2.ProgressReport(job_id=key.job_id, number=key.number, progress=progress)
         self._link.report_progress(report)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from cotenant import fail_points, telemetry
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.failures.classifier import SIGNS_MAX
 from cotenant.node_agent.control.epoch_fence import EpochFence
 from cotenant.node_agent.control.live_profiling import LiveProfiler
@@ -26,7 +27,6 @@ from cotenant.node_agent.runtime.output_tail import tail_of
 from cotenant.node_agent.runtime.runtime_port import RecoveredAttempt, Runtime
 from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED, cause_of
 from cotenant.rpc.task_group import BackgroundTasks
-from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 class Attempt:
     """An attempt as the agent knows it. Times are seconds since 1970."""
 
-    assignment: node_service_pb2.Assignment
+    assignment: agent_pb2.Assignment
     status: Status
     received: float
     stop_grace_seconds: float | None = None
@@ -44,7 +44,7 @@ class Attempt:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     resizes_waiting: int = 0
-    resized: node_service_pb2.ResizeReport | None = None  # the last report
+    resized: agent_pb2.ResizeReport | None = None  # the last report
     began: float = field(default_factory=time.monotonic)  # start, or recovery by this agent; monotonic clock
     changed: float = field(default_factory=time.monotonic)  # last change of its allocation, same clock
 
@@ -59,8 +59,8 @@ class AttemptManager:
         fence: EpochFence,
         progress: ProgressReader,
         profiles: LiveProfiler,
-        send_report: Callable[[node_service_pb2.AttemptReport], None],
-        send_resized: Callable[[node_service_pb2.ResizeReport], None],
+        send_report: Callable[[agent_pb2.AttemptReport], None],
+        send_resized: Callable[[agent_pb2.ResizeReport], None],
         guard: Callable[[], NodeGuard],
         is_throttled: Callable[[AttemptKey], bool] = lambda key: False,
     ) -> None:
@@ -90,7 +90,7 @@ class AttemptManager:
         else:
             self._watch_progress(found.assignment)
 
-    def reports(self) -> list[node_service_pb2.AttemptReport]:
+    def reports(self) -> list[agent_pb2.AttemptReport]:
         """Return the reports of all known attempts, for a Hello."""
         return [self._report(attempt.status) for _, attempt in sorted(self.attempts.items())]
 
@@ -103,7 +103,7 @@ class AttemptManager:
     def _send(self, status: Status) -> None:
         self._send_report(self._report(status))
 
-    def _report(self, status: Status) -> node_service_pb2.AttemptReport:
+    def _report(self, status: Status) -> agent_pb2.AttemptReport:
         message = report(status, self._node_id)
         if status.state in ("FAILED", "STOPPED"):  # likely causes seen on this node
             message.signs.extend(self.signs_of(status.key)[:SIGNS_MAX])
@@ -114,7 +114,7 @@ class AttemptManager:
 
     # Assignments.
 
-    def assign(self, assignment: node_service_pb2.Assignment) -> None:
+    def assign(self, assignment: agent_pb2.Assignment) -> None:
         """Launch an attempt unless it is already known or the order has an older epoch than one already seen."""
         key = AttemptKey(assignment.job_id, assignment.number)
         if not self._fence.raise_epoch(key.job_id, assignment.epoch):
@@ -161,7 +161,7 @@ class AttemptManager:
             failed = f"the runtime failed: {type(error).__name__}: {error}"
             self.changed(self._not_launched(key, failed, cause_of(error, "other")))
 
-    def _watch_progress(self, assignment: node_service_pb2.Assignment) -> None:
+    def _watch_progress(self, assignment: agent_pb2.Assignment) -> None:
         key = AttemptKey(assignment.job_id, assignment.number)
         regex = assignment.spec.progress.regex
         try:
@@ -169,7 +169,7 @@ class AttemptManager:
         except OSError as error:  # the job runs without progress reports
             log.warning("progress_socket_failed", attempt=str(key), error=str(error))
 
-    async def _adopt(self, known: Attempt, assignment: node_service_pb2.Assignment) -> None:
+    async def _adopt(self, known: Attempt, assignment: agent_pb2.Assignment) -> None:
         async with known.changing:
             reason = await self._change(known, assignment)
         if reason is None:
@@ -179,7 +179,7 @@ class AttemptManager:
         known.status = replace(known.status, epoch=assignment.epoch, message=reason or known.status.message)
         self._send(known.status)
 
-    async def _change(self, known: Attempt, assignment: node_service_pb2.Assignment) -> str | None:
+    async def _change(self, known: Attempt, assignment: agent_pb2.Assignment) -> str | None:
         """Adopt a newer assignment of a running attempt; return why not, or None."""
         key = known.status.key
         await self._profiles.end(key, "its cores are being resized")
@@ -194,7 +194,7 @@ class AttemptManager:
 
     # Resizes and profiles.
 
-    def resize(self, order: node_service_pb2.ResizeOrder) -> None:
+    def resize(self, order: agent_pb2.ResizeOrder) -> None:
         """Change the cores of a running attempt and report the result; a repeated order gets the same report again."""
         key = AttemptKey(order.job_id, order.number)
         known = self.attempts.get(key)
@@ -208,17 +208,17 @@ class AttemptManager:
             known.resizes_waiting += 1
             self._background.start(self._resize(known, order))
 
-    def _answer(self, order: node_service_pb2.ResizeOrder, error: str) -> node_service_pb2.ResizeReport:
+    def _answer(self, order: agent_pb2.ResizeOrder, error: str) -> agent_pb2.ResizeReport:
         attempt = f"{order.job_id}/{order.number}"
         if error:
             log.warning("resize_refused", attempt=attempt, epoch=order.epoch, why=error)
         else:
             log.info("attempt_resized", attempt=attempt, epoch=order.epoch)
-        answer = node_service_pb2.ResizeReport(job_id=order.job_id, number=order.number, epoch=order.epoch, error=error)
+        answer = agent_pb2.ResizeReport(job_id=order.job_id, number=order.number, epoch=order.epoch, error=error)
         self._send_resized(answer)
         return answer
 
-    async def _resize(self, known: Attempt, order: node_service_pb2.ResizeOrder) -> None:
+    async def _resize(self, known: Attempt, order: agent_pb2.ResizeOrder) -> None:
         try:
             await known.started.wait()
             async with known.changing:
@@ -230,7 +230,7 @@ class AttemptManager:
         finally:
             known.resizes_waiting -= 1
 
-    async def _resize_alone(self, known: Attempt, order: node_service_pb2.ResizeOrder) -> str:
+    async def _resize_alone(self, known: Attempt, order: agent_pb2.ResizeOrder) -> str:
         """Resize the attempt; return why not, or "" if it has these cores now, perhaps since before a restart."""
         if order.epoch <= known.assignment.epoch:
             same = order.epoch == known.assignment.epoch and order.allocation == known.assignment.allocation
@@ -239,7 +239,7 @@ class AttemptManager:
             return "already ended"
         if known.stop_grace_seconds is not None or known.status.state == "STOPPING":
             return "it is being stopped"
-        assignment = node_service_pb2.Assignment()
+        assignment = agent_pb2.Assignment()
         assignment.CopyFrom(known.assignment)
         assignment.allocation.CopyFrom(order.allocation)
         assignment.epoch = order.epoch
@@ -253,7 +253,7 @@ class AttemptManager:
             log.exception("runtime_failed", attempt=str(known.status.key))
             return f"the runtime failed: {type(error).__name__}: {error}"
 
-    def profile(self, order: node_service_pb2.ProfileOrder) -> None:
+    def profile(self, order: agent_pb2.ProfileOrder) -> None:
         """Measure a running attempt's rate on several core counts; an order without core counts ends the profile."""
         key = AttemptKey(order.job_id, order.number)
         if not order.cores and self._profiles.in_progress(key):
@@ -265,7 +265,7 @@ class AttemptManager:
         else:
             self._profiles.start(order)
 
-    def _no_profile(self, known: Attempt | None, order: node_service_pb2.ProfileOrder) -> str:
+    def _no_profile(self, known: Attempt | None, order: agent_pb2.ProfileOrder) -> str:
         if known is None:
             return "unknown on this node"
         if order.epoch < known.status.epoch:
@@ -297,7 +297,7 @@ class AttemptManager:
 
     # Stops and ends.
 
-    def stop(self, order: node_service_pb2.StopOrder) -> None:
+    def stop(self, order: agent_pb2.StopOrder) -> None:
         """Stop an attempt with its grace period."""
         key = AttemptKey(order.job_id, order.number)
         known = self.attempts.get(key)
@@ -318,7 +318,7 @@ class AttemptManager:
             if known.launched:
                 self._runtime.stop(key, grace, reason)
 
-    def acknowledge(self, ack: node_service_pb2.AttemptAck) -> None:
+    def acknowledge(self, ack: agent_pb2.AttemptAck) -> None:
         """Forget an attempt: placement has committed its end."""
         key = AttemptKey(ack.job_id, ack.number)
         known = self.attempts.get(key)

@@ -12,11 +12,12 @@ import grpc
 import grpc.aio
 import structlog
 
+from cotenant.agent.v1 import sample_service_pb2, sample_service_pb2_grpc
 from cotenant.node_agent.backoff import Backoff
 from cotenant.rpc import channel
 from cotenant.rpc.rendezvous_hash import ranked
 from cotenant.rpc.task_cancellation import cancel_and_wait
-from cotenant.v1 import contention_service_pb2, contention_service_pb2_grpc
+from cotenant.v1 import contention_service_pb2
 
 log = structlog.get_logger()
 
@@ -50,7 +51,7 @@ class ContentionLink:
         node_id: str,
         *,
         sample: Callable[[], Awaitable[contention_service_pb2.NodeSample]],
-        apply_directive: Callable[[contention_service_pb2.Directive], None],
+        apply_directive: Callable[[sample_service_pb2.Directive], None],
         disconnected: Callable[[], None],
         any_throttled: Callable[[], bool],
         interval_seconds: float,
@@ -134,7 +135,7 @@ class ContentionLink:
 
     async def _hold_stream(self, replica: Replica) -> None:
         async with channel.connect(replica.address, self._token, called=replica.called) as connection:
-            stub: Any = contention_service_pb2_grpc.ContentionServiceStub(connection)
+            stub: Any = sample_service_pb2_grpc.SampleServiceStub(connection)
             call = stub.StreamSamples()
             sender = asyncio.create_task(self._send(call))
             try:
@@ -149,12 +150,12 @@ class ContentionLink:
                 call.cancel()
 
     async def _send(self, call: Any) -> None:
-        request = contention_service_pb2.StreamSamplesRequest(node_id=self._node_id, incarnation=self._incarnation)
+        request = sample_service_pb2.StreamSamplesRequest(node_id=self._node_id, incarnation=self._incarnation)
         try:
             while True:
                 await call.write(request)
                 await asyncio.sleep(self._interval_seconds)
-                request = contention_service_pb2.StreamSamplesRequest(samples=[await self._sample()])
+                request = sample_service_pb2.StreamSamplesRequest(samples=[await self._sample()])
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.info("contention_stream_broken", error=type(error).__name__)
             call.cancel()

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.control.progress_reader import ProgressReader
 from cotenant.node_agent.control.rate_meter import Measurement, MeterTimeouts, RateMeter
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, duration, timestamp
 from cotenant.node_agent.runtime.runtime_port import Runtime
 from cotenant.rpc.task_group import BackgroundTasks
-from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ RESTORE_RETRY_SECONDS = 1.0
 CLOSE_SECONDS_MAX = 5.0
 
 T = TypeVar("T")
-SendReport = Callable[[node_service_pb2.ProfileReport], None]
+SendReport = Callable[[agent_pb2.ProfileReport], None]
 
 
 class NoProgress(Exception):
@@ -49,7 +49,7 @@ class Profile:
     """A running profile: `left` are the core counts without a report yet."""
 
     key: AttemptKey
-    order: node_service_pb2.ProfileOrder
+    order: agent_pb2.ProfileOrder
     left: list[int]
     before: Profile | None = None
     why: str = ""
@@ -68,9 +68,9 @@ class Profile:
             self.steps.get_nowait()
         self.steps.put_nowait((step, now, phase))
 
-    def report(self, **fields: object) -> node_service_pb2.ProfileReport:
+    def report(self, **fields: object) -> agent_pb2.ProfileReport:
         """Return a report of this profile."""
-        return node_service_pb2.ProfileReport(
+        return agent_pb2.ProfileReport(
             job_id=self.key.job_id,
             number=self.key.number,
             time=timestamp(time.time()),
@@ -92,13 +92,13 @@ class LiveProfiler:
         self._background = BackgroundTasks()
         self._closing = False
 
-    def refuse(self, order: node_service_pb2.ProfileOrder, why: str) -> None:
+    def refuse(self, order: agent_pb2.ProfileOrder, why: str) -> None:
         """Refuse an order for a profile."""
         log.info("profile_refused", attempt=f"{order.job_id}/{order.number}", why=why)
         profile = Profile(AttemptKey(order.job_id, order.number), order, list(order.cores))
         self._report_remaining(profile, why)
 
-    def start(self, order: node_service_pb2.ProfileOrder) -> None:
+    def start(self, order: agent_pb2.ProfileOrder) -> None:
         """Start a profile; a repeated order has no effect, a different one replaces the running profile."""
         key = AttemptKey(order.job_id, order.number)
         known = self._in_progress.get(key)
@@ -214,7 +214,7 @@ class LiveProfiler:
         await self._background.close()
 
 
-def _result(profile: Profile, cores: int, measured: Measurement | None, message: str) -> node_service_pb2.ProfileReport:
+def _result(profile: Profile, cores: int, measured: Measurement | None, message: str) -> agent_pb2.ProfileReport:
     if measured is None:
         return profile.report(cores=cores, message=message)
     return profile.report(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from cotenant.v1 import node_service_pb2
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 
 
 class NodeGuard(Protocol):
     """Checks that GPUs are free and that the agent has the resources to launch an attempt."""
 
-    async def busy(self, assignment: node_service_pb2.Assignment) -> str:
+    async def busy(self, assignment: agent_pb2.Assignment) -> str:
         """Return why the GPUs of an attempt that is about to start are not free; "" if they are."""
 
-    async def wait_for_gpus(self, assignment: node_service_pb2.Assignment) -> None:
+    async def wait_for_gpus(self, assignment: agent_pb2.Assignment) -> None:
         """Wait until no process of an ended attempt uses its GPUs, or the GPUs are held from new work."""
 
     async def wait_for_resources(self, given_up: Callable[[], bool]) -> str:

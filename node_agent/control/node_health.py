@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model import health as core
 from cotenant.core.model.health import Finding, GpuReading, Sign
 from cotenant.core.model.health_rules import RULES
@@ -27,7 +28,7 @@ from cotenant.node_agent.probes.node_reading import read_era, read_node
 from cotenant.node_agent.probes.nvml_link import Event, NvmlLink, NvmlNotFound, NvmlUnresponsive
 from cotenant.node_agent.probes.own_limits import OwnLimits, exhausted_resource
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, timestamp
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
@@ -282,15 +283,15 @@ class NodeHealth:
 
     # Allocated and released GPUs -----------------------------------------------------------------------
 
-    async def busy(self, assignment: node_service_pb2.Assignment) -> str:
+    async def busy(self, assignment: agent_pb2.Assignment) -> str:
         """Return why the GPUs of an attempt that is about to start are not free or not known to be; "" if they are."""
         return await self._wait_for_free_gpus(assignment, "cannot start")
 
-    async def wait_for_gpus(self, assignment: node_service_pb2.Assignment) -> None:
+    async def wait_for_gpus(self, assignment: agent_pb2.Assignment) -> None:
         """Wait until NVML shows no process of an ended attempt on its GPUs; otherwise hold the GPUs from new work."""
         await self._wait_for_free_gpus(assignment, "has ended")
 
-    async def _wait_for_free_gpus(self, assignment: node_service_pb2.Assignment, what: str) -> str:
+    async def _wait_for_free_gpus(self, assignment: agent_pb2.Assignment, what: str) -> str:
         uuids = gpus_of(assignment) & self._gpus.keys()
         if not uuids or not self._knows_pids:
             return ""
@@ -346,7 +347,7 @@ class NodeHealth:
             await self._link.close()
 
 
-def gpus_of(assignment: node_service_pb2.Assignment) -> set[str]:
+def gpus_of(assignment: agent_pb2.Assignment) -> set[str]:
     """Return the UUIDs of the GPUs that an assignment uses on this node."""
     return {share.uuid for task in assignment.allocation.tasks for share in task.gpus}
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.control.placement_link import NotWelcomed
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
 from cotenant.rpc.task_group import BackgroundTasks
-from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
 FOLLOW_SECONDS = 0.2
 READS_MAX = 64
 
-Pieces = AsyncIterator[node_service_pb2.UploadOutputRequest]
+Pieces = AsyncIterator[agent_pb2.UploadOutputRequest]
 
 
 class OutputUploads:
@@ -36,7 +36,7 @@ class OutputUploads:
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._background = BackgroundTasks()
 
-    def order(self, order: node_service_pb2.ReadOutput) -> None:
+    def order(self, order: agent_pb2.ReadOutput) -> None:
         """Start or cancel a read."""
         running = self._reads.get(order.read_id)
         if order.cancel:
@@ -45,7 +45,7 @@ class OutputUploads:
         elif running is None:
             self._reads[order.read_id] = self._background.start(self._send(order))
 
-    async def _send(self, order: node_service_pb2.ReadOutput) -> None:
+    async def _send(self, order: agent_pb2.ReadOutput) -> None:
         try:
             await self._upload(self._pieces(order))
         except (grpc.aio.AioRpcError, NotWelcomed, OSError) as error:  # OSError: the output was pruned in the meantime
@@ -53,7 +53,7 @@ class OutputUploads:
         finally:
             del self._reads[order.read_id]
 
-    async def _pieces(self, order: node_service_pb2.ReadOutput) -> Pieces:
+    async def _pieces(self, order: agent_pb2.ReadOutput) -> Pieces:
         """Yield the output piece by piece. The first message names the read even if there is nothing to send."""
         key = AttemptKey(order.job_id, order.number)
         if len(self._reads) > READS_MAX:
@@ -63,7 +63,7 @@ class OutputUploads:
         if directory is None:
             yield _error(order, f"no output of {key} on this node")
             return
-        yield node_service_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank)
+        yield agent_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank)
         readers: dict[int, OutputReader] = {}
         try:
             while True:
@@ -74,7 +74,7 @@ class OutputUploads:
                         readers[rank] = OutputReader(directory, rank, tail_bytes=order.tail_bytes)
                 for rank, reader in sorted(readers.items()):
                     while (piece := reader.read()).data:
-                        yield node_service_pb2.UploadOutputRequest(
+                        yield agent_pb2.UploadOutputRequest(
                             read_id=order.read_id, rank=rank, data=piece.data, truncated=piece.truncated
                         )
                 if last_round:
@@ -89,5 +89,5 @@ class OutputUploads:
         await self._background.close()
 
 
-def _error(order: node_service_pb2.ReadOutput, why: str) -> node_service_pb2.UploadOutputRequest:
-    return node_service_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank, error=why)
+def _error(order: agent_pb2.ReadOutput, why: str) -> agent_pb2.UploadOutputRequest:
+    return agent_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank, error=why)

@@ -12,13 +12,15 @@ import grpc
 import grpc.aio
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.agent.v1 import agent_service_pb2_grpc
 from cotenant.node_agent.backoff import Backoff
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.supervisor.lease import boot_seconds
 from cotenant.rpc import channel
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security.validity import Validity
-from cotenant.v1 import node_service_pb2, node_service_pb2_grpc, resources_pb2
+from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
@@ -29,7 +31,7 @@ RETAINED_REPORTS_MAX = 1000
 HEARTBEATS_PER_DISCONNECT = 4
 FLUSH_SECONDS_MAX = 1.0
 
-Upload = Callable[[AsyncIterator[node_service_pb2.UploadOutputRequest]], Any]
+Upload = Callable[[AsyncIterator[agent_pb2.UploadOutputRequest]], Any]
 
 
 class NotWelcomed(Exception):
@@ -48,44 +50,44 @@ class PlacementLink:
         endpoint: str,
         token: str,
         *,
-        hello: Callable[[], node_service_pb2.Hello],
-        welcome: Callable[[node_service_pb2.Welcome], bool],
-        apply_orders: Callable[[node_service_pb2.ConnectResponse], None],
+        hello: Callable[[], agent_pb2.Hello],
+        welcome: Callable[[agent_pb2.Welcome], bool],
+        apply_orders: Callable[[agent_pb2.ConnectResponse], None],
         acknowledged: Callable[[float], None],
         min_disconnect_seconds: Callable[[], float],
         rng: Random,
-        condition: Callable[[], node_service_pb2.AgentCondition] = node_service_pb2.AgentCondition,
+        condition: Callable[[], agent_pb2.AgentCondition] = agent_pb2.AgentCondition,
     ) -> None:
         self._endpoint, self._token = endpoint, token
         self._hello, self._welcome, self._apply_orders, self._acknowledged = hello, welcome, apply_orders, acknowledged
         self._min_disconnect_seconds, self._condition = min_disconnect_seconds, condition
         self._heartbeat_sent_seconds = 0.0
         self._backoff = Backoff(first_seconds=0.2, longest_seconds=5.0, rng=rng)
-        self._outbox = node_service_pb2.ConnectRequest()
-        self._progress: dict[AttemptKey, node_service_pb2.ProgressReport] = {}
+        self._outbox = agent_pb2.ConnectRequest()
+        self._progress: dict[AttemptKey, agent_pb2.ProgressReport] = {}
         self._wake = asyncio.Event()
         self._writing = False
         self._sent = asyncio.Event()  # set after each message
         self._target = ""  # of the last connection: names that cannot be resolved now had these addresses
         self._reported_certificate: Validity | None = None  # last reported to placement
-        self._stub: node_service_pb2_grpc.AgentServiceAsyncStub | None = None
+        self._stub: agent_service_pb2_grpc.AgentServiceAsyncStub | None = None
 
-    def report(self, report: node_service_pb2.AttemptReport) -> None:
+    def report(self, report: agent_pb2.AttemptReport) -> None:
         """Queue an attempt's report; all reports are sent, in order."""
         self._outbox.reports.append(report)
         self._wake.set()
 
-    def report_resize(self, report: node_service_pb2.ResizeReport) -> None:
+    def report_resize(self, report: agent_pb2.ResizeReport) -> None:
         """Queue the answer to a resize; it survives a reconnect."""
         self._outbox.resized.append(report)
         self._wake.set()
 
-    def report_profile(self, report: node_service_pb2.ProfileReport) -> None:
+    def report_profile(self, report: agent_pb2.ProfileReport) -> None:
         """Queue a result of a profile; it survives a reconnect."""
         self._outbox.profiled.append(report)
         self._wake.set()
 
-    def report_progress(self, report: node_service_pb2.ProgressReport) -> None:
+    def report_progress(self, report: agent_pb2.ProgressReport) -> None:
         """Queue a job's progress; only the latest is sent."""
         self._progress[AttemptKey(report.job_id, report.number)] = report
         self._wake.set()
@@ -95,7 +97,7 @@ class PlacementLink:
         self._outbox.inventory.CopyFrom(inventory)
         self._wake.set()
 
-    async def upload(self, pieces: AsyncIterator[node_service_pb2.UploadOutputRequest]) -> None:
+    async def upload(self, pieces: AsyncIterator[agent_pb2.UploadOutputRequest]) -> None:
         """Send output over the current connection. Raises `NotWelcomed` without a connection, or a gRPC error."""
         if self._stub is None:
             raise NotWelcomed("not connected to placement")
@@ -129,7 +131,7 @@ class PlacementLink:
         resolved = await channel.resolve(self._endpoint, self._target)
         self._target = resolved.target
         async with channel.connect(self._endpoint, self._token, resolved=resolved) as connection:
-            stub: Any = node_service_pb2_grpc.AgentServiceStub(connection)
+            stub: Any = agent_service_pb2_grpc.AgentServiceStub(connection)
             call = stub.Connect()
             try:
                 heartbeat_seconds = await self._handshake(call)
@@ -145,14 +147,14 @@ class PlacementLink:
 
     async def _handshake(self, call: Any) -> float:
         """Send a hello and wait for the welcome; return the heartbeat interval in seconds."""
-        self._outbox = node_service_pb2.ConnectRequest(
+        self._outbox = agent_pb2.ConnectRequest(
             resized=self._outbox.resized[-RETAINED_REPORTS_MAX:], profiled=self._outbox.profiled[-RETAINED_REPORTS_MAX:]
         )
         self._progress.clear()
         try:
             async with asyncio.timeout(WELCOME_SECONDS_MAX):
                 sent = self._heartbeat()
-                first = node_service_pb2.ConnectRequest(hello=self._hello(), beat=sent, condition=self._condition())
+                first = agent_pb2.ConnectRequest(hello=self._hello(), beat=sent, condition=self._condition())
                 self._reported_certificate = None
                 self._add_certificate(first)
                 await call.write(first)
@@ -207,7 +209,7 @@ class PlacementLink:
         self._heartbeat_sent_seconds = boot_seconds()
         return int(self._heartbeat_sent_seconds * 1000)
 
-    def _add_certificate(self, message: node_service_pb2.ConnectRequest) -> None:
+    def _add_certificate(self, message: agent_pb2.ConnectRequest) -> None:
         """Add the validity of the certificate in use to a message unless placement knows it."""
         watched = channel.shown()
         shown = watched.material.validity if watched else None
@@ -215,8 +217,8 @@ class PlacementLink:
             message.certificate.CopyFrom(shown.to_wire())
         self._reported_certificate = shown
 
-    def _take_outbox(self, beat_seconds: float) -> node_service_pb2.ConnectRequest:
-        message, self._outbox = self._outbox, node_service_pb2.ConnectRequest()
+    def _take_outbox(self, beat_seconds: float) -> agent_pb2.ConnectRequest:
+        message, self._outbox = self._outbox, agent_pb2.ConnectRequest()
         message.progress.extend(self._progress.values())
         self._progress.clear()
         self._add_certificate(message)

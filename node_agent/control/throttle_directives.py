@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from cotenant import telemetry
+from cotenant.agent.v1 import sample_service_pb2
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.control.attempt_manager import Attempt
 from cotenant.node_agent.control.live_profiling import LiveProfiler
@@ -111,7 +112,7 @@ class ThrottleDirectives:
 
     # Directives from contention.
 
-    def apply_directive(self, directive: contention_service_pb2.Directive) -> None:
+    def apply_directive(self, directive: sample_service_pb2.Directive) -> None:
         """Throttle or release an attempt as directed."""
         key = AttemptKey(directive.job_id, directive.number)
         attempt = self._attempts().get(key)
@@ -126,7 +127,7 @@ class ThrottleDirectives:
                 key, self._throttle_of(directive, attempt), directive.reason[:REASON_LENGTH_MAX], directive.id
             )
 
-    def _throttle_of(self, directive: contention_service_pb2.Directive, attempt: Attempt) -> Throttle:
+    def _throttle_of(self, directive: sample_service_pb2.Directive, attempt: Attempt) -> Throttle:
         if directive.HasField("throttle"):
             wanted = directive.throttle
             percent = wanted.bandwidth_percent or FREE.bandwidth_percent

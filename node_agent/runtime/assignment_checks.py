@@ -11,7 +11,8 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.v1 import resources_pb2
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 VARIABLE_NAME = re.compile(r"[^=\0]+")
@@ -30,7 +31,7 @@ def job_id_is_safe(job_id: str) -> bool:
     return JOB_ID.fullmatch(job_id) is not None
 
 
-def command_of(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> list[str]:
+def command_of(assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> list[str]:
     """Return a replica's program and arguments: its role's, or the job's."""
     for role in assignment.spec.roles:
         if role.name == task.role and role.command:
@@ -38,28 +39,26 @@ def command_of(assignment: node_service_pb2.Assignment, task: resources_pb2.Task
     return list(assignment.spec.command)
 
 
-def warning_signal_of(assignment: node_service_pb2.Assignment) -> signal.Signals:
+def warning_signal_of(assignment: agent_pb2.Assignment) -> signal.Signals:
     """Return the signal that warns the job before it is killed."""
     return signal.Signals[assignment.spec.warning_signal or "SIGTERM"]
 
 
-def first_fault(
-    assignment: node_service_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str
-) -> str | None:
+def first_fault(assignment: agent_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str) -> str | None:
     """Return the first reason, in a fixed order, why the assignment is invalid on this node; None if it is valid."""
     return next(_faults(assignment, inventory, node_id), None)
 
 
-def _faults(assignment: node_service_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str) -> Iterator[str]:
+def _faults(assignment: agent_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str) -> Iterator[str]:
     return itertools.chain(_spec_faults(assignment), _allocation_faults(assignment, inventory, node_id))
 
 
-def spec_fault(assignment: node_service_pb2.Assignment) -> str | None:
+def spec_fault(assignment: agent_pb2.Assignment) -> str | None:
     """Return the first reason why no node can run the job; None if there is none."""
     return next(_spec_faults(assignment), None)
 
 
-def _spec_faults(assignment: node_service_pb2.Assignment) -> Iterator[str]:
+def _spec_faults(assignment: agent_pb2.Assignment) -> Iterator[str]:
     spec = assignment.spec
     if not job_id_is_safe(assignment.job_id):
         yield f"invalid job id {assignment.job_id[:64]!r}: only letters, digits, '.', '_' and '-' are allowed"
@@ -79,7 +78,7 @@ def _spec_faults(assignment: node_service_pb2.Assignment) -> Iterator[str]:
 
 
 def _allocation_faults(
-    assignment: node_service_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str
+    assignment: agent_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str
 ) -> Iterator[str]:
     allocation = assignment.allocation
     if allocation.node_id != node_id:
@@ -106,13 +105,13 @@ def _variable_faults(variables: Iterable[tuple[str, str]]) -> Iterator[str]:
             yield f"the environment variable {name} is longer than {ARGUMENT_BYTES_MAX} bytes"
 
 
-def _gang_faults(assignment: node_service_pb2.Assignment) -> Iterator[str]:
+def _gang_faults(assignment: agent_pb2.Assignment) -> Iterator[str]:
     roles, addresses = len(assignment.replica_roles), len(assignment.replica_addresses)
     if not (roles == addresses == 0 or roles == addresses == assignment.world_size):
         yield f"{roles} replica roles and {addresses} addresses are given for a gang of {assignment.world_size}"
 
 
-def _task_faults(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
+def _task_faults(assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
     if not 0 <= task.rank < assignment.world_size:
         yield f"rank {task.rank} is not within a gang of {assignment.world_size}"
     if task.core_ids and not task.cpu_ids:
@@ -121,7 +120,7 @@ def _task_faults(assignment: node_service_pb2.Assignment, task: resources_pb2.Ta
         yield f"rank {task.rank} has a negative memory limit"
 
 
-def _command_faults(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
+def _command_faults(assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
     command = command_of(assignment, task)
     if not command or not command[0]:
         yield f"role {task.role!r} has no command"
@@ -254,10 +253,10 @@ def offline(allocation: resources_pb2.NodeAllocation, online: Collection[int]) -
     return f"CPUs {sorted(gone)} are off line" if online and gone else None  # `core.failures` matches this text
 
 
-def change_refusal(old: node_service_pb2.Assignment, new: node_service_pb2.Assignment) -> str | None:
+def change_refusal(old: agent_pb2.Assignment, new: agent_pb2.Assignment) -> str | None:
     """Return why a running attempt cannot adopt a newer assignment; None if only its cores differ."""
 
-    def fixed(assignment: node_service_pb2.Assignment) -> list[tuple[int, list[str], int]]:
+    def fixed(assignment: agent_pb2.Assignment) -> list[tuple[int, list[str], int]]:
         return [
             (task.rank, [share.uuid for share in task.gpus], task.memory_bytes)
             for task in sorted(assignment.allocation.tasks, key=lambda task: task.rank)

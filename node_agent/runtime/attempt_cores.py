@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.history.events import Resized
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
@@ -30,7 +31,7 @@ from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.orphan_processes import descendants
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.node_agent.supervisor.kernel_files import online_cpus
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 
 class AttemptCores:
@@ -49,7 +50,7 @@ class AttemptCores:
         pid = self._directory.task_pids().get(rank, 0)
         return [pid, *(process.pid for process in descendants(pid))] if pid else []
 
-    def resize(self, old: node_service_pb2.Assignment, new: node_service_pb2.Assignment) -> None:
+    def resize(self, old: agent_pb2.Assignment, new: agent_pb2.Assignment) -> None:
         """Move a running attempt to the cores of another assignment, and record it.
 
         Raises:
@@ -141,6 +142,6 @@ class AttemptCores:
             return True
 
 
-def _resized(now: node_service_pb2.Assignment) -> Resized:
+def _resized(now: agent_pb2.Assignment) -> Resized:
     held = now.allocation
     return Resized(held.node_id, now.job_id, now.number, now.epoch, holds_of([held]))

@@ -30,13 +30,13 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status, parse_status
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.node_agent.supervisor.launch_faults import EXECUTING
 from cotenant.node_agent.supervisor.lease import boot_id
 from cotenant.node_agent.supervisor.state_file import StateFile, sync_directory
-from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ class AttemptDirectory:
         self.key = key
         self.path = root / f"{key.job_id}-{key.number}"
 
-    def create(self, assignment: node_service_pb2.Assignment) -> None:
+    def create(self, assignment: agent_pb2.Assignment) -> None:
         """Create the directory for an assignment; remove what a launch that never started has left."""
         if self.path.exists():
             shutil.rmtree(self.path)
@@ -79,7 +79,7 @@ class AttemptDirectory:
                 os.fsync(file.fileno())
         return path
 
-    def replace_assignment(self, assignment: node_service_pb2.Assignment) -> None:
+    def replace_assignment(self, assignment: agent_pb2.Assignment) -> None:
         """Replace the recorded assignment atomically and durably. Raises `OSError`."""
         fresh = self._write_privately("assignment.new", assignment.SerializeToString())
         fresh.rename(self.path / "assignment")
@@ -220,10 +220,10 @@ class AttemptDirectory:
             log.warning("state_unreadable", attempt=str(self.key), error=str(error))
             return None
 
-    def assignment(self) -> node_service_pb2.Assignment | None:
+    def assignment(self) -> agent_pb2.Assignment | None:
         """Return the assignment; None if it is missing or unreadable."""
         try:
-            return node_service_pb2.Assignment.FromString((self.path / "assignment").read_bytes())
+            return agent_pb2.Assignment.FromString((self.path / "assignment").read_bytes())
         except (OSError, DecodeError) as error:
             log.warning("assignment_unreadable", attempt=str(self.key), error=str(error))
             return None

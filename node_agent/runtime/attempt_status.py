@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import LAUNCH_CAUSES
 from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 STATES = {
     "STARTING": job_pb2.ATTEMPT_STATE_ASSIGNED,
@@ -169,10 +170,10 @@ def duration(seconds: float) -> Duration:
     return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
-def report(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
+def report(status: Status, node_id: str) -> agent_pb2.AttemptReport:
     """Return the report of an attempt for placement."""
     exit_status = status.exit
-    return node_service_pb2.AttemptReport(
+    return agent_pb2.AttemptReport(
         job_id=status.key.job_id,
         number=status.key.number,
         epoch=status.epoch,

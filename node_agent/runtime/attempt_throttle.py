@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.enforcement import affinity
 from cotenant.node_agent.enforcement.core_changes import CoresRefused
@@ -34,7 +35,7 @@ from cotenant.node_agent.runtime.attempt_cores import AttemptCores
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.runtime_port import ThrottleState, Usage
 from cotenant.node_agent.supervisor.cgroups import Group
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 SIGNAL_PASSES_MAX = 10
 
@@ -43,7 +44,7 @@ SIGNAL_PASSES_MAX = 10
 class _Change:
     """A throttle request: wanted and previous throttle, and refusals. `uncertain`: the previous one may be wrong."""
 
-    assignment: node_service_pb2.Assignment
+    assignment: agent_pb2.Assignment
     inventory: resources_pb2.Inventory
     wanted: Throttle
     was: Throttle
@@ -65,7 +66,7 @@ class AttemptThrottle:
         self.held = ThrottleState(marked or FREE)
 
     def apply(
-        self, assignment: node_service_pb2.Assignment, inventory: resources_pb2.Inventory, wanted: Throttle
+        self, assignment: agent_pb2.Assignment, inventory: resources_pb2.Inventory, wanted: Throttle
     ) -> ThrottleState:
         """Apply exactly this throttle; return the effective one and why the rest was refused."""
         with self._lock:
@@ -82,7 +83,7 @@ class AttemptThrottle:
             self.held = ThrottleState(now, tuple(change.refused))
             return self.held
 
-    def reapply(self, assignment: node_service_pb2.Assignment, inventory: resources_pb2.Inventory) -> None:
+    def reapply(self, assignment: agent_pb2.Assignment, inventory: resources_pb2.Inventory) -> None:
         """Throttle the attempt again after a change of its cores, which gave all of them to it."""
         with self._lock:
             held = self.held.throttle
@@ -150,7 +151,7 @@ class AttemptThrottle:
             return was
         return idle, wanted.suspended
 
-    def _apply_cpu_time(self, assignment: node_service_pb2.Assignment, idle: bool, suspended: bool) -> None:
+    def _apply_cpu_time(self, assignment: agent_pb2.Assignment, idle: bool, suspended: bool) -> None:
         group = self._group
         if not self._can_freeze:
             signal_all(self.pids, signal.SIGSTOP if suspended else signal.SIGCONT)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cotenant import file_descriptors
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.history.events import Began
 from cotenant.history.recording import record
@@ -28,7 +29,7 @@ from cotenant.node_agent.runtime.task_environment import clean_environment, envi
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.supervisor.launch_faults import cause_of
 from cotenant.node_agent.supervisor.lease import LEASE, boot_seconds, read_lease
-from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor" / "supervisor.py"
 GRACE_SECONDS_DEFAULT = 30.0
@@ -92,13 +93,13 @@ def launch_context(
     )
 
 
-def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
+def grace_seconds_of(assignment: agent_pb2.Assignment) -> float:
     """Return a job's grace period between warning and kill, unless the stop order sets another."""
     spec = assignment.spec
     return spec.grace.ToMicroseconds() / 1e6 if spec.HasField("grace") else GRACE_SECONDS_DEFAULT
 
 
-def disconnect_limit_of(assignment: node_service_pb2.Assignment, lease_path: str) -> dict[str, object] | None:
+def disconnect_limit_of(assignment: agent_pb2.Assignment, lease_path: str) -> dict[str, object] | None:
     """Return how long the attempt may run without the control plane, for the spec; None if forever."""
     if not assignment.spec.HasField("stop_after_disconnected"):
         return None
@@ -124,7 +125,7 @@ def attempt_group(surroundings: LaunchContext, directory: AttemptDirectory) -> G
 def launch(
     surroundings: LaunchContext,
     directory: AttemptDirectory,
-    assignment: node_service_pb2.Assignment,
+    assignment: agent_pb2.Assignment,
     progress_path: str,
 ) -> int:
     """Start the supervisor and return its pid. Blocks for some milliseconds. Raises `CannotLaunch`."""
@@ -153,7 +154,7 @@ def launch(
         raise
 
 
-def _begins(assignment: node_service_pb2.Assignment) -> Began:
+def _begins(assignment: agent_pb2.Assignment) -> Began:
     held = assignment.allocation
     return Began(held.node_id, assignment.job_id, assignment.number, assignment.epoch, holds_of([held]))
 
@@ -173,7 +174,7 @@ def restrict_socket(path: str, uid: int) -> None:
     Path(path).parent.chmod(0o711)  # entries in it are private to their owners
 
 
-def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundings: LaunchContext) -> None:
+def make_groups(group: Group, assignment: agent_pb2.Assignment, surroundings: LaunchContext) -> None:
     """Create the attempt's group, and in it one per task with its CPUs and limits, all read back."""
     tasks = assignment.allocation.tasks
     if group.pids():
@@ -208,7 +209,7 @@ def processes_max() -> int:
 def supervisor_spec(
     surroundings: LaunchContext,
     directory: AttemptDirectory,
-    assignment: node_service_pb2.Assignment,
+    assignment: agent_pb2.Assignment,
     group: Group | None,
     progress_path: str,
     user: User | None = None,

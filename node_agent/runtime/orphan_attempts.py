@@ -17,13 +17,14 @@ from pathlib import Path
 
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.enforcement.core_changes import task_group
 from cotenant.node_agent.runtime.attempt_directory import key_of
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
 from cotenant.node_agent.runtime.orphan_processes import has_marker, kill_orphans
 from cotenant.node_agent.runtime.running_attempt import RunningAttempt
 from cotenant.node_agent.supervisor.cgroups import Group
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
@@ -78,9 +79,9 @@ def find_orphans(
 
 def assignment_of(
     key: AttemptKey, group: Group, inventory: resources_pb2.Inventory, node_id: str
-) -> node_service_pb2.Assignment:
+) -> agent_pb2.Assignment:
     """Return what is known of an orphan: its tasks and, if the kernel binds them, their cores."""
-    assignment = node_service_pb2.Assignment(job_id=key.job_id, number=key.number)
+    assignment = agent_pb2.Assignment(job_id=key.job_id, number=key.number)
     assignment.allocation.node_id = node_id
     for rank in _ranks(group):
         cpus = set(task_group(group, rank).cpus())

@@ -21,6 +21,7 @@ from typing import ClassVar
 import structlog
 
 from cotenant import fail_points
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.core.model.throttle import Throttle
 from cotenant.node_agent.enforcement import gpu_devices
@@ -48,7 +49,6 @@ from cotenant.node_agent.supervisor.kernel_files import online_cpus
 from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED
 from cotenant.node_agent.supervisor.process_table import open_process
 from cotenant.rpc.task_group import BackgroundTasks
-from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
@@ -166,7 +166,7 @@ class ProcessRuntime:
             await self._remove_unstarted(directory)
             return None
         key = directory.key
-        assignment = directory.assignment() or node_service_pb2.Assignment(
+        assignment = directory.assignment() or agent_pb2.Assignment(
             job_id=key.job_id, number=key.number, epoch=status.epoch if status else 0
         )
         attempt = RunningAttempt(key, assignment, directory)
@@ -211,7 +211,7 @@ class ProcessRuntime:
 
     # Operations for the agent.
 
-    async def launch(self, assignment: node_service_pb2.Assignment) -> None:
+    async def launch(self, assignment: agent_pb2.Assignment) -> None:
         """Check the assignment, then start a supervisor. Cores and GPUs are held from the start."""
         key = AttemptKey(assignment.job_id, assignment.number)
         attempt = RunningAttempt(key, assignment, None)
@@ -235,7 +235,7 @@ class ProcessRuntime:
         await attempt.record_end(status)
         self._notify(attempt, status)
 
-    def _fault(self, assignment: node_service_pb2.Assignment, changing: RunningAttempt | None = None) -> str | None:
+    def _fault(self, assignment: agent_pb2.Assignment, changing: RunningAttempt | None = None) -> str | None:
         others = [other for other in self._attempts.values() if other.live and other is not changing]
         live = [(str(other.key), held) for other in others for held in other.held]
         inventory, allocation = self._context.inventory, assignment.allocation
@@ -294,7 +294,7 @@ class ProcessRuntime:
         else:
             attempt.order_stop()
 
-    async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
+    async def adopt(self, assignment: agent_pb2.Assignment) -> str | None:
         """Adopt a newer assignment of a running attempt: its cores may differ, and are changed at once.
 
         Until the kernel and the record have the new cores, the attempt holds both the old and the new ones.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.enforcement.core_changes import CoresRefused
 from cotenant.node_agent.probes.pressure import pressure_within
 from cotenant.node_agent.runtime import orphan_processes
@@ -24,7 +25,7 @@ from cotenant.node_agent.runtime.runtime_port import Usage
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.node_agent.supervisor.launch_faults import LIMIT_ERRORS, NOT_LAUNCHED, cause_of
 from cotenant.node_agent.supervisor.stop_order import STOPPED_EXTERNALLY
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
@@ -42,7 +43,7 @@ class RunningAttempt:
     """An attempt as the runtime manages it. `directory` is None if its id is not a safe file name."""
 
     key: AttemptKey
-    assignment: node_service_pb2.Assignment
+    assignment: agent_pb2.Assignment
     directory: AttemptDirectory | None
     group: Group | None = None
     status: Status | None = None

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
-from cotenant.v1 import contention_service_pb2, node_service_pb2, resources_pb2
+from cotenant.v1 import contention_service_pb2, resources_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class ThrottleState:
 class RecoveredAttempt:
     """An attempt that existed before the agent started, and its status."""
 
-    assignment: node_service_pb2.Assignment
+    assignment: agent_pb2.Assignment
     status: Status
 
 
@@ -85,7 +86,7 @@ class Runtime(Protocol):
     def not_enforced(self) -> Sequence[str]:
         """Return what the runtime cannot enforce here, one sentence each; known once it is open."""
 
-    async def launch(self, assignment: node_service_pb2.Assignment) -> None:
+    async def launch(self, assignment: agent_pb2.Assignment) -> None:
         """Start an attempt.
 
         If this node cannot start it, or if this method raises, it becomes NOT_LAUNCHED with a cause and a reason before
@@ -95,7 +96,7 @@ class Runtime(Protocol):
     def stop(self, key: AttemptKey, grace_seconds: float, reason: str = "") -> None:
         """Warn an attempt, and kill it when its grace period is over; its end names the reason, a `StopReason`."""
 
-    async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
+    async def adopt(self, assignment: agent_pb2.Assignment) -> str | None:
         """Apply a newer assignment to a running attempt, also after a restart; return why not, or None.
 
         Only its cores may differ. It gets all of the new cores or, with a reason, keeps exactly the old ones.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.runtime.run_as import User, own_user
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 PARAMETER_SERVER_ROLE = "ps"
 INHERITED_VARIABLES = ("LANG", "LC_ALL", "TZ")
@@ -32,7 +33,7 @@ def environment_of_user(user: User | None) -> dict[str, str]:
 
 
 def task_environment(
-    assignment: node_service_pb2.Assignment,
+    assignment: agent_pb2.Assignment,
     task: resources_pb2.TaskAllocation,
     *,
     base: Mapping[str, str],
@@ -54,7 +55,7 @@ def task_environment(
 
 
 def _replica_variables(
-    assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation, progress_path: str
+    assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation, progress_path: str
 ) -> dict[str, str]:
     gpus = ",".join(share.uuid for share in task.gpus)
     return {
@@ -69,7 +70,7 @@ def _replica_variables(
     }
 
 
-def _gang_variables(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> dict[str, str]:
+def _gang_variables(assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> dict[str, str]:
     ranks_here = sorted(other.rank for other in assignment.allocation.tasks)
     variables = {
         "MASTER_ADDR": assignment.master_address,
@@ -87,7 +88,7 @@ def _gang_variables(assignment: node_service_pb2.Assignment, task: resources_pb2
     return variables
 
 
-def _array_variables(assignment: node_service_pb2.Assignment) -> dict[str, str]:
+def _array_variables(assignment: agent_pb2.Assignment) -> dict[str, str]:
     """Return the variables that identify a job within its array."""
     if not assignment.spec.HasField("array_task"):
         return {}

@@ -36,9 +36,9 @@ from cotenant.services.placement.cluster.live_records import (
 )
 from cotenant.services.placement.registry.agent_registry import AgentRegistry
 from cotenant.services.placement.registry.liveness import LivenessClock
+from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.port import Compare, Listing, NotLeader, Store, StoreUnavailable
-from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 

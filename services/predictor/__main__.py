@@ -15,7 +15,7 @@ from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.security.server_security import PLAIN, Security
-from cotenant.services.predictor.api.server import GROUP, SERVICE, Config, start
+from cotenant.services.predictor.api.server import GROUP, OBSERVATION_SERVICE, SERVICE, Config, start
 from cotenant.services.predictor.predictor_replica import LEADER, PredictorReplica
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
@@ -58,7 +58,7 @@ async def serve(
                 server,
                 store,
                 election,
-                (SERVICE,),
+                (SERVICE, OBSERVATION_SERVICE),
                 "",
                 predictor_replica.lead,
                 read=predictor_replica.read,

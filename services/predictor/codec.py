@@ -38,6 +38,7 @@ from cotenant.core.prediction.record_validation import (
     STEPS_MAX,
     UNIX_SECONDS_MAX,
 )
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
@@ -74,7 +75,7 @@ class DecodedSpec:
     goal: LossGoal
     qos: Qos
 
-    def submission(self, message: pb.EstimateQuery | pb.Observation) -> Submission:
+    def submission(self, message: pb.EstimateQuery | observation_pb2.Observation) -> Submission:
         """Return what was known of the job at its submission."""
         if wrong := name_error(message.submitter):
             raise ValueError(f"submitter: {wrong}")
@@ -169,7 +170,7 @@ def query_of(message: pb.EstimateQuery) -> Query:
     return QueryReader().read(message)
 
 
-def observation_of(message: pb.Observation) -> Observation:
+def observation_of(message: observation_pb2.Observation) -> Observation:
     """Decode an observation.
 
     Raises:

@@ -18,12 +18,12 @@ from tests.support.etcd_server import EtcdServer
 from tests.unit.services.histories import ATTEMPTS, History
 
 from cotenant.core.model.lifecycle import Phase
+from cotenant.internal.v1.placement_service_pb2 import GetCapacityRequest
+from cotenant.internal.v1.placement_service_pb2_grpc import PlacementServiceStub
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.local_store import changes_under
 from cotenant.store.port import Changes
-from cotenant.v1 import records_pb2
-from cotenant.v1.placement_service_pb2 import GetCapacityRequest
-from cotenant.v1.placement_service_pb2_grpc import PlacementServiceStub
 
 TAKEN_OVER_SECONDS_MAX = 3.0
 PAUSE_SECONDS = 0.2  # between two jobs: limits the load on the agent

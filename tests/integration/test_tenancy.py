@@ -16,12 +16,14 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-from tests.unit.rpc.test_channel import contract
 from tests.unit.services.mesh import BACKFILL, Mesh, eventually, running, spec
 
 from cotenant.codec import errors
+from cotenant.codec.method_table import METHOD_RULES
 from cotenant.codec.specs import duration
 from cotenant.core.scheduling.admission import RULES
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb
+from cotenant.internal.v1 import observation_service_pb2_grpc
 from cotenant.rpc.channel import connect
 from cotenant.security import identity
 from cotenant.security.identity import Identity
@@ -243,7 +245,7 @@ def test_every_method_that_tenant_users_may_call_has_a_probe() -> None:
         path.removeprefix("/cotenant.v1.") for caller in PEOPLE for path in ROLES if CALLERS[caller].scope(ROLES[path])
     }
     assert set(PROBES) | ABOUT_PROCESSES == may
-    assert {f"{path.removeprefix('/cotenant.v1.')}" for path in dict(contract())} >= may
+    assert {path.removeprefix("/cotenant.v1.") for path in METHOD_RULES} >= may
 
 
 async def test_no_method_reveals_another_tenant(world: World) -> None:
@@ -269,14 +271,15 @@ async def observe_losses(world: World) -> None:
     stub: Any = predictor_service_pb2_grpc.PredictorServiceStub(world.mesh.channel("predictor"))
     wanted = spec(tenant="blue-team", model="bert", loss_goal=GOAL)
     seen = [
-        predictor_pb.Observation(
+        observation_pb.Observation(
             job_id=world.his, number=1, spec=wanted, rate_per_second=2.0, window=duration(10.0), step=step,
             loss=2 / (1 + step / 1000) + 0.5, time=Timestamp(seconds=step),
             allocation=predictor_pb.CandidateAllocation(cores=4),
         )
         for step in range(20, 1200, 20)
     ]  # fmt: skip
-    await stub.Observe(predictor_pb.ObserveRequest(observations=seen))
+    observer: Any = observation_service_pb2_grpc.ObservationServiceStub(world.mesh.channel("predictor"))
+    await observer.Observe(observation_pb.ObserveRequest(observations=seen))
     query = predictor_pb.EstimateQuery(job_id=world.his, spec=wanted)
     (known,) = (await stub.Estimate(predictor_pb.EstimateRequest(queries=[query]))).estimates
     assert known.predictable

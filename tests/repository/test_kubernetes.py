@@ -25,7 +25,9 @@ HOSTS = {  # the processes that serve each gRPC service
     "PlacementService": ("placement",),
     "AgentService": ("placement",),
     "PredictorService": ("predictor",),
+    "ObservationService": ("predictor",),
     "ContentionService": ("contention",),
+    "SampleService": ("contention",),
     "ReplicaService": ("queue", "placement", "predictor"),
     "PolicyService": tuple(SERVICES),
 }

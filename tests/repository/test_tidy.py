@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 from tests.support.paths import ROOT
+from tools.methods import methods
 
 from cotenant import plugins
 
@@ -22,13 +23,13 @@ FRAGMENT_CHARACTERS_MAX = 400
 
 # Mutating calls without a request_id, each with the reason.
 REPEATABLE = {
-    "PredictorService.Observe": "a repeated observation is recognized by its time",
+    "ObservationService.Observe": "a repeated observation is recognized by its time",
     "PlacementService.StopAttempts": "stopping twice has no further effect",
     "PlacementService.AdviseAttempts": "advice is a statement of facts; a repeated profile request starts over",
     "PlacementService.ForgetAttempts": "forgetting twice has no further effect",
     "AgentService.Connect": "a stream; reports and acknowledgements name their attempt",
     "AgentService.UploadOutput": "a stream of one attempt's output, answered to one reader",
-    "ContentionService.StreamSamples": "a stream; a repeated sample is recognized by its time",
+    "SampleService.StreamSamples": "a stream; a repeated sample is recognized by its time",
 }
 READING = ("Get", "List", "Summarize", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")
 
@@ -126,8 +127,7 @@ def test_the_repeatable_calls_exist() -> None:
 
 
 def _services() -> Iterator[ServiceDescriptor]:
-    for proto in sorted((ROOT / "protos" / "cotenant" / "v1").glob("*.proto")):
-        yield from import_module(f"cotenant.v1.{proto.stem}_pb2").DESCRIPTOR.services_by_name.values()
+    yield from {method.containing_service.full_name: method.containing_service for _, method in methods()}.values()
 
 
 def test_no_file_mentions_a_home_directory() -> None:

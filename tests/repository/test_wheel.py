@@ -15,6 +15,7 @@ import pytest
 from tests.support.paths import ROOT
 
 LINKED = ("services", "policies", "node_agent")
+GENERATED = ("v1", "agent", "internal", "storage")  # compiled from protos/
 
 pytestmark = pytest.mark.timeout(300)  # the build downloads its tools
 
@@ -45,15 +46,18 @@ def _files_of_the_package() -> Iterator[str]:
     ):
         for path in base.rglob("*"):
             relative = path.relative_to(base)
-            if path.is_file() and "__pycache__" not in path.parts and relative.parts[0] not in (*LINKED, "v1"):
+            if path.is_file() and "__pycache__" not in path.parts and relative.parts[0] not in (*LINKED, *GENERATED):
                 yield f"{package}/{relative.as_posix()}"
 
 
 def _stubs() -> Iterator[str]:
-    yield "cotenant/v1/__init__.py"
-    for proto in (ROOT / "protos" / "cotenant" / "v1").glob("*.proto"):
+    yield from (f"cotenant/{package}/__init__.py" for package in GENERATED)
+    for proto in (ROOT / "protos").rglob("*.proto"):
+        package = proto.parent.relative_to(ROOT / "protos")
+        if package.parts[1] != package.name:
+            yield f"{package}/__init__.py"
         for ending in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi"):
-            yield f"cotenant/v1/{proto.stem}{ending}"
+            yield f"{package}/{proto.stem}{ending}"
 
 
 def test_the_wheel_has_the_typing_marker_and_the_license(wheel_names: list[str]) -> None:
@@ -82,5 +86,9 @@ def test_entry_points_can_be_imported_from_the_wheel_alone(wheel: Path, tmp_path
 
 def test_the_sdist_contains_what_a_build_needs_and_no_stubs(sdist_names: list[str]) -> None:
     assert {"hatch_build.py", "pyproject.toml", "protos/cotenant/v1/job.proto", "LICENSE"} <= set(sdist_names)
-    assert [name for name in sdist_names if name.startswith((".venv", ".git/", "src/cotenant/v1"))] == []
+    assert [
+        name
+        for name in sdist_names
+        if name.startswith((".venv", ".git/", *(f"src/cotenant/{package}/" for package in GENERATED)))
+    ] == []
     assert [name for name, count in Counter(sdist_names).items() if count > 1] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from cotenant.v1 import contention_service_pb2 as pb
+from cotenant.agent.v1 import sample_service_pb2 as pb
 
 
 class DirectiveQueue:

@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 
 from cotenant import plugins, telemetry
+from cotenant.agent.v1 import sample_service_pb2, sample_service_pb2_grpc
 from cotenant.codec import errors
 from cotenant.codec.errors import Problem
 from cotenant.core.model.validation import Violation, name_error
@@ -31,6 +32,7 @@ from cotenant.v1 import contention_service_pb2_grpc as pb_grpc
 log = structlog.get_logger()
 
 SERVICE = "cotenant.v1.ContentionService"
+SAMPLE_SERVICE = "cotenant.agent.v1.SampleService"
 GROUP = "cotenant.contention_policies"
 MESSAGE_SAMPLES_MAX = 1_000
 STREAM_DEAD_SECONDS = 30.0  # after which a stream's agent counts as dead and another agent may replace it
@@ -65,7 +67,7 @@ class Stream:
     dropped: int = 0
 
 
-class ContentionServicer(pb_grpc.ContentionServiceServicer):
+class ContentionServicer(pb_grpc.ContentionServiceServicer, sample_service_pb2_grpc.SampleServiceServicer):
     """Detects contention on nodes and relieves it."""
 
     def __init__(
@@ -86,14 +88,14 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer):
         self._streams: dict[str, Stream] = {}
 
     async def StreamSamples(
-        self, requests: AsyncIterator[pb.StreamSamplesRequest], context: Any
-    ) -> AsyncIterator[pb.StreamSamplesResponse]:
+        self, requests: AsyncIterator[sample_service_pb2.StreamSamplesRequest], context: Any
+    ) -> AsyncIterator[sample_service_pb2.StreamSamplesResponse]:
         """Read samples in one task and write directives in another, so that neither blocks the other."""
         directive_queue = DirectiveQueue()
         reading = asyncio.create_task(self._read_until_end(requests, directive_queue))
         try:
             async for directives in directive_queue.read():
-                yield pb.StreamSamplesResponse(directives=directives)
+                yield sample_service_pb2.StreamSamplesResponse(directives=directives)
         finally:
             reading.cancel()
             await asyncio.wait([reading])
@@ -116,7 +118,7 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer):
         await self._migrations.close()
 
     async def _read_until_end(
-        self, requests: AsyncIterator[pb.StreamSamplesRequest], directive_queue: DirectiveQueue
+        self, requests: AsyncIterator[sample_service_pb2.StreamSamplesRequest], directive_queue: DirectiveQueue
     ) -> None:
         """Process the agent's messages; an error ends the stream through its directive queue."""
         stream: Stream | None = None
@@ -132,7 +134,7 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer):
             if stream is not None:
                 self._close(stream)
 
-    def _open(self, request: pb.StreamSamplesRequest, directive_queue: DirectiveQueue) -> Stream:
+    def _open(self, request: sample_service_pb2.StreamSamplesRequest, directive_queue: DirectiveQueue) -> Stream:
         """Register a node's stream, ending an earlier stream of the same agent that hangs.
 
         A second agent with the id of a live one is refused: they would keep ending each other's streams.
@@ -165,7 +167,7 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer):
             del self._streams[stream.node_id]
             self._policy_runner.forget(stream.node_id)
 
-    def _take_all(self, stream: Stream, request: pb.StreamSamplesRequest) -> None:
+    def _take_all(self, stream: Stream, request: sample_service_pb2.StreamSamplesRequest) -> None:
         if request.node_id not in ("", stream.node_id):
             raise _of_another_node("node_id", stream.node_id, request.node_id)
         if len(request.samples) > MESSAGE_SAMPLES_MAX:
@@ -222,6 +224,7 @@ async def start(
         PolicyRunner(policy, incidents, migrations), sample_buffer, incidents, migrations, now
     )
     server.add(pb_grpc.add_ContentionServiceServicer_to_server, servicer, SERVICE)
+    server.add(sample_service_pb2_grpc.add_SampleServiceServicer_to_server, servicer, SAMPLE_SERVICE)
     return servicer
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from cotenant.agent.v1 import sample_service_pb2 as sample
 from cotenant.core.policy.protocols import AttemptWindow, ContentionPolicy, Directive, NodeWindow, Throttle
 from cotenant.services.contention.incidents.incident_log import Attempt, IncidentLog, throttles
 from cotenant.services.contention.incidents.migration_requests import MigrationRequests
@@ -28,7 +29,7 @@ INHERITED_SECONDS_MAX = 300.0
 class ActiveDirective:
     """The last directive of a throttled attempt, and until when it is repeated."""
 
-    message: pb.Directive
+    message: sample.Directive
     until: float
 
 
@@ -44,7 +45,7 @@ class PolicyRunner:
         self._failures: Counter[str] = Counter()
         self._active: dict[str, dict[Attempt, ActiveDirective]] = {}  # by node
 
-    def run(self, window: NodeWindow) -> Sequence[pb.Directive]:
+    def run(self, window: NodeWindow) -> Sequence[sample.Directive]:
         """Return the directives for a node's agent: new ones, and the repeated ones of throttled attempts."""
         directives = self._ask(window)
         self._incidents.record(window, directives)
@@ -73,7 +74,7 @@ class PolicyRunner:
         return valid
 
     def _update_active(
-        self, window: NodeWindow, fresh: dict[Attempt, tuple[Directive, pb.Directive]]
+        self, window: NodeWindow, fresh: dict[Attempt, tuple[Directive, sample.Directive]]
     ) -> dict[Attempt, ActiveDirective]:
         """Update the directives to repeat: the new ones, else the last ones, else the reported throttles."""
         before, now = self._active.pop(window.node_id, {}), {}
@@ -122,8 +123,8 @@ def _throttle_valid(throttle: Throttle) -> bool:
     return 1 <= throttle.bandwidth_percent <= 100 and throttle.cores >= 0
 
 
-def _message(directive: Directive) -> pb.Directive:
-    return pb.Directive(
+def _message(directive: Directive) -> sample.Directive:
+    return sample.Directive(
         id=uuid.uuid4().hex,
         job_id=directive.job_id,
         number=directive.number,
@@ -133,9 +134,9 @@ def _message(directive: Directive) -> pb.Directive:
     )
 
 
-def _inherited(at: AttemptWindow) -> pb.Directive:
+def _inherited(at: AttemptWindow) -> sample.Directive:
     """Return the directive that an attempt's present throttle must have come from."""
-    return pb.Directive(
+    return sample.Directive(
         id=uuid.uuid4().hex,
         job_id=at.job_id,
         number=at.number,

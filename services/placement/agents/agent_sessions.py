@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import errors, specs
 from cotenant.codec.errors import Violation
 from cotenant.core.model.lifecycle import StopReason
 from cotenant.core.model.validation import MEMORY_BYTES_MAX
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.agents.expected_rate import expected_rate_per_second
 from cotenant.services.placement.cluster.live_records import LiveAttempt
-from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import resources_pb2
 
 
-def check_message(message: node_pb2.ConnectRequest) -> None:
+def check_message(message: agent_pb2.ConnectRequest) -> None:
     """Reject a message with invalid fields before any part of it is applied.
 
     Raises:
@@ -33,7 +33,7 @@ def check_message(message: node_pb2.ConnectRequest) -> None:
         raise errors.invalid(wrong)
 
 
-def _state_violations(path: str, reports: Iterable[node_pb2.AttemptReport]) -> Iterator[Violation]:
+def _state_violations(path: str, reports: Iterable[agent_pb2.AttemptReport]) -> Iterator[Violation]:
     for at, report in enumerate(reports):
         if report.state not in specs.ATTEMPT_STATES.names:
             yield Violation(f"{path}[{at}].state", f"is {report.state}, which is not an attempt state")
@@ -55,16 +55,16 @@ class Session:
     """One agent's stream. Messages queued before the stream's next write are sent together."""
 
     def __init__(
-        self, node_id: str, incarnation: str, mark: Callable[[], node_pb2.StoreMark | None] = lambda: None
+        self, node_id: str, incarnation: str, mark: Callable[[], agent_pb2.StoreMark | None] = lambda: None
     ) -> None:
         """`mark` returns the store mark that the agent is to remember."""
         self.node_id, self.incarnation = node_id, incarnation
         self._mark, self._marked = mark, 0  # the last revision sent to the agent
-        self._pending = node_pb2.ConnectResponse()
+        self._pending = agent_pb2.ConnectResponse()
         self._wake = asyncio.Event()
         self._closed = False
 
-    def put(self, message: node_pb2.ConnectResponse) -> None:
+    def put(self, message: agent_pb2.ConnectResponse) -> None:
         """Queue a message; the stream sends it with its next write."""
         self._pending.MergeFrom(message)
         self._wake.set()
@@ -74,19 +74,19 @@ class Session:
         self._closed = True
         self._wake.set()
 
-    async def messages(self) -> AsyncIterator[node_pb2.ConnectResponse]:
+    async def messages(self) -> AsyncIterator[agent_pb2.ConnectResponse]:
         """Yield the messages to write to the stream until the session is closed."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             if self._pending.ByteSize():
-                message, self._pending = self._pending, node_pb2.ConnectResponse()
+                message, self._pending = self._pending, agent_pb2.ConnectResponse()
                 self._put_mark(message)
                 yield message
             if self._closed:
                 return
 
-    def _put_mark(self, message: node_pb2.ConnectResponse) -> None:
+    def _put_mark(self, message: agent_pb2.ConnectResponse) -> None:
         """Add the store mark to a message if the store's revision has changed."""
         mark = self._mark()
         if mark is None or mark.revision == self._marked:
@@ -126,7 +126,7 @@ class Sessions:
             session.close()
         self._by_node.clear()
 
-    def send(self, node_id: str, message: node_pb2.ConnectResponse) -> bool:
+    def send(self, node_id: str, message: agent_pb2.ConnectResponse) -> bool:
         """Send a message to a node; False if its agent is disconnected (it is reconciled when it reconnects)."""
         session = self._by_node.get(node_id)
         if session:
@@ -151,11 +151,11 @@ class Sessions:
             self.send(node_id, message)
 
 
-def assignment(live: LiveAttempt, node_rank: int) -> node_pb2.ConnectResponse:
+def assignment(live: LiveAttempt, node_rank: int) -> agent_pb2.ConnectResponse:
     """Return the message that assigns an attempt's part to one of its nodes."""
     attempt, allocation = live.attempt, live.allocation[node_rank]
     by_rank = sorted((task.rank, task.role, part.node_id) for part in live.allocation for task in part.tasks)
-    message = node_pb2.ConnectResponse()
+    message = agent_pb2.ConnectResponse()
     order = message.assignments.add(
         job_id=attempt.job_id,
         number=attempt.number,
@@ -178,9 +178,9 @@ def assignment(live: LiveAttempt, node_rank: int) -> node_pb2.ConnectResponse:
     return message
 
 
-def resize_order(live: LiveAttempt, node_id: str) -> node_pb2.ConnectResponse:
+def resize_order(live: LiveAttempt, node_id: str) -> agent_pb2.ConnectResponse:
     """Return the order to resize an attempt's part on one of its nodes to its target allocation."""
-    message = node_pb2.ConnectResponse()
+    message = agent_pb2.ConnectResponse()
     message.resizes.add(
         job_id=live.attempt.job_id,
         number=live.attempt.number,
@@ -191,9 +191,9 @@ def resize_order(live: LiveAttempt, node_id: str) -> node_pb2.ConnectResponse:
     return message
 
 
-def profile_order(live: LiveAttempt, plan: placement_pb2.ProfilePlan) -> node_pb2.ConnectResponse:
+def profile_order(live: LiveAttempt, plan: placement_pb2.ProfilePlan) -> agent_pb2.ConnectResponse:
     """Return the order to measure an attempt at the plan's core counts; without any, a running profile ends."""
-    message = node_pb2.ConnectResponse()
+    message = agent_pb2.ConnectResponse()
     order = message.profiles.add(
         job_id=live.attempt.job_id,
         number=live.attempt.number,
@@ -205,9 +205,9 @@ def profile_order(live: LiveAttempt, plan: placement_pb2.ProfilePlan) -> node_pb
     return message
 
 
-def stop_order(live: LiveAttempt) -> node_pb2.ConnectResponse:
+def stop_order(live: LiveAttempt) -> agent_pb2.ConnectResponse:
     """Return the order to stop an attempt, with the reason in its record."""
-    message = node_pb2.ConnectResponse()
+    message = agent_pb2.ConnectResponse()
     order = message.stops.add(
         job_id=live.attempt.job_id,
         number=live.attempt.number,
@@ -218,14 +218,14 @@ def stop_order(live: LiveAttempt) -> node_pb2.ConnectResponse:
     return message
 
 
-def heartbeat_ack(beat: int) -> node_pb2.ConnectResponse:
+def heartbeat_ack(beat: int) -> agent_pb2.ConnectResponse:
     """Return the acknowledgment of an agent's heartbeat."""
-    return node_pb2.ConnectResponse(heard=beat)
+    return agent_pb2.ConnectResponse(heard=beat)
 
 
-def supersede(report: node_pb2.AttemptReport) -> node_pb2.ConnectResponse:
+def supersede(report: agent_pb2.AttemptReport) -> agent_pb2.ConnectResponse:
     """Return the order to stop a reported attempt that placement does not have."""
-    message = node_pb2.ConnectResponse()
+    message = agent_pb2.ConnectResponse()
     message.stops.add(
         job_id=report.job_id,
         number=report.number,
@@ -235,13 +235,13 @@ def supersede(report: node_pb2.AttemptReport) -> node_pb2.ConnectResponse:
     return message
 
 
-def release(gpu_uuid: str) -> node_pb2.ConnectResponse:
+def release(gpu_uuid: str) -> agent_pb2.ConnectResponse:
     """Return the order to clear a GPU's health hold."""
-    return node_pb2.ConnectResponse(released_gpus=[gpu_uuid])
+    return agent_pb2.ConnectResponse(released_gpus=[gpu_uuid])
 
 
-def ack(job_id: str, number: int) -> node_pb2.ConnectResponse:
+def ack(job_id: str, number: int) -> agent_pb2.ConnectResponse:
     """Return the acknowledgment of an attempt's end: it is committed, or the attempt is unknown."""
-    message = node_pb2.ConnectResponse()
+    message = agent_pb2.ConnectResponse()
     message.acks.add(job_id=job_id, number=number)
     return message

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import errors
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.security.identity import check_node
 from cotenant.services.placement.agents.agent_sessions import Sessions
-from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 PIECES_WAITING_MAX = 16  # per read: a slow reader slows the agents' uploads, nothing else
 
-Piece = node_pb2.UploadOutputRequest
+Piece = agent_pb2.UploadOutputRequest
 
 
 class _Read:
@@ -52,7 +52,7 @@ class OutputRelay:
         self._count += 1
         ids = {f"{self._count}-{node_id}": node_id for node_id in node_ids}
         read = _Read(list(ids))
-        order = node_pb2.ReadOutput(
+        order = agent_pb2.ReadOutput(
             job_id=request.job_id, number=request.number, follow=request.follow, tail_bytes=request.tail_bytes
         )
         if request.HasField("rank"):
@@ -61,7 +61,7 @@ class OutputRelay:
             for read_id, node_id in ids.items():
                 self._reads[read_id], self._nodes[read_id] = read, node_id
                 order.read_id = read_id
-                if not self._sessions.send(node_id, node_pb2.ConnectResponse(reads=[order])):
+                if not self._sessions.send(node_id, agent_pb2.ConnectResponse(reads=[order])):
                     raise _away(node_id)
             async for piece in self._pieces(read):
                 yield placement_pb2.ReadAttemptLogsResponse(rank=piece.rank, data=piece.data, truncated=piece.truncated)
@@ -70,7 +70,7 @@ class OutputRelay:
                 self._nodes.pop(read_id, None)
                 if self._reads.pop(read_id, None) and read_id in read.pending:
                     order.read_id, order.cancel = read_id, True
-                    self._sessions.send(ids[read_id], node_pb2.ConnectResponse(reads=[order]))
+                    self._sessions.send(ids[read_id], agent_pb2.ConnectResponse(reads=[order]))
             await read.drain()
 
     async def _pieces(self, read: _Read) -> AsyncIterator[Piece]:

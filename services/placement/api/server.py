@@ -8,11 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cotenant import plugins
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.agent.v1 import agent_service_pb2_grpc as agent_grpc
 from cotenant.codec import errors, specs
 from cotenant.codec.errors import Violation
 from cotenant.core.failures.launch_health import RULES, HoldRules
 from cotenant.core.model.node import NodeShape
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1 import placement_service_pb2_grpc as placement_grpc
 from cotenant.leadership.leadership_term import HeldTerm, LeadershipTerm
 from cotenant.rpc.paging import page_of
 from cotenant.rpc.policy_service import PolicyServicer
@@ -43,12 +47,10 @@ from cotenant.store.guarded_store import trust_of
 from cotenant.store.port import Compare, Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
-from cotenant.v1 import placement_service_pb2 as placement_pb2
-from cotenant.v1 import placement_service_pb2_grpc as placement_grpc
 
-PLACEMENT = "cotenant.v1.PlacementService"
+PLACEMENT = "cotenant.internal.v1.PlacementService"
 NODE = "cotenant.v1.NodeService"
-AGENT = "cotenant.v1.AgentService"
+AGENT = "cotenant.agent.v1.AgentService"
 SERVICES = (PLACEMENT, NODE, AGENT)
 PLACEMENTS, ALLOCATORS = "cotenant.placement_policies", "cotenant.cpu_allocators"
 OPERATOR = "operator"
@@ -71,7 +73,9 @@ class PlacementConfig:
     holding: HoldRules = RULES
 
 
-class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceServicer, node_grpc.AgentServiceServicer):
+class Placement(
+    placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceServicer, agent_grpc.AgentServiceServicer
+):
     """Serves planning, nodes and agents from one cluster state."""
 
     def __init__(self, store: Store, config: PlacementConfig, leadership_term: LeadershipTerm | None = None) -> None:
@@ -148,7 +152,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self._host = host
         host.add(placement_grpc.add_PlacementServiceServicer_to_server, self, PLACEMENT)
         host.add(node_grpc.add_NodeServiceServicer_to_server, self, NODE)
-        host.add(node_grpc.add_AgentServiceServicer_to_server, self, AGENT)
+        host.add(agent_grpc.add_AgentServiceServicer_to_server, self, AGENT)
 
     async def start(self) -> None:
         """Load the state and start the background tasks."""
@@ -292,8 +296,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     # Agents --------------------------------------------------------------------------------------------------
 
     async def Connect(
-        self, requests: AsyncIterator[node_pb2.ConnectRequest], context: object
-    ) -> AsyncIterator[node_pb2.ConnectResponse]:
+        self, requests: AsyncIterator[agent_pb2.ConnectRequest], context: object
+    ) -> AsyncIterator[agent_pb2.ConnectResponse]:
         """Serve one agent's stream."""
         self.leadership.check()
         with committing():
@@ -301,11 +305,11 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
                 yield message
 
     async def UploadOutput(
-        self, requests: AsyncIterator[node_pb2.UploadOutputRequest], context: object
-    ) -> node_pb2.UploadOutputResponse:
+        self, requests: AsyncIterator[agent_pb2.UploadOutputRequest], context: object
+    ) -> agent_pb2.UploadOutputResponse:
         """Relay an agent's output upload to its reader."""
         await self.output_relay.upload(requests)
-        return node_pb2.UploadOutputResponse()
+        return agent_pb2.UploadOutputResponse()
 
     # Nodes ---------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import job_pb2
-from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 HISTORY_MAX = 10_000
 BACKLOG_MAX = 2_000  # events queued for a slow watcher before they are replaced by a snapshot
@@ -20,7 +20,7 @@ class _Watcher:
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
         self.progress: dict[str, job_pb2.Progress] = {}
-        self.profiled: deque[node_pb2.ProfileReport] = deque(maxlen=BACKLOG_MAX)
+        self.profiled: deque[agent_pb2.ProfileReport] = deque(maxlen=BACKLOG_MAX)
         self.wake = asyncio.Event()
 
 
@@ -78,7 +78,7 @@ class AttemptEvents:
             watcher.progress[job_id] = progress
             watcher.wake.set()
 
-    def publish_profiled(self, report: node_pb2.ProfileReport) -> None:
+    def publish_profiled(self, report: agent_pb2.ProfileReport) -> None:
         """Publish a profile report; a watcher that is far behind receives only the latest ones."""
         for watcher in self._watchers:
             watcher.profiled.append(report)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from cotenant import fail_points
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model import health
 from cotenant.core.model.lifecycle import AttemptState, StopReason
 from cotenant.core.model.node import HealthAction, Inventory
@@ -20,7 +21,6 @@ from cotenant.services.placement.cluster.committer import OPERATIONS_MAX, Commit
 from cotenant.services.placement.cluster.live_records import ATTEMPTS, GUARDS, LiveAttempt, Node
 from cotenant.store.port import Compare, StoreUnavailable
 from cotenant.v1 import job_pb2
-from cotenant.v1 import node_service_pb2 as node_pb2
 
 log = structlog.get_logger()
 
@@ -80,7 +80,7 @@ class AttemptStore:
         if under:
             await self.committer.commit([], under)
 
-    def take_report(self, live: LiveAttempt, node_id: str, report: node_pb2.AttemptReport) -> None:
+    def take_report(self, live: LiveAttempt, node_id: str, report: agent_pb2.AttemptReport) -> None:
         """Apply an agent's report on its part of an attempt."""
         before = live.state
         if self.cluster.report(live, node_id, report):

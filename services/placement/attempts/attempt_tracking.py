@@ -8,12 +8,14 @@ from collections.abc import Iterable
 
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
 from cotenant.codec.estimates import core_relevant_parts
 from cotenant.core.model.lifecycle import AttemptState
 from cotenant.core.policy.protocols import CpuAllocator
 from cotenant.core.prediction.rate_windows import RateWindows
 from cotenant.core.sizing.resize import Resizes
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.agents import agent_sessions
 from cotenant.services.placement.attempts.attempt_store import AttemptStore
 from cotenant.services.placement.attempts.job_classes import JobClasses
@@ -21,8 +23,6 @@ from cotenant.services.placement.attempts.tracked_attempt import TrackedAttempt,
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.live_records import LiveAttempt
 from cotenant.v1 import job_pb2
-from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
 log = structlog.get_logger()
@@ -119,7 +119,7 @@ class AttemptTracker:
         if self._windows:
             self._windows.release(live.key[0])
 
-    def take_progress(self, report: node_pb2.ProgressReport) -> None:
+    def take_progress(self, report: agent_pb2.ProgressReport) -> None:
         """Record a job's progress; at the end of a window, record its rate for the cores that it holds."""
         progress = report.progress
         if self._windows is None or self._too_soon(report.job_id, progress):
@@ -154,7 +154,7 @@ class AttemptTracker:
         self._taken[job_id] = at
         return False
 
-    def take_profiled(self, report: node_pb2.ProfileReport) -> None:
+    def take_profiled(self, report: agent_pb2.ProfileReport) -> None:
         """Record a rate measured by a profile, or the profile's end."""
         live = self._cluster.attempts.get(report.job_id)
         if live is None or live.key[1] != report.number:

@@ -22,6 +22,7 @@ from types import MappingProxyType
 import structlog
 
 from cotenant import telemetry
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
 from cotenant.core.capacity.ledger import Overcommitted
 from cotenant.core.model.allocation import Allocation, NodeAllocation
@@ -33,7 +34,6 @@ from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Committer, Halted, TooLarge, Write
 from cotenant.services.placement.cluster.live_records import GUARDS, LiveAttempt
 from cotenant.v1 import job_pb2
-from cotenant.v1 import node_service_pb2 as node_pb2
 
 log = structlog.get_logger()
 
@@ -136,7 +136,7 @@ class Resizes:
         if live.target and not live.committing_resize and node_id not in live.applied:
             session.put(agent_sessions.resize_order(live, node_id))
 
-    def take_report(self, node_id: str, report: node_pb2.ResizeReport) -> None:
+    def take_report(self, node_id: str, report: agent_pb2.ResizeReport) -> None:
         """Apply an agent's answer to a resize; answers to older resizes are ignored."""
         live = self._cluster.attempts.get(report.job_id)
         if live is None or live.key[1] != report.number or node_id not in live.nodes or not live.target:

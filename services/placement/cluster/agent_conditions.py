@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cotenant import name_resolution
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import HEALTH_ACTIONS
 from cotenant.core.model.node import HealthAction
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -29,7 +30,7 @@ class ReportedCondition:
     lag: LoopLag | None = None
     name_errors: tuple[str, ...] = ()
 
-    def take(self, condition: node_pb2.AgentCondition, now: Callable[[], float] | None = None) -> None:
+    def take(self, condition: agent_pb2.AgentCondition, now: Callable[[], float] | None = None) -> None:
         """Record the condition that came with a heartbeat."""
         if condition.HasField("wall_time"):
             self.clocks.append(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.failures.classifier import SIGNS_MAX, TAIL_LENGTH_MAX
 from cotenant.core.model.lifecycle import AttemptState
 from cotenant.services.placement.cluster.live_records import LiveAttempt, State
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 MESSAGE_LENGTH_MAX = 1_000  # of an agent's error message
 SIGN_LENGTH_MAX = 200
 _BEFORE_LAUNCH = (None, AttemptState.ASSIGNED)
 
 
-def state_of(live: LiveAttempt, node_id: str, report: node_service_pb2.AttemptReport) -> AttemptState:
+def state_of(live: LiveAttempt, node_id: str, report: agent_pb2.AttemptReport) -> AttemptState:
     """Return the reported state of a part; a launched part that is reported as not launched has failed."""
     state = State.from_wire(report.state)
     if state is AttemptState.NOT_LAUNCHED and live.parts.get(node_id) not in _BEFORE_LAUNCH:
@@ -38,7 +39,7 @@ def end_of_unknown(live: LiveAttempt, node_id: str) -> AttemptState:
     return state if broken == node_id else AttemptState.STOPPED
 
 
-def record_end(live: LiveAttempt, node_id: str, state: AttemptState, report: node_service_pb2.AttemptReport) -> None:
+def record_end(live: LiveAttempt, node_id: str, state: AttemptState, report: agent_pb2.AttemptReport) -> None:
     """Record a part's end in the attempt; if several parts fail, the first one is recorded."""
     message = report.message[:MESSAGE_LENGTH_MAX]
     explained = live.attempt.HasField("exit") or live.attempt.HasField("launch_failure")
@@ -59,7 +60,7 @@ def record_end(live: LiveAttempt, node_id: str, state: AttemptState, report: nod
         live.attempt.stop_reason = known_stop_reason(report)  # an earlier leader's order that it could not record
 
 
-def known_stop_reason(report: node_service_pb2.AttemptReport) -> job_pb2.StopReason.ValueType:
+def known_stop_reason(report: agent_pb2.AttemptReport) -> job_pb2.StopReason.ValueType:
     """Return why an agent stopped a part; unspecified if an agent of another release did not say so."""
     known = report.stop_reason in job_pb2.StopReason.values()
     return report.stop_reason if known else job_pb2.STOP_REASON_UNSPECIFIED

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
 from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.model.allocation import NodeAllocation
@@ -21,7 +22,8 @@ from cotenant.core.model.tenancy import Headroom
 from cotenant.core.placement.device_assignment import NodeDevices
 from cotenant.services.placement.cluster import attempt_reports
 from cotenant.services.placement.cluster.live_records import LiveAttempt, Node, healthy, within
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 
@@ -302,7 +304,7 @@ class Cluster:
         """Return whether an attempt has neither ended nor been ordered to stop."""
         return not live.state.ended and live.state is not AttemptState.STOPPING
 
-    def report(self, live: LiveAttempt, node_id: str, report: node_service_pb2.AttemptReport) -> bool:
+    def report(self, live: LiveAttempt, node_id: str, report: agent_pb2.AttemptReport) -> bool:
         """Apply an agent's report on its part of an attempt; return False if it changes nothing."""
         state = attempt_reports.state_of(live, node_id, report)
         if live.state.ended or live.ended_on(node_id) or live.parts.get(node_id) is state:
@@ -315,7 +317,7 @@ class Cluster:
         attempt_reports.record_end(live, node_id, state, report)
         return self._part_ended(live, node_id, report)
 
-    def _launched(self, live: LiveAttempt, report: node_service_pb2.AttemptReport) -> bool:
+    def _launched(self, live: LiveAttempt, report: agent_pb2.AttemptReport) -> bool:
         if live.state is not AttemptState.ASSIGNED:
             return False
         if any(live.parts.get(node) is not AttemptState.RUNNING for node in live.nodes):
@@ -331,11 +333,11 @@ class Cluster:
             return False
         live.parts[node_id] = state
         live.attempt.message = live.attempt.message or why
-        report = node_service_pb2.AttemptReport()
+        report = agent_pb2.AttemptReport()
         report.time.FromNanoseconds(int(now * 1e9))
         return self._part_ended(live, node_id, report)
 
-    def _part_ended(self, live: LiveAttempt, node_id: str, report: node_service_pb2.AttemptReport) -> bool:
+    def _part_ended(self, live: LiveAttempt, node_id: str, report: agent_pb2.AttemptReport) -> bool:
         if live.ended_everywhere:
             self._ended(live, report)
             return True
@@ -346,7 +348,7 @@ class Cluster:
         ordered = live.attempt.stop_reason  # by a leader that could not record it
         return self.stop(live, specs.STOP_REASONS.from_wire(ordered) if ordered else StopReason.GANG_BROKEN)
 
-    def _ended(self, live: LiveAttempt, report: node_service_pb2.AttemptReport) -> None:
+    def _ended(self, live: LiveAttempt, report: agent_pb2.AttemptReport) -> None:
         """End an attempt after all its parts have ended.
 
         A part that was lost, disconnected or not launched explains why other parts failed, not the reverse.

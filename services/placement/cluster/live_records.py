@@ -18,7 +18,8 @@ from cotenant.core.placement.device_assignment import NodeDevices
 from cotenant.core.policy.cluster_view import Occupancy
 from cotenant.services.placement.cluster.agent_conditions import ReportedCondition
 from cotenant.services.placement.cluster.committer import Write
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2, node_service_pb2
 from cotenant.v1.certificate_pb2 import Certificate
 
 SCHEMA_VERSION = 1

@@ -15,9 +15,9 @@ from cotenant.core.model.node import NodeShape
 from cotenant.core.model.validation import Violation, check_amounts, shown
 from cotenant.core.policy.protocols import CpuAllocator
 from cotenant.core.scheduling import cycle
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.v1 import job_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 SLICE = 200  # candidates checked before yielding to other tasks; a few milliseconds
 

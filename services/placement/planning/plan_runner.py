@@ -15,6 +15,7 @@ from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.placement.attempts.attempt_store import (
     QUEUE_LEADER,
@@ -35,7 +36,6 @@ from cotenant.services.placement.registry.canaries import canaries
 from cotenant.services.placement.registry.suspects import SuspectNodes
 from cotenant.store.port import Compare
 from cotenant.v1 import job_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
 PLACED = telemetry.counter("cotenant.placement.placed", "{attempt}", "Attempts placed.")

@@ -26,14 +26,15 @@ from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, ReservationRules
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.live_records import SCHEMA_VERSION, LiveAttempt
 from cotenant.services.placement.cluster.request_decoding import Enrich, gang_of, without_avoided
 from cotenant.services.placement.planning import spare_cores
 from cotenant.services.placement.planning.cluster_view import STOP_COSTS, since_seconds
 from cotenant.services.placement.planning.tentative_reservations import KEPT_SECONDS, TentativeReservations
-from cotenant.v1 import job_pb2, records_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 

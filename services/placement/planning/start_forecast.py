@@ -28,13 +28,13 @@ from cotenant.core.model.node import NodeShape
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.prediction.remaining_time import RemainingTime, certain_time, remaining_time_of
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.live_records import LiveAttempt
 from cotenant.services.placement.cluster.request_decoding import check_candidates, gang_of
 from cotenant.services.placement.planning.cluster_view import STOP_COSTS, LiveClusterView
 from cotenant.services.placement.planning.planner import reserving_of
 from cotenant.v1 import job_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 BUDGET_SECONDS_MAX = 5.0
 DRAWS_MAX = 200

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import errors, specs
 from cotenant.codec.errors import Problem
 from cotenant.core.failures.launch_health import HoldRules
@@ -37,10 +38,11 @@ from cotenant.services.placement.registry.node_claims import NodeClaims
 from cotenant.services.placement.registry.node_description import describe
 from cotenant.services.placement.registry.node_removal import NodeRemoval
 from cotenant.services.placement.registry.suspects import SuspectNodes
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.identity_check import Trust
 from cotenant.store.port import StoreUnavailable
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import records_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
@@ -86,8 +88,8 @@ class AgentRegistry:
     # Streams -------------------------------------------------------------------------------------------------
 
     async def connect(
-        self, requests: AsyncIterator[node_pb2.ConnectRequest]
-    ) -> AsyncIterator[node_pb2.ConnectResponse]:
+        self, requests: AsyncIterator[agent_pb2.ConnectRequest]
+    ) -> AsyncIterator[agent_pb2.ConnectResponse]:
         """Serve one agent's stream, from its hello to its end."""
         first = await anext(aiter(requests), None)
         if first is None or not first.hello.node_id:
@@ -103,7 +105,7 @@ class AgentRegistry:
             reader.cancel()
             self._disconnected(session)
 
-    async def _admit(self, hello: node_pb2.Hello) -> agent_sessions.Session:
+    async def _admit(self, hello: agent_pb2.Hello) -> agent_sessions.Session:
         self._check_incarnation(hello)
         await self._check_store(hello)
         node = await self._register(hello.node_id, hello.inventory)
@@ -123,14 +125,14 @@ class AgentRegistry:
         log.info("node_connected", node=node.id, gpus=len(node.inventory.gpus), cores=len(node.inventory.cores))
         return session
 
-    def _check_incarnation(self, hello: node_pb2.Hello) -> None:
+    def _check_incarnation(self, hello: agent_pb2.Hello) -> None:
         """Refuse an agent with the id of a node whose agent is alive."""
         old, node = self.sessions.get(hello.node_id), self.cluster.nodes.get(hello.node_id)
         alive = node is not None and self._silent_seconds(node) < 2 * self.heartbeat_seconds
         if old and alive and old.incarnation != hello.incarnation:
             raise self.claims.refuse(hello)
 
-    async def _check_store(self, hello: node_pb2.Hello) -> None:
+    async def _check_store(self, hello: agent_pb2.Hello) -> None:
         """Refuse agents while the store is older than known or not the agent's, which would stop running jobs.
 
         Raises:
@@ -144,13 +146,13 @@ class AgentRegistry:
         if verdict:
             raise errors.failed_precondition(verdict.mismatch.value, f"{verdict.text}; jobs on the node keep running")
 
-    def _mark(self) -> node_pb2.StoreMark | None:
+    def _mark(self) -> agent_pb2.StoreMark | None:
         mark = self._trust.mark() if self._trust else None
         identity = self._trust.identity if self._trust else None
         return mark_to_wire(mark, identity.supersedes) if mark and identity else None
 
-    def _welcome(self) -> node_pb2.ConnectResponse:
-        message = node_pb2.ConnectResponse()
+    def _welcome(self) -> agent_pb2.ConnectResponse:
+        message = agent_pb2.ConnectResponse()
         message.welcome.term = self.term
         if mark := self._mark():
             message.welcome.store.CopyFrom(mark)
@@ -186,7 +188,7 @@ class AgentRegistry:
         self.attempts.order_health_stops(fresh, node.inventory if node else None)
         return fresh
 
-    def _reconcile(self, node: Node, session: agent_sessions.Session, hello: node_pb2.Hello) -> None:
+    def _reconcile(self, node: Node, session: agent_sessions.Session, hello: agent_pb2.Hello) -> None:
         """Reconcile the agent's attempts with placement's: queue the starts, stops and acknowledgments it needs."""
         reported = {(report.job_id, report.number) for report in hello.attempts}
         node.superseded.clear()
@@ -232,8 +234,8 @@ class AgentRegistry:
     async def _read(
         self,
         session: agent_sessions.Session,
-        first: node_pb2.ConnectRequest,
-        requests: AsyncIterator[node_pb2.ConnectRequest],
+        first: agent_pb2.ConnectRequest,
+        requests: AsyncIterator[agent_pb2.ConnectRequest],
     ) -> None:
         try:
             if await self._handle(session, first):  # the first message may carry more than the hello
@@ -245,7 +247,7 @@ class AgentRegistry:
         finally:
             session.close()
 
-    async def _handle(self, session: agent_sessions.Session, request: node_pb2.ConnectRequest) -> bool:
+    async def _handle(self, session: agent_sessions.Session, request: agent_pb2.ConnectRequest) -> bool:
         try:
             agent_sessions.check_message(request)
             await self._apply(session, request)
@@ -260,7 +262,7 @@ class AgentRegistry:
             return False
         return True
 
-    async def _apply(self, session: agent_sessions.Session, request: node_pb2.ConnectRequest) -> None:
+    async def _apply(self, session: agent_sessions.Session, request: agent_pb2.ConnectRequest) -> None:
         node = self.cluster.nodes[session.node_id]
         self._record_contact(node)
         if request.HasField("hello") or request.HasField("certificate"):
@@ -297,7 +299,7 @@ class AgentRegistry:
         live = self.cluster.attempts.get(job_id)
         return live is not None and node.id in live.nodes
 
-    def _take_report(self, node: Node, session: agent_sessions.Session, report: node_pb2.AttemptReport) -> None:
+    def _take_report(self, node: Node, session: agent_sessions.Session, report: agent_pb2.AttemptReport) -> None:
         live = self.cluster.attempts.get(report.job_id)
         key = (report.job_id, report.number)
         if live is None or live.key != key or node.id not in live.nodes:
@@ -312,7 +314,7 @@ class AgentRegistry:
             self.resizes.settle(live)
 
     def _take_unexpected(
-        self, node: Node, session: agent_sessions.Session, report: node_pb2.AttemptReport, *, known_end: bool
+        self, node: Node, session: agent_sessions.Session, report: agent_pb2.AttemptReport, *, known_end: bool
     ) -> None:
         """Stop an attempt that should not be on the node; the node takes no new work until it is gone."""
         key = (report.job_id, report.number)

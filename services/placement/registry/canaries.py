@@ -13,10 +13,10 @@ from cotenant.core.placement.node_avoidance import only_open
 from cotenant.core.policy.cluster_view import ClusterView
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.live_records import Node
 from cotenant.services.placement.cluster.request_decoding import Enrich, gang_of
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 CANDIDATES_MAX = 200  # considered in the queue's order; a node that fits none of them is tried later
 

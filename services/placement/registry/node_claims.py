@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.errors import Problem
 from cotenant.codec.specs import HEALTH_ACTIONS
 from cotenant.core.model.node import HealthAction, Inventory
@@ -21,7 +22,6 @@ from cotenant.core.model.refusal import plural
 from cotenant.core.model.validation import shown
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.live_records import Node
-from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class NodeClaims:
         self._machine_of: dict[str, str] = {}  # by connected node
         self._machines: dict[str, list[str]] = {}  # connected nodes by boot of their machine, in order of connection
 
-    def refuse(self, hello: node_pb2.Hello) -> Problem:
+    def refuse(self, hello: agent_pb2.Hello) -> Problem:
         """Record that a second agent said hello with a node's id, and return the error for it."""
         before = self._refused.pop(hello.node_id, None)
         address = hello.inventory.address

@@ -17,7 +17,7 @@ from cotenant.services.placement.attempts.attempt_store import AttemptStore
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Committer, Write
 from cotenant.services.placement.cluster.live_records import FORGOTTEN, NODES, REQUEST_IDS_MAX, SCHEMA_VERSION, Node
-from cotenant.v1 import records_pb2
+from cotenant.storage.v1 import records_pb2
 
 log = structlog.get_logger()
 

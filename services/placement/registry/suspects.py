@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from cotenant import telemetry
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
 from cotenant.core.failures import launch_health
 from cotenant.core.failures.launch_health import (
@@ -31,9 +32,8 @@ from cotenant.services.placement.attempts.attempt_events import AttemptEvents
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Committer, Fenced, Halted, Write
 from cotenant.services.placement.cluster.live_records import NODES, LiveAttempt, Node
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import StoreUnavailable
-from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 
@@ -114,7 +114,7 @@ class SuspectNodes:
 
     # Reports -------------------------------------------------------------------------------------------------
 
-    def mark_suspected(self, live: LiveAttempt, node: Node, report: node_pb2.AttemptReport) -> None:
+    def mark_suspected(self, live: LiveAttempt, node: Node, report: agent_pb2.AttemptReport) -> None:
         """Add to a canary's failure report that the node was suspected, so that the job is not held responsible."""
         hold = self._known.get(node.id, NodeLaunches()).hold
         if hold is None or hold.suspicion is not Suspicion.FAILS_JOBS or hold.canary != _name(live):

@@ -16,6 +16,8 @@ from cotenant.core.model.validation import CORES_MAX, name_error
 from cotenant.core.policy.protocols import Forgets
 from cotenant.core.prediction.chain import Chain
 from cotenant.core.prediction.drift import BOUNDS, Bounds
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
+from cotenant.internal.v1 import observation_service_pb2_grpc
 from cotenant.rpc.paging import page_of
 from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Host, Server
@@ -35,6 +37,7 @@ from cotenant.v1 import predictor_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
 
 SERVICE = "cotenant.v1.PredictorService"
+OBSERVATION_SERVICE = "cotenant.internal.v1.ObservationService"
 GROUP = "cotenant.predictors"
 PROFILE_RECORDS = "measured-cores"  # the name of Measured's records in the store
 KINDS = "kinds"  # the name of those of Kinds
@@ -71,7 +74,7 @@ class Config:
     follow: str = ""  # the HOST:PORT that takes observations; this predictor then only reads what that one saves
 
 
-class PredictorServicer(pb_grpc.PredictorServiceServicer):
+class PredictorServicer(pb_grpc.PredictorServiceServicer, observation_service_pb2_grpc.ObservationServiceServicer):
     """Estimates how fast and how long jobs will run."""
 
     def __init__(
@@ -114,7 +117,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         queries_answered.add(len(request.queries))
         return response
 
-    async def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveResponse:
+    async def Observe(self, request: observation_pb2.ObserveRequest, context: Any) -> observation_pb2.ObserveResponse:
         """Record observations one by one; return the rejected ones and the jobs that should be profiled."""
         _require_batch("observations", len(request.observations))
         if self._follows:
@@ -137,7 +140,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         accepted = len(request.observations) - len(rejected)
         observations_taken.add(accepted)
         observations_rejected.add(len(rejected))
-        return pb.ObserveResponse(accepted=accepted, rejected=rejected, profile_wanted=wanted)
+        return observation_pb2.ObserveResponse(accepted=accepted, rejected=rejected, profile_wanted=wanted)
 
     async def PlanProfile(self, request: pb.PlanProfileRequest, context: Any) -> pb.PlanProfileResponse:
         """Return the core counts at which a job should be measured next, given the rates of its class so far."""
@@ -206,7 +209,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         why = self._profile_store.stale(kind, query.gpu_type, query.phase)
         return _discounted(estimate, why) if why else estimate
 
-    def _observe(self, message: pb.Observation) -> bool:
+    def _observe(self, message: observation_pb2.Observation) -> bool:
         """Record an observation; return True if its job should be profiled."""
         observation = self._intake.take(message)
         kind = codec.job_class_of(message.spec)
@@ -282,11 +285,17 @@ def make(host: Host, store: Store, config: Config, follows: str) -> RunningPredi
     chain = chain_of(config, failures)
     profile_store, job_classes = ProfileStore(bounds=config.bounds), JobClasses()
     kept: dict[str, Persistent] = {**chain.predictors, PROFILE_RECORDS: profile_store, KINDS: job_classes}
+
+    def set_serving(ready: bool) -> None:
+        for service in (SERVICE, OBSERVATION_SERVICE):
+            host.set_serving(service, ready)
+
     kind = ModelFollower if follows else ModelStore
-    model_store = kind(store, kept, lambda ready: host.set_serving(SERVICE, ready))
+    model_store = kind(store, kept, set_serving)
     servicer = PredictorServicer(chain, profile_store, model_store, failures, config.profiles, job_classes, follows)
     host.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
-    host.set_serving(SERVICE, False)
+    host.add(observation_service_pb2_grpc.add_ObservationServiceServicer_to_server, servicer, OBSERVATION_SERVICE)
+    set_serving(False)
     learners = {} if follows else chain.predictors  # only the leader trains models
     return RunningPredictor(model_store, Trainer(learners, lambda: model_store.restored), servicer, config)
 

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from cotenant.core.model.estimate import Observation
 from cotenant.core.model.limits import NAME_LENGTH_MAX
 from cotenant.core.model.validation import shown
+from cotenant.internal.v1 import observation_service_pb2 as pb
 from cotenant.services.predictor.codec import observation_of, seconds_of
-from cotenant.v1 import predictor_service_pb2 as pb
 
 ATTEMPTS_REMEMBERED = 100_000
 

@@ -16,10 +16,10 @@ from cotenant.core.model.estimate import TRAINING, Observation
 from cotenant.core.model.job import JobKind
 from cotenant.core.prediction import experiment_design
 from cotenant.core.prediction.core_curve import Point
+from cotenant.internal.v1 import observation_service_pb2 as pb
 from cotenant.services.predictor.codec import JobClass, job_class_of
 from cotenant.services.predictor.profiling.profile_store import ProfileStore, key_of
 from cotenant.v1 import job_pb2
-from cotenant.v1 import predictor_service_pb2 as pb
 
 STEPS_MIN, STEPS_MAX = 10, 50  # per core count; Xiao et al. use some tens [P]
 KINDS_MAX = 10_000

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 import grpc
 
 from cotenant.codec import errors
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
-from cotenant.v1 import job_pb2, placement_service_pb2_grpc
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
 class JobOutput:

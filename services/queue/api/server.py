@@ -13,6 +13,7 @@ from cotenant import plugins, telemetry
 from cotenant.codec import errors
 from cotenant.codec import specs as specs_module
 from cotenant.core.policy.protocols import QueuePolicy
+from cotenant.internal.v1 import observation_service_pb2_grpc, placement_service_pb2_grpc
 from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.rpc.task_group import BackgroundTasks
@@ -55,13 +56,7 @@ from cotenant.services.queue.scheduling import explain, start_forecast
 from cotenant.services.queue.scheduling.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.scheduling.wait_metrics import WaitMetrics
 from cotenant.store.port import Store, StoreUnavailable
-from cotenant.v1 import (
-    job_pb2,
-    job_service_pb2_grpc,
-    placement_service_pb2_grpc,
-    predictor_service_pb2_grpc,
-    tenant_service_pb2_grpc,
-)
+from cotenant.v1 import job_pb2, job_service_pb2_grpc, predictor_service_pb2_grpc, tenant_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
 log = structlog.get_logger()
@@ -98,7 +93,13 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.admission = StoreAdmission(
             store, self.state, self.retention, config.tenant_jobs_max, config.tenant_bytes_max
         )
-        self.observations = ObservationSink(predictor_stub, config.window_seconds)
+        self.observations = ObservationSink(
+            cast(
+                "observation_service_pb2_grpc.ObservationServiceAsyncStub",
+                observation_service_pb2_grpc.ObservationServiceStub(predictor),
+            ),
+            config.window_seconds,
+        )
         self.estimate_refresh = EstimateRefresh(self.state, self.placement, predictor_stub)
         self.observations.on_observed = self.estimate_refresh.observed
         self.profiles = Profiling(self.state, self.placement, predictor_stub, self.observations, self.estimate_refresh)

@@ -21,10 +21,11 @@ from cotenant.services.queue.jobs.job_store import TENANTS, JobStore
 from cotenant.services.queue.jobs.store_admission import StoreAdmission
 from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, ResourceUsage, held_by
 from cotenant.services.queue.jobs.visibility import View
+from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.port import Compare, Conflict, Delete, Put
-from cotenant.v1 import records_pb2, tenant_service_pb2_grpc
 from cotenant.v1 import tenant_service_pb2 as pb
+from cotenant.v1 import tenant_service_pb2_grpc
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 AMOUNTS = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores", "weight", "limit_bytes")

@@ -12,6 +12,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import in_words
 from cotenant.core.model.refusal import Code, Refusal, about, outranked
 from cotenant.core.scheduling.fair_share import FairShare
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.scheduling import start_forecast
@@ -22,7 +23,6 @@ from cotenant.services.queue.scheduling.scheduler import Scheduler, new_request
 from cotenant.services.queue.scheduling.tenant_usage import headroom_of, limited_tenants, requested_by
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 AHEAD_MAX = 1_000  # jobs ahead of the hypothetical ones that placement plans too
 

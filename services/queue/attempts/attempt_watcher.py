@@ -14,6 +14,8 @@ from cotenant import fail_points, telemetry
 from cotenant.codec import errors, specs
 from cotenant.core.model.job_table import Capacity
 from cotenant.core.model.lifecycle import AttemptState, Phase, StopReason
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.queue.attempts.pre_runs import PreRuns
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
@@ -23,8 +25,7 @@ from cotenant.services.queue.jobs.failure_classifier import FailureClassifier
 from cotenant.services.queue.jobs.job_store import JobStore
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record, apply_attempt
-from cotenant.v1 import job_pb2, placement_service_pb2_grpc
-from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 

@@ -14,8 +14,8 @@ from cotenant.services.queue.jobs.desired_state import check_not_ended
 from cotenant.services.queue.jobs.job_store import IdempotencyKey, JobStore
 from cotenant.services.queue.jobs.node_avoidance import AVOID_SECONDS, avoid, nodes_of
 from cotenant.services.queue.jobs.transitions import Record, add_event
+from cotenant.storage.v1 import records_pb2
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 

@@ -14,8 +14,8 @@ from cotenant.core.policy.protocols import EndedJob, Learns, QueuePolicy
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.queue.jobs.job_store import JobStore
 from cotenant.services.queue.jobs.transitions import PHASES, Record, add_event, apply_event, cancel
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import StoreUnavailable
-from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 

@@ -19,7 +19,8 @@ from cotenant.core.model.refusal import about
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.queue.jobs.job_store import JobStore
 from cotenant.services.queue.jobs.transitions import PHASES, Record, pass_pre_run
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 

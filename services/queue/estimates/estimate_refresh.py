@@ -19,12 +19,13 @@ from cotenant.codec import errors, specs
 from cotenant.codec.estimates import core_relevant_parts
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.limits import ADVICE_MAX
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.services.queue.estimates.observation_sink import query_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record, add_event
-from cotenant.v1 import placement_service_pb2 as placement_pb2
-from cotenant.v1 import placement_service_pb2_grpc, predictor_service_pb2_grpc
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
+from cotenant.v1 import predictor_service_pb2_grpc
 
 log = structlog.get_logger()
 

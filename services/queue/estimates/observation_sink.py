@@ -13,8 +13,10 @@ from cotenant.codec import errors, objectives, specs
 from cotenant.core.model.node import NodeShape
 from cotenant.core.placement import candidate_allocations
 from cotenant.core.prediction.rate_windows import RateWindows, Window
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
+from cotenant.internal.v1 import observation_service_pb2_grpc
 from cotenant.services.queue.jobs.transitions import Record
-from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
 log = structlog.get_logger()
@@ -35,16 +37,28 @@ class ObservationSink:
 
     def __init__(
         self,
-        predictor: predictor_service_pb2_grpc.PredictorServiceAsyncStub,
+        predictor: observation_service_pb2_grpc.ObservationServiceAsyncStub,
         window_seconds: float = WINDOW_SECONDS,
     ) -> None:
         self._predictor, self._window_seconds = predictor, window_seconds
         self.windows = RateWindows(window_seconds, settle_seconds=window_seconds / 2)
         self.on_profile_wanted: Callable[[Iterable[str]], None] = lambda job_ids: None  # set by `Profiling`
         self.on_observed: Callable[[Record, float], None] = lambda record, now: None  # set by `EstimateRefresh`
-        self._waiting: list[predictor_pb2.Observation] = []
+        self._waiting: list[observation_pb2.Observation] = []
         self._last: dict[str, float] = {}
         self._wake = asyncio.Event()
+
+    async def send(
+        self, observations: Sequence[observation_pb2.Observation], timeout_seconds: float | None = None
+    ) -> observation_pb2.ObserveResponse:
+        """Send observations at once, and return the predictor's answer.
+
+        Raises:
+            AioRpcError: the predictor is unavailable.
+        """
+        request = observation_pb2.ObserveRequest(observations=observations)
+        answer: observation_pb2.ObserveResponse = await self._predictor.Observe(request, timeout=timeout_seconds)
+        return answer
 
     async def run(self) -> None:
         """Send forever."""
@@ -55,7 +69,7 @@ class ObservationSink:
             self._wake.clear()
             batch = self._waiting[:BATCH_MAX]
             try:
-                response = await self._predictor.Observe(predictor_pb2.ObserveRequest(observations=batch))
+                response = await self.send(batch)
             except grpc.aio.AioRpcError as error:
                 why = errors.from_error(error).message
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
@@ -122,15 +136,15 @@ class ObservationSink:
         observation.time.CopyFrom(attempt.end_time)
         self._add(observation)
 
-    def _add(self, observation: predictor_pb2.Observation) -> None:
+    def _add(self, observation: observation_pb2.Observation) -> None:
         if len(self._waiting) < WAITING_MAX:
             self._waiting.append(observation)
             self._wake.set()
 
 
-def observation_of(record: Record, attempt: job_pb2.Attempt) -> predictor_pb2.Observation:
+def observation_of(record: Record, attempt: job_pb2.Attempt) -> observation_pb2.Observation:
     """Return a new observation of a job, with the allocation of an attempt."""
-    observation = predictor_pb2.Observation(
+    observation = observation_pb2.Observation(
         job_id=record.id,
         number=attempt.number,
         spec=record.job.spec,

@@ -18,17 +18,19 @@ import grpc
 import structlog
 
 from cotenant import telemetry
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import errors, specs
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.refusal import plural
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh
 from cotenant.services.queue.estimates.observation_sink import ObservationSink, allocation_of, observation_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record, add_event
-from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
-from cotenant.v1 import placement_service_pb2_grpc, predictor_service_pb2_grpc
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
+from cotenant.v1 import predictor_service_pb2_grpc
 
 log = structlog.get_logger()
 
@@ -58,7 +60,7 @@ class Profiling:
         self.state, self.placement, self.predictor, self.observations = state, placement, predictor, observations
         self.estimate_refresh = estimate_refresh
         self._wanted: dict[str, None] = {}
-        self._reports: list[node_pb2.ProfileReport] = []
+        self._reports: list[agent_pb2.ProfileReport] = []
         self._under_way: dict[str, asyncio.TimerHandle] = {}
         self._mixed_phase: set[str] = set()  # profiled jobs that were in another phase in between
         self._measured: set[str] = set()  # jobs with a measured rate in their present profile
@@ -78,7 +80,7 @@ class Profiling:
         if record.id in self._under_way and record.job.progress.phase:
             self._mixed_phase.add(record.id)
 
-    def take(self, report: node_pb2.ProfileReport) -> None:
+    def take(self, report: agent_pb2.ProfileReport) -> None:
         """Handle a measured rate, or the end of a profile."""
         record = self._running(report.job_id)
         if record is None or record.attempt_number != report.number:
@@ -115,9 +117,7 @@ class Profiling:
         while self._reports:
             batch = self._reports[:BATCH_MAX]
             seen = [one for report in batch for one in self._observations(report)]
-            response = await self.predictor.Observe(
-                predictor_pb2.ObserveRequest(observations=seen), timeout=CALL_SECONDS
-            )
+            response = await self.observations.send(seen, CALL_SECONDS)
             del self._reports[: len(batch)]
             for why in response.rejected:
                 log.info("observation_rejected", why=why)
@@ -126,7 +126,7 @@ class Profiling:
                 if report.done and report.job_id not in response.profile_wanted:
                     self._ended(report)
 
-    def _ended(self, report: node_pb2.ProfileReport) -> None:
+    def _ended(self, report: agent_pb2.ProfileReport) -> None:
         """Handle the end of a profile: refresh the estimates of the job class, or record that nothing was measured."""
         record = self._running(report.job_id)
         if report.job_id in self._measured:
@@ -138,7 +138,7 @@ class Profiling:
             if record:
                 add_event(record.stored, "not profiled", report.message or "nothing was measured")
 
-    def _observations(self, report: node_pb2.ProfileReport) -> list[predictor_pb2.Observation]:
+    def _observations(self, report: agent_pb2.ProfileReport) -> list[observation_pb2.Observation]:
         record = self._running(report.job_id)
         if record is None:
             return []
@@ -242,7 +242,7 @@ class Profiling:
 
     def _fail(self, record: Record, why: str) -> None:
         """End a profile from which no more reports are expected."""
-        report = node_pb2.ProfileReport(job_id=record.id, number=record.attempt_number, done=True, message=why)
+        report = agent_pb2.ProfileReport(job_id=record.id, number=record.attempt_number, done=True, message=why)
         report.time.FromNanoseconds(time.time_ns())
         self.take(report)
 

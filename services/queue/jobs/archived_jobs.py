@@ -28,9 +28,10 @@ from cotenant.services.queue.jobs.dependency_gate import unmet_reason
 from cotenant.services.queue.jobs.job_ids import is_id
 from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Record
 from cotenant.services.queue.jobs.visibility import View
+from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.port import Put, Store
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 

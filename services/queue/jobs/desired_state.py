@@ -7,7 +7,8 @@ from cotenant.core.model.lifecycle import JobEvent, Phase
 from cotenant.core.model.validation import Violation
 from cotenant.services.queue.jobs.dependency_gate import Array
 from cotenant.services.queue.jobs.transitions import Record, add_event, apply_event
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 
 
 def check_not_ended(record: Record) -> None:

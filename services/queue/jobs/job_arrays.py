@@ -32,8 +32,8 @@ from cotenant.services.queue.jobs.job_store import (
 )
 from cotenant.services.queue.jobs.queue_state import clone
 from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Record, load_record, new_record, submission_order
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Compare, Conflict, Delete, Entry, Operation, Put, StoreUnavailable
-from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 

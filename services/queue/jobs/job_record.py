@@ -17,7 +17,8 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import pre_run_of
 from cotenant.core.sizing import replica_sizing
-from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2, predictor_service_pb2
 
 
 class EquivalenceKey:

@@ -27,9 +27,9 @@ from cotenant.services.queue.jobs.transitions import (
     new_record,
     submission_order,
 )
+from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.port import Committed, Compare, Conflict, Delete, Entry, Operation, Put, Store, StoreUnavailable
-from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 

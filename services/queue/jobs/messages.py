@@ -6,7 +6,8 @@ import time
 
 from cotenant.services.queue.jobs import node_avoidance
 from cotenant.services.queue.jobs.transitions import Record
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 
 
 def stored_message(record: Record) -> job_pb2.Job:

@@ -11,7 +11,7 @@ import time
 from cotenant.codec import specs
 from cotenant.core.failures.retry import RetryRules
 from cotenant.services.queue.jobs.job_record import Record
-from cotenant.v1 import records_pb2
+from cotenant.storage.v1 import records_pb2
 
 REQUEUED = "requeued"
 

@@ -16,9 +16,10 @@ from cotenant.services.queue.jobs import launch_failures, node_avoidance
 from cotenant.services.queue.jobs.failure_classifier import failure, from_wire, in_words, is_failure
 from cotenant.services.queue.jobs.job_record import EquivalenceKey as EquivalenceKey
 from cotenant.services.queue.jobs.job_record import Record as Record
+from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.port import Entry
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_pb2
 
 SCHEMA_VERSION = 1
 EVENTS_MAX = 40

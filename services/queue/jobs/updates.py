@@ -10,7 +10,8 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.validation import Violation, shown
 from cotenant.core.spelling import did_you_mean
 from cotenant.services.queue.jobs.transitions import Record, add_event
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 QOS = tuple(f"qos.{field.name}" for field in job_pb2.Qos.DESCRIPTOR.fields)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cotenant.codec import specs
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.queue.jobs import node_avoidance
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 ATTEMPT_FIELDS = (  # needed by attempts only
     "command",

@@ -31,6 +31,8 @@ from cotenant.core.model.tenancy import Headroom
 from cotenant.core.policy.protocols import QueuePolicy
 from cotenant.core.scheduling.admission import RULES, Rules
 from cotenant.core.scheduling.reservations import has_reservation
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
 from cotenant.services.queue.attempts.policy_feedback import PolicyFeedback
@@ -42,8 +44,7 @@ from cotenant.services.queue.jobs.wait_reasons import WaitReasons
 from cotenant.services.queue.scheduling.candidates import candidate_of
 from cotenant.services.queue.scheduling.ranking import Ranking, rank
 from cotenant.services.queue.scheduling.tenant_usage import headroom_of, limited_tenants, placement_limits, requested_by
-from cotenant.v1 import placement_service_pb2 as placement_pb2
-from cotenant.v1 import placement_service_pb2_grpc, predictor_service_pb2_grpc
+from cotenant.v1 import predictor_service_pb2_grpc
 
 log = structlog.get_logger()
 

@@ -19,6 +19,8 @@ from cotenant.core.model.refusal import about, format_duration_range, plural
 from cotenant.core.placement.unschedulable import request_in_words
 from cotenant.core.prediction.remaining_time import RUN_SECONDS_UNKNOWN, RemainingTime, remaining_time_of
 from cotenant.core.scheduling.fair_share import FairShare
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.security import metering
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
@@ -26,9 +28,8 @@ from cotenant.services.queue.scheduling.backlog import backlog, in_order
 from cotenant.services.queue.scheduling.candidates import candidate_of
 from cotenant.services.queue.scheduling.explain import estimate_now, ran_seconds
 from cotenant.services.queue.scheduling.scheduler import SchedulerConfig
-from cotenant.v1 import job_pb2, placement_service_pb2_grpc
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 log = structlog.get_logger()
 

@@ -68,7 +68,7 @@ BYTES: Mapping[str, int] = MappingProxyType(
 def bytes_max(method: str) -> int:
     """Return how many bytes a request of a method may have; 0: the server's limit.
 
-    >>> bytes_max("/cotenant.v1.JobService/GetJob"), bytes_max("/cotenant.v1.AgentService/Connect")
+    >>> bytes_max("/cotenant.v1.JobService/GetJob"), bytes_max("/cotenant.agent.v1.AgentService/Connect")
     (65536, 0)
     """
     service, _, name = method[1:].rpartition("/")

@@ -35,7 +35,8 @@ from cotenant.core.model.job import (
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, StopReason
 from cotenant.core.model.loss_goal import NO_GOAL
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
-from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
+from cotenant.internal.v1 import placement_service_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 NANOS = 1_000_000_000
 TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the end of the year 9999, the maximum of google.protobuf.Timestamp

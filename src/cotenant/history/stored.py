@@ -20,8 +20,9 @@ from cotenant.history.events import (
     NodePut,
     Resource,
 )
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Changes
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2, resources_pb2
+from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 JOBS, ATTEMPTS, NODES = "queue/jobs/", "placement/attempts/", "placement/nodes/"
 LEADER = "/leader"

@@ -10,7 +10,8 @@ import grpc
 import grpc.aio
 
 from cotenant.codec import errors
-from cotenant.codec.methods import METHODS, Method
+from cotenant.codec.method_rules import UNKNOWN_METHOD, MethodRules
+from cotenant.codec.method_table import METHOD_RULES
 from cotenant.leadership.election import Election
 from cotenant.leadership.leadership_term import Leader
 from cotenant.rpc.channel import certificate_generation, forwarding_channel
@@ -90,11 +91,11 @@ class Forwarder:
         except asyncio.CancelledError:
             if _is_ended():
                 raise
-            if streams or not METHODS.get(path, Method()).retried:
+            if streams or not METHOD_RULES.get(path, UNKNOWN_METHOD).retried:
                 raise _replaced() from None
             return None
         except grpc.aio.AioRpcError as error:
-            if not streams and _may_retry(error, METHODS.get(path, Method())):
+            if not streams and _may_retry(error, METHOD_RULES.get(path, UNKNOWN_METHOD)):
                 await self._pause(deadline)
                 return None
             await _relay_status(context, error)
@@ -174,7 +175,7 @@ def _forwarded_metadata(context: Any, leader: Leader) -> tuple[tuple[str, Any], 
     return (*kept, (FORWARDED, "1"), (CALL, audit.record_forwarding(leader.address)))
 
 
-def _may_retry(error: grpc.aio.AioRpcError, method: Method) -> bool:
+def _may_retry(error: grpc.aio.AioRpcError, method: MethodRules) -> bool:
     """Return whether a failed call may be retried with the next leader."""
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return False

@@ -19,8 +19,8 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Compare, Conflict, Entry, Lease, LeaseLost, NotLeader, Put, Store
-from cotenant.v1 import records_pb2
 
 SCHEMA_VERSION = 1
 _PREDECESSOR = re.compile(rb"[0-9a-f]{16}")  # written by versions without elections: a name, no lease

@@ -20,7 +20,8 @@ import structlog
 from google.protobuf import descriptor_pool
 
 from cotenant.codec import errors
-from cotenant.codec.methods import METHODS, Method
+from cotenant.codec.method_rules import UNKNOWN_METHOD, MethodRules
+from cotenant.codec.method_table import METHOD_RULES
 from cotenant.leadership.election import Election
 from cotenant.leadership.fenced_store import DelegatingStore, WarmStore
 from cotenant.leadership.forwarding import Forwarder, is_forwarded
@@ -287,7 +288,7 @@ class Replica:
                     return await leader_handlers.answer(path, request, context)
                 except (LeaderReplaced, NotLeader, errors.Problem) as error:
                     weighed = await self._verified_refusal(error, held)
-                    if not (repeatable and _may_retry(weighed, METHODS.get(path, Method()))):
+                    if not (repeatable and _may_retry(weighed, METHOD_RULES.get(path, UNKNOWN_METHOD))):
                         raise _as_status(weighed) from None
                 await self._wait_until_replaced(leader_handlers, deadline)
             else:
@@ -358,7 +359,7 @@ class Replica:
         raise errors.unavailable("the next leader of this service is still loading its state", reason=errors.NO_LEADER)
 
 
-def _may_retry(error: Exception, method: Method) -> bool:
+def _may_retry(error: Exception, method: MethodRules) -> bool:
     """Return whether a call that failed here may be retried."""
     if isinstance(error, errors.Problem):
         return error.reason == errors.NOT_LEADER

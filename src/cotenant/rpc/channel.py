@@ -23,7 +23,8 @@ import grpc
 import grpc.aio
 
 from cotenant import telemetry
-from cotenant.codec.methods import METHODS, Method
+from cotenant.codec.method_rules import UNKNOWN_METHOD
+from cotenant.codec.method_table import METHOD_RULES
 from cotenant.name_resolution import NAMES
 from cotenant.rpc.decode_guard import CheckedStreamCall, CheckedUnaryCall, guarded_deserializer
 from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
@@ -364,7 +365,7 @@ class Channel(grpc.aio.Channel):
 
 
 def _unary(call: Any, path: str, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
-    method = METHODS.get(path, Method())
+    method = METHOD_RULES.get(path, UNKNOWN_METHOD)
 
     def make(request: Any, *, timeout: float | None = None, metadata: Any = None, **kwargs: Any) -> Any:
         if method.has_request_id and not request.request_id:
@@ -401,7 +402,7 @@ def _joined(metadata: Any, extra: tuple[tuple[str, str], ...]) -> Any:
 
 def service_config(health_service: str | None = None) -> Mapping[str, Any]:
     """Return gRPC's service config: which methods are retried, and how calls are balanced."""
-    retried = [path.removeprefix("/").split("/") for path, method in METHODS.items() if method.retried]
+    retried = [path.removeprefix("/").split("/") for path, method in METHOD_RULES.items() if method.retried]
     config: dict[str, Any] = {
         "loadBalancingConfig": [{"round_robin": {}}],
         "methodConfig": [

@@ -11,7 +11,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cotenant import file_descriptors, name_resolution, telemetry
-from cotenant.codec.methods import METHODS
+from cotenant.codec.method_table import METHOD_RULES
 from cotenant.name_resolution import NAMES
 from cotenant.rpc import restartable_server
 from cotenant.rpc.auth_interceptor import CALLS_MAX, AuthInterceptor
@@ -58,6 +58,12 @@ class Host(Protocol):
 
 class CannotListen(Exception):
     """The server cannot listen on its address; the message says why."""
+
+
+def _is_unary(path: str) -> bool:
+    """Return whether a path is that of a method of the API without streams."""
+    rules = METHOD_RULES.get(path)
+    return rules is not None and not rules.streams
 
 
 class Server:
@@ -140,7 +146,7 @@ class Server:
 
     def _build_and_bind(self, address: str) -> tuple[Any, int]:
         server = restartable_server.server(
-            interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._auth_interceptor],
+            interceptors=[*telemetry.server_interceptors(_is_unary), self._auth_interceptor],
             options=_options(self._message_bytes_max, self._connections.rules.handshake_seconds),
         )
         credentials = server_credentials(self._tls) if self._tls else None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.store.witness import REVISION_MAX, Mark, RememberedStore
-from cotenant.v1 import node_service_pb2
 
 ID_LENGTH_MAX = 64
 SIGNATURE_BYTES_MAX = 64
 
 
-def mark_to_wire(mark: Mark, supersedes: Sequence[str] = ()) -> node_service_pb2.StoreMark:
+def mark_to_wire(mark: Mark, supersedes: Sequence[str] = ()) -> agent_pb2.StoreMark:
     """Encode a mark; `supersedes` names the stores that this one replaces."""
     known = mark.memory
-    return node_service_pb2.StoreMark(
+    return agent_pb2.StoreMark(
         store_id=known.id,
         generation=known.generation,
         revision=known.revision,
@@ -25,7 +25,7 @@ def mark_to_wire(mark: Mark, supersedes: Sequence[str] = ()) -> node_service_pb2
     )
 
 
-def mark_from_wire(told: node_service_pb2.StoreMark) -> Mark | None:
+def mark_from_wire(told: agent_pb2.StoreMark) -> Mark | None:
     """Decode a mark; return None if it is invalid."""
     if not 0 < len(told.store_id) <= ID_LENGTH_MAX or len(told.signature) > SIGNATURE_BYTES_MAX:
         return None

@@ -1,6 +1,6 @@
-"""Who may call what: a table of all methods of the API, enforced by the interceptor and shown in `docs/security.md`.
+"""Who may call what, by the options of the methods in protos/: enforced by the interceptor, shown in docs/security.md.
 
-A method that is not in the table is closed to all roles. A test compares the table with the protos.
+A method that is not in the table is closed to all roles.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 
-from cotenant.codec.methods import PACKAGE
+from cotenant.codec.method_table import METHOD_RULES
 
 
 class Role(StrEnum):
@@ -53,102 +53,9 @@ class Rule:
     changes: bool = False
 
 
-def _rule(
-    viewer: Scope | None = None,
-    user: Scope | None = None,
-    tenant_admin: Scope | None = None,
-    operator: Scope | None = Scope.ANY,
-    agent: Scope | None = None,
-    service: Scope | None = None,
-    *,
-    changes: bool = False,
-) -> Rule:
-    given = zip(Role, (viewer, user, tenant_admin, operator, agent, service), strict=True)
-    return Rule(MappingProxyType({role: scope for role, scope in given if scope is not None}), changes)
-
-
-_TENANT = (Scope.TENANT, Scope.TENANT, Scope.TENANT)
-_ALL_TENANTS = (Scope.ALL_TENANTS, Scope.ALL_TENANTS, Scope.ALL_TENANTS)
-_ANY = (Scope.ANY, Scope.ANY, Scope.ANY)
-
-_SEE_JOBS = _rule(*_TENANT)
-_SUBMIT = _rule(None, Scope.TENANT, Scope.TENANT, changes=True)
-_CHANGE_JOBS = _rule(None, Scope.OWN_JOBS, Scope.TENANT, changes=True)
-_MOVE_JOBS = _rule(None, Scope.OWN_JOBS, Scope.TENANT, service=Scope.ANY, changes=True)  # the contention service does
-_SEE_TENANTS = _rule(*_TENANT)
-_SEE_CLUSTER = _rule(*_ANY)
-_SEE_ALL = _rule(*_ALL_TENANTS)
-_RUN_CLUSTER = _rule(changes=True)
-_OF_SERVICES = _rule(operator=None, service=Scope.ANY)
-_CHANGE_OF_SERVICES = _rule(operator=None, service=Scope.ANY, changes=True)
-_OF_AGENTS = _rule(operator=None, agent=Scope.OWN_NODE)
-
-_BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
-    "JobService": {
-        "CreateJob": _SUBMIT,
-        "GetJob": _SEE_JOBS,
-        "ListJobs": _SEE_JOBS,
-        "WatchJobs": _SEE_JOBS,
-        "ReadLogs": _SEE_JOBS,
-        "ExplainJob": _SEE_JOBS,
-        "SummarizeFailures": _SEE_JOBS,
-        "SimulateJob": _SEE_JOBS,
-        "CancelJob": _CHANGE_JOBS,
-        "SuspendJob": _CHANGE_JOBS,
-        "ResumeJob": _CHANGE_JOBS,
-        "UpdateJob": _CHANGE_JOBS,
-        "MoveJob": _MOVE_JOBS,
-    },
-    "TenantService": {
-        "CreateTenant": _RUN_CLUSTER,
-        "GetTenant": _SEE_TENANTS,
-        "ListTenants": _SEE_TENANTS,
-        "UpdateTenant": _RUN_CLUSTER,
-        "DeleteTenant": _RUN_CLUSTER,
-        "ListQueues": _SEE_CLUSTER,
-    },
-    "NodeService": {
-        "GetNode": _SEE_CLUSTER,
-        "ListNodes": _SEE_CLUSTER,
-        "DrainNode": _RUN_CLUSTER,
-        "CordonNode": _RUN_CLUSTER,
-        "UncordonNode": _RUN_CLUSTER,
-        "ReleaseGpu": _RUN_CLUSTER,
-        "ForgetNode": _RUN_CLUSTER,
-    },
-    "AgentService": {
-        "Connect": _rule(operator=None, agent=Scope.OWN_NODE, changes=True),
-        "UploadOutput": _OF_AGENTS,
-    },
-    "PlacementService": {
-        "PlanPlacement": _OF_SERVICES,  # several a second; their results are in the store
-        "StopAttempts": _CHANGE_OF_SERVICES,
-        "ForgetAttempts": _OF_SERVICES,
-        "AdviseAttempts": _OF_SERVICES,
-        "WatchAttempts": _OF_SERVICES,
-        "ForecastStarts": _OF_SERVICES,
-        "ReadAttemptLogs": _OF_SERVICES,
-        "GetCapacity": _rule(service=Scope.ANY),
-    },
-    "PredictorService": {
-        "Estimate": _rule(*_TENANT, service=Scope.ANY),
-        "Observe": _OF_SERVICES,
-        "PlanProfile": _rule(*_ALL_TENANTS, service=Scope.ANY),
-        "ListProfiles": _SEE_ALL,
-    },
-    "ContentionService": {
-        "StreamSamples": _OF_AGENTS,
-        "ListIncidents": _SEE_ALL,
-        "ListSamples": _SEE_ALL,
-    },
-    "ReplicaService": {
-        "ListReplicas": _SEE_CLUSTER,
-    },
-    "PolicyService": {
-        "ListPolicies": _SEE_CLUSTER,
-    },
-}
-
 ROLES: Mapping[str, Rule] = MappingProxyType(
-    {f"/{PACKAGE}.{service}/{name}": rule for service, methods in _BY_SERVICE.items() for name, rule in methods.items()}
+    {
+        path: Rule(MappingProxyType({Role(role): Scope[scope] for role, scope in rules.scopes.items()}), rules.audited)
+        for path, rules in METHOD_RULES.items()
+    }
 )

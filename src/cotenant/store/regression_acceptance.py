@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.backup_file import AHEAD, LEADERS, OPERATIONS_MAX, identity_of
 from cotenant.store.eras import ERAS, begun
 from cotenant.store.identity_check import IDENTITY, PROGRESS, STOPPED
@@ -18,7 +19,6 @@ from cotenant.store.port import Committed, Compare, Delete, Operation, Put, Stor
 from cotenant.store.revision_offset import BASE, FILLING, REVISION_MAX, PartialRestore, base_of
 from cotenant.store.sqlite import SqliteStore
 from cotenant.store.witness import Identity, RememberedStore
-from cotenant.v1 import records_pb2
 
 ATTEMPTS = "placement/attempts/"
 

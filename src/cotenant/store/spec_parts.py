@@ -27,6 +27,7 @@ from typing import Any, cast
 import structlog
 from google.protobuf.message import DecodeError
 
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import (
     Change,
     Changes,
@@ -42,7 +43,7 @@ from cotenant.store.port import (
 )
 from cotenant.store.revision_offset import OffsetStore
 from cotenant.store.schema import PARTED_VERSION, VERSION, BadRecord
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 

@@ -435,7 +435,7 @@ class Standin:
     def __init__(self) -> None:
         self.jobs = Jobs()
         self.nodes = Nodes()
-        self.contention = Contention()  # type: ignore[abstract]  # the generated base answers the other methods
+        self.contention = Contention()
         self.policies = Policies()
         self.replicas = Replicas()
         self.port = 0

@@ -14,6 +14,8 @@ from tests.unit.cli.conftest import Shell
 from tests.unit.cli.standin import TOKEN, Standin
 
 from cotenant.cli.outcome import ExitCode
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
+from cotenant.internal.v1 import observation_service_pb2_grpc
 from cotenant.rpc.channel import connect
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
@@ -24,7 +26,6 @@ from cotenant.services.predictor.api.server import Config, RunningPredictor, sta
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
-from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
 
 PREDICTORS = ("xiao-piecewise", "history", "latency")
 
@@ -44,14 +45,14 @@ class Taught:
     def stop(self) -> None:
         self.standin.do(self._stop())
 
-    def saw(self, *observations: pb.Observation) -> None:
+    def saw(self, *observations: observation_pb2.Observation) -> None:
         self.standin.do(self._saw(observations))
 
     def rates(self, rates: dict[int, float], **fields: Any) -> None:
         """Report rates by cores."""
         self.saw(*(self.observation(cores, rate_per_second=rate, **fields) for cores, rate in rates.items()))
 
-    def observation(self, cores: int = 4, **fields: Any) -> pb.Observation:
+    def observation(self, cores: int = 4, **fields: Any) -> observation_pb2.Observation:
         self.now += 10
         given: dict[str, Any] = {
             "job_id": f"j{self.now}",
@@ -61,7 +62,7 @@ class Taught:
             "window": Duration(seconds=10),
             "time": Timestamp(seconds=self.now),
         }
-        return pb.Observation(**(given | fields))
+        return observation_pb2.Observation(**(given | fields))
 
     async def _start(self) -> None:
         server = Server(token=TOKEN)
@@ -71,13 +72,15 @@ class Taught:
         while not predicting_is_ready(await self._send(())):
             pass
 
-    async def _saw(self, observations: Sequence[pb.Observation]) -> None:
+    async def _saw(self, observations: Sequence[observation_pb2.Observation]) -> None:
         assert (await self._send(observations)).accepted == len(observations)
 
-    async def _send(self, observations: Sequence[pb.Observation]) -> pb.ObserveResponse:
+    async def _send(self, observations: Sequence[observation_pb2.Observation]) -> observation_pb2.ObserveResponse:
         async with connect(self.address, TOKEN) as channel:
-            stub = pb_grpc.PredictorServiceStub(channel)
-            answer: pb.ObserveResponse = await stub.Observe(pb.ObserveRequest(observations=observations))
+            stub = observation_service_pb2_grpc.ObservationServiceStub(channel)
+            answer: observation_pb2.ObserveResponse = await stub.Observe(
+                observation_pb2.ObserveRequest(observations=observations)
+            )
             return answer
 
     async def _stop(self) -> None:
@@ -86,7 +89,7 @@ class Taught:
             await predicting.close()
 
 
-def predicting_is_ready(answer: pb.ObserveResponse) -> bool:
+def predicting_is_ready(answer: observation_pb2.ObserveResponse) -> bool:
     return not answer.rejected
 
 

@@ -15,8 +15,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from tests.unit.rpc.conftest import problem_of
-from tests.unit.rpc.test_channel import contract
-from tools import roles
+from tools import methods, roles
 
 from cotenant.codec.errors import Problem
 from cotenant.rpc.auth_interceptor import scope_of
@@ -31,9 +30,8 @@ from cotenant.security.permissions import ROLES, Role, Scope
 from cotenant.security.server_security import Security
 from cotenant.security.subjects import Subject
 
-METHODS = dict(contract())
+METHODS = dict(methods.methods())
 OF_ONE = "?tenants=lab"
-STUBS = {"AgentService": "node_service"}  # others are in a file of their own name
 BEARERS = {
     "viewer-of-all": "viewer/viewer-of-all?tenants=*",
     "user-of-all": "user/user-of-all?tenants=*",
@@ -91,9 +89,9 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
         server = Server(security=Security(authenticator=Credentials(), tls=WatchedTlsFiles(files)))
         for service in {path.split("/")[1] for path in METHODS}:
-            name = service.rpartition(".")[2]
-            file = STUBS.get(name) or re.sub("(?<!^)([A-Z])", r"_\1", name).lower()
-            module = import_module(f"cotenant.v1.{file}_pb2_grpc")
+            package, _, name = service.rpartition(".")
+            file = re.sub("(?<!^)([A-Z])", r"_\1", name).lower()
+            module = import_module(f"{package}.{file}_pb2_grpc")
             server.add(getattr(module, f"add_{name}Servicer_to_server"), getattr(module, f"{name}Servicer")(), service)
         port = await server.start()
         stack.push_async_callback(server.stop, 0)
@@ -112,7 +110,7 @@ def test_the_role_table_has_exactly_the_methods_of_the_api() -> None:
 
 
 def test_methods_with_a_request_id_are_changes_and_others_are_reads() -> None:
-    planning = "/cotenant.v1.PlacementService/PlanPlacement"  # the store's history has it
+    planning = "/cotenant.internal.v1.PlacementService/PlanPlacement"  # the store's history has it
     for path, method in METHODS.items():
         if "request_id" in method.input_type.fields_by_name and path != planning:
             assert ROLES[path].changes, path

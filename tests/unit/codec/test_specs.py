@@ -23,7 +23,8 @@ from cotenant.core.model.job import JobKind, JobSpec, Locality, Qos, Request, Ro
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.core.model.refusal import Code, Refusal
-from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
+from cotenant.internal.v1 import placement_service_pb2
+from cotenant.v1 import job_pb2, predictor_service_pb2, resources_pb2
 
 NOW = 1_800_000_000.0
 

@@ -7,8 +7,9 @@ import pytest
 from cotenant.core.model.lifecycle import Phase
 from cotenant.history.events import JobPut, NodePut
 from cotenant.history.stored import commit_of
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Change, Changes
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+from cotenant.v1 import job_pb2, node_service_pb2
 
 
 def read(key: str, record: records_pb2.StoredJob | records_pb2.StoredNode) -> object:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from cotenant.agent.v1 import agent_service_pb2 as pb
+from cotenant.agent.v1.agent_service_pb2_grpc import AgentServiceServicer, add_AgentServiceServicer_to_server
 from cotenant.leadership.leader_handlers import LeaderHandlers, LeaderReplaced
-from cotenant.v1 import node_service_pb2 as pb
-from cotenant.v1.node_service_pb2_grpc import AgentServiceServicer, add_AgentServiceServicer_to_server
 
-CONNECT = "/cotenant.v1.AgentService/Connect"
+CONNECT = "/cotenant.agent.v1.AgentService/Connect"
 
 
 class Agents(AgentServiceServicer):
@@ -40,7 +40,7 @@ def agents() -> Agents:
 @pytest.fixture
 def leader_handlers(agents: Agents) -> LeaderHandlers:
     made = LeaderHandlers()
-    made.add(add_AgentServiceServicer_to_server, agents, "cotenant.v1.AgentService")
+    made.add(add_AgentServiceServicer_to_server, agents, "cotenant.agent.v1.AgentService")
     return made
 
 

@@ -15,6 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.unit.leadership.test_election import TTL_SECONDS, until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.agent.v1 import agent_service_pb2_grpc
 from cotenant.codec import errors
 from cotenant.leadership.election import Election
 from cotenant.leadership.fenced_store import FencedStore, WarmStore
@@ -28,16 +30,15 @@ from cotenant.security.identity import caller
 from cotenant.security.server_security import Security
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put, Store, StoreUnavailable
-from cotenant.v1 import job_pb2, job_service_pb2_grpc, node_service_pb2_grpc
+from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import node_service_pb2 as node_pb2
 
-JOB, AGENT = "cotenant.v1.JobService", "cotenant.v1.AgentService"
+JOB, AGENT = "cotenant.v1.JobService", "cotenant.agent.v1.AgentService"
 TOKEN = "a-token-for-tests"
 KEY = "svc/leader"
 
 
-class Service(job_service_pb2_grpc.JobServiceServicer, node_service_pb2_grpc.AgentServiceServicer):
+class Service(job_service_pb2_grpc.JobServiceServicer, agent_service_pb2_grpc.AgentServiceServicer):
     """Answers with its name, or does what the request's ID says."""
 
     def __init__(self, name: str, store: Store) -> None:
@@ -67,11 +68,11 @@ class Service(job_service_pb2_grpc.JobServiceServicer, node_service_pb2_grpc.Age
             raise errors.failed_precondition("TOLD", "that is all")
         await asyncio.sleep(60)
 
-    async def Connect(self, requests: Any, context: Any) -> AsyncIterator[node_pb2.ConnectResponse]:
+    async def Connect(self, requests: Any, context: Any) -> AsyncIterator[agent_pb2.ConnectResponse]:
         async for request in requests:
-            yield node_pb2.ConnectResponse(heard=request.beat + 1)
+            yield agent_pb2.ConnectResponse(heard=request.beat + 1)
 
-    async def UploadOutput(self, requests: Any, context: Any) -> node_pb2.UploadOutputResponse:
+    async def UploadOutput(self, requests: Any, context: Any) -> agent_pb2.UploadOutputResponse:
         pieces = [one async for one in requests]
         raise errors.failed_precondition("PIECES", str(len(pieces)))
 
@@ -97,7 +98,7 @@ class Process:
         self.given: Store | None = None  # the store that it leads with
         self.channel: Channel = connect(self.address, TOKEN)
         self.jobs: Any = job_service_pb2_grpc.JobServiceStub(self.channel)
-        self.agents: Any = node_service_pb2_grpc.AgentServiceStub(self.channel)
+        self.agents: Any = agent_service_pb2_grpc.AgentServiceStub(self.channel)
 
     async def _lead(self, host: Host, store: Store, held: HeldTerm) -> Service:
         if self._fails:
@@ -105,7 +106,7 @@ class Process:
         self.given = store
         service = Service(f"{self.name}{len(self.services) + 1}", FencedStore(store, held))  # type: ignore[abstract]  # the generated base answers the rest
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, service, JOB)
-        host.add(node_service_pb2_grpc.add_AgentServiceServicer_to_server, service, AGENT)
+        host.add(agent_service_pb2_grpc.add_AgentServiceServicer_to_server, service, AGENT)
         self.services.append(service)
         return service
 
@@ -209,11 +210,11 @@ async def test_streams_are_forwarded_in_both_directions() -> None:
             assert (await failure(told.read())).reason == "TOLD"
             call = process.agents.Connect()
             for beat in (1, 5):
-                await call.write(node_pb2.ConnectRequest(beat=beat))
+                await call.write(agent_pb2.ConnectRequest(beat=beat))
                 assert (await call.read()).heard == beat + 1
             await call.done_writing()
             assert await call.read() is grpc.aio.EOF
-            pieces = (node_pb2.UploadOutputRequest() for _ in range(3))
+            pieces = (agent_pb2.UploadOutputRequest() for _ in range(3))
             assert (await failure(process.agents.UploadOutput(pieces))).message == "3"
 
 
@@ -345,7 +346,7 @@ async def test_calls_to_a_halted_and_replaced_leader_are_abandoned() -> None:
         call = asyncio.ensure_future(follower.get("long", timeout=30))
         stream, link = follower.jobs.WatchJobs(pb.WatchJobsRequest()), follower.agents.Connect()
         await stream.read()
-        await link.write(node_pb2.ConnectRequest(beat=1))
+        await link.write(agent_pb2.ConnectRequest(beat=1))
         assert (await link.read()).heard == 2
         await leader.services[0].entered.wait()
         held = leader.replica._held

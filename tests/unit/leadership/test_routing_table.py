@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from tests.unit.rpc.test_channel import contract
 from tools.replicas import PAGE, page
 
 from cotenant.leadership.routing_table import ROUTES, Route
 from cotenant.services.queue.api.follower_reads import QueueReader
-
-
-def test_the_table_has_exactly_the_methods_of_the_api() -> None:
-    assert set(ROUTES) == {path for path, _ in contract()}
 
 
 def test_a_follower_of_the_queue_answers_what_the_table_says() -> None:

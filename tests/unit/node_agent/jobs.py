@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 NODE = os.environ.get("COTENANT_TEST_NODE") or f"test-node-{os.getpid()}"  # runs share the tree of control groups
 CPUS = sorted(os.sched_getaffinity(0))
@@ -42,14 +43,14 @@ def assignment(
     spec: job_pb2.JobSpec | None = None,
     grace_seconds: float = 10.0,
     node_id: str = NODE,
-) -> node_service_pb2.Assignment:
+) -> agent_pb2.Assignment:
     tasks = list(tasks) or [task()]
     filled = job_pb2.JobSpec(command=command)
     filled.grace.FromMicroseconds(int(grace_seconds * 1e6))
     if spec:
         filled.MergeFrom(spec)
     filled.roles.extend(job_pb2.Role(name=name, replicas=1) for name in sorted({task.role for task in tasks}))
-    return node_service_pb2.Assignment(
+    return agent_pb2.Assignment(
         job_id=job_id,
         number=number,
         epoch=epoch,
@@ -61,21 +62,21 @@ def assignment(
     )
 
 
-def shell(job_id: str, script: str, **more: object) -> node_service_pb2.Assignment:
+def shell(job_id: str, script: str, **more: object) -> agent_pb2.Assignment:
     return assignment(job_id, ["/bin/sh", "-c", script], **more)  # type: ignore[arg-type]  # passed on as they are
 
 
 def resize_order(
     job_id: str, *tasks: resources_pb2.TaskAllocation, epoch: int, number: int = 1
-) -> node_service_pb2.ResizeOrder:
+) -> agent_pb2.ResizeOrder:
     allocation = resources_pb2.NodeAllocation(node_id=NODE, tasks=tasks)
-    return node_service_pb2.ResizeOrder(job_id=job_id, number=number, epoch=epoch, allocation=allocation)
+    return agent_pb2.ResizeOrder(job_id=job_id, number=number, epoch=epoch, allocation=allocation)
 
 
 def profile_order(
     job_id: str, *cores: int, epoch: int = 10, steps: int = 10, budget_seconds: float = 60.0
-) -> node_service_pb2.ProfileOrder:
-    order = node_service_pb2.ProfileOrder(job_id=job_id, number=1, epoch=epoch, cores=cores, steps=steps)
+) -> agent_pb2.ProfileOrder:
+    order = agent_pb2.ProfileOrder(job_id=job_id, number=1, epoch=epoch, cores=cores, steps=steps)
     order.budget.FromMicroseconds(int(budget_seconds * 1e6))
     return order
 
@@ -87,7 +88,7 @@ def stop_order(
     epoch: int = 10,
     grace_seconds: float,
     reason: job_pb2.StopReason.ValueType = job_pb2.STOP_REASON_PREEMPTED,
-) -> node_service_pb2.StopOrder:
-    order = node_service_pb2.StopOrder(job_id=job_id, number=number, epoch=epoch, reason=reason)
+) -> agent_pb2.StopOrder:
+    order = agent_pb2.StopOrder(job_id=job_id, number=number, epoch=epoch, reason=reason)
     order.grace.FromMicroseconds(int(grace_seconds * 1e6))
     return order

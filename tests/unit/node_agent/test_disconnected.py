@@ -14,15 +14,16 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import shell
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import duration
 from cotenant.node_agent.supervisor import lease
 from cotenant.node_agent.supervisor.lease import DisconnectLimit, Lease, boot_seconds, read_lease
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 ALLOWED_SECONDS = 1.2
 
 
-def leashed(job_id: str, tmp_path: Path, allowed_seconds: float = ALLOWED_SECONDS) -> node_service_pb2.Assignment:
+def leashed(job_id: str, tmp_path: Path, allowed_seconds: float = ALLOWED_SECONDS) -> agent_pb2.Assignment:
     """A job that writes its pid, and on its warning a file."""
     script = (
         f"trap 'echo saved > {tmp_path}/{job_id}.saved; exit 0' TERM; echo $$ > {tmp_path}/{job_id}.pid; "
@@ -71,7 +72,7 @@ async def test_a_job_runs_while_placement_answers_and_stops_when_it_does_not(
 async def test_a_stop_order_is_not_a_disconnection(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
     placement.assign(leashed("leashed", tmp_path, 60))
     await placement.running("leashed")
-    placement.send(stops=[node_service_pb2.StopOrder(job_id="leashed", number=1, epoch=10, grace=duration(1))])
+    placement.send(stops=[agent_pb2.StopOrder(job_id="leashed", number=1, epoch=10, grace=duration(1))])
     end = await placement.ended("leashed")
     assert (end.state, end.stop_reason) == (job_pb2.ATTEMPT_STATE_STOPPED, job_pb2.STOP_REASON_UNSPECIFIED)
 

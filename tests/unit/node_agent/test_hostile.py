@@ -18,13 +18,14 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, assignment, profile_order, resize_order, shell, stop_order, task
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import duration
 from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
 from cotenant.node_agent.runtime.process_runtime import ProcessRuntime
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
 from cotenant.node_agent.runtime.socket_paths import socket_directory
-from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 FAILED = job_pb2.ATTEMPT_STATE_FAILED
 INVENTORY = resources_pb2.Inventory(
@@ -64,7 +65,7 @@ def tasks(draw: st.DrawFn) -> resources_pb2.TaskAllocation:
 
 
 @st.composite
-def assignments(draw: st.DrawFn) -> node_service_pb2.Assignment:
+def assignments(draw: st.DrawFn) -> agent_pb2.Assignment:
     """Return any encodable assignment with a harmless program: a valid one with some odd parts."""
 
     def odd(sensible: Any, strange: st.SearchStrategy[Any]) -> Any:
@@ -85,7 +86,7 @@ def assignments(draw: st.DrawFn) -> node_service_pb2.Assignment:
     spec.progress.regex = odd("", st.sampled_from(["step ([0-9]+)", "(", "(a*)*$"]))
     parts = draw(st.lists(tasks(), min_size=1, max_size=2)) if odd(True, st.just(False)) else []
     roles = odd([], st.lists(st.sampled_from(["ps", "worker"]), max_size=3))
-    return node_service_pb2.Assignment(
+    return agent_pb2.Assignment(
         job_id=odd("job-1", st.sampled_from(["x-1", "", "..", "../x", "a/b", "é", "y" * 128, "z" * 129])),
         number=odd(1, odd_number),
         epoch=odd(10, odd_number),
@@ -112,7 +113,7 @@ class Runs:
         if status.ended:
             self.ends[status.key] = status
 
-    async def wait_for_end(self, job: node_service_pb2.Assignment) -> Status:
+    async def wait_for_end(self, job: agent_pb2.Assignment) -> Status:
         """Launch it, and wait for its end."""
         key = AttemptKey(job.job_id, job.number)
         await self.runtime.launch(job)
@@ -153,7 +154,7 @@ def node_group() -> Iterator[None]:
 @settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 @given(job=assignments())
 def test_any_assignment_ends_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory, job: object) -> None:
-    assert isinstance(job, node_service_pb2.Assignment)
+    assert isinstance(job, agent_pb2.Assignment)
 
     async def run() -> None:
         async with opened(tmp_path_factory.getbasetemp() / "hostile") as runs:
@@ -190,7 +191,7 @@ async def test_inconsistencies_are_named(
     placement: Placement, agent: RunningAgent, change: dict[str, object], words: str
 ) -> None:
     job = shell("odd", "true")
-    job.MergeFrom(node_service_pb2.Assignment(**change))  # type: ignore[arg-type]  # one field of it
+    job.MergeFrom(agent_pb2.Assignment(**change))  # type: ignore[arg-type]  # one field of it
     placement.assign(job)
     end = await placement.ended("odd", job.number)
     assert end.state == (FAILED if "number" in change else job_pb2.ATTEMPT_STATE_NOT_LAUNCHED)
@@ -232,7 +233,7 @@ async def test_orders_for_ended_or_unknown_attempts_are_refused(placement: Place
         resizes=[resize_order("over", task(cpus=CPUS[:1]), epoch=11), resize_order("never", task(), epoch=12)],
         profiles=[profile_order("over", 1), profile_order("never", 1)],
         stops=[stop_order("over", epoch=3, grace_seconds=0), stop_order("never", grace_seconds=0)],
-        acks=[node_service_pb2.AttemptAck(job_id="never", number=1)],
+        acks=[agent_pb2.AttemptAck(job_id="never", number=1)],
     )
     assert await placement.answered(11) == "already ended"
     assert await placement.answered(12) == "unknown on this node"

@@ -11,15 +11,16 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, NODE, PYTHON, assignment, shell, stop_order, task
 from tests.unit.node_agent.placement import Placement
 
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.v1 import job_pb2
 
 SHOW = "import os, json; print(json.dumps([dict(os.environ), sorted(os.sched_getaffinity(0))]))"
 
 NOT_LAUNCHED = job_pb2.ATTEMPT_STATE_NOT_LAUNCHED
 
 
-def ack(job_id: str, number: int = 1) -> node_service_pb2.AttemptAck:
-    return node_service_pb2.AttemptAck(job_id=job_id, number=number)
+def ack(job_id: str, number: int = 1) -> agent_pb2.AttemptAck:
+    return agent_pb2.AttemptAck(job_id=job_id, number=number)
 
 
 def attempt_path(agent: RunningAgent, job_id: str, number: int = 1) -> Path:

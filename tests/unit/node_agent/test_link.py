@@ -23,32 +23,34 @@ from tests.unit.node_agent.jobs import NODE, assignment, shell
 from tests.unit.node_agent.placement import Placement
 
 from cotenant import telemetry
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.agent.v1 import agent_service_pb2_grpc
 from cotenant.node_agent.backoff import Backoff
 from cotenant.node_agent.control import placement_link
 from cotenant.node_agent.control.agent import AgentConfig
 from cotenant.rpc import channel
 from cotenant.security.validity import Validity
-from cotenant.v1 import job_pb2, node_service_pb2, node_service_pb2_grpc
+from cotenant.v1 import job_pb2
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class OddPlacement(node_service_pb2_grpc.AgentServiceServicer):
+class OddPlacement(agent_service_pb2_grpc.AgentServiceServicer):
     """Does not begin with a welcome."""
 
     def __init__(self, how: str) -> None:
         self._how = how
 
-    async def Connect(self, request_iterator: Any, context: Any) -> AsyncIterator[node_service_pb2.ConnectResponse]:
+    async def Connect(self, request_iterator: Any, context: Any) -> AsyncIterator[agent_pb2.ConnectResponse]:
         await anext(request_iterator)
         if self._how == "refuses":
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "another agent bears this name")
         if self._how == "begins with orders":
-            yield node_service_pb2.ConnectResponse(assignments=[shell("early", "true")])
+            yield agent_pb2.ConnectResponse(assignments=[shell("early", "true")])
         if self._how == "says nothing":
             await asyncio.Event().wait()
 
-    async def UploadOutput(self, request_iterator: Any, context: Any) -> node_service_pb2.UploadOutputResponse:
+    async def UploadOutput(self, request_iterator: Any, context: Any) -> agent_pb2.UploadOutputResponse:
         raise NotImplementedError
 
 
@@ -66,7 +68,7 @@ async def test_an_invalid_placement_is_left_and_retried(
 ) -> None:
     monkeypatch.setattr(placement_link, "WELCOME_SECONDS_MAX", 0.3)
     server = grpc.aio.server()
-    node_service_pb2_grpc.add_AgentServiceServicer_to_server(OddPlacement(how), server)
+    agent_service_pb2_grpc.add_AgentServiceServicer_to_server(OddPlacement(how), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     agent = RunningAgent(AgentConfig(NODE, tmp_path / "state", f"127.0.0.1:{port}", gpus="fake:0"))
@@ -187,19 +189,19 @@ async def test_a_certificate_is_reported_with_the_hello_and_after_renewal(
     shown: list[Validity | None] = [first]
     watched = SimpleNamespace(material=SimpleNamespace(validity=first))
     monkeypatch.setattr(channel, "shown", lambda: watched if shown[0] else None)
-    said: list[node_service_pb2.ConnectRequest] = []
+    said: list[agent_pb2.ConnectRequest] = []
 
     class Call:
         """Takes what is written, and welcomes."""
 
-        async def write(self, message: node_service_pb2.ConnectRequest) -> None:
+        async def write(self, message: agent_pb2.ConnectRequest) -> None:
             said.append(message)
 
-        async def read(self) -> node_service_pb2.ConnectResponse:
-            return node_service_pb2.ConnectResponse(welcome=node_service_pb2.Welcome(term=1))
+        async def read(self) -> agent_pb2.ConnectResponse:
+            return agent_pb2.ConnectResponse(welcome=agent_pb2.Welcome(term=1))
 
     link = placement_link.PlacementLink(
-        "127.0.0.1:1", "", hello=lambda: node_service_pb2.Hello(node_id=NODE), welcome=lambda welcome: True,
+        "127.0.0.1:1", "", hello=lambda: agent_pb2.Hello(node_id=NODE), welcome=lambda welcome: True,
         apply_orders=lambda response: None, acknowledged=lambda seconds: None, min_disconnect_seconds=lambda: 60.0,
         rng=Random(1),
     )  # fmt: skip

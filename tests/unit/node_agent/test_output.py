@@ -13,9 +13,9 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import shell, task
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.runtime.output_reader import OutputReader
 from cotenant.node_agent.supervisor.output_file import OutputFile
-from cotenant.v1 import node_service_pb2
 
 
 def read_all(reader: OutputReader) -> tuple[bytes, bool]:
@@ -114,8 +114,8 @@ def test_dropped_output_is_counted(tmp_path: Path) -> None:
     assert (tmp_path / "absent" / "output-0.log").read_bytes() == note + b"on"
 
 
-def read(read_id: str, job_id: str, **more: Any) -> node_service_pb2.ReadOutput:
-    return node_service_pb2.ReadOutput(read_id=read_id, job_id=job_id, number=1, **more)
+def read(read_id: str, job_id: str, **more: Any) -> agent_pb2.ReadOutput:
+    return agent_pb2.ReadOutput(read_id=read_id, job_id=job_id, number=1, **more)
 
 
 async def done(placement: Placement, read_id: str) -> bytes:

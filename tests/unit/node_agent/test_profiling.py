@@ -15,6 +15,7 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, PYTHON, assignment, profile_order, resize_order, shell, stop_order, task
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.control import live_profiling
 from cotenant.node_agent.control.rate_meter import MeterTimeouts
 from cotenant.node_agent.enforcement import cgroup_mounts
@@ -23,7 +24,7 @@ from cotenant.node_agent.enforcement.core_changes import CoresRefused, narrowed
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.process_runtime import ProcessRuntime
-from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 pytestmark = [pytest.mark.calm, pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")]
 ONE, OTHER, BOTH = set(CPUS[:1]), set(CPUS[1:2]), set(CPUS[:2])
@@ -63,7 +64,7 @@ async def impatient(
     await placement.connected(2)
 
 
-def told(script: str, job_id: str = "job", **more: Any) -> node_service_pb2.Assignment:
+def told(script: str, job_id: str = "job", **more: Any) -> agent_pb2.Assignment:
     return assignment(job_id, [sys.executable, "-c", script], tasks=[task(cpus=sorted(BOTH))], grace_seconds=0, **more)
 
 
@@ -80,7 +81,7 @@ def cpus_of(pid: int) -> set[frozenset[int]]:
     return set(masks([pid]).values())
 
 
-async def begun(placement: Placement, agent: RunningAgent, job: node_service_pb2.Assignment) -> int:
+async def begun(placement: Placement, agent: RunningAgent, job: agent_pb2.Assignment) -> int:
     placement.assign(job)
     await placement.running("job")
     pid = await pid_of(agent.config.state_dir)
@@ -88,7 +89,7 @@ async def begun(placement: Placement, agent: RunningAgent, job: node_service_pb2
     return pid
 
 
-def rates(reports: Iterable[node_service_pb2.ProfileReport]) -> dict[int, float]:
+def rates(reports: Iterable[agent_pb2.ProfileReport]) -> dict[int, float]:
     return {report.cores: report.rate_per_second for report in reports if not report.done}
 
 

@@ -15,6 +15,7 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, NODE, PYTHON, assignment, resize_order, shell, stop_order, task
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.history import recording
 from cotenant.history.events import Resized
 from cotenant.node_agent.enforcement import cgroup_mounts, core_changes
@@ -23,7 +24,6 @@ from cotenant.node_agent.runtime import attempt_cores
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
-from cotenant.v1 import node_service_pb2
 
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 ONE, OTHER, BOTH = CPUS[:1], CPUS[1:2], CPUS[:2]
@@ -44,7 +44,7 @@ child.wait()
 """
 
 
-def busy(job_id: str, told: Path, cpus: list[int], **more: Any) -> node_service_pb2.Assignment:
+def busy(job_id: str, told: Path, cpus: list[int], **more: Any) -> agent_pb2.Assignment:
     return assignment(job_id, [*PYTHON, BUSY, str(told)], tasks=[task(cpus=cpus)], grace_seconds=0, **more)
 
 

@@ -15,9 +15,10 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, NODE, shell, stop_order, task
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.node_agent.supervisor.cgroups import Group
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 
 def supervisor_pid(state_dir: Path, job_id: str) -> int:
@@ -70,7 +71,7 @@ async def test_a_group_that_was_not_removed_in_time_is_removed_with_its_attempt(
     placement.assign(shell("long", f"echo $$ > {tmp_path}/pid; exec sleep 60"))
     await until(lambda: written_number(tmp_path / "pid"))
     await placement.running("long")
-    state_dir, attempt = agent.config.state_dir, node_service_pb2.AttemptAck(job_id="long", number=1)
+    state_dir, attempt = agent.config.state_dir, agent_pb2.AttemptAck(job_id="long", number=1)
     os.kill(supervisor_pid(state_dir, "long"), signal.SIGKILL)
     await placement.ended("long")
     tried.clear()
@@ -161,7 +162,7 @@ async def test_an_attempt_unknown_to_placement_runs_until_it_is_stopped(
     await placement.start()
     hello = await placement.connected(2)
     assert [report.state for report in hello.attempts] == [job_pb2.ATTEMPT_STATE_RUNNING]
-    order = node_service_pb2.StopOrder(job_id="unknown", number=1, epoch=7, reason=job_pb2.STOP_REASON_SUPERSEDED)
+    order = agent_pb2.StopOrder(job_id="unknown", number=1, epoch=7, reason=job_pb2.STOP_REASON_SUPERSEDED)
     placement.send(stops=[order])
     assert (await placement.ended("unknown")).state == job_pb2.ATTEMPT_STATE_STOPPED
 

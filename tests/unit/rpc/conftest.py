@@ -8,20 +8,20 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
+from cotenant.agent.v1 import agent_service_pb2 as agents_pb
+from cotenant.agent.v1 import agent_service_pb2_grpc as agents_grpc
 from cotenant.codec import errors
 from cotenant.codec.errors import Problem
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb
+from cotenant.internal.v1 import observation_service_pb2_grpc as observation_grpc
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.server import Server
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
-from cotenant.v1 import node_service_pb2 as nodes_pb
-from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
-from cotenant.v1 import predictor_service_pb2 as predictor_pb
-from cotenant.v1 import predictor_service_pb2_grpc as predictor_grpc
 
 JOBS = "cotenant.v1.JobService"
-AGENTS = "cotenant.v1.AgentService"
-PREDICTOR = "cotenant.v1.PredictorService"
+AGENTS = "cotenant.agent.v1.AgentService"
+PREDICTOR = "cotenant.internal.v1.ObservationService"
 TOKEN = "a-token-for-tests"
 
 Answer = Callable[[Any, Any], Awaitable[None]]
@@ -70,7 +70,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         yield jobs_pb.WatchJobsResponse(synced=True)
 
 
-class Agents(nodes_grpc.AgentServiceServicer):
+class Agents(agents_grpc.AgentServiceServicer):
     """The same for calls with a request stream."""
 
     def __init__(self) -> None:
@@ -79,15 +79,15 @@ class Agents(nodes_grpc.AgentServiceServicer):
     async def Connect(self, request_iterator: Any, context: Any) -> Any:
         async for request in request_iterator:
             await self.answer(request, context)
-            yield nodes_pb.ConnectResponse()
+            yield agents_pb.ConnectResponse()
 
     async def UploadOutput(self, request_iterator: Any, context: Any) -> Any:
         async for request in request_iterator:
             await self.answer(request, context)
-        return nodes_pb.UploadOutputResponse()
+        return agents_pb.UploadOutputResponse()
 
 
-class Predictor(predictor_grpc.PredictorServiceServicer):
+class Predictor(observation_grpc.ObservationServiceServicer):
     """The same for a method that must not be retried."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Predictor(predictor_grpc.PredictorServiceServicer):
 
     async def Observe(self, request: Any, context: Any) -> Any:
         await self.answer(request, context)
-        return predictor_pb.ObserveResponse()
+        return observation_pb.ObserveResponse()
 
 
 class Mesh:
@@ -105,7 +105,7 @@ class Mesh:
         self._stack = stack
         self.jobs = Jobs()  # type: ignore[abstract]  # the generated base answers the other methods
         self.agents = Agents()
-        self.predictor = Predictor()  # type: ignore[abstract]  # the same
+        self.predictor = Predictor()
         self.port = 0
 
     @property
@@ -115,8 +115,8 @@ class Mesh:
     async def serve(self, **options: Any) -> Server:
         server = Server(**{"address": self.address, "token": TOKEN} | options)
         server.add(jobs_grpc.add_JobServiceServicer_to_server, self.jobs, JOBS)
-        server.add(nodes_grpc.add_AgentServiceServicer_to_server, self.agents, AGENTS)
-        server.add(predictor_grpc.add_PredictorServiceServicer_to_server, self.predictor, PREDICTOR)
+        server.add(agents_grpc.add_AgentServiceServicer_to_server, self.agents, AGENTS)
+        server.add(observation_grpc.add_ObservationServiceServicer_to_server, self.predictor, PREDICTOR)
         self.port = await server.start()
         self._stack.push_async_callback(server.stop, 0)
         return server
@@ -130,10 +130,10 @@ class Mesh:
         return jobs_grpc.JobServiceStub(self.channel(token))
 
     def agent_stub(self, token: str = TOKEN) -> Any:
-        return nodes_grpc.AgentServiceStub(self.channel(token))
+        return agents_grpc.AgentServiceStub(self.channel(token))
 
     def predictor_stub(self) -> Any:
-        return predictor_grpc.PredictorServiceStub(self.channel())
+        return observation_grpc.ObservationServiceStub(self.channel())
 
 
 @pytest_asyncio.fixture

@@ -12,6 +12,7 @@ import pytest
 import structlog
 from tests.unit.rpc.conftest import JOBS, TOKEN, Mesh, consume, problem_of
 
+from cotenant.agent.v1 import agent_service_pb2 as agents_pb
 from cotenant.codec import errors
 from cotenant.codec.errors import Problem, Violation
 from cotenant.rpc import auth_interceptor
@@ -27,7 +28,6 @@ from cotenant.security.tokens import TokenFile
 from cotenant.store.port import StoreUnavailable, UnknownOutcome
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
-from cotenant.v1 import node_service_pb2 as nodes_pb
 
 
 async def calls_of_every_kind(mesh: Mesh, token: str) -> list[Problem]:
@@ -76,8 +76,8 @@ async def test_the_caller_is_known_in_every_kind_of_servicer(mesh: Mesh) -> None
     mesh.jobs.answer = mesh.agents.answer = look
     await mesh.job_stub().GetJob(jobs_pb.GetJobRequest())
     await consume(mesh.job_stub().WatchJobs(jobs_pb.WatchJobsRequest()))
-    await consume(mesh.agent_stub().Connect(iter([nodes_pb.ConnectRequest()])))
-    await mesh.agent_stub().UploadOutput(iter([nodes_pb.UploadOutputRequest()]))
+    await consume(mesh.agent_stub().Connect(iter([agents_pb.ConnectRequest()])))
+    await mesh.agent_stub().UploadOutput(iter([agents_pb.UploadOutputRequest()]))
     assert seen == [identity.OPERATOR] * 4
     assert identity.caller() == identity.ANYONE
 
@@ -110,11 +110,11 @@ async def test_a_problem_reaches_the_caller_completely_in_every_kind_of_call(mes
         raise told
 
     mesh.jobs.answer = mesh.agents.answer = fail
-    upload = mesh.agent_stub().UploadOutput(iter([nodes_pb.UploadOutputRequest()]))
+    upload = mesh.agent_stub().UploadOutput(iter([agents_pb.UploadOutputRequest()]))
     for problem in [
         await problem_of(mesh.job_stub().GetJob(jobs_pb.GetJobRequest())),
         await problem_of(consume(mesh.job_stub().WatchJobs(jobs_pb.WatchJobsRequest()))),
-        await problem_of(consume(mesh.agent_stub().Connect(iter([nodes_pb.ConnectRequest()])))),
+        await problem_of(consume(mesh.agent_stub().Connect(iter([agents_pb.ConnectRequest()])))),
         await problem_of(upload),
     ]:
         assert vars(problem) == vars(told)
@@ -298,10 +298,10 @@ async def test_revoking_a_token_ends_its_streams(
         problem = await problem_of(consume(call))
     else:
         call = mesh.agent_stub(token).Connect()
-        await call.write(nodes_pb.ConnectRequest())
-        assert await call.read() == nodes_pb.ConnectResponse()
+        await call.write(agents_pb.ConnectRequest())
+        assert await call.read() == agents_pb.ConnectResponse()
         file.revoke(kept.id)
-        await call.write(nodes_pb.ConnectRequest())
+        await call.write(agents_pb.ConnectRequest())
         problem = await problem_of(call.read())
     assert (problem.code, problem.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN_WRONG")
 

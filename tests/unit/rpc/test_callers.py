@@ -21,6 +21,8 @@ from tests.unit.security.test_tokens import by, reason_of
 
 from cotenant import telemetry
 from cotenant.codec.errors import Problem
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb
+from cotenant.internal.v1 import observation_service_pb2_grpc as observation_grpc
 from cotenant.security.audit import Audit, rotated
 from cotenant.security.credentials import Credentials
 from cotenant.security.identity import OPERATOR, Identity
@@ -32,8 +34,6 @@ from cotenant.security.subjects import Subject
 from cotenant.security.tokens import TokenFile
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
-from cotenant.v1 import predictor_service_pb2 as predictor_pb
-from cotenant.v1 import predictor_service_pb2_grpc as predictor_grpc
 
 if TYPE_CHECKING:
     from tests.support.otlp_receiver import OtlpReceiver
@@ -246,7 +246,7 @@ async def test_forwarded_calls_are_decoded_for_the_audit_log(tmp_path: Path) -> 
     made = jobs_pb.CreateJobResponse(job=job_pb2.Job(id="0abc")).SerializeToString()
     await audit.entry(path, ROLES[path], "ipv4:1").answered(request, made)
     await audit.entry(path, ROLES[path], "ipv4:1").answered(b"\xff\xff", b"\xff\xff")
-    connect = "/cotenant.v1.AgentService/Connect"
+    connect = "/cotenant.agent.v1.AgentService/Connect"
     await audit.entry(connect, ROLES[connect], "ipv4:1").refused(iter([]), Problem(grpc.StatusCode.UNKNOWN, "X", ""))
     told = [json.loads(line)["on"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert told == [{"id": "0abc", "name": "train", "tenant": "lab"}, {}, {}]
@@ -262,7 +262,9 @@ async def test_a_missing_directory_is_created(tmp_path: Path) -> None:
 async def test_rejected_callers_are_audited_for_every_method(mesh: Mesh, tmp_path: Path) -> None:
     log, token = await audited(mesh, tmp_path)
     await problem_of(mesh.job_stub("guessed").GetJob(jobs_pb.GetJobRequest(id="0abc")))
-    await problem_of(predictor_grpc.PredictorServiceStub(mesh.channel(token)).Observe(predictor_pb.ObserveRequest()))
+    await problem_of(
+        observation_grpc.ObservationServiceStub(mesh.channel(token)).Observe(observation_pb.ObserveRequest())
+    )
     await problem_of(consume(mesh.job_stub("").WatchJobs(jobs_pb.WatchJobsRequest())))
     told = [(line["who"], line["what"], line["answer"], line["reason"]) for line in log.lines()]
     assert told == [
@@ -276,7 +278,7 @@ async def test_rejected_callers_are_audited_for_every_method(mesh: Mesh, tmp_pat
 async def test_a_rejected_stream_is_audited_without_a_target(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     entry = Audit(path, "placement").entry(
-        "/cotenant.v1.AgentService/Connect", ROLES["/cotenant.v1.JobService/CreateJob"], "ipv4:127.0.0.1:1"
+        "/cotenant.agent.v1.AgentService/Connect", ROLES["/cotenant.v1.JobService/CreateJob"], "ipv4:127.0.0.1:1"
     )
     await entry.refused(iter(()), Problem(grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "another one leads"))
     (line,) = map(json.loads, path.read_text().splitlines())

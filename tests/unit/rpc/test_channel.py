@@ -4,53 +4,29 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.descriptor import MethodDescriptor
 from structlog.testing import capture_logs
 from tests.unit.rpc.conftest import JOBS, TOKEN, Mesh, problem_of
 
-import cotenant.v1
 from cotenant.codec import errors
-from cotenant.codec.methods import DEADLINE_SECONDS_DEFAULT, METHODS
+from cotenant.codec.method_rules import DEADLINE_SECONDS_DEFAULT
+from cotenant.codec.method_table import METHOD_RULES
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb
 from cotenant.rpc import channel, server
 from cotenant.rpc.channel import ATTEMPTS_MAX, connect, replicas_of
 from cotenant.rpc.endpoints import SERVICES, Endpoints
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
-from cotenant.v1 import predictor_service_pb2 as predictor_pb
-
-
-def contract() -> Iterator[tuple[str, MethodDescriptor]]:
-    """Yield every method of the protos with its path."""
-    for file in sorted(Path(cotenant.v1.__path__[0]).glob("*_service_pb2.py")):
-        for service in import_module(f"cotenant.v1.{file.stem}").DESCRIPTOR.services_by_name.values():
-            for method in service.methods:
-                yield f"/{service.full_name}/{method.name}", method
-
-
-def test_the_table_has_exactly_the_unary_methods_of_the_api() -> None:
-    unary = {path for path, method in contract() if not (method.client_streaming or method.server_streaming)}
-    assert len(unary) > 20
-    assert set(METHODS) == unary
-
-
-def test_the_table_knows_which_methods_have_a_request_id() -> None:
-    for path, method in contract():
-        if path in METHODS:
-            assert METHODS[path].has_request_id == ("request_id" in method.input_type.fields_by_name), path
 
 
 def test_only_repeatable_methods_are_retried() -> None:
     reads = ("Get", "List", "Summarize", "Explain", "Simulate", "Forecast", "Estimate", "PlanProfile")
     harmless = ("StopAttempts", "ForgetAttempts", "AdviseAttempts")  # repeating them changes nothing
-    for path, method in METHODS.items():
+    for path, method in METHOD_RULES.items():
         is_read = path.rpartition("/")[2].startswith(reads)
         assert method.retried or not is_read, path
         assert is_read or method.has_request_id or path.endswith(harmless) or not method.retried, path
@@ -93,7 +69,7 @@ async def test_nothing_but_unavailable_is_retried(mesh: Mesh) -> None:
 async def test_a_method_that_would_count_twice_is_not_retried(mesh: Mesh) -> None:
     await mesh.serve()
     mesh.predictor.answer, seen = failing(1)
-    await problem_of(mesh.predictor_stub().Observe(predictor_pb.ObserveRequest()))
+    await problem_of(mesh.predictor_stub().Observe(observation_pb.ObserveRequest()))
     assert len(seen) == 1
 
 
@@ -134,7 +110,7 @@ async def test_each_call_has_a_deadline_of_the_table_or_the_callers(mesh: Mesh) 
         pass
     assert [round(seconds, -1) for seconds in left[:3] if seconds is not None] == [
         DEADLINE_SECONDS_DEFAULT,
-        METHODS[f"/{JOBS}/SimulateJob"].deadline_seconds,
+        METHOD_RULES[f"/{JOBS}/SimulateJob"].deadline_seconds,
         100,
     ]
     assert left[3] is None  # a stream lasts until its caller leaves

@@ -10,13 +10,13 @@ import grpc
 import grpc.aio
 import pytest
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.agent.v1 import agent_service_pb2_grpc as agent_grpc
 from cotenant.rpc.channel import Channel, connect
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import Put, StoreUnavailable
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
-from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import node_service_pb2_grpc as node_grpc
 
 NO_MESSAGE = b"\xff\xff\xff"
 
@@ -79,9 +79,9 @@ async def test_an_undecodable_response_fails_like_a_broken_connection(
     with pytest.raises(grpc.aio.AioRpcError) as told:
         await stub.GetJob(jobs_pb.GetJobRequest(id="a"))
     assert is_told(told.value, "/cotenant.v1.JobService/GetJob")
-    agents: Any = node_grpc.AgentServiceStub(channel)
+    agents: Any = agent_grpc.AgentServiceStub(channel)
     with pytest.raises(grpc.aio.AioRpcError) as told:
-        await agents.UploadOutput(iter([node_pb2.UploadOutputRequest(read_id="r")]))
+        await agents.UploadOutput(iter([agent_pb2.UploadOutputRequest(read_id="r")]))
     assert is_told(told.value, "UploadOutput")
     assert "Traceback" not in caplog.text
 
@@ -98,8 +98,8 @@ async def test_a_stream_yields_valid_messages_and_fails_at_an_undecodable_one(ch
 
 
 async def test_a_stream_read_by_single_messages_fails_at_an_undecodable_one(channel: Channel) -> None:
-    call = node_grpc.AgentServiceStub(channel).Connect()
-    await call.write(node_pb2.ConnectRequest(beat=1))
+    call = agent_grpc.AgentServiceStub(channel).Connect()
+    await call.write(agent_pb2.ConnectRequest(beat=1))
     await call.read()  # the valid message
     with pytest.raises(grpc.aio.AioRpcError) as told:
         await call.read()

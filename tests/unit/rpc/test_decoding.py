@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.codec.errors import Problem
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb
 from cotenant.rpc import decoding
 from cotenant.v1 import job_service_pb2 as jobs_pb
-from cotenant.v1 import placement_service_pb2 as placement_pb
 
 PIECE_SECONDS_MAX = 0.1
 

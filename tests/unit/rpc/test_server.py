@@ -81,7 +81,7 @@ async def test_health_needs_no_token_for_each_service_and_for_all(mesh: Mesh) ->
     server.set_serving(JOBS, False)
     assert (await watch.read()).status == NOT_SERVING
     assert await health_of(stub) == await health_of(stub, JOBS) == NOT_SERVING
-    assert await health_of(stub, "cotenant.v1.AgentService") == SERVING
+    assert await health_of(stub, "cotenant.agent.v1.AgentService") == SERVING
 
     server.set_serving(JOBS, True)
     assert (await watch.read()).status == SERVING
@@ -111,7 +111,7 @@ async def test_reflection_lists_services_to_callers_with_the_token(mesh: Mesh) -
     stub = reflection_pb2_grpc.ServerReflectionStub(mesh.channel())
     (answer,) = [response async for response in stub.ServerReflectionInfo(iter([request]))]
     names = {service.name for service in answer.list_services_response.service}
-    assert {JOBS, "cotenant.v1.AgentService", "grpc.health.v1.Health"} <= names
+    assert {JOBS, "cotenant.agent.v1.AgentService", "grpc.health.v1.Health"} <= names
 
     unknown = reflection_pb2_grpc.ServerReflectionStub(mesh.channel(token=""))
     problem = await problem_of(consume(unknown.ServerReflectionInfo(iter([request]))))

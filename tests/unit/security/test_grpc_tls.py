@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 from tests.unit.rpc.conftest import Mesh, problem_of
 
+from cotenant.agent.v1 import agent_service_pb2_grpc as agents_grpc
 from cotenant.rpc.channel import Channel, connect
 from cotenant.security import certificates, grpc_tls, tls_files
 from cotenant.security.certificates import Authority, BadCertificate, Issued
@@ -31,7 +32,6 @@ from cotenant.security.server_security import Security
 from cotenant.security.subjects import Subject
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
-from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
 
 HERE = ["127.0.0.1", "localhost"]
 EVE, QUEUE = Subject.parse("user/eve?tenants=lab"), Subject.parse("service/queue")
@@ -163,7 +163,7 @@ async def test_a_certificate_without_a_subject_needs_a_mapping_in_the_settings(m
         foreign(lab, name)
     await serve(mesh, served, **{"gpu1.corp": "service/contention"})
     one, other = (TlsFiles(lab.cert_path, *_pair(lab, name)) for name in ("gpu1.corp", "gpu2.corp"))
-    stub = nodes_grpc.AgentServiceStub(opened(mesh, one))
+    stub = agents_grpc.AgentServiceStub(opened(mesh, one))
     refused = await problem_of(stub.UploadOutput(iter([])))
     assert (refused.reason, "service/contention" in refused.message) == ("ROLE_MAY_NOT", True)
     assert (await problem_of(get(opened(mesh, other)))).reason == "CERTIFICATE_OF_NOBODY"

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.agents import ENDED, SimulatedAgent
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Changes, Store
-from cotenant.v1 import job_pb2, records_pb2, resources_pb2
-from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 ATTEMPTS = "placement/attempts/"
 Key = tuple[str, int]
@@ -91,7 +92,7 @@ class History:
         agent.on_resize = lambda key: self._resized(agent, key)
         agent.on_forget = lambda: self.running.setdefault(agent.node_id, {}).clear()
 
-    def _report(self, agent: SimulatedAgent, report: node_pb2.AttemptReport) -> None:
+    def _report(self, agent: SimulatedAgent, report: agent_pb2.AttemptReport) -> None:
         here = self.running.setdefault(agent.node_id, {})
         key = (report.job_id, report.number)
         if report.state != job_pb2.ATTEMPT_STATE_RUNNING:

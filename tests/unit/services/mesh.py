@@ -14,6 +14,7 @@ from benchmarks.agents import SimulatedAgent
 
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import duration
+from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import CannotListen, Server
@@ -36,14 +37,7 @@ from cotenant.store.port import (
     Store,
     StoreUnavailable,
 )
-from cotenant.v1 import (
-    job_pb2,
-    job_service_pb2_grpc,
-    node_service_pb2_grpc,
-    placement_service_pb2_grpc,
-    resources_pb2,
-    tenant_service_pb2_grpc,
-)
+from cotenant.v1 import job_pb2, job_service_pb2_grpc, node_service_pb2_grpc, resources_pb2, tenant_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 

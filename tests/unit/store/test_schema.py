@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Entry
 from cotenant.store.schema import NewerSchema, read
-from cotenant.v1 import records_pb2
 
 
 def kept(version: int) -> Entry:

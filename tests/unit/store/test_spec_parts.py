@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.stores import put, take
 
+from cotenant.storage.v1 import records_pb2
 from cotenant.store import spec_parts
 from cotenant.store.backup_file import read_file, read_store, restore_entries, write_file
 from cotenant.store.memory import MemoryStore
@@ -18,7 +19,7 @@ from cotenant.store.port import Changes, Committed, Compare, Conflict, Delete, P
 from cotenant.store.revision_offset import BASE, OffsetStore
 from cotenant.store.schema import BadRecord, NewerSchema, read
 from cotenant.store.spec_parts import DATA, SpecStore
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_pb2
 
 LARGE = "x" * 60_000
 

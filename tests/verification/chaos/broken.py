@@ -12,6 +12,7 @@ from unittest import mock
 
 from tests.verification.control_plane.mutants import MUTANTS, Patch
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.cli.main import main
 from cotenant.cli.mesh import problems
 from cotenant.cli.mesh.problems import MeshProblem
@@ -29,7 +30,7 @@ from cotenant.node_agent.runtime.attempt_status import Status
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.services.queue.jobs import visibility
 from cotenant.store.port import Committed, Compare, Conflict, Operation
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 
 async def unfenced(
@@ -89,7 +90,7 @@ def keep_finding(
 _report = attempt_status.report
 
 
-def report_failed(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
+def report_failed(status: Status, node_id: str) -> agent_pb2.AttemptReport:
     """An agent that reports a refused launch as the job's failure."""
     reported = _report(status, node_id)
     if reported.state == job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:

@@ -15,14 +15,14 @@ from typing import Any, cast
 import grpc.aio
 from tests.verification.chaos.taken_address import bind
 
+from cotenant.agent.v1 import agent_service_pb2 as pb
+from cotenant.agent.v1 import agent_service_pb2_grpc
 from cotenant.security.tls_files import BadTls
-from cotenant.v1 import node_service_pb2 as pb
-from cotenant.v1 import node_service_pb2_grpc
 
 MET = "met an agent"
 
 
-class Impostor(node_service_pb2_grpc.AgentServiceServicer):
+class Impostor(agent_service_pb2_grpc.AgentServiceServicer):
     """Accepts agents, and has no work for them."""
 
     def __init__(self, term: int) -> None:
@@ -46,7 +46,7 @@ class Impostor(node_service_pb2_grpc.AgentServiceServicer):
 async def main(address: str, term: str) -> None:
     """Serve until killed."""
     server = grpc.aio.server()
-    add = cast("Any", node_service_pb2_grpc.add_AgentServiceServicer_to_server)
+    add = cast("Any", agent_service_pb2_grpc.add_AgentServiceServicer_to_server)
     add(Impostor(int(term)), server)
     await bind(server, address)
     await server.start()

@@ -16,9 +16,10 @@ from cotenant.history.events import Commit, JobGone, JobPut, LeaderPut
 from cotenant.history.recording import clock
 from cotenant.history.stored import ATTEMPTS, LEADER, commit_of
 from cotenant.security.tls_files import WatchedTlsFiles
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import Changes
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_pb2
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from tests.verification.control_plane.faults import (
 )
 
 from cotenant.history.checker import Rule
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.leadership.fenced_store import FencedStore
 from cotenant.node_agent.control.epoch_fence import EpochFence
 from cotenant.services.placement.api import server as placement
@@ -36,9 +37,9 @@ from cotenant.services.queue.jobs.dependency_gate import DependencyGate
 from cotenant.services.queue.jobs.job_store import IdempotencyKey, idempotency_key_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Committed, Compare, Conflict, Entry, Operation
-from cotenant.v1 import job_pb2, records_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.v1 import job_pb2
 
 Patch = tuple[object, str, object]
 

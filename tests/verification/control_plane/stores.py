@@ -10,6 +10,7 @@ from tests.verification.control_plane.virtual_time import Dead, Process
 
 from cotenant.history.events import Wrote
 from cotenant.leadership.fenced_store import DelegatingStore
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.keyspace import Draft, HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (
@@ -25,7 +26,6 @@ from cotenant.store.port import (
     Relisted,
     StoreUnavailable,
 )
-from cotenant.v1 import records_pb2
 
 WAIT_SECONDS = 0.001
 DEADLINE_SECONDS = 2.0

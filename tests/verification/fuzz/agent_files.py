@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 from tests.verification.fuzz.targets import Prepared, Target, file_target, within
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.control.agent import Agent
 from cotenant.node_agent.control.epoch_fence import EpochFence, read_store_memory
 from cotenant.node_agent.control.health_file import HealthFile
@@ -34,7 +35,7 @@ from cotenant.node_agent.runtime.socket_paths import LOCATION_FILE, _directory_i
 from cotenant.node_agent.supervisor.kernel_files import number_in, parse_cpu_list
 from cotenant.node_agent.supervisor.lease import DisconnectLimit, Lease, boot_seconds, read_lease
 from cotenant.store.witness import REVISION_MAX
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 KEY = AttemptKey("job", 1)
 STATUS = Status(
@@ -56,7 +57,7 @@ HEALTH = json.dumps(
         "findings": [{**FINDING, "calm_seconds": 0.0, "boot": "b", "driver": "d"}],
     }
 ).encode()
-ASSIGNMENT = node_service_pb2.Assignment(
+ASSIGNMENT = agent_pb2.Assignment(
     job_id="job", number=1, epoch=4, allocation=resources_pb2.NodeAllocation(node_id="n")
 ).SerializeToString()
 SPEC = {"group": {"path": "/x", "controllers": ["cpu"]}, "command": ["true"], "grace_seconds": 5.0}
@@ -98,7 +99,7 @@ def _fence(path: Path) -> None:
     fence_again = EpochFence(path)
     if (fence_again.term, fence_again.epoch_of("a")) != (fence.term, fence.epoch_of("a")):
         raise AssertionError("another fence after it was rewritten")
-    node_service_pb2.Welcome(term=fence.term)
+    agent_pb2.Welcome(term=fence.term)
     if not (fence.raise_term(1 << 62) and fence.raise_epoch("a", 1 << 62)):
         raise AssertionError("this node refuses every term")
 
@@ -187,7 +188,7 @@ def _output(directory: Path) -> Prepared:
             tail = tail_of(directory, 0, most)
             if len(tail.encode()) > most:
                 raise AssertionError(f"{len(tail.encode())} bytes, at most {most} allowed")
-        node_service_pb2.AttemptReport(output_tail=tail)
+        agent_pb2.AttemptReport(output_tail=tail)
         for rank in ranks_in(directory):
             reader = OutputReader(directory, rank, tail_bytes=5)
             while reader.read().data:
@@ -240,7 +241,7 @@ def _progress(data: bytes) -> None:
     rate = track.rate_per_second(now)
     if not (math.isfinite(rate) and rate >= 0):
         raise AssertionError(f"a rate of {rate}")
-    reports: list[node_service_pb2.ProgressReport] = []
+    reports: list[agent_pb2.ProgressReport] = []
     agent = SimpleNamespace(
         _throttling=SimpleNamespace(describe=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
     )

@@ -27,9 +27,9 @@ from tests.verification.fuzz.agent_files import PROGRESS, STATE
 from tests.verification.fuzz.mutator import Mutator
 from tests.verification.fuzz.runner import FINDINGS_MAX, GROWTH_BYTES_MAX, SETTLED_SHARE, Finding, Outcome
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, socket_directory
-from cotenant.v1 import node_service_pb2
 
 NAME = "agent sockets"
 JOBS = ("a", "b", "c")
@@ -81,7 +81,7 @@ class _Fuzzing:
             await end_jobs(self.state_dir)
             await self.placement.stop()
 
-    def _assignment(self, job: str) -> node_service_pb2.Assignment:
+    def _assignment(self, job: str) -> agent_pb2.Assignment:
         """Return two jobs that sleep, and one that prints random output with progress patterns."""
         command = ["sh", "-c", PRINTS] if job == JOBS[-1] else ["sleep", "86400"]
         made = assignment(job, command, node_id=f"{NODE}-sockets")

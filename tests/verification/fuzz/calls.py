@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -29,6 +28,7 @@ from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.mutator import Mutator
 from tests.verification.fuzz.runner import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, live_bytes
 from tests.verification.fuzz.valid_requests import ValidRequests
+from tools import methods as api
 
 from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.rpc.policy_service import serve_policies
@@ -43,12 +43,11 @@ NAMES = ("unary calls", "streaming calls", HEAVY, "undecodable calls", "invalid 
 SERVED_BY = {
     **dict.fromkeys(("JobService", "TenantService"), "queue"),
     **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
-    "PredictorService": "predictor",
-    "ContentionService": "contention",
+    **dict.fromkeys(("PredictorService", "ObservationService"), "predictor"),
+    **dict.fromkeys(("ContentionService", "SampleService"), "contention"),
     "ReplicaService": "contention",
     "PolicyService": "queue",
 }
-PROTOS = ("job", "tenant", "node", "placement", "predictor", "contention", "policy", "replica")
 AT_ONCE = 64  # most of a call is waiting
 STREAM_SECONDS = 0.15
 CALL_SECONDS = 20.0
@@ -62,9 +61,7 @@ Watch = Callable[[Outcome], None]
 
 def methods() -> Iterator[MethodDescriptor]:
     """Yield every method of the API."""
-    for proto in PROTOS:
-        for service in import_module(f"cotenant.v1.{proto}_service_pb2").DESCRIPTOR.services_by_name.values():
-            yield from service.methods
+    return (method for _, method in api.methods())
 
 
 def run(name: str, inputs: int, seed: int | str, directory: Path, watch: Watch = lambda outcome: None) -> Outcome:

@@ -44,9 +44,9 @@ from cotenant.security.identity import CALLER, OPERATOR, Identity, acting_identi
 from cotenant.security.oidc import Oidc, OidcRules
 from cotenant.security.permissions import Role
 from cotenant.security.subjects import Subject
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.open import open_raw, tls_of
 from cotenant.store.port import Change, Changes, StoreUnavailable
-from cotenant.v1 import records_pb2
 from cotenant.v1.replica_service_pb2 import ListReplicasResponse
 
 KEPT_RUN = (

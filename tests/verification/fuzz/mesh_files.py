@@ -16,6 +16,7 @@ from tests.verification.fuzz.records import _reader, good
 from tests.verification.fuzz.store_files import _damaged, _good_archive, _write
 from tests.verification.fuzz.targets import Made, Prepared, Target, file_target
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.cli.mesh.agent_processes import AgentProcess
 from cotenant.cli.mesh.shared_identity import MARK_FILE, check_token_for
 from cotenant.cli.mesh.store_losses import archived, found_on_nodes, plan
@@ -26,13 +27,14 @@ from cotenant.security.tls_files import TlsFiles
 from cotenant.services.placement.cluster.live_records import ATTEMPTS, NODES
 from cotenant.services.queue.jobs.job_store import JOBS, JobStore
 from cotenant.services.queue.jobs.queue_state import State
+from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put, Relisted
 from cotenant.store.regression_acceptance import accept
 from cotenant.store.schema import BadRecord, NewerSchema
 from cotenant.store.spec_parts import DATA, SpecStore, kind_of
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+from cotenant.v1 import job_pb2
 
 ANSWERS = (b'{"ready": true}\n', b'{"error": "another agent is running", "bad_settings": false}\n', b"")
 KEY = f"{JOBS}x"
@@ -216,9 +218,9 @@ async def _placement(store: SpecStore) -> None:
     _reader()._read(await store.list(NODES), await store.list(ATTEMPTS))
 
 
-def _assignment() -> node_service_pb2.Assignment:
+def _assignment() -> agent_pb2.Assignment:
     attempt = records_pb2.StoredAttempt.FromString(good("attempt"))
-    return node_service_pb2.Assignment(
+    return agent_pb2.Assignment(
         job_id="x", number=2, epoch=4, allocation=attempt.attempt.allocations[0], spec=attempt.spec, world_size=1
     )
 
@@ -262,7 +264,7 @@ def _assigned(directory: Path) -> Prepared:
             loop.run_until_complete(_accepted(entries, directory, {}, ""))
 
     def pack(data: bytes) -> bytes:
-        changed = drawer.change(node_service_pb2.Assignment.FromString(whole))
+        changed = drawer.change(agent_pb2.Assignment.FromString(whole))
         return data if len(data) % 2 else changed.SerializeToString()
 
     return Prepared(run, (whole,), pack=pack)

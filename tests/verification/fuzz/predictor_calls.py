@@ -20,6 +20,7 @@ from cotenant import plugins
 from cotenant.codec.errors import Problem
 from cotenant.core.policy.protocols import Predictor
 from cotenant.core.prediction.chain import Chain
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.services.predictor.api.server import GROUP, PredictorServicer
 from cotenant.services.predictor.models.failure_log import FailureLog
 from cotenant.services.predictor.models.job_classes import JobClasses
@@ -57,9 +58,9 @@ def _servicer() -> PredictorServicer:
     return PredictorServicer(chain, ProfileStore(), model_store, failures, job_classes=JobClasses())
 
 
-def observation(rng: Random, seconds: float) -> pb.Observation:
+def observation(rng: Random, seconds: float) -> observation_pb2.Observation:
     """Return an observation as a queue sends it, with values many powers of ten apart."""
-    seen = pb.Observation(job_id="j", number=1, spec=spec(gpus=rng.choice((0, 1, 4)), model="bert"))
+    seen = observation_pb2.Observation(job_id="j", number=1, spec=spec(gpus=rng.choice((0, 1, 4)), model="bert"))
     seen.time.FromMilliseconds(int(seconds * 1000))
     seen.allocation.cores, seen.allocation.gpu_milli = rng.choice((1, 2, 3, 8, 64, 4096)), 1000
     seen.allocation.nodes = rng.choice((1, 2))
@@ -116,7 +117,7 @@ def _observations(directory: Path) -> Prepared:
             state["seconds"] += 1
             seen.append(odd(rng, observation(rng, state["seconds"])))
         asked = [odd(rng, query(rng)) for _ in range(2)]
-        await servicers[0].Observe(pb.ObserveRequest(observations=seen), None)
+        await servicers[0].Observe(observation_pb2.ObserveRequest(observations=seen), None)
         answer = await servicers[0].Estimate(pb.EstimateRequest(queries=asked), None)
         answer.SerializeToString()
         profiles = await servicers[0].ListProfiles(pb.ListProfilesRequest(page_size=2), None)

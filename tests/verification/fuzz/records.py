@@ -33,11 +33,12 @@ from cotenant.services.placement.placement_leadership import LEADER, PlacementLe
 from cotenant.services.queue.jobs.archived_jobs import ARCHIVES, ArchivedJobs
 from cotenant.services.queue.jobs.job_store import ARRAYS, JOBS, TENANTS, JobStore
 from cotenant.services.queue.jobs.queue_state import State, stored_message
+from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Entry, Put
 from cotenant.store.schema import BadRecord, NewerSchema
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2, resources_pb2, tenant_service_pb2
+from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2, tenant_service_pb2
 
 ISSUER = "https://login.example"
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))

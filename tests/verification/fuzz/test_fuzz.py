@@ -20,7 +20,7 @@ from tests.verification.fuzz.runner import GROWTH_BYTES_MAX, Outcome, live_bytes
 from tests.verification.fuzz.targets import Prepared, Target, all_targets
 from tests.verification.fuzz.trace_files import SNAPSHOT
 
-from cotenant.v1 import records_pb2
+from cotenant.storage.v1 import records_pb2
 
 TARGETS = {target.name: target for target in all_targets()}
 SEED = 7

@@ -14,11 +14,12 @@ from google.protobuf.message import Message
 from tests.unit.services.mesh import spec
 from tests.verification.fuzz.predictor_calls import observation, query
 
-from cotenant.v1 import contention_service_pb2 as contention_pb
+from cotenant.agent.v1 import agent_service_pb2 as agents_pb
+from cotenant.agent.v1 import sample_service_pb2 as sample_pb
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb
 from cotenant.v1 import job_pb2, resources_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
-from cotenant.v1 import node_service_pb2 as nodes_pb
-from cotenant.v1 import placement_service_pb2 as placement_pb
 from cotenant.v1 import predictor_service_pb2 as predictor_pb
 
 STRANGERS = ("x1", "x2", "x3")  # jobs that no queue knows
@@ -37,16 +38,16 @@ class ValidRequests:
             jobs_pb.MoveJobRequest: lambda: jobs_pb.MoveJobRequest(id=self._job(), number=1, reason="x"),
             tenant_service_pb2.CreateTenantRequest: self._tenant,
             tenant_service_pb2.UpdateTenantRequest: self._tenant_changed,
-            nodes_pb.ConnectRequest: self._connect,
+            agents_pb.ConnectRequest: self._connect,
             placement_pb.PlanPlacementRequest: self._plan,
             placement_pb.ForecastStartsRequest: self._forecast,
             placement_pb.StopAttemptsRequest: self._stop,
             placement_pb.ForgetAttemptsRequest: lambda: placement_pb.ForgetAttemptsRequest(attempts=self._victims()),
             placement_pb.AdviseAttemptsRequest: self._advise,
             predictor_pb.EstimateRequest: lambda: predictor_pb.EstimateRequest(queries=[query(rng)]),
-            predictor_pb.ObserveRequest: self._observe,
+            observation_pb.ObserveRequest: self._observe,
             predictor_pb.PlanProfileRequest: lambda: predictor_pb.PlanProfileRequest(spec=self._spec(), cores_max=4),
-            contention_pb.StreamSamplesRequest: self._samples,
+            sample_pb.StreamSamplesRequest: self._samples,
         }
         self._made = {kind.DESCRIPTOR.full_name: make for kind, make in made.items()}
 
@@ -87,16 +88,16 @@ class ValidRequests:
 
     def _connect(self) -> Message:
         if self._rng.random() < 0.6:
-            hello = nodes_pb.Hello(node_id="n3", inventory=self._inventory, incarnation="x")
-            return nodes_pb.ConnectRequest(hello=hello)
-        request = nodes_pb.ConnectRequest(beat=5)
+            hello = agents_pb.Hello(node_id="n3", inventory=self._inventory, incarnation="x")
+            return agents_pb.ConnectRequest(hello=hello)
+        request = agents_pb.ConnectRequest(beat=5)
         request.reports.add(job_id=self._job(), number=1, epoch=1, state=job_pb2.ATTEMPT_STATE_RUNNING)
         progress = request.progress.add(job_id=self._job(), number=1).progress
         progress.step, progress.rate_per_second, progress.loss = 100, 2.0, 0.5
         return request
 
     def _samples(self) -> Message:
-        request = contention_pb.StreamSamplesRequest(node_id="n1")
+        request = sample_pb.StreamSamplesRequest(node_id="n1")
         sample = request.samples.add(node_id="n1", cpu_percent=90.0, memory_used_bytes=1 << 30)
         sample.time.GetCurrentTime()
         sample.window.FromSeconds(1)
@@ -161,4 +162,4 @@ class ValidRequests:
     def _observe(self) -> Message:
         seen = observation(self._rng, 1_000_000)
         seen.job_id = self._job()
-        return predictor_pb.ObserveRequest(observations=[seen])
+        return observation_pb.ObserveRequest(observations=[seen])

@@ -29,7 +29,7 @@ COLUMNS = (Column("SERVICE"), Column("ADDRESS"), Column("STATE"), Column("REASON
 # The name of each service in the health protocol. A server that hosts several services answers for each.
 SERVICE_NAMES = {
     "queue": "cotenant.v1.JobService",
-    "placement": "cotenant.v1.PlacementService",
+    "placement": "cotenant.internal.v1.PlacementService",
     "predictor": "cotenant.v1.PredictorService",
     "contention": "cotenant.v1.ContentionService",
 }

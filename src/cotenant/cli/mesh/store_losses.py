@@ -19,14 +19,16 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.validation import check_amounts
 from cotenant.node_agent.runtime.attempt_directory import key_of
 from cotenant.services.placement.cluster.live_records import check_amounts as check_held
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Delete, Entry, Operation, Put
 from cotenant.store.schema import PARTED_VERSION, NewerSchema
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+from cotenant.v1 import job_pb2
 
 JOBS, ATTEMPTS = "queue/jobs/", "placement/attempts/"
 SCHEMA_VERSION = 1
@@ -41,7 +43,7 @@ Key = tuple[str, int]  # a job's id and the number of its attempt
 class Found:
     """What the nodes of a state directory know: assignments of attempts by node rank, and attempts that have ended."""
 
-    parts: dict[Key, dict[int, node_service_pb2.Assignment]] = field(default_factory=dict)
+    parts: dict[Key, dict[int, agent_pb2.Assignment]] = field(default_factory=dict)
     over: set[Key] = field(default_factory=set)
 
     def newest(self) -> dict[str, Key]:
@@ -70,7 +72,7 @@ def found_on_nodes(state_dir: Path) -> Found:
     """Return what the agents of a state directory know; damaged files are skipped."""
     found = Found()
     for directory in sorted((state_dir / "nodes").glob("*/attempts/*-*")):
-        assignment = node_service_pb2.Assignment()
+        assignment = agent_pb2.Assignment()
         try:
             assignment.ParseFromString((directory / "assignment").read_bytes())
         except (OSError, DecodeError):
@@ -85,7 +87,7 @@ def found_on_nodes(state_dir: Path) -> Found:
     return found
 
 
-def _is_whole(assignment: node_service_pb2.Assignment, directory: Path) -> bool:
+def _is_whole(assignment: agent_pb2.Assignment, directory: Path) -> bool:
     """Return whether services can load the records of an assignment found in a directory."""
     try:
         check_held((specs.allocation_from_wire(assignment.allocation),))
@@ -167,7 +169,7 @@ class _Known:
         stored = f"{before} in the store" if before else "not in the store"
         self.losses[job.id] = Loss(job.id, "written_again", f"{phase} in the mesh's memory, {stored}")
 
-    def take_parts(self, job_id: str, key: Key, parts: Mapping[int, node_service_pb2.Assignment]) -> None:
+    def take_parts(self, job_id: str, key: Key, parts: Mapping[int, agent_pb2.Assignment]) -> None:
         """Adopt an attempt that runs here but is missing in the store."""
         job = self._jobs.get(job_id)
         if job_id in self.losses or self._number(job_id) >= key[1] or _is_ended(job):
@@ -284,7 +286,7 @@ def _is_ended(job: records_pb2.StoredJob | None) -> bool:
     return job is not None and specs.PHASES.from_wire(job.job.phase) in ENDED
 
 
-def _job_of(assignment: node_service_pb2.Assignment) -> records_pb2.StoredJob:
+def _job_of(assignment: agent_pb2.Assignment) -> records_pb2.StoredJob:
     stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION)
     job = stored.job
     job.id, job.submitter, job.trace_parent = assignment.job_id, assignment.submitter, assignment.trace_parent

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from tests.verification.fuzz.records import good
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.cli.mesh.store_losses import found_on_nodes, plan
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
 from cotenant.store.regression_acceptance import accept
 from cotenant.store.schema import NewerSchema
 from cotenant.store.spec_parts import SpecStore
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+from cotenant.v1 import job_pb2
 
 KEY = "queue/jobs/x"
 
@@ -26,7 +28,7 @@ def large_job() -> records_pb2.StoredJob:
 
 def assigned(state_dir: Path, **changes: int) -> None:
     attempt = records_pb2.StoredAttempt.FromString(good("attempt"))
-    reported = node_service_pb2.Assignment(
+    reported = agent_pb2.Assignment(
         job_id="x", number=2, allocation=attempt.attempt.allocations[0], spec=attempt.spec, world_size=1
     )
     for name, value in changes.items():

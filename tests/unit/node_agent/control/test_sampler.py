@@ -12,6 +12,7 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, NODE, PYTHON, assignment, resize_order, shell, stop_order, task
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import sample_service_pb2
 from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.node_agent.probes.pressure import parse_pressure, pressure_within, read_pressure
 from cotenant.node_agent.supervisor.cgroups import Group
@@ -78,7 +79,7 @@ async def test_each_attempt_is_sampled(
 
 
 async def test_a_directive_for_an_unknown_attempt_is_logged(placement: Placement, agent: RunningAgent) -> None:
-    placement.directives.append(contention_service_pb2.Directive(id="d1", job_id="x", number=1, share=0.5))
+    placement.directives.append(sample_service_pb2.Directive(id="d1", job_id="x", number=1, share=0.5))
     await agent.stop()
     with capture_logs() as logs:
         await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.05)

@@ -18,6 +18,7 @@ from tests.unit.node_agent.placement import Placement
 from tests.unit.node_agent.test_profiling import BOTH, OTHER, PACED, cpus_of, directory, pid_of
 
 from cotenant import telemetry
+from cotenant.agent.v1 import sample_service_pb2
 from cotenant.core.policy.protocols import Throttle
 from cotenant.node_agent.control import throttle_directives
 from cotenant.node_agent.control.throttle_directives import describe_throttle, throttle_for_share
@@ -44,8 +45,8 @@ async def watched(placement: Placement, agent: RunningAgent) -> RunningAgent:
     return agent
 
 
-def directive(share: float = 0.5, job_id: str = "job", **throttle: Any) -> contention.Directive:
-    said = contention.Directive(id="d1", job_id=job_id, number=1, share=share, reason="job gpu is 20 % slower")
+def directive(share: float = 0.5, job_id: str = "job", **throttle: Any) -> sample_service_pb2.Directive:
+    said = sample_service_pb2.Directive(id="d1", job_id=job_id, number=1, share=share, reason="job gpu is 20 % slower")
     if throttle:
         said.throttle.CopyFrom(contention.Throttle(**throttle))
     return said

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.node_agent.jobs import NODE, assignment, task
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.runtime.assignment_checks import (
     change_refusal,
     first_fault,
@@ -15,7 +16,7 @@ from cotenant.node_agent.runtime.assignment_checks import (
     offline,
     resource_conflict,
 )
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import resources_pb2
 
 INVENTORY = resources_pb2.Inventory(
     cores=[resources_pb2.Core(id=core, cpus=[core, core + 4]) for core in range(4)],
@@ -23,7 +24,7 @@ INVENTORY = resources_pb2.Inventory(
 )
 
 
-def good() -> node_service_pb2.Assignment:
+def good() -> agent_pb2.Assignment:
     held = task(gpus=["GPU-a"])
     held.core_ids.extend([0, 1])
     held.cpu_ids.extend([0, 4, 1, 5])
@@ -34,7 +35,7 @@ def test_a_valid_assignment_has_no_fault() -> None:
     assert first_fault(good(), INVENTORY, NODE) is None
 
 
-Change = Callable[[node_service_pb2.Assignment], object]
+Change = Callable[[agent_pb2.Assignment], object]
 
 
 @pytest.mark.parametrize(

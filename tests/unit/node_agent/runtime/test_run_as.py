@@ -11,12 +11,13 @@ from tests.unit.node_agent.conditions import until
 from tests.unit.node_agent.jobs import NODE, assignment, shell
 from tests.unit.node_agent.runtime.test_runtime_port import Opened
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.runtime import run_as
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.run_as import UserMapping, UserNotAllowed, min_person_uid
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
 from cotenant.node_agent.supervisor import task_process
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 DAEMON, NOBODY = "daemon", "nobody"  # users that each machine has
 
@@ -107,7 +108,7 @@ def test_an_operator_may_allow_a_shared_identity(monkeypatch: pytest.MonkeyPatch
 # With real processes -----------------------------------------------------------------------------------------------
 
 
-def submitted(job_id: str, submitter: str, script: str, **more: object) -> node_service_pb2.Assignment:
+def submitted(job_id: str, submitter: str, script: str, **more: object) -> agent_pb2.Assignment:
     job = shell(job_id, script, **more)
     job.submitter = submitter
     return job
@@ -131,7 +132,7 @@ async def opened(tmp_path: Path) -> object:
     await opened.runtime.close()
 
 
-async def run(opened: Opened, job: node_service_pb2.Assignment) -> tuple[str, str, str]:
+async def run(opened: Opened, job: agent_pb2.Assignment) -> tuple[str, str, str]:
     await opened.runtime.launch(job)
     status = await opened.ended(job.job_id)
     output = opened.context.state_dir / "attempts" / f"{job.job_id}-1" / "output-0.log"

@@ -9,6 +9,7 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import assignment, shell, task
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.runtime.run_as import User
 from cotenant.node_agent.runtime.task_environment import (
     PATH_OF_ROOT,
@@ -16,17 +17,17 @@ from cotenant.node_agent.runtime.task_environment import (
     environment_of_user,
     task_environment,
 )
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 BASE = {"PATH": "/bin"}
 
 
-def variables(job: node_service_pb2.Assignment, rank: int = 0) -> dict[str, str]:
+def variables(job: agent_pb2.Assignment, rank: int = 0) -> dict[str, str]:
     held = next(each for each in job.allocation.tasks if each.rank == rank)
     return task_environment(job, held, base=BASE, progress_path="/run/p")
 
 
-def gang() -> node_service_pb2.Assignment:
+def gang() -> agent_pb2.Assignment:
     """Ranks 2 and 5 of a gang of six, on its second node."""
     job = assignment("gang", ["x"], tasks=[task(5, cpus=[4, 5], gpus=["GPU-b"]), task(2, cpus=[1], gpus=["GPU-a"])])
     job.world_size, job.node_rank, job.master_address, job.master_port = 6, 1, "first", 4000

@@ -16,6 +16,7 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, shell, task
 from tests.unit.node_agent.placement import Placement
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.runtime import launch as launch_module
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
@@ -23,7 +24,7 @@ from cotenant.node_agent.runtime.launch import CannotLaunch, LaunchContext, laun
 from cotenant.node_agent.runtime.run_as import UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.running_attempt import open_pidfd
 from cotenant.node_agent.supervisor.launch_faults import EXECUTING, cause_of_execution
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 FAILED, NOT_LAUNCHED = job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_NOT_LAUNCHED
 
@@ -40,7 +41,7 @@ def surroundings(tmp_path: Path, **more: Any) -> LaunchContext:
     )
 
 
-def directory_of(tmp_path: Path, job: node_service_pb2.Assignment) -> AttemptDirectory:
+def directory_of(tmp_path: Path, job: agent_pb2.Assignment) -> AttemptDirectory:
     return AttemptDirectory(tmp_path / "attempts", AttemptKey(job.job_id, job.number))
 
 

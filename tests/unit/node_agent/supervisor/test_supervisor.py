@@ -16,12 +16,13 @@ import pytest
 from tests.unit.node_agent.conditions import alive, need_groups, private_kib, until, written_number
 from tests.unit.node_agent.jobs import CPUS, PYTHON, assignment, shell, task
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node_group
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.launch import LaunchContext, launch
 from cotenant.node_agent.supervisor.cgroups import Group
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 
 MEBIBYTE = 1 << 20
 NODE_GROUP = f"test-supervisor-{os.getpid()}"
@@ -65,7 +66,7 @@ def start(root: Path) -> Iterator[Launch]:
     attempts = []
 
     def start(
-        job: node_service_pb2.Assignment,
+        job: agent_pb2.Assignment,
         *,
         groups: bool = False,
         output_bytes_max: int = MEBIBYTE,

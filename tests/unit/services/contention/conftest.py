@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cotenant import plugins
+from cotenant.agent.v1 import sample_service_pb2, sample_service_pb2_grpc
 from cotenant.core.policy.protocols import Directive, NodeWindow
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.policy_service import serve_policies
@@ -58,9 +59,12 @@ class Served:
     def stub(self) -> Any:
         return pb_grpc.ContentionServiceStub(self.channel)
 
-    async def stream(self, *requests: pb.StreamSamplesRequest) -> list[pb.Directive]:
+    def sample_stub(self) -> Any:
+        return sample_service_pb2_grpc.SampleServiceStub(self.channel)
+
+    async def stream(self, *requests: sample_service_pb2.StreamSamplesRequest) -> list[sample_service_pb2.Directive]:
         """Send messages and return the answers after the server has processed all of them."""
-        call = self.stub().StreamSamples(iter(requests))
+        call = self.sample_stub().StreamSamples(iter(requests))
         return [directive async for response in call for directive in response.directives]
 
     async def last(self, node_id: str = "") -> Sequence[pb.NodeSample]:
@@ -114,5 +118,5 @@ def attempt(job_id: str = "j1", **fields: Any) -> pb.AttemptSample:
     return pb.AttemptSample(**(given | fields))
 
 
-def sending(node_id: str, *samples: pb.NodeSample) -> pb.StreamSamplesRequest:
-    return pb.StreamSamplesRequest(node_id=node_id, samples=samples)
+def sending(node_id: str, *samples: pb.NodeSample) -> sample_service_pb2.StreamSamplesRequest:
+    return sample_service_pb2.StreamSamplesRequest(node_id=node_id, samples=samples)

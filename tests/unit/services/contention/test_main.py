@@ -10,6 +10,7 @@ import pytest
 from tests.unit.services.contention.conftest import sample, sending
 
 from cotenant import telemetry
+from cotenant.agent.v1 import sample_service_pb2_grpc
 from cotenant.codec.errors import from_error
 from cotenant.rpc.channel import connect
 from cotenant.services.contention.__main__ import serve
@@ -25,7 +26,7 @@ async def test_a_contention_process_serves_until_it_is_stopped_and_then_ends_ope
     serving = asyncio.create_task(serve(address="127.0.0.1:0", token="secret", on_start=port.set_result))
     async with connect(f"127.0.0.1:{await port}", "secret") as channel:
         stub = pb_grpc.ContentionServiceStub(channel)
-        stream = stub.StreamSamples()
+        stream = sample_service_pb2_grpc.SampleServiceStub(channel).StreamSamples()
         await stream.write(sending("n1", sample(at=time.time())))
         while not (await stub.ListSamples(pb.ListSamplesRequest())).samples:
             pass

@@ -16,11 +16,11 @@ from cotenant.codec import errors
 from cotenant.core.capacity.ledger import Ledger, Offer, Share
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.refusal import Refusal
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.policies.consolidate import Consolidate
 from cotenant.services.placement.api.server import PLACEMENTS
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
 class Broken(Consolidate):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from tests.unit.services.mesh import Mesh, eventually, running
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.security.validity import Validity
 from cotenant.v1 import node_service_pb2 as node_pb2
 
@@ -18,10 +19,10 @@ async def test_an_agent_reports_its_certificates_validity() -> None:
         agent = await mesh.agent("n1")
         assert not (await node(mesh)).HasField("certificate")
         shown = Validity(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)).to_wire()
-        agent._out.put_nowait(node_pb2.ConnectRequest(certificate=shown))
+        agent._out.put_nowait(agent_pb2.ConnectRequest(certificate=shown))
         await until_so(mesh, lambda told: told.certificate == shown)
         agent.inventory.rack = "elsewhere"
-        agent._out.put_nowait(node_pb2.ConnectRequest(inventory=agent.inventory))
+        agent._out.put_nowait(agent_pb2.ConnectRequest(inventory=agent.inventory))
         await until_so(mesh, lambda told: told.inventory.rack == "elsewhere")
         assert (await node(mesh)).certificate == shown
         await agent.stop()

@@ -14,6 +14,7 @@ from tests.unit.services.allocators import ScriptedAllocator
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, without
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.sizing.resize import changeable
 from cotenant.services.placement.attempts import resizes
 from cotenant.store.keyspace import HistoryLimit
@@ -21,7 +22,6 @@ from cotenant.store.memory import MemoryStore
 from cotenant.store.sqlite import SqliteStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import node_service_pb2 as node_pb2
 
 NODES, JOBS, CALLERS = 10, 240, 8
 ROUNDS_MAX = 5
@@ -119,7 +119,7 @@ async def load(
     mesh: Mesh,
     rng: Random,
     disturb: Disturb,
-    refuses: Callable[[node_pb2.ResizeOrder], str] = lambda order: "",
+    refuses: Callable[[agent_pb2.ResizeOrder], str] = lambda order: "",
     tell: Story = story,
     *,
     gpus: int = 8,

@@ -11,7 +11,8 @@ from cotenant.codec.specs import duration
 from cotenant.core.model import validation
 from cotenant.services.placement.cluster import live_records
 from cotenant.services.placement.cluster.live_records import LiveAttempt, may_outlive_contact_seconds
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 
 STOPPED, FAILED = job_pb2.ATTEMPT_STATE_STOPPED, job_pb2.ATTEMPT_STATE_FAILED
 DISCONNECTED = job_pb2.STOP_REASON_DISCONNECTED

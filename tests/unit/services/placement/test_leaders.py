@@ -14,6 +14,8 @@ import pytest
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import CuttableStore, Mesh, Part, eventually, reason, running, spec, until
 
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.rpc.channel import connect
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
@@ -23,8 +25,6 @@ from cotenant.services.placement.placement_leadership import PlacementLeadership
 from cotenant.services.placement.registry import agent_registry
 from cotenant.store.port import NotLeader
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
-from cotenant.v1 import placement_service_pb2_grpc
 
 
 @asynccontextmanager

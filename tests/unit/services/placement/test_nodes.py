@@ -10,11 +10,12 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.unit.services.mesh import QUICK, Mesh, eventually, reason, running, spec, until, without
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.agent.v1 import agent_service_pb2_grpc as agent_grpc
 from cotenant.core.failures.retry import RetryRules
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import node_service_pb2_grpc as node_grpc
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 READY, CORDONED = node_pb2.NODE_STATE_READY, node_pb2.NODE_STATE_CORDONED
 DRAINING, AWAY, LOST = node_pb2.NODE_STATE_DRAINING, node_pb2.NODE_STATE_AWAY, node_pb2.NODE_STATE_LOST
@@ -311,7 +312,7 @@ async def test_an_unknown_attempt_is_stopped_and_closes_its_node_until_then(mesh
     agent = SimulatedAgent("n1", mesh.channel("placement"), gpus=8)
     mesh.agents["n1"] = agent
     agent.refuses_to_stop = True
-    agent.attempts["ghost", 3] = node_pb2.AttemptReport(
+    agent.attempts["ghost", 3] = agent_pb2.AttemptReport(
         job_id="ghost", number=3, epoch=7, state=job_pb2.ATTEMPT_STATE_RUNNING
     )
     agent.start()
@@ -337,9 +338,9 @@ async def test_a_taken_node_id_is_refused_until_its_agent_is_silent(mesh: Mesh) 
 
 
 async def test_a_stream_starts_with_a_hello_and_an_invalid_message_ends_it(mesh: Mesh) -> None:
-    stub = node_grpc.AgentServiceStub(mesh.channel("placement"))
+    stub = agent_grpc.AgentServiceStub(mesh.channel("placement"))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await stub.Connect(iter([node_pb2.ConnectRequest()])).read()
+        await stub.Connect(iter([agent_pb2.ConnectRequest()])).read()
     assert reason(refused.value) == "HELLO_FIRST"
     agent = await mesh.agent("n1")
     job_id = await mesh.submit()
@@ -485,7 +486,7 @@ async def test_reports_on_unassigned_jobs_are_ignored(mesh: Mesh) -> None:
     await mesh.reach(runs, "RUNNING")
     await mesh.refused(waits, "CAPACITY")
     reports = [
-        node_pb2.ProgressReport(job_id=one, number=1, progress=job_pb2.Progress(step=7)) for one in (waits, runs)
+        agent_pb2.ProgressReport(job_id=one, number=1, progress=job_pb2.Progress(step=7)) for one in (waits, runs)
     ]
     agent.send(progress=reports)
 

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.unit.services.mesh import Mesh, again, reason, running, spec, until
 
+from cotenant.internal.v1 import placement_service_pb2 as pb
 from cotenant.store.port import Put
 from cotenant.v1 import job_pb2
-from cotenant.v1 import placement_service_pb2 as pb
 
 LEADER = "queue/leader"
 

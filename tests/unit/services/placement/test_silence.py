@@ -8,6 +8,7 @@ import grpc
 import pytest
 from tests.unit.services.mesh import QUICK, Mesh, Part, again, reason, running, until, without
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.errors import Problem
 from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.services.placement.placement_leadership import LEADER
@@ -103,7 +104,7 @@ async def test_heartbeats_are_answered_only_while_no_other_process_can_lead(monk
         heard: list[int] = []
         take = agent._take
 
-        def listen(message: node_pb2.ConnectResponse) -> None:
+        def listen(message: agent_pb2.ConnectResponse) -> None:
             heard.append(message.heard)
             take(message)
 

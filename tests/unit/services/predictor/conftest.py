@@ -11,6 +11,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cotenant.internal.v1 import observation_service_pb2 as observation
+from cotenant.internal.v1 import observation_service_pb2_grpc
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
@@ -103,8 +105,9 @@ class Served:
                 watch.cancel()
                 return
 
-    async def observe(self, *observations: pb.Observation) -> pb.ObserveResponse:
-        answer: pb.ObserveResponse = await self.stub.Observe(pb.ObserveRequest(observations=observations))
+    async def observe(self, *observations: observation.Observation) -> observation.ObserveResponse:
+        stub: Any = observation_service_pb2_grpc.ObservationServiceStub(self.channel)
+        answer: observation.ObserveResponse = await stub.Observe(observation.ObserveRequest(observations=observations))
         return answer
 
     async def estimate(self, *queries: pb.EstimateQuery) -> Sequence[pb.Estimate]:
@@ -132,7 +135,9 @@ def spec(model: str = "resnet50", **fields: Any) -> job_pb2.JobSpec:
     return job_pb2.JobSpec(**(given | fields))
 
 
-def window(job_id: str = "j1", *, at: int = 1000, cores: int = 4, rate: float = 2.0, **fields: Any) -> pb.Observation:
+def window(
+    job_id: str = "j1", *, at: int = 1000, cores: int = 4, rate: float = 2.0, **fields: Any
+) -> observation.Observation:
     """A window of a job's rate."""
     given: dict[str, Any] = {
         "job_id": job_id,
@@ -143,10 +148,10 @@ def window(job_id: str = "j1", *, at: int = 1000, cores: int = 4, rate: float = 
         "window": Duration(seconds=10),
         "time": Timestamp(seconds=at),
     }
-    return pb.Observation(**(given | fields))
+    return observation.Observation(**(given | fields))
 
 
-def run(job_id: str, *, seconds: int, at: int = 2000, **fields: Any) -> pb.Observation:
+def run(job_id: str, *, seconds: int, at: int = 2000, **fields: Any) -> observation.Observation:
     """The end of a job that succeeded."""
     given: dict[str, Any] = {
         "job_id": job_id,
@@ -156,7 +161,7 @@ def run(job_id: str, *, seconds: int, at: int = 2000, **fields: Any) -> pb.Obser
         "succeeded": True,
         "time": Timestamp(seconds=at),
     }
-    return pb.Observation(**(given | fields))
+    return observation.Observation(**(given | fields))
 
 
 def query(job_id: str = "next", *, cores: Sequence[int] = (), **fields: Any) -> pb.EstimateQuery:

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.services.predictor.conftest import Served, query, serving, window
 from tests.unit.services.predictor.profiling.test_profile_planner import auto, saturating
 
+from cotenant.internal.v1 import observation_service_pb2 as observation
 from cotenant.services.predictor.api.server import Config
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
@@ -25,7 +26,7 @@ class Runs:
     def __init__(self, predictor: Served, job_id: str = "j1") -> None:
         self._predictor, self._job_id, self._at = predictor, job_id, 1000
 
-    async def told(self, rate: float, cores: int = 16, **fields: Any) -> pb.ObserveResponse:
+    async def told(self, rate: float, cores: int = 16, **fields: Any) -> observation.ObserveResponse:
         self._at += 10
         held = pb.CandidateAllocation(cores=cores, gpu_milli=1000, gpu_type=A100)
         given: dict[str, Any] = {"spec": auto(), "allocation": held, **fields}

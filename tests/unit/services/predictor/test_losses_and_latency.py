@@ -15,11 +15,11 @@ from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate,
 from cotenant.core.model.job import Qos
 from cotenant.core.prediction.chain import Chain
 from cotenant.core.prediction.estimate_validation import invalid_reason
+from cotenant.internal.v1 import observation_service_pb2 as pb
 from cotenant.services.predictor import codec
 from cotenant.services.predictor.api.server import Config
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
-from cotenant.v1 import predictor_service_pb2 as pb
 
 CHAIN = Config(predictors=("loss-curve", "history", "latency"), save_seconds=0.02)
 GOAL = job_pb2.LossGoal(target=1.0)

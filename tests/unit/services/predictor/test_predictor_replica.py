@@ -14,7 +14,7 @@ from cotenant.leadership.election import Election
 from cotenant.leadership.replica import Replica
 from cotenant.rpc.channel import connect
 from cotenant.rpc.server import Server
-from cotenant.services.predictor.api.server import SERVICE
+from cotenant.services.predictor.api.server import OBSERVATION_SERVICE, SERVICE
 from cotenant.services.predictor.predictor_replica import LEADER, PredictorReplica
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
@@ -41,7 +41,9 @@ async def replica(store: Store) -> AsyncIterator[Part]:
         address = f"127.0.0.1:{server.bind()}"
         election = Election(store, LEADER, address, ttl_seconds=60.0, alone=False)
         made = PredictorReplica(store, QUICK)
-        replica = Replica(server, store, election, (SERVICE,), "", made.lead, read=made.read, patient=True)
+        replica = Replica(
+            server, store, election, (SERVICE, OBSERVATION_SERVICE), "", made.lead, read=made.read, patient=True
+        )
         await replica.start()
         await server.start()
         stack.push_async_callback(replica.close)

@@ -11,11 +11,12 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from tests.unit.services.mesh import LAS, Mesh, eventually, running, spec, until
 
 from cotenant.core.failures.retry import RetryRules
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.queue.jobs import desired_state, transitions
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
 @pytest.fixture

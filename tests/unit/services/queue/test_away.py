@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 from tests.unit.services.mesh import until
 
+from cotenant.internal.v1 import placement_service_pb2 as pb
 from cotenant.services.queue.attempts import attempt_watcher as module
 from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
-from cotenant.v1 import placement_service_pb2 as pb
 
 
 class Placement:

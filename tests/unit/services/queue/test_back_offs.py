@@ -10,7 +10,7 @@ from cotenant.core.model.job import JobSpec
 from cotenant.services.queue.jobs import transitions
 from cotenant.services.queue.jobs.job_record import Record
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff
-from cotenant.v1 import records_pb2
+from cotenant.storage.v1 import records_pb2
 
 WAIT_SECONDS, HOUR = 10.0, 3600.0
 

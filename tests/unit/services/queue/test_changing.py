@@ -16,7 +16,8 @@ from cotenant.codec.errors import from_error
 from cotenant.core.model.lifecycle import StopReason
 from cotenant.services.queue.jobs import desired_state
 from cotenant.services.queue.jobs.transitions import apply_attempt
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 

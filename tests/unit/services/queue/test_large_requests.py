@@ -12,10 +12,10 @@ from tests.verification.fuzz.inflater import PATTERNS
 from tests.verification.fuzz.loop_lag import LoopLag
 
 from cotenant.codec import errors
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb
 from cotenant.services.queue.api.job_pages import PAGE_BYTES_MAX
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import placement_service_pb2 as placement_pb
 
 ENVIRONMENT_BYTES = 60_000
 

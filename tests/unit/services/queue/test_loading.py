@@ -9,6 +9,7 @@ from cotenant.core.model.dependencies import Dependency
 from cotenant.core.model.job import JobSpec, Role
 from cotenant.core.model.job_array import COUNT_MAX, ArrayTask, read_array
 from cotenant.core.model.lifecycle import Phase
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.rpc.channel import connect
 from cotenant.services.queue.api.server import JobQueue, QueueConfig
 from cotenant.services.queue.attempts.attempt_watcher import TAKEN_AT_ONCE
@@ -20,7 +21,6 @@ from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Entry, Put
 from cotenant.v1 import job_pb2, resources_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 LARGE = resources_pb2.ResourceRequest(memory_bytes=2**63 - 1)
 

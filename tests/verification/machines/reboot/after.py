@@ -12,7 +12,8 @@ from tests.unit.node_agent.jobs import shell, task
 from tests.unit.node_agent.placement import TERMINAL_STATES, Placement
 from tests.verification.machines.reboot.agents import DISK, ENDED, RUNNING, STARTS, agent_on_disk
 
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.v1 import job_pb2
 
 pytestmark = pytest.mark.root
 
@@ -27,16 +28,16 @@ async def agent(placement: Placement) -> AsyncIterator[RunningAgent]:
     await end_jobs(DISK / "state")
 
 
-async def told(placement: Placement, job_id: str) -> node_service_pb2.AttemptReport:
+async def told(placement: Placement, job_id: str) -> agent_pb2.AttemptReport:
     """Return how a job ended, from the agent's hello or a later report."""
 
-    def end() -> node_service_pb2.AttemptReport | None:
+    def end() -> agent_pb2.AttemptReport | None:
         greetings = (
             report for hello in placement.hellos for report in hello.attempts if report.state in TERMINAL_STATES
         )
         return placement.end(job_id) or next((report for report in greetings if report.job_id == job_id), None)
 
-    found: node_service_pb2.AttemptReport = await placement.until(end)
+    found: agent_pb2.AttemptReport = await placement.until(end)
     return found
 
 

@@ -12,12 +12,7 @@ from cotenant.cli.research.predicting.fitting import figure, span
 from cotenant.cli.views import View
 from cotenant.codec.specs import seconds
 from cotenant.core.model.refusal import gpus, plural
-from cotenant.v1.predictor_service_pb2 import (
-    ListProfilesRequest,
-    ListProfilesResponse,
-    Profile,
-    ProfileSetting,
-)
+from cotenant.v1.predictor_service_pb2 import ListProfilesRequest, ListProfilesResponse, Profile, ProfileSetting
 
 PAGE_SIZE = 100
 COLUMNS = (

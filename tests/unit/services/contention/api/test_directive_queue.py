@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.agent.v1 import sample_service_pb2 as pb
 from cotenant.services.contention.api.directive_queue import DirectiveQueue
-from cotenant.v1 import contention_service_pb2 as pb
 
 
 def share(job_id: str, share: float) -> pb.Directive:

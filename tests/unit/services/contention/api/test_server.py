@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from structlog.testing import capture_logs
 from tests.unit.services.contention.conftest import NOW, Policy, attempt, sample, sending, serving
 
+from cotenant.agent.v1 import sample_service_pb2
 from cotenant.codec.errors import Problem, from_error
 from cotenant.core.policy.protocols import AttemptWindow, Directive, NodeWindow
 from cotenant.plugins import UnknownPolicy
@@ -129,7 +130,7 @@ async def test_a_duplicate_sample_is_dropped_even_on_a_new_stream(policy: Policy
     ],
 )
 async def test_a_stream_with_inconsistent_node_ids_is_refused(
-    requests: list[pb.StreamSamplesRequest], message: str
+    requests: list[sample_service_pb2.StreamSamplesRequest], message: str
 ) -> None:
     async with serving() as contention:
         problem = await refused(contention.stream(*requests))
@@ -168,13 +169,13 @@ async def test_a_slow_reader_delays_no_other_and_gets_the_newest_directive(polic
     ticks = 400
     all_sent = asyncio.Event()
 
-    async def send_all() -> AsyncIterator[pb.StreamSamplesRequest]:
+    async def send_all() -> AsyncIterator[sample_service_pb2.StreamSamplesRequest]:
         for tick in range(ticks):
             yield sending("slow", sample("slow", NOW + tick / 1024))
         all_sent.set()
 
     async with serving() as contention:
-        slow = contention.stub().StreamSamples(send_all())
+        slow = contention.sample_stub().StreamSamples(send_all())
         await all_sent.wait()
         policy_of_others = await contention.stream(sending("quick", sample("quick", NOW + 0.5)))
         assert [directive.share for directive in policy_of_others] == [0.5]
@@ -238,7 +239,7 @@ async def test_an_invalid_directive_does_not_block_the_others(policy: Policy) ->
 
 async def test_a_new_stream_of_a_node_ends_its_old_one() -> None:
     async with serving() as contention:
-        old = contention.stub().StreamSamples()
+        old = contention.sample_stub().StreamSamples()
         await old.write(sending("n1", sample()))
         await until_known(contention, "n1")
         await contention.stream(sending("n1", sample(at=NOW + 1)))
@@ -248,7 +249,7 @@ async def test_a_new_stream_of_a_node_ends_its_old_one() -> None:
 
 async def test_the_end_of_an_old_stream_does_not_affect_the_new_one() -> None:
     async with serving() as contention:
-        old, new = contention.stub().StreamSamples(), contention.stub().StreamSamples()
+        old, new = contention.sample_stub().StreamSamples(), contention.sample_stub().StreamSamples()
         await old.write(sending("n1", sample()))
         await until_known(contention, "n1")
         await new.write(sending("n1", sample(at=NOW + 1)))
@@ -259,7 +260,7 @@ async def test_the_end_of_an_old_stream_does_not_affect_the_new_one() -> None:
 
 async def test_closing_contention_ends_its_streams_so_that_agents_look_for_another() -> None:
     async with serving() as contention:
-        stream = contention.stub().StreamSamples()
+        stream = contention.sample_stub().StreamSamples()
         await stream.write(sending("n1", sample()))
         await until_known(contention, "n1")
         await contention.servicer.close()
@@ -269,7 +270,7 @@ async def test_closing_contention_ends_its_streams_so_that_agents_look_for_anoth
 async def test_only_samples_remain_of_an_agent_that_vanishes(policy: Policy) -> None:
     async with serving() as contention:
         with capture_logs() as logs:
-            stream = contention.stub().StreamSamples()
+            stream = contention.sample_stub().StreamSamples()
             await stream.write(sending("n1", sample()))
             await until_known(contention, "n1")
             stream.cancel()
@@ -314,7 +315,7 @@ async def test_the_policy_service_lists_the_active_policy() -> None:
         ]
 
 
-def of_agent(incarnation: str, at: float = NOW) -> pb.StreamSamplesRequest:
+def of_agent(incarnation: str, at: float = NOW) -> sample_service_pb2.StreamSamplesRequest:
     request = sending("n1", sample(at=at))
     request.incarnation = incarnation
     return request
@@ -323,10 +324,10 @@ def of_agent(incarnation: str, at: float = NOW) -> pb.StreamSamplesRequest:
 async def test_a_second_agent_with_a_nodes_id_does_not_evict_the_first() -> None:
     clock = [NOW]
     async with serving(now=lambda: clock[0]) as contention:
-        first = contention.stub().StreamSamples()
+        first = contention.sample_stub().StreamSamples()
         await first.write(of_agent("one"))
         await until_known(contention, "n1")
-        second = contention.stub().StreamSamples()
+        second = contention.sample_stub().StreamSamples()
         await second.write(of_agent("two"))
         problem = await refused(second.read())
         assert (problem.code, problem.reason) == (grpc.StatusCode.ALREADY_EXISTS, "NODE_EXISTS")
@@ -339,7 +340,7 @@ async def test_a_second_agent_with_a_nodes_id_does_not_evict_the_first() -> None
 async def test_a_new_agent_replaces_a_silent_one() -> None:
     clock = [NOW]
     async with serving(now=lambda: clock[0]) as contention:
-        first = contention.stub().StreamSamples()
+        first = contention.sample_stub().StreamSamples()
         await first.write(of_agent("one"))
         await until_known(contention, "n1")
         clock[0] += STREAM_DEAD_SECONDS

@@ -9,11 +9,11 @@ from benchmarks.agents import SimulatedAgent
 from tests.unit.services.allocators import ScriptedAllocator
 from tests.unit.services.mesh import Mesh, eventually, running, until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.sizing.resize import ResizableJob
 from cotenant.services.placement.api.server import PlacementConfig
 from cotenant.services.placement.attempts import job_classes
 from cotenant.v1 import job_pb2
-from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 
 T0 = 1_000_000
@@ -46,14 +46,14 @@ def at_most(cores: int) -> Callable[[ResizableJob], tuple[int, ...]]:
 
 def measured(agent: SimulatedAgent, job_id: str, rates: dict[int, float]) -> None:
     """Report rates as a profile does."""
-    reports = [node_pb2.ProfileReport(job_id=job_id, number=1, cores=n, rate_per_second=r) for n, r in rates.items()]
-    agent.send(profiled=[*reports, node_pb2.ProfileReport(job_id=job_id, number=1, done=True)])
+    reports = [agent_pb2.ProfileReport(job_id=job_id, number=1, cores=n, rate_per_second=r) for n, r in rates.items()]
+    agent.send(profiled=[*reports, agent_pb2.ProfileReport(job_id=job_id, number=1, done=True)])
 
 
-def progress(job_id: str, step: int, seconds: float, phase: str = "") -> node_pb2.ProgressReport:
+def progress(job_id: str, step: int, seconds: float, phase: str = "") -> agent_pb2.ProgressReport:
     told = job_pb2.Progress(step=step, phase=phase, phase_step=step)
     told.step_time.FromNanoseconds(int((T0 + seconds) * 1e9))
-    return node_pb2.ProgressReport(job_id=job_id, number=1, progress=told)
+    return agent_pb2.ProgressReport(job_id=job_id, number=1, progress=told)
 
 
 async def test_spare_cores_go_where_they_gain_most(mesh: Mesh, allocator: ScriptedAllocator) -> None:

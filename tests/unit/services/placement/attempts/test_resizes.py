@@ -10,14 +10,16 @@ from tests.unit.services.allocators import ScriptedAllocator
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import Mesh, eventually, running, until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.sizing.resize import ResizableJob
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.attempts import resizes
+from cotenant.storage.v1 import records_pb2
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
-from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
+from cotenant.v1 import job_pb2, predictor_service_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 READ_ONLY = "its cgroup is read-only"
 
@@ -343,10 +345,10 @@ async def test_a_profile_reaches_the_agent_and_its_rates_the_allocator_and_watch
     (order,) = agent.profiles
     assert (order.epoch, list(order.cores), order.steps, order.budget.seconds) == (job.attempt.epoch, [1, 2], 10, 60)
     allocator.asked.clear()
-    report = node_pb2.ProfileReport(job_id=job_id, number=1, cores=2, rate_per_second=5.0, steps=10)
-    done = node_pb2.ProfileReport(job_id=job_id, number=1, done=True)
+    report = agent_pb2.ProfileReport(job_id=job_id, number=1, cores=2, rate_per_second=5.0, steps=10)
+    done = agent_pb2.ProfileReport(job_id=job_id, number=1, done=True)
     agent.send(profiled=[report])
-    told: list[node_pb2.ProfileReport] = []
+    told: list[agent_pb2.ProfileReport] = []
     while not told:
         told += (await anext(events)).profiled
     assert allocator.asked == {}, "what is being measured is left alone"

@@ -7,6 +7,7 @@ import time
 import pytest
 from tests.unit.services.mesh import eventually, running
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import HEALTH_ACTIONS, timestamp
 from cotenant.core.model.node import HealthAction
 from cotenant.services.placement.cluster.agent_conditions import (
@@ -20,8 +21,8 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1.condition_pb2 import LoopLag
 
 
-def beat(wall: float) -> node_pb2.AgentCondition:
-    return node_pb2.AgentCondition(wall_time=timestamp(wall))
+def beat(wall: float) -> agent_pb2.AgentCondition:
+    return agent_pb2.AgentCondition(wall_time=timestamp(wall))
 
 
 async def test_an_agents_condition_is_shown_while_it_is_connected() -> None:
@@ -30,9 +31,9 @@ async def test_an_agents_condition_is_shown_while_it_is_connected() -> None:
         told = await mesh.node("n1")
         assert told.heartbeat_interval.ToMilliseconds() > 0
         assert not told.HasField("clock_offset")
-        condition = node_pb2.AgentCondition(loop_lag=LoopLag(windows_behind=2), name_errors=["it cannot resolve x"])
+        condition = agent_pb2.AgentCondition(loop_lag=LoopLag(windows_behind=2), name_errors=["it cannot resolve x"])
         condition.wall_time.CopyFrom(timestamp(time.time() + 3600))
-        agent._out.put_nowait(node_pb2.ConnectRequest(condition=condition))
+        agent._out.put_nowait(agent_pb2.ConnectRequest(condition=condition))
 
         async def shown() -> bool:
             told = await mesh.node("n1")
@@ -74,7 +75,7 @@ def test_a_jump_of_placements_clock_shows_at_once() -> None:
 
 def test_reported_name_errors_are_bounded() -> None:
     told = ReportedCondition()
-    condition = node_pb2.AgentCondition(name_errors=["x" * 1000] * 100)
+    condition = agent_pb2.AgentCondition(name_errors=["x" * 1000] * 100)
     condition.wall_time.seconds = 2**62
     told.take(condition)
     message = node_pb2.Node()

@@ -19,6 +19,7 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.lifecycle import AttemptState, StopReason
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle
+from cotenant.internal.v1 import placement_service_pb2 as pb
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.services.placement.api.server import ALLOCATORS, PLACEMENTS
 from cotenant.services.placement.cluster.cluster_state import Cluster
@@ -26,8 +27,8 @@ from cotenant.services.placement.cluster.live_records import LiveAttempt, NodeSt
 from cotenant.services.placement.planning import planner
 from cotenant.services.placement.planning.cluster_view import LiveClusterView, StopCosts
 from cotenant.services.placement.planning.tentative_reservations import TentativeReservations
-from cotenant.v1 import job_pb2, records_pb2
-from cotenant.v1 import placement_service_pb2 as pb
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 
 ALLOCATOR: CpuAllocator = plugins.load(ALLOCATORS, "proportional", {})
 FIRST_FIT: PlacementPolicy = plugins.load(PLACEMENTS, "first-fit", {})

@@ -10,12 +10,13 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.unit.services.mesh import Mesh, eventually, running, until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.failures.launch_health import HoldRules
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1.placement_service_pb2_grpc import PlacementServiceStub
 from cotenant.services.placement.api.server import PlacementConfig
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
-from cotenant.v1.placement_service_pb2_grpc import PlacementServiceStub
 
 READ_ONLY = "memory control group: Read-only file system"
 CORDONED, READY = node_pb2.NODE_STATE_CORDONED, node_pb2.NODE_STATE_READY
@@ -137,7 +138,7 @@ def refuse_first_gpu(agent: SimulatedAgent) -> Any:
     """Fail launches on the first GPU, and report it as unhealthy, as an agent does."""
     ill = agent.inventory.gpus[0].uuid
 
-    def refuse(order: node_pb2.Assignment) -> str:
+    def refuse(order: agent_pb2.Assignment) -> str:
         if ill not in {share.uuid for task in order.allocation.tasks for share in task.gpus}:
             return ""
         agent.inventory.gpus[0].unhealthy_reason = "it is held by pid 7"

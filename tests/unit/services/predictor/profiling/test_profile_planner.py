@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from tests.unit.services.predictor.conftest import spec, window
 
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.services.predictor.codec import job_class_of, observation_of
 from cotenant.services.predictor.profiling.profile_planner import ProfilePlanner, ProfileRules
 from cotenant.services.predictor.profiling.profile_store import ProfileStore
@@ -31,7 +32,7 @@ class Watched:
         self.profile_planner = ProfilePlanner(self.profile_store, rules)
         self.now = 0.0
 
-    def sees(self, message: pb.Observation) -> bool:
+    def sees(self, message: observation_pb2.Observation) -> bool:
         observation = observation_of(message)
         kind = job_class_of(message.spec)
         if self.profile_store.record(kind, observation, profiled=message.profiled).void:

@@ -13,12 +13,12 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.unit.services.mesh import BACKFILL, Mesh, eventually, running, until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import duration, timestamp
 from cotenant.core.failures.retry import RetryRules
 from cotenant.services.queue.attempts import pre_runs
 from cotenant.v1 import job_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import node_service_pb2 as node_pb2
 
 AT_ONCE = RetryRules(back_off_seconds=0.02, infrastructure_retries=2, untold_back_off_seconds=0.02)
 IMPORT = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torhc'\n"
@@ -54,7 +54,7 @@ def step(agent: SimulatedAgent, job_id: str, number: int, at: float | None = Non
     now = timestamp(time.time() if at is None else at)
     said: dict[str, Any] = {"step": 1, "step_time": now, "update_time": now} | fields
     progress = job_pb2.Progress(**said)
-    agent.send(progress=[node_pb2.ProgressReport(job_id=job_id, number=number, progress=progress)])
+    agent.send(progress=[agent_pb2.ProgressReport(job_id=job_id, number=number, progress=progress)])
 
 
 async def story(mesh: Mesh, job_id: str) -> list[str]:

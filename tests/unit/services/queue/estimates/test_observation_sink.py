@@ -15,11 +15,12 @@ from tests.unit.services.mesh import until
 from cotenant.codec import specs
 from cotenant.codec.specs import timestamp
 from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.internal.v1 import observation_service_pb2 as pb
 from cotenant.services.queue.estimates import observation_sink as module
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
 from cotenant.services.queue.jobs.transitions import Record
-from cotenant.v1 import job_pb2, records_pb2, resources_pb2
-from cotenant.v1 import predictor_service_pb2 as pb
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 SPEC = JobSpec(roles=(Role(request=Request(gpu_milli=1000, cores=4)),), command=("true",), model="bert")
 
@@ -31,7 +32,7 @@ class Predictor:
         self.told: list[pb.Observation] = []
         self.refusals = list(refusals)
 
-    async def Observe(self, request: pb.ObserveRequest) -> pb.ObserveResponse:
+    async def Observe(self, request: pb.ObserveRequest, **call: float | None) -> pb.ObserveResponse:
         if self.refusals:
             nothing = grpc.aio.Metadata()
             raise grpc.aio.AioRpcError(self.refusals.pop(0), nothing, nothing, "away")

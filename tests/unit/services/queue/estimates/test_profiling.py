@@ -11,18 +11,20 @@ import grpc
 import pytest
 from tests.unit.services.mesh import until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
 from cotenant.codec.specs import duration, timestamp
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.lifecycle import Phase
+from cotenant.internal.v1 import observation_service_pb2 as observation
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
 from cotenant.services.queue.estimates.profiling import Profiling
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
-from cotenant.v1 import job_pb2, records_pb2, resources_pb2
-from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
 SPEC = JobSpec(roles=(Role(request=Request(gpu_milli=1000)),), command=("true",), model="bert", steps_total=1000)
@@ -40,7 +42,7 @@ class Others:
         self.plans: list[list[int]] = [[1, 4, 2]]  # one per call
         self.wanted: list[list[str]] = []  # likewise, answers to observations
         self.asked: list[pb.PlanProfileRequest] = []
-        self.observed: list[pb.Observation] = []
+        self.observed: list[observation.Observation] = []
         self.queries: list[pb.EstimateQuery] = []
         self.advice: list[placement_pb2.Advice] = []
         self.refused: list[str] = []
@@ -51,9 +53,9 @@ class Others:
         cores = self.plans.pop(0) if self.plans else []
         return pb.PlanProfileResponse(cores=cores, steps=50, budget=duration(300.0))
 
-    async def Observe(self, request: pb.ObserveRequest, **call: float) -> pb.ObserveResponse:
+    async def Observe(self, request: observation.ObserveRequest, **call: float) -> observation.ObserveResponse:
         self.observed += request.observations
-        return pb.ObserveResponse(profile_wanted=self.wanted.pop(0) if self.wanted else [])
+        return observation.ObserveResponse(profile_wanted=self.wanted.pop(0) if self.wanted else [])
 
     async def Estimate(self, request: pb.EstimateRequest, **call: float) -> pb.EstimateResponse:
         self.queries += request.queries
@@ -98,7 +100,9 @@ class Desk:
 
     def told(self, job_id: str, cores: int = 0, rate: float = 0.0, **fields: Any) -> None:
         given: dict[str, Any] = {"number": 1, "time": timestamp(200.0 + cores), "window": duration(5.0)}
-        self.profiles.take(node_pb2.ProfileReport(job_id=job_id, cores=cores, rate_per_second=rate, **(given | fields)))
+        self.profiles.take(
+            agent_pb2.ProfileReport(job_id=job_id, cores=cores, rate_per_second=rate, **(given | fields))
+        )
 
 
 @pytest.fixture

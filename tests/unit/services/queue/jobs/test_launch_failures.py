@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.services.mesh import Mesh, running, until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.services.queue.jobs import launch_failures
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -34,7 +35,7 @@ async def two_nodes_of_which_the_first_tried_cannot_launch(
     """Add two nodes; the returned list gets the first node that is tried, which cannot launch."""
     sick: list[str] = []
 
-    def refuse(order: node_pb2.Assignment) -> str:
+    def refuse(order: agent_pb2.Assignment) -> str:
         node_id = order.allocation.node_id
         sick[:] = sick or [node_id]
         return reason if node_id in sick else ""

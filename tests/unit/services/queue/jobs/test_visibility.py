@@ -11,6 +11,8 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from tests.unit.services.mesh import BACKFILL, Mesh, eventually, reason, running, spec
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.agent.v1 import agent_service_pb2_grpc
 from cotenant.core.scheduling.admission import RULES
 from cotenant.rpc.channel import connect
 from cotenant.security import identity
@@ -223,8 +225,8 @@ async def test_a_watch_follows_changes_of_tenant_parents(mesh: Mesh) -> None:
 async def test_an_agent_may_act_for_its_own_node_only(mesh: Mesh) -> None:
     channel = connect(f"127.0.0.1:{mesh.ports['placement']}", "n1")
     async with channel:
-        stub = node_service_pb2_grpc.AgentServiceStub(channel)
-        hello = node_pb2.ConnectRequest(hello=node_pb2.Hello(node_id="n2", incarnation="x"))
+        stub = agent_service_pb2_grpc.AgentServiceStub(channel)
+        hello = agent_pb2.ConnectRequest(hello=agent_pb2.Hello(node_id="n2", incarnation="x"))
         call: Any = stub.Connect(iter([hello]))
         assert await refusal(_drained(call)) == "NOT_YOUR_NODE"
     assert "n2" not in mesh.parts["placement"].service.cluster.nodes

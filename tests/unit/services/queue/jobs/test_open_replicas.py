@@ -14,8 +14,10 @@ from tests.unit.services.mesh import Mesh, running, spec
 
 from cotenant.codec.errors import from_error
 from cotenant.core.model.lifecycle import Phase
+from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
+from cotenant.internal.v1 import observation_service_pb2_grpc
 from cotenant.services.predictor.api import server as predictor
-from cotenant.v1 import job_pb2, predictor_service_pb2, predictor_service_pb2_grpc
+from cotenant.v1 import job_pb2, predictor_service_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 PROMISE = {"latency_seconds": 0.03, "latency_percentile": 99.0, "arrivals_per_second": 900.0}
@@ -42,9 +44,9 @@ def service(least: int = 0, most: int = 0, **promise: float) -> dict[str, Any]:
 
 async def show(mesh: Mesh, job: job_pb2.Job) -> None:
     """Observe batch times of a job's service: 10 ms, and 1 ms for each request."""
-    stub: Any = predictor_service_pb2_grpc.PredictorServiceStub(mesh.channel("predictor"))
+    stub: Any = observation_service_pb2_grpc.ObservationServiceStub(mesh.channel("predictor"))
     seen = [
-        predictor_service_pb2.Observation(
+        observation_pb2.Observation(
             job_id=job.id,
             spec=job.spec,
             submitter=job.submitter,
@@ -56,7 +58,7 @@ async def show(mesh: Mesh, job: job_pb2.Job) -> None:
         )
         for at, size in enumerate((1, 4, 16, 64, 2, 8, 1, 4, 16, 64))
     ]
-    response = await stub.Observe(predictor_service_pb2.ObserveRequest(observations=seen))
+    response = await stub.Observe(observation_pb2.ObserveRequest(observations=seen))
     assert response.accepted == len(seen)
 
 
