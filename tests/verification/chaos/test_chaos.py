@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import require_etcd
 from tests.verification.chaos import machines
 
-STEPS, SEED, REST_EVERY, PACE = 60, 31, 40, 0.6
+STEPS, SEED, REST_EVERY, PACE = 30, 31, 20, 0.6  # `make verify` takes 1,000 steps
 JOBS_MIN = 10  # on a machine with other load
 
 
