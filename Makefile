@@ -13,6 +13,9 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would each compile every module
 
 ARGS ?=
+# One run in several processes, scheduled by tests/support/scheduler.py.
+RUN := pytest -q -r fER -n auto --dist loadgroup tests src
+
 .PHONY: help setup test durations verify fuzz chaos test-vm test-images operations tests lint bench docs site reproduce demo clean
 
 help: ## list the targets
@@ -29,17 +32,17 @@ test: lint tests ## run lint, then all tests (ARGS="-k store" selects tests)
 tests: $(STAMP)
 	@printf '\n── tests\n'
 ifeq ($(strip $(ARGS)),)
-	@pytest -q -r fER -n auto --dist loadgroup -m "not deep" tests src
+	@$(RUN)
 else
 	@pytest -q $(ARGS)
 endif
 
-durations: $(STAMP) ## run all tests and record how long they take, by which `make test` schedules them
-	@pytest -q -r fER -n auto --dist loadgroup -m "not deep" --record-durations tests src
+durations: $(STAMP) ## run all tests and record how long they take, for the schedule of `make test`
+	@$(RUN) --record-durations
 
-verify: $(STAMP) ## run the deep forms of what `make test` tries shortly: hours, as root (ARGS="--seed 7")
-	@printf '\n── properties\n'
-	@pytest -q -r fER -n auto --dist loadgroup --hypothesis-profile deep --timeout 3600 -m "hypothesis or deep" tests
+verify: $(STAMP) ## verify deeply, in hours, as root: all tests with many examples, long chaos, many seeds and inputs
+	@printf '\n── tests\n'
+	@$(RUN) --hypothesis-profile deep --timeout 3600
 	@printf '\n── simulated control plane\n'
 	@python -m tests.verification.control_plane --seeds 10000
 	@$(MAKE) fuzz ARGS="--inputs 1000000"
