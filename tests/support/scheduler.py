@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 CALM = "calm"
-WAITING_PROCESSES_PER_CORE = 1.5
+WAITING_PER_CORE, WAITING_MAX = 1.5, 8  # processes in addition to one per core
 
 
 def cores() -> int:
@@ -30,9 +30,9 @@ def processes(cores: int) -> int:
     """Return how many processes run tests.
 
     >>> [processes(cores) for cores in (1, 2, 16)]
-    [2, 5, 40]
+    [2, 5, 24]
     """
-    return cores + int(WAITING_PROCESSES_PER_CORE * cores)
+    return cores + min(int(WAITING_PER_CORE * cores), WAITING_MAX)
 
 
 def unit_of(nodeid: str) -> str:
