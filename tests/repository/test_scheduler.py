@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 from tests.conftest import QUARANTINE
-from tests.support.durations import Duration, Durations
+from tests.support.durations import Duration, Durations, merged
 from tests.support.paths import ROOT
 
 scheduler = pytest.importorskip("tests.support.scheduler", reason="pytest-xdist is not installed")
@@ -124,6 +125,23 @@ def test_unknown_files_take_as_long_as_they_have_tests() -> None:
     durations = Durations({"a": Duration(9.0, 1.0)})
     assert durations.of("a", 3) == Duration(9.0, 1.0)
     assert durations.of("b", 30).seconds > durations.of("c", 3).seconds > 0
+
+
+def test_files_that_ran_replace_their_durations_and_short_ones_are_not_kept(tmp_path: Path) -> None:
+    here, there = (path.relative_to(ROOT).as_posix() for path in (Path(__file__), ROOT / "tests" / "conftest.py"))
+    before = {here: Duration(9.0, 9.0), there: Duration(7.0, 1.0), "tests/test_removed.py": Duration(5.0, 5.0)}
+    Durations(merged(before, {here: Duration(3.21, 0.4)})).write(tmp_path / "durations.json")
+    assert Durations.read(tmp_path / "durations.json").files == {here: Duration(3.2, 0.4), there: Duration(7.0, 1.0)}
+    Durations(merged(before, {there: Duration(0.1, 0.1)})).write(tmp_path / "durations.json")
+    assert Durations.read(tmp_path / "durations.json").files == {here: Duration(9.0, 9.0)}
+
+
+def test_a_waiting_file_starts_beside_as_many_computing_ones_as_there_are_cores() -> None:
+    computing, waiting = Duration(60.0, 60.0), Duration(5.0, 1.0)
+    left = {"computing": computing, "waiting": waiting}
+    assert scheduler.next_unit(left, [computing, waiting], cores=2) == "computing"
+    assert scheduler.next_unit(left, [computing, computing], cores=2) == "waiting"
+    assert scheduler.next_unit({"computing": computing}, [computing, computing], cores=2) == "computing"
 
 
 def test_recorded_durations_are_those_of_existing_files() -> None:
