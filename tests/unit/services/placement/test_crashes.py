@@ -10,7 +10,6 @@ from random import Random
 
 import grpc
 import pytest
-from tests.support.properties import amount
 from tests.unit.services.allocators import ScriptedAllocator
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, without
@@ -24,7 +23,7 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 
-NODES, JOBS, CALLERS = 10, amount(120, deep=240), 8
+NODES, JOBS, CALLERS = 10, 240, 8
 ROUNDS_MAX = 5
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 WHOLE = HistoryLimit(revisions=1_000_000)
