@@ -10,14 +10,13 @@ SOURCES := pyproject.toml hatch_build.py $(shell find protos -name "*.proto")
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GRPC_VERBOSITY ?= ERROR
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would each compile every module
 
 ARGS ?=
-# Independent tests run on all cores. Tests with real processes and control groups mostly wait: two at a time. Tests that
-# measure real cores (`calm`) run one after another.
-INDEPENDENT := $(filter-out tests/unit/node_agent,$(wildcard tests/unit/*)) tests/contract tests/integration tests/repository src
-INDEPENDENT += tests/verification/fuzz tests/verification/control_plane
+# One run in several processes, scheduled by tests/support/scheduler.py.
+RUN := pytest -q -r fER -n auto --dist loadgroup tests src
 
-.PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench docs site reproduce demo clean
+.PHONY: help setup test durations verify fuzz chaos test-vm test-images operations tests lint bench docs site reproduce demo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -33,12 +32,22 @@ test: lint tests ## run lint, then all tests (ARGS="-k store" selects tests)
 tests: $(STAMP)
 	@printf '\n── tests\n'
 ifeq ($(strip $(ARGS)),)
-	@pytest -q -r fER -n auto --dist worksteal $(INDEPENDENT)
-	@pytest -q -r fER -n 2 --dist loadfile -m "not calm" $(addprefix --ignore=,$(INDEPENDENT)) tests
-	@pytest -q -r fER -m calm $(addprefix --ignore=,$(INDEPENDENT)) tests
+	@$(RUN)
 else
 	@pytest -q $(ARGS)
 endif
+
+durations: $(STAMP) ## run all tests and record how long they take, for the schedule of `make test`
+	@$(RUN) --record-durations
+
+verify: $(STAMP) ## verify deeply, in hours, as root: all tests with many examples, long chaos, many seeds and inputs
+	@printf '\n── tests\n'
+	@$(RUN) --hypothesis-profile deep --timeout 3600
+	@printf '\n── simulated control plane\n'
+	@python -m tests.verification.control_plane --seeds 10000
+	@$(MAKE) fuzz ARGS="--inputs 1000000"
+	@$(MAKE) chaos ARGS="--steps 1000"
+	@$(MAKE) test-vm
 
 fuzz: $(STAMP) ## fuzz every decoder of external input (ARGS="--inputs 1000000", --only, --seed, --keep DIR)
 	@printf '\n── fuzzing\n'

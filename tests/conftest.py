@@ -1,48 +1,71 @@
-"""Fixtures that every test may use."""
+"""Fixtures that every test may use, and how tests are selected, scheduled and retried."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from tests.support.etcd_server import EtcdServer, etcd_binary
+from tests.support.properties import register_profiles
 
-HERE = Path(__file__).parent
-REAL_TIME = [
-    HERE / "end_to_end",
-    *(HERE / "unit" / name for name in ("services", "node_agent", "rpc", "security", "store")),
-]
+# Tests that fail now and then, each with the reason, until it is mended: at most five. They are tried twice, and the
+# summary names those that needed it.
+QUARANTINE: dict[str, str] = {}
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on SIGINT as ignored
 
 os.environ["COTENANT_SHARE_MACHINE"] = "1"  # tests run concurrently, and beside a mesh on the same machine
 
-# A loaded machine is slow, and chance may draw many inputs that do not matter: neither says anything of the code. What
-# holds up a change is decided by the same examples each time; everybody else's runs look for new ones.
-settings.register_profile(
-    "cotenant",
-    deadline=None,
-    derandomize=bool(os.environ.get("CI")),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-settings.load_profile("cotenant")
+register_profiles()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Retry tests with real processes and real time once: a machine may stall for longer than they wait.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="record how long the test files take")
 
-    Tests that pass only then are listed in the summary (`-r R`) and should be fixed. Without the plug-in no test is
-    retried.
-    """
-    if not config.pluginmanager.hasplugin("rerunfailures"):
-        return
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-durations"):
+        from tests.support.durations import Recorder
+
+        config.pluginmanager.register(Recorder(config), "duration-recorder")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes `-n auto` starts."""
+    from tests.support import scheduler
+
+    return scheduler.processes(scheduler.cores())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler by recorded durations, for `--dist loadgroup`."""
+    from tests.support.scheduler import DurationScheduling
+
+    return DurationScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put calm tests into one group, which the scheduler runs alone, and retry tests in quarantine once."""
     for item in items:
-        if any(folder in item.path.parents for folder in REAL_TIME):
+        if item.get_closest_marker("calm"):
+            item.add_marker(pytest.mark.xdist_group("calm"))
+        if item.nodeid in QUARANTINE:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Freeze all objects: garbage collections would scan thousands of collected tests, hundreds of times."""
+    gc.collect()
+    gc.freeze()
 
 
 def require_etcd() -> None:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.contention_node import CpuJob, ModelNode, Trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant import plugins
 from cotenant.core.policy.protocols import AttemptWindow, ContentionPolicy, NodeWindow, Throttle
@@ -110,14 +111,14 @@ def lawful(policy: ContentionPolicy, again: ContentionPolicy, seen: list[NodeWin
 
 
 @every
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(nodes_seen, max_size=8))
 def test_directives_concern_observed_cpu_jobs(plugin: plugins.Plugin, seen: list[NodeWindow]) -> None:
     lawful(plugin.make(), plugin.make(), seen)
 
 
 @every
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(stories())
 def test_directives_stay_valid_over_any_windows(plugin: plugins.Plugin, story: list[NodeWindow]) -> None:
     lawful(plugin.make(), plugin.make(), story)

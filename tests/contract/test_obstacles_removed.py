@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.test_placement_streams import contradiction, every_policy, ready
 from tests.contract.test_policies import NOW, histories, installed, taught
+from tests.support.properties import examples
 from tests.support.worlds import World, emptied, gangs, rng, tables, worlds
 from tests.unit.core.scheduling.test_reservations import RULE, Busy, busy
 
@@ -34,7 +35,7 @@ def chosen(plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], rul
 
 
 @installed("cotenant.queue_policies")
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(tables(), histories, st.sampled_from([Rules(), Rules(run_seconds_min=100.0)]))
 def test_an_outranked_job_starts_once_the_jobs_ahead_are_gone(
     plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], rules: Rules
@@ -100,7 +101,7 @@ def beyond_the_head(
 
 
 @every_policy
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(busy())
 def test_a_job_blocked_by_a_reservation_starts_without_it(plugin: plugins.Plugin, world: Busy) -> None:
     plan = place(world.gangs, world.ledger, ready(plugin), rng(), cluster_view=world.cluster_view, reserving=RULE)
@@ -130,7 +131,7 @@ AVOIDED = st.lists(st.sampled_from(["n0", "n1", "n2", "n3"]), unique=True).map(t
 
 
 @every_policy
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(worlds(), gangs(roles_max=1), AVOIDED)
 def test_a_job_that_avoids_nodes_starts_on_others_or_when_avoidance_ends(
     plugin: plugins.Plugin, world: World, gang: Gang, avoided: tuple[str, ...]
@@ -169,7 +170,7 @@ def ill_worlds(draw: st.DrawFn) -> tuple[World, Ledger]:
 
 
 @every_policy
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(ill_worlds(), gangs(roles_max=1))
 def test_unhealthy_gpus_in_a_refusal_would_fit_the_job(
     plugin: plugins.Plugin, given_: tuple[World, Ledger], gang: Gang

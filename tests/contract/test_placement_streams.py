@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
@@ -116,7 +117,7 @@ def live(plugin: plugins.Plugin, world: World, stream: Sequence[Turn], seed: int
 
 
 @every_policy
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.data(), turns, st.integers(0, 2**32))
 def test_a_stream_is_placed_whole_without_overcommitment_and_the_same_when_replayed(
     plugin: plugins.Plugin, data: st.DataObject, stream: list[Turn], seed: int
@@ -128,7 +129,7 @@ def test_a_stream_is_placed_whole_without_overcommitment_and_the_same_when_repla
 
 
 @every_policy
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(worlds(), turns)
 def test_a_waiting_job_starts_when_its_obstacle_is_removed(
     plugin: plugins.Plugin, world: World, stream: list[Turn]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import World, emptied, gangs, picture, replicas_of, rng, shapes, specs, tables, worlds
 
 from cotenant import plugins
@@ -143,7 +144,7 @@ def taught(plugin: plugins.Plugin, history: list[EndedJob]) -> QueuePolicy:
 
 
 @installed("cotenant.queue_policies")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(tables(), histories, st.data())
 def test_every_job_gets_a_finite_score_in_any_row_order(
     plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], data: st.DataObject
@@ -170,7 +171,7 @@ def test_every_job_gets_a_finite_score_in_any_row_order(
 
 
 @installed("cotenant.queue_policies")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(tables(), histories, st.floats(0, 1))
 def test_while_an_order_is_valid_no_waiting_job_gains_on_any_other(
     plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], share: float
@@ -192,7 +193,7 @@ def test_while_an_order_is_valid_no_waiting_job_gains_on_any_other(
 
 
 @installed("cotenant.queue_policies")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(tables(), histories)
 def test_a_running_job_is_chosen_again(plugin: plugins.Plugin, table: JobTable, history: list[EndedJob]) -> None:
     """Else jobs would stop each other at every event, though nothing that matters to them has changed."""
@@ -232,7 +233,7 @@ def test_an_empty_queue_has_an_order(plugin: plugins.Plugin) -> None:
 
 
 @installed("cotenant.placement_policies")
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(worlds(), gangs(), st.integers(0, 2**32))
 def test_an_offer_is_complete_free_and_deterministic(
     plugin: plugins.Plugin, world: World, gang: Gang, seed: int
@@ -255,7 +256,7 @@ def test_an_offer_is_complete_free_and_deterministic(
 
 
 @installed("cotenant.placement_policies")
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(worlds(), gangs(roles_max=1))
 def test_a_refused_gang_starts_without_its_obstacle(plugin: plugins.Plugin, world: World, gang: Gang) -> None:
     policy: PlacementPolicy = plugin.make()
@@ -331,7 +332,7 @@ def running(draw: st.DrawFn) -> ResizableJob:
 
 
 @installed("cotenant.cpu_allocators")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(running())
 def test_a_sizing_is_within_bounds_and_deterministic(plugin: plugins.Plugin, job: ResizableJob) -> None:
     allocator, other = plugin.make(), plugin.make()

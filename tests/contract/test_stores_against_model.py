@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from tests.contract.stores import EtcdHome, Home, MemoryHome, Model, SqliteHome, drain
+from tests.support.properties import examples
 
 from cotenant.store.port import Changes, Compare, Delete, Listing, Operation, Put, Relisted, Store
 
@@ -193,7 +194,7 @@ def moved(operation: Operation, at: str) -> Operation:
 
 @given(story=st.lists(steps, max_size=25))
 @settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # each example opens a store of its own in `home`
 )
@@ -210,7 +211,9 @@ async def test_a_store_does_what_the_model_does(home: Home, story: list[Step]) -
 
 
 @given(story=st.lists(transactions, min_size=1, max_size=25), compacted=shares, after=shares)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])  # as above
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # as above
 async def test_a_watch_relists_exactly_when_its_revision_is_compacted(
     home: Home, story: list[Transact], compacted: float, after: float
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.test_placement_streams import every_policy, ready
+from tests.support.properties import examples
 from tests.support.worlds import World, emptied, gangs, rng, worlds
 from tests.unit.services.mesh import BACKFILL, LAS, Mesh, eventually, running
 
@@ -38,7 +39,7 @@ def planned(plugin: plugins.Plugin, world: World, stream: list[Gang], **more: An
 
 
 @every_policy
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(worlds(racks_max=3), streams)
 def test_in_a_strict_queue_a_job_is_unblocked_once_the_job_ahead_is_gone(
     plugin: plugins.Plugin, world: World, stream: list[Gang]
@@ -59,7 +60,7 @@ def _blocks(plan: Plan, job_id: str) -> bool:
 
 
 @every_policy
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(worlds(), streams, st.integers(0, 6), st.integers(0, 12))
 def test_raising_a_limit_by_the_named_amount_admits_the_job(
     plugin: plugins.Plugin, world: World, stream: list[Gang], milli: int, cores: int
@@ -87,7 +88,7 @@ def test_raising_a_limit_by_the_named_amount_admits_the_job(
 
 
 @every_policy
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(worlds(racks_max=3), gangs(roles_max=1))
 def test_a_single_node_gang_starts_on_an_empty_node_or_after_the_named_time(
     plugin: plugins.Plugin, world: World, gang: Gang
@@ -109,7 +110,7 @@ def test_a_single_node_gang_starts_on_an_empty_node_or_after_the_named_time(
 
 
 @every_policy
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(worlds(racks_max=3), gangs(roles_max=1), st.data())
 def test_jobs_refused_for_held_nodes_fit_only_on_held_nodes(
     plugin: plugins.Plugin, world: World, gang: Gang, data: st.DataObject

@@ -12,12 +12,13 @@ from tests.end_to_end.clients import AWAY
 from tests.end_to_end.flooding import Flood, many_descriptors
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
+from tests.support.properties import amount
 
 from cotenant.codec import specs
 from cotenant.core.model.job import JobKind, JobSpec, Request, Role
 from cotenant.core.model.lifecycle import ENDED, Phase
 
-JOBS = 150
+JOBS = amount(50, deep=150)
 LIMIT = 256
 SECONDS_TO_GET_IN = 1.0  # average per job: each submission has its own connection
 NOFILE = resource.RLIMIT_NOFILE

@@ -13,8 +13,6 @@ from tests.end_to_end.waiting import until
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_service_pb2 import ExplainJobResponse
 
-pytestmark = pytest.mark.calm
-
 # The accelerator takes a step at its own pace, whatever the processor does: more cores than one make it no faster. A
 # process that was kept waiting catches up, so that a busy machine makes no difference either. The file makes it slower.
 PROGRAM = """

@@ -14,8 +14,6 @@ from tests.end_to_end.waiting import until
 
 from cotenant.core.model.lifecycle import Phase
 
-pytestmark = pytest.mark.calm
-
 # The pace follows from the CPUs that the kernel lets the process have, not from how busy they are: a process that was
 # kept waiting catches up. It writes down which they are whenever they change.
 PROGRAM = """

@@ -13,12 +13,13 @@ import pytest
 from tests.end_to_end.commands import COTENANT, Serving
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
+from tests.support.properties import amount
 
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2
 
 MEMORY_GROUPS = "/sys/fs/cgroup/memory"
-JOBS = 150
+JOBS = amount(60, deep=150)
 HELD_SECONDS, RELEASED_SECONDS = 30.0, 60.0
 
 

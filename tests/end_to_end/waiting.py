@@ -15,10 +15,12 @@ POLL_SECONDS = 0.02
 
 def until(condition: Callable[[], T], what: str, *, seconds: float = PATIENCE_SECONDS) -> T:
     """Return the first true value of a condition; after a timeout, fail and name what did not happen."""
-    deadline = time.monotonic() + seconds
+    deadline = (began := time.monotonic()) + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"timed out after {seconds:g} s waiting for: {what}; last value: {value!r}"
-        time.sleep(POLL_SECONDS)
+        now = time.monotonic()
+        assert now < deadline, f"timed out after {seconds:g} s waiting for: {what}; last value: {value!r}"
+        time.sleep(max(POLL_SECONDS, now - began))  # a command that is run again and again takes half of the time
+        began = time.monotonic()
     return value
 
 

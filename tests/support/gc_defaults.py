@@ -8,7 +8,9 @@ from cotenant.rpc import gc_tuning
 
 
 def untune_gc(thresholds: tuple[int, int, int]) -> None:
-    """Unfreeze all objects, and set the thresholds back."""
+    """Set the thresholds back, and freeze what is alive, as after the collection of tests."""
     gc.unfreeze()
     gc.set_threshold(*thresholds)
     gc_tuning._tuned = False
+    gc.collect()
+    gc.freeze()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.unit.node_agent.conditions import PATIENCE_SECONDS, until
 from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import CPUS, assignment, profile_order, resize_order, shell, stop_order, task
@@ -151,7 +152,7 @@ def node_group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("node_group")
-@settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(80), suppress_health_check=list(HealthCheck))
 @given(job=assignments())
 def test_any_assignment_ends_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory, job: object) -> None:
     assert isinstance(job, agent_pb2.Assignment)

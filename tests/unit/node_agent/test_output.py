@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.unit.node_agent.conditions import until
 from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import shell, task
@@ -25,7 +26,7 @@ def read_all(reader: OutputReader) -> tuple[bytes, bool]:
     return data, truncated
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     steps=st.lists(st.one_of(st.binary(min_size=1, max_size=40), st.just(None)), max_size=40),
     bytes_max=st.integers(2, 64),

@@ -26,7 +26,7 @@ from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.process_runtime import ProcessRuntime
 from cotenant.v1 import job_pb2, resources_pb2
 
-pytestmark = [pytest.mark.calm, pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")]
+pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 ONE, OTHER, BOTH = set(CPUS[:1]), set(CPUS[1:2]), set(CPUS[:2])
 
 TELL = "from cotenant import progress; import os, time, sys; print(os.getpid(), flush=True)\n"
@@ -94,6 +94,7 @@ def rates(reports: Iterable[agent_pb2.ProfileReport]) -> dict[int, float]:
 
 
 @pytest.mark.speed
+@pytest.mark.calm
 @pytest.mark.parametrize("groups", [pytest.param(True, marks=pytest.mark.root), False], ids=["groups", "no groups"])
 async def test_rates_depend_on_the_cores(
     placement: Placement, agent: RunningAgent, groups: bool, monkeypatch: pytest.MonkeyPatch
@@ -119,6 +120,7 @@ async def test_rates_depend_on_the_cores(
 
 
 @pytest.mark.speed
+@pytest.mark.calm
 @pytest.mark.root
 async def test_two_real_cores_are_faster_than_one(placement: Placement, agent: RunningAgent) -> None:
     need_groups("cpuset")
@@ -133,6 +135,7 @@ async def test_two_real_cores_are_faster_than_one(placement: Placement, agent: R
 
 
 @pytest.mark.speed
+@pytest.mark.calm
 async def test_the_rate_of_a_profile_is_not_reported_as_the_jobs(placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.1)
@@ -283,6 +286,7 @@ async def test_a_repeated_order_changes_nothing(placement: Placement, agent: Run
     assert [report.cores for report in await placement.profile_over(2)] == [1, 0, 0]
 
 
+@pytest.mark.calm
 async def test_progress_from_output_patterns_is_measured_too(placement: Placement, agent: RunningAgent) -> None:
     script = "import time, itertools\nfor n in itertools.count(): time.sleep(0.05); print('step', n, flush=True)"
     spec = job_pb2.JobSpec(progress=job_pb2.ProgressRule(regex=r"step (\d+)"))

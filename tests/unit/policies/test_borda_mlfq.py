@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import tables
 
 from cotenant.core.model.job_table import JobRow, Jobs, JobTable
@@ -142,7 +143,7 @@ def test_an_order_is_valid_until_the_tick_after_a_job_leaves_its_level() -> None
     assert FOURFOLD.order(table_of(a=1.0).jobs(5.0), 5.0).valid_seconds == math.inf
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     partly_predicted(),
     st.floats(0, 1),

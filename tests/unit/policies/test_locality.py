@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant.core.capacity.ledger import Ledger, Offer
@@ -68,7 +69,7 @@ def nodes_of(offer: Offer) -> set[int]:
     return {share.node for share in offer}
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(worlds(racks_max=3), gangs(shares=False, roles_max=1), WAITS, st.sampled_from([None, *Locality]))
 def test_a_gang_gets_the_closest_and_smallest_place_of_its_level(
     world: World, gang: Gang, waited: float, wish: Locality | None

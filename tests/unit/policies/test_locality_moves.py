@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import picture, rng
 from tests.unit.simulator.histories import Tape
 
@@ -122,7 +123,7 @@ def test_the_cheaper_of_two_is_moved() -> None:
 jobs = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.sampled_from([0.0, 1e4]), st.booleans()), max_size=8)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(jobs, st.integers(2, 6), st.sampled_from([0.0, 300.0]))
 def test_moves_happen_only_if_a_gang_starts_and_all_jobs_have_places(
     made: list[tuple[int, int, float, bool]], gpus: int, fragmented: float

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.codec.errors import Problem
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb
@@ -33,7 +34,7 @@ def decoded(kind: Any, data: bytes) -> Any:
     return asyncio.run(decoding.decode(kind, data))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(count=st.integers(0, 40), piece=st.integers(1, 500))
 def test_pieces_make_the_same_message(count: int, piece: int) -> None:
     request = plan(count)
@@ -44,7 +45,7 @@ def test_pieces_make_the_same_message(count: int, piece: int) -> None:
         decoding.PIECE_BYTES = before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.binary(max_size=60), count=st.integers(0, 4), piece=st.integers(1, 30))
 def test_both_ways_accept_the_same_bytes(data: bytes, count: int, piece: int) -> None:
     data = plan(count).SerializeToString() + data

@@ -20,6 +20,7 @@ class Known:
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     before = gc.get_threshold()
+    gc.unfreeze()
     yield
     untune_gc(before)
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.unit.simulator.histories import Tape
 from tests.unit.simulator.recording.test_events import world
 
@@ -26,7 +27,7 @@ def trace(jobs: list[tuple[int, int, int]]) -> Trace:
     return Trace("made up", "none", tuple(made))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(JOBS, st.sampled_from(["fifo", "las", "srtf", "srsf"]), st.sampled_from(["1x4", "2x2", "4x1"]))
 def test_no_policy_undercuts_it(jobs: list[tuple[int, int, int]], queue: str, cluster: str) -> None:
     result = simulate(trace(jobs), cluster, queue=queue, placement="count", options=eager(queue))
@@ -41,7 +42,7 @@ def eager(queue: str) -> dict[str, dict[str, str]]:
     return {"queue": {"mode": "backfill"}} if queue == "fifo" else {}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(JOBS)
 def test_it_is_what_slow_steps_of_the_fluid_machine_give(jobs: list[tuple[int, int, int]]) -> None:
     """The machine does a job's work in whole steps, since 4 GPUs divide 12 steps a second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.unit.simulator import laws
 from tests.unit.simulator.auditing import Auditor
 from tests.unit.simulator.combinations import FOUND, Case, cases
@@ -18,21 +19,21 @@ QUICKLY = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking a whole sim
 
 
 @every_queue
-@settings(max_examples=8, phases=QUICKLY)
+@settings(max_examples=examples(8), phases=QUICKLY)
 @given(data=st.data())
 def test_no_overcommitment_whole_gangs_limits_and_no_forgotten_job(queue: str, data: st.DataObject) -> None:
     laws.audited(data.draw(cases({"queue": queue})))
 
 
 @every_queue
-@settings(max_examples=6, phases=QUICKLY)
+@settings(max_examples=examples(6), phases=QUICKLY)
 @given(data=st.data())
 def test_a_waiting_job_starts_once_it_is_alone(queue: str, data: st.DataObject) -> None:
     laws.explained(data.draw(cases({"queue": queue})))
 
 
 @every_queue
-@settings(max_examples=3, phases=QUICKLY)
+@settings(max_examples=examples(3), phases=QUICKLY)
 @given(data=st.data())
 def test_the_same_input_and_seed_give_the_same_recording_byte_for_byte(queue: str, data: st.DataObject) -> None:
     laws.replayed(data.draw(cases({"queue": queue})))

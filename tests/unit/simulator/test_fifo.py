@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
+from tests.support.properties import amount
 
 from cotenant.simulator import Trace, TraceJob, load, simulate
 from cotenant.simulator.traces import workers
@@ -68,7 +69,7 @@ def simulated(trace: Trace, cluster: str, placement: str, mode: str) -> dict[str
 @pytest.mark.parametrize("placement", ["count", "consolidate"])
 @pytest.mark.parametrize("block", range(5))
 def test_fifo_finishes_every_job_when_the_naive_simulator_does(block: int, placement: str, mode: str) -> None:
-    for seed in range(40 * block, 40 * (block + 1)):
+    for seed in range(40 * block, 40 * block + amount(15, deep=40)):
         jobs = workload(seed)
         first = jobs[0].submitted
         jobs = [Job(job.id, job.submitted - first, job.seconds, job.gpus) for job in jobs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.support.properties import amount
 
 from cotenant.simulator import Trace, TraceJob, simulate
 from cotenant.simulator.traces import workers
@@ -50,7 +51,7 @@ def finishes(jobs: list[TraceJob], gpus: int) -> tuple[dict[str, float], int]:
 
 @pytest.mark.parametrize("block", range(5))
 def test_las_finishes_every_job_when_a_look_at_every_second_does(block: int) -> None:
-    for seed in range(30 * block, 30 * (block + 1)):
+    for seed in range(30 * block, 30 * block + amount(12, deep=30)):
         jobs = workload(seed)
         options = {"queue": {"thresholds": ",".join(map(str, THRESHOLDS))}}
         result = simulate(Trace("made up", "none", tuple(jobs)), "2x2", queue="las", placement="count", options=options)

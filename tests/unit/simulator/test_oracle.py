@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.properties import amount
 from tests.unit.simulator.naive_orders import ARMS, CORES, GPUS
 from tests.unit.simulator.oracle import Job, replay
 
@@ -16,7 +17,7 @@ from cotenant.core.model.job import Request, Role
 from cotenant.simulator import Trace, TraceJob, simulate
 from cotenant.simulator.policy_set import GROUPS
 
-WORLDS = 30
+WORLDS = amount(12, deep=30)
 PREDICTABLE = {"predictable": "0.6", "spread": "0"}  # the others are unpredictable
 IDS = [f"{name}-{'-'.join(f'{key}={value}' for key, value in options.items())}" for name, options, _, _ in ARMS]
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.model.job import JobKind, Request
 from cotenant.core.policy.options import BadOption
@@ -69,7 +70,7 @@ FIELDS: dict[str, Callable[[TraceJob], object]] = {
 }
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.sets(st.sampled_from(ALL.split(","))), st.sampled_from(ALL.split(",")), st.integers(0, 2**40))
 def test_what_a_key_draws_for_a_trace_s_jobs_is_the_same_whatever_other_keys_there_are(
     others: set[str], one: str, seed: int

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.capacity.ledger import Holding
 from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, Request, Role
@@ -164,7 +165,7 @@ def demand_on(sim_job: SimulatedJob, holding: Holding) -> float:
 ANY_SPEED = st.lists(st.sampled_from(("cores", "gpu-type", *SLOWER)), unique=True, min_size=1).map(",".join)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(traces(), ANY_SPEED, st.booleans(), st.sampled_from(("0", "7", "model")))
 def test_work_is_conserved_and_rates_equal_a_full_computation(
     trace: Trace, speed: str, preempt: bool, cost: str
@@ -179,7 +180,7 @@ def test_work_is_conserved_and_rates_equal_a_full_computation(
         assert math.isclose(math.fsum(slow.done[sim_job.job.id]), sim_job.job.work_seconds, rel_tol=1e-7, abs_tol=1e-5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(traces(), st.booleans())
 def test_where_speeds_only_slow_down_no_run_is_shorter_than_its_work(trace: Trace, preempt: bool) -> None:
     options = {"speed": ",".join(SLOWER), "interference": "philly"}
@@ -191,7 +192,7 @@ def test_where_speeds_only_slow_down_no_run_is_shorter_than_its_work(trace: Trac
         assert sim_job.busy_seconds <= sim_job.attained_seconds * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(traces())
 def test_speeds_without_anything_to_act_on_change_nothing_to_the_last_digit(trace: Trace) -> None:
     plain = Trace("made up", "none", tuple(job for job in trace.jobs if job.roles[0].request.gpu_milli != 250))
@@ -208,7 +209,7 @@ def test_speeds_without_anything_to_act_on_change_nothing_to_the_last_digit(trac
     assert figures() == figures(speed="all")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(traces(), st.booleans(), st.integers(1, 20))
 def test_no_job_runs_on_a_failed_node_and_lost_work_is_repeated(trace: Trace, preempt: bool, interval: int) -> None:
     options = {"node_mtbf_hours": "0.3", "node_repair_hours": "0.1", "checkpoint_interval_seconds": f"{interval * 60}"}
@@ -230,7 +231,7 @@ def test_no_job_runs_on_a_failed_node_and_lost_work_is_repeated(trace: Trace, pr
         assert sim_job.lost_seconds <= sim_job.crashes * interval * 60 * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(traces(), st.integers(0, 5))
 def test_every_arm_sees_the_same_fates(trace: Trace, seed: int) -> None:
     options = {"simulator": {"failures": "philly", "failed_percent": "50", "retries": "philly", "speed": "all"}}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.properties import amount
 
 from cotenant import plugins
 from cotenant.core.model.gang import Gang
@@ -61,7 +62,7 @@ def fates(trace: Trace, queue: str, mode: str, placement: str) -> list[tuple[str
 def test_a_simulation_without_shortcuts_gives_the_same(
     mode: str, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(20):
+    for seed in range(amount(8, deep=20)):
         trace = workload(seed)
         quick = fates(trace, "fifo", mode, placement)
         with monkeypatch.context() as patch:

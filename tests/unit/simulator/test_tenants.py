@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.properties import amount
 from tests.unit.simulator.test_shortcuts import Thorough, workload
 
 from cotenant import plugins
@@ -33,6 +34,7 @@ TENANTS = Tenancy(
     ]
 )
 QUEUES = ["strict", "backfill", "las"]
+SEEDS = amount(6, deep=15)
 RULES = [
     Rules(),
     Rules(reclaim=False),
@@ -130,7 +132,7 @@ def entitled(simulation: Simulation, ran: dict[str, int]) -> set[str]:
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("queue", QUEUES)
 def test_no_tenant_ever_holds_more_than_its_limit(queue: str, rules: Rules) -> None:
-    for seed in range(15):
+    for seed in range(SEEDS):
         simulation = simulation_of(seed, queue, rules)
         for _ in steps(simulation):
             for tenant in TENANTS.tenants:
@@ -144,7 +146,7 @@ def test_no_tenant_ever_holds_more_than_its_limit(queue: str, rules: Rules) -> N
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_no_room_is_idle_that_a_waiting_job_may_have(rules: Rules) -> None:
-    for seed in range(15):
+    for seed in range(SEEDS):
         simulation = simulation_of(seed, "backfill", rules)
         for _ in steps(simulation):
             idle = [sim_job.job.id for sim_job in waiting(simulation) if fits(simulation, sim_job, [])]
@@ -154,7 +156,7 @@ def test_no_room_is_idle_that_a_waiting_job_may_have(rules: Rules) -> None:
 @pytest.mark.parametrize("run_seconds_min", [0.0, 7.0])
 def test_no_job_waits_for_a_guarantee_that_borrowers_hold(run_seconds_min: float) -> None:
     waited = 0
-    for seed in range(25):
+    for seed in range(amount(15, deep=25)):
         simulation = simulation_of(seed, "backfill", Rules(run_seconds_min=run_seconds_min))
         for ran in steps(simulation):
             owners = entitled(simulation, ran)
@@ -176,7 +178,7 @@ def test_no_job_waits_for_a_guarantee_that_borrowers_hold(run_seconds_min: float
 @pytest.mark.parametrize("queue", QUEUES)
 def test_preempted_jobs_had_run_long_enough_and_their_room_is_used(queue: str, rules: Rules) -> None:
     stopped = 0
-    for seed in range(15):
+    for seed in range(SEEDS):
         simulation = simulation_of(seed, queue, replace(rules, run_seconds_min=7.0))
         since: dict[str, tuple[float, SimulatedJob, Any]] = {}
         for _ in steps(simulation):
@@ -196,7 +198,7 @@ def test_preempted_jobs_had_run_long_enough_and_their_room_is_used(queue: str, r
 
 def test_two_jobs_do_not_take_each_others_room_in_turn() -> None:
     """A preempted job cannot stop the job it was preempted for, and a minimum run time allows one stop an instant."""
-    for seed in range(40):
+    for seed in range(amount(15, deep=40)):
         simulation = simulation_of(seed, "backfill", Rules(Preemption.PRIORITY, run_seconds_min=7.0))
         stops: dict[str, list[float]] = {}
         seen: dict[str, int] = {}
@@ -224,7 +226,7 @@ def test_a_simulation_without_shortcuts_gives_the_same_with_tenants(
             for sim_job in simulation.sim_jobs
         ]
 
-    for seed in range(8):
+    for seed in range(amount(4, deep=8)):
         quick = fates(seed)
         with monkeypatch.context() as patch:
             patch.setattr("cotenant.simulator.engine.Scheduler", Thorough)

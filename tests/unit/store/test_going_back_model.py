@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.unit.store.simulated_etcd import Etcd
 
 from cotenant.store import identity_check
@@ -166,7 +167,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 11)), max_size
 WITH_ACCEPTANCE = st.lists(st.tuples(st.sampled_from([*KINDS, "accept"]), st.integers(0, 11)), max_size=120)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 @given(steps=WITH_ACCEPTANCE)
 def test_no_interleaving_of_members_raises_an_alarm(steps: list[tuple[str, int]]) -> None:
     async def play() -> None:
@@ -182,7 +183,7 @@ def test_no_interleaving_of_members_raises_an_alarm(steps: list[tuple[str, int]]
     asyncio.run(play())
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 @given(before=STEPS, back=st.integers(1, 12), bump=st.sampled_from([0, 1_000_000]), after=STEPS)
 def test_no_process_that_knows_of_a_lost_write_adds_to_a_regressed_store(
     before: list[tuple[str, int]], back: int, bump: int, after: list[tuple[str, int]]

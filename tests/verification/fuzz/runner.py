@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import _lru_cache_wrapper
+from functools import _lru_cache_wrapper, cache
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -280,9 +280,26 @@ def _python_bytes() -> int:
 
 def clear_caches() -> None:
     """Clear the caches of the product."""
-    for cache in [one for one in gc.get_objects() if isinstance(one, _lru_cache_wrapper | SpecCache)]:
-        if str(cache.__module__).startswith("cotenant."):
-            cache.cache_clear()
+    for each in [*_frozen_caches(), *_scanned_caches()]:
+        each.cache_clear()
+
+
+def _scanned_caches() -> list[_lru_cache_wrapper[object] | SpecCache[object]]:
+    """Return the product's caches among the objects that garbage collections scan."""
+    found = [one for one in gc.get_objects() if isinstance(one, _lru_cache_wrapper | SpecCache)]
+    return [each for each in found if str(each.__module__).startswith("cotenant.")]
+
+
+@cache
+def _frozen_caches() -> list[_lru_cache_wrapper[object] | SpecCache[object]]:
+    """Return the product's caches among the objects that are frozen, as they are after pytest's collection."""
+    if not gc.get_freeze_count():
+        return []
+    gc.collect()
+    gc.unfreeze()
+    found = _scanned_caches()
+    gc.freeze()
+    return found
 
 
 def name_of(data: bytes) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import World, gangs, rng, take_one, worlds
 
 from cotenant.core.capacity.free_totals import current_totals
@@ -41,7 +42,7 @@ def could_hold_by_nodes(gang: Gang, ledger: Ledger, within: Locality) -> bool:
     return any(each >= part.replicas for each in room) or (within is not Locality.SERVER and sum(room) >= part.replicas)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(worlds(nodes_max=6), st.lists(gangs(), min_size=1, max_size=3), st.data())
 def test_sums_by_kind_of_node_are_those_by_node_whatever_has_changed(
     world: World, some: list[Gang], data: st.DataObject
@@ -79,7 +80,7 @@ def test_sums_by_kind_of_node_are_those_by_node_whatever_has_changed(
 
 
 @pytest.mark.parametrize("policy", [Consolidate, MultiArray, KeepsPromises, WaitsForLocality])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(worlds(nodes_max=4), gangs())
 def test_a_policy_answers_the_same_where_it_is_plain_that_too_little_is_free(
     policy: Callable[[], PlacementPolicy], world: World, gang: Gang

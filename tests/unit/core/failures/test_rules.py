@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 import cotenant.core.failures
 from cotenant.core.failures.classifier import EVIDENCE_LENGTH_MAX, LINE_LENGTH_MAX, AttemptEnd, classify
@@ -139,7 +140,7 @@ def test_a_pattern_that_cannot_be_linear_or_says_nothing_is_refused(pattern: str
         safe_pattern(pattern)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.text(max_size=2000), st.integers(0, 255), st.integers(0, 64), st.lists(st.text(max_size=40), max_size=4))
 def test_anything_at_all_is_classified(tail: str, code: int, signal: int, signs: list[str]) -> None:
     failure = classify(AttemptEnd(code, signal, False, "", tail, signs), RULES)

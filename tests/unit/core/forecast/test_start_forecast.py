@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import rng
 
 from cotenant import plugins
@@ -251,7 +252,7 @@ def pictured(snapshot: Snapshot, *, strict: bool, reserving: ReservationRules = 
 
 @pytest.mark.parametrize("name", ["first-fit", "consolidate", "locality"])  # fgd remembers the gangs it was asked about
 @pytest.mark.parametrize("mode", ["strict", "backfill"])
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(snapshot=taken())
 def test_with_certain_run_times_it_says_what_a_simulation_of_the_same_snapshot_says(
     tmp_path_factory: pytest.TempPathFactory, name: str, mode: str, snapshot: Snapshot
@@ -280,7 +281,7 @@ def simulated_starts(
 
 
 @pytest.mark.parametrize("name", ["first-fit", "consolidate", "qos"])
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(snapshot=taken(), reserve=st.sampled_from([0.0, 5.0, 20.0]))
 def test_a_forecast_keeps_the_reservations_that_a_simulation_keeps(
     tmp_path_factory: pytest.TempPathFactory, name: str, snapshot: Snapshot, reserve: float

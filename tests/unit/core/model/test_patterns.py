@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.model import patterns
 from cotenant.core.model.job import JobSpec, Request, Role
@@ -44,7 +45,7 @@ def test_no_pattern_takes_long_to_compile(pattern: str) -> None:
     assert time.thread_time() - begin < COMPILE_SECONDS_MAX
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.sampled_from(["a", "(", ")", "(?:", "{1,1000}", "*", "?", "|", r"\pL", "[^x]", ".", "+?"]), max_size=200

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.test_placement_streams import every_policy, ready
+from tests.support.properties import examples
 from tests.support.worlds import World, gangs, picture, rng, worlds
 
 from cotenant import plugins
@@ -30,7 +31,7 @@ def pair(**fields: object) -> Ledger:
 
 
 @every_policy
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(worlds(racks_max=2), st.lists(st.tuples(gangs(), AVOIDED), min_size=1, max_size=4))
 def test_no_gang_is_ever_on_a_node_that_it_avoids(
     plugin: plugins.Plugin, world: World, stream: list[tuple[Gang, tuple[str, ...]]]
@@ -48,7 +49,7 @@ def test_no_gang_is_ever_on_a_node_that_it_avoids(
 
 
 @every_policy
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(worlds(), gangs(roles_max=1), AVOIDED)
 def test_who_avoids_all_nodes_that_could_hold_it_starts_as_if_it_avoided_fewer(
     plugin: plugins.Plugin, world: World, gang: Gang, avoided: tuple[str, ...]

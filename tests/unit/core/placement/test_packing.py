@@ -5,6 +5,7 @@ from unittest import mock
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import World, demands, emptied, gangs, picture, replicas_of, worlds
 
 from cotenant.core.capacity import ledger as ledger_module
@@ -104,7 +105,7 @@ def test_the_first_nodes_are_those_of_the_full_order(world: World, gang: Gang, u
     assert placed == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(worlds(), gangs(roles_max=1), st.sets(st.integers(0, 4), max_size=3), st.integers(0, 2))
 def test_nodes_are_the_same_found_one_by_one_or_all_at_once(world: World, gang: Gang, used: set[int], few: int) -> None:
     (part,), ledger = gang.parts, world.ledger

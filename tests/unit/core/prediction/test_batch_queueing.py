@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.queue_simulation import simulate, simulate_full_batches
 
 from cotenant.core.prediction.batch_queueing import (
@@ -37,7 +38,7 @@ def test_mean_and_percentiles_are_those_of_a_long_simulation(batch: BatchTime, l
         assert told.percentile_seconds(percent) == pytest.approx(np.percentile(seen, percent), rel=0.1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(batches, loads)
 def test_the_mean_is_within_its_bound_and_below_the_percentiles_order(batch: BatchTime, load: float) -> None:
     rate = load / batch.per_request
@@ -48,7 +49,7 @@ def test_the_mean_is_within_its_bound_and_below_the_percentiles_order(batch: Bat
     assert figures[0] >= batch.seconds(1) * (1 - 1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(batches, loads)
 def test_shares_add_up_and_the_flow_of_requests_is_kept(batch: BatchTime, load: float) -> None:
     told = latencies(batch, load / batch.per_request)
@@ -58,7 +59,7 @@ def test_shares_add_up_and_the_flow_of_requests_is_kept(batch: BatchTime, load: 
     assert told.share_within(0) == 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(batches, loads, st.sampled_from([90.0, 99.0]))
 def test_more_requests_wait_longer(batch: BatchTime, load: float, percent: float) -> None:
     less, more = (latencies(batch, share * load / batch.per_request).percentile_seconds(percent) for share in (0.5, 1))
@@ -100,7 +101,7 @@ def test_full_batches_that_fill_faster_than_they_are_served_wait_for_ever() -> N
     assert fixed_batch_mean_seconds(BatchTime(0.01, 0.1), 4, 100.0) == math.inf
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.floats(1e-4, 1e-2), st.floats(0, 0.1), st.floats(1.0, 2000.0), st.floats(1.1, 20.0))
 def test_the_replicas_are_the_fewest_that_keep_the_promise(
     per_request: float, fixed: float, rate: float, slack: float

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.prediction.core_curve import Beliefs, Curve, Point, Windows, confidence_of, errors_of, fit, ladder
 
@@ -68,7 +69,7 @@ def told(curve: Curve) -> tuple[object, ...]:
     return curve.parameters, curve.theta, curve.cores_useful, curve.interval, curve.theta_confidence, rates
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(2, 20), st.floats(0.05, 1), st.floats(0.1, 1e3))
 def test_without_noise_a_curve_is_recovered_exactly(theta: int, linear: float, plateau: float) -> None:
     rates = [plateau * (linear * low(cores, theta) + (1 - linear) * high(cores, theta)) for cores in range(1, 25)]
@@ -188,7 +189,7 @@ def misfit(points: Sequence[Point], beliefs: Beliefs, theta: int, shares: Sequen
     return total + (bend / beliefs.bend) ** 2 + (jump / beliefs.jump) ** 2
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.floats(0.2, 1.0)), min_size=2, max_size=5, unique_by=lambda one: one[0])
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.prediction.core_curve import Curve, Point, fit, ladder
 from cotenant.core.prediction.curve_priors import shapes_of
@@ -111,7 +112,7 @@ def naive_uncertainty(curve: Curve, choice: int) -> float:
     return float(expected)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.floats(0.2, 1.0)), min_size=1, max_size=3, unique_by=lambda one: one[0])
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.prediction.step_time import ERROR, fit_terms
 
@@ -35,7 +36,7 @@ def test_neither_order_nor_unit_matters(rows: list[tuple[float, ...]], data: st.
     assert other.misfit == pytest.approx(one.misfit, rel=1e-5, abs=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(ROWS, st.data())
 def test_no_point_of_a_fine_grid_fits_better(rows: list[tuple[float, ...]], data: st.DataObject) -> None:
     seconds = [data.draw(st.floats(0.5, 2.0)) for _ in rows]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import tables
 from tests.unit.core.model.test_tenancy import family_of, pictures, rules_of_stopping, tenancies
 from tests.unit.core.scheduling.test_cycle import NOW, Ranked, capacities, orders, policies
@@ -280,7 +281,7 @@ QUEUES = list(plugins.discover("cotenant.queue_policies"))
 
 
 @pytest.mark.parametrize("plugin", QUEUES, ids=[plugin.name for plugin in QUEUES])
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_in_the_long_run_no_tenant_is_ahead_of_another_that_waits_by_more_than_a_gang(
     plugin: plugins.Plugin, data: st.DataObject

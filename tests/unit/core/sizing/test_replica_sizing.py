@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.model.estimate import UNKNOWN, Candidate, CandidateEstimate, Estimate, Latency
 from cotenant.core.model.job import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
@@ -33,7 +34,7 @@ def keeps(spec: JobSpec, batch: BatchTime, replicas: int, share: float = 1.0) ->
     return said is not None and said.percentiles_seconds[0] <= spec.qos.latency_seconds
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(BATCHES, RATES, st.sampled_from([0.02, 0.03, 0.1]))
 def test_as_many_are_decided_as_keep_the_promise_and_not_one_more(batch: BatchTime, rate: float, target: float) -> None:
     spec, estimate = service(rate, target, most=24), told(batch)
@@ -42,7 +43,7 @@ def test_as_many_are_decided_as_keep_the_promise_and_not_one_more(batch: BatchTi
     assert (replica_sizing.unreachable_target(spec, estimate) is None) == (first is not None)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(BATCHES, RATES, st.floats(1.0, 4.0))
 def test_more_arrivals_never_give_fewer_replicas(batch: BatchTime, rate: float, times: float) -> None:
     few, many = (
@@ -51,7 +52,7 @@ def test_more_arrivals_never_give_fewer_replicas(batch: BatchTime, rate: float, 
     assert few <= many
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(BATCHES, RATES, st.sampled_from([0.004, 0.012, 0.03]), st.integers(1, 8))
 def test_remedies_in_a_refusal_work(batch: BatchTime, rate: float, target: float, most: int) -> None:
     spec, estimate = service(rate, target, most=most), told(batch)
@@ -73,7 +74,7 @@ def test_remedies_in_a_refusal_work(batch: BatchTime, rate: float, target: float
         )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(BATCHES, RATES, st.integers(1, 24))
 def test_the_share_that_is_needed_suffices_and_little_less_does_not(batch: BatchTime, rate: float, count: int) -> None:
     spec = service(rate)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.node_agent.control import epoch_fence as fence_module
 from cotenant.node_agent.control.epoch_fence import EpochFence
@@ -31,7 +32,7 @@ def test_removing_the_fence_as_the_remedy_says_accepts_a_new_store(tmp_path: Pat
     assert EpochFence(tmp_path / "fence").raise_term(5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.booleans()), max_size=30))
 def test_flushed_values_survive_a_restart(tmp_path_factory: object, raises: list[tuple[str, int, bool]]) -> None:
     path = tmp_path_factory.mktemp("fence") / "fence"  # type: ignore[attr-defined]  # pytest's own type is hidden

@@ -18,8 +18,6 @@ from cotenant.node_agent.probes.pressure import parse_pressure, pressure_within,
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import contention_service_pb2, job_pb2
 
-pytestmark = pytest.mark.calm
-
 STEPS = "import time; from cotenant import progress\nwhile True: time.sleep(0.05); progress.step(phase='validation')"
 
 
@@ -38,6 +36,7 @@ def test_only_version_2_reports_pressure_within_a_group(tmp_path: Path) -> None:
     assert pressure_within(Group(1, {"cpu": str(tmp_path)}, ()), "cpu") is None
 
 
+@pytest.mark.calm
 @pytest.mark.parametrize("groups", [pytest.param(True, marks=pytest.mark.root), False], ids=["groups", "no groups"])
 async def test_each_attempt_is_sampled(
     placement: Placement, agent: RunningAgent, groups: bool, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +86,7 @@ async def test_a_directive_for_an_unknown_attempt_is_logged(placement: Placement
     assert [entry["why"] for entry in logs if entry["event"] == "directive_obsolete"] == ["unknown on this node"]
 
 
+@pytest.mark.calm
 async def test_samples_include_cores_and_the_expected_rate(placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.1, memory_bandwidth_peak=25e9)

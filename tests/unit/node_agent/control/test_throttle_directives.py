@@ -26,7 +26,7 @@ from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.v1 import contention_service_pb2 as contention
 from cotenant.v1 import job_pb2
 
-pytestmark = [pytest.mark.calm, pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")]
+pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 
 POLITE = """
 import os, signal, time

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.unit.node_agent.machines import sysfs, two_sockets, write
 
 from cotenant.node_agent.enforcement.cgroup_mounts import Mount
@@ -64,7 +65,7 @@ def test_the_siblings_file_of_old_kernels_is_read(tmp_path: Path) -> None:
     assert cores_of(tmp_path, {0, 1}) == [(0, [0, 1], 0, 0)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(garbage=st.binary(max_size=40))
 def test_any_file_content_is_accepted(tmp_path_factory: object, garbage: bytes) -> None:
     root = two_sockets(tmp_path_factory.mktemp("sys"))  # type: ignore[attr-defined]  # pytest's, which has no fixture per example

@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.contention_node import PEAK, CpuJob, ModelNode, Trainer
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.policy.protocols import FREE
 from cotenant.policies.coda_eliminator.policy import CodaEliminator
@@ -66,7 +67,7 @@ def two_small_steps() -> list[CpuJob]:
     ]
 
 
-@settings(max_examples=25, deadline=None, phases=SEARCH)
+@settings(max_examples=examples(25), deadline=None, phases=SEARCH)
 @example(jobs=two_small_steps(), seed=80, reported=False, enforced=False)
 @given(crowds(), st.integers(0, 100), st.booleans(), st.booleans())
 def test_victims_are_relieved_and_cpu_jobs_get_on(
@@ -95,7 +96,7 @@ def test_victims_are_relieved_and_cpu_jobs_get_on(
     assert all(5 * len(times) <= 300 for times in suspensions.values()), "nobody stands still for more than 5 min of 30"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 1000), st.booleans())
 def test_all_throttles_are_released_once_no_job_is_slowed(seed: int, enforced: bool) -> None:
     trainer, hog = Trainer(), CpuJob("hog", demand=1.6 * PEAK, cores=8, begin=5.0 * LEARNT)

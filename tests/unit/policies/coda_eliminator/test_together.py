@@ -10,6 +10,7 @@ from benchmarks import contention_node
 from benchmarks.contention_node import PEAK, CpuJob, ModelNode, Trainer
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.policy.protocols import FREE, AttemptWindow, Directive, NodeWindow, Throttle
 from cotenant.policies.coda_eliminator.policy import CodaEliminator
@@ -175,7 +176,7 @@ Rates = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(60), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(Rates, st.booleans(), st.lists(st.integers(1, 16), min_size=3, max_size=3))
 def test_all_jobs_are_released_at_the_end_for_any_samples(
     rates: list[tuple[float, tuple[float, ...], bool]], enforced: bool, cores: list[int]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -164,12 +164,19 @@ def test_a_restart_forgets_nothing() -> None:
     assert lived(again, 200, begin=520)[-1] == lived(policy, 200, begin=520)[-1]
 
 
-@pytest.mark.parametrize("damage", [b"[]", b"\x00"])
-@pytest.mark.parametrize("name", ["model-0", "ends-00000000", "ends-00000001", "blend"])
-def test_a_record_that_cannot_be_read_is_named_and_estimates_go_on(name: str, damage: bytes) -> None:
+@pytest.fixture(scope="module")
+def records() -> Mapping[str, bytes]:
+    """What is kept after 300 jobs."""
     policy = LightgbmDuration(OPTIONS)
     lived(policy, 300)
-    records = kept(policy)
+    return kept(policy)
+
+
+@pytest.mark.parametrize("damage", [b"[]", b"\x00"])
+@pytest.mark.parametrize("name", ["model-0", "ends-00000000", "ends-00000001", "blend"])
+def test_a_record_that_cannot_be_read_is_named_and_estimates_go_on(
+    records: Mapping[str, bytes], name: str, damage: bytes
+) -> None:
     assert name in records
     again = LightgbmDuration(OPTIONS)
     assert again.restore({**records, name: damage}) == [name]

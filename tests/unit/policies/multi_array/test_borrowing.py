@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import picture
 
 from cotenant.core.capacity.ledger import Holding, Ledger
@@ -35,7 +36,7 @@ def running_jobs(draw: st.DrawFn) -> list[RunningJob]:
     return some
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(running_jobs(), st.lists(st.sets(st.sampled_from([*NAMES, "stranger"])), max_size=5))
 def test_excluded_borrowers_leave_the_sums_and_return(some: list[RunningJob], steps: list[set[str]]) -> None:
     borrowers = Borrowers(len(SHAPES))
@@ -76,7 +77,7 @@ def stays(draw: st.DrawFn, job_id: str) -> Occupancy:
     return Occupancy(milli, held, float(draw(st.integers(0, 3))), draw(st.booleans()))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.data())
 def test_incremental_updates_equal_a_full_count(data: st.DataObject) -> None:
     ledger, there = Ledger(SHAPES), dict[str, Occupancy]()

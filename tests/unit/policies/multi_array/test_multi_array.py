@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import picture, rng
 from tests.unit.policies.slow_multi_array import SlowMultiArray
 
@@ -152,7 +153,7 @@ def test_gangs_with_gpus_take_no_cores_of_cpu_jobs_that_wait_for_long() -> None:
 JOBS = st.tuples(st.sampled_from([0, 0, 1, 1, 2, 4]), st.integers(1, 6), st.booleans())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.sampled_from([NodeShape(4, 24), NodeShape(2, 12), NodeShape(0, 12), NodeShape(8, 32)]),
@@ -224,7 +225,7 @@ def some_gang(job_id: str, chance: np.random.Generator) -> Gang:
     return Gang(job_id, parts, kind=kind, spec=spec, waited_seconds=float(chance.choice([0.0, 0.0, 2000.0])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_incremental_occupancy_decides_like_a_full_count(seed: int) -> None:
     chance = np.random.default_rng(seed)

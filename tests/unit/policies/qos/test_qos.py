@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.support.worlds import rng
 
 from cotenant.core.capacity.ledger import Ledger, Offer
@@ -152,7 +153,7 @@ def streams(draw: st.DrawFn) -> tuple[Stage, list[Gang]]:
     return made, [draw(candidates(f"job-{number}")) for number in range(draw(st.integers(1, 6)))]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(streams())
 def test_the_search_finds_the_fastest_placement_that_violates_no_objective(
     given_: tuple[Stage, list[Gang]],
@@ -191,7 +192,7 @@ def test_the_search_finds_the_fastest_placement_that_violates_no_objective(
         there[gang.job_id] = promising
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(streams())
 def test_a_gang_refused_for_an_objective_starts_once_that_job_is_gone(given_: tuple[Stage, list[Gang]]) -> None:
     made, gangs = given_
@@ -436,7 +437,7 @@ def service(rate: float, target: float, counts: OpenReplicas, gpus: int = 1) -> 
     return cycle.gang_of("service", spec, estimate, Requested(), [NodeShape(8, 64, count=4)])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from([100.0, 700.0, 900.0, 1500.0]),
     st.sampled_from([0.028, 0.03, 0.035, 0.05]),

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.unit.services.mesh import Mesh, eventually, running
 
 from cotenant.codec.errors import from_error
@@ -215,7 +216,7 @@ GRAPHS = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(GRAPHS, st.booleans())
 def test_random_dependency_graphs_run_in_order_and_end(
     graph: list[tuple[bool, list[tuple[int, bool]]]], restarts: bool

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.support.properties import amount
 from tests.unit.simulator.histories import History, Tape
 
 from cotenant import plugins
@@ -24,7 +25,7 @@ ARMS: list[tuple[str, Mapping[str, str], str]] = [
     *((name, {}, placement) for name in QUEUES for placement in ("count", "consolidate")),
     *(("fifo", {"mode": mode}, placement) for mode in ("strict", "backfill") for placement in PLACEMENTS),
 ]
-WORLDS = 6
+WORLDS = amount(4, deep=6)
 
 
 def world(seed: int) -> Trace:

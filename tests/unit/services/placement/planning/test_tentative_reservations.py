@@ -10,6 +10,7 @@ import pytest
 from benchmarks.agents import inventory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 from tests.unit.services.mesh import spec
 
 from cotenant import plugins
@@ -116,7 +117,7 @@ shapes = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(streams=st.lists(shapes, min_size=1, max_size=4), joins=st.integers(0, 4))
 def test_a_reserved_place_goes_to_no_other_job(streams: list[list[job_pb2.JobSpec]], joins: int) -> None:
     cluster, reservations, mover = moving()

@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.core.model.job import JobSpec, Role
 from cotenant.core.model.lifecycle import Phase
@@ -78,7 +79,7 @@ def take(state: State, step: tuple[str, object]) -> None:
             state.remove(job_id)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(steps=steps)
 def test_index_lookups_match_a_full_scan(steps: list[tuple[str, object]]) -> None:
     state = State()

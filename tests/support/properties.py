@@ -1,0 +1,37 @@
+"""How much is tried: few examples in `make test`, many in `make verify`."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+FULL = 100  # Hypothesis' own default, to which the counts in tests refer
+SHORT, DEEP = FULL // 2, FULL * 10
+
+
+def register_profiles() -> None:
+    """Register `dev`, `ci` and `deep` (`--hypothesis-profile`), and load `ci` in continuous integration, else `dev`.
+
+    What holds up a change is decided by the same examples each time; everybody else's runs look for new ones. No
+    example has a deadline, and filters may reject many: a loaded machine and bad luck say nothing of the code.
+    """
+    lenient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+    settings.register_profile("dev", lenient, max_examples=SHORT)
+    settings.register_profile("ci", lenient, max_examples=SHORT, derandomize=True, database=None)
+    settings.register_profile("deep", lenient, max_examples=DEEP)
+    settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def amount(short: int, *, deep: int) -> int:
+    """Return how much of something a costly test does: more in the profile `deep`."""
+    return deep if settings.get_current_profile_name() == "deep" else short
+
+
+def examples(count: int) -> int:
+    """Return a property's own number of examples in the loaded profile, at least three.
+
+    >>> examples(1000) == 10 * settings().max_examples
+    True
+    """
+    return max(3, count * settings().max_examples // FULL)
