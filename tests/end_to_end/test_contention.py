@@ -89,7 +89,7 @@ def test_the_victim_recovers_and_the_suspect_is_released_afterwards(mesh: Mesh, 
     until(lambda: held_back().startswith("suspended"), "throttle shown on the suspect")
     # After a calm second it may run for a while, as a trial whether it still interferes.
     until(lambda: "throttled on" in mesh.cli("jobs").out, "throttle in the list of jobs")
-    until(lambda: "held back by its node: suspended" in mesh.cli("explain", hog).out, "throttle in its explanation")
+    until(lambda: "throttled by its node: suspended" in mesh.cli("explain", hog).out, "throttle in its explanation")
     until(lambda: rate() > 0.9 * baseline, "recovery")
 
     reported.unlink()

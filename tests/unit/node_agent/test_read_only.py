@@ -22,6 +22,7 @@ from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts
 pytestmark = pytest.mark.root
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
+WRITABLE = 'until umount "$1"; do sleep 0.01; done'  # it is busy while the agent reads a file of it
 
 
 LOG = "agent.log"
@@ -76,7 +77,7 @@ async def test_a_read_only_state_directory_refuses_jobs_and_loses_none(
     placement.assign(shell("new", "true", tasks=[task(cpus=CPUS[:1])]))
     assert "Read-only file system" in (await placement.ended("new")).message
     assert placement.end("there") is None
-    await mounted(apart, 'umount "$1"', tmp_path / "state")
+    await mounted(apart, WRITABLE, tmp_path / "state")
     await runs(placement, "later")
     await stopped(placement, "later")
     await stopped(placement, "there")
@@ -93,7 +94,7 @@ async def test_a_directory_on_a_read_only_disk_is_moved_once_it_is_writable(
     await placement.ended("there")
     await until(lambda: "attempt_retention_failed" in (tmp_path / LOG).read_text())
     assert (attempts / "there-1").is_dir()
-    await mounted(apart, 'umount "$1"', tmp_path / "state")
+    await mounted(apart, WRITABLE, tmp_path / "state")
     await until(lambda: (kept / "there-1").exists() and not (attempts / "there-1").exists())
 
 
@@ -110,7 +111,7 @@ async def test_read_only_control_groups_refuse_a_job_and_accept_the_next(
     placement.assign(shell("new", "true", tasks=[task(cpus=CPUS[:1])]))
     assert "Read-only file system" in (await placement.ended("new")).message
     for root in roots:
-        await mounted(apart, 'umount "$1"', root)
+        await mounted(apart, WRITABLE, root)
     await runs(placement, "later")
     await stopped(placement, "later")
 
