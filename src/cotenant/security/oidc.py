@@ -169,9 +169,8 @@ class Oidc:
             log.error("oidc_keys_unreadable", path=str(path), error=str(error))
 
     def _ask(self) -> None:
-        self._asked = self._clock()
-        if not self._fetching:
-            self._fetching = True
+        if not self._fetching:  # else ask again: the fetch may have got its answer already
+            self._asked, self._fetching = self._clock(), True
             threading.Thread(target=self._fetch, name="oidc-keys", daemon=True).start()
 
     def _fetch(self) -> None:

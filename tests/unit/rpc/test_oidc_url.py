@@ -32,6 +32,8 @@ class Provider:
         self.redirects: dict[str, str] = {}
         self.asked: list[str] = []
         self.away = False
+        self.proceed = threading.Event()  # cleared, answers wait for it
+        self.proceed.set()
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -52,6 +54,7 @@ class Provider:
 
     def answer(self, handler: Any) -> None:
         path = handler.path
+        self.proceed.wait(WAIT_SECONDS_MAX)
         if self.away:
             handler.wfile.write(b"gone\r\n\r\n")  # not HTTP
         elif path in self.redirects:
@@ -148,6 +151,22 @@ def test_a_changed_key_is_fetched_at_once_but_not_repeatedly(provider: Provider)
     for _ in range(20):
         checked.word(provider.token(key_id="guessed"))
     assert len(provider.asked) == asked + 2
+
+
+def test_a_key_that_is_missed_during_a_fetch_is_fetched_after_it(provider: Provider) -> None:
+    checked = Checked(provider)
+    checked.until(provider.token(), "eve")
+    asked = len(provider.asked)
+    provider.answers = {"/keys": b'{"keys": []}'}
+    provider.rotate("second")
+    provider.proceed.clear()
+    for _ in range(2):  # the first starts a fetch, which goes on during the second
+        checked.now += AGAIN_SECONDS + 1
+        assert checked.word(provider.token()) == "TOKEN_KEY_UNKNOWN"
+    provider.proceed.set()
+    _until(lambda: len(provider.asked) == asked + 2)
+    provider.answers = {}
+    checked.until(provider.token(), "eve")
 
 
 def test_tokens_with_known_keys_work_while_the_issuer_is_unavailable(provider: Provider) -> None:
