@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 TENANT_SHARE = 0.25  # of the store: the default budget of a tenant
 MEASURED_SECONDS = 0.25  # how long a measurement of the store is valid
-SHOWN_SECONDS = 0.5  # after this time an admitted job is surely part of the store's reported size
+SHOWN_SECONDS = 1.0  # after its commit; then an admitted job is surely part of the store's reported size
 LOOK_SECONDS = 5.0
 FREED_SHARE = 0.05  # of the store: how much to free at a time when it is nearly full
 FREE_SPACE_SECONDS = 2.0  # between two attempts for one tenant
@@ -64,7 +64,8 @@ class StoreAdmission:
         self._capacity: Capacity | None = None
         self._measured_at = float("-inf")
         self._measuring = asyncio.Lock()
-        self._admitted: deque[tuple[float, int]] = deque()  # that the store's size may not include yet
+        self._creating_bytes = 0  # of admitted jobs whose commit has not ended: a slow store may take seconds
+        self._created: deque[tuple[float, int]] = deque()  # that the store's size may not include yet
         self._freed_at: dict[str, float] = {}
         self._reported: frozenset[str] = frozenset()
 
@@ -122,10 +123,12 @@ class StoreAdmission:
         """Count a job or array while it is created."""
         self._state.tenant_quota.reserve(spec)
         self._state.footprint.reserve(spec.tenant, size)
-        self._admitted.append((time.monotonic(), size))
+        self._creating_bytes += size
         try:
             yield
         finally:
+            self._creating_bytes -= size
+            self._created.append((time.monotonic(), size))
             self._state.tenant_quota.release(spec)
             self._state.footprint.release(spec.tenant, size)
 
@@ -181,11 +184,11 @@ class StoreAdmission:
             self._measured_at = time.monotonic()
 
     def _unmeasured_bytes(self) -> int:
-        """Return the bytes of jobs admitted so recently that the store's size may not include them."""
+        """Return the bytes of admitted jobs that the store's size may not include yet."""
         old = self._measured_at - SHOWN_SECONDS
-        while self._admitted and self._admitted[0][0] < old:
-            self._admitted.popleft()
-        return sum(size for _, size in self._admitted)
+        while self._created and self._created[0][0] < old:
+            self._created.popleft()
+        return self._creating_bytes + sum(size for _, size in self._created)
 
     async def _free_space(self, tenant: str, tenants: frozenset[str] | None, size: int) -> None:
         now = time.monotonic()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.services.mesh import BACKFILL, Mesh, reason, running, spec
 
+from cotenant.codec.errors import Problem
 from cotenant.core.model.job import JobSpec
 from cotenant.services.queue.jobs import retention
 from cotenant.services.queue.jobs.store_footprint import StoreFootprint, kept_bytes
@@ -143,3 +144,30 @@ def test_the_footprint_matches_the_stored_jobs(steps: Sequence[tuple[int, int, i
         own = [record for record in there.values() if record.spec.tenant == tenant]
         assert footprint.of([tenant]) == sum(map(kept_bytes, own))
     assert set(footprint.by_tenant()) == {record.spec.tenant for record in there.values()}
+
+
+async def test_jobs_count_until_their_commit_is_part_of_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow store takes seconds for a commit, and jobs that are admitted meanwhile need their own space."""
+    now = [1000.0]
+    monkeypatch.setattr("cotenant.services.queue.jobs.store_admission.time.monotonic", lambda: now[0])
+    store = Filling()
+    store.told = etcd_capacity(790 * MIB, 790 * MIB, 1000 * MIB)
+    async with running(store=store) as mesh:
+        admission, small = mesh.parts["queue"].service.admission, JobSpec()
+
+        async def admits() -> bool:
+            await admission.prepare("default", 6 * MIB)
+            try:
+                admission.check(small, 6 * MIB)
+            except Problem:
+                return False
+            return True
+
+        assert await admits()
+        with admission.reserve(small, 6 * MIB):
+            now[0] += 5.0
+            assert not await admits()
+        now[0] += 0.5
+        assert not await admits()
+        now[0] += 1.0
+        assert await admits()
