@@ -103,7 +103,7 @@ def site() -> Verdict:
 CHECKS: tuple[Check, ...] = (
     command("ruff check", "ruff", "check", "--quiet", "."),
     command("ruff format", "ruff", "format", "--check", "."),
-    command("mypy", "mypy", "--no-error-summary", "--num-workers", "auto"),
+    command("mypy", "mypy", "--no-error-summary"),
     command("import-linter", "lint-imports", "--no-logo"),
     command("buf lint", "buf", "lint"),
     command("buf format", "buf", "format", "--diff", "--exit-code"),

@@ -237,6 +237,7 @@ async def test_an_end_names_the_reason_of_the_first_stop_order(
     if restarted:
         await agent.stop()
         await agent.start()
+        await placement.connected(2)  # an end before it would be part of the hello
     (work / "go").touch()
     end = await placement.ended("stopped")
     assert (end.state, end.stop_reason) == (job_pb2.ATTEMPT_STATE_STOPPED, job_pb2.STOP_REASON_CONTENTION)
