@@ -89,7 +89,7 @@ def test_missing_cores_can_be_left_to_the_allocator() -> None:
         (("--format", "philly"), "it looks like a header of format itp"),
         (("--cluster", "2y8"), "cluster '2y8' is neither NxG[xC]"),
         (("--trace", "/nowhere.csv"), "/nowhere.csv cannot be read: No such file or directory"),
-        (("--seed", "-1"), "should be greater than or equal to 0"),
+        (("--seed", "-1"), "-1 is not in the range x>=0"),
     ],
 )
 def test_invalid_input_exits_with_2_and_a_sentence(arguments: tuple[str, ...], told: str) -> None:

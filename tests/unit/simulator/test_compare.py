@@ -106,7 +106,7 @@ def test_a_table_is_printed_for_people() -> None:
         (("--arms", "fifo,sla"), "arm 'sla': there is no queue policy 'sla'; did you mean"),
         (("--arms", "fifo:mode=fast"), "arm 'fifo:mode=fast': queue.mode: must be one of strict, backfill"),
         (("--arms", "fifo", "--format", "philly"), "arm 'fifo': sample: the header of format philly needs"),
-        (("--arms", "fifo", "--seeds", "0"), "greater than or equal to 1"),
+        (("--arms", "fifo", "--seeds", "0"), "0 is not in the range 1<=x<=1000"),
     ],
 )
 def test_bad_input_names_the_arm_and_exits_with_2(arguments: tuple[str, ...], fault: str) -> None:
