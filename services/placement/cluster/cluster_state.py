@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import structlog
 
@@ -32,6 +33,13 @@ UNEXPLAINED = (job_pb2.STOP_REASON_UNSPECIFIED, job_pb2.STOP_REASON_GANG_BROKEN,
 FORGOTTEN_ATTEMPTS_MAX = 20_000
 
 
+class ForgottenAttempt(NamedTuple):
+    """What is remembered of an attempt whose record is deleted."""
+
+    number: int
+    state: AttemptState
+
+
 class Cluster:
     """All nodes and attempts, their ledger, and the effects of events."""
 
@@ -44,7 +52,7 @@ class Cluster:
         self.limits = Headroom(())  # tenants' limits from the queue's last plan, with no usage counted
         self.changed_nodes: set[str] = set()  # ids of nodes to consider in the next CPU rebalancing
         self.forgotten: dict[str, records_pb2.StoredNode] = {}  # records of removed nodes, newest last
-        self.forgotten_attempts: dict[str, int] = {}  # last attempt number by job, for late plans that name it
+        self.forgotten_attempts: dict[str, ForgottenAttempt] = {}  # the last by job, for late plans that name it
         self._ledger: Ledger | None = None
         self._order: list[Node] = []
         self._stopping: dict[str, LiveAttempt] = {}
@@ -183,10 +191,10 @@ class Cluster:
                 self._by_node[node_id].pop(job_id, None)
 
     def remember_forgotten(self, live: LiveAttempt) -> None:
-        """Remember an attempt's number, to recognize a late plan that names it after it is gone."""
+        """Remember an attempt, to recognize a late plan that names it after it is gone."""
         job_id, number = live.key
         self.forgotten_attempts.pop(job_id, None)
-        self.forgotten_attempts[job_id] = number
+        self.forgotten_attempts[job_id] = ForgottenAttempt(number, live.state)
         if len(self.forgotten_attempts) > FORGOTTEN_ATTEMPTS_MAX:
             del self.forgotten_attempts[next(iter(self.forgotten_attempts))]
 

@@ -179,10 +179,10 @@ class PlanRunner:
         """
         already_over = []
         for candidate in list(request.candidates):
-            last = self._cluster.forgotten_attempts.get(candidate.job_id, 0)
-            if candidate.number <= last:
+            forgotten = self._cluster.forgotten_attempts.get(candidate.job_id)
+            if forgotten and candidate.number <= forgotten.number:
                 why = f"attempt {candidate.number} is already over; the next cycle plans a new one"
-                refusal = _plan_again(why, last=last)
+                refusal = _plan_again(why, last=forgotten.number)
                 already_over.append(placement_pb2.Refused(job_id=candidate.job_id, refusal=refusals.to_wire(refusal)))
                 request.candidates.remove(candidate)
         return already_over

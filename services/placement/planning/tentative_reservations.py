@@ -31,9 +31,15 @@ class TentativeReservation:
     until_seconds: float  # on the monotonic clock
 
     def start_in(self, cluster: Cluster) -> Start | None:
-        """Return the start with the nodes' present numbers; None if a node is closed or the job has not stopped."""
-        live = cluster.attempts.get(self.start.gang.job_id)
+        """Return the start with the nodes' present numbers.
+
+        None if a node is closed, or if the attempt before it ended otherwise than by the stop: it may have succeeded.
+        """
+        job_id = self.start.gang.job_id
+        live, forgotten = cluster.attempts.get(job_id), cluster.forgotten_attempts.get(job_id)
         if live and (live.key[1] >= self.number or live.state not in (AttemptState.STOPPING, AttemptState.STOPPED)):
+            return None
+        if not live and forgotten and (forgotten.number >= self.number or forgotten.state is not AttemptState.STOPPED):
             return None
         nodes = [cluster.nodes.get(node_id) for node_id in self.nodes]
         numbers = [node.number for node in nodes if node and node.open]

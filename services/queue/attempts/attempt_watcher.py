@@ -30,6 +30,7 @@ from cotenant.v1 import job_pb2
 log = structlog.get_logger()
 
 RETRY_SECONDS = 0.3
+STOP_RETRY_SECONDS_MAX = 5.0
 AWAY_LOG_SECONDS = 10.0  # between two log lines while placement is unavailable
 FORGET_SECONDS = 0.05
 FORGET_MAX = 1_000
@@ -57,6 +58,7 @@ class AttemptWatcher:
         self.observations, self.profiles, self.failure_classifier = observations, profiles, failure_classifier
         self.synced = asyncio.Event()  # set while the watch is connected
         self.connections = 0  # how often the watch was connected
+        self._stop_orders: set[tuple[str, int, StopReason]] = set()  # that placement has not taken yet
         self.ending: Counter[str] = Counter()  # jobs whose attempt has ended and is being committed
         self._term, self._revision = term, 0
         self._forget: dict[tuple[str, int], None] = {}
@@ -221,11 +223,26 @@ class AttemptWatcher:
                 self._forgetting.set()
 
     async def stop(self, record: Record, number: int, reason: StopReason) -> None:
-        """Ask placement to stop a job's attempt; the result arrives as an attempt event."""
+        """Order the stop that the owner of a job wants, until placement takes the order; the end arrives as an event.
+
+        The watch of attempts may go on while a call is lost, so that no event would remind the queue of the order.
+        """
+        order = (record.id, number, reason)
+        if order in self._stop_orders:
+            return
+        self._stop_orders.add(order)
         try:
-            await self.order_stop(record, number, reason)
-        except grpc.aio.AioRpcError as error:
-            log.info("stop_delayed", job=record.id, error=errors.from_error(error).message)
+            wait_seconds = RETRY_SECONDS
+            while record.attempt_number <= number and (record.wish or not record.phase.holds_resources):
+                try:
+                    await self.order_stop(record, number, reason)
+                    return
+                except grpc.aio.AioRpcError as error:
+                    log.info("stop_delayed", job=record.id, error=errors.from_error(error).message)
+                await asyncio.sleep(wait_seconds)
+                wait_seconds = min(STOP_RETRY_SECONDS_MAX, wait_seconds * 2)
+        finally:
+            self._stop_orders.discard(order)
 
     async def order_stop(self, record: Record, number: int, reason: StopReason, detail: str = "") -> None:
         """Order the stop of a job's attempt; placement ignores an ended one.

@@ -264,7 +264,7 @@ class Mesh:
                 while True:
                     try:
                         async for job in self._changes(job_id):
-                            seen.append(f"{job_pb2.JobPhase.Name(job.phase)} {job.refusal.code}")
+                            seen.append(f"{job_pb2.JobPhase.Name(job.phase)} {job.refusal.code} {job.refusal.detail}")
                             if job.phase == wanted and also(job):
                                 return job
                     except grpc.aio.AioRpcError as error:  # the queue is restarting

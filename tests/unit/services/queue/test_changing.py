@@ -12,7 +12,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 from tests.unit.services.mesh import Mesh, again, eventually, reason, running, until
 
-from cotenant.codec.errors import from_error
+from cotenant.codec.errors import Problem, from_error
 from cotenant.core.model.lifecycle import StopReason
 from cotenant.services.queue.jobs import desired_state
 from cotenant.services.queue.jobs.transitions import apply_attempt
@@ -177,6 +177,28 @@ async def test_a_cancel_whose_answer_was_lost_takes_effect_without_a_repeat(mesh
     with pytest.raises(grpc.aio.AioRpcError):
         await cancel(mesh, job_id)
     await mesh.reach(job_id, "CANCELLED")
+
+
+@pytest.mark.parametrize("change", [cancel, suspend])
+async def test_a_stop_that_placement_did_not_take_is_ordered_again(
+    mesh: Mesh, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the watch of attempts goes on, and no event reminds the queue."""
+    await mesh.agent("n1")
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    placement, refused = mesh.parts["placement"].service, asyncio.Event()
+
+    def refuse() -> None:
+        if not refused.is_set():
+            refused.set()
+            raise Problem(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "the test refuses this call")
+        monkeypatch.undo()
+
+    monkeypatch.setattr(placement.leadership, "check", refuse)
+    await change(mesh, job_id)
+    await refused.wait()
+    await mesh.reach(job_id, "CANCELLED" if change is cancel else "SUSPENDED")
 
 
 async def test_a_wish_survives_restarts(mesh: Mesh) -> None:

@@ -91,6 +91,14 @@ def stopped(cluster: Cluster, live: LiveAttempt) -> None:
     cluster.release(live)
 
 
+def forgotten(cluster: Cluster, live: LiveAttempt) -> None:
+    """Forget an ended attempt, as placement does once the queue has committed its end."""
+    if live.state is not AttemptState.STOPPED:
+        cluster.release(live)
+    cluster.remember_forgotten(live)
+    cluster.forget(live.key[0])
+
+
 def half_taken() -> tuple[Cluster, TentativeReservations]:
     """Two nodes of 2 GPUs, on each of which a single job has one."""
     cluster, reservations = cluster_of(1), TentativeReservations()
@@ -146,7 +154,15 @@ def test_a_migrating_job_waits_for_its_reserved_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "lost", ["its time is over", "its node takes no work", "it asks for another attempt", "it failed", "it runs on"]
+    "lost",
+    [
+        "its time is over",
+        "its node takes no work",
+        "it asks for another attempt",
+        "it failed",
+        "it failed and is forgotten",
+        "it runs on",
+    ],
 )
 def test_a_reservation_ends(lost: str) -> None:
     cluster, reservations, mover = moving()
@@ -159,9 +175,18 @@ def test_a_reservation_ends(lost: str) -> None:
     elif lost == "it asks for another attempt":
         asking = {job_id: 3}
     else:
-        state = AttemptState.FAILED if lost == "it failed" else AttemptState.RUNNING
+        state = AttemptState.RUNNING if lost == "it runs on" else AttemptState.FAILED
         mover.attempt.state = specs_module.ATTEMPT_STATES.to_wire(state)
+    if lost.endswith("forgotten"):
+        forgotten(cluster, mover)
     assert job_id not in reservations.valid(cluster, asking, now)
+
+
+def test_a_reservation_outlives_the_record_of_the_stopped_attempt() -> None:
+    cluster, reservations, mover = moving()
+    stopped(cluster, mover)
+    forgotten(cluster, mover)
+    assert set(reservations.valid(cluster, {}, time.monotonic())) == {"gang0", mover.key[0]}
 
 
 def test_a_reserved_start_takes_nothing_from_a_preemptors_room() -> None:
