@@ -162,7 +162,7 @@ class Mesh:
     def wait_for(self, *ids: str, steady: str = "") -> None:
         """Wait until exactly these jobs are sampled, and the job `steady` is reported as steady."""
         deadline = time.monotonic() + SECONDS_MAX
-        while (here := self.sample()).keys() != set(ids) or (steady and here[steady].unsteady):
+        while (here := self.sample()).keys() != set(ids) or (steady and not here[steady].steady):
             if time.monotonic() > deadline:
                 raise SystemExit(f"error: running jobs are {', '.join(here)}, not {', '.join(ids)}: {self.run('jobs')}")
 

@@ -119,7 +119,7 @@ class Sampler:
             expected_rate_per_second=attempt.assignment.expected_rate_per_second,
             phase=phase,
             tasks=len(tasks),
-            unsteady=self._unsteady(key, attempt, now.time),
+            steady=not self._unsteady(key, attempt, now.time),
             cpu=usage.cpu_pressure,
             memory=usage.memory_pressure,
         )

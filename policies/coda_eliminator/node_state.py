@@ -110,7 +110,7 @@ class NodeState:
         pressed = bool(self.pressure(window))
         self.steady = {}
         for id, attempt in training.items():
-            if (found := self._measured(id, attempt)) is None or attempt.unsteady:
+            if (found := self._measured(id, attempt)) is None or not attempt.steady:
                 continue
             what, figure = found
             baseline = self._baseline(id, (attempt.phase, attempt.cores, what), attempt)

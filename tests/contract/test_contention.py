@@ -39,7 +39,7 @@ attempts = st.builds(
     best_effort=st.booleans(),
     expected_rate_per_second=st.none() | st.floats(0, 1e4),
     phase=st.sampled_from(("", "eval")),
-    unsteady=st.booleans(),
+    steady=st.booleans(),
 )
 nodes_seen = st.builds(
     NodeWindow,
@@ -70,7 +70,7 @@ def stories(draw: st.DrawFn) -> list[NodeWindow]:
                 one,
                 cores_used=one.cores_used * (1 if not one.cpu_job else 1 - level),
                 rate_per_second=None if one.rate_per_second is None else one.rate_per_second * level,
-                unsteady=False,
+                steady=True,
             )
             for one in few
         )

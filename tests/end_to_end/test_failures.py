@@ -45,7 +45,7 @@ def run(mesh: Mesh, script: str, *options: str, phase: Phase = Phase.FAILED) -> 
 
 def reported(job: job_pb2.Job) -> tuple[str, int, int]:
     failure = job.attempt.failure
-    return getattr(failure, "class"), failure.blame, job.attempt.number
+    return failure.failure_class, failure.blame, job.attempt.number
 
 
 def test_a_missing_module_is_the_users_responsibility_and_is_not_retried(mesh: Mesh) -> None:
@@ -87,7 +87,7 @@ def test_a_collective_timeout_is_retried_on_the_other_node(mesh: Mesh) -> None:
 def test_an_operators_rule_is_applied(mesh: Mesh) -> None:
     script = "import os, sys\nif os.environ['COTENANT_ATTEMPT'] == '1': sys.exit('no licence left')"
     job = run(mesh, script, phase=Phase.SUCCEEDED)
-    assert getattr(job.past_attempts[0].failure, "class") == "licence_server"
+    assert job.past_attempts[0].failure.failure_class == "licence_server"
     assert job.failures == 0
 
 

@@ -45,9 +45,7 @@ def test_filling_a_working_directory_ends_only_that_job_and_the_store_survives(s
     until(lambda: small.client.job(greedy).attempt.HasField("failure"), "the end of its first attempt")
     first = small.client.job(greedy)
     assert "disk reserve used: only " in first.attempt.message
-    assert (getattr(first.attempt.failure, "class"), first.failures) == ("disk_full", 0), (
-        "no limit of its own was named"
-    )
+    assert (first.attempt.failure.failure_class, first.failures) == ("disk_full", 0), "no limit of its own was named"
     small.cli("cancel", greedy)
     after = small.cli.submit("--cpus", "1", "--", "true")
     small.client.wait_for(after, Phase.SUCCEEDED, seconds=60.0)

@@ -10,6 +10,7 @@ import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
+from cotenant.codec.job_events import kind_of
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_service_pb2 import ExplainJobResponse
 
@@ -46,7 +47,7 @@ def submit(mesh: Mesh, slow: Path) -> str:
 
 
 def reported(explained: ExplainJobResponse, what: str) -> list[str]:
-    return [event.detail for event in explained.events if event.what == what]
+    return [event.detail for event in explained.events if kind_of(event) == what]
 
 
 def test_a_job_class_is_profiled_once_and_again_when_its_rate_changes(mesh: Mesh, tmp_path: Path) -> None:

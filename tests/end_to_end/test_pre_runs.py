@@ -69,7 +69,7 @@ def test_a_job_that_breaks_on_import_fails_on_one_gpu_and_never_holds_two(mesh: 
     job = mesh.client.wait_for(job_id, Phase.FAILED)
     assert reported(tmp_path, "breaks") == ["1 1 1"]
     assert (held(job), job.attempt.pre_run) == ([1], True)
-    assert getattr(job.attempt.failure, "class") == "import_error"
+    assert job.attempt.failure.failure_class == "import_error"
     shown = mesh.cli("show", job_id).out
     assert "1, failed, pre-run on one GPU" in shown
     assert "in its pre-run" in shown

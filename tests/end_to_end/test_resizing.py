@@ -12,6 +12,7 @@ import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
+from cotenant.codec.job_events import kind_of
 from cotenant.core.model.lifecycle import Phase
 
 # The pace follows from the CPUs that the kernel lets the process have, not from how busy they are: a process that was
@@ -104,7 +105,7 @@ def test_a_job_shrinks_to_its_useful_core_and_the_freed_core_starts_a_waiting_jo
     assert held(mesh, level) == [(1, 1)]
     other = mesh.client.job(waiting).attempt.allocations[0].tasks[0]
     assert cpu not in other.cpu_ids
-    assert "resized" in [event.what for event in mesh.client.explain(level).events]
+    assert "resized" in [kind_of(event) for event in mesh.client.explain(level).events]
     slimmed_at = mesh.client.job(level).progress.step
     until(lambda: mesh.client.job(level).progress.step > slimmed_at + 150, "rate on one core, for 2.5 s")
     end(mesh, level, waiting)

@@ -15,6 +15,7 @@ from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 from tests.support.properties import amount
 
+from cotenant.codec.job_events import kind_of
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2
 
@@ -78,8 +79,8 @@ def test_a_node_that_cannot_launch_does_not_consume_the_backlog_and_returns_afte
         refused = [job for job in mesh.client.jobs() if job.launch_failures]
         assert refused
         assert {(job.failures, job.attempt.state) for job in refused} == {(0, job_pb2.ATTEMPT_STATE_SUCCEEDED)}
-        story = [f"{event.what} {event.detail}" for event in mesh.client.explain(refused[0].id).events]
-        assert [line for line in story if line.startswith("not launched on sick: ")]
+        story = [f"{kind_of(event)} {event.detail}" for event in mesh.client.explain(refused[0].id).events]
+        assert [line for line in story if line.startswith("not_launched on sick: ")]
 
         sick.remount("rw")
         mesh.cli("submit", "--array", "0-39", "--gpus", "1", "--cpus", "1", "--", "sleep", "1")

@@ -146,7 +146,7 @@ def throttles(directive: Directive) -> bool:
 
 def victim_speed(window: NodeWindow, job_id: str) -> float | None:
     """Return a job's speed: its rate, or else its GPU utilization; None if neither is known or steady."""
-    found = [at for at in window.attempts if at.job_id == job_id and not at.unsteady]
+    found = [at for at in window.attempts if at.job_id == job_id and at.steady]
     if not found:
         return None
     return found[0].rate_per_second or found[0].gpu_utilisation_percent

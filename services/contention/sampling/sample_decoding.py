@@ -77,7 +77,7 @@ def _attempt(sample: pb.AttemptSample) -> AttemptWindow:
         best_effort=sample.best_effort,
         expected_rate_per_second=_number(f"expected_rate_per_second {job}", sample.expected_rate_per_second) or None,
         phase=sample.phase,
-        unsteady=sample.unsteady,
+        steady=sample.steady,
         cpu_some_percent=_pressure(f"cpu {job}", sample.cpu) if sample.HasField("cpu") else None,
         memory_some_percent=_pressure(f"memory {job}", sample.memory) if sample.HasField("memory") else None,
     )

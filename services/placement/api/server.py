@@ -53,7 +53,7 @@ NODE = "cotenant.v1.NodeService"
 AGENT = "cotenant.agent.v1.AgentService"
 SERVICES = (PLACEMENT, NODE, AGENT)
 PLACEMENTS, ALLOCATORS = "cotenant.placement_policies", "cotenant.cpu_allocators"
-OPERATOR = "operator"
+OPERATOR, NOBODY = node_pb2.NODE_STATE_OWNER_OPERATOR, node_pb2.NODE_STATE_OWNER_UNSPECIFIED
 Mark = node_pb2.DrainNodeRequest | node_pb2.CordonNodeRequest | node_pb2.UncordonNodeRequest
 SAVE_SECONDS_MAX = 2.0  # on shutdown, when the store may be unavailable
 
@@ -375,7 +375,7 @@ class Placement(
 
     async def _mark(self, request: Mark, state: NodeState.ValueType, reason: str) -> node_pb2.Node:
         self._node(request.id)
-        owner = OPERATOR if state != NodeState.NODE_STATE_READY else ""
+        owner = OPERATOR if state != NodeState.NODE_STATE_READY else NOBODY
         marking = self.registry.mark(request.id, state, reason, owner, request.request_id)
         return self.registry.describe(await self.leadership.committed(self.background.finish(marking)))
 

@@ -30,7 +30,8 @@ REQUEST_IDS_MAX = 32  # of a node
 KILL_SECONDS_MAX = 10.0  # until the kernel has ended killed processes
 HEARTBEATS_MISSED_MAX = 3  # before a node's agent counts as disconnected
 
-HEALTH = "health"  # the owner of automatic cordons and drains of unhealthy nodes
+Owner = node_service_pb2.NodeStateOwner
+HEALTH = Owner.NODE_STATE_OWNER_HEALTH  # of automatic cordons and drains of unhealthy nodes
 
 NodeState = node_service_pb2.NodeState
 HEALTH_STATES = {HealthAction.HOLD: NodeState.NODE_STATE_CORDONED, HealthAction.DRAIN: NodeState.NODE_STATE_DRAINING}
@@ -109,7 +110,7 @@ class Node:
         return self.record.node.state
 
     @property
-    def why(self) -> tuple[str, str]:
+    def why(self) -> tuple[Owner.ValueType, str]:
         """The owner of its state and the reason; health never overrides an operator."""
         if self.record.node.state == NodeState.NODE_STATE_READY and self.health_problem:
             return HEALTH, self.health_problem.reason

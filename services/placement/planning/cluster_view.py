@@ -86,7 +86,7 @@ class LiveClusterView(ClusterView):
             gang,
             self._cluster.firm_holdings(live),
             since,
-            preemptible=not live.record.spec.not_preemptible and self._cluster.can_resize(live),
+            preemptible=specs.is_preemptible(live.record.spec) and self._cluster.can_resize(live),
             stop_cost_seconds=self._costs.of(self.now - since),
             reclaimable=live.reclaimable,
         )

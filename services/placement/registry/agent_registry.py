@@ -31,6 +31,7 @@ from cotenant.services.placement.cluster.live_records import (
     SCHEMA_VERSION,
     Node,
     NodeState,
+    Owner,
     may_outlive_contact_seconds,
 )
 from cotenant.services.placement.registry.liveness import LivenessClock
@@ -365,7 +366,7 @@ class AgentRegistry:
                 self.attempts.give_up(live, node.id, AttemptState.LOST, why)
 
     async def mark(
-        self, node_id: str, state: NodeState.ValueType, reason: str, owner: str, request_id: str = ""
+        self, node_id: str, state: NodeState.ValueType, reason: str, owner: Owner.ValueType, request_id: str = ""
     ) -> Node:
         """Cordon, drain or uncordon a node durably; a repeated request id changes nothing."""
         async with self._lock(node_id):

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cotenant.codec import specs
 from cotenant.core.model.estimate import TRAINING, Observation
 from cotenant.core.model.job import JobKind
 from cotenant.core.prediction import experiment_design
@@ -165,7 +166,7 @@ class ProfilePlanner:
         spec, held = message.spec, observation.allocation
         return (
             self._rules.seconds > 0
-            and not spec.not_profiled
+            and specs.may_be_profiled(spec)
             and observation.run_seconds is None
             and observation.phase == TRAINING
             and bool(observation.rate_per_second or message.profile_done)

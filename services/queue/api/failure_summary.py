@@ -52,7 +52,7 @@ class FailureSummary:
                 if not is_failure(attempt):
                     continue
                 failure = attempt.failure
-                key = _group(job, attempt, request.by), getattr(failure, "class") or UNCLASSIFIED, failure.blame
+                key = _group(job, attempt, request.by), failure.failure_class or UNCLASSIFIED, failure.blame
                 _add(self._counts.setdefault(key, _Count()), attempt)
         return self
 
@@ -108,7 +108,7 @@ def _to_wire(group: str, failure_class: str, count: _Count) -> pb.FailureCount:
         newest_job_id=count.newest.job_id,
         newest_time=count.newest.end_time,
     )
-    setattr(response.failure, "class", failure_class)
+    response.failure.failure_class = failure_class
     return response
 
 

@@ -7,6 +7,7 @@ import time
 import structlog
 
 from cotenant.codec import errors, specs
+from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import StopReason
 from cotenant.core.model.validation import Violation
 from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
@@ -46,7 +47,7 @@ async def migrate(
             avoid(
                 stored.job, nodes_of(stored.job.attempt), seconds, request.reason or "the job was migrated", time.time()
             )
-            add_event(stored, "migration requested", request.reason)
+            add_event(stored, EventKind.MIGRATION_REQUESTED, request.reason)
 
         await job_store.change(record, change, request=key)
         log.info("job_migrated", job=record.id, attempt=request.number, reason=request.reason)

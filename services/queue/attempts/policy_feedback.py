@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import structlog
 
 from cotenant.codec import errors, specs
+from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import JobEvent, Phase
 from cotenant.core.model.refusal import given_up
 from cotenant.core.policy.protocols import EndedJob, Learns, QueuePolicy
@@ -96,5 +97,5 @@ def _end(stored: records_pb2.StoredJob, why: str) -> bool:
         return False
     apply_event(stored, JobEvent.GIVEN_UP)
     stored.job.phase_reason = why
-    add_event(stored, "given up", why)
+    add_event(stored, EventKind.GIVEN_UP, why)
     return True

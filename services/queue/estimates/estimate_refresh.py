@@ -17,6 +17,7 @@ import structlog
 from cotenant import telemetry
 from cotenant.codec import errors, specs
 from cotenant.codec.estimates import core_relevant_parts
+from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.limits import ADVICE_MAX
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
@@ -107,7 +108,7 @@ class EstimateRefresh:
         record.set_estimate(estimate, now)
         self.state.estimate(record)
         if record.id in self._profiled:
-            add_event(record.stored, "profiled", estimate.source)
+            add_event(record.stored, EventKind.PROFILED, estimate.source)
             self.state.wake()
 
     async def _tell(self) -> None:

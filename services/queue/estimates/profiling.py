@@ -20,6 +20,7 @@ import structlog
 from cotenant import telemetry
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import errors, specs
+from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.refusal import plural
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
@@ -136,7 +137,7 @@ class Profiling:
         else:
             PROFILES.add(outcome="failed")
             if record:
-                add_event(record.stored, "not profiled", report.message or "nothing was measured")
+                add_event(record.stored, EventKind.NOT_PROFILED, report.message or "nothing was measured")
 
     def _observations(self, report: agent_pb2.ProfileReport) -> list[observation_pb2.Observation]:
         record = self._running(report.job_id)
@@ -199,7 +200,9 @@ class Profiling:
         PROFILES.add(outcome="begun")
         log.info("profile_begun", job=record.id, cores=list(cores), steps=planned.steps, why=planned.reason)
         counts = " and ".join(map(str, cores))
-        add_event(record.stored, "profiling", f"on {counts} of its {plural(held.cores, 'core')}: {planned.reason}")
+        add_event(
+            record.stored, EventKind.PROFILING, f"on {counts} of its {plural(held.cores, 'core')}: {planned.reason}"
+        )
 
     def _refused(self, record: Record, why: str) -> None:
         """Retry in a moment, a limited number of times."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cotenant.codec import errors, specs
+from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import JobEvent, Phase
 from cotenant.core.model.validation import Violation
 from cotenant.services.queue.jobs.dependency_gate import Array
@@ -47,7 +48,7 @@ def cancel_or_suspend(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.Valu
         return set_wish(stored, wish)
     apply_event(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
     stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED  # fulfilled, if it was set before this queue started
-    add_event(stored, "cancelled" if cancel else "suspended")
+    add_event(stored, EventKind.CANCELLED if cancel else EventKind.SUSPENDED)
     return True
 
 
@@ -56,7 +57,9 @@ def set_wish(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) ->
     if stored.wish in (wish, job_pb2.JOB_PHASE_CANCELLED):
         return False
     stored.wish = wish
-    add_event(stored, "cancel requested" if wish == job_pb2.JOB_PHASE_CANCELLED else "suspend requested")
+    add_event(
+        stored, EventKind.CANCEL_REQUESTED if wish == job_pb2.JOB_PHASE_CANCELLED else EventKind.SUSPEND_REQUESTED
+    )
     return True
 
 
@@ -74,5 +77,5 @@ def resume(stored: records_pb2.StoredJob) -> bool:
         return False
     apply_event(stored, JobEvent.RESUMED)
     stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
-    add_event(stored, "resumed")
+    add_event(stored, EventKind.RESUMED)
     return True

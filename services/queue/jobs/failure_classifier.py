@@ -160,21 +160,20 @@ def failure(attempt: job_pb2.Attempt) -> str:
 
 def to_wire(failure: Failure) -> job_pb2.Failure:
     """Encode a failure."""
-    message = job_pb2.Failure(
+    return job_pb2.Failure(
+        failure_class=failure.failure_class,
         blame=BLAMES[failure.blame],
         rule=failure.rule,
         evidence=failure.evidence,
         transient=failure.transient,
         node_at_fault=failure.node_at_fault,
     )
-    setattr(message, "class", failure.failure_class)
-    return message
 
 
 def from_wire(message: job_pb2.Failure) -> Failure:
     """Decode a failure; an unset one is unclassified."""
     return Failure(
-        getattr(message, "class") or UNCLASSIFIED,
+        message.failure_class or UNCLASSIFIED,
         _BLAME_OF_WIRE.get(message.blame, Responsibility.UNKNOWN),
         message.rule,
         message.evidence,

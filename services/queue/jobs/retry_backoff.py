@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 
 from cotenant.codec import specs
+from cotenant.codec.job_events import EVENT_KINDS, EventKind
 from cotenant.core.failures.retry import RetryRules
 from cotenant.services.queue.jobs.job_record import Record
 from cotenant.storage.v1 import records_pb2
 
-REQUEUED = "requeued"
+REQUEUED = EVENT_KINDS.to_wire(EventKind.REQUEUED)
 
 
 class RetryBackoff:
@@ -42,6 +43,6 @@ class RetryBackoff:
 def backoff_seconds(stored: records_pb2.StoredJob) -> float:
     """Return the length of a job's back-off when it failed: both times are from one clock."""
     for event in reversed(stored.events):
-        if event.what == REQUEUED:
+        if event.kind == REQUEUED:
             return max(0.0, specs.seconds(stored.not_before_time) - specs.seconds(event.time))
     return RetryRules().back_off_seconds_max

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from cotenant.codec import specs
+from cotenant.codec.job_events import EVENT_KINDS, EventKind, kind_of
 from cotenant.core.failures.retry import RetryRules, Tries, decide
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.lifecycle import AttemptState, JobEvent, Phase, next_phase
@@ -63,7 +64,7 @@ def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str, un
     job.phase = PHASES.to_wire(Phase.QUEUED)
     job.create_time.FromNanoseconds(time.time_ns())
     job.trace_parent, job.submitter = trace_parent, submitter
-    add_event(stored, "queued", f"submitted by {submitter}")
+    add_event(stored, EventKind.QUEUED, f"submitted by {submitter}")
     if unsatisfiable_reason:
         cancel(stored, unsatisfiable_reason)
     return Record(stored, spec)
@@ -76,7 +77,7 @@ def cancel(stored: records_pb2.StoredJob, why: str) -> bool:
         return False
     apply_event(stored, JobEvent.CANCELLED)
     stored.job.phase_reason = why
-    add_event(stored, "cancelled", why)
+    add_event(stored, EventKind.CANCELLED, why)
     return True
 
 
@@ -106,9 +107,9 @@ def submission_order(record: Record) -> tuple[str, int]:
     return (task.array_id, task.index) if task else (record.id, 0)
 
 
-def add_event(stored: records_pb2.StoredJob, what: str, detail: str = "", at: float | None = None) -> None:
+def add_event(stored: records_pb2.StoredJob, kind: EventKind, detail: str = "", at: float | None = None) -> None:
     """Append an event to the job's event log; beyond the limit the oldest are dropped, but never the first."""
-    event = stored.events.add(what=what, detail=detail)
+    event = stored.events.add(kind=EVENT_KINDS.to_wire(kind), detail=detail)
     event.time.FromNanoseconds(time.time_ns() if at is None else int(at * 1e9))
     if len(stored.events) > EVENTS_MAX:
         del stored.events[1]
@@ -117,7 +118,7 @@ def add_event(stored: records_pb2.StoredJob, what: str, detail: str = "", at: fl
 def apply_event(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
     """Move the job to the phase that the lifecycle table gives for an event."""
     job = stored.job
-    story = ", ".join(one.what for one in stored.events)
+    story = ", ".join(kind_of(one) for one in stored.events)
     phase = next_phase(job.id, PHASES.from_wire(job.phase), event, story)
     job.phase = PHASES.to_wire(phase)
     if phase.ended:
@@ -145,7 +146,7 @@ def apply_attempt(
         _credit(job)  # its number is kept, so that no other attempt ever gets it
         if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
             apply_event(stored, JobEvent.CANCELLED)
-            add_event(stored, "cancelled")
+            add_event(stored, EventKind.CANCELLED)
         return True
     if phase is Phase.QUEUED:
         _assigned(stored)
@@ -153,7 +154,7 @@ def apply_attempt(
         _started(stored)
     elif state is AttemptState.STOPPING:
         apply_event(stored, JobEvent.STOP_ORDERED)
-        add_event(stored, "stopping", _reason(attempt))
+        add_event(stored, EventKind.STOPPING, _reason(attempt))
     elif state.ended:
         _ended(stored, state, retrying)
     return True
@@ -181,9 +182,9 @@ def _apply_resize(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bo
     if attempt.resize_time != known.resize_time:
         why = f": {attempt.sizing}" if attempt.sizing else ""
         changed = f"from {plural(before, 'core')} to {after}{why}"
-        add_event(stored, "resized", changed, specs.seconds(attempt.resize_time))
+        add_event(stored, EventKind.RESIZED, changed, specs.seconds(attempt.resize_time))
     elif _resizing(known) and _resizing(attempt):
-        add_event(stored, "not resized", attempt.sizing)
+        add_event(stored, EventKind.NOT_RESIZED, attempt.sizing)
     known.CopyFrom(attempt)
     return True
 
@@ -212,13 +213,13 @@ def _assigned(stored: records_pb2.StoredJob) -> None:
     back = [one.node_id for one in node_avoidance.active(stored.job, at) if one.node_id in nodes]
     returned = f"; no other node could hold it, so it no longer avoids {', '.join(back)}" if back else ""
     what = f"attempt {attempt.number}" + (", the pre-run," if attempt.pre_run else "")
-    add_event(stored, "assigned", f"{what} on {', '.join(nodes)}{returned}", at)
+    add_event(stored, EventKind.ASSIGNED, f"{what} on {', '.join(nodes)}{returned}", at)
 
 
 def _started(stored: records_pb2.StoredJob) -> None:
     job = stored.job
     if apply_event(stored, JobEvent.STARTED) is Phase.RUNNING:
-        add_event(stored, "running", f"attempt {job.attempt.number}", specs.seconds(job.attempt.start_time))
+        add_event(stored, EventKind.RUNNING, f"attempt {job.attempt.number}", specs.seconds(job.attempt.start_time))
     if job.phase_reason.startswith(launch_failures.NOT_LAUNCHED):
         job.phase_reason = ""
     if not job.HasField("start_time"):
@@ -233,16 +234,16 @@ def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRu
         pass_pre_run(stored, "it exited with status 0")
     if state is AttemptState.SUCCEEDED and not probed:
         apply_event(stored, JobEvent.SUCCEEDED)
-        add_event(stored, "succeeded")
+        add_event(stored, EventKind.SUCCEEDED)
     elif stored.wish == job_pb2.JOB_PHASE_CANCELLED:
         _stopping(stored)
         apply_event(stored, JobEvent.CANCELLED)
-        add_event(stored, "cancelled")
+        add_event(stored, EventKind.CANCELLED)
     elif stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
         _stopping(stored)
         apply_event(stored, JobEvent.SUSPENDED)
         stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
-        add_event(stored, "suspended")
+        add_event(stored, EventKind.SUSPENDED)
     elif state is AttemptState.NOT_LAUNCHED and launch_failures.can_launch_elsewhere(job, time.time()):
         _not_launched(stored)
     elif is_failure(job.attempt) or state is AttemptState.NOT_LAUNCHED:
@@ -255,10 +256,10 @@ def _not_launched(stored: records_pb2.StoredJob) -> None:
     now = time.time()
     wait_seconds = launch_failures.wait_seconds(stored.job, now)
     apply_event(stored, JobEvent.REQUEUED)
-    add_event(stored, "not launched", launch_failures.avoid_node(stored.job, now))
+    add_event(stored, EventKind.NOT_LAUNCHED, launch_failures.avoid_node(stored.job, now))
     if wait_seconds:
         stored.not_before_time.FromNanoseconds(int((now + wait_seconds) * 1e9))
-        add_event(stored, "requeued", f"no other node knows its submitter; next try in {wait_seconds:.3g} s")
+        add_event(stored, EventKind.REQUEUED, f"no other node knows its submitter; next try in {wait_seconds:.3g} s")
 
 
 def _stopping(stored: records_pb2.StoredJob) -> None:
@@ -277,7 +278,7 @@ def _failed(stored: records_pb2.StoredJob, retrying: RetryRules) -> None:
     if not retry.again:
         apply_event(stored, JobEvent.FAILED)
         job.phase_reason = why
-        add_event(stored, "failed", why)
+        add_event(stored, EventKind.FAILED, why)
         return
     if retry.avoid_node_seconds and attempt.exit.node_id:
         reason = f"attempt {attempt.number} failed there: {in_words(known)}"
@@ -287,7 +288,9 @@ def _failed(stored: records_pb2.StoredJob, retrying: RetryRules) -> None:
     job.phase_reason = f"{why}; will be retried, {retry.left} tries left" + (
         "" if retry.counts else " for infrastructure failures"
     )
-    add_event(stored, "requeued", f"{why}; the next attempt starts in {retry.wait_seconds:.3g} s at the earliest")
+    add_event(
+        stored, EventKind.REQUEUED, f"{why}; the next attempt starts in {retry.wait_seconds:.3g} s at the earliest"
+    )
 
 
 def _draw(job: job_pb2.Job) -> float:
@@ -299,7 +302,7 @@ def _draw(job: job_pb2.Job) -> float:
 def pass_pre_run(stored: records_pb2.StoredJob, why: str) -> None:
     """Record that a job has passed its pre-run."""
     stored.pre_run_passed = True
-    add_event(stored, "pre-run passed", why)
+    add_event(stored, EventKind.PRE_RUN_PASSED, why)
 
 
 def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
@@ -307,7 +310,7 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     apply_event(stored, JobEvent.REQUEUED)
     if job.attempt.pre_run and stored.pre_run_passed:
         job.phase_reason = "its pre-run passed; the whole gang is next"
-        add_event(stored, "requeued", job.phase_reason)
+        add_event(stored, EventKind.REQUEUED, job.phase_reason)
         return
     reason = job.attempt.message if state is AttemptState.LOST else _reason(job.attempt)
     moved = state is AttemptState.STOPPED and job.attempt.stop_reason in MOVED
@@ -317,7 +320,11 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     job.phase_reason = reason
     if state is AttemptState.STOPPED and job.attempt.stop_reason == job_pb2.STOP_REASON_UNHEALTHY:
         _avoid_unhealthy(job)
-    add_event(stored, "migrated" if moved else "requeued", (job.attempt.stop_detail if moved else "") or reason)
+    add_event(
+        stored,
+        EventKind.MIGRATED if moved else EventKind.REQUEUED,
+        (job.attempt.stop_detail if moved else "") or reason,
+    )
 
 
 def _avoid_unhealthy(job: job_pb2.Job) -> None:

@@ -6,6 +6,7 @@ import math
 import time
 
 from cotenant.codec import errors, specs
+from cotenant.codec.job_events import EventKind
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.validation import Violation, shown
 from cotenant.core.spelling import did_you_mean
@@ -15,7 +16,7 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 QOS = tuple(f"qos.{field.name}" for field in job_pb2.Qos.DESCRIPTOR.fields)
-CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "not_preemptible", "name", *QOS)
+CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "preemptible", "name", *QOS)
 
 
 def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
@@ -47,7 +48,7 @@ def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
 def apply_update(stored: records_pb2.StoredJob, request: pb.UpdateJobRequest) -> None:
     """Apply an update to a job's record."""
     _copy(stored.job.spec, request)
-    add_event(stored, "updated", ", ".join(path.removeprefix("spec.") for path in request.update_mask.paths))
+    add_event(stored, EventKind.UPDATED, ", ".join(path.removeprefix("spec.") for path in request.update_mask.paths))
 
 
 def changes_objectives(request: pb.UpdateJobRequest) -> bool:

@@ -37,7 +37,7 @@ from cotenant.v1.job_pb2 import (
     StartForecast,
 )
 from cotenant.v1.job_service_pb2 import JobAhead
-from cotenant.v1.node_service_pb2 import Node, NodeState
+from cotenant.v1.node_service_pb2 import Node, NodeState, NodeStateOwner
 from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
 
 DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
@@ -146,7 +146,7 @@ BLAMES = {
 def failure_view(failure: Failure) -> View:
     """Return the classification of a failure."""
     return {
-        "class": getattr(failure, "class"),
+        "class": failure.failure_class,
         "blame": BLAMES.get(failure.blame, "unknown"),
         "rule": failure.rule,
         "evidence": failure.evidence,
@@ -224,7 +224,7 @@ def node_view(node: Node, now: float) -> View:
         "id": node.id,
         "state": node_state(node),
         "state_reason": node.state_reason,
-        "state_owner": node.state_owner,
+        "state_owner": _owner(node),
         "gpus": len(inventory.gpus),
         "gpus_used": gpus(node.used_gpu_milli),
         "gpu_models": sorted({gpu.model for gpu in inventory.gpus}),
@@ -314,6 +314,12 @@ def state_of(attempt: Attempt) -> AttemptState | str:
 def locality_of(spec: JobSpec) -> str:
     """Return the requested locality; "" if there is none."""
     return LOCALITIES.names.get(spec.locality, f"locality {spec.locality}") if spec.locality else ""
+
+
+def _owner(node: Node) -> str:
+    """Return who cordoned or drains a node; "" for nobody, or an owner that this version does not know."""
+    known = node.state_owner and node.state_owner in NodeStateOwner.values()
+    return NodeStateOwner.Name(node.state_owner).removeprefix("NODE_STATE_OWNER_").lower() if known else ""
 
 
 def node_state(node: Node) -> str:

@@ -175,7 +175,7 @@ def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         deadline_seconds=optional_seconds(message, "deadline"),
         qos=Qos(qos.rate_min_per_second, qos.latency_seconds, qos.latency_percentile, qos.arrivals_per_second),
         priority=message.priority,
-        preemptible=not message.not_preemptible,
+        preemptible=is_preemptible(message),
         grace_seconds=seconds(message.grace) if message.HasField("grace") else GRACE_SECONDS_DEFAULT,
         warning_signal=message.warning_signal or "SIGTERM",
         retries_max=message.retries_max,
@@ -184,7 +184,7 @@ def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         labels=tuple(sorted(message.labels.items())),
         expected_seconds=optional_seconds(message, "expected_duration"),
         loss_goal=objectives.goal_from_wire(message.loss_goal) if message.HasField("loss_goal") else NO_GOAL,
-        profiled=not message.not_profiled,
+        profiled=may_be_profiled(message),
         best_effort=message.best_effort,
         stop_after_disconnected_seconds=optional_seconds(message, "stop_after_disconnected"),
         pre_run_seconds=optional_seconds(message, "pre_run"),
@@ -207,6 +207,16 @@ def _submit_directory(message: job_pb2.JobSpec) -> SubmitDirectory | None:
 _specs = SpecCache(_spec_from_wire)
 
 
+def is_preemptible(message: job_pb2.JobSpec) -> bool:
+    """Return whether the job may be preempted; it may if the spec does not say."""
+    return message.preemptible or not message.HasField("preemptible")
+
+
+def may_be_profiled(message: job_pb2.JobSpec) -> bool:
+    """Return whether the job's cores may be reduced for a profile; they may if the spec does not say."""
+    return message.profiled or not message.HasField("profiled")
+
+
 def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
     """Encode a spec, defaults included."""
     message = job_pb2.JobSpec(
@@ -221,12 +231,12 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         model=spec.model,
         steps_total=spec.steps_total,
         priority=spec.priority,
-        not_preemptible=not spec.preemptible,
+        preemptible=spec.preemptible,
         grace=duration(spec.grace_seconds),
         warning_signal=spec.warning_signal,
         retries_max=spec.retries_max,
         labels=dict(spec.labels),
-        not_profiled=not spec.profiled,
+        profiled=spec.profiled,
         best_effort=spec.best_effort,
         pids_max=spec.pids_max,
     )

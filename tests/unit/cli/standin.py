@@ -179,7 +179,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
             summary=f"{job.id} waits because 8 GPUs are asked for and 5 are free",
             position=2,
             waiting=7,
-            events=[pb.JobEvent(time=timestamp(CREATED), what="queued", detail="taken in by default")],
+            events=[pb.JobEvent(time=timestamp(CREATED), kind=pb.JOB_EVENT_KIND_QUEUED, detail="taken in by default")],
             queue_policy="las",
             level=1,
             score=3250.5,

@@ -102,7 +102,7 @@ def test_a_contention_policy_can_judge_what_each_node_sees() -> None:
     assert other.memory_bandwidth_bytes_per_second == 100e9
     assert (window.memory_bandwidth_peak_bytes_per_second, window.bandwidth_enforced) == (100e9, True)
     assert (other.cores, other.tasks, other.throttle.free, other.expected_rate_per_second) == (4, 1, True, None)
-    assert (dnn.expected_rate_per_second, dnn.unsteady) == (1.0, True)
+    assert (dnn.expected_rate_per_second, dnn.steady) == (1.0, False)
     assert dnn.rate_per_second == pytest.approx(2 / 3)
     assert dnn.gpu_utilisation_percent == pytest.approx(53.51 * 2 / 3)
     policy = plugins.load("cotenant.contention_policies", "none")

@@ -167,7 +167,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
                 "priority": st.sampled_from([-5, 0, 7]),
                 "tenant": st.sampled_from(["default", "t1", "nobody"]),
                 "retries_max": st.sampled_from([0, 1]),
-                "not_preemptible": st.booleans(),
+                "preemptible": st.booleans(),
             },
         ),
         array=st.none() | st.none() | st.tuples(st.integers(-1, 3), st.integers(0, 6), st.integers(0, 2)),

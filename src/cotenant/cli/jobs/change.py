@@ -157,7 +157,7 @@ def update(
         "name": name,
         "priority": None if priority is None else _priority(priority),
         "retries_max": retries,
-        "not_preemptible": None if preemptible is None else not preemptible,
+        "preemptible": preemptible,
         "deadline": deadline,
         "labels": label,
         **_objectives({"latency": latency, "percentile": percentile, "arrivals": arrivals}),

@@ -15,6 +15,7 @@ from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
 from cotenant.cli.name_lookup import find_job, phase_of
 from cotenant.cli.outcome import sanitize
 from cotenant.cli.render import Column, plain_lines, print_card
+from cotenant.codec.job_events import kind_of
 from cotenant.codec.specs import seconds
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse, JobAhead
@@ -48,7 +49,10 @@ def explain(context: typer.Context, job_id: options.JobId, as_json: options.AsJs
     print_card(_card(answer))
     if answer.events:
         print()
-        rows = [[_ago(now - seconds(event.time)), event.what, sanitize(event.detail)] for event in answer.events]
+        rows = [
+            [_ago(now - seconds(event.time)), kind_of(event).replace("_", " "), sanitize(event.detail)]
+            for event in answer.events
+        ]
         print("\n".join(plain_lines(EVENTS, rows)))
 
 
@@ -71,7 +75,7 @@ def explanation_view(answer: ExplainJobResponse, now: float) -> views.View:
         "ahead_count": answer.ahead_count,
         "ending": [views.ahead_view(one) for one in answer.ending],
         "events": [
-            {"time": views.time_of(event, "time"), "what": event.what, "detail": event.detail}
+            {"time": views.time_of(event, "time"), "kind": kind_of(event), "detail": event.detail}
             for event in answer.events
         ],
     }

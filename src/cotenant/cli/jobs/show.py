@@ -20,7 +20,7 @@ from cotenant.cli.jobs.job_writer import write_jobs
 from cotenant.cli.name_lookup import find_job_or_array, phase_of
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
-from cotenant.codec.specs import seconds, spec_from_wire
+from cotenant.codec.specs import is_preemptible, seconds, spec_from_wire
 from cotenant.core.model.job_array import from_indices
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.priority import in_words
@@ -137,7 +137,7 @@ def _spec_lines(job: Job) -> Pairs:
     yield "command", shlex.join(spec.command)
     yield "model", spec.model
     yield "priority", in_words(spec.priority) if spec.priority else ""
-    yield "preemptible", "no" if spec.not_preemptible else ""
+    yield "preemptible", "" if is_preemptible(spec) else "no"
     yield "locality", views.locality_of(spec)
     yield "labels", ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
     for condition, word in AFTER_WORDS.items():

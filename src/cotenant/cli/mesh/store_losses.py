@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
+from cotenant.codec.job_events import EVENT_KINDS, EventKind
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.validation import check_amounts
 from cotenant.node_agent.runtime.attempt_directory import key_of
@@ -248,7 +249,7 @@ def _stored_again(job: job_pb2.Job, kept: records_pb2.StoredJob | None) -> recor
 
 
 def _add_event(stored: records_pb2.StoredJob, detail: str) -> None:
-    event = stored.events.add(what="store_accepted", detail=detail)
+    event = stored.events.add(kind=EVENT_KINDS.to_wire(EventKind.STORE_ACCEPTED), detail=detail)
     event.time.GetCurrentTime()
 
 

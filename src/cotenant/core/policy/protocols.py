@@ -239,7 +239,7 @@ class AttemptWindow:
     best_effort: bool = False
     expected_rate_per_second: float | None = None  # the predictor's estimate on its present allocation
     phase: str = ""  # rates differ by phase; "" is training
-    unsteady: bool = False  # its rate must not be judged: it is being profiled or resized, or has just started
+    steady: bool = True  # its rate may be judged: it is not being profiled or resized, and has not just started
     cpu_some_percent: float | None = None  # of the time in which some task waits for a CPU
     memory_some_percent: float | None = None  # the same for memory
 

@@ -221,7 +221,7 @@ class Speeds:
             tasks=place.tasks,
             throttle=held.throttle,
             expected_rate_per_second=self._alone(run) if run.gpu_milli else None,
-            unsteady=now - sim_job.running_since < seconds,
+            steady=now - sim_job.running_since >= seconds,
         )
 
     def _alone(self, run: Run) -> float:

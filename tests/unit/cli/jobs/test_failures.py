@@ -11,7 +11,7 @@ from cotenant.v1 import job_service_pb2 as pb
 
 def some() -> pb.FailureCount:
     failure = job_pb2.Failure(blame=job_pb2.FAILURE_BLAME_USER, rule="import", evidence="ImportError: x")
-    setattr(failure, "class", "import_error")
+    failure.failure_class = "import_error"
     return pb.FailureCount(
         group="n1",
         failure=failure,

@@ -215,7 +215,7 @@ def test_explain_json_has_the_same(shell: Shell, jobs: list[str]) -> None:
     reported = shell("explain", "--json", jobs[0]).json
     assert (reported["position"], reported["waiting"], reported["queue_policy"], reported["level"]) == (2, 7, "las", 1)
     assert reported["events"] == [
-        {"time": "2027-01-15T08:00:00.000Z", "what": "queued", "detail": "taken in by default"}
+        {"time": "2027-01-15T08:00:00.000Z", "kind": "queued", "detail": "taken in by default"}
     ]
     assert reported["job"]["id"] == jobs[0]
 

@@ -102,14 +102,14 @@ async def test_samples_include_cores_and_the_expected_rate(placement: Placement,
     node, sample = placement.samples[-1], placement.samples[-1].attempts[0]
     assert (sample.cores, sample.tasks, sample.phase, sample.expected_rate_per_second) == (1, 1, "validation", 20.0)
     assert (sample.cpu_job, sample.best_effort) == (False, True)
-    assert next(one for node in placement.samples for one in node.attempts).unsteady  # it had just begun
+    assert not next(one for node in placement.samples for one in node.attempts).steady  # it had just begun
     assert 5 < sample.rate_per_second < 21
     assert (node.memory_bandwidth_peak_bytes_per_second, node.bandwidth_enforced) == (25e9, False)
-    await placement.until(lambda: not placement.samples[-1].attempts[0].unsteady)
+    await placement.until(lambda: placement.samples[-1].attempts[0].steady)
     placement.send(resizes=[resize_order("job", task(cpus=CPUS[-1:]), epoch=11)])
     await placement.answered(11)
-    await placement.until(lambda: placement.samples[-1].attempts[0].unsteady)
-    await placement.until(lambda: not placement.samples[-1].attempts[0].unsteady)
+    await placement.until(lambda: not placement.samples[-1].attempts[0].steady)
+    await placement.until(lambda: placement.samples[-1].attempts[0].steady)
     assert placement.samples[-1].attempts[0].expected_rate_per_second == 0  # the order tells none
 
 

@@ -176,7 +176,7 @@ async def test_a_throttled_attempt_is_not_profiled(placement: Placement, watched
     need_groups("cpuset")
     pid = await begun(placement, watched, cpu_job())
     placement.send(profiles=[profile_order("job", 2, steps=100_000)])
-    await placement.until(lambda: placement.samples and placement.samples[-1].attempts[0].unsteady)
+    await placement.until(lambda: placement.samples and not placement.samples[-1].attempts[0].steady)
     placement.directives.append(directive(cores=1))
     *_, end = await placement.profile_over()
     assert end.message == "the attempt is being throttled"

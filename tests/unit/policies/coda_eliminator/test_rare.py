@@ -113,7 +113,7 @@ def test_a_trial_ends_when_its_victim_can_no_longer_be_judged() -> None:
         node.run(policy, 1)
     for _ in range(15):
         window = node.window()
-        unsteady = tuple(replace(one, unsteady=not one.cpu_job) for one in window.attempts)
+        unsteady = tuple(replace(one, steady=one.cpu_job) for one in window.attempts)
         node.apply(policy.judge(replace(window, attempts=unsteady)))
     assert cpu_job.throttle == FREE
 

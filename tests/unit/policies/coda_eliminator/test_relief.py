@@ -173,7 +173,7 @@ def test_windows_that_may_not_be_judged_and_windows_that_come_twice_change_nothi
     node.run(policy, ONSET)
     for _ in range(20):
         window = node.window()
-        unsteady = tuple(replace(one, unsteady=not one.cpu_job) for one in window.attempts)
+        unsteady = tuple(replace(one, steady=one.cpu_job) for one in window.attempts)
         assert list(policy.judge(replace(window, attempts=unsteady))) == []
         assert list(policy.judge(window)) == []
 

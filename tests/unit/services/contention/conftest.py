@@ -114,6 +114,7 @@ def attempt(job_id: str = "j1", **fields: Any) -> pb.AttemptSample:
         "cores_used": 3.5,
         "gpu_utilisation_percent": 90,
         "memory_bandwidth_bytes_per_second": -1,
+        "steady": True,
     }
     return pb.AttemptSample(**(given | fields))
 

@@ -17,6 +17,8 @@ from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
+OPERATOR, HEALTH = node_pb2.NODE_STATE_OWNER_OPERATOR, node_pb2.NODE_STATE_OWNER_HEALTH
+NOBODY = node_pb2.NODE_STATE_OWNER_UNSPECIFIED
 READY, CORDONED = node_pb2.NODE_STATE_READY, node_pb2.NODE_STATE_CORDONED
 DRAINING, AWAY, LOST = node_pb2.NODE_STATE_DRAINING, node_pb2.NODE_STATE_AWAY, node_pb2.NODE_STATE_LOST
 
@@ -47,7 +49,7 @@ async def test_jobs_of_a_drained_node_run_elsewhere(mesh: Mesh) -> None:
     assert (response.node.state, response.node.state_reason, response.node.state_owner) == (
         DRAINING,
         "new disks",
-        "operator",
+        OPERATOR,
     )
     job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
     assert job.attempt.allocations[0].node_id == "n2"
@@ -111,7 +113,7 @@ async def test_a_job_on_a_quarantined_gpu_is_moved_without_a_failure(mesh: Mesh)
     assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
     past = job.past_attempts[-1]
     assert past.stop_detail == f"was on {uuid} of n1: XID 79"
-    assert (getattr(past.failure, "class"), past.failure.blame) == ("gpu_hardware", INFRASTRUCTURE)
+    assert (past.failure.failure_class, past.failure.blame) == ("gpu_hardware", INFRASTRUCTURE)
     assert past.failure.evidence.endswith(past.stop_detail)
     other = await mesh.submit()
     refusal = (await mesh.refused(other, "CAPACITY")).refusal
@@ -156,7 +158,7 @@ async def test_a_held_node_takes_no_work_and_shows_why(mesh: Mesh) -> None:
     reported_problem(agent, HOLD)
     await in_state(mesh, "n1", CORDONED)
     node = await mesh.node("n1")
-    assert (node.state_owner, node.state_reason) == ("health", "XID 79")
+    assert (node.state_owner, node.state_reason) == (HEALTH, "XID 79")
     job_id = await mesh.submit()
     refusal = (await mesh.refused(job_id, "NO_NODES")).refusal
     assert (refusal.numbers["unhealthy_nodes"], "1 server is unhealthy" in refusal.detail) == (1, True)
@@ -171,16 +173,16 @@ async def test_operator_and_health_states_are_independent(mesh: Mesh) -> None:
     reported_problem(agent, DRAIN)
     await mesh.reach(job_id, "QUEUED")
     assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
-    assert getattr((await mesh.job(job_id)).attempt.failure, "class") == "node_unhealthy"
+    assert (await mesh.job(job_id)).attempt.failure.failure_class == "node_unhealthy"
     await in_state(mesh, "n1", DRAINING)
     await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(id="n1"))
     await in_state(mesh, "n1", DRAINING)
-    assert (await mesh.node("n1")).state_owner == "health"
+    assert (await mesh.node("n1")).state_owner == HEALTH
     await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(id="n1", reason="a visit"))
     well(agent)
     await eventually(lambda: is_well(mesh))
     node = await mesh.node("n1")
-    assert (node.state, node.state_owner, node.state_reason) == (CORDONED, "operator", "a visit")
+    assert (node.state, node.state_owner, node.state_reason) == (CORDONED, OPERATOR, "a visit")
     await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(id="n1"))
     await mesh.reach(job_id, "RUNNING")
 
@@ -234,7 +236,7 @@ async def test_jobs_run_on_on_a_cordoned_node(mesh: Mesh) -> None:
     assert (await mesh.job(second)).phase == job_pb2.JOB_PHASE_RUNNING
     await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(id="n1"))
     await mesh.reach(third, "RUNNING")
-    assert (await mesh.node("n1")).state_owner == ""
+    assert (await mesh.node("n1")).state_owner == NOBODY
 
 
 async def test_nodes_are_listed_by_id_and_unknown_ones_not_found(mesh: Mesh) -> None:

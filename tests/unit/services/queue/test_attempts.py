@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from tests.unit.services.mesh import LAS, Mesh, eventually, running, spec, until
 
+from cotenant.codec.job_events import kind_of
 from cotenant.core.failures.retry import RetryRules
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.queue.jobs import desired_state, transitions
@@ -118,7 +119,7 @@ async def test_failures_are_retried_with_growing_back_off(mesh: Mesh) -> None:
     assert job.failures == 3
     assert [past.exit.code for past in job.past_attempts] == [1, 2]
     story = (await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))).events
-    waits = [event.detail for event in story if event.what == "requeued"]
+    waits = [event.detail for event in story if kind_of(event) == "requeued"]
     assert ["0.05 s" in waits[0], "0.1 s" in waits[1]] == [True, True]
 
 
@@ -183,7 +184,7 @@ async def attained(mesh: Mesh, job_id: str, seconds: float) -> bool:
 async def test_a_non_preemptible_job_is_not_preempted() -> None:
     async with running(queue_config=LAS) as mesh:
         agent = await mesh.agent("n1", gpus=1)
-        old = await mesh.submit(not_preemptible=True)
+        old = await mesh.submit(preemptible=False)
         await mesh.reach(old, "RUNNING")
         await eventually(lambda: attained(mesh, old, 0.06))
         new = await mesh.submit()
@@ -335,7 +336,7 @@ async def test_a_resize_is_applied_and_stale_events_are_not(mesh: Mesh) -> None:
         held = transitions.held_by(record).cores
         assert (held, state.table.jobs(0.0).cores[0], record.job.attempt.epoch) == (cores, cores, job.attempt.epoch + 5)
         resized.allocations[0].tasks[0].core_ids.append(7)
-    assert [event.detail for event in record.stored.events if event.what == "resized"] == [
+    assert [event.detail for event in record.stored.events if kind_of(event) == "resized"] == [
         "from 4 cores to 2: as requested"
     ]
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from cotenant.codec.job_events import EventKind
 from cotenant.core.model.job import JobSpec
 from cotenant.services.queue.jobs import transitions
 from cotenant.services.queue.jobs.job_record import Record
@@ -39,7 +40,7 @@ def failed(clocks: Clocks) -> Record:
     stored = records_pb2.StoredJob()
     stored.job.id = "a"
     stored.not_before_time.FromNanoseconds(int((clocks.wall() + WAIT_SECONDS) * 1e9))
-    transitions.add_event(stored, "requeued")
+    transitions.add_event(stored, EventKind.REQUEUED)
     return Record(stored, JobSpec())
 
 
@@ -73,7 +74,7 @@ def test_a_second_failure_has_its_own_back_off(clocks: Clocks, failed: Record) -
     waits.left_seconds(failed)
     clocks.passed = 100.0
     failed.stored.not_before_time.FromNanoseconds(int((clocks.wall() + 2 * WAIT_SECONDS) * 1e9))
-    transitions.add_event(failed.stored, "requeued")
+    transitions.add_event(failed.stored, EventKind.REQUEUED)
     assert waits.left_seconds(failed) == pytest.approx(2 * WAIT_SECONDS)
 
 

@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tests.unit.services.mesh import Mesh, again, eventually, reason, running, until
 
 from cotenant.codec.errors import Problem, from_error
+from cotenant.codec.job_events import kind_of
 from cotenant.core.model.lifecycle import StopReason
 from cotenant.services.queue.jobs import desired_state
 from cotenant.services.queue.jobs.transitions import apply_attempt
@@ -386,4 +387,4 @@ async def test_a_cancel_with_an_unknown_start_waits_for_the_attempt(mesh: Mesh) 
     record.stored.job.phase = job_pb2.JOB_PHASE_QUEUED  # as if no event had arrived
     cancelled: pb.CancelJobResponse = await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
     assert cancelled.job.phase == job_pb2.JOB_PHASE_QUEUED
-    assert [event.what for event in record.stored.events][-1] == "cancel requested"
+    assert [kind_of(event) for event in record.stored.events][-1] == "cancel_requested"

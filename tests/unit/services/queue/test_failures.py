@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.unit.services.mesh import BACKFILL, Mesh, running
 
+from cotenant.codec.job_events import kind_of
 from cotenant.core.failures.retry import RetryRules
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -38,7 +39,7 @@ async def fail(mesh: Mesh, job_id: str, number: int, tail: str, signs: Sequence[
 
 async def story(mesh: Mesh, job_id: str) -> list[str]:
     told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
-    return [f"{event.what}: {event.detail}" for event in told.events]
+    return [f"{kind_of(event)}: {event.detail}" for event in told.events]
 
 
 async def test_a_user_failure_is_not_retried(mesh: Mesh) -> None:
@@ -47,7 +48,7 @@ async def test_a_user_failure_is_not_retried(mesh: Mesh) -> None:
     await fail(mesh, job_id, 1, IMPORT)
     job = await mesh.reach(job_id, "FAILED")
     failure = job.attempt.failure
-    assert (getattr(failure, "class"), failure.blame) == ("import_error", job_pb2.FAILURE_BLAME_USER)
+    assert (failure.failure_class, failure.blame) == ("import_error", job_pb2.FAILURE_BLAME_USER)
     assert failure.evidence == "ModuleNotFoundError: No module named 'torhc'"
     assert "import error (user): ModuleNotFoundError: No module named 'torhc'" in job.phase_reason
     assert (job.attempt.number, job.failures) == (1, 1)
@@ -84,7 +85,7 @@ async def test_an_unclassified_failure_uses_the_users_retries(mesh: Mesh) -> Non
     for number in (1, 2):
         await fail(mesh, job_id, number, "giving up\n")
     job = await mesh.reach(job_id, "FAILED")
-    assert (getattr(job.attempt.failure, "class"), job.failures) == ("unclassified", 2)
+    assert (job.attempt.failure.failure_class, job.failures) == ("unclassified", 2)
     assert job.attempt.failure.evidence == "giving up"
 
 
@@ -156,7 +157,7 @@ async def test_failures_are_summarized_by_class_and_group(mesh: Mesh) -> None:
     mesh.agents["n1"].finish((good, 1))
     await mesh.reach(good, "SUCCEEDED")
     told = await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest())
-    assert [(getattr(one.failure, "class"), one.attempts, one.jobs) for one in told.counts] == [
+    assert [(one.failure.failure_class, one.attempts, one.jobs) for one in told.counts] == [
         ("import_error", 2, 2),
         ("unclassified", 1, 1),
     ]

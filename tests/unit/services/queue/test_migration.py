@@ -12,6 +12,7 @@ from benchmarks.agents import SimulatedAgent
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, until
 
+from cotenant.codec.job_events import kind_of
 from cotenant.services.placement.planning import tentative_reservations
 from cotenant.services.queue.scheduling import scheduler
 from cotenant.store.keyspace import HistoryLimit
@@ -98,7 +99,7 @@ async def test_a_cheap_job_is_migrated_so_that_a_gang_fits_on_one_server() -> No
         assert mover.past_attempts[0].stop_reason == job_pb2.STOP_REASON_MIGRATED
         (where,) = nodes_of(mover)
         told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=mover.id))
-        story = [(event.what, event.detail) for event in told.events]
+        story = [(kind_of(event), event.detail) for event in told.events]
         assert ("migrated", f"continues on {where}, so that {gang} can start") in story
         assert [what for what, _ in story][-4:] == ["stopping", "migrated", "assigned", "running"]
 
@@ -202,7 +203,7 @@ async def test_the_reservation_of_a_cancelled_migration_expires(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("options", "fields"), [(SETTLED, {}), (AT_ONCE, {"not_preemptible": True}), ({**AT_ONCE, "gain_min": "100"}, {})]
+    ("options", "fields"), [(SETTLED, {}), (AT_ONCE, {"preemptible": False}), ({**AT_ONCE, "gain_min": "100"}, {})]
 )
 async def test_jobs_that_are_new_or_exempt_or_expensive_are_not_migrated(
     options: dict[str, str], fields: dict[str, bool]

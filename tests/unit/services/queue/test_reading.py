@@ -12,6 +12,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from tests.unit.services.mesh import Mesh, eventually, reason, running, spec, until
 
+from cotenant.codec.job_events import kind_of
 from cotenant.codec.specs import seconds
 from cotenant.services.queue.api.server import QueueConfig
 from cotenant.v1 import job_pb2
@@ -184,7 +185,7 @@ async def test_each_phase_is_explained(mesh: Mesh) -> None:
     agent.finish((second, 1), code=3)
     job = await mesh.reach(second, "FAILED")
     assert (await explained(mesh, second)).summary == "failed: exited with status 3 (rank 0 on n1)"
-    assert [event.what for event in (await explained(mesh, second)).events] == [
+    assert [kind_of(event) for event in (await explained(mesh, second)).events] == [
         "queued",
         "assigned",
         "running",

@@ -160,7 +160,7 @@ async def test_a_policy_learns_from_ended_jobs_also_after_a_restart(ordered_by: 
             await mesh.reach(job_id, "RUNNING")
             agent.finish((job_id, 1))
             await mesh.reach(job_id, "SUCCEEDED")
-        never = await mesh.submit(gpus=4, not_preemptible=True)
+        never = await mesh.submit(gpus=4, preemptible=False)
         await mesh.jobs.CancelJob(pb.CancelJobRequest(id=never))
         ends: list[EndedJob] = mesh.parts["queue"].service.policy.ends
         await until(lambda: len(ends) >= 2)

@@ -109,7 +109,7 @@ def test_an_incident_records_the_victims_slowdown_and_recovery() -> None:
 def test_an_unsteady_rate_is_ignored() -> None:
     incidents = IncidentLog()
     incidents.record(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
-    incidents.record(hurt(105, 1.0, unsteady=True), [])
+    incidents.record(hurt(105, 1.0, steady=False), [])
     assert listed(incidents)[0].recovered == 0
 
 

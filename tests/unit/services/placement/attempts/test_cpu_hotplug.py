@@ -107,7 +107,7 @@ async def test_a_job_without_cores_restarts_elsewhere_without_a_failure(mesh: Me
     assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
     past = job.past_attempts[-1]
     assert past.stop_detail == "was on n1: all cores of rank 0 have gone offline"
-    assert (getattr(past.failure, "class"), past.failure.blame) == (
+    assert (past.failure.failure_class, past.failure.blame) == (
         "node_unhealthy",
         job_pb2.FAILURE_BLAME_INFRASTRUCTURE,
     )

@@ -11,6 +11,7 @@ from tests.unit.services.histories import History
 from tests.unit.services.mesh import Mesh, eventually, running, until
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.codec.job_events import kind_of
 from cotenant.core.sizing.resize import ResizableJob
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.attempts import resizes
@@ -96,7 +97,7 @@ async def test_a_job_grows_and_shrinks_while_it_runs(mesh: Mesh, allocator: Scri
     assert not (await stored(mesh, job_id)).resizing
     explained: pb.ExplainJobResponse = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
     assert explained.sizing == "(2,) were wished for"
-    assert [event.detail for event in explained.events if event.what == "resized"] == [
+    assert [event.detail for event in explained.events if kind_of(event) == "resized"] == [
         "from 3 cores to 5: (5,) were wished for",
         "from 5 cores to 2: (2,) were wished for",
     ]

@@ -61,7 +61,7 @@ async def test_of_two_nodes_that_offer_the_same_cpus_the_later_one_gets_no_work(
     await on_machine(mesh, "b", cpus=2)
     assert (await mesh.node("a")).state == READY
     late = await mesh.node("b")
-    assert (late.state, late.state_owner) == (CORDONED, "health")
+    assert (late.state, late.state_owner) == (CORDONED, node_pb2.NODE_STATE_OWNER_HEALTH)
     assert late.state_reason == "it offers 2 CPUs that a on the same machine offers, which connected first"
     (problem,) = late.inventory.problems
     assert (problem.check, "--cpus" in problem.remedy) == ("machine", True)

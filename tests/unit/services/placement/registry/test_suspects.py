@@ -55,7 +55,10 @@ async def _is(mesh: Mesh, node_id: str, wanted: node_pb2.NodeState.ValueType) ->
 async def test_a_node_that_cannot_launch_is_held_and_says_why(mesh: Mesh) -> None:
     await sick_node(mesh)
     node = await mesh.node("n1")
-    assert (node.state_owner, node.state_reason) == ("health", f"unhealthy: cannot launch: {READ_ONLY}")
+    assert (node.state_owner, node.state_reason) == (
+        node_pb2.NODE_STATE_OWNER_HEALTH,
+        f"unhealthy: cannot launch: {READ_ONLY}",
+    )
     (problem,) = node.inventory.problems
     assert (problem.check, problem.action) == ("cannot_launch", resources_pb2.HEALTH_ACTION_HOLD)
     assert "cotenant uncordon" in problem.remedy

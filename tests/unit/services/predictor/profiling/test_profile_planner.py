@@ -93,7 +93,7 @@ def test_a_stale_class_is_profiled_again() -> None:
     "fields",
     [
         {"spec": spec()},
-        {"spec": auto(not_profiled=True)},
+        {"spec": auto(profiled=False)},
         {"spec": auto(kind=job_pb2.JOB_KIND_INFERENCE)},
         {"spec": auto(kind=job_pb2.JOB_KIND_CPU)},
         {"spec": auto(roles=[*auto().roles, job_pb2.Role(name="ps", replicas=1)])},
@@ -108,7 +108,7 @@ def test_a_stale_class_is_profiled_again() -> None:
 )
 def test_some_jobs_are_never_profiled(fields: dict[str, Any]) -> None:
     watched = Watched()
-    watched.window("j0", spec=auto(not_profiled=True))
+    watched.window("j0", spec=auto(profiled=False))
     given: dict[str, Any] = {"spec": auto(), "cores": 16, "rate": 50.0}
     message = window("j1", **(given | fields))
     assert not watched.sees(message)

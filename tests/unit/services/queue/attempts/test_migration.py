@@ -10,6 +10,7 @@ import pytest
 from tests.unit.services.mesh import Mesh, again, reason, running
 
 from cotenant.codec.errors import from_error
+from cotenant.codec.job_events import kind_of
 from cotenant.codec.specs import duration, seconds
 from cotenant.services.queue.jobs.node_avoidance import AVOIDED_MAX, active, avoid, expires_seconds
 from cotenant.v1 import job_pb2
@@ -56,8 +57,8 @@ async def test_a_job_migrates_without_counting_as_a_failure(mesh: Mesh) -> None:
     assert order.reason == job_pb2.STOP_REASON_CONTENTION
     assert job.past_attempts[0].stop_detail == "it starves the service beside it"
     told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
-    story = [(event.what, event.detail) for event in told.events][3:]
-    assert story[0] == ("migration requested", "it starves the service beside it")
+    story = [(kind_of(event), event.detail) for event in told.events][3:]
+    assert story[0] == ("migration_requested", "it starves the service beside it")
     assert story[2] == ("migrated", "it starves the service beside it")
 
 

@@ -14,6 +14,7 @@ from benchmarks.agents import SimulatedAgent
 from tests.unit.services.mesh import BACKFILL, Mesh, eventually, running, until
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.codec.job_events import kind_of
 from cotenant.codec.specs import duration, timestamp
 from cotenant.core.failures.retry import RetryRules
 from cotenant.services.queue.attempts import pre_runs
@@ -59,7 +60,7 @@ def step(agent: SimulatedAgent, job_id: str, number: int, at: float | None = Non
 
 async def story(mesh: Mesh, job_id: str) -> list[str]:
     told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
-    return [f"{event.what}: {event.detail}" for event in told.events]
+    return [f"{kind_of(event)}: {event.detail}" for event in told.events]
 
 
 async def test_the_gang_starts_after_the_pre_run_reports_a_step(mesh: Mesh) -> None:
@@ -77,7 +78,7 @@ async def test_the_gang_starts_after_the_pre_run_reports_a_step(mesh: Mesh) -> N
     assert (past.pre_run, past.stop_reason) == (True, job_pb2.STOP_REASON_SUPERSEDED)
     assert (job.failures, job.preemptions, job.migrations) == (0, 0, 0)
     assert job.run_time.ToNanoseconds() > 0
-    assert "pre-run passed: it reported step 1" in await story(mesh, job_id)
+    assert "pre_run_passed: it reported step 1" in await story(mesh, job_id)
 
 
 async def test_a_silent_pre_run_passes_when_its_time_is_over(mesh: Mesh) -> None:
@@ -85,7 +86,7 @@ async def test_a_silent_pre_run_passes_when_its_time_is_over(mesh: Mesh) -> None
     job_id = await submit(mesh, pre_run=duration(1))
     assert held(await runs(mesh, job_id, 1)) == PRE_RUN
     assert held(await runs(mesh, job_id, 2)) == GANG
-    assert "pre-run passed: it still ran after 1 s" in await story(mesh, job_id)
+    assert "pre_run_passed: it still ran after 1 s" in await story(mesh, job_id)
 
 
 async def test_a_pre_run_that_exits_with_0_passes_and_its_job_has_not_succeeded(mesh: Mesh) -> None:
@@ -106,7 +107,7 @@ async def test_a_user_failure_in_the_pre_run_fails_the_job(mesh: Mesh) -> None:
     agent.fail((job_id, 1), IMPORT)
     job = await mesh.reach(job_id, "FAILED")
     assert (job.attempt.number, job.failures) == (1, 1)
-    assert getattr(job.attempt.failure, "class") == "import_error"
+    assert job.attempt.failure.failure_class == "import_error"
     assert job.phase_reason.startswith("in its pre-run; ")
     assert [key for key in agent.assignments if key[0] == job_id] == [(job_id, 1)]
 
@@ -160,7 +161,7 @@ async def test_steps_that_do_not_pass_a_pre_run(mesh: Mesh, back_seconds: float,
     await runs(mesh, other, 2)  # its step was reported later
     job = await mesh.job(job_id)
     assert (held(job), job.HasField("progress")) == (PRE_RUN, False)
-    assert not any(line.startswith("pre-run passed") for line in await story(mesh, job_id))
+    assert not any(line.startswith("pre_run_passed") for line in await story(mesh, job_id))
 
 
 async def test_a_refused_gang_does_not_block_jobs_that_need_one_gpu(mesh: Mesh) -> None:
@@ -268,7 +269,7 @@ async def test_the_queue_may_die_between_commit_and_stop_of_a_passed_pre_run(
     assert not agent.stops
     await mesh.restart("queue")
     assert held(await runs(mesh, job_id, 2)) == GANG
-    assert sum(line.startswith("pre-run passed") for line in await story(mesh, job_id)) == 1
+    assert sum(line.startswith("pre_run_passed") for line in await story(mesh, job_id)) == 1
 
 
 async def test_placement_may_be_down_when_a_pre_run_is_to_be_stopped(

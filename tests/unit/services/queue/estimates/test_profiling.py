@@ -13,6 +13,7 @@ from tests.unit.services.mesh import until
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
+from cotenant.codec.job_events import kind_of
 from cotenant.codec.specs import duration, timestamp
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.lifecycle import Phase
@@ -159,7 +160,7 @@ async def test_measured_rates_are_observed_and_the_job_class_is_estimated_again(
     ran = record.ran_before_estimate_seconds
     assert desk.state.table.jobs(0.0).predicted_seconds[0] == pytest.approx(ran + 50.0)
     assert ran > 1e9, "the rest is told of a job that has run since its start"
-    assert [event.what for event in record.stored.events] == ["profiling", "profiled"]
+    assert [kind_of(event) for event in record.stored.events] == ["profiling", "profiled"]
 
 
 async def test_a_profile_continues_while_the_predictor_wants_more(desk: Desk) -> None:
@@ -225,7 +226,7 @@ async def test_a_repeatedly_refused_profile_is_reported_without_points(
     assert [(one.profiled, one.profile_done, one.rate_per_second) for one in desk.others.observed] == [(True, True, 0)]
     assert len(desk.others.asked) == 5
     (event,) = record.stored.events
-    assert (event.what, event.detail) == ("not profiled", "its cores are being changed")
+    assert (kind_of(event), event.detail) == ("not_profiled", "its cores are being changed")
     assert desk.others.queries == []
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.services.mesh import Mesh, running, until
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.codec.job_events import kind_of
 from cotenant.services.queue.jobs import launch_failures
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -26,7 +27,7 @@ async def mesh() -> AsyncIterator[Mesh]:
 
 async def story(mesh: Mesh, job_id: str) -> list[str]:
     explained: pb.ExplainJobResponse = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
-    return [f"{event.what} {event.detail}" for event in explained.events]
+    return [f"{kind_of(event)} {event.detail}" for event in explained.events]
 
 
 async def two_nodes_of_which_the_first_tried_cannot_launch(
@@ -54,7 +55,7 @@ async def test_a_launch_failure_moves_the_job_at_no_cost(mesh: Mesh) -> None:
     assert (job.failures, job.launch_failures, len(job.past_attempts)) == (0, 1, 0)
     assert [one.node_id for one in job.avoided_nodes] == sick
     told = await story(mesh, job_id)
-    assert f"not launched on {sick[0]}: {READ_ONLY}; tried elsewhere" in told
+    assert f"not_launched on {sick[0]}: {READ_ONLY}; tried elsewhere" in told
     assert not [line for line in told if line.startswith("failed")]
 
 
