@@ -84,6 +84,7 @@ docs: $(STAMP) ## regenerate the pages and figures of docs/ that come from the c
 	@python tools/dashboards.py
 	@python tools/methods.py
 	@python tools/roles.py
+	@python tools/api_reference.py
 	@python tools/architecture.py
 
 site: $(STAMP) ## build the documentation site into site/ and check every link

@@ -100,3 +100,11 @@ def descriptors(root: Path = ROOT) -> FileDescriptorSet:
         if done.returncode:
             raise RuntimeError(f"buf build failed:\n{done.stdout}")
         return FileDescriptorSet.FromString(image.read_bytes())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tools.protos DIRECTORY")
+    with workspace() as made:
+        shutil.copytree(made, sys.argv[1], dirs_exist_ok=True)
+    print(f"   wrote {sys.argv[1]}: protos, {MODULE} and {CONFIG}")
