@@ -45,12 +45,12 @@ class ApiMessage:
 
 @dataclass(frozen=True, slots=True)
 class ApiEnum:
-    """An enum; `values` are names, numbers and comments, in order."""
+    """An enum; `values` are its names with their comments, in order."""
 
     name: str
     full_name: str
     comment: str
-    values: Sequence[tuple[str, int, str]]
+    values: Sequence[tuple[str, str]]
     file: str
 
 
@@ -177,9 +177,7 @@ class _File:
 
     def enums(self) -> Iterator[ApiEnum]:
         for number, enum in enumerate(self.proto.enum_type):
-            values = [
-                (value.name, value.number, self.comment(5, number, 2, place)) for place, value in enumerate(enum.value)
-            ]
+            values = [(value.name, self.comment(5, number, 2, place)) for place, value in enumerate(enum.value)]
             full_name = f"{self.proto.package}.{enum.name}"
             yield ApiEnum(enum.name, full_name, self.comment(5, number), values, self.proto.name)
 

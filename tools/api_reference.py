@@ -57,15 +57,9 @@ The services and messages of the package `cotenant.v1`. Drawn by `make docs` fro
 to begin; [what stays compatible](../compatibility.md) says what a release may change, and how to call the API with
 JSON over HTTP.
 
-## Services
-
-{services}
-
 Messages and enums that several services use are on the page [Shared messages](shared-messages.md).
 
-## All methods
-
-{methods}
+{services}
 
 ## How to read the tables
 
@@ -92,7 +86,7 @@ class Reference:
     """The pages of the reference, by file name."""
 
     def __init__(self, api: Api) -> None:
-        self.api = api
+        self.api, self.services = api, sorted(api.services, key=lambda service: service.name)
         self._own = {
             name: service.name
             for service in api.services
@@ -104,7 +98,7 @@ class Reference:
     def pages(self) -> Mapping[str, str]:
         """The text of every page."""
         pages = {OVERVIEW: self.overview(), SHARED: self.shared()}
-        return pages | {page_of(service.name): self.service(service) for service in self.api.services}
+        return pages | {page_of(service.name): self.service(service) for service in self.services}
 
     @cached_property
     def places(self) -> Mapping[str, str]:
@@ -133,19 +127,20 @@ class Reference:
 
     def overview(self) -> str:
         """Return the first page."""
-        services = [
-            [f"[{service.name}]({page_of(service.name)})", self.cell(first_sentence(service.comment), OVERVIEW)]
-            for service in self.api.services
-        ]
-        methods = [
-            [f"[{method.name}]({page_of(service.name)}#{anchor(method.name)})", http_of(method), scope_words(method)]
-            for service in self.api.services
-            for method in service.methods
-        ]
-        return TEXT.format(
-            services=table(("Service", "What it does"), services),
-            methods=table(("Method", "Over HTTP", "Callable by"), methods),
-        )
+        parts = []
+        for service in self.services:
+            page = page_of(service.name)
+            rows = [
+                [
+                    f"[{method.name}]({page}#{anchor(method.name)})",
+                    http_of(method),
+                    self.cell(first_sentence(method.comment), OVERVIEW),
+                ]
+                for method in service.methods
+            ]
+            parts += [f"## [{service.name}]({page})", self.prose(first_sentence(service.comment), OVERVIEW)]
+            parts += [table(("Method", "Over HTTP", "What it does"), rows)]
+        return TEXT.format(services="\n\n".join(parts))
 
     def service(self, service: ApiService) -> str:
         """Return the page of a service."""
@@ -172,25 +167,7 @@ class Reference:
         """Yield the parts of a method: text, how it is called, request and response."""
         yield f"## {method.name}"
         yield self.prose(method.comment, page)
-        if http := method.http:
-            body = {"": "", "*": " with the request as its body"}.get(http.body, f" with `{http.body}` as its body")
-            yield f"HTTP: {http_of(method)}{body}"
-        call = method.call
-        streams = method.client_streams or method.server_streams
-        given = call.deadline.ToTimedelta().total_seconds() if call.HasField("deadline") else 0
-        deadline = given or DEADLINE_SECONDS_DEFAULT
-        yield table(
-            ("Callable by", "Audited", "Retried", "Deadline", "Answered by"),
-            [
-                [
-                    scope_words(method),
-                    "yes" if call.audited else "no",
-                    "yes" if call.retried else "no",
-                    "none: a stream" if streams else f"{deadline:g} s",
-                    ROUTES[call.route],
-                ]
-            ],
-        )
+        yield "\n".join(f"- {line}" for line in calling(method))
         yield from self.message(self.api.messages[method.request], page)
         yield from self.message(self.api.messages[method.response], page, streamed=method.server_streams)
 
@@ -199,7 +176,7 @@ class Reference:
         ordered = sorted(names, key=lambda name: name.rpartition(".")[2])
         if messages := [self.api.messages[name] for name in ordered if name in self.api.messages]:
             if page != SHARED:
-                yield "## Messages"
+                yield "## Messages and enums"
             for message in messages:
                 yield from self.message(message, page)
         for name in ordered:
@@ -208,7 +185,7 @@ class Reference:
 
     def message(self, message: ApiMessage, page: str, *, streamed: bool = False) -> Iterator[str]:
         """Yield a message: its heading, text and fields."""
-        yield f"### {message.name}"
+        yield f"{'##' if page == SHARED else '###'} {message.name}"
         text = "" if OBVIOUS.fullmatch(message.comment) else self.prose(message.comment, page)
         if streamed:
             text = f"The answer is a stream of these messages. {text}".rstrip()
@@ -227,10 +204,10 @@ class Reference:
 
     def enum(self, enum: ApiEnum, page: str) -> Iterator[str]:
         """Yield an enum: its heading, text and values."""
-        yield f"### {enum.name}"
+        yield f"{'##' if page == SHARED else '###'} {enum.name}"
         yield self.prose(enum.comment, page)
-        rows = [[f"`{name}`", str(number), self.cell(comment, page)] for name, number, comment in enum.values]
-        yield table(("Value", "Number", "Meaning"), rows)
+        rows = [[f"`{name}`", self.cell(comment, page)] for name, comment in enum.values]
+        yield table(("Value", "Meaning"), rows)
 
     def type_of(self, one: ApiField, page: str) -> str:
         """Return the type of a field, with a link to a message or an enum."""
@@ -266,18 +243,18 @@ class Reference:
 
     def _plain(self, text: str, page: str) -> str:
         def name(found: re.Match[str]) -> str:
-            word = found[0]
-            if link := self.words.get(word):
-                return f"[{word}]({link.removeprefix(page) if link.startswith(f'{page}#') else link})"
-            return f"`{word}`" if CODE.fullmatch(word) else word
+            if found["code"]:
+                return f"`{found[0]}`".replace("\\", "")
+            link = self.words.get(found[0], "")
+            return f"[{found[0]}]({link.removeprefix(page) if '#' in link else link})" if link else found[0]
 
         escaped = re.sub(r"([*<$\[\]])", r"\\\1", text)
         return NAME.sub(name, escaped)
 
 
 OBVIOUS = re.compile(r"The (request|answer) of \w+\.")  # below the heading of the method
-CODE = re.compile(r"[a-z][a-z0-9]*(?:[_.][a-z0-9]+)+(?:\[[A-Z]+\]=[A-Z]+)?|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
-NAME = re.compile(r"\b(?:[a-z][a-z0-9]*(?:[_.][a-z0-9]+)+|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|(?:[A-Z][a-z0-9]+)+)\b")
+CODE = r"[a-z][a-z0-9]*(?:[_.][A-Za-z0-9]+)+(?:\\\[[A-Z]+\\\]=[A-Z]+)?|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+"
+NAME = re.compile(rf"\b(?:(?P<code>{CODE})|(?:[A-Z][a-z0-9]+)+)")
 
 
 def page_of(service: str) -> str:
@@ -297,6 +274,25 @@ def anchor(heading: str) -> str:
 def http_of(method: ApiMethod) -> str:
     """Return how a method is called over HTTP, as code."""
     return f"`{method.http.verb} {method.http.path}`" if method.http else ""
+
+
+def calling(method: ApiMethod) -> Iterator[str]:
+    """Yield how a method is called, by whom, and what happens to the call."""
+    if http := method.http:
+        bodies = {"": "", "*": ", with the request as its body"}
+        yield f"HTTP: {http_of(method)}{bodies.get(http.body, f', with `{http.body}` as its body')}"
+    yield f"Callable by: {scope_words(method)}"
+    call = method.call
+    given = call.deadline.ToTimedelta().total_seconds() if call.HasField("deadline") else 0
+    streams = method.client_streams or method.server_streams
+    words = [
+        f"answered by {ROUTES[call.route]}",
+        "audited" if call.audited else "",
+        "retried" if call.retried else "not retried",
+        "no deadline" if streams else f"deadline {given or DEADLINE_SECONDS_DEFAULT:g} s",
+    ]
+    text = ", ".join(filter(None, words))
+    yield text[0].upper() + text[1:]
 
 
 def scope_words(method: ApiMethod) -> str:

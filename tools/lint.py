@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # make runs this file, not a module
 
-from tools import protos  # noqa: E402
+from tools import protos  # noqa: E402 - the root of the checkout has to be on the path first
 
 BIN = Path(sys.executable).parent
 GIT = ("git", "-c", "safe.directory=*")  # the clone may belong to another user
