@@ -29,7 +29,9 @@ def google_protos() -> Path:
     """Return the folder with google/api/*.proto, the annotations that our protos import."""
     found = find_spec("google.api.annotations_pb2")
     if not found or not found.origin:
-        raise RuntimeError("google/api not found; it is part of googleapis-common-protos, a requirement of [build-system]")
+        raise RuntimeError(
+            "google/api not found; it is part of googleapis-common-protos, a requirement of [build-system]"
+        )
     return Path(found.origin).parents[2]
 
 

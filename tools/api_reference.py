@@ -249,9 +249,10 @@ class Reference:
             return f"[{found[0]}]({link.removeprefix(page) if '#' in link else link})" if link else found[0]
 
         escaped = re.sub(r"([*<$\[\]])", r"\\\1", text)
-        return NAME.sub(name, escaped)
+        return QUOTED.sub(r"\1", NAME.sub(name, escaped))
 
 
+QUOTED = re.compile(r'"(`[^`]+`)"')  # code needs no quotation marks
 OBVIOUS = re.compile(r"The (request|answer) of \w+\.")  # below the heading of the method
 CODE = r"[a-z][a-z0-9]*(?:[_.][A-Za-z0-9]+)+(?:\\\[[A-Z]+\\\]=[A-Z]+)?|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+"
 NAME = re.compile(rf"\b(?:(?P<code>{CODE})|(?:[A-Z][a-z0-9]+)+)")

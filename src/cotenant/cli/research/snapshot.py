@@ -115,8 +115,8 @@ async def _take(mesh: Mesh) -> snapshots.Snapshot:
     queues = await mesh.tenants.ListQueues(ListQueuesRequest())
     in_use = {"queue": snapshots.InUse(queues.queues[0].policy, dict(queues.queues[0].options))}
     for stub in mesh.policies().values():
-        found = pages(stub.ListPolicies, ListPoliciesRequest())
-        for policy in [policy async for page in found for policy in page.policies]:
+        listed = pages(stub.ListPolicies, ListPoliciesRequest())
+        for policy in [policy async for page in listed for policy in page.policies]:
             if policy.active and (group := GROUPS.get(policy.group)):
                 in_use.setdefault(group, snapshots.InUse(policy.name, dict(policy.options_given)))
     known = {node.id: node for node in nodes}
