@@ -76,9 +76,9 @@ something recognizes a repeat by its `request_id`.
 
 **Answered by.** Which replica of a service answers; the others forward the call.
 
-**Fields.** A field is *required* if a call fails without it, *output* if only the server sets it (it is ignored in
-requests), *immutable* if it cannot be changed after the first call, and an *identifier* if it names the resource. All
-others may be left out. `repeated` fields are lists; *optional* ones distinguish "not set" from zero.
+**Fields.** A field is *required* if a call fails without it, *output* if only the server sets it, *immutable* if it
+cannot be changed after the first call, and an *identifier* if it names the resource. All others may be left out.
+`repeated` fields are lists; `optional` ones distinguish "not set" from zero.
 """
 
 
