@@ -30,6 +30,7 @@ class ApiField:
     key: str = ""  # of a map: the type of its keys; then `type` is that of its values
     behaviors: tuple[str, ...] = ()
     is_message: bool = False
+    oneof: str = ""  # only one field of this group is set
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +167,12 @@ class _File:
             yield from self._messages(message, self.proto.package, (4, number))
 
     def _messages(self, message: pb.DescriptorProto, prefix: str, path: tuple[int, ...]) -> Iterator[ApiMessage]:
-        entries = {nested.name: nested for nested in message.nested_type if nested.options.map_entry}
-        fields = [_field(one, entries, self.comment(*path, 2, place)) for place, one in enumerate(message.field)]
+        fields = [_field(one, message, self.comment(*path, 2, place)) for place, one in enumerate(message.field)]
         full_name = f"{prefix}.{message.name}"
         name = full_name.removeprefix(f"{self.proto.package}.")
         yield ApiMessage(name, full_name, self.comment(*path), fields, self.proto.name)
         for place, nested in enumerate(message.nested_type):
-            if nested.name not in entries:
+            if not nested.options.map_entry:
                 yield from self._messages(nested, full_name, (*path, 3, place))
 
     def enums(self) -> Iterator[ApiEnum]:
@@ -182,7 +182,8 @@ class _File:
             yield ApiEnum(enum.name, full_name, self.comment(5, number), values, self.proto.name)
 
 
-def _field(one: pb.FieldDescriptorProto, entries: Mapping[str, pb.DescriptorProto], comment: str) -> ApiField:
+def _field(one: pb.FieldDescriptorProto, message: pb.DescriptorProto, comment: str) -> ApiField:
+    entries = {nested.name: nested for nested in message.nested_type if nested.options.map_entry}
     entry = entries.get(one.type_name.rpartition(".")[2]) if one.type == Field.TYPE_MESSAGE else None
     shown = entry.field[1] if entry else one
     return ApiField(
@@ -197,6 +198,9 @@ def _field(one: pb.FieldDescriptorProto, entries: Mapping[str, pb.DescriptorProt
             for value in one.options.Extensions[field_behavior_pb2.field_behavior]
         ),
         is_message=shown.type == Field.TYPE_MESSAGE,
+        oneof=message.oneof_decl[one.oneof_index].name
+        if one.HasField("oneof_index") and not one.proto3_optional
+        else "",
     )
 
 

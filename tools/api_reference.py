@@ -77,8 +77,9 @@ something recognizes a repeat by its `request_id`.
 **Answered by.** Which replica of a service answers; the others forward the call.
 
 **Fields.** A field is *required* if a call fails without it, *output* if only the server sets it, *immutable* if it
-cannot be changed after the first call, and an *identifier* if it names the resource. All others may be left out.
-`repeated` fields are lists; `optional` ones distinguish "not set" from zero.
+cannot be changed after the first call, and an *identifier* if it names the resource. All others may be left out. Of the
+fields that are *one of* a group, at most one is set. `repeated` fields are lists; `optional` ones distinguish "not set"
+from zero.
 """
 
 
@@ -199,8 +200,10 @@ class Reference:
 
     def field_text(self, one: ApiField, page: str) -> str:
         """Return the cell that describes a field: its behavior, then its comment."""
-        words = ", ".join(word for behavior, word in BEHAVIORS.items() if behavior in one.behaviors and word)
-        return f"{f'*{words}* · ' if words else ''}{self.cell(one.comment, page)}"
+        words = [word for behavior, word in BEHAVIORS.items() if behavior in one.behaviors and word]
+        words += [f"one of {one.oneof}"] if one.oneof else []
+        prefix = f"*{', '.join(words)}* · " if words else ""
+        return prefix + self.cell(one.comment, page)
 
     def enum(self, enum: ApiEnum, page: str) -> Iterator[str]:
         """Yield an enum: its heading, text and values."""

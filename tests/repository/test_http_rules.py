@@ -15,10 +15,14 @@ METHODS = {f"{service.name}.{method.name}": method for service in API.services f
 VARIABLE = re.compile(r"\{([^}]*)\}")
 IN_A_QUERY = {"google.protobuf.Timestamp", "google.protobuf.Duration", "google.protobuf.FieldMask"}  # JSON strings
 DOCUMENTED = "As a query parameter"  # in the comment of a field that is none by the rules of google.api.http
+NOT_PAGED = {"ReplicaService.ListReplicas"}  # describes one process, with at most one service of each kind
 REQUESTS = {method.request for method in METHODS.values()}
-RESOURCES = {
-    f"cotenant.v1.{name}"
-    for name in ("Job", "Node", "Tenant", "Queue", "Incident", "NodeSample", "Policy", "Profile", "Replica", "Process")
+RESOURCES = {  # what calls that read return
+    one.type
+    for method in METHODS.values()
+    if method.name.startswith(("Get", "List"))
+    for one in API.messages[method.response].fields
+    if one.is_message
 }
 
 
@@ -108,6 +112,17 @@ def test_fields_of_requests_and_resources_have_a_behavior(message: str) -> None:
     for one in API.messages[message].fields:
         assert one.behaviors, f"{one.name}: add (google.api.field_behavior)"
         assert set(one.behaviors) <= known, one.name
+
+
+def test_every_list_is_paged() -> None:
+    lists = {name: method for name, method in METHODS.items() if method.name.startswith("List")}
+    assert len(lists) > 8
+    for name, method in lists.items():
+        if name in NOT_PAGED:
+            continue
+        asked, told = ([one.name for one in API.messages[of].fields] for of in (method.request, method.response))
+        assert {"page_size", "page_token"} <= set(asked), name
+        assert "next_page_token" in told, name
 
 
 @pytest.mark.parametrize("name", METHODS)
