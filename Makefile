@@ -69,7 +69,8 @@ bench: $(STAMP) ## run the benchmarks and compare with the committed results (AR
 	@python -m tools.bench $(ARGS)
 
 .PHONY: lock
-lock: $(STAMP) ## renew locks/ after a change of pyproject.toml (ARGS=--upgrade renews every version)
+lock: ## renew locks/ after a change of pyproject.toml (ARGS=--upgrade renews every version)
+	@[ -x $(VENV)/bin/python ] || $(MAKE) setup  # not $(STAMP): what it builds may need the new locks
 	@tools/lock $(ARGS)
 
 docs: $(STAMP) ## regenerate the pages and figures of docs/ that come from the code
@@ -83,6 +84,7 @@ docs: $(STAMP) ## regenerate the pages and figures of docs/ that come from the c
 	@python tools/dashboards.py
 	@python tools/methods.py
 	@python tools/roles.py
+	@python tools/api_reference.py
 	@python tools/architecture.py
 
 site: $(STAMP) ## build the documentation site into site/ and check every link

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sysconfig
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,16 @@ def plugin(name: str) -> str:
     return found
 
 
+def google_protos() -> Path:
+    """Return the folder with google/api/*.proto, the annotations that our protos import."""
+    found = find_spec("google.api.annotations_pb2")
+    if not found or not found.origin:
+        raise RuntimeError(
+            "google/api not found; it is part of googleapis-common-protos, a requirement of [build-system]"
+        )
+    return Path(found.origin).parents[2]
+
+
 def compile_protos(root: Path) -> None:
     """Generate typed stubs into src/ for every file under protos/, in a Python package per package of protos."""
     from grpc_tools import protoc
@@ -38,6 +49,7 @@ def compile_protos(root: Path) -> None:
         "protoc",
         f"--proto_path={root / 'protos'}",
         f"--proto_path={files('grpc_tools') / '_proto'}",
+        f"--proto_path={google_protos()}",
         f"--plugin=protoc-gen-mypy={plugin('protoc-gen-mypy')}",
         f"--plugin=protoc-gen-mypy_grpc={plugin('protoc-gen-mypy_grpc')}",
         *(f"--{kind}_out={root / 'src'}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")),

@@ -18,7 +18,7 @@ suppress_warnings = [
 ]  # decisions and measurements are reached by links, not by the sidebar
 html_theme = "furo"
 html_title = "Cotenant"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
 pygments_style = "default"
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -36,6 +36,13 @@ def site_only(app: Any, name: str, source: list[str]) -> None:
     source[0] = text
 
 
+def api_style(app: Any, page: str, *_: Any) -> None:
+    """Give the pages of the API reference their style."""
+    if page.startswith("api/"):
+        app.add_css_file("api.css")
+
+
 def setup(app: Any) -> None:
-    """Register the adaptation."""
+    """Register the adaptations."""
     app.connect("source-read", site_only)
+    app.connect("html-page-context", api_style)

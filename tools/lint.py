@@ -18,6 +18,10 @@ from io import BytesIO
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # make runs this file, not a module
+
+from tools import protos  # noqa: E402 - the root of the checkout has to be on the path first
+
 BIN = Path(sys.executable).parent
 GIT = ("git", "-c", "safe.directory=*")  # the clone may belong to another user
 
@@ -60,14 +64,22 @@ def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def proto_style() -> Verdict:
+    """Lint the protos."""
+    start = time.perf_counter()
+    with protos.workspace() as folder:
+        done = protos.lint(folder)
+    return Verdict("buf lint", done.returncode == 0, done.stdout, time.perf_counter() - start)
+
+
 def breaking_changes() -> Verdict:
     """Check the protos for breaking changes since the last release."""
     name, start = "buf breaking", time.perf_counter()
     against = baseline()
     if against is None:
         return Verdict(name, True, "", time.perf_counter() - start, "skipped: no release to compare with")
-    with protos_at(against) as before:
-        done = run("buf", "breaking", "--against", str(before))
+    with protos_at(against) as released, protos.workspace(released) as before, protos.workspace() as now:
+        done = protos.breaking(now, before)
     return Verdict(name, done.returncode == 0, done.stdout, time.perf_counter() - start, f"against {against}")
 
 
@@ -105,7 +117,7 @@ CHECKS: tuple[Check, ...] = (
     command("ruff format", "ruff", "format", "--check", "."),
     command("mypy", "mypy", "--no-error-summary"),
     command("import-linter", "lint-imports", "--no-logo"),
-    command("buf lint", "buf", "lint"),
+    proto_style,
     command("buf format", "buf", "format", "--diff", "--exit-code"),
     breaking_changes,
     site,

@@ -17,6 +17,7 @@ from cotenant.agent.v1 import sample_service_pb2, sample_service_pb2_grpc
 from cotenant.codec import errors
 from cotenant.codec.errors import Problem
 from cotenant.core.model.validation import Violation, name_error
+from cotenant.rpc.paging import page_of
 from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.security.identity import check_node
@@ -101,8 +102,10 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer, sample_service_pb2_g
             await asyncio.wait([reading])
 
     async def ListSamples(self, request: pb.ListSamplesRequest, context: Any) -> pb.ListSamplesResponse:
-        """Return the last sample of each node, or of one node."""
-        return pb.ListSamplesResponse(samples=self._sample_buffer.last(request.node_id, self._now()))
+        """Return a page of the last samples of each node, or of one node."""
+        known = [one for one in self._sample_buffer.nodes(self._now()) if request.node_id in ("", one)]
+        ids, token = page_of(known, request.page_size, request.page_token, scope=f"samples {request.node_id}")
+        return pb.ListSamplesResponse(samples=map(self._sample_buffer.last, ids), next_page_token=token)
 
     async def ListIncidents(self, request: pb.ListIncidentsRequest, context: Any) -> pb.ListIncidentsResponse:
         """Return a page of incidents, newest first."""

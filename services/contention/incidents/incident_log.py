@@ -7,6 +7,7 @@ the last few windows, relative to its baseline when the incident began.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class IncidentLog:
         self._open: dict[str, dict[Attempt, OpenIncident]] = {}  # by node
         self._seen: dict[str, float] = {}  # last window of nodes with open incidents
         self._made = 0
+        self._id = secrets.token_hex(4)  # ids of incidents begin again in another log: so do page tokens
 
     def record(self, window: NodeWindow, directives: Sequence[Directive]) -> None:
         """Open, continue and close the incidents of a node by its new directives."""
@@ -117,7 +119,7 @@ class IncidentLog:
             and job_id in ("", incident.victim_job_id, incident.suspect_job_id)
             and not (open_only and incident.HasField("end_time"))
         ]
-        scope = f"incidents {node_id} {job_id} {open_only}"
+        scope = f"incidents {self._id} {node_id} {job_id} {open_only}"
         page, next_token = page_of(ids, size, token, descending=True, scope=scope)
         return pb.ListIncidentsResponse(incidents=[self._by_id[id] for id in page], next_page_token=next_token)
 

@@ -43,11 +43,14 @@ class SampleBuffer:
         ring.samples.append(sample)
         ring.ended = window.now
 
-    def last(self, node_id: str, now: float) -> Sequence[pb.NodeSample]:
-        """Return the last sample of a node, or of every node by id if `node_id` is ""."""
+    def nodes(self, now: float) -> Sequence[str]:
+        """Return the ids of the nodes with samples, sorted, after forgetting those that are silent."""
         self._forget_silent(now)
-        known = [node_id] if node_id in self._by_node else [] if node_id else sorted(self._by_node)
-        return [self._by_node[name].samples[-1] for name in known]
+        return sorted(self._by_node)
+
+    def last(self, node_id: str) -> pb.NodeSample:
+        """Return the last sample of one of the `nodes`."""
+        return self._by_node[node_id].samples[-1]
 
     def history(self, node_id: str) -> Sequence[pb.NodeSample]:
         """Return the buffered samples of a node, newest last."""

@@ -325,7 +325,7 @@ class Placement(
 
     async def ListNodes(self, request: node_pb2.ListNodesRequest, context: object) -> node_pb2.ListNodesResponse:
         """Return a page of all nodes."""
-        ids, token = page_of(sorted(self.cluster.nodes), request.page_size, request.page_token)
+        ids, token = page_of(sorted(self.cluster.nodes), request.page_size, request.page_token, scope="nodes")
         return node_pb2.ListNodesResponse(
             nodes=[self.registry.describe(self.cluster.nodes[node_id]) for node_id in ids],
             next_page_token=token,

@@ -166,7 +166,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer, observation_service_pb
         if not self._model_store.restored:
             raise errors.unavailable(NOT_RESTORED)
         ids = self._job_classes.find(request.user, request.model)
-        size, scope = min(request.page_size or PROFILES_MAX, PROFILES_MAX), f"{request.user}/{request.model}"
+        size, scope = min(request.page_size or PROFILES_MAX, PROFILES_MAX), f"profiles {request.user}/{request.model}"
         page, token = page_of(ids, size, request.page_token, scope=scope)
         response = pb.ListProfilesResponse(next_page_token=token, total_size=len(ids))
         for kind, seen_seconds in list(self._job_classes.of(page)):

@@ -21,6 +21,9 @@ ENDED = frozenset(
 )
 
 
+COUNTS_MAX = 1000  # of an answer
+
+
 @dataclass(slots=True)
 class _Count:
     runtimes: list[float] = field(default_factory=list)
@@ -58,10 +61,10 @@ class FailureSummary:
 
     @property
     def response(self) -> pb.SummarizeFailuresResponse:
-        """The counts, most frequent first."""
+        """The counts, most frequent first, up to `COUNTS_MAX`."""
         order = sorted(self._counts.items(), key=lambda one: (-len(one[1].runtimes), one[0]))
-        counts = [_to_wire(key[0], key[1], count) for key, count in order]
-        return pb.SummarizeFailuresResponse(counts=counts, attempts=self._ended)
+        counts = [_to_wire(key[0], key[1], count) for key, count in order[:COUNTS_MAX]]
+        return pb.SummarizeFailuresResponse(counts=counts, attempts=self._ended, total_size=len(order))
 
 
 def _ended(job: job_pb2.Job, since: float) -> Iterator[job_pb2.Attempt]:

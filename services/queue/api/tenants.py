@@ -68,7 +68,7 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
         state, view = self._job_store.state, View(self._job_store.state)
         all_of_them = {TENANT_DEFAULT, *state.tenants, *state.footprint.by_tenant()}
         known = sorted(one for one in all_of_them if view.sees_tenant(one))
-        ids, token = page_of(known, request.page_size, request.page_token)
+        ids, token = page_of(known, request.page_size, request.page_token, scope="tenants")
         return pb.ListTenantsResponse(tenants=[self._message(tenant_id) for tenant_id in ids], next_page_token=token)
 
     async def UpdateTenant(self, request: pb.UpdateTenantRequest, context: Any) -> pb.UpdateTenantResponse:
@@ -113,20 +113,23 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
         return pb.DeleteTenantResponse()
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Any) -> pb.ListQueuesResponse:
-        """Return the queues; there is one so far."""
+        """Return a page of the queues; there is one so far."""
+        ids, token = page_of([QUEUE_DEFAULT], request.page_size, request.page_token, scope="queues")
         job_index = self._job_store.state.job_index
         holding = [phase for phase in Phase if phase.holds_resources]
         return pb.ListQueuesResponse(
             queues=[
                 pb.Queue(
-                    id=QUEUE_DEFAULT,
+                    id=queue_id,
                     policy=self._policy,
                     options=self._options,
                     rules={name: written(value) for name, value in asdict(self._rules).items()},
                     waiting=sum(map(len, job_index.of_phases([Phase.QUEUED]))),
                     running=sum(map(len, job_index.of_phases(holding))),
                 )
-            ]
+                for queue_id in ids
+            ],
+            next_page_token=token,
         )
 
     async def _put(self, tenant: pb.Tenant, revision: int) -> None:

@@ -111,8 +111,14 @@ class Live:
             )
 
     def _jobs(self, stub: JobServiceStub, ids: Sequence[str]) -> dict[str, Job]:
-        answer = stub.ListJobs(ListJobsRequest(page_size=1000), **self._calling())
-        return {job.id: job for job in answer.jobs if job.id in ids}
+        wanted = ListJobsRequest(page_size=1000)
+        found: dict[str, Job] = {}
+        while True:
+            answer = stub.ListJobs(wanted, **self._calling())
+            found |= {job.id: job for job in answer.jobs if job.id in ids}
+            wanted.page_token = answer.next_page_token
+            if not wanted.page_token:
+                return found
 
     def _ready(self) -> bool:
         if not (self._state_dir / "endpoint.json").exists():

@@ -12,6 +12,7 @@ from cotenant import plugins
 from cotenant.codec.errors import Violation, invalid
 from cotenant.core.spelling import did_you_mean
 from cotenant.plugins import GROUPS, Plugin
+from cotenant.rpc.paging import page_of
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
 
 if TYPE_CHECKING:  # a client without the parts of a server only encodes policies
@@ -45,16 +46,19 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
     async def ListPolicies(
         self, request: policy_service_pb2.ListPoliciesRequest, context: Any
     ) -> policy_service_pb2.ListPoliciesResponse:
-        """List all policies of this server's groups; broken ones with their error."""
+        """List a page of the policies of this server's groups; broken ones with their error."""
         if request.group and request.group not in GROUPS:
             problem = f"{request.group!r} is not one of {', '.join(GROUPS)}{did_you_mean(request.group, GROUPS)}"
             raise invalid([Violation("group", problem)])
-        shown = [
-            policy_of(plugin, self._active[plugin.group].get(plugin.name))
+        found = {
+            f"{plugin.group} {plugin.name} {plugin.package}": plugin
             for plugin in await self._plugins()
             if plugin.group in self._active and request.group in ("", plugin.group)
-        ]
-        return policy_service_pb2.ListPoliciesResponse(policies=shown)
+        }
+        scope = f"policies {request.group}"
+        ids, token = page_of(sorted(found), request.page_size, request.page_token, scope=scope)
+        shown = [policy_of(found[id], self._active[found[id].group].get(found[id].name)) for id in ids]
+        return policy_service_pb2.ListPoliciesResponse(policies=shown, next_page_token=token)
 
     async def _plugins(self) -> Sequence[Plugin]:
         """Discover all policies once. This imports them, which can take seconds, so it runs in a thread."""

@@ -46,6 +46,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.estimates: dict[str, predictor_pb.Estimate] = {}
         self.asked: list[Any] = []
         self.failures: list[pb.FailureCount] = []
+        self.failure_groups = 0  # 0: as many as there are `failures`
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
         self.before_watch: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a wish to watch sets off
@@ -147,7 +148,9 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self, request: pb.SummarizeFailuresRequest, context: Any
     ) -> pb.SummarizeFailuresResponse:
         self.asked.append(request)
-        return pb.SummarizeFailuresResponse(counts=self.failures, attempts=17)
+        return pb.SummarizeFailuresResponse(
+            counts=self.failures, attempts=17, total_size=self.failure_groups or len(self.failures)
+        )
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         self.asked.append(request)
@@ -405,7 +408,10 @@ class Contention(contention_grpc.ContentionServiceServicer):
         return contention_pb.ListIncidentsResponse(incidents=found, next_page_token=token)
 
     async def ListSamples(self, request: Any, context: Any) -> contention_pb.ListSamplesResponse:
-        return contention_pb.ListSamplesResponse(samples=self.samples)
+        """Return pages of one sample each."""
+        place = int(request.page_token or 0)
+        token = str(place + 1) if place + 1 < len(self.samples) else ""
+        return contention_pb.ListSamplesResponse(samples=self.samples[place : place + 1], next_page_token=token)
 
 
 class Policies(policies_grpc.PolicyServiceServicer):
@@ -415,8 +421,11 @@ class Policies(policies_grpc.PolicyServiceServicer):
         self.policies: list[policies_pb.Policy] = []
 
     async def ListPolicies(self, request: policies_pb.ListPoliciesRequest, context: Any) -> Any:
+        """Return pages of one policy each."""
         found = [policy for policy in self.policies if request.group in ("", policy.group)]
-        return policies_pb.ListPoliciesResponse(policies=found)
+        place = int(request.page_token or 0)
+        token = str(place + 1) if place + 1 < len(found) else ""
+        return policies_pb.ListPoliciesResponse(policies=found[place : place + 1], next_page_token=token)
 
 
 class Replicas(replicas_grpc.ReplicaServiceServicer):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -75,11 +76,32 @@ async def test_only_groups_in_use_are_listed_and_services_of_one_server_share_th
     policies = PolicyServicer(Discovery(GOOD, BROKEN, OTHER))
     policies.use(QUEUE, "good")
     async with serving(policies) as stub:
-        assert [policy.name for policy in await listed(stub)] == ["good", "broken"]
+        assert [policy.name for policy in await listed(stub)] == ["broken", "good"]
         policies.use(PREDICTORS, "other")
-        assert [policy.name for policy in await listed(stub) if policy.active] == ["good", "other"]
+        assert [policy.name for policy in await listed(stub) if policy.active] == ["other", "good"]
         assert [policy.name for policy in await listed(stub, PREDICTORS)] == ["other"]
         assert [policy.name for policy in await listed(stub, "cotenant.runtimes")] == []
+
+
+async def test_policies_are_listed_page_by_page_in_order_of_group_and_name() -> None:
+    policies = PolicyServicer(Discovery(GOOD, replace(GOOD, name="good-too"), BROKEN, OTHER))
+    policies.use(QUEUE, "good")
+    policies.use(PREDICTORS, "other")
+    async with serving(policies) as stub:
+        names, request = [], pb.ListPoliciesRequest(page_size=1)
+        while True:
+            page = await stub.ListPolicies(request)
+            names += [policy.name for policy in page.policies]
+            assert len(page.policies) == 1
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                break
+            last = request.page_token
+        assert names == ["other", "broken", "good", "good-too"]
+        for bad in ({"page_size": -1}, {"page_token": "?"}, {"page_token": last, "group": QUEUE}):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.ListPolicies(pb.ListPoliciesRequest(**bad))
+            assert from_error(refused.value).violations[0].field in bad
 
 
 async def test_a_broken_policy_says_why_and_is_never_active() -> None:

@@ -11,7 +11,7 @@ import typer
 from cotenant.cli import options, units, views
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import usage_error
+from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.specs import seconds, timestamp
 from cotenant.v1 import job_service_pb2 as pb
@@ -82,8 +82,10 @@ def failures(
     answer = with_mesh(Flags.of(context), work)
     rows = [view(count) for count in answer.counts]
     if as_json:
-        views.print_json({"attempts": answer.attempts, "failures": rows})
+        views.print_json({"attempts": answer.attempts, "total": answer.total_size, "failures": rows})
         return
+    if answer.total_size > len(rows):
+        note(f"showing the {len(rows):,} most frequent of {answer.total_size:,} groups")
     columns = (Column(by.upper()), *COLUMNS) if by else COLUMNS
     cells = [[one["group"] or "-", *_row(one)] if by else _row(one) for one in rows]
     print_table(columns, cells, nothing=f"no failures in {answer.attempts} finished attempts")

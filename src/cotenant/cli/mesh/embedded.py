@@ -12,6 +12,7 @@ import structlog
 
 from cotenant.cli.mesh.agent_processes import AgentProcesses
 from cotenant.cli.mesh.security_options import SecuritySettings, make_security
+from cotenant.cli.pages import pages
 from cotenant.core.failures.launch_health import RULES as HOLDING
 from cotenant.core.failures.launch_health import HoldRules
 from cotenant.core.failures.retry import RetryRules
@@ -250,9 +251,11 @@ class EmbeddedMesh:
         while True:
             if self._trust:
                 self._trust.check()
-            response = await stub.ListNodes(node_service_pb2.ListNodesRequest(page_size=1000))
             ready = [
-                node for node in response.nodes if node.id in wanted and node.state != node_service_pb2.NODE_STATE_AWAY
+                node
+                async for page in pages(stub.ListNodes, node_service_pb2.ListNodesRequest())
+                for node in page.nodes
+                if node.id in wanted and node.state != node_service_pb2.NODE_STATE_AWAY
             ]
             if len(ready) == len(wanted):
                 return ready

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import grpc
 import grpc.aio
@@ -14,11 +15,12 @@ from cotenant.cli import options, views
 from cotenant.cli.connection import Mesh, command_error, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
+from cotenant.cli.pages import pages
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.errors import from_error
 from cotenant.core.spelling import did_you_mean
 from cotenant.rpc.policy_service import policy_of
-from cotenant.v1.policy_service_pb2 import ListPoliciesRequest, ListPoliciesResponse, Policy
+from cotenant.v1.policy_service_pb2 import ListPoliciesRequest, Policy
 
 GROUP_PREFIX = "cotenant."
 COLUMNS = (
@@ -88,7 +90,7 @@ async def _collected(mesh: Mesh, group: str) -> list[Policy]:
     """Return the policies of all services, merged; fails only if no service answers."""
     stubs = mesh.policies()
     request = ListPoliciesRequest(group=group)
-    answers = await asyncio.gather(*(stub.ListPolicies(request) for stub in stubs.values()), return_exceptions=True)
+    answers = await asyncio.gather(*(_listed(stub, request) for stub in stubs.values()), return_exceptions=True)
     joined: dict[tuple[str, str, str], Policy] = {}
     failures: dict[str, grpc.aio.AioRpcError] = {}
     for service, answer in zip(stubs, answers, strict=True):
@@ -105,9 +107,13 @@ async def _collected(mesh: Mesh, group: str) -> list[Policy]:
     return [joined[key] for key in sorted(joined)]
 
 
-def _join(joined: dict[tuple[str, str, str], Policy], answer: ListPoliciesResponse) -> None:
+async def _listed(stub: Any, request: ListPoliciesRequest) -> list[Policy]:
+    return [policy async for page in pages(stub.ListPolicies, request) for policy in page.policies]
+
+
+def _join(joined: dict[tuple[str, str, str], Policy], found: Iterable[Policy]) -> None:
     """Merge one service's policies; a policy is active if any service uses it."""
-    for policy in answer.policies:
+    for policy in found:
         known = joined.setdefault((policy.group, policy.name, policy.package), policy)
         known.active = known.active or policy.active
 

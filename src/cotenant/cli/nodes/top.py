@@ -18,6 +18,7 @@ from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_me
 from cotenant.cli.flags import Flags
 from cotenant.cli.name_lookup import all_jobs, all_nodes
 from cotenant.cli.outcome import note, sanitize, usage_error
+from cotenant.cli.pages import pages
 from cotenant.cli.render import Column, console, join_or_count, plain_lines, styled
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
@@ -131,8 +132,7 @@ async def _samples(mesh: Mesh) -> list[NodeSample]:
 
 
 async def _listed(contention: ContentionServiceAsyncStub) -> Sequence[NodeSample]:
-    answer = await contention.ListSamples(ListSamplesRequest())
-    return list(answer.samples)
+    return [sample async for page in pages(contention.ListSamples, ListSamplesRequest()) for sample in page.samples]
 
 
 def _node_use(sample: NodeSample | None) -> dict[str, Any]:

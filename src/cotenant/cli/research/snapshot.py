@@ -17,6 +17,7 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.tenants import all_tenants
 from cotenant.cli.name_lookup import all_jobs, all_nodes
 from cotenant.cli.outcome import note, usage_error
+from cotenant.cli.pages import pages
 from cotenant.cli.render import print_card
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import Phase
@@ -114,8 +115,8 @@ async def _take(mesh: Mesh) -> snapshots.Snapshot:
     queues = await mesh.tenants.ListQueues(ListQueuesRequest())
     in_use = {"queue": snapshots.InUse(queues.queues[0].policy, dict(queues.queues[0].options))}
     for stub in mesh.policies().values():
-        listed = await stub.ListPolicies(ListPoliciesRequest())
-        for policy in listed.policies:
+        listed = pages(stub.ListPolicies, ListPoliciesRequest())
+        for policy in [policy async for page in listed for policy in page.policies]:
             if policy.active and (group := GROUPS.get(policy.group)):
                 in_use.setdefault(group, snapshots.InUse(policy.name, dict(policy.options_given)))
     known = {node.id: node for node in nodes}

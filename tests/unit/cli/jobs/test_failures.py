@@ -44,3 +44,9 @@ def test_failures_are_printed_as_json_and_an_empty_list_is_noted(shell: Shell, s
         67.0,
     )
     assert shell("failures", "--since", "once").code == ExitCode.USAGE
+
+
+def test_a_shortened_summary_is_noted(shell: Shell, standin: Standin) -> None:
+    standin.jobs.failures, standin.jobs.failure_groups = [some()], 1200
+    assert "showing the 1 most frequent of 1,200 groups" in shell("failures").err
+    assert shell("failures", "--json").json["total"] == 1200

@@ -11,6 +11,7 @@ from tests.unit.services.mesh import BACKFILL, Mesh, running
 
 from cotenant.codec.job_events import kind_of
 from cotenant.core.failures.retry import RetryRules
+from cotenant.services.queue.api.failure_summary import COUNTS_MAX, FailureSummary
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -171,3 +172,16 @@ async def test_failures_are_summarized_by_class_and_group(mesh: Mesh) -> None:
     later.since.FromSeconds(4_000_000_000)
     assert not (await mesh.jobs.SummarizeFailures(later)).counts
     assert not (await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(tenant="other"))).counts
+
+
+def test_a_summary_has_at_most_a_thousand_counts_the_most_frequent_first() -> None:
+    def job(number: int, attempts: int) -> job_pb2.Job:
+        failed = job_pb2.Attempt(job_id=f"j{number}", state=job_pb2.ATTEMPT_STATE_FAILED)
+        failed.failure.rule = "import"
+        return job_pb2.Job(spec=job_pb2.JobSpec(model=f"m{number:05}"), past_attempts=[failed] * attempts)
+
+    request = pb.SummarizeFailuresRequest(by=pb.FAILURE_GROUP_MODEL)
+    told = FailureSummary(request).add(job(number, 2 if number == 1500 else 1) for number in range(COUNTS_MAX + 501))
+    answer = told.response
+    assert (len(answer.counts), answer.total_size, answer.attempts) == (1000, 1501, 1502)
+    assert [one.group for one in answer.counts[:2]] == ["m01500", "m00000"]

@@ -300,6 +300,36 @@ async def test_incidents_are_listed_newest_first_in_pages(policy: Policy) -> Non
         assert problem.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_samples_are_listed_in_pages_by_node() -> None:
+    async with serving() as contention:
+        for node in ("n2", "n1", "n3"):
+            await contention.stream(sending(node, sample(node)))
+        first = await contention.stub().ListSamples(pb.ListSamplesRequest(page_size=2))
+        assert [one.node_id for one in first.samples] == ["n1", "n2"]
+        token = first.next_page_token
+        second = await contention.stub().ListSamples(pb.ListSamplesRequest(page_size=2, page_token=token))
+        assert [one.node_id for one in second.samples] == ["n3"]
+        assert not second.next_page_token
+        for bad in ({"page_size": -1}, {"page_token": "?"}, {"page_token": token, "node_id": "n3"}):
+            problem = await refused(contention.stub().ListSamples(pb.ListSamplesRequest(**bad)))
+            assert problem.violations[0].field in bad
+
+
+async def test_a_page_of_incidents_is_not_continued_after_a_restart_or_in_another_list(policy: Policy) -> None:
+    policy.answer = throttle
+    async with serving() as before, serving() as after:
+        for contention in (before, after):
+            for index in range(2):
+                await contention.stream(sending("n1", sample("n1", at=NOW + index, attempts=[attempt(f"j{index}")])))
+        token = (await before.incidents(page_size=1)).next_page_token
+        assert (await before.incidents(page_token=token)).incidents
+        for contention, wanted in ((after, {}), (before, {"node_id": "n1"})):
+            problem = await refused(contention.incidents(page_token=token, **wanted))
+            assert [one.field for one in problem.violations] == ["page_token"]
+        problem = await refused(before.incidents(page_size=-1))
+        assert [one.field for one in problem.violations] == ["page_size"]
+
+
 async def test_a_policy_that_is_not_installed_is_named_at_the_start() -> None:
     server = Server()
     with pytest.raises(UnknownPolicy, match="did you mean none"):

@@ -26,4 +26,5 @@ def test_a_silent_node_is_replaced_by_a_new_one() -> None:
     with pytest.raises(TooManyNodes, match="samples of 2 nodes are already buffered"):
         keep(sample_buffer, "new", 155)
     keep(sample_buffer, "new", 161)
-    assert [sample.node_id for sample in sample_buffer.last("", now=161)] == ["new", "talking"]
+    assert sample_buffer.nodes(now=161) == ["new", "talking"]
+    assert sample_buffer.last("new").node_id == "new"

@@ -15,6 +15,7 @@ from tests.unit.services.mesh import BACKFILL, Mesh, again, eventually, reason, 
 from cotenant.codec.errors import from_error
 from cotenant.services.placement.api.server import PlacementConfig
 from cotenant.v1 import job_pb2, job_service_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import tenant_service_pb2 as pb
 
 
@@ -84,6 +85,30 @@ async def test_a_repeat_after_a_lost_answer_is_recognized(mesh: Mesh) -> None:
     store.lose_answer = True
     await again(lambda: mesh.tenants.DeleteTenant(pb.DeleteTenantRequest(id="a")))
     assert await mesh.records_left("queue/tenants/") == []
+
+
+async def test_tenants_and_queues_are_paged_and_their_tokens_are_of_one_list_only(mesh: Mesh) -> None:
+    await made(mesh, "a")
+    await made(mesh, "b")
+    page = await mesh.tenants.ListTenants(pb.ListTenantsRequest(page_size=2))
+    token = page.next_page_token
+    rest = await mesh.tenants.ListTenants(pb.ListTenantsRequest(page_size=2, page_token=token))
+    assert [[one.id for one in those.tenants] for those in (page, rest)] == [["a", "b"], ["default"]]
+    assert not rest.next_page_token
+    queues = await mesh.tenants.ListQueues(pb.ListQueuesRequest(page_size=1))
+    assert ([queue.id for queue in queues.queues], queues.next_page_token) == (["default"], "")
+    calls = (
+        mesh.tenants.ListQueues(pb.ListQueuesRequest(page_token=token)),
+        mesh.tenants.ListQueues(pb.ListQueuesRequest(page_size=-1)),
+        mesh.tenants.ListTenants(pb.ListTenantsRequest(page_size=-1)),
+        mesh.nodes.ListNodes(node_pb2.ListNodesRequest(page_token=token)),
+        mesh.jobs.ListJobs(job_service_pb2.ListJobsRequest(page_token=token)),
+    )
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call
+        (violation,) = from_error(refused.value).violations
+        assert violation.field in ("page_size", "page_token")
 
 
 async def test_a_limit_holds_until_it_is_raised(mesh: Mesh) -> None:
