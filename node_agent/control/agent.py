@@ -263,7 +263,9 @@ class Agent:
         )
 
     def _condition(self) -> agent_pb2.AgentCondition:
-        condition = agent_pb2.AgentCondition(loop_lag=self._loop_lag.lag(), name_errors=NAMES.errors())
+        condition = agent_pb2.AgentCondition(
+            loop_lag=self._loop_lag.lag(), name_errors=NAMES.errors(), tls_error=channel.certificate_rejection()
+        )
         condition.wall_time.GetCurrentTime()
         return condition
 

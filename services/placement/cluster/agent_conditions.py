@@ -1,4 +1,4 @@
-"""Conditions that agents report with each heartbeat: wall clock, event-loop lag and names that they cannot resolve.
+"""Conditions that agents report with each heartbeat: clock, event-loop lag, unresolved names and unused TLS files.
 
 None of it is stored: a new leader learns it from the next heartbeat.
 """
@@ -14,6 +14,7 @@ from cotenant import name_resolution
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import HEALTH_ACTIONS
 from cotenant.core.model.node import HealthAction
+from cotenant.security.tls_files import REJECTION_REMEDY
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1.condition_pb2 import LoopLag
 
@@ -29,6 +30,7 @@ class ReportedCondition:
     clocks: deque[float] = field(default_factory=lambda: deque(maxlen=BEATS_COMPARED))  # wall time less our monotonic
     lag: LoopLag | None = None
     name_errors: tuple[str, ...] = ()
+    tls_error: str = ""
 
     def take(self, condition: agent_pb2.AgentCondition, now: Callable[[], float] | None = None) -> None:
         """Record the condition that came with a heartbeat."""
@@ -38,6 +40,7 @@ class ReportedCondition:
             )
         self.lag = condition.loop_lag if condition.HasField("loop_lag") else None
         self.name_errors = tuple(error[:ERROR_LENGTH_MAX] for error in condition.name_errors[:ERRORS_MAX])
+        self.tls_error = condition.tls_error[:ERROR_LENGTH_MAX]
 
     def clock_offset(self, wall: Callable[[], float] | None = None, now: Callable[[], float] | None = None) -> float:
         """Return how many seconds the agent's wall clock is ahead of ours; 0 if it is unknown.
@@ -61,4 +64,11 @@ class ReportedCondition:
                 action=HEALTH_ACTIONS.to_wire(HealthAction.IGNORE),
                 reason=error,
                 remedy=name_resolution.REMEDY,
+            )
+        if self.tls_error:
+            message.inventory.problems.add(
+                check="certificate",
+                action=HEALTH_ACTIONS.to_wire(HealthAction.IGNORE),
+                reason=f"the agent does not use its new certificate: {self.tls_error}",
+                remedy=REJECTION_REMEDY,
             )

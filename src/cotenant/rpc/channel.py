@@ -274,6 +274,12 @@ def certificate_generation() -> int:
     return _of_process.look() if _of_process is not None else 0
 
 
+def certificate_rejection() -> str:
+    """Return why this process does not use the TLS files that it finds; "" if it uses them."""
+    certificate_generation()
+    return _of_process.rejection if _of_process is not None else ""
+
+
 class Channel(grpc.aio.Channel):
     """grpc's channel with a default deadline, the token, and a `request_id` for calls that need one.
 

@@ -24,6 +24,7 @@ from cotenant.security.certificate_expiry import CertificateExpiry
 from cotenant.security.grpc_tls import server_credentials
 from cotenant.security.identity import Anyone, Authenticator, BearerToken
 from cotenant.security.server_security import PLAIN, Security
+from cotenant.security.tls_files import REJECTION_REMEDY
 from cotenant.security.validity import Validity
 from cotenant.v1.condition_pb2 import LoopLag
 
@@ -124,11 +125,22 @@ class Server:
         return self._tls.material.validity if self._tls else None
 
     def problems(self) -> list[ProcessProblem]:
-        """Return problems with the connections, file descriptors and DNS names of this process."""
+        """Return problems with the connections, file descriptors, TLS files and DNS names of this process."""
         return [
             *self._connections.problems(),
+            *self._tls_problems(),
             *(ProcessProblem(error, name_resolution.REMEDY) for error in NAMES.errors()),
         ]
+
+    def _tls_problems(self) -> list[ProcessProblem]:
+        """Return why the server does not use the TLS files that it finds."""
+        if self._tls is None:
+            return []
+        self._tls.look()
+        if not self._tls.rejection:
+            return []
+        reason = f"it does not use its new certificate: {self._tls.rejection}"
+        return [ProcessProblem(reason, REJECTION_REMEDY)]
 
     def loop_lag(self) -> LoopLag:
         """Return the lag of the event loop."""

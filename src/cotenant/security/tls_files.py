@@ -25,6 +25,7 @@ log = telemetry.logger()
 
 LOOK_SECONDS = 1.0
 CAN_READ_CERTIFICATES = find_spec("cryptography") is not None
+REJECTION_REMEDY = "replace the TLS files; until then the certificate before stays in use"
 BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -204,28 +205,32 @@ class WatchedTlsFiles:
         self.files, self._clock = files, clock
         self._lock = threading.Lock()  # gRPC calls from its own threads
         self._stamp = self._stamped()
-        self._refused: tuple[object, ...] = ()  # rejected files, and why
+        self.rejection = ""  # why the present files are not used
         self.material = load(files)
         self.generation = 0
         self._looked = clock()
 
     def look(self) -> int:
-        """Check the files, unless that was done just now; return how often they have changed."""
+        """Check the files, unless that was done just now; return how often they have changed.
+
+        If they are rejected, `rejection` is the reason until they are replaced.
+        """
         with self._lock:
             if self._clock() - self._looked < LOOK_SECONDS:
                 return self.generation
             self._looked = self._clock()
             stamp = self._stamped()
             if stamp == self._stamp:
+                self.rejection = ""
                 return self.generation
             try:
                 material = load(self.files)
             except BadTls as error:
-                if self._refused != (refused := (stamp, error.reason)):
+                if self.rejection != str(error):
                     log.warning("tls_files_rejected", why=str(error))
-                self._refused = refused
+                self.rejection = str(error)
                 return self.generation
-            self._stamp = stamp
+            self._stamp, self.rejection = stamp, ""
             if material != self.material:
                 self.material = material
                 self.generation += 1

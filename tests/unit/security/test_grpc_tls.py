@@ -23,6 +23,7 @@ from tests.unit.rpc.conftest import Mesh, problem_of
 
 from cotenant.agent.v1 import agent_service_pb2_grpc as agents_grpc
 from cotenant.rpc.channel import Channel, connect
+from cotenant.rpc.server import Server
 from cotenant.security import certificates, grpc_tls, tls_files
 from cotenant.security.certificates import Authority, BadCertificate, Issued
 from cotenant.security.credentials import Credentials
@@ -236,11 +237,27 @@ def test_partly_renewed_files_are_rejected_and_logged_once(lab: Authority, stran
     with capture_logs() as told:
         assert [(watched.look(), watched.material) for _ in range(3)] == [(0, before)] * 3
     assert [one["event"] for one in told] == ["tls_files_rejected"]
+    assert watched.rejection.startswith("KEY_OF_ANOTHER: ")
     watched.files.key.unlink()
     assert (watched.look(), watched.material) == (0, before)
     lab.issue(EVE)
     assert watched.look() == 1
     assert watched.material != before
+    assert not watched.rejection
+
+
+def test_a_server_reports_files_that_it_does_not_use(
+    lab: Authority, stranger: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = files(lab, lab.issue(QUEUE, HERE))
+    server = Server(security=Security(tls=WatchedTlsFiles(served)))
+    assert server.problems() == []
+    with clock_is_off(-timedelta(days=3), monkeypatch):
+        lab.issue(QUEUE, HERE, days=1)
+    (problem,) = server.problems()
+    assert problem.reason.startswith("it does not use its new certificate: CERTIFICATE_EXPIRED: ")
+    lab.issue(QUEUE, HERE)
+    assert server.problems() == []
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["with cryptography", "plain"])

@@ -32,6 +32,7 @@ async def test_an_agents_condition_is_shown_while_it_is_connected() -> None:
         assert told.heartbeat_interval.ToMilliseconds() > 0
         assert not told.HasField("clock_offset")
         condition = agent_pb2.AgentCondition(loop_lag=LoopLag(windows_behind=2), name_errors=["it cannot resolve x"])
+        condition.tls_error = "CERTIFICATE_EXPIRED: it was valid until today"
         condition.wall_time.CopyFrom(timestamp(time.time() + 3600))
         agent._out.put_nowait(agent_pb2.ConnectRequest(condition=condition))
 
@@ -40,8 +41,9 @@ async def test_an_agents_condition_is_shown_while_it_is_connected() -> None:
             return told.loop_lag.windows_behind == 2 and abs(told.clock_offset.seconds - 3600) < 60
 
         await eventually(shown)
-        (problem,) = (await mesh.node("n1")).inventory.problems
+        problem, certificate = (await mesh.node("n1")).inventory.problems
         assert (problem.check, problem.reason) == ("names", "it cannot resolve x")
+        assert (certificate.check, "CERTIFICATE_EXPIRED" in certificate.reason) == ("certificate", True)
         assert HEALTH_ACTIONS.from_wire(problem.action) is HealthAction.IGNORE
         await agent.stop()
 
