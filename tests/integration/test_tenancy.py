@@ -30,6 +30,7 @@ from cotenant.security.identity import Identity
 from cotenant.security.permissions import ROLES, Role
 from cotenant.services.predictor.api import server as predictor
 from cotenant.store.port import Committed, Delete, Operation, Put
+from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import (
     array_service_pb2_grpc,
     job_pb2,
@@ -40,7 +41,6 @@ from cotenant.v1 import (
     resources_pb2,
     tenant_service_pb2_grpc,
 )
-from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb
 from cotenant.v1 import policy_service_pb2 as policy_pb

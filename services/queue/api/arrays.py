@@ -9,7 +9,7 @@ from cotenant.codec import errors
 from cotenant.services.queue.api.array_pages import list_arrays
 from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.jobs.archived_jobs import ArchivedArray, ArchivedJobs
-from cotenant.services.queue.jobs.array_messages import array_message, array_preview, archived_array_message
+from cotenant.services.queue.jobs.array_messages import archived_array_message, array_message, array_preview
 from cotenant.services.queue.jobs.dependency_gate import Array
 from cotenant.services.queue.jobs.desired_state import cancel_or_suspend, check_array_not_ended, resume, set_wish
 from cotenant.services.queue.jobs.job_arrays import JobArrays

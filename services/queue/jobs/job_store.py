@@ -321,7 +321,9 @@ class IdempotencyKey:
     def __init__(self, method: str, request_id: str, message: bytes, owner: str = "") -> None:
         self.method, self.given_id, self.owner = method, request_id, owner
         self.id = f"{owner}/{request_id}" if owner and request_id else request_id
-        self.legacy_id = request_id if owner and method in (CREATE, CREATE_ARRAY) else ""  # where older versions stored creates
+        self.legacy_id = (
+            request_id if owner and method in (CREATE, CREATE_ARRAY) else ""
+        )  # where older versions stored creates
         self.fingerprint = hashlib.blake2b(message, digest_size=16).digest()
 
     @property

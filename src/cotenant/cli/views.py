@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from cotenant.cli.arrays import counts, indices_of, leading_phase
 from cotenant.cli.condition_views import agent_view
 from cotenant.cli.jobs.launch_failures import launch_failure_view
-from cotenant.cli.arrays import counts, indices_of, leading_phase
 from cotenant.cli.name_lookup import phase_of
 from cotenant.codec import refusals
 from cotenant.codec.specs import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.support.queue_stub import change_of, queue_stub
+from tests.support.queue_stub import change_of, creation_of, queue_stub
 from tests.verification.chaos.call_log import ALREADY_ENDED, ARCHIVED, PAGE, PAUSE_SECONDS, CallLog
 from tests.verification.chaos.certificates import of_process, of_tenants
 from tests.verification.chaos.end_watcher import EndWatcher
@@ -34,7 +34,6 @@ from cotenant.codec import specs
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.history.recording import clock
 from cotenant.rpc import channel
-from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
@@ -161,9 +160,7 @@ class Load:
         while answered is None:
             drawn, jobs = draw_job(self.call_log.directory, rng, list(earlier)), self.jobs[tenant]
             spec = specs.spec_to_wire(replace(drawn.spec, tenant=tenant))
-            create, request = jobs.CreateJob, pb.CreateJobRequest(spec=spec, request_id=request_id)
-            if drawn.spec.array:
-                create, request = jobs.CreateArray, array_pb.CreateArrayRequest(spec=spec, request_id=request_id)
+            create, request = creation_of(jobs, spec, request_id)
             answered = await self.call_log.call_unless(ALREADY_ENDED, create, request)
             if answered is None:  # the final phase of a dependency is in the archive of another queue
                 earlier.clear()

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.support.queue_stub import change_of, queue_stub
+from tests.support.queue_stub import change_of, creation_of, queue_stub
 from tests.unit.services.mesh import spec
 from tests.verification.control_plane.simulated_rpc import Network
 from tests.verification.control_plane.virtual_time import Process
@@ -21,7 +21,6 @@ from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.history.events import Acknowledged, Cancelled, Event, Listed, Prioritized, Watched
 from cotenant.history.stored import phase_of
 from cotenant.leadership.replica import REVISION
-from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -79,9 +78,7 @@ class Clients:
         await asyncio.sleep(self._rng.random() * within_seconds)
         wanted, request_id = self._run_job(number), f"request-{number}"
         array, times = wanted.HasField("array"), self._rng.choice([1, 1, 2])
-        call, request = stub.CreateJob, pb.CreateJobRequest(spec=wanted, request_id=request_id)
-        if array:
-            call, request = stub.CreateArray, array_pb.CreateArrayRequest(spec=wanted, request_id=request_id)
+        call, request = creation_of(stub, wanted, request_id)
         answers = await asyncio.gather(*(self.call_until_answered(call, request) for _ in range(times)))
         if not (made := [answer.array.id if array else answer.job.id for answer in answers if answer]):
             return

@@ -11,9 +11,9 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_summary
 from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.arrays import array_summary
 from cotenant.cli.jobs.follow import phase_line
 from cotenant.cli.jobs.job_fields import QOS
 from cotenant.cli.jobs.list_jobs import split_labels

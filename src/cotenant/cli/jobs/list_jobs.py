@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_summary
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.arrays import array_summary
 from cotenant.cli.jobs.job_pages import PAGE_SIZE_MAX, newest_jobs_and_arrays
 from cotenant.cli.name_lookup import find_job_or_array, phase_of
 from cotenant.cli.outcome import note, usage_error

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_summary, counts, indices_of
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.arrays import array_summary, counts, indices_of
 from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
 from cotenant.cli.jobs.follow import exit_line
 from cotenant.cli.jobs.job_writer import write_jobs

@@ -218,7 +218,8 @@ async def test_bad_pages_are_refused(mesh: Mesh) -> None:
 async def test_a_page_of_large_arrays_stays_below_what_clients_accept(mesh: Mesh) -> None:
     large = {f"V{number}": "x" * 30_000 for number in range(4)}
     ids = [await mesh.submit_array(environment=large, array=of(0, 1)) for _ in range(45)]
-    found, token = [], ""
+    found: list[str] = []
+    token = ""
     while not found or token:
         page = await mesh.arrays.ListArrays(pb.ListArraysRequest(page_token=token))
         assert page.ByteSize() <= 4 * 2**20
@@ -241,7 +242,7 @@ async def test_the_largest_arrays_are_listed_in_slices() -> None:
                 array._indexed = 0  # as at the first time
             lag = loop_lag.LoopLag()
             with lag.watching():
-                answer = await list_arrays(state, pb.ListArraysRequest(filter=jobs_pb.JobFilter(**conditions)))  # type: ignore[arg-type]  # a table of fields
+                answer = await list_arrays(state, pb.ListArraysRequest(filter=jobs_pb.JobFilter(**conditions)))
             longest.append(lag.take().seconds * loop_lag.STEP_SECONDS_MAX / loop_lag.bound_seconds())
             assert answer.total_size == matching
             assert [len(one.spec.array.ranges) for one in answer.arrays] == [1] * matching

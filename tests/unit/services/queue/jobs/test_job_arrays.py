@@ -156,7 +156,9 @@ async def test_arrays_are_cancelled_suspended_and_resumed_as_one(mesh: Mesh) -> 
     await stand(mesh, array_id, CANCELLED=150)
     ended = (await mesh.arrays.CancelArray(array_pb.CancelArrayRequest(id=array_id))).array
     assert counts(ended) == {"CANCELLED": 150}
-    assert ended.end_time.ToNanoseconds() >= max(one.end_time.ToNanoseconds() for one in (await tasks(mesh, array_id)).values())
+    assert ended.end_time.ToNanoseconds() >= max(
+        one.end_time.ToNanoseconds() for one in (await tasks(mesh, array_id)).values()
+    )
     await mesh.arrays.SuspendArray(suspend)  # a repeat, after the end
     assert await refusal(mesh.arrays.SuspendArray(array_pb.SuspendArrayRequest(id=array_id))) == "ARRAY_ENDED"
     assert await refusal(mesh.arrays.ResumeArray(array_pb.ResumeArrayRequest(id=array_id))) == "ARRAY_ENDED"
