@@ -36,7 +36,7 @@ async def list_arrays(state: State, request: pb.ListArraysRequest) -> pb.ListArr
         array = state.dependency_gate.arrays.get(array_id)
         if array is None or not view.sees_array(array):
             continue  # deleted in between
-        message = array_message(array, state.records[array.first])
+        message = array_message(array, state.records)
         view.redact(message)
         room_bytes -= message.ByteSize()
         if room_bytes < 0 and answer.arrays:

@@ -108,8 +108,8 @@ class ArrayServicer(array_service_pb2_grpc.ArrayServiceServicer):
         """
         if isinstance(array, ArchivedArray):
             message = archived_array_message(array)
-        elif array.ids:
-            message = array_message(array, self._state.records[array.first])
+        elif view.sees_array(array):
+            message = array_message(array, self._state.records)
         else:
             raise errors.not_found("array", array.id)
         view.redact(message)

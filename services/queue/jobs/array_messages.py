@@ -15,12 +15,12 @@ from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import array_service_pb2 as pb
 
 
-def array_message(array: Array, first: Record) -> pb.Array:
-    """Return an array as callers see it; `first` is the job with its lowest index."""
-    message = _message(array.id, first, array.indices, array.phases)
+def array_message(array: Array, records: Mapping[str, Record]) -> pb.Array:
+    """Return an array as callers see it; `records` has all of its jobs."""
+    message = _message(array.id, records[array.first], array.indices, array.phases)
     message.job_count, message.etag = array.count, str(array.revision)
     if not array.end_counts[0]:
-        message.end_time.CopyFrom(specs.timestamp(array.ended_seconds))
+        message.end_time.CopyFrom(records[array.last_ended].job.end_time)
     return message
 
 

@@ -33,7 +33,8 @@ class Array:
     ids: dict[str, int] = field(default_factory=dict)  # with their indices
     phases: Counter[Phase] = field(default_factory=Counter)
     revision: int = 0  # of the last commit of any of its jobs
-    ended_seconds: float = 0.0  # when the last of the ended jobs ended
+    last_ended: str = ""  # the job that ended last, so far
+    _ended_seconds: float = 0.0  # and when
     _indices: ArraySpec | None = None
     _indexed: int = 0  # how many jobs `_indices` names
 
@@ -52,10 +53,10 @@ class Array:
         return self._indices
 
     def note_commit(self, record: Record) -> None:
-        """Note the revision of one of its jobs, and when it ended."""
+        """Note the revision of one of its jobs, and whether it is the last that has ended."""
         self.revision = max(self.revision, record.revision)
-        if record.phase.ended:
-            self.ended_seconds = max(self.ended_seconds, record.ended_seconds)
+        if record.phase.ended and record.ended_seconds >= self._ended_seconds:
+            self.last_ended, self._ended_seconds = record.id, record.ended_seconds
 
     @property
     def first(self) -> str:

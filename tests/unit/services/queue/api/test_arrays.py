@@ -10,7 +10,6 @@ import pytest
 from tests.unit.services.mesh import Mesh, eventually, running, spec
 from tests.unit.services.queue.test_shared_tenants import longest_piece
 
-from cotenant.codec import specs
 from cotenant.codec.errors import Problem, from_error
 from cotenant.core.model.job import JobSpec, Role
 from cotenant.core.model.job_array import COUNT_MAX, read_array
@@ -83,8 +82,8 @@ async def test_an_array_ends_with_the_last_of_its_jobs(mesh: Mesh) -> None:
         agent.finish((f"{array_id}_{index}", 1), code=index - 1)
         await mesh.reach(f"{array_id}_{index}", "SUCCEEDED" if index == 1 else "FAILED")
     array = await read(mesh, array_id)
-    ends = [specs.seconds((await mesh.job(f"{array_id}_{index}")).end_time) for index in (1, 2)]
-    assert specs.seconds(array.end_time) == max(ends)
+    ends = [(await mesh.job(f"{array_id}_{index}")).end_time.ToNanoseconds() for index in (1, 2)]
+    assert array.end_time.ToNanoseconds() == max(ends)
     assert {job_pb2.JobPhase.Name(one.phase): one.count for one in array.phase_counts} == {
         "JOB_PHASE_SUCCEEDED": 1,
         "JOB_PHASE_FAILED": 1,
