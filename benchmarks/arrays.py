@@ -39,7 +39,7 @@ AT_ONCE = 10
 ONE_CORE = (Role(request=Request(cores=1)),)
 SPEC = JobSpec(name="sweep", kind=JobKind.CPU, roles=ONE_CORE, command=("python3", "sweep.py"))
 SINGLES = 200  # single jobs submitted for comparison
-ONCE = Call("CreateJob", "", b"")
+ONCE = Call("CreateArray", "", b"")
 SUBMIT_SECONDS, STEP_MS, CYCLE_RATIO = 5.0, 10.0, 2.0
 
 

@@ -27,6 +27,7 @@ from tests.support.etcd_server import etcd_binary  # noqa: E402 - likewise
 
 from cotenant.rpc.loop_lag import STALL_SECONDS  # noqa: E402 - likewise
 from cotenant.store.open import open_store  # noqa: E402 - likewise
+from cotenant.v1 import array_service_pb2 as array_pb  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
 
@@ -264,7 +265,7 @@ async def lists(bench: Cluster, jobs: int, where: str) -> list[harness.Row]:
     for _ in range(jobs // ARRAY):
         array = spec(gpus=GPUS, cores=CORES, replicas=len(bench.agents))  # cannot start while any job runs
         array.array.ranges.add(first=0, last=ARRAY - 1)
-        await create(bench, array)
+        await bench.arrays.CreateArray(array_pb.CreateArrayRequest(spec=array), timeout=CALL_SECONDS_MAX)
     there = (await bench.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
     assert there >= jobs, f"{there} jobs are listed, not {jobs}"  # some ended jobs are already in the archive
     more = processes.status_bytes(bench.processes.pids["queue"], "VmRSS") - rss

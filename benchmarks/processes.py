@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.etcd_server import EtcdServer, free_ports, start_cluster
 
 from cotenant.rpc.channel import connect
-from cotenant.v1 import job_service_pb2_grpc
+from cotenant.v1 import array_service_pb2_grpc, job_service_pb2_grpc
 
 SERVICES = ("placement", "predictor", "queue", "contention")
 START_SECONDS_MAX = 60.0
@@ -204,8 +204,13 @@ class Cluster:
 
     @cached_property
     def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
-        """The stub of the queue."""
+        """The stub of the queue for jobs."""
         return cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(self.queue))
+
+    @cached_property
+    def arrays(self) -> array_service_pb2_grpc.ArrayServiceAsyncStub:
+        """The stub of the queue for arrays."""
+        return cast("array_service_pb2_grpc.ArrayServiceAsyncStub", array_service_pb2_grpc.ArrayServiceStub(self.queue))
 
 
 @asynccontextmanager

@@ -31,7 +31,8 @@ from benchmarks import harness  # noqa: E402 - the root of the checkout has to b
 
 from cotenant.rpc.access import find  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
-from cotenant.v1 import job_pb2, job_service_pb2_grpc  # noqa: E402 - likewise
+from cotenant.v1 import array_service_pb2 as array_pb  # noqa: E402 - likewise
+from cotenant.v1 import array_service_pb2_grpc, job_pb2, job_service_pb2_grpc  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
 
 ARRAYS, TASKS = 9, 10_000
@@ -187,13 +188,16 @@ async def run(
     load = Load()
     async with mesh(fair_share, load, culprits=culprits) as (channel, pid):
         stub = cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(channel))
+        arrays_stub = cast(
+            "array_service_pb2_grpc.ArrayServiceAsyncStub", array_service_pb2_grpc.ArrayServiceStub(channel)
+        )
         first = (await stub.CreateJob(pb.CreateJobRequest(spec=_spec("first")))).job.id
         await _until(stub, first, ENDED)
         load.rss_before, load.begin = _rss(pid), time.time()
         probe = asyncio.create_task(_probe(stub, first, load.calls))
         for _ in range(arrays):
             begin = time.perf_counter()
-            await stub.CreateJob(pb.CreateJobRequest(spec=_spec("large", tasks)), timeout=120)
+            await arrays_stub.CreateArray(array_pb.CreateArrayRequest(spec=_spec("large", tasks)), timeout=120)
             load.submits.append(time.perf_counter() - begin)
         begin = time.perf_counter()
         other = (await stub.CreateJob(pb.CreateJobRequest(spec=_spec("small")), timeout=120)).job.id

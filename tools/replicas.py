@@ -140,7 +140,7 @@ Calls by users who are limited to some tenants are always answered by the leader
 
 {table}
 
-Any replica answers `ListJobs` for phases of ended jobs without folded arrays.
+Any replica answers `ListJobs` for phases of ended jobs.
 
 In the health protocol a replica is SERVING as long as a call would be answered, by it or by another replica.
 

@@ -30,7 +30,9 @@ from cotenant.security.identity import Identity
 from cotenant.security.permissions import ROLES, Role
 from cotenant.services.predictor.api import server as predictor
 from cotenant.store.port import Committed, Delete, Operation, Put
+from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import (
+    array_service_pb2_grpc,
     job_pb2,
     job_service_pb2_grpc,
     node_service_pb2_grpc,
@@ -90,8 +92,7 @@ async def world() -> AsyncIterator[World]:
         his = await made(mesh, "bob", "blue-team", request_id="nightly")
         await mesh.reach(his, "RUNNING")
         ranges = [job_pb2.IndexRange(first=0, last=1, step=1)]
-        first = await created(mesh, "bob", "blue-team", array=job_pb2.ArraySpec(ranges=ranges))
-        array = first.spec.array_task.array_id
+        array = await made(mesh, "bob", "blue-team", array=job_pb2.ArraySpec(ranges=ranges))
         waits = await made(mesh, "bob", "blue-team")
         hers = await made(mesh, "ann", "a", name="hers")
         problem = resources_pb2.HealthProblem(
@@ -111,7 +112,15 @@ async def created(mesh: Mesh, by: str, tenant: str, request_id: str = "", **fiel
 
 
 async def made(mesh: Mesh, by: str, tenant: str, **fields: Any) -> str:
-    return (await created(mesh, by, tenant, **fields)).id
+    """Create a job, or an array if there are indices; return its id."""
+    if not fields.get("array"):
+        return (await created(mesh, by, tenant, **fields)).id
+    stub: Any = array_service_pb2_grpc.ArrayServiceStub(mesh.channels[f"{by}/queue"])
+    request_id = fields.pop("request_id", "")
+    asked = spec(**{"name": SECRET, "tenant": tenant} | fields)
+    request = array_pb.CreateArrayRequest(spec=asked, request_id=request_id)
+    answer: array_pb.CreateArrayResponse = await stub.CreateArray(request)
+    return answer.array.id
 
 
 async def names_his_jobs(mesh: Mesh, job_id: str) -> bool:
@@ -144,9 +153,31 @@ def _estimating(world: World, job_id: str) -> Iterator[Message]:
 
 def _listing(world: World, job_id: str) -> Iterator[Message]:
     yield pb.ListJobsRequest()
-    yield pb.ListJobsRequest(fold_arrays=True)
     for chosen in _filters(world, job_id):
         yield pb.ListJobsRequest(filter=chosen)
+
+
+def _listing_arrays(world: World, job_id: str) -> Iterator[Message]:
+    yield array_pb.ListArraysRequest()
+    for chosen in _filters(world, job_id):
+        yield array_pb.ListArraysRequest(filter=chosen)
+
+
+def _creating_arrays(world: World, job_id: str) -> Iterator[Message]:
+    for request in _creating(world, job_id):
+        assert isinstance(request, pb.CreateJobRequest)
+        request.spec.array.ranges.add(first=0, last=1)
+        yield array_pb.CreateArrayRequest(spec=request.spec)
+
+
+def of_arrays(make: Callable[..., Message]) -> Probe:
+    """Return a probe about an array, a job, and a job of an array."""
+
+    def probe(world: World, job_id: str) -> Iterator[Message]:
+        array = world.array if job_id == world.his else UNKNOWN_ID
+        return (make(id=one) for one in (array, job_id, f"{array}_0"))
+
+    return probe
 
 
 def _watching(world: World, job_id: str) -> Iterator[Message]:
@@ -182,7 +213,7 @@ def _tenant(world: World, job_id: str) -> str:
 
 PROBES: dict[str, Probe] = {
     "JobService/CreateJob": _creating,
-    "JobService/GetJob": once(lambda job_id: pb.GetJobRequest(id=job_id)),
+    "JobService/GetJob": of_arrays(pb.GetJobRequest),
     "JobService/ListJobs": _listing,
     "JobService/WatchJobs": _watching,
     "JobService/ReadLogs": once(lambda job_id: pb.ReadLogsRequest(id=job_id)),
@@ -194,11 +225,17 @@ PROBES: dict[str, Probe] = {
         ]
     ),
     "JobService/SimulateJob": _simulating,
-    "JobService/CancelJob": once(lambda job_id: pb.CancelJobRequest(id=job_id)),
-    "JobService/SuspendJob": once(lambda job_id: pb.SuspendJobRequest(id=job_id)),
-    "JobService/ResumeJob": once(lambda job_id: pb.ResumeJobRequest(id=job_id)),
+    "JobService/CancelJob": of_arrays(pb.CancelJobRequest),
+    "JobService/SuspendJob": of_arrays(pb.SuspendJobRequest),
+    "JobService/ResumeJob": of_arrays(pb.ResumeJobRequest),
     "JobService/UpdateJob": _updating,
     "JobService/MoveJob": once(lambda job_id: pb.MoveJobRequest(id=job_id, number=1)),
+    "ArrayService/CreateArray": _creating_arrays,
+    "ArrayService/GetArray": of_arrays(array_pb.GetArrayRequest),
+    "ArrayService/ListArrays": _listing_arrays,
+    "ArrayService/CancelArray": of_arrays(array_pb.CancelArrayRequest),
+    "ArrayService/SuspendArray": of_arrays(array_pb.SuspendArrayRequest),
+    "ArrayService/ResumeArray": of_arrays(array_pb.ResumeArrayRequest),
     "TenantService/GetTenant": lambda world, job_id: iter([tenant_pb.GetTenantRequest(id=_tenant(world, job_id))]),
     "TenantService/ListTenants": lambda world, job_id: iter([tenant_pb.ListTenantsRequest()]),
     "TenantService/ListQueues": lambda world, job_id: iter([tenant_pb.ListQueuesRequest()]),
@@ -210,6 +247,7 @@ PROBES: dict[str, Probe] = {
 ABOUT_PROCESSES = {"ReplicaService/ListReplicas"}  # of the mesh's own processes, nothing else
 STUBS: dict[str, tuple[str, Any]] = {
     "JobService": ("queue", job_service_pb2_grpc.JobServiceStub),
+    "ArrayService": ("queue", array_service_pb2_grpc.ArrayServiceStub),
     "TenantService": ("queue", tenant_service_pb2_grpc.TenantServiceStub),
     "NodeService": ("placement", node_service_pb2_grpc.NodeServiceStub),
     "PredictorService": ("predictor", predictor_service_pb2_grpc.PredictorServiceStub),

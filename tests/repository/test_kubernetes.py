@@ -20,6 +20,7 @@ from cotenant.security.permissions import ROLES, Role
 SERVICES_FOLDER = ROOT / "services"
 HOSTS = {  # the processes that serve each gRPC service
     "JobService": ("queue",),
+    "ArrayService": ("queue",),
     "TenantService": ("queue",),
     "NodeService": ("placement",),
     "PlacementService": ("placement",),

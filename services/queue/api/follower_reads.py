@@ -109,7 +109,7 @@ class QueueReader:
         asked = pb.ListJobsRequest.FromString(request)
         phases = asked.filter.phases
         known = job_pb2.JobPhase.values()
-        if asked.fold_arrays or not phases or not all(one in known and _ends(one) for one in phases):
+        if not phases or not all(one in known and _ends(one) for one in phases):
             return None
         chosen = JobFilter(asked.filter, View(self._nothing))
         ids = [job_id for job_id in self._ended_ids() if chosen.matches(self.records[job_id])]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import Phase
+from cotenant.services.queue.jobs.job_arrays import array_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_service_pb2 as pb
 
 SLICE = 2_000  # jobs checked before other calls get a turn; some milliseconds
+ARRAY_WIDE = frozenset({"tenant", "array"})  # conditions that hold for all jobs of an array, or for none
 
 Condition = Callable[[Record], bool]
 
@@ -26,6 +28,7 @@ class JobFilter:
         self._message, self._view = message, view
         self._ids = frozenset(message.ids)
         self._conditions = list(_conditions(message, view))
+        self.by_phase_only = {of for of, _ in self._conditions} <= ARRAY_WIDE | {"phase"}
         self.matches_all = not self._conditions
         raw = message.SerializeToString(deterministic=True) + view.key.encode()
         self.digest = "" if self.matches_all else hashlib.blake2b(raw, digest_size=8).hexdigest()
@@ -50,6 +53,24 @@ class JobFilter:
                     if record is not None and holds(record):
                         kept.append(job_id)
         return matching_ids
+
+    def array_ids(self, state: State) -> Collection[str]:
+        """Return the ids of all arrays of which jobs may match."""
+        arrays, array_id = state.dependency_gate.arrays, self._message.array_id
+        if self._message.standalone_only:
+            return ()
+        if self._ids:
+            named = {array_of(job_id) for job_id in self._ids}
+            return [one for one in named if one in arrays and array_id in ("", one)]
+        if array_id:
+            return [array_id] if array_id in arrays else []
+        return arrays.keys()
+
+    def matches_array(self, task: Record, counts: Mapping[Phase, int]) -> bool:
+        """Return whether jobs of an array may match, by one of them and the counts by phase."""
+        if self._message.phases and not any(counts.get(phase) for phase in _phases(self._message)):
+            return False
+        return all(holds(task) for of, holds in self._conditions if of in ARRAY_WIDE)
 
     def _narrowest(self, state: State) -> tuple[Sequence[Collection[str]], str]:
         """Return the smallest listed set that contains all matching jobs, and the condition it already satisfies."""
@@ -97,6 +118,8 @@ def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Conditi
             "array",
             lambda record: record.spec.array_task is not None and record.spec.array_task.array_id == array_id,
         )
+    if wanted.standalone_only:
+        yield "standalone", lambda record: record.spec.array_task is None
     if wanted.phases:
         phases = _phases(wanted)
         yield "phase", lambda record: record.phase in phases
@@ -111,19 +134,3 @@ def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Conditi
 def _phases(wanted: pb.JobFilter) -> tuple[Phase, ...]:
     known = specs.PHASES.names
     return tuple(specs.PHASES.from_wire(phase) for phase in wanted.phases if phase in known)
-
-
-def folded(ids: Sequence[str], state: State) -> Sequence[str]:
-    """Return the ids with only one job of each array."""
-    seen: set[str] = set()
-    kept = []
-    for job_id in ids:
-        record = state.records.get(job_id)
-        if record is None:
-            continue  # deleted in between
-        task = record.spec.array_task
-        if task is None or task.array_id not in seen:
-            kept.append(job_id)
-        if task:
-            seen.add(task.array_id)
-    return kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cotenant.rpc.paging import page_of
-from cotenant.services.queue.api.job_filter import JobFilter, folded
+from cotenant.services.queue.api.job_filter import JobFilter
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_pb2
@@ -24,8 +24,6 @@ async def list_jobs(state: State, request: pb.ListJobsRequest) -> pb.ListJobsRes
     view = View(state)
     chosen = JobFilter(request.filter, view)
     ids = state.ids if chosen.matches_all else await chosen.matching_ids(state)
-    if request.fold_arrays:
-        ids = folded(ids, state)
     scope, size, total = chosen.digest, request.page_size, len(ids)
     page, token = page_of(ids, size, request.page_token, descending=True, scope=scope)
     jobs: list[job_pb2.Job] = []
@@ -36,7 +34,7 @@ async def list_jobs(state: State, request: pb.ListJobsRequest) -> pb.ListJobsRes
         record = state.records.get(job_id)
         if record is None:
             continue  # deleted in between
-        jobs.append(view.message(record, phases=request.fold_arrays))
+        jobs.append(view.message(record))
         room_bytes -= jobs[-1].ByteSize()
         if room_bytes < 0 and number + 1 < len(page):
             _, token = page_of([*reversed(page)], number + 1, "", descending=True, scope=scope)

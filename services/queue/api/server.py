@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc
 import structlog
 
-from cotenant import plugins, telemetry
+from cotenant import plugins
 from cotenant.codec import errors
 from cotenant.codec import specs as specs_module
 from cotenant.core.policy.protocols import QueuePolicy
@@ -18,10 +18,12 @@ from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.identity import caller
+from cotenant.services.queue.api.arrays import ArrayServicer
 from cotenant.services.queue.api.failure_summary import FailureSummary
 from cotenant.services.queue.api.job_filter import JobFilter
 from cotenant.services.queue.api.job_pages import list_jobs
 from cotenant.services.queue.api.output import JobOutput
+from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.api.tenants import TenantServicer
 from cotenant.services.queue.api.what_if import simulate
 from cotenant.services.queue.attempts import migration
@@ -37,7 +39,6 @@ from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
 from cotenant.services.queue.jobs.compaction import Compaction
 from cotenant.services.queue.jobs.desired_state import (
     cancel_or_suspend,
-    check_array_not_ended,
     check_not_ended,
     resume,
     set_wish,
@@ -48,7 +49,7 @@ from cotenant.services.queue.jobs.job_arrays import JobArrays
 from cotenant.services.queue.jobs.job_store import CREATE, JobStore, idempotency_key_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.retention import Retention
-from cotenant.services.queue.jobs.store_admission import StoreAdmission, size_of
+from cotenant.services.queue.jobs.store_admission import StoreAdmission
 from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.services.queue.jobs.updates import apply_update, changes_objectives, check_update
 from cotenant.services.queue.jobs.visibility import View
@@ -56,15 +57,22 @@ from cotenant.services.queue.scheduling import explain, start_forecast
 from cotenant.services.queue.scheduling.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.scheduling.wait_metrics import WaitMetrics
 from cotenant.store.port import Store, StoreUnavailable
-from cotenant.v1 import job_pb2, job_service_pb2_grpc, predictor_service_pb2_grpc, tenant_service_pb2_grpc
+from cotenant.v1 import (
+    array_service_pb2_grpc,
+    job_pb2,
+    job_service_pb2_grpc,
+    predictor_service_pb2_grpc,
+    tenant_service_pb2_grpc,
+)
 from cotenant.v1 import job_service_pb2 as pb
 
 log = structlog.get_logger()
 
 QUEUES = "cotenant.queue_policies"
 JOB = "cotenant.v1.JobService"
+ARRAY = "cotenant.v1.ArrayService"
 TENANT = "cotenant.v1.TenantService"
-SERVICES = (JOB, TENANT)
+SERVICES = (JOB, ARRAY, TENANT)
 STORE_PROBE_SECONDS = 2.0
 SUMMED_AT_ONCE = 500  # jobs counted before other calls get a turn
 
@@ -124,6 +132,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.tenants = TenantServicer(
             self.job_store, self.admission, config.policy, config.options.get(config.policy, {}), config.rules
         )
+        self.submission = Submission(self.job_store, self.arrays, self.archived_jobs, self.admission)
+        self.array_servicer = ArrayServicer(self.arrays, self.archived_jobs, self.submission, self._stop_by_wish)
         self._host: Host | None = None
 
     # Start and stop ------------------------------------------------------------------------------------------
@@ -132,6 +142,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Add the services to a server that has not started, or to its stand-in."""
         self._host = host
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
+        host.add(array_service_pb2_grpc.add_ArrayServiceServicer_to_server, self.array_servicer, ARRAY)
         host.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, self.tenants, TENANT)
 
     async def start(self, known: Mapping[str, Record] | None = None) -> None:
@@ -187,36 +198,18 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         """Check a job, commit it, acknowledge it."""
-        with telemetry.span("submit", job_name=request.spec.name) as span:
-            key = idempotency_key_of(CREATE, request.request_id, request.spec)
-            try:
-                before = await self.archived_jobs.find_dependencies(View(self.state), request.spec)
-                spec = accept(self.state, request.spec, before)
-                size = size_of(request.spec, len(spec.array.indices) if spec.array else 1)
-                await self.admission.prepare(spec.tenant, size)
-                self.archived_jobs.check_known(View(self.state), before)
-                self.admission.check(spec, size)
-            except errors.Problem:
-                if not request.validate_only and (made := await self.job_store.find_result(key)):
-                    return pb.CreateJobResponse(job=View(self.state).message(View(self.state).job(made.id)))
-                raise
-            if request.validate_only:
-                record = new_record("", spec, caller().name, "", before.unsatisfiable_reason(spec))
-                return pb.CreateJobResponse(job=record.job)
-            with self.admission.reserve(spec, size), self.state.dependency_gate.pin(spec.dependencies):
-                create = self.arrays.create if spec.array else self.job_store.create
-                record = await create(spec, caller().name, span.trace_parent, key, before.unsatisfiable_reason(spec))
-            span.set(job=record.id)
-            log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
-            view = View(self.state)
-            return pb.CreateJobResponse(job=view.message(view.job(record.id)))
+        record = await self.submission.submit(request, CREATE)
+        if request.validate_only:
+            return pb.CreateJobResponse(job=record.job)
+        view = View(self.state)
+        return pb.CreateJobResponse(job=view.message(view.job(record.id)))
 
     # Reads ---------------------------------------------------------------------------------------------------
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         """Return one job."""
         view = View(self.state)
-        return pb.GetJobResponse(job=view.message(await self.archived_jobs.get(view, request.id)))
+        return pb.GetJobResponse(job=view.message(await self.archived_jobs.get(view, request.id, "GetArray")))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """Return jobs, newest first, page by page."""
@@ -296,44 +289,27 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     # Changes -------------------------------------------------------------------------------------------------
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
-        """Cancel a job or array; a running job ends once its attempt has stopped."""
-        record = await self._wish(request, "CancelJob", job_pb2.JOB_PHASE_CANCELLED)
+        """Cancel a job; a running job ends once its attempt has stopped."""
+        record = await self._wish(request, "CancelJob", "CancelArray", job_pb2.JOB_PHASE_CANCELLED)
         return pb.CancelJobResponse(job=View(self.state).message(record))
 
     async def SuspendJob(self, request: pb.SuspendJobRequest, context: Any) -> pb.SuspendJobResponse:
-        """Suspend a job or array; a running job is suspended once its attempt has stopped."""
-        record = await self._wish(request, "SuspendJob", job_pb2.JOB_PHASE_SUSPENDED)
+        """Suspend a job; a running job is suspended once its attempt has stopped."""
+        record = await self._wish(request, "SuspendJob", "SuspendArray", job_pb2.JOB_PHASE_SUSPENDED)
         return pb.SuspendJobResponse(job=View(self.state).message(record))
 
     async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
-        """Requeue a suspended job or array."""
+        """Requeue a suspended job."""
         key = idempotency_key_of("ResumeJob", request.request_id, request)
-        view = View(self.state)
-        if array := view.array(request.id):
-            check_array_not_ended(array, request.etag)
-            return pb.ResumeJobResponse(job=view.message(await self.arrays.change(array, resume, key)))
-        record = await self.archived_jobs.get(view, request.id)
+        record = await self.archived_jobs.get(View(self.state), request.id, "ResumeArray")
         if not await self.job_store.find_result(key):
             check_not_ended(record)
             await self.job_store.change(record, resume, request=key, etag=request.etag)
         return pb.ResumeJobResponse(job=View(self.state).message(record))
 
-    async def _wish(self, request: Any, method: str, wish: job_pb2.JobPhase.ValueType) -> Record:
+    async def _wish(self, request: Any, method: str, array_call: str, wish: job_pb2.JobPhase.ValueType) -> Record:
         key = idempotency_key_of(method, request.request_id, request)
-        view = View(self.state)
-        if array := view.array(request.id):
-            if wish == job_pb2.JOB_PHASE_SUSPENDED or request.etag:
-                check_array_not_ended(array, request.etag)
-            record = await self.arrays.change(
-                array,
-                lambda stored: cancel_or_suspend(stored, wish),
-                key,
-                instead=lambda stored: set_wish(stored, wish),
-            )
-            for job_id in array.ids:
-                self._stop_by_wish(self.state.records[job_id])
-            return record
-        record = await self.archived_jobs.get(view, request.id)
+        record = await self.archived_jobs.get(View(self.state), request.id, array_call)
         if not await self.job_store.find_result(key):
             if wish == job_pb2.JOB_PHASE_SUSPENDED:
                 check_not_ended(record)

@@ -18,8 +18,12 @@ from cotenant.v1 import job_pb2
 NEAR_MAX = 3  # unknown dependencies for which similar ids are looked up: each takes some milliseconds
 
 
-def accept(state: State, message: job_pb2.JobSpec, before: ArchivedDependencies = NOTHING) -> JobSpec:
+def accept(
+    state: State, message: job_pb2.JobSpec, before: ArchivedDependencies = NOTHING, *, array: bool | None = None
+) -> JobSpec:
     """Return the spec of a job that the caller submits or asks about; `before` holds its archived dependencies.
+
+    `array` says whether the spec must be that of an array, or must not; None allows both.
 
     Raises:
         Problem: INVALID_ARGUMENT naming each bad field, PERMISSION_DENIED for a tenant that is not the caller's, or
@@ -31,7 +35,7 @@ def accept(state: State, message: job_pb2.JobSpec, before: ArchivedDependencies 
         raise errors.invalid(
             [Violation("spec", f"has {message.ByteSize()} bytes; at most {SPEC_BYTES_MAX} are allowed")]
         )
-    spec = specs.accept_spec(message, now=time.time())
+    spec = _accept_spec(message, array)
     if spec.queue != QUEUE_DEFAULT:
         near = did_you_mean(spec.queue, [QUEUE_DEFAULT])
         raise errors.invalid([Violation("spec.queue", f"unknown queue {spec.queue!r}{near}")])
@@ -42,18 +46,39 @@ def accept(state: State, message: job_pb2.JobSpec, before: ArchivedDependencies 
     return spec
 
 
+def _accept_spec(message: job_pb2.JobSpec, array: bool | None) -> JobSpec:
+    """Return a valid spec.
+
+    Raises:
+        Problem: INVALID_ARGUMENT naming each bad field, also array fields that are missing or misplaced.
+    """
+    wrong: list[Violation] = []
+    if message.HasField("array_task"):
+        wrong.append(Violation("spec.array_task", "is set by the queue; to submit an array, use CreateArray"))
+    if array is False and message.HasField("array"):
+        wrong.append(Violation("spec.array", "a job has no array; to create an array of jobs, use CreateArray"))
+    if array and not message.HasField("array"):
+        wrong.append(Violation("spec.array", "an array needs its indices; to create a single job, use CreateJob"))
+    try:
+        spec = specs.accept_spec(message, now=time.time())
+    except errors.Problem as problem:
+        named = {violation.field for violation in wrong}
+        raise errors.invalid([*wrong, *(one for one in problem.violations if one.field not in named)]) from None
+    if wrong:
+        raise errors.invalid(wrong)
+    return spec
+
+
 def _context_violations(
     view: View, spec: JobSpec, message: job_pb2.JobSpec, before: ArchivedDependencies
 ) -> list[Violation]:
-    """Return unknown dependencies, and array fields that are misplaced or too large."""
+    """Return unknown dependencies, and an array that is too large."""
     wrong: list[Violation] = []
     for place, one in enumerate(spec.dependencies):
         if not view.knows(one.job_id) and one.job_id not in before.ended and one.job_id not in before.unknowable:
             near = did_you_mean(one.job_id, view.similar_ids()) if len(wrong) < NEAR_MAX else ""
             what = f"unknown job or array {shown(one.job_id)}{near}"
             wrong.append(Violation(f"spec.dependencies[{place}].id", what))
-    if spec.array_task:
-        wrong.append(Violation("spec.array_task", "is set by the queue; to submit an array, set spec.array"))
     if spec.array and (size := message.ByteSize() * len(spec.array.indices)) > ARRAY_BYTES_MAX:
         wrong.append(Violation("spec.array", f"has {size} bytes in total; at most {ARRAY_BYTES_MAX} are allowed"))
     return wrong

@@ -32,8 +32,9 @@ CREATE TABLE IF NOT EXISTS archive (id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 NAME = "INSERT INTO archive SELECT ? WHERE NOT EXISTS (SELECT 1 FROM archive)"
 TASKS = """
-SELECT min(id), min(tenant), phase, count(*) FROM jobs WHERE id > ? AND id < ? GROUP BY phase
+SELECT min(id), min(tenant), phase, count(*), max(end_time) FROM jobs WHERE id > ? AND id < ? GROUP BY phase
 """
+TASK_IDS = "SELECT id FROM jobs WHERE id > ? AND id < ?"
 SEPARATOR, AFTER_SEPARATOR = "_", "`"  # between an array's id and a task's index; and the character after it
 AT_ONCE_MAX = 500  # ids per query
 DAMAGED = (sqlite3.Error, DecodeError, ValueError, TypeError, LookupError)  # what reading a damaged file can raise
@@ -55,6 +56,7 @@ class ArchiveEntry:
     phases: Mapping[Phase, int]
     first: str  # id of the job, or of one task of the array
     job: job_pb2.Job | None = None  # None for an array
+    ended_seconds: float = 0.0  # when the last job of an array ended
 
     @property
     def failed(self) -> int:
@@ -106,6 +108,17 @@ class Archive:
             return {}
         return await self._query("read", lambda connection: {one.id: one for one in _found(connection, ids)})
 
+    async def task_ids(self, array_id: str) -> Sequence[str]:
+        """Return the ids of an array's jobs.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        found = await self._query(
+            "read", lambda connection: connection.execute(TASK_IDS, _range_of(array_id)).fetchall()
+        )
+        return [task_id for (task_id,) in found]
+
     async def _query(self, what: str, query: Callable[[sqlite3.Connection], T], *, make: bool = False) -> T:
         """Query the file in a thread; `make` creates a missing file.
 
@@ -143,11 +156,16 @@ def _found(connection: sqlite3.Connection, ids: Sequence[str]) -> Iterable[Archi
             rest.pop(job.id, None)
             yield ArchiveEntry(job.id, job.spec.tenant, {specs.PHASES.from_wire(job.phase): 1}, job.id, job)
     for thing_id in rest:
-        rows = connection.execute(TASKS, (thing_id + SEPARATOR, thing_id + AFTER_SEPARATOR)).fetchall()
+        rows = connection.execute(TASKS, _range_of(thing_id)).fetchall()
         if rows:
-            phases = Counter({Phase(phase): count for _, _, phase, count in rows})
+            phases = Counter({Phase(phase): count for _, _, phase, count, _ in rows})
             first, tenant, *_ = min(rows)
-            yield ArchiveEntry(thing_id, tenant, phases, first)
+            yield ArchiveEntry(thing_id, tenant, phases, first, ended_seconds=max(row[-1] for row in rows))
+
+
+def _range_of(array_id: str) -> tuple[str, str]:
+    """Return the ids between which the ids of an array's jobs are."""
+    return array_id + SEPARATOR, array_id + AFTER_SEPARATOR
 
 
 def _row(job: job_pb2.Job) -> tuple[object, ...]:

@@ -24,10 +24,10 @@ from cotenant.core.model.dependencies import Verdict, verdict
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.validation import DEPENDENCIES_MAX
 from cotenant.services.queue.jobs.archive import Archive, ArchiveEntry
-from cotenant.services.queue.jobs.dependency_gate import unmet_reason
+from cotenant.services.queue.jobs.dependency_gate import Array, unmet_reason
 from cotenant.services.queue.jobs.job_ids import is_id
 from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Record
-from cotenant.services.queue.jobs.visibility import View
+from cotenant.services.queue.jobs.visibility import View, is_array, is_job
 from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.port import Put, Store
@@ -53,6 +53,15 @@ class ArchivedDependencies:
             if ended and verdict(dependency.condition, left=0, failed=ended.failed) is Verdict.NEVER:
                 return unmet_reason(ended.id, ended.phases, array=ended.job is None)
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedArray:
+    """An archived array: the count of its jobs by phase, one of them, and the ids of all that are in the archive."""
+
+    entry: ArchiveEntry
+    first: Record
+    task_ids: Sequence[str]
 
 
 NOTHING = ArchivedDependencies({})
@@ -115,14 +124,16 @@ class ArchivedJobs:
 
     # Lookups -------------------------------------------------------------------------------------------------
 
-    async def get(self, view: View, job_id: str) -> Record:
+    async def get(self, view: View, job_id: str, array_call: str = "") -> Record:
         """Return a job that the caller may see (and change, if the call changes it), also from the archive.
+
+        For `array_call` see `View.job`.
 
         Raises:
             Problem: as `View.job` does; FAILED_PRECONDITION if the job may be in an archive that cannot be read here.
         """
         try:
-            return view.job(job_id)
+            return view.job(job_id, array_call)
         except Problem as problem:
             if problem.code is not grpc.StatusCode.NOT_FOUND:
                 raise
@@ -131,16 +142,53 @@ class ArchivedJobs:
         ended = found.get(job_id)
         if ended and view.sees_tenant(ended.tenant):
             if ended.job is None:
-                message = f"{job_id} is an archived array of {sum(ended.phases.values())} jobs"
-                raise errors.failed_precondition(
-                    "IS_ARRAY", f"{message}; name one of its jobs, such as {ended.first}", first=ended.first
-                )
+                count = sum(ended.phases.values())
+                raise is_array(f"{job_id} is an archived array of {count} jobs", ended.first, array_call)
             if record := _record(ended.job):
                 return view.authorize(record)
             readable = False
         if self._may_be_elsewhere(job_id, readable):
             raise self._elsewhere(view, [job_id], readable)
         raise unknown
+
+    async def array(self, view: View, array_id: str) -> Array | ArchivedArray:
+        """Return an array that the caller may see (and change, if the call changes it), also from the archive.
+
+        Raises:
+            Problem: as `View.array` does; FAILED_PRECONDITION if the array may be in an archive that cannot be read
+                here.
+        """
+        try:
+            return view.array(array_id)
+        except Problem as problem:
+            if problem.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+            unknown = problem
+        found, readable = await self._find([array_id])
+        ended = found.get(array_id)
+        if ended and view.sees_tenant(ended.tenant):
+            if ended.job is not None:
+                raise is_job(array_id)
+            if archived := await self._archived_array(ended):
+                view.require_owner(f"array {array_id}", archived.first.job.submitter)
+                return archived
+            readable = False
+        if self._may_be_elsewhere(array_id, readable):
+            raise self._elsewhere(view, [array_id], readable)
+        raise unknown
+
+    async def _archived_array(self, ended: ArchiveEntry) -> ArchivedArray | None:
+        """Return an archived array with one of its jobs; None if the archive is damaged."""
+        found, _ = await self._find([ended.first])
+        job = found[ended.first].job if ended.first in found else None
+        first = _record(job) if job else None
+        if first is None or first.spec.array_task is None or self._archive is None:
+            return None
+        try:
+            return ArchivedArray(ended, first, await self._archive.task_ids(ended.id))
+        except OSError as error:
+            log.warning("archive_unreadable", error=str(error))
+            return None
 
     async def list(self, view: View, ids: Iterable[str]) -> list[Record]:
         """Return the archived jobs among `ids` that the caller may see."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from cotenant.core.model.dependencies import Condition, Dependency, Verdict, verdict
 from cotenant.core.model.job import JobSpec
-from cotenant.core.model.job_array import Slots
+from cotenant.core.model.job_array import ArraySpec, Slots, from_indices
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.refusal import Refusal, array_full, awaits
 from cotenant.services.queue.jobs.transitions import Record
@@ -32,12 +32,31 @@ class Array:
     slots: Slots | None
     ids: dict[str, int] = field(default_factory=dict)  # with their indices
     phases: Counter[Phase] = field(default_factory=Counter)
+    revision: int = 0  # of the last commit of any of its jobs
+    last_ended: str = ""  # the job that ended last, so far
+    _ended_seconds: float = 0.0  # and when
+    _indices: ArraySpec | None = None
+    _indexed: int = 0  # how many jobs `_indices` names
 
     @property
     def end_counts(self) -> EndCounts:
         """How many jobs have not ended, and how many ended without success."""
         ended = sum(self.phases[phase] for phase in ENDED)
         return self.count - ended, ended - self.phases[Phase.SUCCEEDED]
+
+    @property
+    def indices(self) -> ArraySpec:
+        """The indices of its jobs, and its limit of running jobs."""
+        if self._indices is None or self._indexed != len(self.ids):  # jobs are only added first, and removed last
+            self._indices = from_indices(self.ids.values(), self.slots.running_max if self.slots else 0)
+            self._indexed = len(self.ids)
+        return self._indices
+
+    def note_commit(self, record: Record) -> None:
+        """Note the revision of one of its jobs, and whether it is the last that has ended."""
+        self.revision = max(self.revision, record.revision)
+        if record.phase.ended and record.ended_seconds >= self._ended_seconds:
+            self.last_ended, self._ended_seconds = record.id, record.ended_seconds
 
     @property
     def first(self) -> str:
@@ -69,6 +88,7 @@ class DependencyGate:
             if array is None:
                 array = Array(task.array_id, task.count, Slots(task.running_max) if task.running_max else None)
                 self.arrays[task.array_id] = array
+            array.note_commit(record)
             if phase is not before:
                 touched += self._count(array, record, before, phase)
             if array.slots:
@@ -91,6 +111,7 @@ class DependencyGate:
         assert record.spec.array_task
         array.ids[record.id] = record.spec.array_task.index
         array.phases[record.phase] += 1
+        array.note_commit(record)
         if array.slots:
             self._take_slot(array.slots, record, backs_off)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from cotenant.codec import errors, specs
 from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import JobEvent, Phase
-from cotenant.core.model.validation import Violation
-from cotenant.services.queue.jobs.dependency_gate import Array
 from cotenant.services.queue.jobs.transitions import Record, add_event, apply_event
 from cotenant.storage.v1 import records_pb2
 from cotenant.v1 import job_pb2
@@ -22,17 +20,14 @@ def check_not_ended(record: Record) -> None:
         raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has already ended: {record.phase.value}")
 
 
-def check_array_not_ended(array: Array, etag: str) -> None:
-    """Reject a change to an array that has ended, and an etag.
+def check_array_not_ended(array_id: str, left: int) -> None:
+    """Reject a change to an array of which no jobs are `left` that have not ended.
 
     Raises:
-        Problem: FAILED_PRECONDITION if all its jobs have ended; INVALID_ARGUMENT for an etag, which arrays do not
-            have.
+        Problem: FAILED_PRECONDITION.
     """
-    if etag:
-        raise errors.invalid([Violation("etag", "is for jobs; an array has no etag")])
-    if not array.end_counts[0]:
-        raise errors.failed_precondition("JOB_ENDED", f"all {array.count} jobs of array {array.id} have already ended")
+    if not left:
+        raise errors.failed_precondition("ARRAY_ENDED", f"all jobs of array {array_id} have already ended")
 
 
 def cancel_or_suspend(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:

@@ -152,14 +152,12 @@ class JobArrays:
 
     async def change(
         self, array: Array, change: Change, request: IdempotencyKey, *, instead: Change | None = None
-    ) -> Record:
-        """Change all unfinished jobs of an array; the request is recorded once all are changed. Returns the first job.
+    ) -> None:
+        """Change all unfinished jobs of an array; the request is recorded once all are changed.
 
-        For `instead` see `JobStore.change`.
+        The caller has looked for the result of an earlier call. For `instead` see `JobStore.change`.
         """
         first = self.state.records[array.first]
-        if await self.job_store.find_result(request):
-            return first
         attempts = await self.store.list(ATTEMPTS + array.id + SEPARATOR) if instead else None
         kept = {entry.key: entry for entry in attempts.entries} if attempts else {}
         living = [self.state.records[one] for one in array.ids if not self.state.records[one].phase.ended]
@@ -170,7 +168,6 @@ class JobArrays:
             await fail_points.reach("array.changed")
         if request.id:
             await self.job_store.change(first, lambda stored: None, request=request)
-        return first
 
     async def _change(
         self, records: Sequence[Record], change: Change, instead: Change | None, attempts: Mapping[str, Entry]

@@ -39,7 +39,7 @@ ATTEMPTS = "placement/attempts/"  # placement and queue share one store
 REQUEST_IDS_MAX = 64
 SETTLE_SECONDS = 0.3
 REQUEST_ID_LENGTH_MAX = 128
-CREATE = "CreateJob"
+CREATE, CREATE_ARRAY = "CreateJob", "CreateArray"
 
 Change = Callable[[records_pb2.StoredJob], bool | None]
 Settle = Callable[[str], Awaitable[None]]
@@ -321,7 +321,9 @@ class IdempotencyKey:
     def __init__(self, method: str, request_id: str, message: bytes, owner: str = "") -> None:
         self.method, self.given_id, self.owner = method, request_id, owner
         self.id = f"{owner}/{request_id}" if owner and request_id else request_id
-        self.legacy_id = request_id if owner and method == CREATE else ""  # where older versions stored creates
+        self.legacy_id = (
+            request_id if owner and method in (CREATE, CREATE_ARRAY) else ""
+        )  # where older versions stored creates
         self.fingerprint = hashlib.blake2b(message, digest_size=16).digest()
 
     @property

@@ -338,11 +338,8 @@ class State:
 
     # Messages and refusals -----------------------------------------------------------------------------------
 
-    def message(self, record: Record, *, phases: bool = False) -> job_pb2.Job:
-        """Return a job as callers see it: with its refusal, and the attained service up to now.
-
-        With `phases` also the job counts of its array by phase.
-        """
+    def message(self, record: Record) -> job_pb2.Job:
+        """Return a job as callers see it: with its refusal, and the attained service up to now."""
         job = stored_message(record)
         if record.phase is Phase.QUEUED:
             refusal, since = self.refusal(record)
@@ -351,11 +348,6 @@ class State:
         elif record.phase is Phase.RUNNING:
             ran = max(0.0, time.time() - specs.seconds(job.attempt.start_time))
             job.attained_gpu_seconds += ran * record.requested_spec.gpu_milli / 1000
-        if phases and record.spec.array_task:
-            counts = self.dependency_gate.arrays[record.spec.array_task.array_id].phases
-            for phase in Phase:
-                if counts[phase]:
-                    job.array_phases.add(phase=specs.PHASES.to_wire(phase), count=counts[phase])
         return job
 
     def refusal(self, record: Record) -> tuple[Refusal, float]:

@@ -85,8 +85,10 @@ class View:
 
     # Access --------------------------------------------------------------------------------------------------
 
-    def job(self, job_id: str) -> Record:
+    def job(self, job_id: str, array_call: str = "") -> Record:
         """Return a job that the caller may see (and change, if the call changes it).
+
+        `array_call` is the method of ArrayService that does the same for an array, if there is one.
 
         Raises:
             Problem: NOT_FOUND, FAILED_PRECONDITION for an array, PERMISSION_DENIED for another submitter's job.
@@ -95,9 +97,7 @@ class View:
         if record is None or not self.sees(record):
             raise errors.not_found("job", job_id, near=self.similar_ids())
         if array := self._state.dependency_gate.arrays.get(job_id):
-            raise errors.failed_precondition(
-                "IS_ARRAY", f"{job_id} is an array of {array.count} jobs; name one of them, such as {array.first}"
-            )
+            raise is_array(f"{job_id} is an array of {array.count} jobs", array.first, array_call)
         return self.authorize(record)
 
     def authorize(self, record: Record) -> Record:
@@ -106,27 +106,38 @@ class View:
         Raises:
             Problem: PERMISSION_DENIED.
         """
-        self._require_owner(record)
+        self.require_owner(f"job {record.id}", record.job.submitter)
         return record
 
-    def array(self, array_id: str) -> Array | None:
-        """Return an array that the caller may change; None if there is no visible one.
+    def sees_array(self, array: Array) -> bool:
+        """Return whether an array belongs to a visible tenant, and is not being deleted."""
+        if not array.ids or not self._state.dependency_gate.known(array.id):
+            return False
+        return self.sees_all or self.sees(self._state.records[next(iter(array.ids))])  # all have the same tenant
+
+    def array(self, array_id: str) -> Array:
+        """Return an array that the caller may see (and change, if the call changes it).
 
         Raises:
-            Problem: PERMISSION_DENIED for another submitter's array.
+            Problem: NOT_FOUND, FAILED_PRECONDITION for a job, PERMISSION_DENIED for another submitter's array.
         """
-        array = self._state.dependency_gate.arrays.get(array_id)
-        if array is None or not self.sees(record := self._state.records[array.first]):
-            return None
-        self._require_owner(record)
-        return array
+        arrays = self._state.dependency_gate.arrays
+        array = arrays.get(array_id)
+        if array is not None and self.sees_array(array):
+            self.require_owner(f"array {array_id}", self._state.records[array.first].job.submitter)
+            return array
+        if array is None and (record := self._state.records.get(array_id)) and self.sees(record):
+            raise is_job(array_id)
+        raise errors.not_found("array", array_id, near=[one.id for one in arrays.values() if self.sees_array(one)])
 
-    def _require_owner(self, record: Record) -> None:
-        owner = record.job.submitter
+    def require_owner(self, what: str, owner: str) -> None:
+        """Reject a change by a caller who may only change what it has submitted itself.
+
+        Raises:
+            Problem: PERMISSION_DENIED.
+        """
         if self._scope is Scope.OWN_JOBS and owner != self._identity.name:
-            raise denied(
-                "NOT_YOUR_JOB", f"job {record.id} belongs to {owner}; a tenant-admin of its tenant may change it"
-            )
+            raise denied("NOT_YOUR_JOB", f"{what} belongs to {owner}; a tenant-admin of its tenant may change it")
 
     def tenant_of(self, message: job_pb2.JobSpec) -> job_pb2.JobSpec:
         """Return the spec of a new job, with the caller's tenant if it names none and there is only one.
@@ -154,9 +165,9 @@ class View:
 
     # Redaction -----------------------------------------------------------------------------------------------
 
-    def message(self, record: Record, *, phases: bool = False) -> job_pb2.Job:
+    def message(self, record: Record) -> job_pb2.Job:
         """Return a job as this caller sees it."""
-        message = self._state.message(record, phases=phases)
+        message = self._state.message(record)
         self.redact(message)
         return message
 
@@ -198,6 +209,21 @@ class View:
     def _name_of_hidden(self, thing_id: str) -> str | None:
         record = self._record(thing_id)
         return None if record is None or self.sees(record) else record.spec.name
+
+
+def is_array(what: str, first: str, array_call: str = "") -> errors.Problem:
+    """Return the error for the id of an array in a call for one job; `first` is one of the array's jobs.
+
+    >>> is_array("0abc is an array of 2 jobs", "0abc_0", "GetArray").message
+    '0abc is an array of 2 jobs; call ArrayService.GetArray, or name one of its jobs, such as 0abc_0'
+    """
+    call = f"call ArrayService.{array_call}, or " if array_call else ""
+    return errors.failed_precondition("IS_ARRAY", f"{what}; {call}name one of its jobs, such as {first}", first=first)
+
+
+def is_job(job_id: str) -> errors.Problem:
+    """Return the error for the id of a job in a call for arrays."""
+    return errors.failed_precondition("IS_JOB", f"{job_id} is a job, not an array; call JobService for it")
 
 
 def tenant_denied(identity: Identity, tenant: str) -> errors.Problem:

@@ -7,13 +7,15 @@ from collections.abc import Awaitable, Callable
 
 import grpc.aio
 
+from cotenant.cli.arrays import SEPARATOR, leading_phase
 from cotenant.cli.connection import Mesh, open_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.name_lookup import phase_of
 from cotenant.cli.outcome import sanitize
 from cotenant.cli.views import node_state
 from cotenant.rpc.access import AccessError
-from cotenant.v1.job_service_pb2 import ListJobsRequest
+from cotenant.v1.array_service_pb2 import ListArraysRequest
+from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
 from cotenant.v1.node_service_pb2 import ListNodesRequest
 
 COMPLETIONS_MAX = 200
@@ -21,11 +23,18 @@ Completions = list[tuple[str, str]]
 
 
 def job_ids(flags: Flags, incomplete: str, seconds_max: float) -> Completions:
-    """Return the newest jobs whose ids start with the text."""
+    """Return the newest jobs and arrays whose ids start with the text; after an array's id and `_`, its jobs."""
+    head, separator, _ = incomplete.rpartition(SEPARATOR)
 
     async def ask(mesh: Mesh) -> Completions:
-        page = await mesh.jobs.ListJobs(ListJobsRequest(page_size=COMPLETIONS_MAX))
-        return [(job.id, sanitize(f"{phase_of(job)} {job.spec.name}".strip())) for job in page.jobs]
+        wanted = JobFilter(array_id=head) if separator else JobFilter(standalone_only=True)
+        jobs = (await mesh.jobs.ListJobs(ListJobsRequest(filter=wanted, page_size=COMPLETIONS_MAX))).jobs
+        found = [(job.id, sanitize(f"{phase_of(job)} {job.spec.name}".strip())) for job in jobs]
+        if separator:
+            return found
+        arrays = (await mesh.arrays.ListArrays(ListArraysRequest(page_size=COMPLETIONS_MAX))).arrays
+        found += [(array.id, sanitize(f"{leading_phase(array)} {array.spec.name}".strip())) for array in arrays]
+        return sorted(found, reverse=True)[:COMPLETIONS_MAX]
 
     return _complete(flags, ask, incomplete, seconds_max)
 

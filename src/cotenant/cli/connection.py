@@ -20,6 +20,7 @@ from cotenant.rpc.access import Access, AccessError, expand_home, find
 from cotenant.rpc.channel import connect, replicas_of
 from cotenant.rpc.endpoints import SERVICES
 from cotenant.security.grpc_tls import BadTls, TlsFiles, load
+from cotenant.v1.array_service_pb2_grpc import ArrayServiceStub
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
@@ -29,6 +30,7 @@ from cotenant.v1.replica_service_pb2_grpc import ReplicaServiceStub
 from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
 if TYPE_CHECKING:
+    from cotenant.v1.array_service_pb2_grpc import ArrayServiceAsyncStub
     from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
     from cotenant.v1.job_service_pb2_grpc import JobServiceAsyncStub
     from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
@@ -59,6 +61,11 @@ class Mesh:
     def jobs(self) -> JobServiceAsyncStub:
         """The queue's API for jobs."""
         return cast("JobServiceAsyncStub", JobServiceStub(self._channel("queue")))
+
+    @property
+    def arrays(self) -> ArrayServiceAsyncStub:
+        """The queue's API for arrays."""
+        return cast("ArrayServiceAsyncStub", ArrayServiceStub(self._channel("queue")))
 
     @property
     def nodes(self) -> NodeServiceAsyncStub:

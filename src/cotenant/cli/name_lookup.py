@@ -3,37 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
+from cotenant.cli.arrays import SEPARATOR, indices_of, leading_phase
 from cotenant.cli.connection import Mesh
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.spelling import nearest
+from cotenant.v1.array_service_pb2 import Array, GetArrayRequest, GetArrayResponse, ListArraysRequest
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import GetJobRequest, GetJobResponse, JobFilter, ListJobsRequest
 from cotenant.v1.node_service_pb2 import GetNodeRequest, GetNodeResponse, ListNodesRequest, Node
 
-T = TypeVar("T", Job, Node)
+IS_ARRAY = "IS_ARRAY"  # the reason of a call for one job with the id of an array
 PAGE_SIZE = 1000
 CANDIDATES_SHOWN_MAX = 10
 
 
-async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None, *, fold_arrays: bool = False) -> AsyncIterator[Job]:
-    """Yield all matching jobs, newest first, page by page; with `fold_arrays` one job per array."""
+class HasId(Protocol):
+    """A job, an array or a node."""
+
+    id: str
+
+
+T = TypeVar("T", bound=HasId)
+
+
+async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None) -> AsyncIterator[Job]:
+    """Yield all matching jobs, newest first, page by page."""
     token = ""
     while True:
-        request = ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token, fold_arrays=fold_arrays)
-        page = await mesh.jobs.ListJobs(request)
+        page = await mesh.jobs.ListJobs(ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token))
         for job in page.jobs:
             yield job
         token = page.next_page_token
         if not token:
             return
+
+
+async def all_arrays(mesh: Mesh) -> AsyncIterator[Array]:
+    """Yield all arrays, newest first, page by page."""
+    token = ""
+    while True:
+        page = await mesh.arrays.ListArrays(ListArraysRequest(page_size=PAGE_SIZE, page_token=token))
+        for array in page.arrays:
+            yield array
+        token = page.next_page_token
+        if not token:
+            return
+
+
+async def read_tasks(mesh: Mesh, array_id: str) -> list[Job]:
+    """Return all jobs of an array, sorted by index."""
+    found = [job async for job in all_jobs(mesh, JobFilter(array_id=array_id))]
+    return sorted(found, key=lambda job: job.spec.array_task.index)
 
 
 async def all_nodes(mesh: Mesh) -> AsyncIterator[Node]:
@@ -55,14 +83,20 @@ async def find_job(mesh: Mesh, text: str) -> Job:
         CommandError: no job matches, or more than one.
     """
     found = await find_job_or_array(mesh, text)
-    if found.id == found.spec.array_task.array_id:
-        first, count = f"{found.id}_{found.spec.array_task.index}", found.spec.array_task.count
-        raise usage_error(f"{found.id} is an array of {count} jobs", hint=f"name one of its jobs, such as {first}")
+    if isinstance(found, Array):
+        raise not_one_job(found)
     return found
 
 
-async def find_job_or_array(mesh: Mesh, text: str) -> Job:
-    """Return the matching job or array; an array is represented by one of its jobs with the array's id.
+def not_one_job(array: Array) -> CommandError:
+    """Return the error for an array where a single job is expected."""
+    indices = indices_of(array).indices
+    hint = f"name one of its jobs, such as {array.id}{SEPARATOR}{indices[0]}" if indices else ""
+    return usage_error(f"{array.id} is an array of {array.job_count} jobs", hint=hint)
+
+
+async def find_job_or_array(mesh: Mesh, text: str) -> Job | Array:
+    """Return the matching job or array.
 
     Raises:
         CommandError: nothing matches, or more than one.
@@ -71,33 +105,27 @@ async def find_job_or_array(mesh: Mesh, text: str) -> Job:
         exact: GetJobResponse = await mesh.jobs.GetJob(GetJobRequest(id=text))
         return exact.job
     except grpc.aio.AioRpcError as error:
-        problem = from_error(error)
-        is_array = problem.reason == "IS_ARRAY"
+        is_array = from_error(error).reason == IS_ARRAY
         if not is_array and error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
             raise
-    known = [job async for job in all_jobs(mesh, JobFilter(array_id=text) if is_array else None, fold_arrays=True)]
-    for job in known:
-        job.id = job.spec.array_task.array_id or job.id
-    if is_array and (first := problem.metadata.get("first")):  # archived: lists do not include it
-        exact = await mesh.jobs.GetJob(GetJobRequest(id=first))
-        exact.job.id = exact.job.spec.array_task.array_id
-        return exact.job
-    if is_array and not known:  # deleted in between
-        raise usage_error(problem.message)
     if is_array:
-        return known[0]
-    head, separator, index = text.rpartition("_")
+        found: GetArrayResponse = await mesh.arrays.GetArray(GetArrayRequest(id=text))
+        return found.array
+    head, separator, index = text.rpartition(SEPARATOR)
+    arrays = [array async for array in all_arrays(mesh)]
     if separator and index.isdecimal():
-        array = match_id(head, [job for job in known if job.spec.HasField("array_task")], "array", _job_line)
-        exact = await mesh.jobs.GetJob(GetJobRequest(id=f"{array.id}_{int(index)}"))
+        array = match_id(head, arrays, "array", _line)
+        exact = await mesh.jobs.GetJob(GetJobRequest(id=f"{array.id}{SEPARATOR}{int(index)}"))
         return exact.job
-    return match_id(text, known, "job", _job_line)
+    jobs = [job async for job in all_jobs(mesh, JobFilter(standalone_only=True))]
+    known: list[Job | Array] = sorted([*jobs, *arrays], key=lambda one: one.id, reverse=True)
+    return match_id(text, known, "job", _line)
 
 
-async def find_jobs_and_arrays(mesh: Mesh, texts: Sequence[str]) -> list[Job]:
+async def find_jobs_and_arrays(mesh: Mesh, texts: Sequence[str]) -> list[Job | Array]:
     """Return all matching jobs and arrays without duplicates, before any of them is changed."""
     found = [await find_job_or_array(mesh, text) for text in texts]
-    return list({job.id: job for job in found}.values())
+    return list({one.id: one for one in found}.values())
 
 
 async def find_node(mesh: Mesh, text: str) -> Node:
@@ -140,8 +168,9 @@ def _ambiguous(text: str, kind: str, lines: Sequence[str]) -> CommandError:
     return usage_error(f"{text!r} matches {len(lines)} {kind}s", details=shown, hint="type more of the id")
 
 
-def _job_line(job: Job) -> str:
-    return f"{job.id}  {phase_of(job)}  {job.spec.name}".rstrip()
+def _line(found: Job | Array) -> str:
+    phase = leading_phase(found) if isinstance(found, Array) else phase_of(found)
+    return f"{found.id}  {phase}  {found.spec.name}".rstrip()
 
 
 def phase_of(job: Job) -> Phase | str:

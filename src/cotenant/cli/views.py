@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from cotenant.cli.arrays import counts, indices_of, leading_phase
 from cotenant.cli.condition_views import agent_view
 from cotenant.cli.jobs.launch_failures import launch_failure_view
 from cotenant.cli.name_lookup import phase_of
@@ -23,6 +24,7 @@ from cotenant.core.model.priority import class_of
 from cotenant.core.model.refusal import Refusal as Reason
 from cotenant.core.model.refusal import Wait
 from cotenant.security.validity import Validity
+from cotenant.v1.array_service_pb2 import Array
 from cotenant.v1.certificate_pb2 import Certificate
 from cotenant.v1.job_pb2 import (
     Attempt,
@@ -42,6 +44,10 @@ from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
 
 DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
 View = dict[str, Any]
+ARRAY_FIELDS = (  # in the views of arrays as in those of jobs
+    "id", "name", "kind", "tenant", "queue", "priority", "priority_class", "submitter", "labels", "replicas", "gpus",
+    "cores", "memory_bytes", "create_time", "end_time", "deadline", "dependencies", "retries", "archived",
+)  # fmt: skip
 LIVE = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING, AttemptState.STOPPING})
 
 
@@ -83,7 +89,7 @@ def job_view(job: Job, now: float) -> View:
         "run_seconds": run_seconds(job, now),
         "deadline": time_of(spec, "deadline"),
         "dependencies": [dependency_view(one) for one in spec.dependencies],
-        "array": array_view(spec) if spec.HasField("array_task") else None,
+        "array": task_view(spec) if spec.HasField("array_task") else None,
         "reason": reason_view(job.refusal) if job.HasField("refusal") else None,
         "attempt": attempt_view(job.attempt) if job.HasField("attempt") else None,
         "past_attempts": [attempt_view(attempt) for attempt in job.past_attempts],
@@ -108,7 +114,27 @@ def dependency_view(dependency: Dependency) -> View:
     return {"id": dependency.id, "condition": "after_ok" if strictly else "after"}
 
 
-def array_view(spec: JobSpec) -> View:
+def array_view(array: Array, now: float) -> View:
+    """Return everything known about an array as a whole; its resources are those of one job."""
+    alike = Job(id=array.id, spec=array.spec, submitter=array.submitter, archived=array.archived)
+    alike.create_time.CopyFrom(array.create_time)
+    if array.HasField("end_time"):
+        alike.end_time.CopyFrom(array.end_time)
+    view = job_view(alike, now)
+    return {name: view[name] for name in ARRAY_FIELDS} | {
+        "phase": str(leading_phase(array)),
+        "array": str(indices_of(array)),
+        "jobs": array.job_count,
+        "phases": counts(array),
+    }
+
+
+def job_or_array_view(found: Job | Array, now: float) -> View:
+    """Return everything known about a job or an array."""
+    return array_view(found, now) if isinstance(found, Array) else job_view(found, now)
+
+
+def task_view(spec: JobSpec) -> View:
     """Return which job of an array a job is."""
     task = spec.array_task
     return {

@@ -50,11 +50,15 @@ def write_dependencies(spec: JobSpec, message: job_pb2.JobSpec) -> None:
     for dependency in spec.dependencies:
         message.dependencies.add(id=dependency.job_id, condition=_CONDITIONS[dependency.condition])
     if spec.array:
-        for part in spec.array.ranges:
-            message.array.ranges.add(first=part.first, last=part.last, step=part.step)
-        message.array.running_max = spec.array.running_max
+        message.array.CopyFrom(array_to_wire(spec.array))
     if task := spec.array_task:
         message.array_task.CopyFrom(task_to_wire(task))
+
+
+def array_to_wire(array: ArraySpec) -> job_pb2.ArraySpec:
+    """Encode the indices of an array, and its limit."""
+    ranges = [job_pb2.IndexRange(first=part.first, last=part.last, step=part.step) for part in array.ranges]
+    return job_pb2.ArraySpec(ranges=ranges, running_max=array.running_max)
 
 
 def task_to_wire(task: ArrayTask) -> job_pb2.ArrayTask:

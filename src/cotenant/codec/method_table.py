@@ -97,6 +97,70 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="LEADER",
             streams=True,
         ),
+        "/cotenant.v1.ArrayService/CreateArray": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+            has_request_id=True,
+        ),
+        "/cotenant.v1.ArrayService/GetArray": MethodRules(
+            {
+                "viewer": "TENANT",
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+        ),
+        "/cotenant.v1.ArrayService/ListArrays": MethodRules(
+            {
+                "viewer": "TENANT",
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+        ),
+        "/cotenant.v1.ArrayService/CancelArray": MethodRules(
+            {
+                "user": "OWN_JOBS",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+            has_request_id=True,
+        ),
+        "/cotenant.v1.ArrayService/SuspendArray": MethodRules(
+            {
+                "user": "OWN_JOBS",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+            has_request_id=True,
+        ),
+        "/cotenant.v1.ArrayService/ResumeArray": MethodRules(
+            {
+                "user": "OWN_JOBS",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+            has_request_id=True,
+        ),
         "/cotenant.v1.ContentionService/ListIncidents": MethodRules(
             {
                 "viewer": "ALL_TENANTS",

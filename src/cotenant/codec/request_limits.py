@@ -53,9 +53,12 @@ VALIDATED = frozenset({"JobSpec", "ProgressRule", "SubmitDirectory"})  # their t
 BYTES: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("JobService", "TenantService", "NodeService", "PolicyService", "ReplicaService"), limits.REQUEST_BYTES_MAX
+            ("JobService", "ArrayService", "TenantService", "NodeService", "PolicyService", "ReplicaService"),
+            limits.REQUEST_BYTES_MAX,
         ),
         "JobService/CreateJob": limits.REQUEST_SPEC_BYTES_MAX,
+        "ArrayService/CreateArray": limits.REQUEST_SPEC_BYTES_MAX,
+        "ArrayService/ListArrays": limits.REQUEST_SPECS_BYTES_MAX,
         "JobService/UpdateJob": limits.REQUEST_SPEC_BYTES_MAX,
         "JobService/ListJobs": limits.REQUEST_SPECS_BYTES_MAX,
         "JobService/WatchJobs": limits.REQUEST_SPECS_BYTES_MAX,

@@ -339,7 +339,7 @@ def target(message: Any) -> Mapping[str, Any]:
     told: dict[str, Any] = {
         name: _short(value) for name in TARGET_FIELDS if name in fields and (value := getattr(message, name))
     }
-    for inner in ("job", "tenant", "node"):
+    for inner in ("job", "array", "tenant", "node"):
         if inner in fields and fields[inner].message_type is not None and (value := getattr(message, inner).id):
             told["id"] = _short(value)
     if "spec" in fields:

@@ -9,14 +9,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cotenant.codec import errors
 from cotenant.codec.specs import PHASES, accept_spec, spec_to_wire, timestamp
 from cotenant.core.model.job import JobSpec
+from cotenant.core.model.job_array import ArrayTask
 from cotenant.core.model.lifecycle import ENDED, HOLDING, Phase
 from cotenant.rpc.server import Server
+from cotenant.v1 import array_service_pb2 as arrays_pb
+from cotenant.v1 import array_service_pb2_grpc as arrays_grpc
 from cotenant.v1 import contention_service_pb2 as contention_pb
 from cotenant.v1 import contention_service_pb2_grpc as contention_grpc
 from cotenant.v1 import job_pb2
@@ -226,9 +231,13 @@ class Jobs(jobs_grpc.JobServiceServicer):
                 return
             await self._next_change()
 
-    def add(self, spec: JobSpec, **fields: Any) -> job_pb2.Job:
+    def next_id(self) -> str:
+        """Return an id that sorts after all others."""
+        return f"{len(self.jobs):08d}k{len(self.jobs):03d}"
+
+    def add(self, spec: JobSpec, job_id: str = "", **fields: Any) -> job_pb2.Job:
         """Add a job."""
-        job = self._made(f"{len(self.jobs):08d}k{len(self.jobs):03d}", spec)
+        job = self._made(job_id or self.next_id(), spec)
         job.MergeFrom(job_pb2.Job(**fields))
         self._set(job)
         return job
@@ -293,6 +302,8 @@ class Jobs(jobs_grpc.JobServiceServicer):
         )
 
     def _known(self, job_id: str) -> job_pb2.Job:
+        if array := next((one for one in self.jobs if one.startswith(f"{job_id}_")), None):
+            raise errors.failed_precondition("IS_ARRAY", f"{job_id} is an array of jobs", first=array)
         if job_id not in self.jobs:
             raise errors.not_found("job", job_id)
         return self.jobs[job_id]
@@ -311,6 +322,92 @@ class Jobs(jobs_grpc.JobServiceServicer):
             self._changed.discard(changed)
 
 
+class Arrays(arrays_grpc.ArrayServiceServicer):
+    """Arrays of the jobs in a dictionary."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+        self._specs: dict[str, JobSpec] = {}
+        self.asked: list[Any] = []
+        self.archived: set[str] = set()
+
+    async def CreateArray(self, request: arrays_pb.CreateArrayRequest, context: Any) -> arrays_pb.CreateArrayResponse:
+        self.asked.append(request)
+        spec = accept_spec(request.spec, now=time.time())
+        if request.validate_only:
+            return arrays_pb.CreateArrayResponse(array=arrays_pb.Array(spec=spec_to_wire(spec)))
+        array_id = self.add(spec)
+        if self._jobs.autopilot:
+            await asyncio.gather(*(self._jobs.drive(job) for job in self._tasks(array_id)))
+        return arrays_pb.CreateArrayResponse(array=self._message(array_id))
+
+    async def GetArray(self, request: arrays_pb.GetArrayRequest, context: Any) -> arrays_pb.GetArrayResponse:
+        return arrays_pb.GetArrayResponse(array=self._message(request.id))
+
+    async def ListArrays(self, request: arrays_pb.ListArraysRequest, context: Any) -> arrays_pb.ListArraysResponse:
+        self.asked.append(request)
+        found = [
+            array_id
+            for array_id in sorted(self._specs, reverse=True)
+            if any(matches(job, request.filter) for job in self._tasks(array_id))
+        ]
+        begin = int(request.page_token or 0)
+        end = begin + min(request.page_size or 100, 1000)
+        return arrays_pb.ListArraysResponse(
+            arrays=[self._message(array_id) for array_id in found[begin:end]],
+            next_page_token=str(end) if end < len(found) else "",
+            total_size=len(found),
+        )
+
+    async def CancelArray(self, request: arrays_pb.CancelArrayRequest, context: Any) -> arrays_pb.CancelArrayResponse:
+        return arrays_pb.CancelArrayResponse(array=self._move(request.id, Phase.CANCELLED))
+
+    async def SuspendArray(
+        self, request: arrays_pb.SuspendArrayRequest, context: Any
+    ) -> arrays_pb.SuspendArrayResponse:
+        return arrays_pb.SuspendArrayResponse(array=self._move(request.id, Phase.SUSPENDED))
+
+    async def ResumeArray(self, request: arrays_pb.ResumeArrayRequest, context: Any) -> arrays_pb.ResumeArrayResponse:
+        return arrays_pb.ResumeArrayResponse(array=self._move(request.id, Phase.QUEUED))
+
+    def add(self, spec: JobSpec) -> str:
+        """Add an array and all of its jobs; return its id."""
+        assert spec.array
+        array_id = self._jobs.next_id()
+        self._specs[array_id] = spec
+        indices = spec.array.indices
+        for index in indices:
+            task = ArrayTask(array_id, index, len(indices), spec.array.running_max)
+            self._jobs.add(replace(spec, array=None, array_task=task), job_id=f"{array_id}_{index}")
+        return array_id
+
+    def _tasks(self, array_id: str) -> list[job_pb2.Job]:
+        return [job for job in self._jobs.jobs.values() if job.spec.array_task.array_id == array_id]
+
+    def _move(self, array_id: str, phase: Phase) -> arrays_pb.Array:
+        left = [job.id for job in self._tasks(array_id) if PHASES.from_wire(job.phase) not in ENDED]
+        if not left and phase is not Phase.CANCELLED:
+            raise errors.failed_precondition("ARRAY_ENDED", f"all jobs of array {array_id} have already ended")
+        for job_id in left:
+            self._jobs.move(job_id, phase)
+        return self._message(array_id)
+
+    def _message(self, array_id: str) -> arrays_pb.Array:
+        if array_id not in self._specs:
+            raise errors.not_found("array", array_id)
+        tasks = self._tasks(array_id)
+        counts = Counter(job.phase for job in tasks)
+        return arrays_pb.Array(
+            id=array_id,
+            spec=spec_to_wire(self._specs[array_id]),
+            phase_counts=[job_pb2.PhaseCount(phase=phase, count=count) for phase, count in counts.items()],
+            job_count=len(tasks),
+            create_time=timestamp(CREATED),
+            submitter="operator",
+            archived=array_id in self.archived,
+        )
+
+
 def matches(job: job_pb2.Job, wanted: pb.JobFilter) -> bool:
     """Return whether a job matches a filter, by the API's contract."""
     nodes = [one.node_id for one in job.attempt.allocations] if PHASES.from_wire(job.phase) in HOLDING else []
@@ -322,6 +419,8 @@ def matches(job: job_pb2.Job, wanted: pb.JobFilter) -> bool:
             wanted.name in ("", job.spec.name),
             wanted.node_id in ("", *nodes),
             not wanted.ids or job.id in wanted.ids,
+            wanted.array_id in ("", job.spec.array_task.array_id),
+            not (wanted.standalone_only and job.spec.HasField("array_task")),
             wanted.labels.items() <= job.spec.labels.items(),
         ]
     )
@@ -443,6 +542,7 @@ class Standin:
 
     def __init__(self) -> None:
         self.jobs = Jobs()
+        self.arrays = Arrays(self.jobs)
         self.nodes = Nodes()
         self.contention = Contention()
         self.policies = Policies()
@@ -493,6 +593,7 @@ class Standin:
     async def _start(self) -> None:
         server = Server(token=TOKEN)
         server.add(jobs_grpc.add_JobServiceServicer_to_server, self.jobs, "cotenant.v1.JobService")
+        server.add(arrays_grpc.add_ArrayServiceServicer_to_server, self.arrays, "cotenant.v1.ArrayService")
         server.add(nodes_grpc.add_NodeServiceServicer_to_server, self.nodes, "cotenant.v1.NodeService")
         server.add(
             contention_grpc.add_ContentionServiceServicer_to_server, self.contention, "cotenant.v1.ContentionService"

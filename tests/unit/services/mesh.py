@@ -37,7 +37,15 @@ from cotenant.store.port import (
     Store,
     StoreUnavailable,
 )
-from cotenant.v1 import job_pb2, job_service_pb2_grpc, node_service_pb2_grpc, resources_pb2, tenant_service_pb2_grpc
+from cotenant.v1 import array_service_pb2 as array_pb
+from cotenant.v1 import (
+    array_service_pb2_grpc,
+    job_pb2,
+    job_service_pb2_grpc,
+    node_service_pb2_grpc,
+    resources_pb2,
+    tenant_service_pb2_grpc,
+)
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 
@@ -226,6 +234,11 @@ class Mesh:
         )
 
     @property
+    def arrays(self) -> array_service_pb2_grpc.ArrayServiceAsyncStub:
+        stub = array_service_pb2_grpc.ArrayServiceStub(self.channel("queue"))
+        return cast("array_service_pb2_grpc.ArrayServiceAsyncStub", stub)
+
+    @property
     def tenants(self) -> tenant_service_pb2_grpc.TenantServiceAsyncStub:
         stub = tenant_service_pb2_grpc.TenantServiceStub(self.channel("queue"))
         return cast("tenant_service_pb2_grpc.TenantServiceAsyncStub", stub)
@@ -244,6 +257,12 @@ class Mesh:
         """Submit a job and return its id."""
         response: pb.CreateJobResponse = await self.jobs.CreateJob(pb.CreateJobRequest(spec=spec(**fields)))
         return response.job.id
+
+    async def submit_array(self, **fields: Any) -> str:
+        """Submit an array and return its id."""
+        request = array_pb.CreateArrayRequest(spec=spec(**fields))
+        response: array_pb.CreateArrayResponse = await self.arrays.CreateArray(request)
+        return response.array.id
 
     async def job(self, job_id: str) -> job_pb2.Job:
         response: pb.GetJobResponse = await self.jobs.GetJob(pb.GetJobRequest(id=job_id))

@@ -22,11 +22,12 @@ from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
+from tests.support.queue_stub import change_of, creation_of, queue_stub
 from tests.verification.chaos.call_log import ALREADY_ENDED, ARCHIVED, PAGE, PAUSE_SECONDS, CallLog
 from tests.verification.chaos.certificates import of_process, of_tenants
 from tests.verification.chaos.end_watcher import EndWatcher
 from tests.verification.chaos.isolation_probe import IsolationProbe
-from tests.verification.chaos.jobs import LARGE_ARRAY, draw_job
+from tests.verification.chaos.jobs import LARGE_ARRAY, DrawnJob, draw_job
 from tests.verification.chaos.operator import Operator
 
 from cotenant.codec import specs
@@ -35,7 +36,6 @@ from cotenant.history.recording import clock
 from cotenant.rpc import channel
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
 from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
@@ -50,6 +50,33 @@ AVOID_SECONDS = 29 * 86_400  # longer than any clock jump
 EARLIER_MAX = 8  # candidates for dependencies
 MISSING_SECONDS_MAX = 15.0  # a job missing from all lists for this long was removed, long after its end
 TENANT = "default"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job or an array: its id, and the ids of all its jobs."""
+
+    whole: str
+    ids: list[str]
+    service: bool
+
+    @property
+    def first(self) -> str:
+        """The job, or the first of the array."""
+        return self.ids[0]
+
+    @property
+    def array(self) -> bool:
+        """Whether it is an array."""
+        return self.ids != [self.whole]
+
+
+def _submitted(answer: Any, drawn: DrawnJob) -> Submitted:
+    """Return what a call created."""
+    if not drawn.spec.array:
+        return Submitted(answer.job.id, [answer.job.id], drawn.service)
+    ids = [f"{answer.array.id}_{index}" for index in drawn.spec.array.indices]
+    return Submitted(answer.array.id, ids, drawn.service)
 
 
 @dataclass
@@ -93,106 +120,99 @@ class Load:
         try:
             request_id, rng = self.call_log.request(), Random(f"{self.call_log.name} {self.call_log.requests}")
             tenant = rng.choice(sorted(self.jobs))
-            job, ids, service = await self._submit(tenant, request_id, rng)
-            jobs = self.jobs[tenant]
+            made, jobs = await self._submit(tenant, request_id, rng), self.jobs[tenant]
             action = rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
-            if len(ids) > 1:
+            if len(made.ids) > 1:
                 action = rng.choices(list(ARRAY_ACTIONS), list(ARRAY_ACTIONS.values()))[0]
-            if service:
-                await self._serve(jobs, job, request_id, action, rng)
-            elif len(ids) > LARGE_ARRAY[0]:  # running all of it would take too long
-                await self._change(jobs, job, ids, action if action == "suspend" else "", request_id, rng)
-                await self._change(jobs, job, ids, "cancel", request_id, rng)
+            if made.service:
+                await self._serve(jobs, made, request_id, action, rng)
+            elif len(made.ids) > LARGE_ARRAY[0]:  # running all of it would take too long
+                await self._change(jobs, made, action if action == "suspend" else "", request_id, rng)
+                await self._change(jobs, made, "cancel", request_id, rng)
             else:
-                await self._change(jobs, job, ids, action, request_id, rng)
+                await self._change(jobs, made, action, request_id, rng)
         finally:
             self.call_log.busy -= 1
 
-    async def _change(
-        self, jobs: Any, job: job_pb2.Job, ids: list[str], action: str, request_id: str, rng: Random
-    ) -> None:
-        whole = job.spec.array_task.array_id or job.id
+    async def _change(self, jobs: Any, made: Submitted, action: str, request_id: str, rng: Random) -> None:
         match action:
             case "cancel":
                 await self.call_log.pause(SOON_SECONDS, rng)
-                await self._cancel(jobs, whole, ids, request_id)
+                await self._cancel(jobs, made, request_id)
             case "suspend":
                 await self.call_log.pause(SOON_SECONDS, rng)
-                await self._suspend(jobs, whole, ids, request_id, rng)
+                await self._suspend(jobs, made, request_id, rng)
             case "update":
-                await self._update(jobs, job.id, request_id, rng)
+                await self._update(jobs, made.first, request_id, rng)
             case "move":
-                await self._move(jobs, job.id, request_id)
+                await self._move(jobs, made.first, request_id)
 
     async def _submit_for_operator(self, request_id: str, rng: Random) -> str:
-        job, ids, service = await self._submit(TENANT, request_id, rng)
-        if service:
-            await self._cancel(self.jobs[TENANT], job.id, ids, request_id)
-        return job.id
+        made = await self._submit(TENANT, request_id, rng)
+        if made.service:
+            await self._cancel(self.jobs[TENANT], made, request_id)
+        return made.first
 
-    async def _submit(self, tenant: str, request_id: str, rng: Random) -> tuple[job_pb2.Job, list[str], bool]:
-        """Submit a job; return the answer, the IDs of all its jobs, and whether it is a service."""
+    async def _submit(self, tenant: str, request_id: str, rng: Random) -> Submitted:
+        """Submit a job or an array."""
         earlier = self.earlier.setdefault(tenant, deque(maxlen=EARLIER_MAX))
         answered = None
         while answered is None:
             drawn, jobs = draw_job(self.call_log.directory, rng, list(earlier)), self.jobs[tenant]
             spec = specs.spec_to_wire(replace(drawn.spec, tenant=tenant))
-            request = pb.CreateJobRequest(spec=spec, request_id=request_id)
-            answered = await self.call_log.call_unless(ALREADY_ENDED, jobs.CreateJob, request)
+            create, request = creation_of(jobs, spec, request_id)
+            answered = await self.call_log.call_unless(ALREADY_ENDED, create, request)
             if answered is None:  # the final phase of a dependency is in the archive of another queue
                 earlier.clear()
-        answer = answered.job
+        made = _submitted(answered, drawn)
         known = {"replicas": drawn.replicas, "alone": drawn.alone, "service": drawn.service, "after": drawn.after}
         if rng.random() < REPEAT_SHARE:
-            again = (await self.call_log.call(jobs.CreateJob, request)).job
-            self.call_log.record(request=request_id, job=again.id, **known)
-        ids = [answer.id]
-        if drawn.spec.array:
-            ids = [f"{answer.spec.array_task.array_id}_{index}" for index in drawn.spec.array.indices]
-        for job_id in ids:
-            own = request_id if job_id == answer.id else f"{request_id} {job_id}"
+            again = _submitted(await self.call_log.call(create, request), drawn)
+            self.call_log.record(request=request_id, job=again.first, **known)
+        for job_id in made.ids:
+            own = request_id if job_id == made.first else f"{request_id} {job_id}"
             self.call_log.record(request=own, job=job_id, **known)
-        self.open |= set(ids)
-        self.known |= dict.fromkeys(ids, tenant)
-        earlier += ids
-        return answer, ids, drawn.service
+        self.open |= set(made.ids)
+        self.known |= dict.fromkeys(made.ids, tenant)
+        earlier += made.ids
+        return made
 
-    async def _cancel(self, jobs: Any, target: str, ids: list[str], request_id: str) -> None:
-        self.call_log.record(cancel=ids)
-        request = pb.CancelJobRequest(id=target, request_id=f"{request_id} cancel")
-        if await self.call_log.call_unless(ARCHIVED, jobs.CancelJob, request) is None:
-            self.call_log.record(gone=target)
+    async def _cancel(self, jobs: Any, made: Submitted, request_id: str) -> None:
+        self.call_log.record(cancel=made.ids)
+        cancel = change_of(jobs, "Cancel", made.whole, array=made.array, request_id=f"{request_id} cancel")
+        if await self.call_log.call_unless(ARCHIVED, *cancel) is None:
+            self.call_log.record(gone=made.whole)
 
-    async def _serve(self, jobs: Any, job: job_pb2.Job, request_id: str, action: str, rng: Random) -> None:
+    async def _serve(self, jobs: Any, made: Submitted, request_id: str, action: str, rng: Random) -> None:
         """Use a service for a while: it must run until it is cancelled."""
-        await self._wait_for(jobs, job.id, Phase.RUNNING)
+        await self._wait_for(jobs, made.first, Phase.RUNNING)
         if action == "suspend":
-            await self._suspend(jobs, job.id, [job.id], request_id, rng)
-            await self._wait_for(jobs, job.id, Phase.RUNNING)
+            await self._suspend(jobs, made, request_id, rng)
+            await self._wait_for(jobs, made.first, Phase.RUNNING)
         if action == "update":
-            await self._update_objective(jobs, job.id, request_id, rng)
-            await self._wait_for(jobs, job.id, Phase.RUNNING)
+            await self._update_objective(jobs, made.first, request_id, rng)
+            await self._wait_for(jobs, made.first, Phase.RUNNING)
         if action == "move":
-            await self._move(jobs, job.id, request_id)
-            await self._wait_for(jobs, job.id, Phase.RUNNING)
+            await self._move(jobs, made.first, request_id)
+            await self._wait_for(jobs, made.first, Phase.RUNNING)
         await self.call_log.pause(SERVED_SECONDS, rng)
-        await self._cancel(jobs, job.id, [job.id], request_id)
+        await self._cancel(jobs, made, request_id)
 
-    async def _suspend(self, jobs: Any, whole: str, ids: list[str], request_id: str, rng: Random) -> None:
+    async def _suspend(self, jobs: Any, made: Submitted, request_id: str, rng: Random) -> None:
         """Suspend a job or an array for a while, unless it ends; attempts that begin in between must be stopped."""
-        suspend = pb.SuspendJobRequest(id=whole, request_id=f"{request_id} suspend")
-        if await self.call_log.call_unless(ALREADY_ENDED, jobs.SuspendJob, suspend) is None:
+        suspend = change_of(jobs, "Suspend", made.whole, array=made.array, request_id=f"{request_id} suspend")
+        if await self.call_log.call_unless(ALREADY_ENDED, *suspend) is None:
             return
-        some = ids[:2] + ids[2:][-2:]
+        some = made.ids[:2] + made.ids[2:][-2:]
         if held := [job_id for job_id in some if await self._wait_for(jobs, job_id, Phase.SUSPENDED)]:
             begin = clock()
             await self.call_log.pause(SUSPENDED_SECONDS, rng)
             for job_id in held:
                 self.call_log.record(suspended=job_id, begin=begin, end=clock())
-            resume = pb.ResumeJobRequest(id=whole, request_id=f"{request_id} resume")
-            await self.call_log.call_unless(ALREADY_ENDED, jobs.ResumeJob, resume)
+            resume = change_of(jobs, "Resume", made.whole, array=made.array, request_id=f"{request_id} resume")
+            await self.call_log.call_unless(ALREADY_ENDED, *resume)
             if rng.random() < REPEAT_SHARE:
-                await self.call_log.call_unless(ALREADY_ENDED, jobs.SuspendJob, suspend)  # a late duplicate
+                await self.call_log.call_unless(ALREADY_ENDED, *suspend)  # a late duplicate
 
     async def _update(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
         """Update a job's priority several times; earlier values must not return."""
@@ -290,10 +310,10 @@ async def main(directory: Path, queue: str, placement: str, seed: str) -> None:
     async with AsyncExitStack() as stack:
         to_queue = await stack.enter_async_context(channel.connect(queue, token))
         to_placement = await stack.enter_async_context(channel.connect(placement, token))
-        jobs: dict[str, Any] = {TENANT: cast("Any", JobServiceStub(to_queue))}
+        jobs: dict[str, Any] = {TENANT: queue_stub(to_queue)}
         for tenant, files in of_tenants(directory).items():
             own = await stack.enter_async_context(channel.connect(queue, tls=files))
-            jobs[tenant] = cast("Any", JobServiceStub(own))
+            jobs[tenant] = queue_stub(own)
         nodes, tenants = cast("Any", NodeServiceStub(to_placement)), cast("Any", TenantServiceStub(to_queue))
         load = Load(CallLog(directory, f"chaos {seed}"), jobs, nodes, tenants, Random(seed))
         running = asyncio.get_running_loop().create_task(load.run())

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.field_mask_pb2 import FieldMask
+from tests.support.queue_stub import change_of, creation_of, queue_stub
 from tests.unit.services.mesh import spec
 from tests.verification.control_plane.simulated_rpc import Network
 from tests.verification.control_plane.virtual_time import Process
@@ -44,7 +45,7 @@ class Clients:
 
     def stub(self, name: str) -> Any:
         """Return a client's stub of the queue, on any replica."""
-        return job_service_pb2_grpc.JobServiceStub(self._network.channel(Process(name), QUEUES))
+        return queue_stub(self._network.channel(Process(name), QUEUES))
 
     async def call_until_answered(
         self, call: Any, request: Any, *, refused: Sequence[grpc.StatusCode] = INVALID_STATE
@@ -75,19 +76,19 @@ class Clients:
         """Submit a job or an array until it is acknowledged, and change it; some requests are sent twice."""
         stub = self.stub(f"client-{number}")
         await asyncio.sleep(self._rng.random() * within_seconds)
-        request = pb.CreateJobRequest(spec=self._run_job(number), request_id=f"request-{number}")
-        times = self._rng.choice([1, 1, 2])
-        answers = await asyncio.gather(*(self.call_until_answered(stub.CreateJob, request) for _ in range(times)))
-        if not (made := [answer.job for answer in answers if answer]):
+        wanted, request_id = self._run_job(number), f"request-{number}"
+        array, times = wanted.HasField("array"), self._rng.choice([1, 1, 2])
+        call, request = creation_of(stub, wanted, request_id)
+        answers = await asyncio.gather(*(self.call_until_answered(call, request) for _ in range(times)))
+        if not (made := [answer.array.id if array else answer.job.id for answer in answers if answer]):
             return
-        job, array_id = made[0], made[0].spec.array_task.array_id
-        indices = range(request.spec.array.ranges[0].last + 1) if array_id else ()
-        ids = [f"{array_id}_{index}" for index in indices] or [job.id]
+        indices = range(wanted.array.ranges[0].last + 1) if array else ()
+        ids = [f"{made[0]}_{index}" for index in indices] or [made[0]]
         for one in made:
-            self._events.append(Acknowledged(request.request_id, one.id))
-        self._events.extend(Acknowledged(f"{request.request_id} {one}", one) for one in ids if one != job.id)
-        self.acknowledged.append(array_id or job.id)
-        await self._change(stub, array_id or job.id, ids)
+            self._events.append(Acknowledged(request_id, f"{one}_0" if array else one))
+        self._events.extend(Acknowledged(f"{request_id} {one}", one) for one in ids[1:])
+        self.acknowledged.append(made[0])
+        await self._change(stub, made[0], ids)
 
     def _run_job(self, number: int) -> job_pb2.JobSpec:
         rng = self._rng
@@ -108,16 +109,17 @@ class Clients:
 
     async def _change(self, stub: Any, thing_id: str, job_ids: list[str]) -> None:
         """Change a job or an array a random number of times."""
+        array = job_ids[0] != thing_id
         while self._rng.random() < 0.55:
             await asyncio.sleep(3 * self._rng.random() ** 2)
             (wish,) = self._rng.choices(["cancel", "suspend", "resume", "move", "update"], [2, 1, 1, 2, 4])
             if wish == "cancel":
-                if await self.call_until_answered(stub.CancelJob, pb.CancelJobRequest(id=thing_id)):
+                if await self.call_until_answered(*change_of(stub, "Cancel", thing_id, array=array)):
                     self._events.extend(Cancelled(job_id) for job_id in job_ids)
             elif wish == "suspend":
-                await self.call_until_answered(stub.SuspendJob, pb.SuspendJobRequest(id=thing_id))
+                await self.call_until_answered(*change_of(stub, "Suspend", thing_id, array=array))
             elif wish == "resume":
-                await self.call_until_answered(stub.ResumeJob, pb.ResumeJobRequest(id=thing_id))
+                await self.call_until_answered(*change_of(stub, "Resume", thing_id, array=array))
             elif wish == "move":
                 await self._move(stub, self._rng.choice(job_ids))
             else:

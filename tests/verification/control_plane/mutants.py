@@ -30,6 +30,7 @@ from cotenant.services.placement.planning import plan_runner
 from cotenant.services.placement.planning.plan_runner import PlanRunner
 from cotenant.services.placement.registry.node_removal import NodeRemoval
 from cotenant.services.queue.api import server as queue
+from cotenant.services.queue.api import submission
 from cotenant.services.queue.api.follower_reads import QueueReader
 from cotenant.services.queue.attempts import attempt_watcher
 from cotenant.services.queue.jobs import job_arrays, job_store, launch_failures
@@ -155,7 +156,10 @@ MUTANTS: dict[str, Mutant] = {
     "agents compare no terms and no epochs": Mutant(
         ((EpochFence, "raise_term", accept_any_order), (EpochFence, "raise_epoch", accept_any_order)), Rule.EPOCH
     ),
-    "the queue recognizes no repeated request": Mutant(((queue, "idempotency_key_of", ignore_request_id),), Rule.ONCE),
+    "the queue recognizes no repeated request": Mutant(
+        ((queue, "idempotency_key_of", ignore_request_id), (submission, "idempotency_key_of", ignore_request_id)),
+        Rule.ONCE,
+    ),
     "the queue compares no term": Mutant(((FencedStore, "transact", transact_unfenced),), Rule.TERM, PAUSE_FAULTS, 3),
     "placement compares no term": Mutant(((Committer, "start", start_unfenced),), Rule.TERM, PAUSE_FAULTS, 26),
     "placement obeys any queue, and accepts late plans": Mutant(

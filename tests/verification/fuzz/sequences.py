@@ -33,6 +33,7 @@ from tests.verification.fuzz.runner import SETTLED_SHARE, Finding, Outcome, live
 from cotenant.codec import errors, specs
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.services.predictor.api import server as predictor
+from cotenant.v1 import array_service_pb2 as arrays_pb
 from cotenant.v1 import job_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import node_service_pb2 as nodes_pb
@@ -187,15 +188,15 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
     ) -> Any:
         """Submit a job or an array."""
         kind = job_pb2.JOB_KIND_CPU if not gpus else job_pb2.JOB_KIND_TRAINING
-        request = jobs_pb.CreateJobRequest(
-            spec=spec(gpus=gpus, cores=1, replicas=replicas, kind=kind, **fields), request_id=request_id
-        )
+        wanted = spec(gpus=gpus, cores=1, replicas=replicas, kind=kind, **fields)
         for job_id in after:
-            request.spec.dependencies.add(id=job_id, condition=1 + len(job_id) % 2)
+            wanted.dependencies.add(id=job_id, condition=1 + len(job_id) % 2)
         if array:
             first, last, running_max = array
-            request.spec.array.ranges.add(first=first, last=last, step=1)
-            request.spec.array.running_max = running_max
+            wanted.array.ranges.add(first=first, last=last, step=1)
+            wanted.array.running_max = running_max
+            return self._submit_array(arrays_pb.CreateArrayRequest(spec=wanted, request_id=request_id), odd)
+        request = jobs_pb.CreateJobRequest(spec=wanted, request_id=request_id)
         answer = self._call(self.mesh.jobs.CreateJob, request, odd)
         if answer is None or request.validate_only:
             return multiple()
@@ -203,7 +204,17 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         self.acknowledged[answer.job.id] = None
         return answer.job.id
 
-    def _same(self, request: jobs_pb.CreateJobRequest, job_id: str) -> None:
+    def _submit_array(self, request: arrays_pb.CreateArrayRequest, odd: int | None) -> Any:
+        """Submit an array; return its first job."""
+        answer = self._call(self.mesh.arrays.CreateArray, request, odd)
+        if answer is None or request.validate_only:
+            return multiple()
+        first = f"{answer.array.id}_{answer.array.spec.array.ranges[0].first}"
+        self._same(request, first)
+        self.acknowledged[first] = None
+        return first
+
+    def _same(self, request: jobs_pb.CreateJobRequest | arrays_pb.CreateArrayRequest, job_id: str) -> None:
         """Check that a repeated request is answered with the job of the first."""
         if request.request_id:
             written = request.SerializeToString(deterministic=True)
@@ -223,6 +234,20 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         if how != "ExplainJob":
             request.request_id = request_id
         self._call(getattr(self.mesh.jobs, how), request, odd)
+
+    @rule(
+        job=jobs | st.just("nobody_0"),
+        how=st.sampled_from(["GetArray", "CancelArray", "SuspendArray", "ResumeArray"]),
+        request_id=st.sampled_from(("", "", "c1", "c3")),
+        whole=st.sampled_from([True, True, False]),
+        odd=odd_seeds,
+    )
+    def change_array(self, job: str, how: str, request_id: str, whole: bool, odd: int | None) -> None:
+        """Change or query the array of a job; or what is none."""
+        request = getattr(arrays_pb, f"{how}Request")(id=job.partition("_")[0] if whole else job)
+        if how != "GetArray":
+            request.request_id = request_id
+        self._call(getattr(self.mesh.arrays, how), request, odd)
 
     @rule(
         job=jobs,
@@ -252,10 +277,10 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         made.environment["FILL"] = "x" * size
         for number in range(ranges):
             made.array.ranges.add(first=min(number, last), last=last, step=1)
-        answer = self._call(self.mesh.jobs.CreateJob, jobs_pb.CreateJobRequest(spec=made), None)
+        answer = self._call(self.mesh.arrays.CreateArray, arrays_pb.CreateArrayRequest(spec=made), None)
         if answer is None:
             return multiple()
-        self.acknowledged[answer.job.id.partition("_")[0]] = None
+        self.acknowledged[answer.array.id] = None
         return multiple()
 
     @rule(depth=st.sampled_from([5, 30]), width=st.sampled_from([1, 3]))
@@ -281,13 +306,12 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
             one.progress.regex = pattern[:1024] if nasty else rf"step (\d+) of {number}"
         self._call(self.mesh.jobs.SimulateJob, request, None)
 
-    @rule(fold=st.booleans(), size=st.sampled_from([0, 1000]), node=st.sampled_from(["", "n1"]))
-    def list_many(self, fold: bool, size: int, node: str) -> None:
-        """List all jobs."""
-        wanted = jobs_pb.JobFilter(node_id=node)
-        self._call(
-            self.mesh.jobs.ListJobs, jobs_pb.ListJobsRequest(page_size=size, fold_arrays=fold, filter=wanted), None
-        )
+    @rule(single=st.booleans(), size=st.sampled_from([0, 1000]), node=st.sampled_from(["", "n1"]))
+    def list_many(self, single: bool, size: int, node: str) -> None:
+        """List all jobs, and all arrays."""
+        wanted = jobs_pb.JobFilter(node_id=node, standalone_only=single)
+        self._call(self.mesh.jobs.ListJobs, jobs_pb.ListJobsRequest(page_size=size, filter=wanted), None)
+        self._call(self.mesh.arrays.ListArrays, arrays_pb.ListArraysRequest(page_size=size, filter=wanted), None)
         self._call(self.mesh.jobs.SummarizeFailures, jobs_pb.SummarizeFailuresRequest(), None)
 
     @rule(odd=odd_seeds)

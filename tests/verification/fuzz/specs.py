@@ -20,16 +20,20 @@ from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.patterns import BadPattern, compile_pattern
 from cotenant.core.model.validation import check_spec
 from cotenant.rpc.decoding import decode
+from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 KNOWN = {"tenant": ["default"], "model": ["bert", ""], "role": ["worker", "ps"], "id": ["0t6czcnzd6ed"]}
 REQUESTS: Mapping[str, Any] = {
-    "CreateJob": pb.CreateJobRequest,
-    "SimulateJob": pb.SimulateJobRequest,
-    "ListJobs": pb.ListJobsRequest,
-    "UpdateJob": pb.UpdateJobRequest,
+    "JobService/CreateJob": pb.CreateJobRequest,
+    "JobService/SimulateJob": pb.SimulateJobRequest,
+    "JobService/ListJobs": pb.ListJobsRequest,
+    "JobService/UpdateJob": pb.UpdateJobRequest,
+    "ArrayService/CreateArray": array_pb.CreateArrayRequest,
+    "ArrayService/ListArrays": array_pb.ListArraysRequest,
 }
+WITH_SPEC = (pb.CreateJobRequest, pb.SimulateJobRequest, array_pb.CreateArrayRequest)
 LINES = ("a" * 4096, "step 5 loss 0.5", "0123456789" * 400, "x" * 300 + "é" * 300)
 
 
@@ -44,7 +48,7 @@ def _requests(directory: Path) -> Prepared:
         rng = Random(data)
         name = rng.choice(sorted(REQUESTS))
         request = REQUESTS[name]()
-        if isinstance(request, (pb.CreateJobRequest, pb.SimulateJobRequest)):
+        if isinstance(request, WITH_SPEC):
             request.spec.CopyFrom(_spec(rng))
         if isinstance(request, pb.SimulateJobRequest):
             request.more.append(_spec(rng))
@@ -61,13 +65,13 @@ def read(data: bytes) -> None:
     """Read a request as a service does: check its limits, decode it, and validate its first job."""
     name, _, sent = data.partition(b"\n")
     kind = REQUESTS.get(name.decode(errors="replace"), pb.CreateJobRequest)
-    request_limits.check_bytes(f"/cotenant.v1.JobService/{name.decode(errors='replace')}", len(sent))
+    request_limits.check_bytes(f"/cotenant.v1.{name.decode(errors='replace')}", len(sent))
     try:
         request = _decoded(kind, sent)
     except DecodeError:
         return  # reported by the guard
     request_limits.check(request)
-    if isinstance(request, (pb.CreateJobRequest, pb.SimulateJobRequest)):
+    if isinstance(request, WITH_SPEC):
         _accept(request.spec)
     if isinstance(request, pb.UpdateJobRequest):
         _accept(request.job.spec)

@@ -18,6 +18,7 @@ from cotenant.agent.v1 import agent_service_pb2 as agents_pb
 from cotenant.agent.v1 import sample_service_pb2 as sample_pb
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb
+from cotenant.v1 import array_service_pb2 as arrays_pb
 from cotenant.v1 import job_pb2, resources_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import predictor_service_pb2 as predictor_pb
@@ -33,6 +34,7 @@ class ValidRequests:
         self._rng, self._known, self._inventory = rng, known, inventory
         made: dict[type[Message], Callable[[], Message]] = {
             jobs_pb.CreateJobRequest: lambda: jobs_pb.CreateJobRequest(spec=self._spec()),
+            arrays_pb.CreateArrayRequest: self._array,
             jobs_pb.SimulateJobRequest: lambda: jobs_pb.SimulateJobRequest(spec=self._spec()),
             jobs_pb.UpdateJobRequest: self._update,
             jobs_pb.MoveJobRequest: lambda: jobs_pb.MoveJobRequest(id=self._job(), number=1, reason="x"),
@@ -66,6 +68,11 @@ class ValidRequests:
         if self._rng.random() < 0.2:
             made.roles.add(name="ps", replicas=1).resources.cores = 1
         return made
+
+    def _array(self) -> arrays_pb.CreateArrayRequest:
+        request = arrays_pb.CreateArrayRequest(spec=self._spec())
+        request.spec.array.ranges.add(first=0, last=self._rng.choice((0, 3)), step=1)
+        return request
 
     def _update(self) -> Message:
         job = job_pb2.Job(id=self._job(), spec=job_pb2.JobSpec(priority=3, name="other", retries_max=2))

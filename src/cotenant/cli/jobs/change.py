@@ -11,19 +11,20 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_summary
 from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.array_view import array_summary, is_array, read_array
 from cotenant.cli.jobs.follow import phase_line
 from cotenant.cli.jobs.job_fields import QOS
 from cotenant.cli.jobs.list_jobs import split_labels
-from cotenant.cli.name_lookup import find_jobs_and_arrays, phase_of
+from cotenant.cli.name_lookup import find_jobs_and_arrays, not_one_job, phase_of
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import duration, timestamp
 from cotenant.core.model.lifecycle import HOLDING, Phase
 from cotenant.core.model.priority import parse_priority
 from cotenant.core.model.validation import PRIORITY_MAX, RETRIES_MAX
+from cotenant.v1.array_service_pb2 import Array, CancelArrayRequest, ResumeArrayRequest, SuspendArrayRequest
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import (
     CancelJobRequest,
@@ -36,6 +37,7 @@ from cotenant.v1.job_service_pb2 import (
 NO_DEADLINE = "none"
 
 Act = Callable[[Mesh, Job], Awaitable[Any]]
+ActOnArray = Callable[[Mesh, Array], Awaitable[Any]]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +61,7 @@ def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
         job_ids,
         as_json,
         lambda mesh, job: mesh.jobs.CancelJob(CancelJobRequest(id=job.id)),
+        lambda mesh, array: mesh.arrays.CancelArray(CancelArrayRequest(id=array.id)),
         goal=Phase.CANCELLED,
     )
 
@@ -75,6 +78,7 @@ def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.As
         job_ids,
         as_json,
         lambda mesh, job: mesh.jobs.SuspendJob(SuspendJobRequest(id=job.id)),
+        lambda mesh, array: mesh.arrays.SuspendArray(SuspendArrayRequest(id=array.id)),
         goal=Phase.SUSPENDED,
     )
 
@@ -86,7 +90,13 @@ def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
     Example:
       cotenant resume ID
     """
-    _change(context, job_ids, as_json, lambda mesh, job: mesh.jobs.ResumeJob(ResumeJobRequest(id=job.id)))
+    _change(
+        context,
+        job_ids,
+        as_json,
+        lambda mesh, job: mesh.jobs.ResumeJob(ResumeJobRequest(id=job.id)),
+        lambda mesh, array: mesh.arrays.ResumeArray(ResumeArrayRequest(id=array.id)),
+    )
 
 
 def move(
@@ -226,26 +236,31 @@ def _change(
     texts: Sequence[str],
     as_json: bool,
     act: Act,
+    act_on_array: ActOnArray | None = None,
     goal: Phase | None = None,
     sent: str = "",
 ) -> None:
-    """Apply `act` to each job after all ids are resolved, then print the jobs.
+    """Apply `act` to each job, and `act_on_array` to each array, after all ids are resolved; then print them.
 
     Raises:
         CommandError: the mesh refused some of the jobs; the others are changed and printed.
     """
-    changed: list[Job] = []
+    changed: list[Job | Array] = []
     refusals: list[tuple[str, CommandError]] = []
 
     async def work(mesh: Mesh) -> None:
-        for job in await find_jobs_and_arrays(mesh, texts):
+        for found in await find_jobs_and_arrays(mesh, texts):
             try:
-                answer = (await act(mesh, job)).job
-                changed.append(await read_array(mesh, job.id) if is_array(job) else answer)
+                if not isinstance(found, Array):
+                    changed.append((await act(mesh, found)).job)
+                elif act_on_array:
+                    changed.append((await act_on_array(mesh, found)).array)
+                else:
+                    refusals.append((found.id, not_one_job(found)))
             except grpc.aio.AioRpcError as error:
                 if is_unreachable(error.code()):
                     raise
-                refusals.append((job.id, command_error(from_error(error))))
+                refusals.append((found.id, command_error(from_error(error))))
 
     try:
         with_mesh(Flags.of(context), work)
@@ -259,12 +274,14 @@ def _change(
         raise CommandError(f"{len(refusals)} jobs were not changed", details=lines, code=worst)
 
 
-def _print(jobs: Sequence[Job], as_json: bool, sent: str) -> None:
-    """Print the phases of jobs; a job that must stop first has not reached its new phase yet."""
+def _print(changed: Sequence[Job | Array], as_json: bool, sent: str) -> None:
+    """Print the phases of jobs and arrays; a job that must stop first has not reached its new phase yet."""
     if as_json:
         now = time.time()
-        views.print_json([views.job_view(job, now) for job in jobs])
+        views.print_json([views.job_or_array_view(one, now) for one in changed])
         return
-    for job in jobs:
-        first = f"{sent}: " if sent and phase_of(job) in HOLDING else ""
-        print(f"{job.id} {array_summary(job) if is_array(job) else first + phase_line(job)}")
+    for one in changed:
+        if isinstance(one, Array):
+            print(f"{one.id} {array_summary(one)}")
+        else:
+            print(f"{one.id} {f'{sent}: ' if sent and phase_of(one) in HOLDING else ''}{phase_line(one)}")

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_summary
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.array_view import array_summary, is_array, leading_phase
+from cotenant.cli.jobs.job_pages import PAGE_SIZE_MAX, newest_jobs_and_arrays
 from cotenant.cli.name_lookup import find_job_or_array, phase_of
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import Column, join_or_count, print_table
@@ -20,11 +21,11 @@ from cotenant.cli.watch import changes, live_table
 from cotenant.codec.specs import seconds
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.priority import in_words
+from cotenant.v1.array_service_pb2 import Array
 from cotenant.v1.job_pb2 import Job, JobPhase
 from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
 
 LIMIT_DEFAULT = 100
-PAGE_SIZE_MAX = 1000
 NODES_NAMED_MAX = 2
 THROTTLED = "throttled on "
 
@@ -91,17 +92,16 @@ def jobs(
             with_mesh(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
         return
     wanted.phases.extend(_phases(phase or [], everything))
-    folded = not (expand or array or as_json)
-    limit_now = None if everything or array else limit  # jobs of an array are sorted here
-    found, total = with_mesh(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded))
-    if array:
-        found.sort(key=lambda job: job.spec.array_task.index)
-        found = found if everything else found[:limit]
-    now = time.time()
-    if as_json:
-        views.print_json([views.job_view(job, now) for job in found])
-        return
-    rows = [_row(_view(job, now), wide) for job in found]
+    most, now = None if everything else limit, time.time()
+    if expand or array or as_json:
+        jobs, total = with_mesh(flags, lambda mesh: _listed(mesh, wanted, most, array))
+        if as_json:
+            views.print_json([views.job_view(job, now) for job in jobs])
+            return
+        found: Sequence[Job | Array] = jobs
+    else:
+        found, total = with_mesh(flags, lambda mesh: newest_jobs_and_arrays(mesh, wanted, most))
+    rows = [_row(_view(one, now), wide) for one in found]
     print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(everything))
     if total > len(found):
         note(f"{total - len(found)} more; show them with --limit or --all")
@@ -126,40 +126,32 @@ def _phases(chosen: Sequence[Phase], everything: bool) -> list[JobPhase.ValueTyp
     return [JobPhase.Value(f"JOB_PHASE_{phase.name}") for phase in chosen or Phase if chosen or phase not in ENDED]
 
 
-def _view(job: Job, now: float) -> dict[str, Any]:
+def _view(found: Job | Array, now: float) -> dict[str, Any]:
     """Return the view of a job, or of an array as a single row."""
-    view = views.job_view(job, now)
-    if not job.array_phases:
-        return view
-    return view | {
-        "id": job.spec.array_task.array_id,
-        "phase": str(leading_phase(job)),
-        "times": job.spec.array_task.count,
-        "standing": array_summary(job),
-    }
+    view = views.job_or_array_view(found, now)
+    return view | {"times": found.job_count, "standing": array_summary(found)} if isinstance(found, Array) else view
 
 
-async def _listed(
-    mesh: Mesh, wanted: JobFilter, limit: int | None, array: str, *, fold_arrays: bool
-) -> tuple[list[Job], int]:
-    """Return jobs, read page by page up to the limit, and their total number."""
+async def _listed(mesh: Mesh, wanted: JobFilter, limit: int | None, array: str) -> tuple[list[Job], int]:
+    """Return jobs, read page by page up to the limit, and their total number; those of an array by index."""
     if array:
         found_array = await find_job_or_array(mesh, array)
-        if not is_array(found_array):
+        if not isinstance(found_array, Array):
             raise usage_error(f"{found_array.id} is not an array", hint="list arrays with `cotenant jobs`")
         wanted.array_id = found_array.id
     found: list[Job] = []
     token, total = "", 0
-    while limit is None or len(found) < limit:
-        size = PAGE_SIZE_MAX if limit is None else min(PAGE_SIZE_MAX, limit - len(found))
-        page = await mesh.jobs.ListJobs(
-            ListJobsRequest(filter=wanted, page_size=size, page_token=token, fold_arrays=fold_arrays)
-        )
+    most = None if array else limit  # the jobs of an array are sorted here
+    while most is None or len(found) < most:
+        size = PAGE_SIZE_MAX if most is None else min(PAGE_SIZE_MAX, most - len(found))
+        page = await mesh.jobs.ListJobs(ListJobsRequest(filter=wanted, page_size=size, page_token=token))
         found += page.jobs
         total, token = page.total_size, page.next_page_token
         if not token:
             break
-    return found, total
+    if array:
+        found.sort(key=lambda job: job.spec.array_task.index)
+    return found[:limit], total
 
 
 def _shown(chosen: Sequence[Phase], everything: bool, since: float) -> Callable[[Job], bool]:
@@ -200,11 +192,11 @@ def _row(view: dict[str, Any], wide: bool) -> list[str]:
 
 
 def cells(view: dict[str, Any]) -> list[str]:
-    """Return the cells for a job's phase, size, times and nodes."""
-    ran = view["run_seconds"]
+    """Return the cells for a job's phase, size, times and nodes; or for an array."""
     if "times" in view:
         times, cores = view["times"], units.write_cores(view["cores"])
         return [view["phase"], f"{times} × {view['gpus']:g}", f"{times} × {cores}", "-", "-", view["standing"]]
+    ran = view["run_seconds"]
     return [
         view["phase"],
         f"{view['gpus']:g}",

@@ -11,21 +11,21 @@ from typing import Annotated
 import typer
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_summary, counts, indices_of
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.array_view import array_summary, counts, is_array, read_array, read_tasks, spec_of
 from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
 from cotenant.cli.jobs.follow import exit_line
 from cotenant.cli.jobs.job_writer import write_jobs
-from cotenant.cli.name_lookup import find_job_or_array, phase_of
+from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
 from cotenant.codec.specs import is_preemptible, seconds, spec_from_wire
-from cotenant.core.model.job_array import from_indices
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.priority import in_words
 from cotenant.core.model.refusal import gpus, plural
-from cotenant.v1.job_pb2 import DEPENDENCY_CONDITION_AFTER, DEPENDENCY_CONDITION_AFTER_OK, Job, LossGoal, Qos
+from cotenant.v1.array_service_pb2 import Array
+from cotenant.v1.job_pb2 import DEPENDENCY_CONDITION_AFTER, DEPENDENCY_CONDITION_AFTER_OK, Job, JobSpec, LossGoal, Qos
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
 
 CORES_SHOWN_MAX = 12
@@ -52,8 +52,8 @@ def show(
       cotenant show ID
       cotenant show --file ID > again.yaml
     """
-    job, estimate, tasks = with_mesh(Flags.of(context), lambda mesh: _read(mesh, job_id))
-    if tasks:
+    job, estimate, tasks = with_mesh(Flags.of(context), lambda mesh: _read(mesh, job_id, all_tasks=as_json))
+    if isinstance(job, Array):
         _show_array(job, tasks, as_file, as_json)
     elif as_file:
         if job.archived:
@@ -65,42 +65,43 @@ def show(
         print_card([*_card(job, time.time()), *(estimate_card(estimate) if estimate else ())])
 
 
-async def _read(mesh: Mesh, job_id: str) -> tuple[Job, views.View | None, list[Job]]:
-    """Return a job, its estimate unless it has ended, and no tasks; or an array, no estimate and its jobs."""
+async def _read(mesh: Mesh, job_id: str, *, all_tasks: bool) -> tuple[Job | Array, views.View | None, list[Job]]:
+    """Return a job and its estimate unless it has ended; or an array and, if wanted, all of its jobs."""
     job = await find_job_or_array(mesh, job_id)
-    if is_array(job) and job.archived:
+    if isinstance(job, Array) and job.archived:
         hint = f"list them with `cotenant history --id {job.id}` on the queue's machine"
-        raise usage_error(f"array {job.id} is archived, with {plural(job.spec.array_task.count, 'job')}", hint=hint)
-    if is_array(job):
-        return await read_array(mesh, job.id), None, await read_tasks(mesh, job.id)
+        raise usage_error(f"array {job.id} is archived, with {plural(job.job_count, 'job')}", hint=hint)
+    if isinstance(job, Array):
+        return job, None, await read_tasks(mesh, job.id) if all_tasks else []
     if phase_of(job) in ENDED:
         return job, None, []
     answer: ExplainJobResponse = await mesh.jobs.ExplainJob(ExplainJobRequest(id=job.id))
     return job, estimate_view(answer.estimate) if answer.HasField("estimate") else None, []
 
 
-def _show_array(array: Job, tasks: list[Job], as_file: bool, as_json: bool) -> None:
-    now, wanted = time.time(), spec_of(tasks)
+def _show_array(array: Array, tasks: list[Job], as_file: bool, as_json: bool) -> None:
+    now, wanted = time.time(), indices_of(array)
     if as_file:
-        print(write_jobs([replace(spec_from_wire(array.spec), array=wanted)]), end="")
+        print(write_jobs([spec_from_wire(array.spec)]), end="")
     elif as_json:
         jobs = [views.job_view(job, now) for job in tasks]
         views.print_json({"id": array.id, "array": str(wanted), "phases": counts(array), "jobs": jobs})
     else:
-        print_card(_array_card(array, str(from_indices(wanted.indices))))
+        print_card(_array_card(array, str(replace(wanted, running_max=0))))
 
 
-def _array_card(array: Job, indices: str) -> Pairs:
+def _array_card(array: Array, indices: str) -> Pairs:
     spec = array.spec
     yield "id", array.id
     yield "name", spec.name
-    yield "array", f"{plural(spec.array_task.count, 'job')}: {indices}"
-    yield "running at most", str(spec.array_task.running_max or "")
+    yield "array", f"{plural(array.job_count, 'job')}: {indices}"
+    yield "running at most", str(spec.array.running_max or "")
     yield "jobs", array_summary(array)
     yield "tenant, queue", f"{spec.tenant}, {spec.queue}"
-    yield from _spec_lines(array)
+    yield from _spec_lines(spec)
     yield "submitted", views.time_of(array, "create_time") or ""
     yield "submitted by", array.submitter
+    yield "ended", views.time_of(array, "end_time") or ""
 
 
 def _card(job: Job, now: float) -> Pairs:
@@ -116,15 +117,14 @@ def _card(job: Job, now: float) -> Pairs:
     yield "archived", "yes, without its environment" if view["archived"] else ""
     yield "kind", view["kind"]
     yield "tenant, queue", f"{view['tenant']}, {view['queue']}"
-    yield from _spec_lines(job)
+    yield from _spec_lines(job.spec)
     yield from _times(view)
     yield from _progress_lines(view)
     yield from _attempt(view)
 
 
-def _spec_lines(job: Job) -> Pairs:
+def _spec_lines(spec: JobSpec) -> Pairs:
     """Yield what the user requested."""
-    spec = job.spec
     for role in spec.roles:
         requests = role.resources
         cores = plural(requests.cores, "core") if requests.HasField("cores") else "auto cores"

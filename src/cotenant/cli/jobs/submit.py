@@ -15,7 +15,6 @@ import typer
 from cotenant.cli import options, views
 from cotenant.cli.connection import Mesh, command_error, exit_code, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.array_view import is_array, read_tasks, to_array
 from cotenant.cli.jobs.follow import (
     Output,
     PhasePrinter,
@@ -29,13 +28,14 @@ from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake
 from cotenant.cli.jobs.job_options import TailCommand, read_drafts, with_job_options
 from cotenant.cli.jobs.submit_directory import current_directory
 from cotenant.cli.jobs.submit_order import Step, order_steps
-from cotenant.cli.name_lookup import find_job_or_array, phase_of
+from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
 from cotenant.core.model.lifecycle import Phase
-from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import CreateJobRequest, ReadLogsRequest
+from cotenant.v1.array_service_pb2 import Array, CreateArrayRequest, CreateArrayResponse
+from cotenant.v1.job_pb2 import Job, JobSpec
+from cotenant.v1.job_service_pb2 import CreateJobRequest, CreateJobResponse, ReadLogsRequest
 
 REQUEST_ID_LENGTH_MAX = 120  # leaves room for a suffix
 FAILED_SHOWN_MAX = 20
@@ -96,7 +96,7 @@ def submit(
         raise usage_error(
             "--follow takes one job", hint="use --wait for several jobs; it prints each output at the end"
         )
-    accepted: list[Job] = []
+    accepted: list[Job | Array] = []
     try:
         with_mesh(Flags.of(context), lambda mesh: _submit(mesh, steps, request_id, dry_run, accepted))
         if wait or following:
@@ -116,7 +116,9 @@ def example_text() -> str:
     return resources("cotenant.cli.jobs").joinpath("example.yaml").read_text(encoding="utf-8")
 
 
-async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: bool, accepted: list[Job]) -> None:
+async def _submit(
+    mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: bool, accepted: list[Job | Array]
+) -> None:
     """Submit the jobs one by one, and collect them in `accepted` in file order; several are all checked first."""
     steps = await resolve_ids(mesh, steps)
     if dry_run or len(steps) > 1:
@@ -124,18 +126,28 @@ async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: b
         if dry_run:
             accepted += checked
             return
-    made: dict[int, Job] = {}
+    made: dict[int, Job | Array] = {}
     for step in steps:
         own_id = f"{request_id}:{step.number}" if request_id and len(steps) > 1 else request_id
         spec = step.spec({number: job.id for number, job in made.items()})
         try:
-            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=step.draft.to_wire(spec), request_id=own_id))
+            made[step.number] = await create(mesh, step.draft.to_wire(spec), request_id=own_id)
         except grpc.aio.AioRpcError as error:
             if accepted:
                 note(f"already submitted: {' '.join(job.id for job in accepted)}")
             raise rejection([(step.draft, from_error(error))]) from error
-        made[step.number] = to_array(answer.job) if step.draft.spec.array else answer.job
         accepted[:] = [made[number] for number in sorted(made)]
+
+
+async def create(mesh: Mesh, spec: JobSpec, *, request_id: str = "", validate_only: bool = False) -> Job | Array:
+    """Create a job, or an array if the spec has indices; return it as accepted."""
+    if spec.HasField("array"):
+        array_request = CreateArrayRequest(spec=spec, request_id=request_id, validate_only=validate_only)
+        array_made: CreateArrayResponse = await mesh.arrays.CreateArray(array_request)
+        return array_made.array
+    request = CreateJobRequest(spec=spec, request_id=request_id, validate_only=validate_only)
+    job_made: CreateJobResponse = await mesh.jobs.CreateJob(request)
+    return job_made.job
 
 
 async def resolve_ids(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
@@ -160,27 +172,24 @@ async def resolve_ids(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
     return resolved
 
 
-async def _check(mesh: Mesh, steps: Sequence[Step]) -> list[Job]:
+async def _check(mesh: Mesh, steps: Sequence[Step]) -> list[Job | Array]:
     """Validate each job on the server without submitting it.
 
     Raises:
         CommandError: names every invalid job.
     """
-    jobs: list[Job] = []
+    checked: list[Job | Array] = []
     problems: list[tuple[Draft, Problem]] = []
     for step in steps:
         try:
-            spec = step.draft.to_wire(step.spec({}))
-            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec, validate_only=True))
+            checked.append(await create(mesh, step.draft.to_wire(step.spec({})), validate_only=True))
         except grpc.aio.AioRpcError as error:
             if is_unreachable(error.code()):
                 raise
             problems.append((step.draft, from_error(error)))
-        else:
-            jobs.append(answer.job)
     if problems:
         raise rejection(problems)
-    return jobs
+    return checked
 
 
 def rejection(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
@@ -201,16 +210,17 @@ def rejection(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
     return CommandError(f"{len(problems)} jobs were rejected", details=[*map(str, mistakes), *plain], code=worst)
 
 
-async def _wait(mesh: Mesh, jobs: Sequence[Job], following: bool, quiet: bool) -> list[Job]:
+async def _wait(mesh: Mesh, accepted: Sequence[Job | Array], following: bool, quiet: bool) -> list[Job]:
     """Wait until all jobs have ended, print each new phase, and print their output unless `quiet`."""
     on_change = PhasePrinter()
-    for job in jobs:
-        note(f"submitted {job.id} {job.spec.name}".rstrip())
+    last: dict[str, Job] = {}
+    for one in accepted:
+        note(f"submitted {one.id} {one.spec.name}".rstrip())
+        last |= {job.id: job for job in (await read_tasks(mesh, one.id) if isinstance(one, Array) else [one])}
     if following and not quiet:
-        [job] = jobs
+        [job] = last.values()
         output = Output(sys.stdout.buffer, marked=is_gang(job))
         return [await follow(mesh, job.id, ReadLogsRequest(id=job.id), output, on_change)]
-    last = {one.id: one for job in jobs for one in (await read_tasks(mesh, job.id) if is_array(job) else [job])}
     async for job in watch_until_ended(mesh, list(last), on_change):
         last[job.id] = job
         if not quiet and job.HasField("attempt"):
@@ -218,7 +228,7 @@ async def _wait(mesh: Mesh, jobs: Sequence[Job], following: bool, quiet: bool) -
     return list(last.values())
 
 
-def _note_jobs_continue(accepted: Sequence[Job], dry_run: bool, why: str) -> None:
+def _note_jobs_continue(accepted: Sequence[Job | Array], dry_run: bool, why: str) -> None:
     """Print a note that the jobs continue although the command stops waiting."""
     if accepted and not dry_run:
         ids = " ".join(job.id for job in accepted)
@@ -226,15 +236,16 @@ def _note_jobs_continue(accepted: Sequence[Job], dry_run: bool, why: str) -> Non
         note(f"cancel {'them' if len(accepted) > 1 else 'it'} with: cotenant cancel {ids}")
 
 
-def _print(jobs: Sequence[Job], as_json: bool, dry_run: bool, waited: bool) -> None:
+def _print(accepted: Sequence[Job | Array], as_json: bool, dry_run: bool, waited: bool) -> None:
+    jobs = [one for one in accepted if isinstance(one, Job)]
     if as_json:
         now = time.time()
-        views.print_json([views.job_view(job, now) for job in jobs])
+        views.print_json([views.job_or_array_view(one, now) for one in accepted])
     elif dry_run:
-        print("the job is valid" if len(jobs) == 1 else f"all {len(jobs)} jobs are valid")
+        print("the job is valid" if len(accepted) == 1 else f"all {len(accepted)} jobs are valid")
     elif not waited:
-        for job in jobs:
-            print(job.id)
+        for one in accepted:
+            print(one.id)
     for job in jobs if not waited else ():
         if job.HasField("refusal") and job.refusal.code == "NEVER_FITS":
             note(f"note: {job.id} waits: {job.refusal.code}: {job.refusal.detail}")

@@ -17,12 +17,12 @@ from cotenant.cli.jobs.explain import ahead_lines
 from cotenant.cli.jobs.job_file import Draft
 from cotenant.cli.jobs.job_options import TailCommand, read_whatif_drafts, with_job_options
 from cotenant.cli.jobs.show import held_resources
-from cotenant.cli.jobs.submit import rejection, resolve_ids
+from cotenant.cli.jobs.submit import create, rejection, resolve_ids
 from cotenant.cli.jobs.submit_order import order_steps
 from cotenant.cli.render import print_card
 from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
-from cotenant.v1.job_service_pb2 import CreateJobRequest, SimulateJobRequest, SimulateJobResponse
+from cotenant.v1.job_service_pb2 import SimulateJobRequest, SimulateJobResponse
 
 
 def register(app: typer.Typer) -> None:
@@ -82,7 +82,7 @@ async def _problems(mesh: Mesh, drafts: list[Draft]) -> AsyncIterator[tuple[Draf
     """Yield the jobs that would be rejected, with the reasons."""
     for draft in drafts:
         try:
-            await mesh.jobs.CreateJob(CreateJobRequest(spec=draft.to_wire(draft.spec), validate_only=True))
+            await create(mesh, draft.to_wire(draft.spec), validate_only=True)
         except grpc.aio.AioRpcError as error:
             yield draft, from_error(error)
 

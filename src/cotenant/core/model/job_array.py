@@ -11,6 +11,7 @@ COUNT_MAX = 10_000
 INDEX_MAX = 999_999
 RANGES_MAX = 1_000
 NAMED_MAX = 2 * COUNT_MAX  # ranges may overlap, but not without end
+STEPS_MIN = 4  # indices with equal gaps that are written as one range: 1,3,5 is plainer than 1-5:2
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _LIMIT = re.compile(r"\d{1,9}")
 
@@ -93,15 +94,20 @@ def read_array(text: str) -> ArraySpec:
 def from_indices(indices: Iterable[int], running_max: int = 0) -> ArraySpec:
     """Return an array with these indices, written as few ranges.
 
-    >>> str(from_indices([4, 0, 1, 2]))
-    '0-2,4'
+    >>> str(from_indices([4, 0, 1, 2])), str(from_indices([1, 3, 5, 6, 7])), str(from_indices(range(0, 99, 2)))
+    ('0-2,4', '1,3,5-7', '0-98:2')
     """
     ranges: list[IndexRange] = []
-    for index in sorted(indices):
-        if ranges and ranges[-1].last == index - 1:
-            ranges[-1] = IndexRange(ranges[-1].first, index)
-        else:
-            ranges.append(IndexRange(index, index))
+    ordered, begin = sorted(indices), 0
+    while begin < len(ordered):
+        step = ordered[begin + 1] - ordered[begin] if begin + 1 < len(ordered) else 1
+        end = begin
+        while end + 1 < len(ordered) and ordered[end + 1] - ordered[end] == step:
+            end += 1
+        if step > 1 and end - begin + 1 < STEPS_MIN:
+            end, step = begin, 1
+        ranges.append(IndexRange(ordered[begin], ordered[end], step))
+        begin = end + 1
     return ArraySpec(tuple(ranges), running_max)
 
 

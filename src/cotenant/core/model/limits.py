@@ -78,7 +78,7 @@ _LIMITS = (
     Limit("items", ITEMS_MAX, "items", "Of any repeated field of a request that is not named here."),
     Limit("violations", VIOLATIONS_MAX, "violations", "Named in one error; the others are counted."),
     Limit("request", REQUEST_BYTES_MAX, "bytes", "Of a call by people, but for those that carry jobs."),
-    Limit("request with a job", REQUEST_SPEC_BYTES_MAX, "bytes", "`CreateJob` and `UpdateJob`."),
+    Limit("request with a job", REQUEST_SPEC_BYTES_MAX, "bytes", "`CreateJob`, `CreateArray` and `UpdateJob`."),
     Limit("request with jobs", REQUEST_SPECS_BYTES_MAX, "bytes", "`SimulateJob`."),
     Limit("candidates of a plan", PLAN_CANDIDATES_MAX, "jobs", "Between services: `PlanPlacement`."),
     Limit("candidates of a forecast", FORECAST_CANDIDATES_MAX, "jobs", "Between services: `ForecastStarts`."),

@@ -18,6 +18,7 @@ from cotenant.core.model.lifecycle import StopReason
 from cotenant.services.queue.jobs import desired_state
 from cotenant.services.queue.jobs.transitions import apply_attempt
 from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -359,15 +360,20 @@ async def test_a_new_leader_does_not_end_running_jobs(mesh: Mesh, suspends: bool
     """Otherwise a caller is told that a running job has ended, and its dependents would run beside it."""
     agent = await mesh.agent("n1", gpus=1)
     index = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=1)])
-    job_id = await mesh.submit(**({"array": index} if array else {}))
-    waits = job_id.replace("_0", "_1") if array else await mesh.submit()
+    array_id = await mesh.submit_array(array=index) if array else ""
+    job_id, waits = (f"{array_id}_0", f"{array_id}_1") if array else [await mesh.submit() for _ in range(2)]
     await mesh.reach(job_id, "RUNNING")
     await mesh.kill("placement")
     await mesh.restart("queue")
-    call = mesh.jobs.SuspendJob if suspends else mesh.jobs.CancelJob
-    request = pb.SuspendJobRequest if suspends else pb.CancelJobRequest
-    for one in {job_id.partition("_")[0]} if array else {job_id, waits}:
-        await call(request(id=one))
+    if array and suspends:
+        await mesh.arrays.SuspendArray(array_pb.SuspendArrayRequest(id=array_id))
+    elif array:
+        await mesh.arrays.CancelArray(array_pb.CancelArrayRequest(id=array_id))
+    for one in () if array else (job_id, waits):
+        if suspends:
+            await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=one))
+        else:
+            await mesh.jobs.CancelJob(pb.CancelJobRequest(id=one))
     over = job_pb2.JOB_PHASE_SUSPENDED if suspends else job_pb2.JOB_PHASE_CANCELLED
     assert (await mesh.job(waits)).phase == over, "it holds nothing, by placement's own record"
     assert (await mesh.job(job_id)).phase == job_pb2.JOB_PHASE_QUEUED

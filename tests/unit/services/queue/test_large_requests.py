@@ -14,6 +14,7 @@ from tests.verification.fuzz.loop_lag import LoopLag
 from cotenant.codec import errors
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb
 from cotenant.services.queue.api.job_pages import PAGE_BYTES_MAX
+from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -26,9 +27,9 @@ async def mesh() -> AsyncIterator[Mesh]:
         yield made
 
 
-def large(count: int, gpus: float = 1) -> pb.CreateJobRequest:
+def large(count: int, gpus: float = 1) -> array_pb.CreateArrayRequest:
     """Return an array of jobs with large environments."""
-    request = pb.CreateJobRequest(spec=spec(gpus=gpus, cores=1))
+    request = array_pb.CreateArrayRequest(spec=spec(gpus=gpus, cores=1))
     request.spec.environment["FILL"] = "x" * ENVIRONMENT_BYTES
     request.spec.array.ranges.add(first=0, last=count - 1, step=1)
     return request
@@ -36,7 +37,7 @@ def large(count: int, gpus: float = 1) -> pb.CreateJobRequest:
 
 async def test_a_page_of_large_jobs_ends_early_with_a_token(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=1, run_seconds=1000)
-    await mesh.jobs.CreateJob(large(100))
+    await mesh.arrays.CreateArray(large(100))
     seen: list[str] = []
     token = ""
     while True:
@@ -51,7 +52,7 @@ async def test_a_page_of_large_jobs_ends_early_with_a_token(mesh: Mesh) -> None:
 
 async def test_many_large_jobs_are_placed_and_explained(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=8, cores=200, run_seconds=0.05)
-    await mesh.jobs.CreateJob(large(150))
+    await mesh.arrays.CreateArray(large(150))
     answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(gpus=1)), timeout=20)
     assert answer.position
     await mesh.all_ended()
@@ -85,9 +86,9 @@ async def test_slow_patterns_do_not_block_the_event_loop(mesh: Mesh) -> None:
 async def test_pages_and_filters_do_not_block_the_event_loop(mesh: Mesh) -> None:
     lag = LoopLag()
     for _ in range(2):
-        request = pb.CreateJobRequest(spec=spec(gpus=1))
+        request = array_pb.CreateArrayRequest(spec=spec(gpus=1))
         request.spec.array.ranges.add(first=0, last=9_999, step=1)
-        await mesh.jobs.CreateJob(request, timeout=60)
+        await mesh.arrays.CreateArray(request, timeout=60)
     with lag.watching():
         for wanted in (
             pb.JobFilter(node_id="n1"),
@@ -96,6 +97,8 @@ async def test_pages_and_filters_do_not_block_the_event_loop(mesh: Mesh) -> None
             pb.JobFilter(phases=[job_pb2.JOB_PHASE_QUEUED]),
         ):
             await mesh.jobs.ListJobs(pb.ListJobsRequest(page_size=1000, filter=wanted), timeout=30)
+            assert lag.finding() == "", wanted
+            await mesh.arrays.ListArrays(array_pb.ListArraysRequest(page_size=1000, filter=wanted), timeout=30)
             assert lag.finding() == "", wanted
         await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(), timeout=30)
         assert lag.finding() == ""

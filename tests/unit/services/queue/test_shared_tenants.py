@@ -23,6 +23,7 @@ from cotenant.services.queue.jobs.job_store import IdempotencyKey, JobStore
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.scheduling.wait_metrics import WaitMetrics
 from cotenant.store.memory import MemoryStore
+from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 
@@ -47,8 +48,8 @@ async def array(mesh: Mesh, count: int, running_max: int = 0, **fields: Any) -> 
     asked = spec(cores=1, **fields)
     asked.array.ranges.add(first=0, last=count - 1)
     asked.array.running_max = running_max
-    created = await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=asked))
-    return str(created.job.spec.array_task.array_id)
+    created = await mesh.arrays.CreateArray(array_pb.CreateArrayRequest(spec=asked))
+    return str(created.array.id)
 
 
 async def ordered(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import grpc
 import pytest
@@ -227,10 +228,9 @@ async def test_concurrent_calls_do_not_exceed_a_tenants_job_limit() -> None:
         store.held_back = asyncio.Event()
         three = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=1, last=3)])
         quota = mesh.parts["queue"].service.state.tenant_quota
-        calls = [asyncio.ensure_future(mesh.jobs.CreateJob(job_service_pb2.CreateJobRequest(spec=spec(array=three))))]
+        calls: list[asyncio.Future[Any]] = [asyncio.ensure_future(mesh.submit_array(array=three))]
         await until(lambda: bool(quota._reserved))
-        one = job_service_pb2.CreateJobRequest(spec=spec())
-        calls += [asyncio.ensure_future(mesh.jobs.CreateJob(one)) for _ in range(7)]
+        calls += [asyncio.ensure_future(mesh.submit()) for _ in range(7)]
         await until(lambda: sum(call.done() for call in calls) == 5)  # refused, while the others wait for the store
         store.held_back.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -244,18 +244,17 @@ async def test_a_tenants_unfinished_jobs_are_limited() -> None:
     async with running(queue_config=replace(BACKFILL, tenant_jobs_max=3)) as mesh:
         first, _ = await mesh.submit(), await mesh.submit()
         two = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=1, last=2)])
-        for wanted in (spec(array=two), spec(), spec()):
-            request = job_service_pb2.CreateJobRequest(spec=wanted)
-            if wanted.HasField("array") or len((await mesh.jobs.ListJobs(job_service_pb2.ListJobsRequest())).jobs) == 3:
+        for array in (two, None, None):
+            if array or len((await mesh.jobs.ListJobs(job_service_pb2.ListJobsRequest())).jobs) == 3:
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await mesh.jobs.CreateJob(request)
+                    await (mesh.submit_array(array=array) if array else mesh.submit())
                 assert (refused.value.code(), reason(refused.value)) == (
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
                     "TENANT_JOBS",
                 )
                 assert "; the limit is 3" in (refused.value.details() or "")
             else:
-                await mesh.jobs.CreateJob(request)
+                await mesh.submit()
         await mesh.submit(tenant="other")  # each tenant has its own limit
         await mesh.jobs.CancelJob(job_service_pb2.CancelJobRequest(id=first))
         await mesh.submit()

@@ -16,13 +16,15 @@ import pytest
 from tests.integration.test_tenancy import ByName, created
 from tests.unit.services.mesh import Mesh, running, spec
 
+from cotenant.codec import specs
 from cotenant.codec.errors import Problem, from_error
 from cotenant.core.model.lifecycle import Phase
 from cotenant.rpc.channel import connect
 from cotenant.services.queue.api.server import QueueConfig
 from cotenant.services.queue.jobs import archive as archives
 from cotenant.services.queue.jobs.archive import Archive, ArchiveEntry
-from cotenant.v1 import job_pb2, job_service_pb2_grpc
+from cotenant.v1 import array_service_pb2 as array_pb
+from cotenant.v1 import array_service_pb2_grpc, job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
 AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITION_AFTER_OK
@@ -65,10 +67,7 @@ async def archived(path: Path, tenant: str = "", **fields: Any) -> AsyncIterator
     config = QueueConfig(ended_kept_max=0, archive=path)
     async with running(queue_config=config, **fields) as mesh:
         bad = await mesh.submit(tenant=tenant)
-        first: pb.CreateJobResponse = await mesh.jobs.CreateJob(
-            pb.CreateJobRequest(spec=spec(tenant=tenant, array=THREE))
-        )
-        array = first.job.spec.array_task.array_id
+        array = await mesh.submit_array(tenant=tenant, array=THREE)
         for gone in (bad, f"{array}_2"):
             await mesh.jobs.CancelJob(pb.CancelJobRequest(id=gone))
         await mesh.agent("n1", run_seconds=0.0)
@@ -109,6 +108,29 @@ async def test_reads_of_an_archived_job_return_how_it_ended(world: World) -> Non
     assert await world.mesh.records_left("queue/jobs/") == []  # nothing came back
 
 
+async def test_an_archived_array_is_returned_as_far_as_the_archive_knows(world: World) -> None:
+    arrays = world.mesh.arrays
+    array = (await arrays.GetArray(array_pb.GetArrayRequest(id=world.array))).array
+    assert [(one.phase, one.count) for one in array.phase_counts] == [(SUCCEEDED, 2), (CANCELLED, 1)]
+    assert (array.id, array.job_count, array.archived, array.etag) == (world.array, 3, True, "")
+    assert (array.spec.array, array.submitter) == (THREE, "anyone")
+    ends = [specs.seconds((await world.mesh.job(f"{world.array}_{index}")).end_time) for index in (1, 2, 3)]
+    assert specs.seconds(array.end_time) == max(ends)
+    assert (await arrays.CancelArray(array_pb.CancelArrayRequest(id=world.array))).array == array
+    for change in (
+        arrays.SuspendArray(array_pb.SuspendArrayRequest(id=world.array)),
+        arrays.ResumeArray(array_pb.ResumeArrayRequest(id=world.array)),
+    ):
+        assert (await refusal(change)).reason == "ARRAY_ENDED"
+    for job_id in (world.good, f"{world.array}_1"):
+        assert (await refusal(arrays.GetArray(array_pb.GetArrayRequest(id=job_id)))).reason == "IS_JOB"
+    assert (await refusal(arrays.GetArray(array_pb.GetArrayRequest(id="nothing")))).reason == "ARRAY_NOT_FOUND"
+    asked = await refusal(world.mesh.jobs.CancelJob(pb.CancelJobRequest(id=world.array)))
+    assert (asked.reason, "call ArrayService.CancelArray" in asked.message) == ("IS_ARRAY", True)
+    assert (await arrays.ListArrays(array_pb.ListArraysRequest())).total_size == 0
+    assert await world.mesh.records_left("queue/jobs/") == []  # nothing came back
+
+
 async def test_dependencies_on_archived_jobs_follow_their_outcome(world: World) -> None:
     mesh = world.mesh
     for what, condition in ((world.good, AFTER), (world.good, AFTER_OK), (world.bad, AFTER), (world.array, AFTER)):
@@ -117,12 +139,13 @@ async def test_dependencies_on_archived_jobs_follow_their_outcome(world: World) 
         (world.bad, f"{world.bad}, which was cancelled"),
         (world.array, f"array {world.array}: 2 succeeded, 1 cancelled"),
     ):
-        for array in (None, THREE):
-            made: pb.CreateJobResponse = await mesh.jobs.CreateJob(
-                pb.CreateJobRequest(spec=spec(dependencies=after(what), array=array))
-            )
-            told = f"depends on the success of {why}"
-            assert (made.job.phase, made.job.phase_reason) == (CANCELLED, told)
+        array = await mesh.submit_array(dependencies=after(what), array=THREE)
+        for made in (await mesh.submit(dependencies=after(what)), f"{array}_1"):
+            job = await mesh.job(made)
+            assert (job.phase, job.phase_reason) == (CANCELLED, f"depends on the success of {why}")
+        created = (await mesh.arrays.GetArray(array_pb.GetArrayRequest(id=array))).array
+        assert [(one.phase, one.count) for one in created.phase_counts] == [(CANCELLED, 3)]
+        assert created.HasField("end_time")
     asked = await refusal(mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(dependencies=after(world.bad)))))
     assert asked.reason == "DEPENDENCY_FAILED"
     asked = await refusal(mesh.submit(dependencies=after("nothing")))
@@ -146,6 +169,8 @@ async def test_a_leader_without_the_archive_reports_an_unknown_outcome(world: Wo
         jobs.GetJob(pb.GetJobRequest(id=world.good)),
         jobs.CancelJob(pb.CancelJobRequest(id=world.bad)),
         jobs.GetJob(pb.GetJobRequest(id=world.array)),
+        world.mesh.arrays.GetArray(array_pb.GetArrayRequest(id=world.array)),
+        world.mesh.arrays.CancelArray(array_pb.CancelArrayRequest(id=world.array)),
         world.mesh.submit(dependencies=after(world.good)),
         jobs.CreateJob(pb.CreateJobRequest(spec=spec(dependencies=after(f"{world.array}_1")), validate_only=True)),
     ):
@@ -176,7 +201,8 @@ async def test_ids_from_a_fast_clock_may_be_in_another_archive_too(
 
 async def test_a_damaged_archive_proves_nothing(world: World) -> None:
     world.path.write_bytes(b"this is no database, and longer than a header of SQLite would be: " * 20)
-    for call in (world.mesh.job(world.good), world.mesh.submit(dependencies=after(world.good))):
+    array = world.mesh.arrays.GetArray(array_pb.GetArrayRequest(id=world.array))
+    for call in (world.mesh.job(world.good), world.mesh.submit(dependencies=after(world.good)), array):
         assert (await refusal(call)).reason == "ARCHIVED_ELSEWHERE"
 
 
@@ -189,12 +215,15 @@ async def test_archived_jobs_of_other_tenants_are_not_found(tmp_path: Path, here
         for name in ("ann", "bob"):
             mesh.channels[f"{name}/queue"] = connect(f"127.0.0.1:{mesh.ports['queue']}", name)
         hers: Any = job_service_pb2_grpc.JobServiceStub(mesh.channels["ann/queue"])
+        her_arrays: Any = array_service_pb2_grpc.ArrayServiceStub(mesh.channels["ann/queue"])
         his: Any = job_service_pb2_grpc.JobServiceStub(mesh.channels["bob/queue"])
 
         async def told(what: str) -> list[str]:
             calls = (
                 hers.GetJob(pb.GetJobRequest(id=what)),
                 hers.CancelJob(pb.CancelJobRequest(id=what)),
+                her_arrays.GetArray(array_pb.GetArrayRequest(id=what)),
+                her_arrays.CancelArray(array_pb.CancelArrayRequest(id=what)),
                 created(mesh, "ann", "a", dependencies=after(what)),
             )
             return [str(await refusal(call)).replace(what, "ID") for call in calls]

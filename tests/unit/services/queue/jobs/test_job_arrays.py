@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ from cotenant.services.queue.jobs.job_store import ARRAYS, IdempotencyKey, JobSt
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
+from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -42,9 +43,9 @@ def wanted(text: str, **fields: Any) -> job_pb2.JobSpec:
 
 
 async def submit(mesh: Mesh, text: str, request_id: str = "", **fields: Any) -> str:
-    request = pb.CreateJobRequest(spec=wanted(text, **fields), request_id=request_id)
-    answer = await again(lambda: mesh.jobs.CreateJob(request))
-    return str(answer.job.spec.array_task.array_id)
+    request = array_pb.CreateArrayRequest(spec=wanted(text, **fields), request_id=request_id)
+    answer = await again(lambda: mesh.arrays.CreateArray(request))
+    return str(answer.array.id)
 
 
 async def tasks(mesh: Mesh, array_id: str) -> dict[int, job_pb2.Job]:
@@ -54,16 +55,32 @@ async def tasks(mesh: Mesh, array_id: str) -> dict[int, job_pb2.Job]:
 
 
 async def phases(mesh: Mesh, array_id: str) -> dict[str, int]:
-    listed = await mesh.jobs.ListJobs(pb.ListJobsRequest(filter=pb.JobFilter(array_id=array_id), fold_arrays=True))
-    counts = listed.jobs[0].array_phases if listed.jobs else ()
-    return {job_pb2.JobPhase.Name(one.phase).removeprefix("JOB_PHASE_"): one.count for one in counts}
+    return counts((await mesh.arrays.GetArray(array_pb.GetArrayRequest(id=array_id))).array)
 
 
-async def stand(mesh: Mesh, array_id: str, **counts: int) -> None:
+def counts(array: array_pb.Array) -> dict[str, int]:
+    return {job_pb2.JobPhase.Name(one.phase).removeprefix("JOB_PHASE_"): one.count for one in array.phase_counts}
+
+
+async def stand(mesh: Mesh, array_id: str, **wanted: int) -> None:
     async def so() -> bool:
-        return await phases(mesh, array_id) == counts
+        return await phases(mesh, array_id) == wanted
 
     await eventually(so)
+
+
+async def refusal(call: Awaitable[Any]) -> str:
+    """Return the reason of a refused call."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    return from_error(refused.value).reason
+
+
+async def violations(call: Awaitable[Any]) -> list[str]:
+    """Return the fields that a refused call names."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    return [one.field for one in from_error(refused.value).violations]
 
 
 def holding(agent: SimulatedAgent) -> list[str]:
@@ -127,23 +144,24 @@ async def test_arrays_are_cancelled_suspended_and_resumed_as_one(mesh: Mesh) -> 
     await mesh.agent("n1", gpus=3)
     array_id = await submit(mesh, "0-149", gpus=1)
     await stand(mesh, array_id, RUNNING=3, QUEUED=147)
-    first = (await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=array_id, request_id="s"))).job
-    assert first.id == f"{array_id}_0"
+    suspend = array_pb.SuspendArrayRequest(id=array_id, request_id="s")
+    suspended = (await mesh.arrays.SuspendArray(suspend)).array
+    assert (suspended.id, counts(suspended)["SUSPENDED"]) == (array_id, 147)
     await stand(mesh, array_id, SUSPENDED=150)
-    await mesh.jobs.ResumeJob(pb.ResumeJobRequest(id=array_id))
+    await mesh.arrays.ResumeArray(array_pb.ResumeArrayRequest(id=array_id))
     await stand(mesh, array_id, RUNNING=3, QUEUED=147)
-    await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=array_id, request_id="s"))  # a repeat
+    await mesh.arrays.SuspendArray(suspend)  # a repeat
     await stand(mesh, array_id, RUNNING=3, QUEUED=147)
-    await mesh.jobs.CancelJob(pb.CancelJobRequest(id=array_id))
+    await mesh.arrays.CancelArray(array_pb.CancelArrayRequest(id=array_id))
     await stand(mesh, array_id, CANCELLED=150)
-    await mesh.jobs.CancelJob(pb.CancelJobRequest(id=array_id))
-    for call in (
-        mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=array_id)),
-        mesh.jobs.ResumeJob(pb.ResumeJobRequest(id=array_id)),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call
-        assert from_error(refused.value).reason == "JOB_ENDED"
+    ended = (await mesh.arrays.CancelArray(array_pb.CancelArrayRequest(id=array_id))).array
+    assert counts(ended) == {"CANCELLED": 150}
+    assert ended.end_time.ToNanoseconds() >= max(
+        one.end_time.ToNanoseconds() for one in (await tasks(mesh, array_id)).values()
+    )
+    await mesh.arrays.SuspendArray(suspend)  # a repeat, after the end
+    assert await refusal(mesh.arrays.SuspendArray(array_pb.SuspendArrayRequest(id=array_id))) == "ARRAY_ENDED"
+    assert await refusal(mesh.arrays.ResumeArray(array_pb.ResumeArrayRequest(id=array_id))) == "ARRAY_ENDED"
 
 
 async def test_dependents_wait_for_all_tasks_of_an_array(mesh: Mesh) -> None:
@@ -164,32 +182,15 @@ async def test_dependents_wait_for_all_tasks_of_an_array(mesh: Mesh) -> None:
     assert ": 2 running, 1 failed" in (await tasks(mesh, third))[0].phase_reason
 
 
-async def test_folded_lists_have_one_row_per_array(mesh: Mesh) -> None:
-    array_id, job_id = await submit(mesh, "0-20"), await mesh.submit()
-    folded = await mesh.jobs.ListJobs(pb.ListJobsRequest(fold_arrays=True))
-    assert [job.id for job in folded.jobs] == [job_id, f"{array_id}_0"]
-    assert folded.total_size == 2
-    assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 22
-
-
-async def test_single_job_calls_with_an_array_id_name_its_tasks(mesh: Mesh) -> None:
-    array_id = await submit(mesh, "4-20")
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await mesh.job(array_id)
-    assert from_error(refused.value).reason == "IS_ARRAY"
-    assert f"{array_id}_4" in (refused.value.details() or "")
-
-
 async def test_bad_arrays_are_refused_with_their_fields(mesh: Mesh) -> None:
     large = wanted("0-9999", environment={"DATA": "x" * 10_000})
     none = spec()
     none.array.SetInParent()
     own = spec()
     own.array_task.array_id = "a"
-    for message, field in ((large, "spec.array"), (none, "spec.array"), (own, "spec.array_task")):
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=message))
-        assert [one.field for one in from_error(refused.value).violations] == [field]
+    for message, fields in ((large, ["spec.array"]), (none, ["spec.array"]), (own, ["spec.array_task", "spec.array"])):
+        assert await violations(mesh.arrays.CreateArray(array_pb.CreateArrayRequest(spec=message))) == fields
+    assert await violations(mesh.jobs.CreateJob(pb.CreateJobRequest(spec=own))) == ["spec.array_task"]
     assert await mesh.records_left("queue/") == []
 
 
@@ -197,13 +198,13 @@ async def test_bad_arrays_are_refused_with_their_fields(mesh: Mesh) -> None:
 
 
 async def test_an_array_with_a_lost_answer_is_created_once(mesh: Mesh) -> None:
-    request = pb.CreateJobRequest(spec=wanted("0-249"), request_id="once")
+    request = array_pb.CreateArrayRequest(spec=wanted("0-249"), request_id="once")
     store = mesh.parts["queue"].store
     for transactions_before in range(4):  # three with the jobs, and the array's own
         request.request_id = f"once {transactions_before}"
         store.lose_answer_after = transactions_before
-        first = await again(lambda: mesh.jobs.CreateJob(request))
-        assert first.job.id == (await mesh.jobs.CreateJob(request)).job.id
+        first = await again(lambda: mesh.arrays.CreateArray(request))
+        assert first.array.id == (await mesh.arrays.CreateArray(request)).array.id
         listed = await mesh.jobs.ListJobs(pb.ListJobsRequest())
         total = 250 * (transactions_before + 1)
         assert listed.total_size == total
@@ -221,7 +222,7 @@ async def test_an_unfinished_array_is_invisible_and_deleted(mesh: Mesh) -> None:
     store = mesh.parts["queue"].store
     store.cut_after = 2
     with pytest.raises(grpc.aio.AioRpcError):
-        await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=wanted("0-249")), timeout=1.0)
+        await mesh.arrays.CreateArray(array_pb.CreateArrayRequest(spec=wanted("0-249")), timeout=1.0)
     assert len(await mesh.records_left("queue/jobs/")) == 200
     assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 0
     await mesh.restart("queue")
@@ -241,15 +242,15 @@ async def test_a_late_commit_of_an_array_fails_after_its_jobs_were_deleted() -> 
     arrays = JobArrays(JobStore(store, state))
     job = JobSpec(roles=(Role(),), command=("true",), array=read_array("0-249"))
     with pytest.raises(Problem):
-        await arrays.create(job, "somebody", "", IdempotencyKey("CreateJob", "once", b""))
+        await arrays.create(job, "somebody", "", IdempotencyKey("CreateArray", "once", b""))
     assert (await store.list("")).entries == ()
     assert not state.records
 
 
 async def test_concurrent_calls_with_one_request_id_create_one_array(mesh: Mesh) -> None:
-    request = pb.CreateJobRequest(spec=wanted("0-149"), request_id="once")
-    answers = await asyncio.gather(*(mesh.jobs.CreateJob(request) for _ in range(3)))
-    assert len({answer.job.id for answer in answers}) == 1
+    request = array_pb.CreateArrayRequest(spec=wanted("0-149"), request_id="once")
+    answers = await asyncio.gather(*(mesh.arrays.CreateArray(request) for _ in range(3)))
+    assert len({answer.array.id for answer in answers}) == 1
     assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 150
     assert len(await mesh.records_left("queue/jobs/")) == 150
 

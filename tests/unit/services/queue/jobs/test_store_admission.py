@@ -39,7 +39,7 @@ class Filling(MemoryStore):
 async def refused(mesh: Mesh, **fields: object) -> str:
     """Submit a job that must be refused for lack of space, and return the message."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await mesh.submit(**fields)
+        await (mesh.submit_array(**fields) if "array" in fields else mesh.submit(**fields))
     assert error.value.code() is EXHAUSTED
     return f"{reason(error.value)}: {error.value.details()}"
 

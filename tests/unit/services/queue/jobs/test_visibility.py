@@ -18,7 +18,14 @@ from cotenant.rpc.channel import connect
 from cotenant.security import identity
 from cotenant.security.identity import Identity
 from cotenant.security.permissions import Role
-from cotenant.v1 import job_pb2, job_service_pb2_grpc, node_service_pb2_grpc, tenant_service_pb2_grpc
+from cotenant.v1 import array_service_pb2 as array_pb
+from cotenant.v1 import (
+    array_service_pb2_grpc,
+    job_pb2,
+    job_service_pb2_grpc,
+    node_service_pb2_grpc,
+    tenant_service_pb2_grpc,
+)
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import tenant_service_pb2 as tenant_pb
@@ -52,6 +59,10 @@ async def mesh() -> AsyncIterator[Mesh]:
 
 def as_(mesh: Mesh, name: str) -> Any:
     return job_service_pb2_grpc.JobServiceStub(mesh.channels[name])
+
+
+def arrays_as(mesh: Mesh, name: str) -> Any:
+    return array_service_pb2_grpc.ArrayServiceStub(mesh.channels[name])
 
 
 async def submitted(mesh: Mesh, by: str, tenant: str = "", **fields: Any) -> str:
@@ -143,11 +154,15 @@ async def test_a_user_changes_its_own_jobs_and_a_tenant_admin_its_tenants(mesh: 
     await as_(mesh, "head").SuspendJob(pb.SuspendJobRequest(id=job_id))
     await as_(mesh, "ann").CancelJob(pb.CancelJobRequest(id=job_id))
     array = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=2, step=1)])
-    first = (await as_(mesh, "ann").CreateJob(pb.CreateJobRequest(spec=spec(tenant="a", array=array)))).job
-    array_id = first.spec.array_task.array_id
-    assert await refusal(as_(mesh, "abe").CancelJob(pb.CancelJobRequest(id=array_id))) == "NOT_YOUR_JOB"
+    request = array_pb.CreateArrayRequest(spec=spec(tenant="a", array=array))
+    array_id = (await arrays_as(mesh, "ann").CreateArray(request)).array.id
+    cancel = array_pb.CancelArrayRequest(id=array_id)
+    assert await refusal(arrays_as(mesh, "abe").CancelArray(cancel)) == "NOT_YOUR_JOB"
+    assert await refusal(arrays_as(mesh, "bob").CancelArray(cancel)) == "ARRAY_NOT_FOUND"
     assert await refusal(as_(mesh, "bob").CancelJob(pb.CancelJobRequest(id=array_id))) == "JOB_NOT_FOUND"
-    await as_(mesh, "head").CancelJob(pb.CancelJobRequest(id=array_id))
+    assert await refusal(arrays_as(mesh, "eye").CancelArray(cancel)) == "ROLE_MAY_NOT"
+    assert (await arrays_as(mesh, "abe").GetArray(array_pb.GetArrayRequest(id=array_id))).array.submitter == "ann"
+    await arrays_as(mesh, "head").CancelArray(cancel)
 
 
 async def test_no_explanation_names_another_tenants_job(mesh: Mesh) -> None:
