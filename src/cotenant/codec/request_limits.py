@@ -14,10 +14,12 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from cotenant.codec import errors
+from cotenant.codec.largest_fields import FieldSize, largest_fields
 from cotenant.core.model import limits
 from cotenant.core.model.job import SUBMIT_VARIABLES
 from cotenant.core.model.job_array import RANGES_MAX
@@ -76,15 +78,38 @@ def bytes_max(method: str) -> int:
     return BYTES.get(f"{service}/{name}", BYTES.get(service, 0))
 
 
-def check_bytes(method: str, size: int) -> None:
-    """Reject a request that has too many bytes.
+def check_bytes(method: str, data: bytes) -> None:
+    """Reject an encoded request that has too many bytes; the error names its largest fields.
 
     Raises:
         Problem: INVALID_ARGUMENT.
     """
     most = bytes_max(method)
-    if most and size > most:
-        raise errors.invalid([Violation("request", f"has {size} bytes; {most} are allowed at most")])
+    if most and len(data) > most:
+        raise errors.invalid(bytes_violations(method, data, most))
+
+
+def bytes_violations(method: str, data: bytes, most: int) -> list[Violation]:
+    """Return why an encoded request is too large: its bytes, and those of its largest fields."""
+    return [
+        Violation("request", f"has {len(data):,} bytes; {most:,} are allowed at most"),
+        *(
+            Violation(field.path, f"{_size(field)}, of {most:,} allowed for the whole request")
+            for field in _largest(method, data)
+        ),
+    ]
+
+
+def _largest(method: str, data: bytes) -> Sequence[FieldSize]:
+    try:
+        described: Any = descriptor_pool.Default().FindMethodByName(method[1:].replace("/", "."))
+    except KeyError:
+        return ()
+    return largest_fields(described.input_type, data)
+
+
+def _size(field: FieldSize) -> str:
+    return f"has {'' if field.complete else 'at least '}{field.size:,} bytes"
 
 
 def check(request: Any) -> None:

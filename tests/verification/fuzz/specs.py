@@ -61,7 +61,7 @@ def read(data: bytes) -> None:
     """Read a request as a service does: check its limits, decode it, and validate its first job."""
     name, _, sent = data.partition(b"\n")
     kind = REQUESTS.get(name.decode(errors="replace"), pb.CreateJobRequest)
-    request_limits.check_bytes(f"/cotenant.v1.JobService/{name.decode(errors='replace')}", len(sent))
+    request_limits.check_bytes(f"/cotenant.v1.JobService/{name.decode(errors='replace')}", sent)
     try:
         request = _decoded(kind, sent)
     except DecodeError:

@@ -58,8 +58,9 @@ def register(app: typer.Typer) -> None:
 def status(context: typer.Context, as_json: options.AsJson = False) -> None:
     """Show the state of services, store, nodes, jobs and certificates, with problems and their remedies.
 
-    The exit code is 0 without problems, 1 with problems, and 3 if no service answers. Only known addresses are asked,
-    so list all of them: `--endpoint 'queue=a:7070|b:7070,…'`.
+    The exit code is 0 without problems, 1 with problems, and 3 if no service answers. One address is enough: its
+    process asks the others that it knows. If it may be down, list the others too:
+    `--endpoint 'queue=a:7070|b:7070,…'`.
 
     \b
     Examples:
