@@ -255,7 +255,10 @@ async def test_a_request_beyond_its_bytes_is_not_even_decoded(mesh: Mesh, monkey
     await mesh.serve()
     problem = await problem_of(mesh.job_stub().GetJob(jobs_pb.GetJobRequest(id="x" * 100_000)))
     assert problem.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert problem.message == f"request: has 100004 bytes; {table.REQUEST_BYTES_MAX} are allowed at most"
+    assert problem.message == (
+        "request: has 100,004 bytes; 65,536 are allowed at most; "
+        "id: has 100,004 bytes, of 65,536 allowed for the whole request"
+    )
 
 
 def test_requests_of_unknown_callers_are_not_decoded() -> None:
