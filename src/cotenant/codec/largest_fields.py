@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from cotenant.codec.wire_format import read_field
@@ -71,12 +71,9 @@ class _Scan:
             field = descriptor.fields_by_number.get(number)
             path = f"{prefix}{field.name if field else f'field {number}'}"
             inner: list[FieldSize] = []
-            if field and _is_singular_message(field) and depth < DEPTH_MAX and 2 * size > len(data):
+            kind = field.message_type if field and not field.is_repeated else None
+            if kind and depth < DEPTH_MAX and 2 * size > len(data):
                 start, end = contents[number]
-                inner = self.fields(field.message_type, data[start:end], f"{path}.", depth + 1)
+                inner = self.fields(kind, data[start:end], f"{path}.", depth + 1)
             found += inner or [FieldSize(path, size)]
         return found
-
-
-def _is_singular_message(field: FieldDescriptor) -> bool:
-    return field.type == FieldDescriptor.TYPE_MESSAGE and not field.is_repeated

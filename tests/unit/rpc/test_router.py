@@ -41,7 +41,6 @@ from cotenant.security.tokens import TokenFile
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
-from cotenant.v1 import node_service_pb2 as nodes_pb
 from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
 from cotenant.v1 import policy_service_pb2 as policies_pb
 from cotenant.v1 import policy_service_pb2_grpc as policies_grpc
@@ -50,13 +49,6 @@ from cotenant.v1 import replica_service_pb2_grpc as replicas_grpc
 
 NODES = "cotenant.v1.NodeService"
 GET = jobs_pb.GetJobRequest(id="j")
-
-
-class Nodes(nodes_grpc.NodeServiceServicer):
-    """Tells who asks."""
-
-    async def GetNode(self, request: nodes_pb.GetNodeRequest, context: Any) -> nodes_pb.GetNodeResponse:
-        return nodes_pb.GetNodeResponse(node=nodes_pb.Node(id=request.id, address=caller().name))
 
 
 class Parts:
@@ -69,7 +61,7 @@ class Parts:
     async def placement(self, endpoints: Endpoints, port: int = 0, **options: Any) -> str:
         """Start a process that serves nodes and routes the rest; return its address."""
         server = Server(**{"address": f"127.0.0.1:{port}", "token": TOKEN} | options)
-        server.add(nodes_grpc.add_NodeServiceServicer_to_server, Nodes(), NODES)  # type: ignore[abstract]  # the generated base answers the rest
+        server.add(nodes_grpc.add_NodeServiceServicer_to_server, nodes_grpc.NodeServiceServicer(), NODES)  # type: ignore[abstract]  # the generated base answers the rest
         serve_policies(server).use("cotenant.placement_policies", "count")
         serve_replica_service(server)
         server.route(endpoints)

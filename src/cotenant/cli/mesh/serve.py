@@ -113,7 +113,8 @@ def serve(
 
     All services share a token, from COTENANT_TOKEN or from the file `token` in the state directory, which the first
     service creates. Without --listen they listen on loopback ports 7070 (queue), 7071 (placement), 7072 (predictor) and
-    7073 (contention); without --endpoints they look for each other there.
+    7073 (contention); without --endpoints they look for each other there. Each service passes calls for the others to
+    their --endpoints, so give all services all four.
 
     With the store `sqlite`, each service keeps its own file in the state directory; several machines share an etcd.
     With etcd, each service may have several replicas: one leads, the others forward to it, and when it fails another
