@@ -14,7 +14,7 @@ from cotenant.security.identity import ANYONE, CALLER, caller, on_behalf_header
 HOP_METADATA = ("user-agent", "te", "content-type", FORWARDED, CALL)  # metadata of one hop, not relayed
 
 
-def relayed_metadata(context: Any, address: str, mark: str, *, without: str = "") -> tuple[tuple[str, Any], ...]:
+def relayed_metadata(context: Any, address: str, mark: str) -> tuple[tuple[str, Any], ...]:
     """Return the metadata for a call that is relayed to an address.
 
     A bearer token identifies the caller there as well. A certificate cannot be relayed, so the answering process is
@@ -22,7 +22,7 @@ def relayed_metadata(context: Any, address: str, mark: str, *, without: str = ""
     that keeps the call from being relayed again in the same way.
     """
     told = context.invocation_metadata() or ()
-    dropped = {*HOP_METADATA, mark, without}
+    dropped = {*HOP_METADATA, mark}
     kept = [(key, value) for key, value in told if key not in dropped and not key.startswith("grpc-")]
     if caller() != ANYONE and all(key != "authorization" for key, _ in kept):
         kept = [(key, value) for key, value in kept if key != CALLER]

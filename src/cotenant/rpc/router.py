@@ -105,7 +105,7 @@ class Router:
         service, destination = await self._destination(path, context)
         channel = await self._channel(service, destination)
         make: Any = channel.unary_unary if isinstance(request, bytes) else channel.stream_unary
-        metadata = relayed_metadata(context, destination[0], ROUTED, without=TO)
+        metadata = relayed_metadata(context, destination[0], ROUTED)
         call = make(path)(request, metadata=metadata, timeout=context.time_remaining())
         try:
             response: bytes = await call
@@ -116,8 +116,6 @@ class Router:
             raise _stopping() from None
         except grpc.aio.AioRpcError as error:
             raise await _relayed(context, service, destination, error) from None
-        finally:
-            call.cancel()
         return response
 
     async def _stream(self, path: str, request: Any, context: Any) -> AsyncIterator[bytes]:
@@ -125,7 +123,7 @@ class Router:
         service, destination = await self._destination(path, context)
         channel = await self._channel(service, destination)
         make: Any = channel.unary_stream if isinstance(request, bytes) else channel.stream_stream
-        metadata = relayed_metadata(context, destination[0], ROUTED, without=TO)
+        metadata = relayed_metadata(context, destination[0], ROUTED)
         call = make(path)(request, metadata=metadata, timeout=context.time_remaining())
         try:
             await audit.log_stream()

@@ -104,6 +104,12 @@ async def test_every_process_is_listed_once(separate: Separate) -> None:
         ), endpoints
 
 
+async def test_a_process_with_two_names_is_listed_once(separate: Separate) -> None:
+    port = separate.placement.rpartition(":")[2]
+    found = await look(separate.mesh(Endpoints.one(f"localhost:{port}")))
+    assert sorted(one["service"] for one in found.processes) == ["contention", "contention", "placement"]
+
+
 async def test_policies_of_all_services_are_listed(separate: Separate) -> None:
     for endpoints in entries(separate)[:4]:
         stubs = separate.mesh(endpoints).policies()
