@@ -102,6 +102,7 @@ async def test_every_process_is_listed_once(separate: Separate) -> None:
             [("contention", address, "serves") for address in separate.contention]
             + [("placement", separate.placement, "serves")]
         ), endpoints
+        assert found.unknown == ["queue", "predictor"]
 
 
 async def test_a_process_with_two_names_is_listed_once(separate: Separate) -> None:

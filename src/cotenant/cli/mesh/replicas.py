@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -16,6 +16,7 @@ from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_me
 from cotenant.cli.flags import Flags
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.errors import from_error
+from cotenant.rpc.endpoints import SERVICES
 from cotenant.v1.replica_service_pb2 import (
     ListReplicasRequest,
     ListReplicasResponse,
@@ -45,6 +46,7 @@ class MeshReport:
     members: list[views.View]
     trusts: list[views.View]  # each process's view of the store's identity
     capacity: views.View | None = None  # of the store
+    unknown: Sequence[str] = ()  # services whose address no process that was asked knows
 
 
 def register(app: typer.Typer) -> None:
@@ -91,6 +93,9 @@ class _Answered:
     end: float
 
 
+_Outcome = _Answered | tuple[_Asked, grpc.aio.AioRpcError]
+
+
 async def look(mesh: Mesh) -> MeshReport:
     """Return the reports of all processes: at every given address, and at those that these processes know.
 
@@ -119,7 +124,7 @@ def _others(mesh: Mesh, known: Sequence[_Answered]) -> list[_Asked]:
     return list(found.values())
 
 
-async def _ask(mesh: Mesh, asked: _Asked) -> _Answered | tuple[_Asked, grpc.aio.AioRpcError]:
+async def _ask(mesh: Mesh, asked: _Asked) -> _Outcome:
     """Return a process's answer, or why there is none."""
     direct = mesh.replica_stub(asked.address, asked.called)
     stub = mesh.replica_stub(asked.through, asked.called, asked.address) if asked.through else direct
@@ -131,7 +136,7 @@ async def _ask(mesh: Mesh, asked: _Asked) -> _Answered | tuple[_Asked, grpc.aio.
     return _Answered(asked, answer, begin, begin + time.monotonic() - clock)
 
 
-def _report(outcomes: Sequence[_Answered | tuple[_Asked, grpc.aio.AioRpcError]]) -> MeshReport:
+def _report(outcomes: Sequence[_Outcome]) -> MeshReport:
     """Return the answers as one report; a process that several addresses reach counts once."""
     processes: dict[tuple[str, str], views.View] = {}
     members: list[tuple[str, StoreMember]] = []
@@ -161,7 +166,16 @@ def _report(outcomes: Sequence[_Answered | tuple[_Asked, grpc.aio.AioRpcError]])
         _merged(members),
         list(trusts.values()),
         _fullest_store(capacities),
+        _unknown(outcomes, {service for service, _ in processes}),
     )
+
+
+def _unknown(outcomes: Sequence[_Outcome], found: Collection[str]) -> list[str]:
+    """Return the services that nobody knows; none if a process of an older release does not say what it serves."""
+    answers = [one.answer for one in outcomes if isinstance(one, _Answered)]
+    if not answers or not all(answer.process.services for answer in answers):
+        return []
+    return [service for service in SERVICES if service not in found]
 
 
 def _fullest_store(capacities: Sequence[StoreCapacity]) -> views.View | None:

@@ -35,6 +35,10 @@ from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
 
 T = TypeVar("T")
 SERVING = frozenset({"leads", "follows", "serves"})
+ADDRESS_UNKNOWN = (
+    "no process that was asked knows its address",
+    "start every service with the --endpoints of all four, or list it in --endpoint",
+)
 LISTED = tuple(phase for phase in Phase if phase not in ENDED)
 
 
@@ -104,6 +108,7 @@ async def look(mesh: Mesh) -> MeshStatus:
         processes.capacity,
     )
     problems += slowness_problems(processes.processes, nodes[0] or [])
+    problems += [MeshProblem(service, *ADDRESS_UNKNOWN) for service in processes.unknown]
     for what, why in (("nodes", nodes[1]), ("jobs", jobs[1])):
         if why:
             problems.append(MeshProblem(what, why, "they are unknown until that is fixed"))
