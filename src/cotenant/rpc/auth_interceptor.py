@@ -19,7 +19,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from cotenant.codec import errors, request_limits
+from cotenant.codec import errors, request_bytes, request_limits
 from cotenant.codec.errors import Problem, Violation
 from cotenant.codec.method_table import METHOD_RULES
 from cotenant.codec.unknown_methods import not_served_here, unknown_method
@@ -288,7 +288,7 @@ def _reader(method: str, deserialize: Callable[[bytes], Any] | None) -> Read:
     kind = getattr(deserialize, "__self__", None)  # the class whose `FromString` generated code passes
 
     async def read(data: bytes) -> Any:
-        request_limits.check_bytes(method, data)
+        request_bytes.check_bytes(method, data)
         if deserialize is None:
             return data
         try:

@@ -24,7 +24,6 @@ import grpc
 import grpc.aio
 
 from cotenant import telemetry
-from cotenant.codec import errors, request_limits
 from cotenant.codec.method_rules import UNKNOWN_METHOD
 from cotenant.codec.method_table import METHOD_RULES
 from cotenant.name_resolution import NAMES
@@ -37,6 +36,7 @@ log = telemetry.logger()
 __all__ = ["Channel", "Endpoints", "connect", "service_config"]
 
 MIB = 2**20
+JOB_SERVICE = "/cotenant.v1.JobService/"
 ANSWER_BYTES_MAX = 64 * MIB
 MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB  # of requests that a server reads
 ATTEMPTS_MAX = 4
@@ -433,15 +433,18 @@ def _streaming(
 def _check_bytes(path: str, request: Any) -> None:
     """Reject a request that servers cannot even read by default; only here its largest fields can be named.
 
-    Servers name the fields of smaller ones. Methods without a limit of their own have that of the server's settings,
-    which is not known here.
+    Servers name the fields of smaller ones. Other services' requests have no large fields, or a limit that only the
+    server's settings tell.
 
     Raises:
         AioRpcError: INVALID_ARGUMENT.
     """
-    if not (most := request_limits.bytes_max(path)) or request.ByteSize() <= MESSAGE_BYTES_MAX_DEFAULT:
+    if not path.startswith(JOB_SERVICE) or request.ByteSize() <= MESSAGE_BYTES_MAX_DEFAULT:
         return
-    problem = errors.invalid(request_limits.bytes_violations(path, request.SerializeToString(), most))
+    from cotenant.codec import errors, request_bytes  # here, for what they import takes longer than most commands
+
+    most = request_bytes.bytes_max(path)
+    problem = errors.invalid(request_bytes.bytes_violations(path, request.SerializeToString(), most))
     status = errors.to_status(problem)
     trailers = grpc.aio.Metadata((errors.DETAILS_KEY, status.SerializeToString()))
     raise grpc.aio.AioRpcError(problem.code, grpc.aio.Metadata(), trailers, status.message)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.codec import request_limits
+from cotenant.codec import request_bytes
 from cotenant.codec.errors import Problem
 from cotenant.codec.largest_fields import largest_fields
 from cotenant.core.model import limits
@@ -34,7 +34,7 @@ def test_the_largest_fields_are_named_largest_first() -> None:
 def test_an_error_names_the_field_and_the_limit() -> None:
     request = pb.CreateJobRequest(spec=job_pb2.JobSpec(environment={"A": "x" * limits.REQUEST_SPEC_BYTES_MAX}))
     with pytest.raises(Problem) as refused:
-        request_limits.check_bytes(CREATE, request.SerializeToString())
+        request_bytes.check_bytes(CREATE, request.SerializeToString())
     assert [one.field for one in refused.value.violations] == ["request", "spec.environment"]
     assert refused.value.violations[1].description == "has 327,691 bytes, of 327,680 allowed for the whole request"
 
@@ -61,5 +61,5 @@ def test_damaged_messages_name_no_field() -> None:
         for _ in range(2_000):
             largest_fields(pb.CreateJobRequest.DESCRIPTOR, drawn.randbytes(size))
     with pytest.raises(Problem) as refused:
-        request_limits.check_bytes(CREATE, b"\x07" * (limits.REQUEST_SPEC_BYTES_MAX + 1))
+        request_bytes.check_bytes(CREATE, b"\x07" * (limits.REQUEST_SPEC_BYTES_MAX + 1))
     assert [one.field for one in refused.value.violations] == ["request"]
