@@ -15,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from cotenant.codec import errors
+from cotenant.codec.largest_fields import largest_fields
 from cotenant.core.model import limits
 from cotenant.core.model.job import SUBMIT_VARIABLES
 from cotenant.core.model.job_array import RANGES_MAX
@@ -61,7 +62,15 @@ def check(request: Any) -> None:
 def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
     """Return where a spec exceeds the limits of any job, so that it need not be read completely."""
     if (size := spec.ByteSize()) > limits.SPEC_BYTES_MAX:
-        return [Violation("spec", f"has {size} bytes; {limits.SPEC_BYTES_MAX} are allowed at most")]
+        return [
+            Violation("spec", f"has {size:,} bytes; {limits.SPEC_BYTES_MAX:,} are allowed at most"),
+            *(
+                Violation(
+                    f"spec.{field.path}", f"has {field.size:,} bytes, of {limits.SPEC_BYTES_MAX:,} allowed for the spec"
+                )
+                for field in largest_fields(spec.DESCRIPTOR, spec.SerializeToString())
+            ),
+        ]
     return [
         Violation(f"spec.{field}", f"at most {most} are allowed, not {count}")
         for field, count, most in (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.codec import request_bytes
+from cotenant.codec import request_bytes, request_limits
 from cotenant.codec.errors import Problem
 from cotenant.codec.largest_fields import largest_fields
 from cotenant.core.model import limits
@@ -37,6 +37,14 @@ def test_an_error_names_the_field_and_the_limit() -> None:
         request_bytes.check_bytes(CREATE, request.SerializeToString())
     assert [one.field for one in refused.value.violations] == ["request", "spec.environment"]
     assert refused.value.violations[1].description == "has 327,691 bytes, of 327,680 allowed for the whole request"
+
+
+def test_a_spec_that_is_too_large_names_its_fields_too() -> None:
+    spec = job_pb2.JobSpec(command=["true"], environment={"A": "x" * limits.SPEC_BYTES_MAX})
+    assert [(one.field, one.description) for one in request_limits.spec_violations(spec)] == [
+        ("spec", "has 262,161 bytes; 262,144 are allowed at most"),
+        ("spec.environment", "has 262,155 bytes, of 262,144 allowed for the spec"),
+    ]
 
 
 def test_a_field_that_only_newer_clients_know_is_named_by_its_number() -> None:
