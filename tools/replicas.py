@@ -144,6 +144,28 @@ Any replica answers `ListJobs` for phases of ended jobs.
 
 In the health protocol a replica is SERVING as long as a call would be answered, by it or by another replica.
 
+## One address is enough
+
+Every process answers every call of the public API (`cotenant.v1`). A call for a service that it does not serve is
+routed: the process authenticates the caller, checks its roles and limits, and passes the call on to one of that
+service's `--endpoints`, as a follower passes calls to its leader. Streams are cancelled in both directions, and a slow
+reader slows down the answering service. So `--endpoint queue.mesh:7070`, or the address of any other service, is enough
+for every command and every client; a direct address saves a hop.
+
+- Give every `cotenant serve` the same `--endpoints` with all four services, as `deploy/` does. A call for a service
+  that is missing there fails with UNAVAILABLE and the reason `SERVICE_ADDRESS_UNKNOWN`, one for a service that is down
+  with `SERVICE_UNREACHABLE`.
+- A call is routed once. A process that receives a routed call for a service that it does not serve refuses it with
+  `MISROUTED`: the caller's endpoints name a wrong address.
+- Agents' streams and calls between services are not routed (`NOT_SERVED_HERE`).
+- Reflection lists what can be called. The health protocol covers only what a process serves itself: for other services
+  `Check` answers NOT_FOUND, so a probe never mistakes one service for another. So `cotenant health` needs the address
+  of each service; `cotenant status` needs one.
+- `ReplicaService`, `PolicyService` and `ContentionService` answer for one process. The metadata `cotenant-to` names it:
+  a service (`queue`), or an address from the `endpoints` that `ListReplicas` returns, for example
+  `grpcurl -H 'cotenant-to: 10.0.0.6:7073' …`. `cotenant status`, `replicas`, `policies`, `top` and `incidents` use it
+  for all processes that the asked one knows.
+
 ## Addresses
 
 `--endpoints`, `--endpoint` and `COTENANT_ENDPOINT` take a list of the replicas of a service, or a name that resolves to
@@ -173,7 +195,7 @@ returns within a minute or two after the first replica is back, once nothing on 
 replica without the node's history starts without baselines. The replicas are the listed ones, or all addresses of a
 name, such as a headless service in Kubernetes; names are resolved before each stream and once a minute, so replicas
 can be added, removed and moved to other addresses. `cotenant top` and `cotenant incidents` query all replicas and
-merge the answers. A gRPC client has to query each replica for its nodes.
+merge the answers. A gRPC client has to query each replica for its nodes, at its address or with `cotenant-to`.
 
 ## Throughput
 

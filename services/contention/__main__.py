@@ -10,6 +10,7 @@ import structlog
 from cotenant import telemetry
 from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.rpc.channel import connect_when_resolved
+from cotenant.rpc.endpoints import NO_ENDPOINTS, Endpoints
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.security.server_security import PLAIN, Security
@@ -24,18 +25,20 @@ async def serve(
     store_url: str = "",
     token: str | None = None,
     config: Config = DEFAULTS,
-    queue: str = "",
+    endpoints: Endpoints = NO_ENDPOINTS,
     on_start: Callable[[int], None] = lambda port: None,
     security: Security = PLAIN,
 ) -> None:
     """Serve until cancelled. `on_start` is called with the port; the store is not opened.
 
-    `queue` is the address of the queue, which migrates jobs; without one no job is migrated.
+    Calls for other services are routed to `endpoints`. The queue among them migrates jobs; without one no job is
+    migrated.
     """
     telemetry.setup("contention")
     server = Server(address, token, security=security)
+    server.route(endpoints)
     serve_replica_service(server)
-    jobs = await connect_when_resolved(queue, token or "") if queue else None
+    jobs = await connect_when_resolved(endpoints.queue, token or "") if endpoints.queue else None
     contention = await start(server, serve_policies(server), config, queue=jobs)
     try:
         port = await server.start()

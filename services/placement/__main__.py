@@ -9,6 +9,7 @@ from cotenant import telemetry
 from cotenant.leadership.election import Election
 from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.leadership.replica import Replica, advertised_address, serve_replica
+from cotenant.rpc.endpoints import NO_ENDPOINTS, Endpoints
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Host, Server
 from cotenant.security.server_security import PLAIN, Security
@@ -30,15 +31,19 @@ async def serve(
     advertised: str = "",
     on_start: Callable[[int], None] = lambda port: None,
     security: Security = PLAIN,
+    endpoints: Endpoints = NO_ENDPOINTS,
 ) -> None:
     """Serve as leader or follower until cancelled; jobs on the nodes keep running afterwards.
 
     `memory` is the file that records the identity of the store across restarts.
 
+    Calls for other services are routed to `endpoints`.
+
     `on_start` is called with the port; `advertised` is the host at which other replicas reach this one.
     """
     telemetry.setup("placement")
     server = Server(address, token, security=security)
+    server.route(endpoints)
     store = await open_store(store_url, memory)
     try:
         Placement(store, config)  # fails on a bad configuration before the election

@@ -12,6 +12,7 @@ from cotenant import telemetry
 from cotenant.leadership.election import Election
 from cotenant.leadership.replica import Replica, advertised_address, serve_replica
 from cotenant.leadership.replica_service import serve_replica_service
+from cotenant.rpc.endpoints import NO_ENDPOINTS, Endpoints
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.security.server_security import PLAIN, Security
@@ -35,16 +36,20 @@ async def serve(
     advertised: str = "",
     on_start: Callable[[int], None] = lambda port: None,
     security: Security = PLAIN,
+    endpoints: Endpoints = NO_ENDPOINTS,
 ) -> None:
     """Serve as leader or follower until cancelled; then save what was learned last.
 
     `memory` is the file that records the identity of the store across restarts.
+
+    Calls for other services are routed to `endpoints`.
 
     `on_start` is called with the port; `advertised` is the host at which other replicas reach this one. With
     `config.follow` the predictor never takes observations.
     """
     telemetry.setup("predictor")
     server = Server(address, token, security=security)
+    server.route(endpoints)
     store = await open_store(store_url, memory)
     try:
         if config.follow:

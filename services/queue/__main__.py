@@ -35,12 +35,14 @@ async def serve(
     """Serve until cancelled, as leader or follower. Jobs keep running after that.
 
     Args:
+        endpoints: of placement and the predictor, which the queue calls, and of all services, to which it routes calls.
         memory: file in which the identity of the store is kept across restarts.
         on_start: called with the port.
         advertised: host at which other replicas reach this one.
     """
     telemetry.setup("queue")
     server = Server(address, token, security=security)
+    server.route(endpoints)
     placement = await connect_when_resolved(endpoints.placement, token or "")
     predictor = await connect_when_resolved(endpoints.predictor, token or "")
     store = await open_store(store_url, memory, config.store_limits)

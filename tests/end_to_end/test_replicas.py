@@ -133,6 +133,18 @@ def test_replicas_shows_the_leaders(mesh: Separate) -> None:
     assert mesh.cli("replicas").out.startswith("SERVICE")
 
 
+def test_one_address_is_enough_for_all_replicas(mesh: Separate) -> None:
+    def states(*words: str) -> list[tuple[str, str, str, str]]:
+        found = mesh.cli.json("replicas", *words)
+        return sorted((one["service"], one["address"], one["state"], one["leader"] or "") for one in found)
+
+    for entry in mesh.ports:
+        endpoint = ("--endpoint", mesh.address(entry))
+        assert states(*endpoint) == states()
+        mesh.cli("submit", *endpoint, *ONE_CORE, "--wait", "--", "true")
+        assert mesh.cli.json("nodes", *endpoint)
+
+
 def test_status_shows_the_whole_mesh_and_its_store(mesh: Separate, etcd_of_all: EtcdServer) -> None:
     reported = mesh.cli.json("status")
     assert (reported["well"], reported["problems"]) == (True, [])

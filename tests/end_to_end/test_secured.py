@@ -47,8 +47,10 @@ class Lab:
         return tuple(map(str, files))
 
     def by(self, subject: str, *words: str, code: int = 0) -> Outcome:
-        command, *rest = words
-        return self.cli(command, "--endpoint", self.endpoints, *self.shown(subject), *rest, code=code)
+        return self.at(self.endpoints, subject, *words, code=code)
+
+    def at(self, endpoint: str, subject: str, command: str, *rest: str, code: int = 0) -> Outcome:
+        return self.cli(command, "--endpoint", endpoint, *self.shown(subject), *rest, code=code)
 
     def has_a_node(self) -> bool:
         arguments = ("nodes", "--endpoint", self.endpoints, *self.shown("operator/ann"))
@@ -73,5 +75,10 @@ def test_a_cluster_with_certificates_serves_only_known_subjects(lab: Lab) -> Non
     assert "NOT_YOUR_TENANT" in lab.by(bob, "submit", "--tenant", "a", "--", "true", code=1).err
     assert "ROLE_MAY_NOT" in lab.by(bob, "drain", "n1", code=1).err
     assert "TLS" in lab.cli("jobs", "--endpoint", lab.endpoints, code=3).err
+    for endpoint in (one.partition("=")[2] for one in lab.endpoints.split(",")):  # one address is enough
+        assert "succeeded" in lab.at(endpoint, eve, "jobs", "--all").out
+        assert lab.at(endpoint, bob, "jobs", "--all").out == ""
+        assert "ROLE_MAY_NOT" in lab.at(endpoint, bob, "drain", "n1", code=1).err
+        assert lab.at(endpoint, "operator/ann", "status").out.count("1 of 1 serving") == len(SERVICES)
     audit = lab.cli("audit").out
     assert all(word in audit for word in ("CreateJob", SUBMITTER, "DrainNode", "ROLE_MAY_NOT", "agent/n1"))

@@ -17,8 +17,7 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.codec.errors import Problem, from_error
 from cotenant.rpc.access import Access, AccessError, expand_home, find
-from cotenant.rpc.channel import connect, replicas_of
-from cotenant.rpc.endpoints import SERVICES
+from cotenant.rpc.channel import Channel, connect, replicas_of
 from cotenant.security.grpc_tls import BadTls, TlsFiles, load
 from cotenant.v1.array_service_pb2_grpc import ArrayServiceStub
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
@@ -26,6 +25,7 @@ from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
 from cotenant.v1.policy_service_pb2_grpc import PolicyServiceStub
 from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceStub
+from cotenant.v1.replica_service_pb2 import ListReplicasRequest
 from cotenant.v1.replica_service_pb2_grpc import ReplicaServiceStub
 from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
@@ -55,7 +55,7 @@ class Mesh:
     def __init__(self, find: Callable[[], Access]) -> None:
         self._find = find
         self._access = find()
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, Channel] = {}
 
     @property
     def jobs(self) -> JobServiceAsyncStub:
@@ -93,10 +93,9 @@ class Mesh:
         answers: list[T] = []
         failed: grpc.aio.AioRpcError | None = None
         answered = False
-        for address, called in replicas_of(self._address("contention")):
-            stub = cast("ContentionServiceAsyncStub", ContentionServiceStub(self._connected(address, called)))
+        for channel in await self._contention_replicas():
             try:
-                answers += await call(stub)
+                answers += await call(cast("ContentionServiceAsyncStub", ContentionServiceStub(channel)))
                 answered = True
             except grpc.aio.AioRpcError as error:
                 if not is_unreachable(error.code()):
@@ -109,23 +108,48 @@ class Mesh:
             note(f"a replica of the contention service is unreachable, so its nodes are missing: {reason}")
         return answers
 
-    def replicas(self) -> list[tuple[str, str, ReplicaServiceAsyncStub]]:
-        """Return service, address and replica stub for every address of every service."""
-        return [
-            (service, address, cast("ReplicaServiceAsyncStub", ReplicaServiceStub(self._connected(address, called))))
-            for service in SERVICES
-            for address, called in replicas_of(getattr(self._access.endpoints, service))
-        ]
+    async def _contention_replicas(self) -> list[Channel]:
+        """Return a channel to each replica of contention, through the entry if its addresses were not given."""
+        if self.is_given("contention"):
+            return [self._connected(address, called) for address, called in replicas_of(self._address("contention"))]
+        entry = self._channel("contention")
+        try:
+            answer = await self.replica_stub(*self.entries()[0][:2]).ListReplicas(ListReplicasRequest())
+        except grpc.aio.AioRpcError:
+            return [entry]  # the call itself reports what is wrong
+        found = [endpoint.address for endpoint in answer.endpoints if endpoint.service == "contention"]
+        return [entry.to(address) for address in found] if len(found) > 1 else [entry]
+
+    def is_given(self, service: str) -> bool:
+        """Return whether a service has an address of its own: not that of all services, which may route its calls."""
+        given = asdict(self._access.endpoints)
+        return bool(given[service]) and len(set(given.values())) > 1
+
+    def entries(self) -> list[tuple[str, str, list[str]]]:
+        """Return each known address, the name of its certificate, and the services for which it was given."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for service, endpoint in asdict(self._access.endpoints).items():
+            for entry in replicas_of(endpoint):
+                found.setdefault(entry, []).append(service)
+        return [(address, called, services) for (address, called), services in found.items()]
+
+    def replica_stub(self, address: str, called: str = "", to: str = "") -> ReplicaServiceAsyncStub:
+        """Return the replica stub of the process at an address, or of the process to which it passes calls."""
+        channel = self._connected(address, called)
+        return cast("ReplicaServiceAsyncStub", ReplicaServiceStub(channel.to(to) if to else channel))
 
     def policies(self) -> dict[str, PolicyServiceAsyncStub]:
-        """Return policy stubs by service, one for each distinct address."""
-        firsts: dict[str, str] = {}
+        """Return a policy stub for each service, one for each address that was given to several of them alone."""
+        channels: dict[str, Channel] = {}
+        firsts: set[str] = set()
         for service, address in asdict(self._access.endpoints).items():
-            if address:
-                firsts.setdefault(address, service)
+            if not self.is_given(service):
+                channels[service] = self._channel(service).to(service)
+            elif address not in firsts:
+                firsts.add(address)
+                channels[service] = self._channel(service)
         return {
-            service: cast("PolicyServiceAsyncStub", PolicyServiceStub(self._channel(service)))
-            for service in firsts.values()
+            service: cast("PolicyServiceAsyncStub", PolicyServiceStub(channel)) for service, channel in channels.items()
         }
 
     @property
@@ -150,15 +174,14 @@ class Mesh:
             await channel.close()
 
     def _address(self, service: str) -> str:
-        address: str = getattr(self._access.endpoints, service)
-        if not address:
-            raise AccessError(f"the address of the {service} service is unknown; pass --endpoint {service}=HOST:PORT")
-        return address
+        """Return the address of a service; without one, any address, where the process routes the service's calls."""
+        known: dict[str, str] = asdict(self._access.endpoints)
+        return known[service] or next(address for address in known.values() if address)
 
-    def _channel(self, service: str) -> grpc.aio.Channel:
+    def _channel(self, service: str) -> Channel:
         return self._connected(self._address(service))
 
-    def _connected(self, address: str, called: str = "") -> grpc.aio.Channel:
+    def _connected(self, address: str, called: str = "") -> Channel:
         if address not in self._channels:
             self._channels[address] = connect(address, self._access.token, tls=self._access.tls, called=called)
         return self._channels[address]

@@ -251,12 +251,22 @@ PLAIN_MESSAGES = {
 
 
 _CLOSED_AT_ONCE = re.compile(r"(failed to connect|connections to all).*: Socket closed$")
-_TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
+_TOO_LARGE = re.compile(r"(CLIENT|SERVER)?:? ?Received message larger than max \((\d+) vs\. (\d+)\)")
+
+
+def _too_large(reader: str, size: int, most: int) -> str:
+    """Return what to do about a message that its reader refused unread, by gRPC's name for the reader."""
+    if reader == "CLIENT":
+        return f"the answer has {size:,} bytes; this client reads at most {most:,} bytes: ask for smaller pages"
+    return (
+        f"the request has {size:,} bytes; the server reads at most {most:,} bytes: send less at once, "
+        "or let an operator raise `message_bytes` in the server's [limits]"
+    )
 
 
 def _from_plain(code: grpc.StatusCode, details: str) -> Problem:
     if size := _TOO_LARGE.search(details):
-        return exhausted("MESSAGE_TOO_LARGE", f"a message has {size[1]} bytes; at most {size[2]} bytes are taken")
+        return exhausted("MESSAGE_TOO_LARGE", _too_large(size[1], int(size[2]), int(size[3])))
     if code is grpc.StatusCode.UNAVAILABLE and (handshake := handshake_failure(details)):
         return Problem(code, *handshake)
     if code is grpc.StatusCode.UNAVAILABLE and _CLOSED_AT_ONCE.search(details):

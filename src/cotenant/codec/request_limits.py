@@ -1,9 +1,6 @@
-"""Checks requests against the limits of `cotenant.core.model.limits`, before and after decoding.
+"""Checks decoded requests against the limits of `cotenant.core.model.limits`; `request_bytes` does so before decoding.
 
-Before: the bytes of a request, which limit the cost of decoding it. Users' calls have small limits; services and
-agents, which are authenticated by then, may send as much as the server's `message_bytes`.
-
-After: the items of each repeated field, and the characters of each text, in the request itself and in its singular
+Checked are the items of each repeated field, and the characters of each text, in the request itself and in its singular
 messages. The contents of items (a job's roles, a candidate's spec) are left to validation, which knows what they mean.
 """
 
@@ -18,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from cotenant.codec import errors
+from cotenant.codec.largest_fields import largest_fields
 from cotenant.core.model import limits
 from cotenant.core.model.job import SUBMIT_VARIABLES
 from cotenant.core.model.job_array import RANGES_MAX
@@ -50,45 +48,6 @@ ITEMS: Mapping[str, int] = MappingProxyType(
 )
 VALIDATED = frozenset({"JobSpec", "ProgressRule", "SubmitDirectory"})  # their texts have limits of their own
 
-BYTES: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("JobService", "ArrayService", "TenantService", "NodeService", "PolicyService", "ReplicaService"),
-            limits.REQUEST_BYTES_MAX,
-        ),
-        "JobService/CreateJob": limits.REQUEST_SPEC_BYTES_MAX,
-        "ArrayService/CreateArray": limits.REQUEST_SPEC_BYTES_MAX,
-        "ArrayService/ListArrays": limits.REQUEST_SPECS_BYTES_MAX,
-        "JobService/UpdateJob": limits.REQUEST_SPEC_BYTES_MAX,
-        "JobService/ListJobs": limits.REQUEST_SPECS_BYTES_MAX,
-        "JobService/WatchJobs": limits.REQUEST_SPECS_BYTES_MAX,
-        "JobService/SimulateJob": limits.REQUEST_SPECS_BYTES_MAX,
-    }
-)
-
-
-@cache
-def bytes_max(method: str) -> int:
-    """Return how many bytes a request of a method may have; 0: the server's limit.
-
-    >>> bytes_max("/cotenant.v1.JobService/GetJob"), bytes_max("/cotenant.agent.v1.AgentService/Connect")
-    (65536, 0)
-    """
-    service, _, name = method[1:].rpartition("/")
-    service = service.rpartition(".")[2]
-    return BYTES.get(f"{service}/{name}", BYTES.get(service, 0))
-
-
-def check_bytes(method: str, size: int) -> None:
-    """Reject a request that has too many bytes.
-
-    Raises:
-        Problem: INVALID_ARGUMENT.
-    """
-    most = bytes_max(method)
-    if most and size > most:
-        raise errors.invalid([Violation("request", f"has {size} bytes; {most} are allowed at most")])
-
 
 def check(request: Any) -> None:
     """Reject a request with too many items in a repeated field, or too long a text.
@@ -103,7 +62,15 @@ def check(request: Any) -> None:
 def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
     """Return where a spec exceeds the limits of any job, so that it need not be read completely."""
     if (size := spec.ByteSize()) > limits.SPEC_BYTES_MAX:
-        return [Violation("spec", f"has {size} bytes; {limits.SPEC_BYTES_MAX} are allowed at most")]
+        return [
+            Violation("spec", f"has {size:,} bytes; {limits.SPEC_BYTES_MAX:,} are allowed at most"),
+            *(
+                Violation(
+                    f"spec.{field.path}", f"has {field.size:,} bytes, of {limits.SPEC_BYTES_MAX:,} allowed for the spec"
+                )
+                for field in largest_fields(spec.DESCRIPTOR, spec.SerializeToString())
+            ),
+        ]
     return [
         Violation(f"spec.{field}", f"at most {most} are allowed, not {count}")
         for field, count, most in (

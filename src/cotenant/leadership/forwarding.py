@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -15,15 +15,14 @@ from cotenant.codec.method_table import METHOD_RULES
 from cotenant.leadership.election import Election
 from cotenant.leadership.leadership_term import Leader
 from cotenant.rpc.channel import certificate_generation, forwarding_channel
+from cotenant.rpc.relay import is_ended, is_forwarded, relay_error, relayed_metadata
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security import audit
-from cotenant.security.audit import CALL, FORWARDED
-from cotenant.security.identity import ANYONE, CALLER, caller, on_behalf_header
+from cotenant.security.audit import FORWARDED
 
 PATIENCE_SECONDS = 5.0  # how long a call waits for a leader: longer than an election
 PAUSE_SECONDS = 0.05  # before a retry
 ABANDON_SECONDS = 1.0  # grace for calls to a replaced leader; a halted leader never ends them itself
-HOP_METADATA = ("user-agent", "te", "content-type", FORWARDED, CALL)  # metadata of one hop, not forwarded
 
 
 class Forwarder:
@@ -84,12 +83,13 @@ class Forwarder:
         streams = not isinstance(request, bytes)
         channel = self._to(leader)
         make: Any = channel.stream_unary if streams else channel.unary_unary
-        call = make(path)(request, metadata=_forwarded_metadata(context, leader), timeout=context.time_remaining())
+        metadata = relayed_metadata(context, leader.address, FORWARDED)
+        call = make(path)(request, metadata=metadata, timeout=context.time_remaining())
         self._in_flight[call] = leader.address
         try:
             response: bytes = await call
         except asyncio.CancelledError:
-            if _is_ended():
+            if is_ended():
                 raise
             if streams or not METHOD_RULES.get(path, UNKNOWN_METHOD).retried:
                 raise _replaced() from None
@@ -109,14 +109,15 @@ class Forwarder:
         """Forward a call with a response stream."""
         channel = self._to(leader)
         make: Any = channel.unary_stream if isinstance(request, bytes) else channel.stream_stream
-        call = make(path)(request, metadata=_forwarded_metadata(context, leader), timeout=context.time_remaining())
+        metadata = relayed_metadata(context, leader.address, FORWARDED)
+        call = make(path)(request, metadata=metadata, timeout=context.time_remaining())
         self._in_flight[call] = leader.address
         try:
             await audit.log_stream()
             async for response in call:
                 yield response
         except asyncio.CancelledError:
-            if _is_ended():
+            if is_ended():
                 raise
             raise _replaced() from None
         except grpc.aio.AioRpcError as error:
@@ -156,25 +157,6 @@ class Forwarder:
         await cancel_and_wait(*self._closing)
 
 
-def is_forwarded(context: Any) -> bool:
-    """Return whether another replica forwarded this call to the process it took for the leader."""
-    return any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
-
-
-def _forwarded_metadata(context: Any, leader: Leader) -> tuple[tuple[str, Any], ...]:
-    """Return the metadata for the forwarded call.
-
-    A bearer token identifies the caller to the leader as well. A certificate cannot be forwarded, so the leader is sent
-    the identity of its holder. The audit log of the leader uses the same call ID as the one here.
-    """
-    told = context.invocation_metadata() or ()
-    kept = [(key, value) for key, value in told if key not in HOP_METADATA and not key.startswith("grpc-")]
-    if caller() != ANYONE and all(key != "authorization" for key, _ in kept):
-        kept = [(key, value) for key, value in kept if key != CALLER]
-        kept.append(on_behalf_header(caller()))
-    return (*kept, (FORWARDED, "1"), (CALL, audit.record_forwarding(leader.address)))
-
-
 def _may_retry(error: grpc.aio.AioRpcError, method: MethodRules) -> bool:
     """Return whether a failed call may be retried with the next leader."""
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -183,20 +165,12 @@ def _may_retry(error: grpc.aio.AioRpcError, method: MethodRules) -> bool:
     return reason == errors.NOT_LEADER or (method.retried and reason == grpc.StatusCode.UNAVAILABLE.name)
 
 
-def _is_ended() -> bool:
-    """Return whether the caller itself has cancelled the call."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def _replaced() -> errors.Problem:
     return errors.unavailable("the replica that led this service was replaced", PAUSE_SECONDS, errors.NO_LEADER)
 
 
 async def _relay_status(context: Any, error: grpc.aio.AioRpcError) -> NoReturn:
     """End a call with the status of the forwarded call."""
-    trailers = cast("Any", tuple(error.trailing_metadata() or ()))
     if error.code() is grpc.StatusCode.UNAVAILABLE and errors.from_error(error).reason == error.code().name:
         raise errors.unavailable("the replica that leads this service does not answer", 0.5, errors.NO_LEADER)
-    await context.abort(error.code(), error.details() or "", trailing_metadata=trailers)
-    raise AssertionError("abort raises")
+    await relay_error(context, error)

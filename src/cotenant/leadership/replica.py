@@ -24,11 +24,12 @@ from cotenant.codec.method_rules import UNKNOWN_METHOD, MethodRules
 from cotenant.codec.method_table import METHOD_RULES
 from cotenant.leadership.election import Election
 from cotenant.leadership.fenced_store import DelegatingStore, WarmStore
-from cotenant.leadership.forwarding import Forwarder, is_forwarded
+from cotenant.leadership.forwarding import Forwarder
 from cotenant.leadership.leader_handlers import LeaderHandlers, LeaderReplaced
 from cotenant.leadership.leadership_term import HeldTerm, leader_of
 from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.leadership.store_cache import RETRY_SECONDS, StoreCache
+from cotenant.rpc.relay import is_forwarded
 from cotenant.rpc.server import Host, Server
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security import audit

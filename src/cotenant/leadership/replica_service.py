@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
 from cotenant.rpc.server import Server
+from cotenant.rpc.service_homes import homes_of
 from cotenant.store.capacity import capacity_of
 from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.identity_check import REMEDY, Trust
@@ -27,12 +29,16 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
 
     def __init__(self, server: Server, store: Store | None, describe: Sequence[Callable[[], pb.Replica]]) -> None:
         self._server, self._store, self._describe = server, store, describe
-        self._process = pb.Process(version=metadata.version("cotenant"))
+        self._process = pb.Process(version=metadata.version("cotenant"), id=secrets.token_hex(8))
         self._process.start_time.GetCurrentTime()
 
     async def ListReplicas(self, request: pb.ListReplicasRequest, context: Any) -> pb.ListReplicasResponse:
-        """Return this process, its services and the members of its store."""
+        """Return this process, its services, the endpoints that it knows and the members of its store."""
         answer = pb.ListReplicasResponse(process=self._process, replicas=[describe() for describe in self._describe])
+        answer.process.services.extend(sorted(homes_of(self._server.services)))
+        if self._server.router:
+            for service, address, _ in await self._server.router.replicas():
+                answer.endpoints.add(service=service, address=address)
         answer.process.loop_lag.CopyFrom(self._server.loop_lag())
         if isinstance(self._store, GuardedStore):
             answer.process.store_latency.CopyFrom(latency_to_wire(self._store.latency))

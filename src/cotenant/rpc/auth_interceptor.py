@@ -19,14 +19,18 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from cotenant.codec import errors, request_limits
+from cotenant.codec import errors, request_bytes, request_limits
 from cotenant.codec.errors import Problem, Violation
+from cotenant.codec.method_table import METHOD_RULES
+from cotenant.codec.unknown_methods import not_served_here, unknown_method
 from cotenant.rpc.decoding import decode
+from cotenant.rpc.router import MISCONFIGURED, Router
+from cotenant.rpc.service_homes import HOMES, service_of
 from cotenant.security.audit import Audit, AuditEntry, log_stream
 from cotenant.security.identity import Authenticator, Identity, acting_identity, caller, denied, set_caller
 from cotenant.security.limits import CallsAtOnce, Limits
 from cotenant.security.metering import Meter, begin
-from cotenant.security.permissions import ROLES, Rule, Scope
+from cotenant.security.permissions import ROLES, Role, Rule, Scope
 from cotenant.store.port import NotLeader, StoreDistrusted, StoreFull, StoreUnavailable, UnknownOutcome
 
 log = structlog.get_logger()
@@ -38,6 +42,7 @@ NO_RETRY = ("grpc-retry-pushback-ms", "-1")
 PUBLIC_SERVICE = "/grpc.health.v1.Health/"  # probes carry no token
 ANY_ROLE_SERVICE = "/grpc.reflection."  # the list of methods is no secret to authenticated callers
 DENIED = Rule({})
+ANY_ROLE = Rule(dict.fromkeys(Role, Scope.ANY))  # that a method is unknown is no secret to authenticated callers
 RECHECK_SECONDS = 5.0  # how often a stream authenticates its caller again
 
 CALLS_MAX = 100_000  # at once; each agent holds two streams
@@ -68,14 +73,19 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self._limits = limits
         self._audit = audit
         self._authenticated = authenticated
+        self.router: Router | None = None
         self._wrapped: dict[str, tuple[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Return the method's handler, wrapped."""
+        """Return the method's handler, wrapped: that of this process, or one that routes or refuses the call."""
         handler = await continuation(call)
         method = call.method
-        if handler is None or method.startswith(PUBLIC_SERVICE):
+        if method.startswith(PUBLIC_SERVICE):
             return handler
+        if self.router is not None:
+            handler = self.router.handler(method, call.invocation_metadata, handler)
+        if handler is None:
+            return self._refusing(method)
         known = self._wrapped.get(method)
         if known is not None and known[0] is handler:
             return known[1]
@@ -102,8 +112,21 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(wrapped, None, handler.response_serializer)
 
-    def _coroutine(self, method: str, behavior: Behavior, streams: bool, read: Read) -> Behavior:
-        rule = ROLES.get(method, DENIED)
+    def _refusing(self, method: str) -> Any:
+        """Return the handler for a method that nobody serves here. It is not kept: callers choose the paths."""
+        known = method in METHOD_RULES
+        rule = ROLES[method] if known else ANY_ROLE
+        refuse = _raising(
+            not_served_here(method, HOMES.get(service_of(method), "another service"))
+            if known
+            else unknown_method(method)
+        )
+        return grpc.stream_stream_rpc_method_handler(self._coroutine(method, refuse, True, _reader(method, None), rule))
+
+    def _coroutine(
+        self, method: str, behavior: Behavior, streams: bool, read: Read, rule: Rule | None = None
+    ) -> Behavior:
+        rule = rule or ROLES.get(method, DENIED)
 
         async def wrapped_call(request: Any, context: Any) -> Any:
             entry, meter = self._entry(method, rule, context), Meter(method)
@@ -265,7 +288,7 @@ def _reader(method: str, deserialize: Callable[[bytes], Any] | None) -> Read:
     kind = getattr(deserialize, "__self__", None)  # the class whose `FromString` generated code passes
 
     async def read(data: bytes) -> Any:
-        request_limits.check_bytes(method, len(data))
+        request_bytes.check_bytes(method, data)
         if deserialize is None:
             return data
         try:
@@ -303,8 +326,15 @@ def _no_recheck() -> None:
 
 
 def _unimplemented(method: str) -> Behavior:
+    message = f"{method} is not implemented by this server"
+    return _raising(Problem(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", message))
+
+
+def _raising(problem: Problem) -> Behavior:
+    """Return the behavior of a method that is refused."""
+
     async def refuse(request: Any, context: Any) -> NoReturn:
-        raise Problem(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{method} is not implemented by this server")
+        raise problem
 
     return refuse
 
@@ -313,7 +343,8 @@ async def _send(context: Any, problem: Problem, error: Exception) -> NoReturn:
     """End the call with the status of a problem."""
     status = errors.to_status(problem)
     trailers: list[tuple[str, str | bytes]] = [(errors.DETAILS_KEY, status.SerializeToString())]
-    if isinstance(error, StoreUnavailable) and not isinstance(error, (NotLeader, UnknownOutcome)):
+    away = isinstance(error, StoreUnavailable) and not isinstance(error, (NotLeader, UnknownOutcome))
+    if away or problem.reason in MISCONFIGURED:
         trailers.append(NO_RETRY)
     await context.abort(problem.code, status.message, trailing_metadata=tuple(trailers))
     raise AssertionError("abort raises")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import ipaddress
 import json
 import math
@@ -27,7 +28,7 @@ from cotenant.codec.method_rules import UNKNOWN_METHOD
 from cotenant.codec.method_table import METHOD_RULES
 from cotenant.name_resolution import NAMES
 from cotenant.rpc.decode_guard import CheckedStreamCall, CheckedUnaryCall, guarded_deserializer
-from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
+from cotenant.rpc.endpoints import MESH_NAME, TO, Endpoints, addresses_of, host_and_port
 from cotenant.security.grpc_tls import TlsFiles, WatchedTlsFiles, channel_credentials
 
 log = telemetry.logger()
@@ -35,7 +36,9 @@ log = telemetry.logger()
 __all__ = ["Channel", "Endpoints", "connect", "service_config"]
 
 MIB = 2**20
+JOB_SERVICE = "/cotenant.v1.JobService/"
 ANSWER_BYTES_MAX = 64 * MIB
+MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB  # of requests that a server reads
 ATTEMPTS_MAX = 4
 LOOK_SECONDS = 5.0  # between DNS lookups of the names in a list, and gRPC's for a single name
 UNRESOLVED_RETRY_SECONDS, UNRESOLVED_LOG_SECONDS = 0.5, 10.0
@@ -69,11 +72,7 @@ def connect(
     if not (token.isascii() and (token.isprintable() or not token)):
         raise ValueError("the token contains invalid characters")
     named = resolved or ResolvedEndpoint(endpoint)
-    options, interceptors = _options(health_service), telemetry.client_interceptors()
-    if len(addresses_of(endpoint)) > 1:  # gRPC checks one name for a list; each server has its own certificate
-        options.append(("grpc.ssl_target_name_override", MESH_NAME))
-    elif called:
-        options.append(("grpc.ssl_target_name_override", called))
+    options, interceptors = _options(health_service, endpoint, called), telemetry.client_interceptors()
     watched = WatchedTlsFiles(tls) if tls is not None else _of_process
     return Channel(lambda: dial(named.target, options, interceptors, watched), token, watched, named)
 
@@ -269,6 +268,18 @@ def forwarding_channel(endpoint: str) -> grpc.aio.Channel:
     return channel
 
 
+async def relaying_channel(endpoint: str, called: str = "") -> Channel:
+    """Open a channel for calls that are relayed to a service: as `forwarding_channel`, to any of several replicas.
+
+    Raises:
+        UnresolvedNames: a name of the endpoint cannot be resolved, now at least.
+    """
+    named = await resolve(endpoint)
+    health_service = "" if len(addresses_of(endpoint)) > 1 else None
+    options = [*_options(health_service, endpoint, called), ("grpc.enable_retries", 0)]
+    return _RelayingChannel(lambda: dial(named.target, options), "", _of_process, named)
+
+
 def certificate_generation() -> int:
     """Return how often this process's certificates have changed; channels of an earlier generation show old ones."""
     return _of_process.look() if _of_process is not None else 0
@@ -344,6 +355,16 @@ class Channel(grpc.aio.Channel):
         """Return the stub of a bidirectional stream."""
         return _streaming(self._stub("stream_stream", method, args, kwargs), method, self._metadata)
 
+    def to(self, process: str) -> Channel:
+        """Return a view of this channel whose calls the server passes to one process of the mesh.
+
+        `process` is a service of the mesh, or the address of a replica as `ListReplicas` returns it. Close the channel
+        itself, not the view.
+        """
+        view = copy.copy(self)
+        view._metadata = (*self._metadata, (TO, process))
+        return view
+
     async def close(self, grace: float | None = None) -> None:
         """Let calls in progress finish within the grace, then cancel them."""
         if self._named:
@@ -370,12 +391,33 @@ class Channel(grpc.aio.Channel):
         await self.close()
 
 
+class _RelayingChannel(Channel):
+    """A channel that adds nothing to calls; requests and responses are bytes."""
+
+    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the stub of a unary call."""
+        return self._stub("unary_unary", method, args, kwargs)
+
+    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the stub of a call with a response stream."""
+        return self._stub("unary_stream", method, args, kwargs)
+
+    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the stub of a call with a request stream."""
+        return self._stub("stream_unary", method, args, kwargs)
+
+    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the stub of a bidirectional stream."""
+        return self._stub("stream_stream", method, args, kwargs)
+
+
 def _unary(call: Any, path: str, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
     method = METHOD_RULES.get(path, UNKNOWN_METHOD)
 
     def make(request: Any, *, timeout: float | None = None, metadata: Any = None, **kwargs: Any) -> Any:
         if method.has_request_id and not request.request_id:
             request = _with_request_id(request)
+        _check_bytes(path, request)
         seconds = method.deadline_seconds if timeout is None else timeout
         return CheckedUnaryCall(call(request, timeout=seconds, metadata=_joined(metadata, extra), **kwargs), path)
 
@@ -392,6 +434,26 @@ def _streaming(
         return kind(call(*args, metadata=_joined(metadata, extra), **kwargs), path)
 
     return make
+
+
+def _check_bytes(path: str, request: Any) -> None:
+    """Reject a request that servers cannot even read by default; only here its largest fields can be named.
+
+    Servers name the fields of smaller ones. Other services' requests have no large fields, or a limit that only the
+    server's settings tell.
+
+    Raises:
+        AioRpcError: INVALID_ARGUMENT.
+    """
+    if not path.startswith(JOB_SERVICE) or request.ByteSize() <= MESSAGE_BYTES_MAX_DEFAULT:
+        return
+    from cotenant.codec import errors, request_bytes  # here, for what they import takes longer than most commands
+
+    most = request_bytes.bytes_max(path)
+    problem = errors.invalid(request_bytes.bytes_violations(path, request.SerializeToString(), most))
+    status = errors.to_status(problem)
+    trailers = grpc.aio.Metadata((errors.DETAILS_KEY, status.SerializeToString()))
+    raise grpc.aio.AioRpcError(problem.code, grpc.aio.Metadata(), trailers, status.message)
 
 
 def _with_request_id(request: Any) -> Any:
@@ -430,8 +492,11 @@ def service_config(health_service: str | None = None) -> Mapping[str, Any]:
     return config
 
 
-def _options(health_service: str | None) -> list[tuple[str, Any]]:
+def _options(health_service: str | None, endpoint: str = "", called: str = "") -> list[tuple[str, Any]]:
+    several = len(addresses_of(endpoint)) > 1  # gRPC checks one name for a list; each server has its own certificate
+    name = MESH_NAME if several else called
     return [
+        *([("grpc.ssl_target_name_override", name)] if name else []),
         ("grpc.service_config", json.dumps(service_config(health_service))),
         ("grpc.dns_min_time_between_resolutions_ms", round(LOOK_SECONDS * 1000)),  # after failed connections
         ("grpc.use_local_subchannel_pool", 1),  # else a channel that cannot connect yet makes others wait with it

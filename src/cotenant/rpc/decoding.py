@@ -12,9 +12,8 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from cotenant.codec import errors
+from cotenant.codec.wire_format import read_field
 from cotenant.core.model.validation import Violation
 
 PIECE_BYTES = 128 * 1024  # decoded before the loop yields: 12 ms at worst
@@ -47,26 +46,12 @@ def _ends(data: bytes) -> Iterator[int]:
     size, at, begin, fields = len(data), 0, 0, 0
     while at < size:
         start = at
-        key, at = _varint(data, at)
-        match key & 7:
-            case 0:  # VARINT
-                _, at = _varint(data, at)
-            case 1:  # FIXED64
-                at += 8
-            case 5:  # FIXED32
-                at += 4
-            case 2:  # BYTES
-                length, at = _varint(data, at)
-                at += length
-            case other:
-                raise DecodeError(f"unknown wire type {other}")
-        if at > size:
-            raise DecodeError("truncated message")
+        number, _, at = read_field(data, at)
         fields += 1
         if fields > FIELDS_MAX:
             raise errors.invalid([Violation("request", f"has more than {FIELDS_MAX} items")])
         if at - start > FIELD_BYTES_MAX:
-            what = f"field {key >> 3} has {at - start} bytes; {FIELD_BYTES_MAX} are allowed at most"
+            what = f"field {number} has {at - start} bytes; {FIELD_BYTES_MAX} are allowed at most"
             raise errors.invalid([Violation("request", what)])
         if at - begin > PIECE_BYTES:
             if start > begin:
@@ -78,17 +63,3 @@ def _ends(data: bytes) -> Iterator[int]:
         elif fields % FIELDS_AT_ONCE == 0:
             yield begin
     yield size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a varint and the position after it."""
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise DecodeError("truncated message")
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7

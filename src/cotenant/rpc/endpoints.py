@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 SERVICES = ("queue", "placement", "predictor", "contention")
 PORT_MAX = 65_535
+TO = "cotenant-to"  # metadata: the process that shall answer: a service, or the address of a replica
 MESH_NAME = "mesh.cotenant"  # every service certificate has this name, beside its own
 
 
@@ -42,6 +43,9 @@ class Endpoints:
         if unknown := sorted(set(named) - set(SERVICES)):
             raise ValueError(f"unknown service {unknown[0]!r}; the services are {', '.join(SERVICES)}")
         return cls(**named)
+
+
+NO_ENDPOINTS = Endpoints()
 
 
 def addresses_of(endpoint: str) -> tuple[str, ...]:

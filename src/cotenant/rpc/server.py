@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -15,10 +15,12 @@ from cotenant.codec.method_table import METHOD_RULES
 from cotenant.name_resolution import NAMES
 from cotenant.rpc import restartable_server
 from cotenant.rpc.auth_interceptor import CALLS_MAX, AuthInterceptor
+from cotenant.rpc.channel import MESSAGE_BYTES_MAX_DEFAULT
 from cotenant.rpc.connections import RULES, ConnectionRules, Connections, ProcessProblem, connections_max
-from cotenant.rpc.endpoints import host_and_port
+from cotenant.rpc.endpoints import Endpoints, host_and_port
 from cotenant.rpc.health_service import HealthServicer
 from cotenant.rpc.loop_lag import LoopLagMonitor
+from cotenant.rpc.router import Router, import_public_services
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security.certificate_expiry import CertificateExpiry
 from cotenant.security.grpc_tls import server_credentials
@@ -30,13 +32,13 @@ from cotenant.v1.condition_pb2 import LoopLag
 
 log = structlog.get_logger()
 
-MIB = 2**20
-MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
 DEADLINE_SECONDS_DEFAULT = 60.0
 REBIND_SECONDS = 0.05
 IDLE_SECONDS_MAX = 900.0  # connections without calls are closed cleanly; clients reconnect at the next call
 PINGS_SECONDS_MIN = 5.0  # between pings of an idle client; clients that ping more often are disconnected
 OVERALL = ""  # the health protocol's name for the server as a whole
+
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 AddServicer = Callable[[Any, Any], None]
 
@@ -111,6 +113,7 @@ class Server:
         self._server: Any = None
         self._port = 0
         self._started = False
+        self._endpoints: Endpoints | None = None
 
     def add(self, add_servicer: AddServicer, servicer: Any, service: str) -> None:
         """Add `service`, for example "cotenant.v1.JobService", with the generated `add_…_to_server`."""
@@ -172,6 +175,9 @@ class Server:
         """
         self.bind()
         self._started = True
+        if self._endpoints is not None:
+            import_public_services()
+            self._auth_interceptor.router = Router(self._endpoints, self._serving)
         for service, serving in self._serving.items():
             self._health.set(service, _status(serving))
         self._health.set(OVERALL, _status(all(self._serving.values())))
@@ -194,7 +200,8 @@ class Server:
         for add_servicer, servicer in self._servicers:
             add_servicer(servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = [*self._serving, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        routed = self.router.routed_services() if self.router else []
+        names = [*self._serving, *routed, HEALTH, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, server)
         await server.start()
 
@@ -219,6 +226,23 @@ class Server:
                 log.info("port_still_in_use", why=str(error))
             await asyncio.sleep(REBIND_SECONDS)
 
+    def route(self, endpoints: Endpoints) -> None:
+        """Pass calls for public services that are not added to this server to the endpoints of the mesh.
+
+        Call this before `start`. Their health is not reported here: the health protocol is for what a process serves.
+        """
+        self._endpoints = endpoints
+
+    @property
+    def router(self) -> Router | None:
+        """The router of this server once it has started; None if it routes no calls."""
+        return self._auth_interceptor.router
+
+    @property
+    def services(self) -> Sequence[str]:
+        """The gRPC services that are served here."""
+        return tuple(self._serving)
+
     def set_serving(self, service: str, serving: bool) -> None:
         """Set a service's health; the server as a whole is healthy if all services are."""
         if service not in self._serving:
@@ -235,6 +259,8 @@ class Server:
         await cancel_and_wait(*self._tasks)
         self._health.shut_down()
         await self._server.stop(grace_seconds)
+        if self.router:
+            await self.router.close()
         self._stopped.set()
 
     async def wait(self) -> None:

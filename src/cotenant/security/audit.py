@@ -8,8 +8,9 @@ Whether the file is still in place is checked at most once a second, because the
 Lines written since the last check went to the file as it was then: if that was moved away, they are in it. If it was
 deleted, those lines are written again to the new file, so that none is lost.
 
-A call that a replica forwards to its leader has a line at both. Both lines have the same `call`, which is forwarded in
-the metadata; the replica's line names the leader's address in `forwarded`, and the leader's line is authoritative.
+A call that a process forwards to the leader, or routes to the service that answers, has a line at both. Both lines have
+the same `call`, which is forwarded in the metadata; the line of the process that was asked names the other address in
+`forwarded`, and the line of the process that answered is authoritative.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ log = structlog.get_logger()
 
 AUDIT_FILE = "audit.jsonl"
 FORWARDED = "cotenant-forwarded"  # metadata of a forwarded call: it is not forwarded again
-CALL = "cotenant-call"  # likewise: the ID of both of its lines
+ROUTED = "cotenant-routed"  # metadata of a call that was passed to the service that answers: it is not routed again
+CALL = "cotenant-call"  # metadata of both: the ID of the lines of a call
 CALL_ID = re.compile("[0-9a-f]{16}")
 FILES = 10  # beside the current file
 TEXT_LENGTH_MAX = 256
@@ -126,7 +128,7 @@ class Audit:
         """Return a new entry, which becomes the entry of the current call."""
         entry = AuditEntry(self, method, peer, always=rule.changes, reads=self._reads)
         told = dict(metadata or ())
-        if FORWARDED in told and CALL_ID.fullmatch(str(told.get(CALL))):
+        if (FORWARDED in told or ROUTED in told) and CALL_ID.fullmatch(str(told.get(CALL))):
             entry.call = str(told[CALL])
         _serving.set(entry)
         return entry

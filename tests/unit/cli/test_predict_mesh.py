@@ -196,7 +196,7 @@ def test_invalid_estimate_requests_are_bad_usage(shell: Shell, taught: Taught, t
 def test_predict_without_a_mesh_is_unreachable(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTENANT_ENDPOINT", "queue=127.0.0.1:1")
     ended = shell("predict", "job", "--gpus", "1")
-    assert (ended.code, "address of the predictor service is unknown" in ended.err) == (ExitCode.UNREACHABLE, True)
+    assert (ended.code, "the service cannot be reached" in ended.err) == (ExitCode.UNREACHABLE, True)
 
 
 def test_the_profile_of_a_model_is_shown(shell: Shell, taught: Taught) -> None:

@@ -24,6 +24,7 @@ from cotenant.leadership.forwarding import ABANDON_SECONDS, PATIENCE_SECONDS
 from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.leadership.replica import Replica
 from cotenant.rpc.channel import Channel, connect, forwarding_channel
+from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.server import Host, Server
 from cotenant.security.audit import CALL, FORWARDED, Audit
 from cotenant.security.identity import caller
@@ -183,6 +184,27 @@ async def test_the_leader_answers_whichever_replica_is_called() -> None:
         leader, follower = await all_.two()
         assert [await leader.get(), await follower.get()] == ["a1", "a1"]
         assert not follower.services
+
+
+async def test_a_routed_call_is_forwarded_from_a_follower_to_the_leader(tmp_path: Path) -> None:
+    async with replicas(tmp_path) as all_, AsyncExitStack() as stack:
+        leader, follower = await all_.two()
+        audit = Audit(tmp_path / "entry.jsonl", "entry", reads=True)
+        entry = Server("127.0.0.1:0", TOKEN, security=Security(audit=audit))
+        entry.route(Endpoints(queue=follower.address))
+        address = f"127.0.0.1:{await entry.start()}"
+        stack.push_async_callback(entry.stop, 0)
+        channel = await stack.enter_async_context(connect(address, TOKEN))
+        jobs: Any = job_service_pb2_grpc.JobServiceStub(channel)
+        call = jobs.GetJob(pb.GetJobRequest())
+        assert (await call).job.id == "a1"
+        assert dict(await call.trailing_metadata())["told"] == "a1"
+        watch = jobs.WatchJobs(pb.WatchJobsRequest(until_ended=True))
+        assert (await watch.read()).job.id == "a1"
+        assert (await failure(watch.read())).reason == "TOLD"
+        first = json.loads((tmp_path / "entry.jsonl").read_text().splitlines()[0])
+        assert first["forwarded"] == follower.address
+        assert [line["call"] for line in (follower.told[0], leader.told[0])] == [first["call"]] * 2
 
 
 async def test_metadata_is_forwarded_in_both_directions() -> None:

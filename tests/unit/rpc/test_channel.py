@@ -388,3 +388,17 @@ async def test_a_channel_is_opened_as_soon_as_the_names_of_its_list_resolve(
     await jobs_grpc.JobServiceStub(opened).GetJob(jobs_pb.GetJobRequest(id="a"))
     await opened.close()
     assert [entry["event"] for entry in logs] == ["names_unresolved"]
+
+
+async def test_a_request_that_no_server_reads_names_its_field_before_it_is_sent(mesh: Mesh) -> None:
+    await mesh.serve()
+    request = jobs_pb.CreateJobRequest()
+    request.spec.environment["DATA"] = "x" * 5_000_000
+    problem = await problem_of(_calling(mesh.job_stub(), request))
+    assert problem.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "spec.environment: has 5,000,016 bytes, of 327,680 allowed for the whole request" in problem.message
+    assert mesh.jobs.asked == []
+
+
+async def _calling(stub: Any, request: Any) -> Any:
+    return await stub.CreateJob(request)

@@ -33,7 +33,7 @@ async def test_a_message_over_the_limit_is_refused_with_both_sizes(mesh: Mesh) -
     request.spec.name = "x" * 20_000
     problem = await problem_of(mesh.job_stub().CreateJob(request))
     assert (problem.code, problem.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE")
-    assert "10000 bytes" in problem.message
+    assert "the request has 20,042 bytes; the server reads at most 10,000 bytes" in problem.message
     assert mesh.jobs.asked == []
     await mesh.job_stub().GetJob(jobs_pb.GetJobRequest())
 

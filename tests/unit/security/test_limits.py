@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 from tests.unit.rpc.conftest import Mesh, consume, problem_of
 from tests.verification.fuzz.calls import methods
 
-from cotenant.codec import request_limits
+from cotenant.codec import request_bytes, request_limits
 from cotenant.codec.errors import Problem
 from cotenant.core.model import limits as table
 from cotenant.rpc.loop_lag import STALL_SECONDS, LoopLagMonitor
@@ -255,14 +255,17 @@ async def test_a_request_beyond_its_bytes_is_not_even_decoded(mesh: Mesh, monkey
     await mesh.serve()
     problem = await problem_of(mesh.job_stub().GetJob(jobs_pb.GetJobRequest(id="x" * 100_000)))
     assert problem.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert problem.message == f"request: has 100004 bytes; {table.REQUEST_BYTES_MAX} are allowed at most"
+    assert problem.message == (
+        "request: has 100,004 bytes; 65,536 are allowed at most; "
+        "id: has 100,004 bytes, of 65,536 allowed for the whole request"
+    )
 
 
 def test_requests_of_unknown_callers_are_not_decoded() -> None:
     """A request stays bytes until its caller is authenticated: see `AuthInterceptor`."""
     for method in methods():
         path = f"/{method.containing_service.full_name}/{method.name}"
-        assert request_limits.bytes_max(path) >= 0
+        assert request_bytes.bytes_max(path) >= 0
 
 
 def test_every_repeated_field_and_text_of_every_request_has_a_limit() -> None:

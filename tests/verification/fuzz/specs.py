@@ -14,7 +14,7 @@ from tests.verification.fuzz.inflater import PATTERNS, Inflater
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.targets import Prepared, Target
 
-from cotenant.codec import request_limits, specs
+from cotenant.codec import request_bytes, request_limits, specs
 from cotenant.codec.errors import Problem
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.patterns import BadPattern, compile_pattern
@@ -65,7 +65,7 @@ def read(data: bytes) -> None:
     """Read a request as a service does: check its limits, decode it, and validate its first job."""
     name, _, sent = data.partition(b"\n")
     kind = REQUESTS.get(name.decode(errors="replace"), pb.CreateJobRequest)
-    request_limits.check_bytes(f"/cotenant.v1.{name.decode(errors='replace')}", len(sent))
+    request_bytes.check_bytes(f"/cotenant.v1.{name.decode(errors='replace')}", sent)
     try:
         request = _decoded(kind, sent)
     except DecodeError:

@@ -59,7 +59,8 @@ def health(
     """Check whether each service can do its work; without a reachable store or a leader it cannot.
 
     The exit code is 0 if all services can, 1 if one cannot, and 3 if one does not answer, so the command serves as a
-    probe. One serving replica is enough; replicas that do not serve are listed. `cotenant replicas` shows leaders.
+    probe. One serving replica is enough; replicas that do not serve are listed. `cotenant replicas` shows leaders. Each
+    service is checked at its own address: unlike other calls, health checks are not routed.
 
     \b
     Examples:
@@ -121,7 +122,8 @@ async def _check_at(wanted: Health, address: str, called: str = "") -> Health:
         return replace(wanted, state="away", why=str(error))
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
-            return replace(wanted, state="not there", why="another service answers at this address")
+            why = "another service answers at this address; health checks are not routed, `cotenant status` is"
+            return replace(wanted, state="not there", why=why)
         return replace(wanted, state="away", why=(error.details() or error.code().name).partition("\n")[0])
     if answer.status == HealthCheckResponse.SERVING:
         return replace(wanted, state=SERVING)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import grpc.aio
 import typer
@@ -17,6 +16,7 @@ from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_me
 from cotenant.cli.flags import Flags
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.errors import from_error
+from cotenant.rpc.endpoints import SERVICES
 from cotenant.v1.replica_service_pb2 import (
     ListReplicasRequest,
     ListReplicasResponse,
@@ -46,6 +46,7 @@ class MeshReport:
     members: list[views.View]
     trusts: list[views.View]  # each process's view of the store's identity
     capacity: views.View | None = None  # of the store
+    unknown: Sequence[str] = ()  # services whose address no process that was asked knows
 
 
 def register(app: typer.Typer) -> None:
@@ -56,8 +57,9 @@ def register(app: typer.Typer) -> None:
 def replicas(context: typer.Context, as_json: options.AsJson = False) -> None:
     """List the processes of each service with their state, leadership term and release.
 
-    REVISION is the store revision up to which a follower has replicated the leader's writes. Only known addresses are
-    asked, so list all of them: `--endpoint 'queue=a:7070|b:7070,…'`.
+    REVISION is the store revision up to which a follower has replicated the leader's writes. One address is enough:
+    its process asks the others that it knows. With an address for each service, as in
+    `--endpoint 'queue=a:7070|b:7070,…'`, each process is asked itself, and found even if the others do not know it.
 
     \b
     Examples:
@@ -71,44 +73,109 @@ def replicas(context: typer.Context, as_json: options.AsJson = False) -> None:
     print_table(COLUMNS, [_row(view) for view in found], nothing="no replicas")
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A process that is asked: its address, the services expected there, and the address that passes the call on."""
+
+    address: str
+    called: str  # the name of its certificate, if that is another
+    services: Sequence[str]
+    through: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A process's answer with the local wall-clock times of request and response."""
+
+    asked: _Asked
+    answer: ListReplicasResponse
+    begin: float
+    end: float
+
+
+_Outcome = _Answered | tuple[_Asked, grpc.aio.AioRpcError]
+
+
 async def look(mesh: Mesh) -> MeshReport:
-    """Return the reports of all processes, at every address of every service.
+    """Return the reports of all processes: at every given address, and at those that these processes know.
 
     Raises:
         AioRpcError: a process refused the call.
     """
-    known = mesh.replicas()
-    answers = await asyncio.gather(*(_asked(stub) for _, _, stub in known), return_exceptions=True)
+    given = [_Asked(address, called, services) for address, called, services in mesh.entries()]
+    outcomes = await asyncio.gather(*(_ask(mesh, one) for one in given))
+    known = [one for one in outcomes if isinstance(one, _Answered)]
+    others = _others(mesh, known)
+    outcomes += await asyncio.gather(*(_ask(mesh, one) for one in others))
+    return _report(outcomes)
+
+
+def _others(mesh: Mesh, known: Sequence[_Answered]) -> list[_Asked]:
+    """Return the processes of services without an address of their own, as the known processes know them."""
+    found: dict[str, _Asked] = {}
+    for one in known:
+        for endpoint in one.answer.endpoints:
+            if not mesh.is_given(endpoint.service):
+                through = one.asked
+                found.setdefault(
+                    f"{endpoint.service} {endpoint.address}",
+                    _Asked(endpoint.address, through.called, [endpoint.service], through.address),
+                )
+    return list(found.values())
+
+
+async def _ask(mesh: Mesh, asked: _Asked) -> _Outcome:
+    """Return a process's answer, or why there is none."""
+    direct = mesh.replica_stub(asked.address, asked.called)
+    stub = mesh.replica_stub(asked.through, asked.called, asked.address) if asked.through else direct
+    begin, clock = time.time(), time.monotonic()
+    try:
+        answer = await stub.ListReplicas(ListReplicasRequest(), timeout=ANSWER_SECONDS_MAX)
+    except grpc.aio.AioRpcError as error:
+        return asked, error
+    return _Answered(asked, answer, begin, begin + time.monotonic() - clock)
+
+
+def _report(outcomes: Sequence[_Outcome]) -> MeshReport:
+    """Return the answers as one report; a process that several addresses reach counts once."""
     processes: dict[tuple[str, str], views.View] = {}
     members: list[tuple[str, StoreMember]] = []
     capacities: list[StoreCapacity] = []
     trusts: dict[str, views.View] = {}
-    for (service, address, _), outcome in zip(known, answers, strict=True):
-        if isinstance(outcome, tuple):
-            answer, asked, answered = outcome
-            parts = {one.service: _view(one) for one in answer.replicas} or {service: _serving(service, address)}
-            processes |= {(name, address): part | _process(answer, asked, answered) for name, part in parts.items()}
-            members += [(address, one) for one in answer.store_members]
-            capacities += [answer.store_capacity] if answer.HasField("store_capacity") else []
-            if answer.HasField("store_trust"):
-                trusts[address] = trust_view(address, answer.store_trust)
-        elif isinstance(outcome, grpc.aio.AioRpcError):
-            processes.setdefault((service, address), _missing(service, address, outcome))
-        else:
-            raise outcome
+    seen: set[str] = set()
+    for outcome in outcomes:
+        if not isinstance(outcome, _Answered):
+            asked, error = outcome
+            for service in asked.services:
+                processes.setdefault((service, asked.address), _missing(service, asked.address, error))
+            continue
+        answer, address = outcome.answer, outcome.asked.address
+        if answer.process.id and answer.process.id in seen:
+            continue
+        seen.add(answer.process.id)
+        own = answer.process.services or ([] if answer.replicas else outcome.asked.services)
+        parts = {name: _serving(name, address) for name in own} | {one.service: _view(one) for one in answer.replicas}
+        process = _process(answer, outcome.begin, outcome.end)
+        processes |= {(name, address): part | process for name, part in parts.items()}
+        members += [(address, one) for one in answer.store_members]
+        capacities += [answer.store_capacity] if answer.HasField("store_capacity") else []
+        if answer.HasField("store_trust"):
+            trusts[address] = trust_view(address, answer.store_trust)
     return MeshReport(
         [view for _, view in sorted(processes.items())],
         _merged(members),
         list(trusts.values()),
         _fullest_store(capacities),
+        _unknown(outcomes, {service for service, _ in processes}),
     )
 
 
-async def _asked(stub: Any) -> tuple[ListReplicasResponse, float, float]:
-    """Return a process's answer with the local wall-clock times of request and response."""
-    asked, begin = time.time(), time.monotonic()
-    answer = await stub.ListReplicas(ListReplicasRequest(), timeout=ANSWER_SECONDS_MAX)
-    return answer, asked, asked + time.monotonic() - begin
+def _unknown(outcomes: Sequence[_Outcome], found: Collection[str]) -> list[str]:
+    """Return the services that nobody knows; none if a process of an older release does not say what it serves."""
+    answers = [one.answer for one in outcomes if isinstance(one, _Answered)]
+    if not answers or not all(answer.process.services for answer in answers):
+        return []
+    return [service for service in SERVICES if service not in found]
 
 
 def _fullest_store(capacities: Sequence[StoreCapacity]) -> views.View | None:

@@ -113,7 +113,8 @@ def serve(
 
     All services share a token, from COTENANT_TOKEN or from the file `token` in the state directory, which the first
     service creates. Without --listen they listen on loopback ports 7070 (queue), 7071 (placement), 7072 (predictor) and
-    7073 (contention); without --endpoints they look for each other there.
+    7073 (contention); without --endpoints they look for each other there. Each service passes calls for the others to
+    their --endpoints, so give all services all four.
 
     With the store `sqlite`, each service keeps its own file in the state directory; several machines share an etcd.
     With etcd, each service may have several replicas: one leads, the others forward to it, and when it fails another
@@ -222,7 +223,12 @@ def _service(service: str, setup: ServiceSetup) -> Coroutine[Any, Any, None]:
     """Return the coroutine that runs one of the four services."""
     from cotenant.rpc import gc_tuning
 
-    common: dict[str, Any] = {"address": setup.listen, "store_url": setup.store_url, "token": setup.token}
+    common: dict[str, Any] = {
+        "address": setup.listen,
+        "store_url": setup.store_url,
+        "token": setup.token,
+        "endpoints": _endpoints(setup),
+    }
     if service != "contention":  # contention has no store
         from cotenant.store.witness_file import path_of
 
@@ -279,7 +285,7 @@ def _contention(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, A
     from cotenant.services.contention.api.server import Config
 
     config = Config(policy=setup.settings.contention, options=setup.options.get("contention", {}))
-    return run(**common, config=config, queue=_endpoints(setup).queue)
+    return run(**common, config=config)
 
 
 def _queue(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
@@ -301,7 +307,7 @@ def _queue(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, N
         history_seconds=setup.settings.history_seconds,
         archive=archive_path(setup.settings, setup.state_dir),
     )
-    return run(**common, endpoints=_endpoints(setup), config=config, advertised=setup.address)
+    return run(**common, config=config, advertised=setup.address)
 
 
 def _endpoints(setup: ServiceSetup) -> Endpoints:

@@ -35,6 +35,10 @@ from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
 
 T = TypeVar("T")
 SERVING = frozenset({"leads", "follows", "serves"})
+ADDRESS_UNKNOWN = (
+    "no process that was asked knows its address",
+    "start every service with the --endpoints of all four, or list it in --endpoint",
+)
 LISTED = tuple(phase for phase in Phase if phase not in ENDED)
 
 
@@ -58,8 +62,9 @@ def register(app: typer.Typer) -> None:
 def status(context: typer.Context, as_json: options.AsJson = False) -> None:
     """Show the state of services, store, nodes, jobs and certificates, with problems and their remedies.
 
-    The exit code is 0 without problems, 1 with problems, and 3 if no service answers. Only known addresses are asked,
-    so list all of them: `--endpoint 'queue=a:7070|b:7070,…'`.
+    The exit code is 0 without problems, 1 with problems, and 3 if no service answers. One address is enough: its
+    process asks the others that it knows. If it may be down, list the others too:
+    `--endpoint 'queue=a:7070|b:7070,…'`.
 
     \b
     Examples:
@@ -103,6 +108,7 @@ async def look(mesh: Mesh) -> MeshStatus:
         processes.capacity,
     )
     problems += slowness_problems(processes.processes, nodes[0] or [])
+    problems += [MeshProblem(service, *ADDRESS_UNKNOWN) for service in processes.unknown]
     for what, why in (("nodes", nodes[1]), ("jobs", jobs[1])):
         if why:
             problems.append(MeshProblem(what, why, "they are unknown until that is fixed"))
