@@ -107,7 +107,7 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer, sample_service_pb2_g
     async def ListIncidents(self, request: pb.ListIncidentsRequest, context: Any) -> pb.ListIncidentsResponse:
         """Return a page of incidents, newest first."""
         self._incidents.forget_silent(self._now())
-        return self._incidents.page(
+        return await self._incidents.page(
             request.node_id, request.page_size, request.page_token, request.job_id, open_only=request.open_only
         )
 

@@ -46,6 +46,7 @@ from cotenant.services.queue.jobs.failure_classifier import FailureClassifier, r
 from cotenant.services.queue.jobs.group_commit import GroupedStore
 from cotenant.services.queue.jobs.job_arrays import JobArrays
 from cotenant.services.queue.jobs.job_store import CREATE, JobStore, idempotency_key_of
+from cotenant.services.queue.jobs.job_views import is_basic, view_violations
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.retention import Retention
 from cotenant.services.queue.jobs.store_admission import StoreAdmission, size_of
@@ -215,8 +216,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         """Return one job."""
-        view = View(self.state)
-        return pb.GetJobResponse(job=view.message(await self.archived_jobs.get(view, request.id)))
+        if found := view_violations(request.view):
+            raise errors.invalid(found)
+        view, basic = View(self.state), is_basic(request.view, unset=pb.JOB_VIEW_FULL)
+        return pb.GetJobResponse(job=view.message(await self.archived_jobs.get(view, request.id), basic=basic))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """Return jobs, newest first, page by page."""
@@ -224,7 +227,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
         """Yield the selected jobs, then each change."""
-        view = View(self.state)
+        if found := view_violations(request.view):
+            raise errors.invalid(found)
+        view, basic = View(self.state), is_basic(request.view)
         chosen = JobFilter(request.filter, view)
         watcher = self.state.watch()
         try:
@@ -234,17 +239,17 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                     gone.pop(job_id, None)
                     if not record.phase.ended:
                         open_ids.add(job_id)
-                    yield pb.WatchJobsResponse(job=view.message(record))
+                    yield pb.WatchJobsResponse(job=view.message(record, basic=basic))
             for record in await self.archived_jobs.list(view, gone):
                 if chosen.matches(record):
-                    yield pb.WatchJobsResponse(job=view.message(record))
+                    yield pb.WatchJobsResponse(job=view.message(record, basic=basic))
             yield pb.WatchJobsResponse(synced=True)
             if request.until_ended and not open_ids:
                 return
             async for job_id in watcher.changes():
                 known = self.state.records.get(job_id)
                 if known and (job_id in open_ids or chosen.matches(known)):
-                    yield pb.WatchJobsResponse(job=view.message(known))
+                    yield pb.WatchJobsResponse(job=view.message(known, basic=basic))
                 if known is None or known.phase.ended:
                     open_ids.discard(job_id)
                     if request.until_ended and not open_ids:

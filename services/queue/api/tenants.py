@@ -68,7 +68,7 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
         state, view = self._job_store.state, View(self._job_store.state)
         all_of_them = {TENANT_DEFAULT, *state.tenants, *state.footprint.by_tenant()}
         known = sorted(one for one in all_of_them if view.sees_tenant(one))
-        ids, token = page_of(known, request.page_size, request.page_token)
+        ids, token = page_of(known, request.page_size, request.page_token, scope="tenants")
         return pb.ListTenantsResponse(tenants=[self._message(tenant_id) for tenant_id in ids], next_page_token=token)
 
     async def UpdateTenant(self, request: pb.UpdateTenantRequest, context: Any) -> pb.UpdateTenantResponse:

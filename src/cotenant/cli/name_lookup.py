@@ -15,7 +15,14 @@ from cotenant.codec.specs import PHASES
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.spelling import nearest
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import GetJobRequest, GetJobResponse, JobFilter, ListJobsRequest
+from cotenant.v1.job_service_pb2 import (
+    JOB_VIEW_BASIC,
+    GetJobRequest,
+    GetJobResponse,
+    JobFilter,
+    JobView,
+    ListJobsRequest,
+)
 from cotenant.v1.node_service_pb2 import GetNodeRequest, GetNodeResponse, ListNodesRequest, Node
 
 T = TypeVar("T", Job, Node)
@@ -23,11 +30,19 @@ PAGE_SIZE = 1000
 CANDIDATES_SHOWN_MAX = 10
 
 
-async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None, *, fold_arrays: bool = False) -> AsyncIterator[Job]:
+async def all_jobs(
+    mesh: Mesh,
+    wanted: JobFilter | None = None,
+    *,
+    fold_arrays: bool = False,
+    view: JobView.ValueType = JOB_VIEW_BASIC,
+) -> AsyncIterator[Job]:
     """Yield all matching jobs, newest first, page by page; with `fold_arrays` one job per array."""
     token = ""
     while True:
-        request = ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token, fold_arrays=fold_arrays)
+        request = ListJobsRequest(
+            filter=wanted, page_size=PAGE_SIZE, page_token=token, fold_arrays=fold_arrays, view=view
+        )
         page = await mesh.jobs.ListJobs(request)
         for job in page.jobs:
             yield job
@@ -91,7 +106,11 @@ async def find_job_or_array(mesh: Mesh, text: str) -> Job:
         array = match_id(head, [job for job in known if job.spec.HasField("array_task")], "array", _job_line)
         exact = await mesh.jobs.GetJob(GetJobRequest(id=f"{array.id}_{int(index)}"))
         return exact.job
-    return match_id(text, known, "job", _job_line)
+    found = match_id(text, known, "job", _job_line)
+    if found.id == found.spec.array_task.array_id:
+        return found
+    exact = await mesh.jobs.GetJob(GetJobRequest(id=found.id))  # the list has the BASIC view
+    return exact.job
 
 
 async def find_jobs_and_arrays(mesh: Mesh, texts: Sequence[str]) -> list[Job]:

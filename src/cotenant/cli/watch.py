@@ -13,12 +13,14 @@ from cotenant.cli.outcome import sanitize
 from cotenant.cli.render import Column, console, plain_lines, styled
 from cotenant.cli.stream_retry import StreamRetry
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import JobFilter, WatchJobsRequest
+from cotenant.v1.job_service_pb2 import JOB_VIEW_BASIC, JobFilter, JobView, WatchJobsRequest
 
 REFRESH_SECONDS = 1.0
 
 
-async def changes(mesh: Mesh, wanted: JobFilter, *, until_ended: bool = False) -> AsyncIterator[Job]:
+async def changes(
+    mesh: Mesh, wanted: JobFilter, *, until_ended: bool = False, view: JobView.ValueType = JOB_VIEW_BASIC
+) -> AsyncIterator[Job]:
     """Yield each matching job, then each change; reconnects after a restart of the queue.
 
     After a reconnect all jobs are yielded again.
@@ -29,7 +31,8 @@ async def changes(mesh: Mesh, wanted: JobFilter, *, until_ended: bool = False) -
     retry = StreamRetry(mesh, "lost the connection to the queue; jobs keep running")
     while True:
         try:
-            async for response in mesh.jobs.WatchJobs(WatchJobsRequest(filter=wanted, until_ended=until_ended)):
+            request = WatchJobsRequest(filter=wanted, until_ended=until_ended, view=view)
+            async for response in mesh.jobs.WatchJobs(request):
                 if response.synced:
                     retry.reset()
                 if response.HasField("job"):

@@ -8,7 +8,7 @@ from cotenant.codec.specs import PHASES
 from cotenant.core.model.job_array import ArraySpec, from_indices
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
+from cotenant.v1.job_service_pb2 import JOB_VIEW_FULL, JobFilter, ListJobsRequest
 
 SEPARATOR = "_"  # a job's id is the array's id, the separator and the index
 # The phase of an array: the first of these phases that any of its jobs is in.
@@ -39,14 +39,14 @@ def is_array(job: Job) -> bool:
 
 async def read_array(mesh: Mesh, array_id: str) -> Job:
     """Return the current state of an array."""
-    request = ListJobsRequest(filter=JobFilter(array_id=array_id), page_size=1, fold_arrays=True)
+    request = ListJobsRequest(filter=JobFilter(array_id=array_id), page_size=1, fold_arrays=True, view=JOB_VIEW_FULL)
     listed = await mesh.jobs.ListJobs(request)
     return to_array(listed.jobs[0])
 
 
 async def read_tasks(mesh: Mesh, array_id: str) -> list[Job]:
     """Return all jobs of an array, sorted by index."""
-    found = [job async for job in all_jobs(mesh, JobFilter(array_id=array_id))]
+    found = [job async for job in all_jobs(mesh, JobFilter(array_id=array_id), view=JOB_VIEW_FULL)]
     return sorted(found, key=lambda job: job.spec.array_task.index)
 
 

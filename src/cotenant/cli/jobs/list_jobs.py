@@ -21,7 +21,7 @@ from cotenant.codec.specs import seconds
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.priority import in_words
 from cotenant.v1.job_pb2 import Job, JobPhase
-from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
+from cotenant.v1.job_service_pb2 import JOB_VIEW_BASIC, JOB_VIEW_FULL, JobFilter, JobView, ListJobsRequest
 
 LIMIT_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
@@ -93,7 +93,8 @@ def jobs(
     wanted.phases.extend(_phases(phase or [], everything))
     folded = not (expand or array or as_json)
     limit_now = None if everything or array else limit  # jobs of an array are sorted here
-    found, total = with_mesh(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded))
+    view = JOB_VIEW_FULL if as_json else JOB_VIEW_BASIC
+    found, total = with_mesh(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded, view=view))
     if array:
         found.sort(key=lambda job: job.spec.array_task.index)
         found = found if everything else found[:limit]
@@ -140,7 +141,13 @@ def _view(job: Job, now: float) -> dict[str, Any]:
 
 
 async def _listed(
-    mesh: Mesh, wanted: JobFilter, limit: int | None, array: str, *, fold_arrays: bool
+    mesh: Mesh,
+    wanted: JobFilter,
+    limit: int | None,
+    array: str,
+    *,
+    fold_arrays: bool,
+    view: JobView.ValueType,
 ) -> tuple[list[Job], int]:
     """Return jobs, read page by page up to the limit, and their total number."""
     if array:
@@ -153,7 +160,7 @@ async def _listed(
     while limit is None or len(found) < limit:
         size = PAGE_SIZE_MAX if limit is None else min(PAGE_SIZE_MAX, limit - len(found))
         page = await mesh.jobs.ListJobs(
-            ListJobsRequest(filter=wanted, page_size=size, page_token=token, fold_arrays=fold_arrays)
+            ListJobsRequest(filter=wanted, page_size=size, page_token=token, fold_arrays=fold_arrays, view=view)
         )
         found += page.jobs
         total, token = page.total_size, page.next_page_token
@@ -177,7 +184,7 @@ async def _watch(mesh: Mesh, wanted: JobFilter, shown: Callable[[Job], bool], wi
     """Show jobs as they change: in place on a terminal, otherwise one line per change."""
     columns = WIDE if wide else COLUMNS
     if as_json:
-        async for job in changes(mesh, wanted):
+        async for job in changes(mesh, wanted, view=JOB_VIEW_FULL):
             if shown(job):
                 views.print_json_line(views.job_view(job, time.time()))
         return
