@@ -121,12 +121,7 @@ class QueueReader:
             if record is not None and listing.filter.matches(record):
                 ids.append(job_id)
             await slices.step()
-
-        def message(job_id: str) -> job_pb2.Job | None:
-            record = self.records.get(job_id)
-            return _message(record, basic=listing.basic) if record else None
-
-        return await listing.page(ids, message)
+        return await listing.page(ids, self.records, lambda record: _message(record, basic=listing.basic))
 
     def _ended_ids(self) -> Sequence[str]:
         if self._ended is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
+from typing import Literal
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import Phase
@@ -100,12 +102,33 @@ def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Conditi
     if wanted.phases:
         phases = _phases(wanted)
         yield "phase", lambda record: record.phase in phases
+    yield from _time_conditions(wanted)
+    if wanted.standalone_only:
+        yield "standalone", lambda record: record.spec.array_task is None
     if wanted.labels:
         labels = frozenset(wanted.labels.items())
         yield "labels", lambda record: labels.issubset(record.spec.labels)
     if wanted.node_id:
         node_id = wanted.node_id
         yield "node", lambda record: any(part.node_id == node_id for part in record.job.attempt.allocations)
+
+
+def _time_conditions(wanted: pb.JobFilter) -> Iterator[tuple[str, Condition]]:
+    if wanted.HasField("created_since") or wanted.HasField("created_before"):
+        since, before = _interval(wanted, "created")
+        yield "created", lambda record: since <= record.created_seconds < before
+    if wanted.HasField("ended_since") or wanted.HasField("ended_before"):
+        first, end = _interval(wanted, "ended")
+        yield "ended", lambda record: record.phase.ended and first <= record.ended_seconds < end
+
+
+def _interval(wanted: pb.JobFilter, what: Literal["created", "ended"]) -> tuple[float, float]:
+    """Return the times between which something has to happen, in unix seconds; the second is excluded."""
+    since, before = getattr(wanted, f"{what}_since"), getattr(wanted, f"{what}_before")
+    return (
+        specs.seconds(since) if wanted.HasField(f"{what}_since") else -math.inf,  # type: ignore[arg-type]  # both exist
+        specs.seconds(before) if wanted.HasField(f"{what}_before") else math.inf,  # type: ignore[arg-type]  # likewise
+    )
 
 
 def _phases(wanted: pb.JobFilter) -> tuple[Phase, ...]:

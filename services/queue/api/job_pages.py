@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cotenant.codec import errors
 from cotenant.rpc.paging import PageRequest, page_of_messages
 from cotenant.services.queue.api.job_filter import JobFilter, folded
+from cotenant.services.queue.api.job_order import JobOrder
 from cotenant.services.queue.jobs.job_views import is_basic, view_violations
 from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -24,15 +26,29 @@ class JobListing:
     def __init__(self, request: pb.ListJobsRequest, view: View) -> None:
         self.filter, self.basic = JobFilter(request.filter, view), is_basic(request.view)
         violations = view_violations(request.view)
-        scope = f"jobs/{self.filter.digest}{'/folded' if request.fold_arrays else ''}"
-        self._page = PageRequest.check(request.page_size, request.page_token, scope, violations)
+        self._order = JobOrder(request.order_by, violations)
+        scope = f"jobs/{self.filter.digest}/{'folded' if request.fold_arrays else ''}/{self._order.scope}"
+        token = request.page_token if self._order.valid else ""  # it cannot be checked without an order
+        self._page = PageRequest.check(request.page_size, token, scope, violations, fits=self._order.fits)
         if violations:
             raise errors.invalid(violations)
 
-    async def page(self, ids: Sequence[str], message: Callable[[str], job_pb2.Job | None]) -> pb.ListJobsResponse:
+    async def page(
+        self, ids: Sequence[str], records: Mapping[str, Record], message: Callable[[Record], job_pb2.Job]
+    ) -> pb.ListJobsResponse:
         """Return the page of the jobs with these sorted ids."""
-        total = len(ids)
-        page = await page_of_messages(ids, message, self._page, descending=True)
+
+        def message_of(job_id: str) -> job_pb2.Job | None:
+            record = records.get(job_id)  # None: deleted in between
+            return message(record) if record else None
+
+        total, asked = len(ids), self._page
+        if self._order.by_id:
+            page = await page_of_messages(ids, message_of, asked, descending=self._order.descending)
+        else:
+            found = (records.get(job_id) for job_id in list(ids))
+            keys = await self._order.next_keys(found, asked.after, asked.size + 1)
+            page = await asked.fill(keys, message_of)
         return pb.ListJobsResponse(jobs=page.items, next_page_token=page.next_token, total_size=total)
 
 
@@ -48,8 +64,7 @@ async def list_jobs(state: State, request: pb.ListJobsRequest) -> pb.ListJobsRes
     if request.fold_arrays:
         ids = folded(ids, state)
 
-    def message(job_id: str) -> job_pb2.Job | None:
-        record = state.records.get(job_id)
-        return view.message(record, phases=request.fold_arrays, basic=listing.basic) if record else None
+    def message(record: Record) -> job_pb2.Job:
+        return view.message(record, phases=request.fold_arrays, basic=listing.basic)
 
-    return await listing.page(ids, message)
+    return await listing.page(ids, state.records, message)

@@ -349,8 +349,7 @@ class State:
             job.refusal.CopyFrom(refusals.to_text(refusal))
             job.refusal.since.FromNanoseconds(int(since * 1e9))
         elif record.phase is Phase.RUNNING:
-            ran = max(0.0, time.time() - specs.seconds(job.attempt.start_time))
-            job.attained_gpu_seconds += ran * record.requested_spec.gpu_milli / 1000
+            job.attained_gpu_seconds = record.attained_gpu_seconds(time.time())
         if phases and record.spec.array_task:
             counts = self.dependency_gate.arrays[record.spec.array_task.array_id].phases
             for phase in Phase:

@@ -64,14 +64,24 @@ class PageRequest:
 
     @classmethod
     def check(
-        cls, size: int, token: str, scope: str, violations: list[Violation], size_max: int = PAGE_SIZE_MAX
+        cls,
+        size: int,
+        token: str,
+        scope: str,
+        violations: list[Violation],
+        size_max: int = PAGE_SIZE_MAX,
+        *,
+        fits: Callable[[Key], bool] = lambda key: len(key) == 1,
     ) -> PageRequest:
-        """Return the request of a call, and add to `violations` what is wrong with it."""
+        """Return the request of a call, and add to `violations` what is wrong with it.
+
+        `fits` returns whether a key is one of the list's.
+        """
         after = None
         if size < 0:
             violations.append(Violation("page_size", f"must not be negative, not {size}"))
         try:
-            after = _read(token, scope) if token else None
+            after = _read(token, scope, fits) if token else None
         except ValueError as error:
             violations.append(Violation("page_token", str(error)))
         return cls(min(size or min(PAGE_SIZE_DEFAULT, size_max), size_max), after, scope)
@@ -142,7 +152,7 @@ def page_of(
     return page, request.token((page[-1],)) if page and more else ""
 
 
-def _read(token: str, scope: str) -> Key:
+def _read(token: str, scope: str, fits: Callable[[Key], bool]) -> Key:
     """Return the key in a token.
 
     Raises:
@@ -154,8 +164,9 @@ def _read(token: str, scope: str) -> Key:
         read = None
     if not isinstance(read, list) or len(read) < 2 or not isinstance(read[0], str) or not isinstance(read[-1], str):
         raise ValueError("is not a page token of this service")
-    if not all(one is None or (isinstance(one, str | int | float) and not isinstance(one, bool)) for one in read):
-        raise ValueError("is not a page token of this service")
     if read[0] != scope:
         raise ValueError("belongs to another list, or to one with another filter or order; begin without a token")
-    return tuple(read[1:])
+    key = tuple(read[1:])
+    if not all(one is None or isinstance(one, str | int | float) for one in key) or not fits(key):
+        raise ValueError("is not a page token of this service")
+    return key

@@ -17,11 +17,11 @@ from cotenant.cli.name_lookup import find_job_or_array, phase_of
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import Column, join_or_count, print_table
 from cotenant.cli.watch import changes, live_table
-from cotenant.codec.specs import seconds
+from cotenant.codec.specs import seconds, timestamp
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.priority import in_words
 from cotenant.v1.job_pb2 import Job, JobPhase
-from cotenant.v1.job_service_pb2 import JOB_VIEW_BASIC, JOB_VIEW_FULL, JobFilter, JobView, ListJobsRequest
+from cotenant.v1.job_service_pb2 import JOB_VIEW_BASIC, JOB_VIEW_FULL, JobFilter, ListJobsRequest
 
 LIMIT_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
@@ -68,13 +68,31 @@ def jobs(
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only jobs with this label.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended; no limit.")] = False,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Show at most N jobs, newest first.")] = LIMIT_DEFAULT,
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Only jobs submitted since TIME, such as 2d or 2030-01-31; includes jobs that have ended.",
+        ),
+    ] = "",
+    until: Annotated[
+        str, typer.Option(metavar="TIME", help="Only jobs submitted before TIME; includes jobs that have ended.")
+    ] = "",
+    sort: Annotated[
+        str,
+        typer.Option(
+            metavar="FIELDS",
+            help="Sort by create_time, start_time, end_time, priority, name or attained_gpu_seconds; several separated "
+            "by commas, each descending with a - in front.",
+        ),
+    ] = "",
     array: Annotated[str, typer.Option(metavar="ID", help="Only jobs of this array, sorted by index.")] = "",
     expand: Annotated[bool, typer.Option("--expand", help="Show each job of an array in its own row.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Add kind, tenant, queue and priority.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing jobs as they change.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """List jobs, newest first. Jobs that have ended need --all or --phase. An array has one row.
+    """List jobs, newest first. Jobs that have ended need --all, --since or --phase. An array has one row.
 
     \b
     Examples:
@@ -82,21 +100,27 @@ def jobs(
       cotenant jobs --all --tenant vision --label project=vision
       cotenant jobs --phase queued --json
       cotenant jobs --all --array ID
+      cotenant jobs --since 2d --sort=-attained_gpu_seconds,name
     """
     wanted = JobFilter(tenant=tenant, queue=queue, name=name, node_id=node, labels=split_labels(label or []))
+    _set_times(wanted, since, until)
     flags = Flags.of(context)
+    if watch and sort:
+        raise usage_error("--sort does not go with --watch, which shows the newest jobs first")
     if watch:
-        shown = _shown(phase or [], everything, since=time.time())
+        shown = _shown(phase or [], everything or bool(since or until), since=time.time())
         with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
             with_mesh(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
         return
-    wanted.phases.extend(_phases(phase or [], everything))
+    wanted.phases.extend(_phases(phase or [], everything or bool(since or until)))
     folded = not (expand or array or as_json)
     limit_now = None if everything or array else limit  # jobs of an array are sorted here
     view = JOB_VIEW_FULL if as_json else JOB_VIEW_BASIC
-    found, total = with_mesh(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded, view=view))
-    if array:
+    request = ListJobsRequest(filter=wanted, fold_arrays=folded, view=view, order_by=_order_by(sort))
+    found, total = with_mesh(flags, lambda mesh: _listed(mesh, request, limit_now, array))
+    if array and not sort:
         found.sort(key=lambda job: job.spec.array_task.index)
+    if array:
         found = found if everything else found[:limit]
     now = time.time()
     if as_json:
@@ -106,6 +130,26 @@ def jobs(
     print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(everything))
     if total > len(found):
         note(f"{total - len(found)} more; show them with --limit or --all")
+
+
+def _set_times(wanted: JobFilter, since: str, until: str) -> None:
+    now = time.time()
+    for option, text, field in (("--since", since, wanted.created_since), ("--until", until, wanted.created_before)):
+        try:
+            if text:
+                field.CopyFrom(timestamp(units.parse_moment(text, now)))
+        except ValueError as error:
+            raise usage_error(f"{option} {error}") from None
+
+
+def _order_by(sort: str) -> str:
+    """Return the order of a request from --sort.
+
+    >>> _order_by("-priority,+name, end_time desc")
+    'priority desc,name,end_time desc'
+    """
+    parts = (part.strip() for part in sort.split(","))
+    return ",".join(f"{part[1:]} desc" if part.startswith("-") else part.removeprefix("+") for part in parts)
 
 
 def _nothing(everything: bool) -> str:
@@ -140,31 +184,21 @@ def _view(job: Job, now: float) -> dict[str, Any]:
     }
 
 
-async def _listed(
-    mesh: Mesh,
-    wanted: JobFilter,
-    limit: int | None,
-    array: str,
-    *,
-    fold_arrays: bool,
-    view: JobView.ValueType,
-) -> tuple[list[Job], int]:
+async def _listed(mesh: Mesh, request: ListJobsRequest, limit: int | None, array: str) -> tuple[list[Job], int]:
     """Return jobs, read page by page up to the limit, and their total number."""
     if array:
         found_array = await find_job_or_array(mesh, array)
         if not is_array(found_array):
             raise usage_error(f"{found_array.id} is not an array", hint="list arrays with `cotenant jobs`")
-        wanted.array_id = found_array.id
+        request.filter.array_id = found_array.id
     found: list[Job] = []
-    token, total = "", 0
+    total = 0
     while limit is None or len(found) < limit:
-        size = PAGE_SIZE_MAX if limit is None else min(PAGE_SIZE_MAX, limit - len(found))
-        page = await mesh.jobs.ListJobs(
-            ListJobsRequest(filter=wanted, page_size=size, page_token=token, fold_arrays=fold_arrays, view=view)
-        )
+        request.page_size = PAGE_SIZE_MAX if limit is None else min(PAGE_SIZE_MAX, limit - len(found))
+        page = await mesh.jobs.ListJobs(request)
         found += page.jobs
-        total, token = page.total_size, page.next_page_token
-        if not token:
+        total, request.page_token = page.total_size, page.next_page_token
+        if not page.next_page_token:
             break
     return found, total
 
