@@ -11,12 +11,16 @@ from typing import Literal
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import Phase
+from cotenant.services.queue.jobs.job_arrays import array_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_service_pb2 as pb
 
 SLICE = 2_000  # jobs checked before other calls get a turn; some milliseconds
+
+# conditions of a filter that may cease to hold for a job, so that a watch has to tell
+CHANGING = ("phases", "name", "labels", "node_id", "ended_since", "ended_before")
 
 Condition = Callable[[Record], bool]
 
@@ -30,7 +34,26 @@ class JobFilter:
         self._conditions = list(_conditions(message, view))
         self.matches_all = not self._conditions
         raw = message.SerializeToString(deterministic=True) + view.key.encode()
+        self.may_unmatch = any(field.name in CHANGING for field, _ in message.ListFields())
         self.digest = "" if self.matches_all else hashlib.blake2b(raw, digest_size=8).hexdigest()
+
+    def without_changing(self) -> JobFilter:
+        """Return the filter without conditions that may cease to hold for a job."""
+        message = pb.JobFilter()
+        message.CopyFrom(self._message)
+        for field in CHANGING:
+            message.ClearField(field)  # type: ignore[arg-type]  # a field of the message
+        return JobFilter(message, self._view)
+
+    def may_have_matched(self, job_id: str, tenant: str) -> bool:
+        """Return whether a job of which only id and tenant are still known may have matched."""
+        message, array_id = self._message, array_of(job_id)
+        return (
+            self._tenant_matches(tenant)
+            and (not self._ids or job_id in self._ids)
+            and message.array_id in ("", array_id)
+            and not (message.standalone_only and array_id)
+        )
 
     async def matching_ids(self, state: State) -> Sequence[str]:
         """Return the ids of the matching jobs, sorted. Yields to other calls while it looks."""

@@ -86,13 +86,13 @@ class JobOrder:
                 continue  # deleted in between
             key: Key = (*(FIELDS[name](record, now) for name, _ in self._fields), record.id)
             rank = self._rank(key)
-            if begin is not None and rank <= begin:  # type: ignore[operator]  # equal types at equal places
+            if begin is not None and rank <= begin:
                 continue
             best.append((rank, key))
             added += 1
             if added == AT_ONCE:
-                best, added = sorted(best)[:most], 0  # type: ignore[type-var]  # likewise
-        return [key for _, key in sorted(best)[:most]]  # type: ignore[type-var]  # likewise
+                best, added = sorted(best)[:most], 0
+        return [key for _, key in sorted(best)[:most]]
 
     def _rank(self, key: Key) -> tuple[object, ...]:
         """Return what sorts in this order: a missing time counts as later than all others."""

@@ -6,11 +6,10 @@ from cotenant.codec.errors import Violation
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-View = pb.JobView.ValueType
 KNOWN = tuple(pb.JobView.values())
 
 
-def view_violations(view: View) -> list[Violation]:
+def view_violations(view: pb.JobView.ValueType) -> list[Violation]:
     """Return what is wrong with the view in a request.
 
     >>> [one.description for one in view_violations(7)]
@@ -23,7 +22,7 @@ def view_violations(view: View) -> list[Violation]:
     ]
 
 
-def is_basic(view: View, *, unset: View = pb.JOB_VIEW_BASIC) -> bool:
+def is_basic(view: pb.JobView.ValueType, *, unset: pb.JobView.ValueType = pb.JOB_VIEW_BASIC) -> bool:
     """Return whether a request asks for the BASIC view; `unset` is what the method returns by default."""
     return (view or unset) == pb.JOB_VIEW_BASIC
 

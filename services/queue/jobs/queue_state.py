@@ -207,7 +207,9 @@ class State:
         self.dependency_gate.forget(record)
         self._backoff.forget(job_id)
         self.job_index.remove(record)
-        self._notify(job_id)
+        for watcher in self._watchers:
+            if not watcher.only or watcher.only == job_id:
+                watcher.notify_removed(record)
 
     def sync(self, record: Record) -> None:
         """Update the table, the indexes, the watchers and the cycle after a change of a job."""
@@ -382,9 +384,9 @@ class State:
             return Wait.DEPENDENCY
         return wait_of(self.reasons.code(record), over_share=record.sequence in self.beyond)
 
-    def watch(self, only: str = "") -> Watcher:
-        """Start to watch all jobs, or one; `unwatch` ends it."""
-        watcher = Watcher(only)
+    def watch(self, only: str = "", concerned: Callable[[Record], bool] = lambda record: True) -> Watcher:
+        """Start to watch all jobs, or one; `unwatch` ends it. See `Watcher` for removed jobs."""
+        watcher = Watcher(only, concerned)
         self._watchers[watcher] = None
         return watcher
 

@@ -16,7 +16,7 @@ from cotenant.cli.jobs.array_view import array_summary, is_array, leading_phase
 from cotenant.cli.name_lookup import find_job_or_array, phase_of
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import Column, join_or_count, print_table
-from cotenant.cli.watch import changes, live_table
+from cotenant.cli.watch import Removed, changes, live_table
 from cotenant.codec.specs import seconds, timestamp
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.priority import in_words
@@ -72,11 +72,11 @@ def jobs(
         str,
         typer.Option(
             metavar="TIME",
-            help="Only jobs submitted since TIME, such as 2d or 2030-01-31; includes jobs that have ended.",
+            help="Only jobs submitted since TIME, such as 2d or 2030-01-31; includes ended jobs.",
         ),
     ] = "",
     until: Annotated[
-        str, typer.Option(metavar="TIME", help="Only jobs submitted before TIME; includes jobs that have ended.")
+        str, typer.Option(metavar="TIME", help="Only jobs submitted before TIME; includes ended jobs.")
     ] = "",
     sort: Annotated[
         str,
@@ -219,7 +219,9 @@ async def _watch(mesh: Mesh, wanted: JobFilter, shown: Callable[[Job], bool], wi
     columns = WIDE if wide else COLUMNS
     if as_json:
         async for job in changes(mesh, wanted, view=JOB_VIEW_FULL):
-            if shown(job):
+            if isinstance(job, Removed):
+                views.print_json_line({"id": job.id, "removed": True})
+            elif shown(job):
                 views.print_json_line(views.job_view(job, time.time()))
         return
 

@@ -28,7 +28,7 @@ def large_spec() -> job_pb2.JobSpec:
     """Return a spec with all that the BASIC view leaves out."""
     large = spec(environment={"FILL": "x" * 1000}, command=["python3", "train.py"], name="large")
     large.roles[0].command.extend(["python3", "worker.py"])
-    large.submit_directory.path, large.submit_directory.environment["PATH"] = "/home/ann", "/usr/bin"
+    large.submit_directory.path, large.submit_directory.environment["PATH"] = "/data/ann", "/usr/bin"
     return large
 
 
@@ -61,7 +61,7 @@ async def test_lists_and_watches_leave_out_what_is_large_unless_asked(mesh: Mesh
     assert [omitted(job) for job in basic] == [[True] * 5] * 3
     assert [any(omitted(job)) for job in await told(pb.JOB_VIEW_UNSPECIFIED)] == [False, True, True]
     for job in basic:
-        assert (job.spec.name, job.spec.submit_directory.path, job.attempt.number) == ("large", "/home/ann", 1)
+        assert (job.spec.name, job.spec.submit_directory.path, job.attempt.number) == ("large", "/data/ann", 1)
     agent.finish((job_id, 1))
 
 
@@ -72,8 +72,8 @@ async def test_an_unknown_view_is_refused_with_all_other_mistakes(mesh: Mesh) ->
     found = errors.from_error(refused.value).violations
     assert [one.field for one in found] == ["view", "page_size", "page_token"]
     for call in (
-        mesh.jobs.GetJob(pb.GetJobRequest(id="x", view=9)),  # type: ignore[arg-type]
-        anext(aiter(mesh.jobs.WatchJobs(pb.WatchJobsRequest(view=9)))),  # type: ignore[arg-type]
+        mesh.jobs.GetJob(pb.GetJobRequest(id="x", view=9)),  # type: ignore[arg-type]  # 9 is none
+        anext(aiter(mesh.jobs.WatchJobs(pb.WatchJobsRequest(view=9)))),  # type: ignore[arg-type]  # likewise
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call
@@ -87,7 +87,8 @@ async def test_a_stock_client_lists_many_large_jobs(mesh: Mesh) -> None:
         ids.add(await mesh.submit(name=f"job {number}", environment={"FILL": "x" * ENVIRONMENT_BYTES}))
 
     def read() -> list[pb.ListJobsResponse]:
-        pages, token = [], ""
+        pages: list[pb.ListJobsResponse] = []
+        token = ""
         with grpc.insecure_channel(f"127.0.0.1:{mesh.ports['queue']}") as channel:
             stub = job_service_pb2_grpc.JobServiceStub(channel)
             while not pages or token:
