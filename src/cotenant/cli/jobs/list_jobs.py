@@ -127,7 +127,7 @@ def jobs(
         views.print_json([views.job_view(job, now) for job in found])
         return
     rows = [_row(_view(job, now), wide) for job in found]
-    print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(everything))
+    print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(everything or bool(since or until)))
     if total > len(found):
         note(f"{total - len(found)} more; show them with --limit or --all")
 
