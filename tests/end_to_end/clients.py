@@ -16,6 +16,7 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import (
+    JOB_VIEW_FULL,
     CancelJobRequest,
     CreateJobRequest,
     ExplainJobRequest,
@@ -51,7 +52,11 @@ class Client:
     def jobs(self) -> list[Job]:
         """Return all jobs."""
         with self._channel() as channel:
-            return list(self._stub(channel).ListJobs(ListJobsRequest(page_size=1000), **self._calling()).jobs)
+            return list(
+                self._stub(channel)
+                .ListJobs(ListJobsRequest(page_size=1000, view=JOB_VIEW_FULL), **self._calling())
+                .jobs
+            )
 
     def submit(self, spec: JobSpec, request_id: str) -> str:
         """Submit a job until it is acknowledged; a retry with the same `request_id` never creates a second job."""

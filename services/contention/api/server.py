@@ -17,7 +17,7 @@ from cotenant.agent.v1 import sample_service_pb2, sample_service_pb2_grpc
 from cotenant.codec import errors
 from cotenant.codec.errors import Problem
 from cotenant.core.model.validation import Violation, name_error
-from cotenant.rpc.paging import page_of
+from cotenant.rpc.paging import PageRequest, page_of_messages
 from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.security.identity import check_node
@@ -104,13 +104,14 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer, sample_service_pb2_g
     async def ListSamples(self, request: pb.ListSamplesRequest, context: Any) -> pb.ListSamplesResponse:
         """Return a page of the last samples of each node, or of one node."""
         known = [one for one in self._sample_buffer.nodes(self._now()) if request.node_id in ("", one)]
-        ids, token = page_of(known, request.page_size, request.page_token, scope=f"samples {request.node_id}")
-        return pb.ListSamplesResponse(samples=map(self._sample_buffer.last, ids), next_page_token=token)
+        asked = PageRequest.read(request.page_size, request.page_token, f"samples/{request.node_id}")
+        page = await page_of_messages(known, self._sample_buffer.last, asked)
+        return pb.ListSamplesResponse(samples=page.items, next_page_token=page.next_token)
 
     async def ListIncidents(self, request: pb.ListIncidentsRequest, context: Any) -> pb.ListIncidentsResponse:
         """Return a page of incidents, newest first."""
         self._incidents.forget_silent(self._now())
-        return self._incidents.page(
+        return await self._incidents.page(
             request.node_id, request.page_size, request.page_token, request.job_id, open_only=request.open_only
         )
 

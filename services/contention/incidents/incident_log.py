@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from cotenant import telemetry
 from cotenant.codec.specs import seconds
 from cotenant.core.policy.protocols import AttemptWindow, Directive, NodeWindow, Throttle
-from cotenant.rpc.paging import page_of
+from cotenant.rpc.paging import PageRequest, page_of_messages
 from cotenant.v1 import contention_service_pb2 as pb
 
 INCIDENTS_MAX = 1_000
@@ -108,7 +108,7 @@ class IncidentLog:
         if one := self._open.get(node_id, {}).get(attempt):
             _add(one.incident, f"{clock(now)} {sentence}")
 
-    def page(
+    async def page(
         self, node_id: str, size: int, token: str, job_id: str = "", *, open_only: bool = False
     ) -> pb.ListIncidentsResponse:
         """Return a page of incidents, newest first, optionally of one node or one job."""
@@ -119,9 +119,9 @@ class IncidentLog:
             and job_id in ("", incident.victim_job_id, incident.suspect_job_id)
             and not (open_only and incident.HasField("end_time"))
         ]
-        scope = f"incidents {self._id} {node_id} {job_id} {open_only}"
-        page, next_token = page_of(ids, size, token, descending=True, scope=scope)
-        return pb.ListIncidentsResponse(incidents=[self._by_id[id] for id in page], next_page_token=next_token)
+        asked = PageRequest.read(size, token, f"incidents {self._id}/{node_id}/{job_id}/{open_only}")
+        page = await page_of_messages(ids, self._by_id.get, asked, descending=True)
+        return pb.ListIncidentsResponse(incidents=page.items, next_page_token=page.next_token)
 
     def forget_silent(self, now: float) -> None:
         """Close the incidents of nodes that have been silent for long."""

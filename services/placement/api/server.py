@@ -18,7 +18,7 @@ from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc as placement_grpc
 from cotenant.leadership.leadership_term import HeldTerm, LeadershipTerm
-from cotenant.rpc.paging import page_of
+from cotenant.rpc.paging import PageRequest, page_of_messages
 from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.rpc.task_group import BackgroundTasks
@@ -325,12 +325,15 @@ class Placement(
 
     async def ListNodes(self, request: node_pb2.ListNodesRequest, context: object) -> node_pb2.ListNodesResponse:
         """Return a page of all nodes."""
-        ids, token = page_of(sorted(self.cluster.nodes), request.page_size, request.page_token, scope="nodes")
-        return node_pb2.ListNodesResponse(
-            nodes=[self.registry.describe(self.cluster.nodes[node_id]) for node_id in ids],
-            next_page_token=token,
-            total_size=len(self.cluster.nodes),
-        )
+        nodes = self.cluster.nodes
+
+        def message(node_id: str) -> node_pb2.Node | None:
+            node = nodes.get(node_id)
+            return self.registry.describe(node) if node else None
+
+        asked = PageRequest.read(request.page_size, request.page_token, "nodes")
+        page = await page_of_messages(sorted(nodes), message, asked)
+        return node_pb2.ListNodesResponse(nodes=page.items, next_page_token=page.next_token, total_size=len(nodes))
 
     async def DrainNode(self, request: node_pb2.DrainNodeRequest, context: object) -> node_pb2.DrainNodeResponse:
         """Cordon a node and stop its attempts with their grace."""

@@ -18,7 +18,7 @@ from cotenant.core.prediction.chain import Chain
 from cotenant.core.prediction.drift import BOUNDS, Bounds
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.internal.v1 import observation_service_pb2_grpc
-from cotenant.rpc.paging import page_of
+from cotenant.rpc.paging import PageRequest, page_of_messages
 from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.security.identity import caller, check_tenant, resolve_tenant
@@ -166,16 +166,17 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer, observation_service_pb
         if not self._model_store.restored:
             raise errors.unavailable(NOT_RESTORED)
         ids = self._job_classes.find(request.user, request.model)
-        size, scope = min(request.page_size or PROFILES_MAX, PROFILES_MAX), f"profiles {request.user}/{request.model}"
-        page, token = page_of(ids, size, request.page_token, scope=scope)
-        response = pb.ListProfilesResponse(next_page_token=token, total_size=len(ids))
-        for kind, seen_seconds in list(self._job_classes.of(page)):
-            response.profiles.append(
-                profile_of(kind, seen_seconds, self._profile_store, self.chain, self._failures.add)
-            )
-            await asyncio.sleep(0)
+        scope = f"profiles/{request.user}/{request.model}"
+        asked = PageRequest.read(request.page_size, request.page_token, scope, PROFILES_MAX)
+
+        def message(id: str) -> pb.Profile | None:
+            for kind, seen_seconds in self._job_classes.of([id]):
+                return profile_of(kind, seen_seconds, self._profile_store, self.chain, self._failures.add)
+            return None
+
+        page = await page_of_messages(ids, message, asked)
         self._failures.flush()
-        return response
+        return pb.ListProfilesResponse(profiles=page.items, next_page_token=page.next_token, total_size=len(ids))
 
     async def prepare(self) -> None:
         """Fit models in advance after new observations, between other calls, until cancelled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.rpc.paging import page_of
+from cotenant.rpc.paging import PageRequest, page_of_messages
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.api.job_filter import JobFilter
 from cotenant.services.queue.jobs.array_messages import array_message
@@ -12,9 +12,6 @@ from cotenant.services.queue.jobs.dependency_gate import Array
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import array_service_pb2 as pb
-
-PAGE_BYTES_MAX = 2 * 2**20  # a page ends early; clients accept messages of 4 MiB
-SCOPE = "arrays "  # so that a token of ListJobs is not taken for one of ListArrays
 
 
 async def list_arrays(state: State, request: pb.ListArraysRequest) -> pb.ListArraysResponse:
@@ -25,25 +22,19 @@ async def list_arrays(state: State, request: pb.ListArraysRequest) -> pb.ListArr
     """
     view, slices = View(state), Slices()
     chosen = JobFilter(request.filter, view)
-    scope = SCOPE + chosen.digest
-    page_of([], request.page_size, request.page_token, scope=scope)  # a bad request costs no search
+    asked = PageRequest.read(request.page_size, request.page_token, f"arrays/{chosen.digest}")
     ids = await _matching_ids(state, view, chosen, slices)
-    page, token = page_of(ids, request.page_size, request.page_token, descending=True, scope=scope)
-    answer = pb.ListArraysResponse(total_size=len(ids), next_page_token=token)
-    room_bytes = PAGE_BYTES_MAX
-    for number, array_id in enumerate(page):
-        await slices.step()
+
+    def message(array_id: str) -> pb.Array | None:
         array = state.dependency_gate.arrays.get(array_id)
         if array is None or not view.sees_array(array):
-            continue  # deleted in between
-        message = array_message(array, state.records)
-        view.redact(message)
-        room_bytes -= message.ByteSize()
-        if room_bytes < 0 and answer.arrays:
-            _, answer.next_page_token = page_of([*reversed(page)], number, "", descending=True, scope=scope)
-            break
-        answer.arrays.append(message)
-    return answer
+            return None  # deleted in between
+        made = array_message(array, state.records)
+        view.redact(made)
+        return made
+
+    page = await page_of_messages(ids, message, asked, descending=True)
+    return pb.ListArraysResponse(arrays=page.items, total_size=len(ids), next_page_token=page.next_token)
 
 
 async def _matching_ids(state: State, view: View, chosen: JobFilter, slices: Slices) -> Sequence[str]:

@@ -18,11 +18,12 @@ from google.protobuf.message import DecodeError
 from cotenant.codec import specs
 from cotenant.leadership.replica import REVISION
 from cotenant.leadership.store_cache import StoreCache
-from cotenant.rpc.paging import page_of
+from cotenant.rpc.slices import Slices
 from cotenant.security.identity import caller
 from cotenant.services.queue.api.failure_summary import FailureSummary
-from cotenant.services.queue.api.job_filter import JobFilter
+from cotenant.services.queue.api.job_pages import JobListing
 from cotenant.services.queue.jobs.job_store import ARRAYS, JOBS
+from cotenant.services.queue.jobs.job_views import is_basic, omit_large, view_violations
 from cotenant.services.queue.jobs.queue_state import State, stored_message
 from cotenant.services.queue.jobs.transitions import Record, load_record
 from cotenant.services.queue.jobs.visibility import View
@@ -93,7 +94,7 @@ class QueueReader:
         if caller().tenants is not None:
             return None  # only the leader knows which tenants belong to which
         try:
-            answer = answers(request)
+            answer = await answers(request)
         except DecodeError:
             return None  # the leader rejects it
         if answer is None:
@@ -101,21 +102,26 @@ class QueueReader:
         context.set_trailing_metadata(((REVISION, str(self._cache.revision)),))
         return bytes(answer.SerializeToString())
 
-    def _get(self, request: bytes) -> Any:
-        record = self.records.get(pb.GetJobRequest.FromString(request).id)
-        return pb.GetJobResponse(job=stored_message(record)) if record and self._seen(record) else None
+    async def _get(self, request: bytes) -> Any:
+        asked = pb.GetJobRequest.FromString(request)
+        record = self.records.get(asked.id)
+        if record is None or not self._seen(record) or view_violations(asked.view):
+            return None
+        return pb.GetJobResponse(job=_message(record, basic=is_basic(asked.view, unset=pb.JOB_VIEW_FULL)))
 
-    def _list(self, request: bytes) -> Any:
+    async def _list(self, request: bytes) -> Any:
         asked = pb.ListJobsRequest.FromString(request)
         phases = asked.filter.phases
         known = job_pb2.JobPhase.values()
         if not phases or not all(one in known and _ends(one) for one in phases):
             return None
-        chosen = JobFilter(asked.filter, View(self._nothing))
-        ids = [job_id for job_id in self._ended_ids() if chosen.matches(self.records[job_id])]
-        page, token = page_of(ids, asked.page_size, asked.page_token, descending=True, scope=chosen.digest)
-        jobs = [stored_message(self.records[job_id]) for job_id in page]
-        return pb.ListJobsResponse(jobs=jobs, next_page_token=token, total_size=len(ids))
+        listing, ids, slices = JobListing(asked, View(self._nothing)), list[str](), Slices()
+        for job_id in self._ended_ids():
+            record = self.records.get(job_id)  # None: deleted in between
+            if record is not None and listing.filter.matches(record):
+                ids.append(job_id)
+            await slices.step()
+        return await listing.page(ids, self.records, lambda record: _message(record, basic=listing.basic))
 
     def _ended_ids(self) -> Sequence[str]:
         if self._ended is None:
@@ -128,9 +134,17 @@ class QueueReader:
         assert self._cache
         return record.phase.ended and (task is None or ARRAYS + task.array_id in self._cache.entries)
 
-    def _summarize(self, request: bytes) -> Any:
+    async def _summarize(self, request: bytes) -> Any:
         jobs = (record.job for record in self.records.values())
         return FailureSummary(pb.SummarizeFailuresRequest.FromString(request)).add(jobs).response
+
+
+def _message(record: Record, *, basic: bool) -> job_pb2.Job:
+    """Return an ended job as callers see it."""
+    job = stored_message(record)
+    if basic:
+        omit_large(job)
+    return job
 
 
 def _ends(phase: job_pb2.JobPhase.ValueType) -> bool:

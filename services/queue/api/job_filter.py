@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Literal
 
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import Phase
@@ -17,6 +19,9 @@ from cotenant.v1 import job_service_pb2 as pb
 
 SLICE = 2_000  # jobs checked before other calls get a turn; some milliseconds
 ARRAY_WIDE = frozenset({"tenant", "array"})  # conditions that hold for all jobs of an array, or for none
+
+# conditions of a filter that may cease to hold for a job, so that a watch has to tell
+CHANGING = ("phases", "name", "labels", "node_id", "ended_since", "ended_before")
 
 Condition = Callable[[Record], bool]
 
@@ -31,7 +36,26 @@ class JobFilter:
         self.by_phase_only = {of for of, _ in self._conditions} <= ARRAY_WIDE | {"phase"}
         self.matches_all = not self._conditions
         raw = message.SerializeToString(deterministic=True) + view.key.encode()
+        self.may_unmatch = any(field.name in CHANGING for field, _ in message.ListFields())
         self.digest = "" if self.matches_all else hashlib.blake2b(raw, digest_size=8).hexdigest()
+
+    def without_changing(self) -> JobFilter:
+        """Return the filter without conditions that may cease to hold for a job."""
+        message = pb.JobFilter()
+        message.CopyFrom(self._message)
+        for field in CHANGING:
+            message.ClearField(field)  # type: ignore[arg-type]  # a field of the message
+        return JobFilter(message, self._view)
+
+    def may_have_matched(self, job_id: str, tenant: str) -> bool:
+        """Return whether a job of which only id and tenant are still known may have matched."""
+        message, array_id = self._message, array_of(job_id)
+        return (
+            self._tenant_matches(tenant)
+            and (not self._ids or job_id in self._ids)
+            and message.array_id in ("", array_id)
+            and not (message.standalone_only and array_id)
+        )
 
     async def matching_ids(self, state: State) -> Sequence[str]:
         """Return the ids of the matching jobs, sorted. Yields to other calls while it looks."""
@@ -123,12 +147,33 @@ def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Conditi
     if wanted.phases:
         phases = _phases(wanted)
         yield "phase", lambda record: record.phase in phases
+    yield from _time_conditions(wanted)
+    if wanted.standalone_only:
+        yield "standalone", lambda record: record.spec.array_task is None
     if wanted.labels:
         labels = frozenset(wanted.labels.items())
         yield "labels", lambda record: labels.issubset(record.spec.labels)
     if wanted.node_id:
         node_id = wanted.node_id
         yield "node", lambda record: any(part.node_id == node_id for part in record.job.attempt.allocations)
+
+
+def _time_conditions(wanted: pb.JobFilter) -> Iterator[tuple[str, Condition]]:
+    if wanted.HasField("created_since") or wanted.HasField("created_before"):
+        since, before = _interval(wanted, "created")
+        yield "created", lambda record: since <= record.created_seconds < before
+    if wanted.HasField("ended_since") or wanted.HasField("ended_before"):
+        first, end = _interval(wanted, "ended")
+        yield "ended", lambda record: record.phase.ended and first <= record.ended_seconds < end
+
+
+def _interval(wanted: pb.JobFilter, what: Literal["created", "ended"]) -> tuple[float, float]:
+    """Return the times between which something has to happen, in unix seconds; the second is excluded."""
+    since, before = getattr(wanted, f"{what}_since"), getattr(wanted, f"{what}_before")
+    return (
+        specs.seconds(since) if wanted.HasField(f"{what}_since") else -math.inf,  # type: ignore[arg-type]  # both exist
+        specs.seconds(before) if wanted.HasField(f"{what}_before") else math.inf,  # type: ignore[arg-type]  # likewise
+    )
 
 
 def _phases(wanted: pb.JobFilter) -> tuple[Phase, ...]:

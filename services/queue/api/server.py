@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any, cast
 
 import grpc
@@ -20,8 +21,8 @@ from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.identity import caller
 from cotenant.services.queue.api.arrays import ArrayServicer
 from cotenant.services.queue.api.failure_summary import FailureSummary
-from cotenant.services.queue.api.job_filter import JobFilter
 from cotenant.services.queue.api.job_pages import list_jobs
+from cotenant.services.queue.api.job_watch import JobWatch
 from cotenant.services.queue.api.output import JobOutput
 from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.api.tenants import TenantServicer
@@ -47,6 +48,7 @@ from cotenant.services.queue.jobs.failure_classifier import FailureClassifier, r
 from cotenant.services.queue.jobs.group_commit import GroupedStore
 from cotenant.services.queue.jobs.job_arrays import JobArrays
 from cotenant.services.queue.jobs.job_store import CREATE, JobStore, idempotency_key_of
+from cotenant.services.queue.jobs.job_views import is_basic, view_violations
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.retention import Retention
 from cotenant.services.queue.jobs.store_admission import StoreAdmission
@@ -148,7 +150,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def start(self, known: Mapping[str, Record] | None = None) -> None:
         """Load the state, except `known` jobs that have not changed; `run` starts to watch and schedule."""
         await self.job_store.load(known or {})
-        await self.arrays.discard(self.job_store.orphans)
+        await self.arrays.discard_orphans()
         await self.archived_jobs.start()
         self.policy_feedback.learn_ended(self.state.records.values())
         self.state.on_ended = self.policy_feedback.learn
@@ -208,42 +210,22 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         """Return one job."""
-        view = View(self.state)
-        return pb.GetJobResponse(job=view.message(await self.archived_jobs.get(view, request.id, "GetArray")))
+        if found := view_violations(request.view):
+            raise errors.invalid(found)
+        view, basic = View(self.state), is_basic(request.view, unset=pb.JOB_VIEW_FULL)
+        record = await self.archived_jobs.get(view, request.id, "GetArray")
+        return pb.GetJobResponse(job=view.message(record, basic=basic))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """Return jobs, newest first, page by page."""
         return await list_jobs(self.state, request)
 
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
-        """Yield the selected jobs, then each change."""
-        view = View(self.state)
-        chosen = JobFilter(request.filter, view)
-        watcher = self.state.watch()
-        try:
-            open_ids, gone = set(), dict.fromkeys(request.filter.ids)
-            for job_id in list(await chosen.matching_ids(self.state)):
-                if record := self.state.records.get(job_id):
-                    gone.pop(job_id, None)
-                    if not record.phase.ended:
-                        open_ids.add(job_id)
-                    yield pb.WatchJobsResponse(job=view.message(record))
-            for record in await self.archived_jobs.list(view, gone):
-                if chosen.matches(record):
-                    yield pb.WatchJobsResponse(job=view.message(record))
-            yield pb.WatchJobsResponse(synced=True)
-            if request.until_ended and not open_ids:
-                return
-            async for job_id in watcher.changes():
-                known = self.state.records.get(job_id)
-                if known and (job_id in open_ids or chosen.matches(known)):
-                    yield pb.WatchJobsResponse(job=view.message(known))
-                if known is None or known.phase.ended:
-                    open_ids.discard(job_id)
-                    if request.until_ended and not open_ids:
-                        return
-        finally:
-            self.state.unwatch(watcher)
+        """Yield the selected jobs, or what has changed since a revision, then each change."""
+        watch = JobWatch(self.state, self.job_store, self.archived_jobs, request)
+        async with aclosing(watch.responses()) as responses:
+            async for response in responses:
+                yield response
 
     async def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobResponse:
         """Return why a job is in its present state."""

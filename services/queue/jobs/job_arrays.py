@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import groupby
 
 import structlog
 
@@ -20,6 +21,7 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.job_array import ArrayTask
 from cotenant.rpc import gc_tuning
 from cotenant.rpc.slices import Slices
+from cotenant.services.queue.jobs.complete_revision import Write
 from cotenant.services.queue.jobs.dependency_gate import Array
 from cotenant.services.queue.jobs.job_store import (
     ARRAYS,
@@ -58,6 +60,22 @@ class JobArrays:
 
         With an `unsatisfiable_reason` all of its jobs are cancelled at once.
         """
+        with self.job_store.revisions.write() as write:
+            made = await self._create(spec, submitter, trace_parent, request, unsatisfiable_reason, write)
+        if made is None:  # its request id was in use only in the id space of older versions
+            return await self.create(spec, submitter, trace_parent, request, unsatisfiable_reason)
+        return made
+
+    async def _create(
+        self,
+        spec: JobSpec,
+        submitter: str,
+        trace_parent: str,
+        request: IdempotencyKey,
+        unsatisfiable_reason: str,
+        write: Write,
+    ) -> Record | None:
+        """Create an array; None if this has to be tried again."""
         array_id = self.job_store.new_id()
         records: list[Record] = []
         slices = Slices(most=CHUNK_MAX)
@@ -87,17 +105,19 @@ class JobArrays:
             operations: list[Operation] = [Put(ARRAYS + array_id, stored.SerializeToString())]
             if request.id:
                 operations.append(request.put(records[0].id))
-            if isinstance(await self.store.transact(compares, operations), Conflict):
+            written = await self.store.transact(compares, operations)
+            if isinstance(written, Conflict):
                 await self._discard(array_id)
                 if found := await self.job_store.find_result(request):
                     return found
                 if request.unused != unused:
-                    return await self.create(spec, submitter, trace_parent, request, unsatisfiable_reason)
+                    return None
                 raise errors.unavailable("the array could not be created; retry the call")
             await fail_points.reach("array.kept")
         except (StoreUnavailable, asyncio.CancelledError):  # it may have been committed nevertheless
-            self.job_store.mark_unknown(array_id, self.settle)
+            self.job_store.mark_unknown(array_id, self.settle, write)
             raise
+        write.committed(written.revision)
         return await self._add(records)
 
     async def _add(self, records: Sequence[Record]) -> Record:
@@ -138,17 +158,30 @@ class JobArrays:
     async def _discard(self, array_id: str) -> None:
         """Delete jobs whose array was never written; the first delete also makes a late commit of the array fail."""
         found = await self.store.list(JOBS + array_id + SEPARATOR)
-        await self.discard(found.entries)
+        for start in range(0, len(found.entries), CHUNK_MAX):
+            chunk = found.entries[start : start + CHUNK_MAX]
+            await self.store.transact([Compare(ARRAYS + array_id, 0)], [Delete(entry.key) for entry in chunk])
+        if found.entries:
+            log.info("unfinished_arrays_removed", jobs=len(found.entries))
 
-    async def discard(self, entries: Sequence[Entry]) -> None:
-        """Delete jobs whose array is missing."""
-        for start in range(0, len(entries), CHUNK_MAX):
-            chunk = entries[start : start + CHUNK_MAX]
-            arrays = {array_of(entry.key.removeprefix(JOBS)) for entry in chunk}
-            compares = [Compare(ARRAYS + array_id, 0) for array_id in sorted(arrays)]
-            await self.store.transact(compares, [Delete(entry.key) for entry in chunk])
-        if entries:
-            log.info("unfinished_arrays_removed", jobs=len(entries))
+    async def discard_orphans(self) -> None:
+        """Delete jobs whose array is missing.
+
+        Those that have ended were being deleted with their array. Watches may know them, so this is recorded.
+        """
+        orphans = sorted(self.job_store.orphans, key=lambda record: record.phase.ended)
+        for ended, group in groupby(orphans, key=lambda record: record.phase.ended):
+            records = list(group)
+            for start in range(0, len(records), CHUNK_MAX):
+                chunk = [(record.id, record.spec.tenant) for record in records[start : start + CHUNK_MAX]]
+                arrays = {array_of(job_id) for job_id, _ in chunk}
+                compares = [Compare(ARRAYS + array_id, 0) for array_id in sorted(arrays)]
+                if ended:
+                    await self.job_store.delete(compares, chunk)
+                else:
+                    await self.store.transact(compares, [Delete(JOBS + job_id) for job_id, _ in chunk])
+        if orphans:
+            log.info("unfinished_arrays_removed", jobs=len(orphans))
 
     async def change(
         self, array: Array, change: Change, request: IdempotencyKey, *, instead: Change | None = None
@@ -173,6 +206,17 @@ class JobArrays:
         self, records: Sequence[Record], change: Change, instead: Change | None, attempts: Mapping[str, Entry]
     ) -> bool:
         """Change some jobs in one transaction; False if any was changed elsewhere."""
+        with self.job_store.revisions.write() as write:
+            return await self._change_in(write, records, change, instead, attempts)
+
+    async def _change_in(
+        self,
+        write: Write,
+        records: Sequence[Record],
+        change: Change,
+        instead: Change | None,
+        attempts: Mapping[str, Entry],
+    ) -> bool:
         async with AsyncExitStack() as locks:
             for record in sorted(records, key=lambda record: record.id):
                 await locks.enter_async_context(record.lock)
@@ -193,10 +237,11 @@ class JobArrays:
                 )
             except (StoreUnavailable, asyncio.CancelledError):
                 for record, _ in changed:
-                    self.job_store.mark_unknown(record.id, self.job_store.reread)
+                    self.job_store.mark_unknown(record.id, self.job_store.reread, write)
                 raise
             if isinstance(result, Conflict):
                 return False
+            write.committed(result.revision)
             for record, stored in changed:
                 record.stored, record.revision = stored, result.revision
         for record, _ in changed:

@@ -36,6 +36,9 @@ class _CompactRecord(NamedTuple):
     not_before: float
     avoids: bool
     attempt_number: int
+    created: float
+    started: float
+    attained_gpu_seconds: float
 
 
 class Record:
@@ -123,13 +126,17 @@ class Record:
         packed = stored.SerializeToString()
         known = next((one for one in (like, self._packed) if one == packed), packed)
         self._packed = b""
+        since, created = specs.seconds(stored.job.end_time) if phase.ended else self.waiting_since, self.created_seconds
         self._compact = _CompactRecord(
             known,
             phase,
-            specs.seconds(stored.job.end_time) if phase.ended else self.waiting_since,
+            since,
             self.not_before_seconds,
             self.avoids,
             stored.job.attempt.number,
+            since if since == created else created,  # one object: most jobs have never run
+            self.started_seconds,
+            stored.job.attained_gpu_seconds or 0.0,
         )
         self._stored = None
 
@@ -176,6 +183,26 @@ class Record:
         if self._compact:
             return self._compact.since if self._compact.phase.ended else 0.0
         return specs.seconds(self.stored.job.end_time)
+
+    @property
+    def created_seconds(self) -> float:
+        """When it was acknowledged, in unix seconds."""
+        return self._compact.created if self._compact else specs.seconds(self.stored.job.create_time)
+
+    @property
+    def started_seconds(self) -> float:
+        """When its first attempt ran, in unix seconds; 0 if none has."""
+        return self._compact.started if self._compact else specs.seconds(self.stored.job.start_time) or 0.0
+
+    def attained_gpu_seconds(self, now: float) -> float:
+        """Return the GPU service that it has attained by now."""
+        if self._compact:
+            return self._compact.attained_gpu_seconds
+        attained = self.stored.job.attained_gpu_seconds or 0.0
+        if self.phase is Phase.RUNNING:
+            ran = max(0.0, now - specs.seconds(self.stored.job.attempt.start_time))
+            attained += ran * self.requested_spec.gpu_milli / 1000
+        return attained
 
     @property
     def waiting_since(self) -> float:

@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import structlog
 from google.protobuf.message import Message
@@ -16,8 +18,10 @@ from cotenant.codec import errors
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.validation import Violation
 from cotenant.security.identity import caller
+from cotenant.services.queue.jobs.complete_revision import CompleteRevision, Write
 from cotenant.services.queue.jobs.job_ids import JobIdGenerator
 from cotenant.services.queue.jobs.queue_state import LOADED_AT_ONCE, State, clone
+from cotenant.services.queue.jobs.removal_log import REMOVALS, Batch, Removal, RemovalLog, key_of, read_batch
 from cotenant.services.queue.jobs.transitions import (
     SCHEMA_VERSION,
     STATES,
@@ -29,6 +33,7 @@ from cotenant.services.queue.jobs.transitions import (
 )
 from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
+from cotenant.store.identity_check import generation_of
 from cotenant.store.port import Committed, Compare, Conflict, Delete, Entry, Operation, Put, Store, StoreUnavailable
 
 log = structlog.get_logger()
@@ -45,6 +50,13 @@ Change = Callable[[records_pb2.StoredJob], bool | None]
 Settle = Callable[[str], Awaitable[None]]
 
 
+class _Unknown(NamedTuple):
+    """Writes that may have been committed although their calls failed, and how to find out."""
+
+    settle: Settle
+    writes: list[Write]
+
+
 class JobStore:
     """The write side of the queue."""
 
@@ -52,11 +64,11 @@ class JobStore:
         self.store, self.state = store, state
         self.on_reread: Callable[[Record], None] = lambda record: None  # set by the servicer
         self.settle_array: Settle = self.reread  # set by `JobArrays`
-        self.orphans: list[Entry] = []  # jobs without an array, found by `load`
+        self.orphans: list[Record] = []  # jobs without an array, found by `load`
+        self.revisions, self.removals = CompleteRevision(), RemovalLog()
         self._ids = JobIdGenerator()
-        self._unknown_outcomes: dict[
-            str, Settle
-        ] = {}  # writes that may have been committed although their calls failed
+        self._removing = asyncio.Lock()
+        self._unknown_outcomes: dict[str, _Unknown] = {}  # by what the writes may have changed
         self._outcome_unknown = asyncio.Event()
 
     async def load(self, known: Mapping[str, Record] = MappingProxyType({})) -> None:
@@ -78,7 +90,10 @@ class JobStore:
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
         arrays = {entry.key.removeprefix(ARRAYS) for entry in (await self.store.list(ARRAYS)).entries}
         found = []
+        self.removals.load((await self.store.list(REMOVALS)).entries)
+        generation = generation_of(self.store)
         jobs = await self.store.list(JOBS)
+        self.revisions.start(generation, jobs.revision)
         for place, entry in enumerate(jobs.entries):
             if not place % LOADED_AT_ONCE:
                 await asyncio.sleep(0)
@@ -86,7 +101,7 @@ class JobStore:
             if record is None or record.revision != entry.mod_revision:
                 record = load_record(entry)
             if record.spec.array_task and record.spec.array_task.array_id not in arrays:
-                self.orphans.append(entry)
+                self.orphans.append(record)
             else:
                 found.append(record)
         for _ in self.state.load_in_slices(sorted(found, key=submission_order)):
@@ -101,17 +116,27 @@ class JobStore:
             await self._outcome_unknown.wait()
             self._outcome_unknown.clear()
             try:
-                for thing_id, settle in list(self._unknown_outcomes.items()):
-                    await settle(thing_id)
-                    self._unknown_outcomes.pop(thing_id, None)
+                while self._unknown_outcomes:
+                    await self._settle_one(next(iter(self._unknown_outcomes)))
             except StoreUnavailable as error:
                 log.info("store_unavailable", error=str(error), doubtful=len(self._unknown_outcomes))
                 self._outcome_unknown.set()
                 await asyncio.sleep(SETTLE_SECONDS)
 
-    def mark_unknown(self, thing_id: str, settle: Settle) -> None:
-        """Resolve the outcome of a write later, once the store is available."""
-        self._unknown_outcomes[thing_id] = settle
+    async def _settle_one(self, thing_id: str) -> None:
+        unknown = self._unknown_outcomes.pop(thing_id)  # a write that fails meanwhile is settled again
+        try:
+            await unknown.settle(thing_id)
+        except BaseException:
+            self._unknown_outcomes.setdefault(thing_id, _Unknown(unknown.settle, [])).writes.extend(unknown.writes)
+            raise
+        for write in unknown.writes:
+            self.revisions.settle(write)
+
+    def mark_unknown(self, thing_id: str, settle: Settle, write: Write) -> None:
+        """Resolve the outcome of a write later, once the store is available. Until then it stays open."""
+        write.unsettled += 1
+        self._unknown_outcomes.setdefault(thing_id, _Unknown(settle, [])).writes.append(write)
         self._outcome_unknown.set()
 
     def new_id(self) -> str:
@@ -119,16 +144,18 @@ class JobStore:
         return self._ids.new()
 
     async def _transact(
-        self, job_id: str, compares: Sequence[Compare], operations: Sequence[Operation]
+        self, job_id: str, compares: Sequence[Compare], operations: Sequence[Operation], write: Write
     ) -> Committed | Conflict:
         await fail_points.reach("queue.committing")
         try:
             result = await self.store.transact(compares, operations)
             await fail_points.reach("queue.committed")
-            return result
         except (StoreUnavailable, asyncio.CancelledError):  # it may have been committed nevertheless
-            self.mark_unknown(job_id, self.reread)
+            self.mark_unknown(job_id, self.reread, write)
             raise
+        if isinstance(result, Committed):
+            write.committed(result.revision)
+        return result
 
     async def reread(self, job_id: str) -> None:
         """Read a job from the store again."""
@@ -178,15 +205,15 @@ class JobStore:
             puts.append(request.put(record.id))
         while True:
             unused = request.unused
-            result = await self._transact(record.id, [Compare(JOBS + record.id, 0), *unused], puts)
-            if not isinstance(result, Conflict):
-                break
+            with self.revisions.write() as write:
+                result = await self._transact(record.id, [Compare(JOBS + record.id, 0), *unused], puts, write)
+                if not isinstance(result, Conflict):
+                    record.revision = result.revision
+                    return self._add(record)
             if found := await self.find_result(request):
                 return found
             if request.unused == unused:
                 raise errors.unavailable("job id collision; retry the call")
-        record.revision = result.revision
-        return self._add(record)
 
     async def find_result(self, request: IdempotencyKey) -> Record | None:
         """Return the job that an earlier call with this request id created or changed."""
@@ -235,6 +262,27 @@ class JobStore:
         Raises:
             Problem: ABORTED if the etag is stale.
         """
+        with self.revisions.write() as write:
+            result = await self._change(record, change, request, etag, instead, write)
+            if result is None:
+                return False
+            self.state.sync(record)
+        if isinstance(result, Conflict):
+            if request and await self.find_result(request):
+                return False
+            raise errors.unavailable("the job was changed concurrently; retry the call", 0.1, "CONFLICT")
+        return True
+
+    async def _change(
+        self,
+        record: Record,
+        change: Change,
+        request: IdempotencyKey | None,
+        etag: str,
+        instead: Change | None,
+        write: Write,
+    ) -> Committed | Conflict | None:
+        """Commit a change of a job; None if it changes nothing."""
         async with record.lock:
             if etag and etag != str(record.revision):
                 raise errors.conflict("job", record.id)
@@ -245,24 +293,19 @@ class JobStore:
                 change = change if idle else instead
             stored = clone(record.stored)
             if change(stored) is False:
-                return False
+                return None
             operations: list[Operation] = []
             if request and request.id:
                 compares.append(Compare(REQUESTS + request.id, 0))
                 stored.request_ids.append(request.id)
                 operations = [request.put(record.id), *_trimmed(stored)]
             operations.append(Put(JOBS + record.id, stored.SerializeToString()))
-            result = await self._transact(record.id, compares, operations)
+            result = await self._transact(record.id, compares, operations, write)
             if isinstance(result, Conflict):
                 await self._reread(record)
             else:
                 record.stored, record.revision = stored, result.revision
-        self.state.sync(record)
-        if isinstance(result, Conflict):
-            if request and await self.find_result(request):
-                return False
-            raise errors.unavailable("the job was changed concurrently; retry the call", 0.1, "CONFLICT")
-        return True
+            return result
 
     async def change_with_retry(self, record: Record, change: Change, *, instead: Change | None = None) -> bool:
         """Change a job durably, retrying while the store is unavailable: for events that have happened and cannot be
@@ -279,14 +322,43 @@ class JobStore:
 
     async def purge(self, job_ids: Sequence[str]) -> None:
         """Delete ended jobs, at most a hundred, and the request ids that created them."""
-        requests = [one for job_id in job_ids for one in self.state.records[job_id].stored.request_ids]
+        records = self.state.records
+        found = [record for job_id in job_ids if (record := records.get(job_id))]
+        requests = [one for record in found for one in record.stored.request_ids]
         for start in range(0, len(requests), REQUEST_IDS_MAX):
             some = requests[start : start + REQUEST_IDS_MAX]
             await self.store.transact([], [Delete(REQUESTS + request_id) for request_id in some])
         await fail_points.reach("upkeep.forgetting")
-        await self.store.transact([], [Delete(JOBS + job_id) for job_id in job_ids])
-        for job_id in job_ids:
-            self.state.remove(job_id)
+        async with self._removing:
+            removed = [(job_id, records[job_id].spec.tenant) for job_id in job_ids if job_id in records]
+            if removed:  # else another sweep was faster
+                await self.delete([], removed)
+
+    async def delete(self, compares: Sequence[Compare], removed: Sequence[Removal]) -> None:
+        """Delete jobs, and record this for watches that resume later."""
+        batch, operations = self.removals.begin(removed)
+        with self.revisions.write() as write:
+            try:
+                result = await self.store.transact(
+                    compares, [*(Delete(JOBS + job_id) for job_id, _ in removed), *operations]
+                )
+            except (StoreUnavailable, asyncio.CancelledError):  # it may have been committed nevertheless
+                self.mark_unknown(key_of(batch), self._settle_removals, write)
+                raise
+            if isinstance(result, Committed):
+                write.committed(result.revision)
+                self._apply_removals(replace(batch, revision=result.revision))
+
+    async def _settle_removals(self, key: str) -> None:
+        """Read whether jobs were deleted."""
+        if entry := await self.store.get(key):
+            self._apply_removals(read_batch(entry))
+
+    def _apply_removals(self, batch: Batch) -> None:
+        self.removals.add(batch)
+        for job_id, _ in batch.removed:
+            if job_id in self.state.records:
+                self.state.remove(job_id)
 
 
 def idle_condition(record: Record, entry: Entry | None) -> Compare | None:

@@ -207,7 +207,9 @@ class State:
         self.dependency_gate.forget(record)
         self._backoff.forget(job_id)
         self.job_index.remove(record)
-        self._notify(job_id)
+        for watcher in self._watchers:
+            if not watcher.only or watcher.only == job_id:
+                watcher.notify_removed(record)
 
     def sync(self, record: Record) -> None:
         """Update the table, the indexes, the watchers and the cycle after a change of a job."""
@@ -346,8 +348,7 @@ class State:
             job.refusal.CopyFrom(refusals.to_text(refusal))
             job.refusal.since.FromNanoseconds(int(since * 1e9))
         elif record.phase is Phase.RUNNING:
-            ran = max(0.0, time.time() - specs.seconds(job.attempt.start_time))
-            job.attained_gpu_seconds += ran * record.requested_spec.gpu_milli / 1000
+            job.attained_gpu_seconds = record.attained_gpu_seconds(time.time())
         return job
 
     def refusal(self, record: Record) -> tuple[Refusal, float]:
@@ -375,9 +376,9 @@ class State:
             return Wait.DEPENDENCY
         return wait_of(self.reasons.code(record), over_share=record.sequence in self.beyond)
 
-    def watch(self, only: str = "") -> Watcher:
-        """Start to watch all jobs, or one; `unwatch` ends it."""
-        watcher = Watcher(only)
+    def watch(self, only: str = "", concerned: Callable[[Record], bool] = lambda record: True) -> Watcher:
+        """Start to watch all jobs, or one; `unwatch` ends it. See `Watcher` for removed jobs."""
+        watcher = Watcher(only, concerned)
         self._watchers[watcher] = None
         return watcher
 

@@ -18,6 +18,7 @@ from cotenant.security.identity import Identity, caller, denied, resolve_tenant,
 from cotenant.security.permissions import Scope
 from cotenant.security.redaction import redact_others
 from cotenant.services.queue.jobs.dependency_gate import Array
+from cotenant.services.queue.jobs.job_views import omit_large
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2
@@ -165,9 +166,11 @@ class View:
 
     # Redaction -----------------------------------------------------------------------------------------------
 
-    def message(self, record: Record) -> job_pb2.Job:
+    def message(self, record: Record, *, basic: bool = False) -> job_pb2.Job:
         """Return a job as this caller sees it."""
         message = self._state.message(record)
+        if basic:
+            omit_large(message)
         self.redact(message)
         return message
 

@@ -17,7 +17,15 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.core.spelling import nearest
 from cotenant.v1.array_service_pb2 import Array, GetArrayRequest, GetArrayResponse, ListArraysRequest
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import GetJobRequest, GetJobResponse, JobFilter, ListJobsRequest
+from cotenant.v1.job_service_pb2 import (
+    JOB_VIEW_BASIC,
+    JOB_VIEW_FULL,
+    GetJobRequest,
+    GetJobResponse,
+    JobFilter,
+    JobView,
+    ListJobsRequest,
+)
 from cotenant.v1.node_service_pb2 import GetNodeRequest, GetNodeResponse, ListNodesRequest, Node
 
 IS_ARRAY = "IS_ARRAY"  # the reason of a call for one job with the id of an array
@@ -34,11 +42,14 @@ class HasId(Protocol):
 T = TypeVar("T", bound=HasId)
 
 
-async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None) -> AsyncIterator[Job]:
+async def all_jobs(
+    mesh: Mesh, wanted: JobFilter | None = None, *, view: JobView.ValueType = JOB_VIEW_BASIC
+) -> AsyncIterator[Job]:
     """Yield all matching jobs, newest first, page by page."""
     token = ""
     while True:
-        page = await mesh.jobs.ListJobs(ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token))
+        request = ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token, view=view)
+        page = await mesh.jobs.ListJobs(request)
         for job in page.jobs:
             yield job
         token = page.next_page_token
@@ -60,7 +71,7 @@ async def all_arrays(mesh: Mesh) -> AsyncIterator[Array]:
 
 async def read_tasks(mesh: Mesh, array_id: str) -> list[Job]:
     """Return all jobs of an array, sorted by index."""
-    found = [job async for job in all_jobs(mesh, JobFilter(array_id=array_id))]
+    found = [job async for job in all_jobs(mesh, JobFilter(array_id=array_id), view=JOB_VIEW_FULL)]
     return sorted(found, key=lambda job: job.spec.array_task.index)
 
 
@@ -119,7 +130,11 @@ async def find_job_or_array(mesh: Mesh, text: str) -> Job | Array:
         return exact.job
     jobs = [job async for job in all_jobs(mesh, JobFilter(standalone_only=True))]
     known: list[Job | Array] = sorted([*jobs, *arrays], key=lambda one: one.id, reverse=True)
-    return match_id(text, known, "job", _line)
+    found_id = match_id(text, known, "job", _line).id
+    if array := next((array for array in arrays if array.id == found_id), None):
+        return array
+    exact = await mesh.jobs.GetJob(GetJobRequest(id=found_id))  # the list has the BASIC view
+    return exact.job
 
 
 async def find_jobs_and_arrays(mesh: Mesh, texts: Sequence[str]) -> list[Job | Array]:

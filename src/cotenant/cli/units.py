@@ -231,6 +231,22 @@ def parse_bool(text: str) -> bool:
         raise ValueError(f"must be true or false, not {shown(text)}") from None
 
 
+def parse_moment(text: str, now: float) -> float:
+    """Return a time in the past as unix time: how long ago, or an ISO 8601 date or time, local without an offset.
+
+    >>> parse_moment("2h", now=10_000.0), parse_moment("2030-01-01T00:00:00Z", now=100.0)
+    (2800.0, 1893456000.0)
+    """
+    try:
+        return max(0.0, now - parse_seconds(text))
+    except ValueError:
+        pass  # not a duration
+    try:
+        return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"must be a time such as 2d, 2030-01-31 or 2030-01-31T18:00, not {shown(text)}") from None
+
+
 def parse_deadline(text: str, now: float) -> float:
     """Return a deadline as unix time: a duration from now, or an ISO 8601 time, local without an offset.
 

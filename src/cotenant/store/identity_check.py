@@ -381,6 +381,16 @@ class Trust:
         await self.keep()
 
 
+def generation_of(store: Store) -> str:
+    """Return what distinguishes this generation of a store from all others; "" for a store without an identity."""
+    while not isinstance(trust := getattr(store, "trust", None), Trust):
+        if (inner := getattr(store, "inner", None)) is None:
+            return ""
+        store = inner
+    identity = trust.identity
+    return f"{identity.id[:8]}-{identity.generation:x}" if identity else ""
+
+
 def look_of(listing: Listing) -> Look:
     """Return what a raw store holds about itself."""
     entries = {entry.key: entry for entry in listing.entries}

@@ -57,6 +57,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.before_watch: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a wish to watch sets off
         self.cut_streams = 0  # how many streams are to be cut after their first message
         self.cut_logs = 0  # the same, of output alone
+        self.revision = 1  # of the last change
         self._by_request: dict[str, str] = {}
         self._changed: set[asyncio.Queue[job_pb2.Job]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,18 +108,19 @@ class Jobs(jobs_grpc.JobServiceServicer):
         changed: asyncio.Queue[job_pb2.Job] = asyncio.Queue()
         self._changed.add(changed)
         try:
+            revision = str(self.revision)
             known = [job for job in self.jobs.values() if matches(job, request.filter)]
             for job in known:
                 yield pb.WatchJobsResponse(job=job)
             if self.cut_streams:
                 self.cut_streams -= 1
                 raise errors.unavailable("the stand-in cuts this stream")
-            yield pb.WatchJobsResponse(synced=True)
+            yield pb.WatchJobsResponse(synced=True, revision=revision)
             left = {job.id for job in known if PHASES.from_wire(job.phase) not in ENDED}
             while left or not request.until_ended:
                 job = await changed.get()
                 if matches(job, request.filter):
-                    yield pb.WatchJobsResponse(job=job)
+                    yield pb.WatchJobsResponse(job=job, revision=str(self.revision))
                 if PHASES.from_wire(job.phase) in ENDED:
                     left.discard(job.id)
         finally:
@@ -310,6 +312,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
 
     def _set(self, job: job_pb2.Job) -> None:
         self.jobs[job.id] = job
+        self.revision += 1
         for changed in self._changed:
             changed.put_nowait(job)
 

@@ -294,10 +294,11 @@ class Mesh:
             raise AssertionError(f"{job_id} was never {phase}: {seen}") from None
 
     async def _changes(self, job_id: str) -> AsyncIterator[job_pb2.Job]:
-        watch: Any = self.jobs.WatchJobs(pb.WatchJobsRequest(filter=pb.JobFilter(ids=[job_id])))
+        request = pb.WatchJobsRequest(filter=pb.JobFilter(ids=[job_id]), view=pb.JOB_VIEW_FULL)
+        watch: Any = self.jobs.WatchJobs(request)
         try:
             async for response in watch:
-                if not response.synced:
+                if response.HasField("job"):
                     yield response.job
         finally:
             watch.cancel()

@@ -147,7 +147,7 @@ class Clients:
             seen = self.seen[name] = {}
             with suppress(grpc.aio.AioRpcError):
                 async for response in stub.WatchJobs(pb.WatchJobsRequest()):
-                    if not response.synced:
+                    if response.HasField("job"):
                         seen[response.job.id] = phase = phase_of(response.job.phase)
                         self._events.append(Watched(name, stream, response.job.id, phase))
             await asyncio.sleep(RETRY_SECONDS)

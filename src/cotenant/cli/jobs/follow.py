@@ -15,12 +15,12 @@ from cotenant.cli.jobs.list_jobs import where
 from cotenant.cli.name_lookup import phase_of
 from cotenant.cli.outcome import CommandError, note
 from cotenant.cli.stream_retry import StreamRetry
-from cotenant.cli.watch import changes
+from cotenant.cli.watch import job_changes
 from cotenant.codec.errors import from_error
 from cotenant.core.model.lifecycle import ENDED, AttemptState, Phase
 from cotenant.core.model.refusal import Code
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import JobFilter, ReadLogsRequest, ReadLogsResponse
+from cotenant.v1.job_service_pb2 import ReadLogsRequest, ReadLogsResponse
 
 LINE_BYTES_MAX = 2**16
 DRAIN_SECONDS_MAX = 10.0  # for output still in flight when an attempt ends
@@ -105,7 +105,7 @@ async def follow(
 
     async def watch() -> Job:
         last, seen = Job(id=job_id), 0
-        async for job in changes(mesh, JobFilter(ids=[job_id]), until_ended=True):
+        async for job in job_changes(mesh, [job_id]):
             last = job
             on_change(job)
             if job.attempt.number > seen and views.state_of(job.attempt) != AttemptState.ASSIGNED:
@@ -159,7 +159,7 @@ async def try_copy_output(mesh: Mesh, request: ReadLogsRequest, output: Output) 
 async def watch_until_ended(mesh: Mesh, job_ids: list[str], on_change: Callable[[Job], None]) -> AsyncIterator[Job]:
     """Yield each job when it ends."""
     left = set(job_ids)
-    async for job in changes(mesh, JobFilter(ids=job_ids), until_ended=True):
+    async for job in job_changes(mesh, job_ids):
         on_change(job)
         if phase_of(job) in ENDED and job.id in left:
             left.remove(job.id)

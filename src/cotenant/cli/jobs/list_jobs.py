@@ -17,13 +17,13 @@ from cotenant.cli.jobs.job_pages import PAGE_SIZE_MAX, newest_jobs_and_arrays
 from cotenant.cli.name_lookup import find_job_or_array, phase_of
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import Column, join_or_count, print_table
-from cotenant.cli.watch import changes, live_table
-from cotenant.codec.specs import seconds
+from cotenant.cli.watch import Removed, changes, live_table
+from cotenant.codec.specs import seconds, timestamp
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.priority import in_words
 from cotenant.v1.array_service_pb2 import Array
 from cotenant.v1.job_pb2 import Job, JobPhase
-from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
+from cotenant.v1.job_service_pb2 import JOB_VIEW_BASIC, JOB_VIEW_FULL, JobFilter, ListJobsRequest
 
 LIMIT_DEFAULT = 100
 NODES_NAMED_MAX = 2
@@ -69,13 +69,31 @@ def jobs(
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only jobs with this label.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended; no limit.")] = False,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Show at most N jobs, newest first.")] = LIMIT_DEFAULT,
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Only jobs submitted since TIME, such as 2d or 2030-01-31; includes ended jobs.",
+        ),
+    ] = "",
+    until: Annotated[
+        str, typer.Option(metavar="TIME", help="Only jobs submitted before TIME; includes ended jobs.")
+    ] = "",
+    sort: Annotated[
+        str,
+        typer.Option(
+            metavar="FIELDS",
+            help="Sort by create_time, start_time, end_time, priority, name or attained_gpu_seconds; several separated "
+            "by commas, each descending with a - in front. Each job of an array then has its own row.",
+        ),
+    ] = "",
     array: Annotated[str, typer.Option(metavar="ID", help="Only jobs of this array, sorted by index.")] = "",
     expand: Annotated[bool, typer.Option("--expand", help="Show each job of an array in its own row.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Add kind, tenant, queue and priority.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing jobs as they change.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """List jobs, newest first. Jobs that have ended need --all or --phase. An array has one row.
+    """List jobs, newest first. Jobs that have ended need --all, --since or --phase. An array has one row.
 
     \b
     Examples:
@@ -83,18 +101,25 @@ def jobs(
       cotenant jobs --all --tenant vision --label project=vision
       cotenant jobs --phase queued --json
       cotenant jobs --all --array ID
+      cotenant jobs --since 2d --sort=-attained_gpu_seconds,name
     """
     wanted = JobFilter(tenant=tenant, queue=queue, name=name, node_id=node, labels=split_labels(label or []))
+    _set_times(wanted, since, until)
     flags = Flags.of(context)
+    if watch and sort:
+        raise usage_error("--sort does not go with --watch, which shows the newest jobs first")
     if watch:
-        shown = _shown(phase or [], everything, since=time.time())
+        shown = _shown(phase or [], everything or bool(since or until), since=time.time())
         with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
             with_mesh(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
         return
-    wanted.phases.extend(_phases(phase or [], everything))
-    most, now = None if everything else limit, time.time()
-    if expand or array or as_json:
-        jobs, total = with_mesh(flags, lambda mesh: _listed(mesh, wanted, most, array))
+    ended_too, now = everything or bool(since or until), time.time()
+    wanted.phases.extend(_phases(phase or [], ended_too))
+    most = None if everything else limit
+    if expand or array or as_json or sort:
+        view = JOB_VIEW_FULL if as_json else JOB_VIEW_BASIC
+        request = ListJobsRequest(filter=wanted, view=view, order_by=_order_by(sort))
+        jobs, total = with_mesh(flags, lambda mesh: _listed(mesh, request, most, array))
         if as_json:
             views.print_json([views.job_view(job, now) for job in jobs])
             return
@@ -102,9 +127,29 @@ def jobs(
     else:
         found, total = with_mesh(flags, lambda mesh: newest_jobs_and_arrays(mesh, wanted, most))
     rows = [_row(_view(one, now), wide) for one in found]
-    print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(everything))
+    print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(ended_too))
     if total > len(found):
         note(f"{total - len(found)} more; show them with --limit or --all")
+
+
+def _set_times(wanted: JobFilter, since: str, until: str) -> None:
+    now = time.time()
+    for option, text, field in (("--since", since, wanted.created_since), ("--until", until, wanted.created_before)):
+        try:
+            if text:
+                field.CopyFrom(timestamp(units.parse_moment(text, now)))
+        except ValueError as error:
+            raise usage_error(f"{option} {error}") from None
+
+
+def _order_by(sort: str) -> str:
+    """Return the order of a request from --sort.
+
+    >>> _order_by("-priority,+name, end_time desc")
+    'priority desc,name,end_time desc'
+    """
+    parts = (part.strip() for part in sort.split(","))
+    return ",".join(f"{part[1:]} desc" if part.startswith("-") else part.removeprefix("+") for part in parts)
 
 
 def _nothing(everything: bool) -> str:
@@ -132,24 +177,24 @@ def _view(found: Job | Array, now: float) -> dict[str, Any]:
     return view | {"times": found.job_count, "standing": array_summary(found)} if isinstance(found, Array) else view
 
 
-async def _listed(mesh: Mesh, wanted: JobFilter, limit: int | None, array: str) -> tuple[list[Job], int]:
+async def _listed(mesh: Mesh, request: ListJobsRequest, limit: int | None, array: str) -> tuple[list[Job], int]:
     """Return jobs, read page by page up to the limit, and their total number; those of an array by index."""
     if array:
         found_array = await find_job_or_array(mesh, array)
         if not isinstance(found_array, Array):
             raise usage_error(f"{found_array.id} is not an array", hint="list arrays with `cotenant jobs`")
-        wanted.array_id = found_array.id
+        request.filter.array_id = found_array.id
     found: list[Job] = []
-    token, total = "", 0
-    most = None if array else limit  # the jobs of an array are sorted here
+    total = 0
+    most = None if array and not request.order_by else limit  # the jobs of an array are sorted here
     while most is None or len(found) < most:
-        size = PAGE_SIZE_MAX if most is None else min(PAGE_SIZE_MAX, most - len(found))
-        page = await mesh.jobs.ListJobs(ListJobsRequest(filter=wanted, page_size=size, page_token=token))
+        request.page_size = PAGE_SIZE_MAX if most is None else min(PAGE_SIZE_MAX, most - len(found))
+        page = await mesh.jobs.ListJobs(request)
         found += page.jobs
-        total, token = page.total_size, page.next_page_token
-        if not token:
+        total, request.page_token = page.total_size, page.next_page_token
+        if not page.next_page_token:
             break
-    if array:
+    if array and not request.order_by:
         found.sort(key=lambda job: job.spec.array_task.index)
     return found[:limit], total
 
@@ -169,8 +214,10 @@ async def _watch(mesh: Mesh, wanted: JobFilter, shown: Callable[[Job], bool], wi
     """Show jobs as they change: in place on a terminal, otherwise one line per change."""
     columns = WIDE if wide else COLUMNS
     if as_json:
-        async for job in changes(mesh, wanted):
-            if shown(job):
+        async for job in changes(mesh, wanted, view=JOB_VIEW_FULL):
+            if isinstance(job, Removed):
+                views.print_json_line({"id": job.id, "removed": True})
+            elif shown(job):
                 views.print_json_line(views.job_view(job, time.time()))
         return
 

@@ -152,7 +152,7 @@ async def _run(mesh: EmbeddedMesh, state: DemoState) -> None:
     showing = asyncio.create_task(_show(state))
     try:
         async for change in watch:
-            if not change.synced:
+            if change.HasField("job"):
                 state.latest[change.job.id] = change.job
     finally:
         showing.cancel()

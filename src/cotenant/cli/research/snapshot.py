@@ -23,7 +23,7 @@ from cotenant.codec import specs
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.refusal import Code
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import JobFilter
+from cotenant.v1.job_service_pb2 import JOB_VIEW_FULL, JobFilter
 from cotenant.v1.node_service_pb2 import NODE_STATE_READY, Node
 from cotenant.v1.policy_service_pb2 import ListPoliciesRequest
 from cotenant.v1.predictor_service_pb2 import Estimate, EstimateQuery, EstimateRequest
@@ -103,7 +103,10 @@ async def _take(mesh: Mesh) -> snapshots.Snapshot:
 
     now = time.time()
     wanted = JobFilter(phases=[specs.PHASES.to_wire(phase) for phase in PHASES])
-    found = sorted([job async for job in all_jobs(mesh, wanted)], key=lambda job: job.create_time.ToNanoseconds())
+    found = sorted(
+        [job async for job in all_jobs(mesh, wanted, view=JOB_VIEW_FULL)],
+        key=lambda job: job.create_time.ToNanoseconds(),
+    )
     jobs = [job for job in found if job.refusal.code != Code.DEPENDENCY]
     if len(jobs) < len(found):
         note(f"omitted jobs that wait for other jobs: {len(found) - len(jobs):,}")

@@ -297,3 +297,13 @@ def test_show_and_explain_include_the_estimate(shell: Shell, standin: Standin, j
         assert "no similar job has succeeded yet" in out
         assert shell(command, "--json", jobs[1]).json["estimate"]["remaining_seconds"] is None
     assert shell("show", "--json", jobs[2]).json["estimate"] is None
+
+
+def test_times_and_order_are_asked_of_the_queue(shell: Shell, standin: Standin) -> None:
+    ended = shell("jobs", "--since", "2030-01-01T00:00:00Z", "--until", "2030-01-02T00:00:00Z", "--sort=-priority,name")
+    assert ended.code == ExitCode.DONE
+    asked = standin.jobs.asked[-1]
+    assert (asked.filter.created_since.seconds, asked.filter.created_before.seconds) == (1893456000, 1893542400)
+    assert (asked.order_by, list(asked.filter.phases)) == ("priority desc,name", [])
+    assert "--since must be a time such as 2d" in shell("jobs", "--since", "yesterday").err
+    assert "--sort does not go with --watch" in shell("jobs", "--sort", "name", "--watch").err

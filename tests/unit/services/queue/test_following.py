@@ -72,18 +72,22 @@ async def test_a_follower_serves_ended_jobs_as_the_leader_does() -> None:
         async def check(reader: QueueReader) -> None:
             for job_id in (*ended, cancelled):
                 asked = pb.GetJobRequest(id=job_id)
+                basic = pb.GetJobRequest(id=job_id, view=pb.JOB_VIEW_BASIC)
+                assert await ask(reader, "GetJob", basic, pb.GetJobResponse) == await mesh.jobs.GetJob(basic)
                 assert await ask(reader, "GetJob", asked, pb.GetJobResponse) == await mesh.jobs.GetJob(asked)
             assert await ask(reader, "GetJob", pb.GetJobRequest(id=waiting), pb.GetJobResponse) is None
             assert await ask(reader, "GetJob", pb.GetJobRequest(id="nobody"), pb.GetJobResponse) is None
             phases = [job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_CANCELLED]
-            listing = pb.ListJobsRequest(filter=pb.JobFilter(phases=phases), page_size=4)
-            while True:
-                told = await ask(reader, "ListJobs", listing, pb.ListJobsResponse)
-                assert told == await mesh.jobs.ListJobs(listing)
-                assert told.total_size == 6
-                if not told.next_page_token:
-                    break
-                listing.page_token = told.next_page_token
+            for order, view in (("", pb.JOB_VIEW_BASIC), ("name, end_time desc", pb.JOB_VIEW_FULL)):
+                listing = pb.ListJobsRequest(filter=pb.JobFilter(phases=phases), page_size=4, order_by=order, view=view)
+                while True:
+                    told = await ask(reader, "ListJobs", listing, pb.ListJobsResponse)
+                    assert told == await mesh.jobs.ListJobs(listing)
+                    assert told.total_size == 6
+                    assert [bool(job.spec.command) for job in told.jobs] == [bool(order)] * len(told.jobs)
+                    if not told.next_page_token:
+                        break
+                    listing.page_token = told.next_page_token
             for lives in ([], [job_pb2.JOB_PHASE_QUEUED], [*phases, job_pb2.JOB_PHASE_RUNNING], [99]):
                 asked_of = pb.ListJobsRequest(filter=pb.JobFilter(phases=lives))  # type: ignore[arg-type]  # 99 is none
                 assert await ask(reader, "ListJobs", asked_of, pb.ListJobsResponse) is None

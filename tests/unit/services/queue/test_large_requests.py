@@ -13,7 +13,7 @@ from tests.verification.fuzz.loop_lag import LoopLag
 
 from cotenant.codec import errors
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb
-from cotenant.services.queue.api.job_pages import PAGE_BYTES_MAX
+from cotenant.rpc.paging import PAGE_BYTES_MAX
 from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -41,7 +41,7 @@ async def test_a_page_of_large_jobs_ends_early_with_a_token(mesh: Mesh) -> None:
     seen: list[str] = []
     token = ""
     while True:
-        page = await mesh.jobs.ListJobs(pb.ListJobsRequest(page_size=1000, page_token=token))
+        page = await mesh.jobs.ListJobs(pb.ListJobsRequest(page_size=1000, page_token=token, view=pb.JOB_VIEW_FULL))
         assert page.ByteSize() < PAGE_BYTES_MAX + 2 * ENVIRONMENT_BYTES
         assert page.total_size == 100
         seen += [job.id for job in page.jobs]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ def held(share: float, job: str = "a", reason: str = "too loud") -> Directive:
 
 
 def listed(incidents: IncidentLog) -> list[pb.Incident]:
-    return list(incidents.page("", 0, "").incidents)
+    return list(asyncio.run(incidents.page("", 0, "")).incidents)
 
 
 def test_an_incident_lasts_from_the_first_throttling_until_the_attempt_is_unthrottled() -> None:
@@ -120,7 +121,7 @@ def test_incidents_are_filtered_by_job_and_by_state() -> None:
     incidents.record(window(105, "b", node="n2"), [held(1.0, "b")])
 
     def found(**wanted: Any) -> list[str]:
-        return [one.suspect_job_id for one in incidents.page("", 0, "", **wanted).incidents]
+        return [one.suspect_job_id for one in asyncio.run(incidents.page("", 0, "", **wanted)).incidents]
 
     assert (found(), found(job_id="gpu"), found(job_id="b"), found(job_id="c")) == (["b", "a"], ["a"], ["b"], [])
     assert (found(open_only=True), found(open_only=True, job_id="b")) == (["a"], [])

@@ -18,6 +18,7 @@ from cotenant.core.model.job_array import read_array
 from cotenant.services.queue.jobs.job_arrays import JobArrays
 from cotenant.services.queue.jobs.job_store import ARRAYS, IdempotencyKey, JobStore
 from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.removal_log import REMOVALS
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
 from cotenant.v1 import array_service_pb2 as array_pb
@@ -269,5 +270,5 @@ async def test_arrays_are_deleted_as_a_whole(mesh: Mesh) -> None:
     agent.finish((f"{array_id}_2", 1))
     await stand(mesh, array_id, SUCCEEDED=3)
     await service.retention.sweep(time.time())
-    assert await mesh.records_left("queue/") == []
+    assert await mesh.records_left("queue/") == [f"{REMOVALS}{1:016d}"]
     assert await tasks(mesh, array_id) == {}

@@ -128,6 +128,64 @@ async def test_jobs_of_other_tenants_are_not_found(mesh: Mesh) -> None:
     assert (await mesh.job(his)).phase not in (job_pb2.JOB_PHASE_CANCELLED, job_pb2.JOB_PHASE_SUSPENDED)
 
 
+async def test_removals_are_told_only_of_the_callers_tenants(mesh: Mesh) -> None:
+    """While a watch lasts, after it was resumed, and with a filter that jobs may cease to match."""
+    queue = mesh.parts["queue"].service
+    queued = pb.JobFilter(phases=[job_pb2.JOB_PHASE_QUEUED])
+    stub, ended, told = as_(mesh, "ann"), list[str](), list[list[str]]()
+    for by, tenant in (("ann", "a"), ("bob", "b")) * 2:
+        ended.append(await submitted(mesh, by, tenant))
+    live = stub.WatchJobs(pb.WatchJobsRequest())
+    revision = await _synced(live)
+    for job_id in ended:
+        await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
+    await queue.job_store.purge(ended)
+    for wanted in (None, queued):
+        resumed = stub.WatchJobs(pb.WatchJobsRequest(after_revision=revision, filter=wanted))
+        told.append([one.removed_job_id async for one in _until_synced(resumed) if one.removed_job_id])
+    last = await submitted(mesh, "ann", "a")
+    told.append([])
+    async for response in live:
+        if response.job.id == last:
+            break
+        told[-1] += [response.removed_job_id] if response.removed_job_id else []
+    live.cancel()
+    assert told == [ended[::2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("revision", "code", "name"),
+    [
+        ("x", grpc.StatusCode.INVALID_ARGUMENT, "REVISION_UNKNOWN"),
+        (".999999", grpc.StatusCode.FAILED_PRECONDITION, "REVISION_UNKNOWN"),
+        ("other.1", grpc.StatusCode.FAILED_PRECONDITION, "REVISION_UNKNOWN"),
+        (".0", grpc.StatusCode.OUT_OF_RANGE, "REVISION_COMPACTED"),
+    ],
+)
+async def test_revisions_that_cannot_be_resumed_are_refused(
+    mesh: Mesh, revision: str, code: grpc.StatusCode, name: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await _synced(as_(mesh, "ann").WatchJobs(pb.WatchJobsRequest(after_revision=revision)))
+    assert (refused.value.code(), reason(refused.value)) == (code, name)
+
+
+async def _until_synced(watch: Any) -> AsyncIterator[pb.WatchJobsResponse]:
+    async for response in watch:
+        yield response
+        if response.synced:
+            break
+    watch.cancel()
+
+
+async def _synced(watch: Any) -> str:
+    """Read the initial state; return its revision."""
+    async for response in watch:
+        if response.synced:
+            return str(response.revision)
+    raise AssertionError("the watch has ended")
+
+
 async def test_a_watch_is_restricted_to_the_callers_tenants(mesh: Mesh) -> None:
     await mesh.agent("n1")
     watch = as_(mesh, "ann").WatchJobs(pb.WatchJobsRequest())
