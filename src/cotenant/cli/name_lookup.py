@@ -131,8 +131,9 @@ async def find_job_or_array(mesh: Mesh, text: str) -> Job | Array:
     jobs = [job async for job in all_jobs(mesh, JobFilter(standalone_only=True))]
     known: list[Job | Array] = sorted([*jobs, *arrays], key=lambda one: one.id, reverse=True)
     found_id = match_id(text, known, "job", _line).id
-    if array := next((array for array in arrays if array.id == found_id), None):
-        return array
+    for array in arrays:
+        if array.id == found_id:
+            return array
     exact = await mesh.jobs.GetJob(GetJobRequest(id=found_id))  # the list has the BASIC view
     return exact.job
 

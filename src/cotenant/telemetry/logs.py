@@ -20,6 +20,7 @@ LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
+GRPC_LOGGER = "grpc._cython.cygrpc"
 
 
 def configure(service: str, level: str, stream: TextIO | None = None, *, prefix: str = "") -> None:
@@ -76,7 +77,15 @@ def _adopt_standard_logging(shared: list[Processor], out: TextIO, number: int, p
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(out, prefix)],
         )
     )
+    handler.addFilter(_shorten_grpc_error)
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
+
+
+def _shorten_grpc_error(record: logging.LogRecord) -> bool:
+    """Drop the traceback of gRPC's line about an error text that is not UTF-8; it handles the call all the same."""
+    if record.name == GRPC_LOGGER and str(record.msg).startswith("Invalid encoding"):
+        record.exc_info, record.levelno, record.levelname = None, logging.WARNING, "WARNING"
+    return True
 
 
 class _Named:

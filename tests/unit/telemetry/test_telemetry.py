@@ -375,6 +375,21 @@ def test_a_terminal_gets_readable_lines() -> None:
         json.loads(out.getvalue())
 
 
+def test_an_error_text_of_grpc_that_is_not_text_has_no_traceback() -> None:
+    """gRPC logs it as its own failure, although the call ends as it should."""
+    out = io.StringIO()
+    logs.configure("agent", "info", out)
+    try:
+        b"\xa1".decode()
+    except UnicodeDecodeError:
+        logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", b"\xa1")
+        logging.getLogger("grpc._cython.cygrpc").exception("another failure")
+    short, other = map(json.loads, out.getvalue().splitlines())
+    assert (short["event"], short["level"]) == ("Invalid encoding on b'\\xa1'", "warning")
+    assert "exception" not in short
+    assert "UnicodeDecodeError" in other["exception"]
+
+
 def test_a_line_without_log_setup_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     structlog.reset_defaults()
     telemetry.logger().info("of_no_interest")

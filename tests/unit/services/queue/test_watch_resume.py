@@ -146,8 +146,10 @@ async def test_a_watch_misses_nothing_over_restarts_of_every_service_and_compact
 
 async def submit(mesh: Mesh, rng: Random) -> None:
     async def create() -> job_pb2.Job:
-        array = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=2)]) if rng.random() < 0.2 else None
-        return await mesh.job(await mesh.submit(gpus=1, **({"array": array} if array else {})))
+        if rng.random() < 0.2:
+            array = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=2)])
+            return await mesh.job(f"{await mesh.submit_array(gpus=1, array=array)}_0")
+        return await mesh.job(await mesh.submit(gpus=1))
 
     job = await again(create)
     if rng.random() < 0.2:

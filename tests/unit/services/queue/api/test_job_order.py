@@ -175,8 +175,8 @@ async def test_jobs_are_filtered_by_time_and_by_array(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=1, run_seconds=0.01)
     first = await mesh.submit(name="first")
     await mesh.reach(first, "SUCCEEDED")
-    waiting = await mesh.submit(gpus=1, array=job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=1)]))
-    ended, task = await mesh.job(first), await mesh.job(waiting)
+    array = await mesh.submit_array(gpus=1, array=job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=1)]))
+    ended, task = await mesh.job(first), await mesh.job(f"{array}_0")
 
     async def found(**conditions: Any) -> set[str]:
         listed = await mesh.jobs.ListJobs(pb.ListJobsRequest(filter=pb.JobFilter(**conditions)))
