@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FieldDescriptorProto
 from tools import protos
 
 PUBLIC, INTERNAL = "cotenant/v1/node_service.proto", "cotenant/agent/v1/agent_service.proto"
@@ -67,3 +68,39 @@ def test_the_descriptors_have_comments_and_all_imports() -> None:
     found = {file.name: file for file in protos.descriptors().file}
     assert "google/api/http.proto" in found
     assert any("nodes" in place.leading_comments for place in found[PUBLIC].source_code_info.location)
+
+
+def gaps(kind: DescriptorProto | EnumDescriptorProto, first: int) -> set[int]:
+    """Return the numbers up to the last one that are neither in use nor reserved."""
+    is_message = isinstance(kind, DescriptorProto)
+    used = {one.number for one in (kind.field if isinstance(kind, DescriptorProto) else kind.value)}
+    for reserved in kind.reserved_range:
+        used |= set(range(reserved.start, reserved.end + (not is_message)))  # only that of a message excludes its end
+    return set(range(first, max(used, default=0) + 1)) - used
+
+
+def test_numbers_have_no_gaps_and_removed_ones_are_reserved() -> None:
+    found: dict[str, set[int]] = {}
+
+    def look(kind: DescriptorProto, path: str) -> None:
+        found[path] = gaps(kind, 1)
+        for inner in kind.nested_type:
+            look(inner, f"{path}.{inner.name}")
+        for enum in kind.enum_type:
+            found[f"{path}.{enum.name}"] = gaps(enum, 0)
+
+    for file in protos.descriptors().file:
+        if file.package.startswith("cotenant."):
+            for message in file.message_type:
+                look(message, f"{file.package}.{message.name}")
+            for enum in file.enum_type:
+                found[f"{file.package}.{enum.name}"] = gaps(enum, 0)
+    assert len(found) > 200
+    assert {path: missing for path, missing in found.items() if missing} == {}
+
+
+def test_a_gap_is_found() -> None:
+    kind = DescriptorProto(field=[FieldDescriptorProto(number=1), FieldDescriptorProto(number=4)])
+    assert gaps(kind, 1) == {2, 3}
+    kind.reserved_range.add(start=2, end=3)
+    assert gaps(kind, 1) == {3}
