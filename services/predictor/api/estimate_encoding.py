@@ -14,6 +14,7 @@ import numpy.typing as npt
 from google.protobuf.duration_pb2 import Duration
 
 from cotenant.codec import objectives
+from cotenant.codec.wire_format import tag_of
 from cotenant.core.model.estimate import CandidateEstimate, Estimate
 from cotenant.v1 import predictor_service_pb2 as pb
 
@@ -26,7 +27,8 @@ RATE, CONFIDENCE, REMAINING, SECONDS, REST_NANOS = 0, 9, 18, 20, 27  # offsets o
 SECONDS_BYTES, NANOS_BYTES = 6, 5  # of integers, at 7 bits each
 ROW_BYTES = REST_NANOS + 1 + NANOS_BYTES
 NO_REMAINING = REMAINING  # length of a row without a remaining time
-CANDIDATES_TAG, ALLOCATION_TAG = b"\x42", b"\xaa\x01"  # fields 8 of Estimate and 21 of CandidateEstimate
+CANDIDATES_TAG = tag_of(pb.Estimate.DESCRIPTOR.fields_by_name["candidates"])
+ALLOCATION_TAG = tag_of(pb.CandidateEstimate.DESCRIPTOR.fields_by_name["allocation"])
 SHORT = 128  # lengths below it take one byte
 
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
+
+BYTES = 2  # the wire type of texts, bytes and messages
+
+
+def tag_of(field: FieldDescriptor) -> bytes:
+    """Return what precedes the length of a text, bytes or message field in the encoding of its message."""
+    key, tag = field.number << 3 | BYTES, bytearray()
+    while key >= 0x80:
+        tag.append(key & 0x7F | 0x80)
+        key >>= 7
+    return bytes([*tag, key])
 
 
 def read_field(data: bytes, at: int) -> tuple[int, int, int]:
@@ -22,7 +34,7 @@ def read_field(data: bytes, at: int) -> tuple[int, int, int]:
             end = start + 8
         case 5:  # FIXED32
             end = start + 4
-        case 2:  # BYTES
+        case 2:
             length, start = read_varint(data, start)
             end = start + length
         case other:

@@ -27,6 +27,7 @@ from typing import Any, cast
 import structlog
 from google.protobuf.message import DecodeError
 
+from cotenant.codec.wire_format import tag_of
 from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import (
     Change,
@@ -53,13 +54,16 @@ VALUE_BYTES_MIN = 8 * 1024  # of a record: smaller records are stored whole
 PARTS_BYTES_MIN = 4 * 1024
 DIGEST_BYTES = 16
 DAMAGED = b""  # stands for parts whose digest differs from their key
-MARK = b"\xe2\x03\x10"  # the tag and the length of the field `spec_parts`, which ends a record that has it
 CACHED_MAX, CACHED_BYTES_MAX = 1_024, 32 * 1024**2
 READ_ALONE_MAX = 16  # digests: for more than these all parts are listed
 READS_MAX = 3  # of records whose parts were collected during the read
 KINDS: Mapping[str, type[Any]] = MappingProxyType(
     {"queue/jobs/": records_pb2.StoredJob, "placement/attempts/": records_pb2.StoredAttempt}
 )
+
+
+# the tag and the length of the field `spec_parts`, which ends a record that has it
+MARKS = {kind: tag_of(kind.DESCRIPTOR.fields_by_name["spec_parts"]) + bytes([DIGEST_BYTES]) for kind in KINDS.values()}
 
 
 def kind_of(key: str) -> type[Any] | None:
@@ -104,11 +108,8 @@ def _digest_of(written: bytes) -> bytes:
 
 def digest_in(key: str, value: bytes) -> str:
     """Return the digest of the parts that a record refers to; "" if it is whole."""
-    place = len(value) - DIGEST_BYTES
-    if place < len(MARK) or value[place - len(MARK) : place] != MARK:
-        return ""
     kind = kind_of(key)
-    if kind is None:
+    if kind is None or not value[:-DIGEST_BYTES].endswith(MARKS[kind]):
         return ""
     try:
         return str(kind.FromString(value).spec_parts.hex())

@@ -214,6 +214,8 @@ def test_bytes_that_resemble_a_divided_record_are_left_alone() -> None:
     stored.job.id = "a"
     value = stored.SerializeToString()
     assert spec_parts.digest_in("queue/jobs/a", value) == ""
-    assert spec_parts.digest_in("queue/jobs/a", b"\xff" * 20 + spec_parts.MARK + b"0" * 16) == ""
-    assert spec_parts.digest_in("elsewhere/a", value + spec_parts.MARK + b"0" * 16) == ""
+    assert (
+        spec_parts.digest_in("queue/jobs/a", b"\xff" * 20 + spec_parts.MARKS[records_pb2.StoredJob] + b"0" * 16) == ""
+    )
+    assert spec_parts.digest_in("elsewhere/a", value + spec_parts.MARKS[records_pb2.StoredJob] + b"0" * 16) == ""
     assert job_pb2.Job.FromString(stored.job.SerializeToString()).id == "a"
