@@ -15,7 +15,11 @@ from tests.support.properties import register_profiles
 
 # Tests that fail now and then, each with the reason, until it is mended: at most five. They are tried twice, and the
 # summary names those that needed it.
-QUARANTINE: dict[str, str] = {}
+QUARANTINE: dict[str, str] = {
+    "tests/end_to_end/test_contention.py::test_the_victim_recovers_and_the_suspect_is_released_afterwards": (
+        "it measures rates in wall-clock time, and in one of ten runs on two shared cores no incident begins"
+    ),
+}
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on SIGINT as ignored
 
