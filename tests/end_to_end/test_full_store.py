@@ -22,8 +22,8 @@ from cotenant.codec.errors import from_error
 from cotenant.core.model.job import JobKind, JobSpec, Request, Role
 from cotenant.core.model.lifecycle import Phase
 
-QUOTA_BYTES = 4 * 1024**2
-SPECS, SPEC_BYTES = 65, 60_000
+QUOTA_BYTES = 8 * 1024**2
+SPECS, SPEC_BYTES = 65, 120_000
 AFTER_SECONDS_MAX = 60.0
 
 
@@ -112,7 +112,7 @@ def test_admission_stops_well_before_etcd_and_existing_jobs_end(begin: Callable[
         taken.extend(more)
         return str(json.loads(run_status(mesh))["store_capacity"]["problem"] or "")
 
-    assert "new jobs are admitted below 3.2 MiB" in until(fills, "problem in status", seconds=AFTER_SECONDS_MAX)
+    assert "new jobs are admitted below 6.4 MiB" in until(fills, "problem in status", seconds=AFTER_SECONDS_MAX)
     for job_id in taken:
         mesh.client.wait_for(job_id, Phase.SUCCEEDED, seconds=AFTER_SECONDS_MAX)
     mesh.client.cancel(running)
