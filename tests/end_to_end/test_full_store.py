@@ -22,7 +22,8 @@ from cotenant.codec.errors import from_error
 from cotenant.core.model.job import JobKind, JobSpec, Request, Role
 from cotenant.core.model.lifecycle import Phase
 
-QUOTA_BYTES = 8 * 1024**2
+QUOTA_BYTES = 16 * 1024**2
+FILLERS, FILLER_BYTES = 60, 100_000  # of another user of the etcd, so that the margin holds a burst of few jobs
 SPECS, SPEC_BYTES = 65, 120_000
 AFTER_SECONDS_MAX = 60.0
 
@@ -100,7 +101,9 @@ def test_one_tenant_cannot_fill_the_store_for_others(begin: Callable[..., Mesh])
     assert mesh.cli.json("status")["store_capacity"]["problem"] is None
 
 
-def test_admission_stops_well_before_etcd_and_existing_jobs_end(begin: Callable[..., Mesh]) -> None:
+def test_admission_stops_well_before_etcd_and_existing_jobs_end(begin: Callable[..., Mesh], etcd: EtcdServer) -> None:
+    for number in range(FILLERS):
+        etcd.put(f"filler/{number}", b"x" * FILLER_BYTES)
     mesh = begin("[limits]\nbytes_per_tenant = 1000000000\n")
     running = mesh.client.submit(spec("modest", command=("sleep", "300")), "sleeps")
     mesh.client.wait_for(running, Phase.RUNNING)
@@ -112,7 +115,7 @@ def test_admission_stops_well_before_etcd_and_existing_jobs_end(begin: Callable[
         taken.extend(more)
         return str(json.loads(run_status(mesh))["store_capacity"]["problem"] or "")
 
-    assert "new jobs are admitted below 6.4 MiB" in until(fills, "problem in status", seconds=AFTER_SECONDS_MAX)
+    assert "new jobs are admitted below 12.8 MiB" in until(fills, "problem in status", seconds=AFTER_SECONDS_MAX)
     for job_id in taken:
         mesh.client.wait_for(job_id, Phase.SUCCEEDED, seconds=AFTER_SECONDS_MAX)
     mesh.client.cancel(running)

@@ -181,6 +181,11 @@ class EtcdServer:
         finally:
             connection.close()
 
+    def put(self, key: str, value: bytes) -> None:
+        """Write a key, as another user of the etcd."""
+        with grpc.insecure_channel(self.endpoint) as channel:
+            rpc.KVStub(channel).Put(rpc.PutRequest(key=key.encode(), value=value))
+
     def ended(self) -> bool:
         """Return whether it has ended."""
         return self._process is None or self._process.poll() is not None

@@ -146,6 +146,7 @@ async def test_each_role_gets_as_far_with_each_method_as_the_table_says(served: 
                 assert (problem.code, problem.reason) == (grpc.StatusCode.PERMISSION_DENIED, "ROLE_MAY_NOT"), (
                     path,
                     name,
+                    problem,
                 )
                 assert caller.name in problem.message
 
