@@ -16,9 +16,6 @@ from tests.support.properties import register_profiles
 # Tests that fail now and then, each with the reason, until it is mended: at most five. They are tried twice, and the
 # summary names those that needed it.
 QUARANTINE: dict[str, str] = {
-    "tests/end_to_end/test_contention.py::test_the_victim_recovers_and_the_suspect_is_released_afterwards": (
-        "it measures rates in wall-clock time, and in one of ten runs on two shared cores no incident begins"
-    ),
     "tests/unit/codec/test_roles.py::test_each_role_gets_as_far_with_each_method_as_the_table_says": (
         "on a busy machine gRPC's client reports INTERNAL for a stream that the server refused before it was read"
     ),

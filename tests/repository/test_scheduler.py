@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,3 +156,15 @@ def test_few_tests_are_in_quarantine_each_with_a_reason() -> None:
         file, _, test = name.partition("::")
         assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text()
         assert len(reason) > 20
+
+
+def test_installed_versions_put_a_tests_group_into_its_id(tmp_path: Path) -> None:
+    """Otherwise calm tests would run beside all others, and nothing would say so."""
+    file = tmp_path / "test_calm.py"
+    file.write_text("import pytest\n\n@pytest.mark.xdist_group('calm')\ndef test_it():\n    pass\n")
+    options = ("-n", "1", "--dist", "loadgroup", "-v", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(file)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "test_calm.py::test_it@calm" in done.stdout

@@ -160,7 +160,7 @@ async def test_a_new_job_preempts_a_job_with_more_attained_service() -> None:
         agent.refuses_to_stop = True
         new = await mesh.submit(gpus=1)
         refused = await mesh.refused(new, "MAKING_ROOM")
-        assert "1 job with a lower rank" in refused.refusal.detail or "stopping already" in refused.refusal.detail
+        assert "1 job with a lower rank" in refused.refusal.detail or "already stopping" in refused.refusal.detail
         assert agent.stops[0].reason == job_pb2.STOP_REASON_PREEMPTED
         assert (await mesh.job(old)).phase == job_pb2.JOB_PHASE_STOPPING
         agent.end((old, 1), job_pb2.ATTEMPT_STATE_STOPPED)
