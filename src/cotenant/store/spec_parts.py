@@ -253,7 +253,7 @@ class SpecStore(OffsetStore):
             for key, (_, digest, written) in divided.items()
             if self._named.get(key) != (digest, compared.get(key, -1))
         }
-        await self._read(new)  # another process may have written them, as the queue before placement starts a job
+        await self._read(new)  # another process may have written them
         while True:
             there = {digest: self._cache[digest][1] for digest in new if digest in self._cache}
             result = await self._transact(compares, slim, new, there)

@@ -219,3 +219,13 @@ def test_bytes_that_resemble_a_divided_record_are_left_alone() -> None:
     )
     assert spec_parts.digest_in("elsewhere/a", value + spec_parts.MARKS[records_pb2.StoredJob] + b"0" * 16) == ""
     assert job_pb2.Job.FromString(stored.job.SerializeToString()).id == "a"
+
+
+async def test_parts_that_another_process_has_written_are_not_written_again() -> None:
+    """As by placement, which starts a job that the queue has stored."""
+    inner = MemoryStore()
+    queue, placement = SpecStore(inner), SpecStore(inner)
+    await queue.transact([], [Put("queue/jobs/a", job("a", LARGE))])
+    (before,) = (await inner.list(spec_parts.DATA)).entries
+    await placement.transact([], [Put("queue/jobs/b", job("b", LARGE))])
+    assert (await inner.list(spec_parts.DATA)).entries == (before,)
