@@ -27,6 +27,7 @@ End = Callable[[], bool]
 MIB = 1 << 20
 NO_SPACE = "space exceeded"  # as etcd words it
 CALL_SECONDS, MENDED_SECONDS_MAX, PAUSE_SECONDS = 5.0, 60.0, 0.2
+LATE_ALARM_SECONDS = 8.0  # a member proposes an alarm for up to 7 s, while others may have been disarmed already
 KEPT_SECONDS = 2.0  # of history before the snapshot that is restored
 MESSAGE_OPTIONS = (("grpc.ssl_target_name_override", MESH_NAME),)
 
@@ -138,21 +139,26 @@ class StoreFaults:
                     lambda channel: rpc.MaintenanceStub(channel).Defragment(rpc.DefragmentRequest(), timeout=60.0),
                     [member],
                 )
-        disarm = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, memberID=0, alarm=rpc.NOSPACE)
-        while True:
+        self._disarm(deadline)
+
+    def _disarm(self, deadline: float) -> None:
+        """Disarm the alarms of all members, until no late one can follow."""
+        disarm = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, alarm=rpc.NOSPACE)
+        disarmed_time = time.monotonic()
+        while time.monotonic() < disarmed_time + LATE_ALARM_SECONDS:
             alarms = self._call_until_answered(
                 deadline,
                 lambda channel: rpc.MaintenanceStub(channel).Alarm(
                     rpc.AlarmRequest(action=rpc.AlarmRequest.GET), timeout=CALL_SECONDS
                 ),
             )
-            if not alarms.alarms:
-                return
             for alarm in alarms.alarms:
                 disarm.memberID = alarm.memberID
                 self._call_until_answered(
                     deadline, lambda channel: rpc.MaintenanceStub(channel).Alarm(disarm, timeout=CALL_SECONDS)
                 )
+                disarmed_time = time.monotonic()
+            time.sleep(PAUSE_SECONDS)
 
     def _call_until_answered(self, deadline: float, ask: Callable[[grpc.Channel], Any]) -> Any:
         while True:
