@@ -161,8 +161,8 @@ for every command and every client; a direct address saves a hop.
 - Reflection lists what can be called. The health protocol covers only what a process serves itself: for other services
   `Check` answers NOT_FOUND, so a probe never mistakes one service for another. So `cotenant health` needs the address
   of each service; `cotenant status` needs one.
-- `ReplicaService`, `PolicyService` and `ContentionService` answer for one process. The metadata `cotenant-to` names it:
-  a service (`queue`), or an address from the `endpoints` that `ListReplicas` returns, for example
+- `ProcessService`, `PolicyService` and `ContentionService` answer for one process. The metadata `cotenant-to` names it:
+  a service (`queue`), or an address from the `endpoints` that `GetProcess` returns, for example
   `grpcurl -H 'cotenant-to: 10.0.0.6:7073' …`. `cotenant status`, `replicas`, `policies`, `top` and `incidents` use it
   for all processes that the asked one knows.
 

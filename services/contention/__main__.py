@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from cotenant import telemetry
-from cotenant.leadership.replica_service import serve_replica_service
+from cotenant.leadership.process_service import serve_process_service
 from cotenant.rpc.channel import connect_when_resolved
 from cotenant.rpc.endpoints import NO_ENDPOINTS, Endpoints
 from cotenant.rpc.policy_service import serve_policies
@@ -37,7 +37,7 @@ async def serve(
     telemetry.setup("contention")
     server = Server(address, token, security=security)
     server.route(endpoints)
-    serve_replica_service(server)
+    serve_process_service(server)
     jobs = await connect_when_resolved(endpoints.queue, token or "") if endpoints.queue else None
     contention = await start(server, serve_policies(server), config, queue=jobs)
     try:

@@ -10,8 +10,8 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.leadership.election import Election
+from cotenant.leadership.process_service import serve_process_service
 from cotenant.leadership.replica import Replica, advertised_address, serve_replica
-from cotenant.leadership.replica_service import serve_replica_service
 from cotenant.rpc.endpoints import NO_ENDPOINTS, Endpoints
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
@@ -76,7 +76,7 @@ async def serve(
 
 
 async def _follow(server: Server, store: Store, config: Config, on_start: Callable[[int], None]) -> None:
-    serve_replica_service(server, store=store)
+    serve_process_service(server, store=store)
     predicting = await start(server, store, serve_policies(server), config)
     try:
         port = await server.start()

@@ -29,7 +29,7 @@ HOSTS = {  # the processes that serve each gRPC service
     "ObservationService": ("predictor",),
     "ContentionService": ("contention",),
     "SampleService": ("contention",),
-    "ReplicaService": ("queue", "placement", "predictor"),
+    "ProcessService": ("queue", "placement", "predictor"),
     "PolicyService": tuple(SERVICES),
 }
 ETCD = {"client": 2379, "peer": 2380, "metrics": 2381}

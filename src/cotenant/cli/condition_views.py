@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from cotenant.codec.specs import seconds
 from cotenant.v1.condition_pb2 import LoopLag
 from cotenant.v1.node_service_pb2 import Node
-from cotenant.v1.replica_service_pb2 import Process
+from cotenant.v1.process_service_pb2 import Process
 
 View = dict[str, Any]
 

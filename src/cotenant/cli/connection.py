@@ -25,8 +25,8 @@ from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
 from cotenant.v1.policy_service_pb2_grpc import PolicyServiceStub
 from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceStub
-from cotenant.v1.replica_service_pb2 import ListReplicasRequest
-from cotenant.v1.replica_service_pb2_grpc import ReplicaServiceStub
+from cotenant.v1.process_service_pb2 import GetProcessRequest
+from cotenant.v1.process_service_pb2_grpc import ProcessServiceStub
 from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
     from cotenant.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
     from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
-    from cotenant.v1.replica_service_pb2_grpc import ReplicaServiceAsyncStub
+    from cotenant.v1.process_service_pb2_grpc import ProcessServiceAsyncStub
     from cotenant.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Mesh:
             return [self._connected(address, called) for address, called in replicas_of(self._address("contention"))]
         entry = self._channel("contention")
         try:
-            answer = await self.replica_stub(*self.entries()[0][:2]).ListReplicas(ListReplicasRequest())
+            answer = await self.process_stub(*self.entries()[0][:2]).GetProcess(GetProcessRequest())
         except grpc.aio.AioRpcError:
             return [entry]  # the call itself reports what is wrong
         found = [endpoint.address for endpoint in answer.endpoints if endpoint.service == "contention"]
@@ -133,10 +133,10 @@ class Mesh:
                 found.setdefault(entry, []).append(service)
         return [(address, called, services) for (address, called), services in found.items()]
 
-    def replica_stub(self, address: str, called: str = "", to: str = "") -> ReplicaServiceAsyncStub:
+    def process_stub(self, address: str, called: str = "", to: str = "") -> ProcessServiceAsyncStub:
         """Return the replica stub of the process at an address, or of the process to which it passes calls."""
         channel = self._connected(address, called)
-        return cast("ReplicaServiceAsyncStub", ReplicaServiceStub(channel.to(to) if to else channel))
+        return cast("ProcessServiceAsyncStub", ProcessServiceStub(channel.to(to) if to else channel))
 
     def policies(self) -> dict[str, PolicyServiceAsyncStub]:
         """Return a policy stub for each service, one for each address that was given to several of them alone."""

@@ -426,7 +426,7 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="ANY",
             retried=True,
         ),
-        "/cotenant.v1.ReplicaService/ListReplicas": MethodRules(
+        "/cotenant.v1.ProcessService/GetProcess": MethodRules(
             {
                 "viewer": "ANY",
                 "user": "ANY",

@@ -21,7 +21,7 @@ from cotenant.core.model import limits
 BYTES: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("JobService", "ArrayService", "TenantService", "NodeService", "PolicyService", "ReplicaService"),
+            ("JobService", "ArrayService", "TenantService", "NodeService", "PolicyService", "ProcessService"),
             limits.REQUEST_BYTES_MAX,
         ),
         "ArrayService/CreateArray": limits.REQUEST_SPEC_BYTES_MAX,

@@ -27,14 +27,14 @@ from cotenant.leadership.fenced_store import DelegatingStore, WarmStore
 from cotenant.leadership.forwarding import Forwarder
 from cotenant.leadership.leader_handlers import LeaderHandlers, LeaderReplaced
 from cotenant.leadership.leadership_term import HeldTerm, leader_of
-from cotenant.leadership.replica_service import serve_replica_service
+from cotenant.leadership.process_service import serve_process_service
 from cotenant.leadership.store_cache import RETRY_SECONDS, StoreCache
 from cotenant.rpc.relay import is_forwarded
 from cotenant.rpc.server import Host, Server
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security import audit
 from cotenant.store.port import NotLeader, Store, StoreDistrusted, StoreUnavailable
-from cotenant.v1 import replica_service_pb2
+from cotenant.v1 import process_service_pb2
 
 log = structlog.get_logger()
 
@@ -119,10 +119,10 @@ class Replica:
         """The store that all replicas share."""
         return self._store
 
-    def describe(self) -> replica_service_pb2.Replica:
+    def describe(self) -> process_service_pb2.Replica:
         """Return this process's status among the replicas."""
         leader = self._election.leader
-        return replica_service_pb2.Replica(
+        return process_service_pb2.Replica(
             service=self._election.key.partition("/")[0],
             address=self._election.address,
             leads=self.leads,
@@ -374,7 +374,7 @@ def _as_status(error: Exception) -> Exception:
 
 async def serve_replica(server: Server, replica: Replica, on_start: Callable[[int], None]) -> None:
     """Serve until cancelled, or until an error keeps this process from leading."""
-    serve_replica_service(server, replica.describe, store=replica.store)
+    serve_process_service(server, replica.describe, store=replica.store)
     try:
         await replica.start()
         port = await server.start()

@@ -358,7 +358,7 @@ class Channel(grpc.aio.Channel):
     def to(self, process: str) -> Channel:
         """Return a view of this channel whose calls the server passes to one process of the mesh.
 
-        `process` is a service of the mesh, or the address of a replica as `ListReplicas` returns it. Close the channel
+        `process` is a service of the mesh, or the address of a replica as `GetProcess` returns it. Close the channel
         itself, not the view.
         """
         view = copy.copy(self)

@@ -7,9 +7,9 @@ call is marked, and a process that receives a marked call for a service that it 
 that point in a circle end after one hop. A follower may still forward a routed call to its leader, which is a mark of
 its own.
 
-Some answers describe one process: `ReplicaService`, `PolicyService` and, because each replica has its own nodes,
+Some answers describe one process: `ProcessService`, `PolicyService` and, because each replica has its own nodes,
 `ContentionService`. Such a call may name its process in the metadata `cotenant-to`: a service, or the address of a
-replica as `ListReplicas` returns it. Other addresses are refused, so nobody can make this process call a stranger.
+replica as `GetProcess` returns it. Other addresses are refused, so nobody can make this process call a stranger.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Router:
         for _, known, called in await self.replicas():
             if known == address:
                 return known, called
-        told = f"{address!r} is neither a service nor the address of a process, which ListReplicas lists"
+        told = f"{address!r} is neither a service nor the address of a process that GetProcess returns"
         raise errors.invalid([errors.Violation(TO, told)])
 
     async def replicas(self) -> list[tuple[str, str, str]]:

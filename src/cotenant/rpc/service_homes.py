@@ -22,7 +22,7 @@ HOMES: Mapping[str, str] = MappingProxyType(
     }
 )
 # Served by every process; the answers describe that process.
-EVERYWHERE = frozenset({"cotenant.v1.PolicyService", "cotenant.v1.ReplicaService"})
+EVERYWHERE = frozenset({"cotenant.v1.PolicyService", "cotenant.v1.ProcessService"})
 # Each process answers only for itself, so a caller may choose the process. Contention: each replica has its own nodes.
 ADDRESSABLE = EVERYWHERE | {"cotenant.v1.ContentionService"}
 

@@ -32,8 +32,8 @@ from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
 from cotenant.v1 import policy_service_pb2 as policies_pb
 from cotenant.v1 import policy_service_pb2_grpc as policies_grpc
 from cotenant.v1 import predictor_service_pb2 as predictor_pb
-from cotenant.v1 import replica_service_pb2 as replicas_pb
-from cotenant.v1 import replica_service_pb2_grpc as replicas_grpc
+from cotenant.v1 import process_service_pb2 as replicas_pb
+from cotenant.v1 import process_service_pb2_grpc as replicas_grpc
 from cotenant.v1.resources_pb2 import Core, Gpu, GpuShare, Inventory, NodeAllocation, TaskAllocation
 
 T = TypeVar("T")
@@ -530,13 +530,13 @@ class Policies(policies_grpc.PolicyServiceServicer):
         return policies_pb.ListPoliciesResponse(policies=found[place : place + 1], next_page_token=token)
 
 
-class Replicas(replicas_grpc.ReplicaServiceServicer):
+class Replicas(replicas_grpc.ProcessServiceServicer):
     """A process's report about itself."""
 
     def __init__(self) -> None:
-        self.reported = replicas_pb.ListReplicasResponse(process=replicas_pb.Process(version="1.0"))
+        self.reported = replicas_pb.GetProcessResponse(process=replicas_pb.Process(version="1.0"))
 
-    async def ListReplicas(self, request: Any, context: Any) -> replicas_pb.ListReplicasResponse:
+    async def GetProcess(self, request: Any, context: Any) -> replicas_pb.GetProcessResponse:
         return self.reported
 
 
@@ -602,6 +602,6 @@ class Standin:
             contention_grpc.add_ContentionServiceServicer_to_server, self.contention, "cotenant.v1.ContentionService"
         )
         server.add(policies_grpc.add_PolicyServiceServicer_to_server, self.policies, "cotenant.v1.PolicyService")
-        server.add(replicas_grpc.add_ReplicaServiceServicer_to_server, self.replicas, "cotenant.v1.ReplicaService")
+        server.add(replicas_grpc.add_ProcessServiceServicer_to_server, self.replicas, "cotenant.v1.ProcessService")
         self.port = await server.start()
         self._server = server

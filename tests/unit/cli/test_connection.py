@@ -12,7 +12,7 @@ from tests.support.etcd_server import free_ports
 
 from cotenant.cli.connection import Mesh
 from cotenant.cli.mesh.replicas import look
-from cotenant.leadership.replica_service import serve_replica_service
+from cotenant.leadership.process_service import serve_process_service
 from cotenant.rpc.access import Access
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policy_service import serve_policies
@@ -56,7 +56,7 @@ class Separate:
         server.add(add, servicer, service)
         group = "cotenant.placement_policies" if service == NODE else "cotenant.contention_policies"
         serve_policies(server).use(group)
-        serve_replica_service(server)
+        serve_process_service(server)
         server.route(self.endpoints)
         await server.start()
         self._stack.push_async_callback(server.stop, 0)

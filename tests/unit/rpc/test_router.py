@@ -21,7 +21,7 @@ from tests.unit.rpc.conftest import JOBS, TOKEN, Jobs, Mesh, problem_of
 
 from cotenant.codec import errors
 from cotenant.core.model import limits
-from cotenant.leadership.replica_service import serve_replica_service
+from cotenant.leadership.process_service import serve_process_service
 from cotenant.rpc.channel import connect, secure
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policy_service import serve_policies
@@ -44,8 +44,8 @@ from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
 from cotenant.v1 import policy_service_pb2 as policies_pb
 from cotenant.v1 import policy_service_pb2_grpc as policies_grpc
-from cotenant.v1 import replica_service_pb2 as replicas_pb
-from cotenant.v1 import replica_service_pb2_grpc as replicas_grpc
+from cotenant.v1 import process_service_pb2 as replicas_pb
+from cotenant.v1 import process_service_pb2_grpc as replicas_grpc
 
 NODES = "cotenant.v1.NodeService"
 GET = jobs_pb.GetJobRequest(id="j")
@@ -63,7 +63,7 @@ class Parts:
         server = Server(**{"address": f"127.0.0.1:{port}", "token": TOKEN} | options)
         server.add(nodes_grpc.add_NodeServiceServicer_to_server, nodes_grpc.NodeServiceServicer(), NODES)  # type: ignore[abstract]  # the generated base answers the rest
         serve_policies(server).use("cotenant.placement_policies", "count")
-        serve_replica_service(server)
+        serve_process_service(server)
         server.route(endpoints)
         port = await server.start()
         self.stack.push_async_callback(server.stop, 0)
@@ -378,7 +378,7 @@ async def test_a_caller_chooses_the_process_that_describes_itself(parts: Parts) 
     queue = Server(token=TOKEN)
     queue.add(jobs_grpc.add_JobServiceServicer_to_server, Jobs(), JOBS)  # type: ignore[abstract]  # the generated base answers the rest
     serve_policies(queue).use("cotenant.queue_policies", "fifo")
-    serve_replica_service(queue)
+    serve_process_service(queue)
     port = await queue.start()
     parts.stack.push_async_callback(queue.stop, 0)
     reached = f"127.0.0.1:{port}"
@@ -396,8 +396,8 @@ async def test_a_caller_chooses_the_process_that_describes_itself(parts: Parts) 
         queued,
         queued,
     ]
-    stub: Any = replicas_grpc.ReplicaServiceStub(entry)
-    listed = await stub.ListReplicas(replicas_pb.ListReplicasRequest())
+    stub: Any = replicas_grpc.ProcessServiceStub(entry)
+    listed = await stub.GetProcess(replicas_pb.GetProcessRequest())
     assert list(listed.process.services) == ["placement"]
     assert [(one.service, one.address) for one in listed.endpoints] == [
         ("queue", reached),
@@ -405,8 +405,8 @@ async def test_a_caller_chooses_the_process_that_describes_itself(parts: Parts) 
     ]
     ids = []
     for to in (f"127.0.0.1:{own}", reached):
-        other: Any = replicas_grpc.ReplicaServiceStub(entry.to(to))
-        ids.append((await other.ListReplicas(replicas_pb.ListReplicasRequest())).process.id)
+        other: Any = replicas_grpc.ProcessServiceStub(entry.to(to))
+        ids.append((await other.GetProcess(replicas_pb.GetProcessRequest())).process.id)
     assert ids[0] == listed.process.id != ids[1]
 
 

@@ -30,11 +30,11 @@ from tests.verification.fuzz.runner import FINDINGS_MAX, SETTLED_SHARE, Finding,
 from tests.verification.fuzz.valid_requests import ValidRequests
 from tools import methods as api
 
-from cotenant.leadership.replica_service import serve_replica_service
+from cotenant.leadership.process_service import serve_process_service
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.services.contention.api import server as contention
-from cotenant.v1 import job_pb2, replica_service_pb2
+from cotenant.v1 import job_pb2, process_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import tenant_service_pb2 as tenants_pb
 
@@ -45,7 +45,7 @@ SERVED_BY = {
     **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
     **dict.fromkeys(("PredictorService", "ObservationService"), "predictor"),
     **dict.fromkeys(("ContentionService", "SampleService"), "contention"),
-    "ReplicaService": "contention",
+    "ProcessService": "contention",
     "PolicyService": "queue",
 }
 AT_ONCE = 64  # most of a call is waiting
@@ -222,7 +222,7 @@ class _Fuzzing:
         server = Server("127.0.0.1:0")
         self.mesh.ports["contention"] = server.bind()
         service = await contention.start(server, serve_policies(server), queue=self.mesh.channel("queue"))
-        serve_replica_service(server, lambda: replica_service_pb2.Replica(service="contention"))
+        serve_process_service(server, lambda: process_service_pb2.Replica(service="contention"))
         await server.start()
         from tests.unit.services.mesh import CuttableStore, Part
 

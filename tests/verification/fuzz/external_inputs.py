@@ -47,7 +47,7 @@ from cotenant.security.subjects import Subject
 from cotenant.storage.v1 import records_pb2
 from cotenant.store.open import open_raw, tls_of
 from cotenant.store.port import Change, Changes, StoreUnavailable
-from cotenant.v1.replica_service_pb2 import ListReplicasResponse
+from cotenant.v1.process_service_pb2 import GetProcessResponse
 
 KEPT_RUN = (
     b'{"key": "ab", "case": "x", "processor_seconds": 1.5, "values": {"jct": 2.5}, "series": {"a": [1, 2.5]}}\n'
@@ -120,7 +120,7 @@ def _shown(answer: Message) -> None:
                     shown.append(policies._view(one))
     if answer.DESCRIPTOR.name == "ExplainJobResponse":
         shown.append(explain.explanation_view(answer, 5.0))  # type: ignore[arg-type]  # checked by its name
-    if isinstance(answer, ListReplicasResponse):
+    if isinstance(answer, GetProcessResponse):
         processes = [replicas._view(one) | replicas._process(answer, 5.0, 6.0) for one in answer.replicas]
         members = replicas._merged([(teller, one) for teller in ("a:1", "b:1") for one in answer.store_members])
         shown += [*map(replicas._row, processes), *processes, *members]

@@ -21,7 +21,7 @@ from cotenant.core.scheduling.admission import SHARING, Rules
 from cotenant.leadership.fenced_store import FencedStore
 from cotenant.leadership.leadership_set import LeadershipSet
 from cotenant.leadership.leadership_term import HeldTerm
-from cotenant.leadership.replica_service import serve_replica_service
+from cotenant.leadership.process_service import serve_process_service
 from cotenant.node_agent.control.agent_config import AgentConfig
 from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
@@ -154,7 +154,7 @@ class EmbeddedMesh:
         self._closing.append(Closer("channel", channel.close))
         predicts, places_by, queues = await self._elected(store)
         policies = serve_policies(server)
-        serve_replica_service(server, store=store)
+        serve_process_service(server, store=store)
         predicting = await predictor.start(server, _fenced(store, predicts), policies, self._predictor())
         self._closing.append(Closer("predictor", predicting.close))
         self._closing.append(Closer("server", lambda: server.stop(grace_seconds=1.0)))

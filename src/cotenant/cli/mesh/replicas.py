@@ -17,9 +17,9 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.errors import from_error
 from cotenant.rpc.endpoints import SERVICES
-from cotenant.v1.replica_service_pb2 import (
-    ListReplicasRequest,
-    ListReplicasResponse,
+from cotenant.v1.process_service_pb2 import (
+    GetProcessRequest,
+    GetProcessResponse,
     Replica,
     StoreCapacity,
     StoreMember,
@@ -88,7 +88,7 @@ class _Answered:
     """A process's answer with the local wall-clock times of request and response."""
 
     asked: _Asked
-    answer: ListReplicasResponse
+    answer: GetProcessResponse
     begin: float
     end: float
 
@@ -126,11 +126,11 @@ def _others(mesh: Mesh, known: Sequence[_Answered]) -> list[_Asked]:
 
 async def _ask(mesh: Mesh, asked: _Asked) -> _Outcome:
     """Return a process's answer, or why there is none."""
-    direct = mesh.replica_stub(asked.address, asked.called)
-    stub = mesh.replica_stub(asked.through, asked.called, asked.address) if asked.through else direct
+    direct = mesh.process_stub(asked.address, asked.called)
+    stub = mesh.process_stub(asked.through, asked.called, asked.address) if asked.through else direct
     begin, clock = time.time(), time.monotonic()
     try:
-        answer = await stub.ListReplicas(ListReplicasRequest(), timeout=ANSWER_SECONDS_MAX)
+        answer = await stub.GetProcess(GetProcessRequest(), timeout=ANSWER_SECONDS_MAX)
     except grpc.aio.AioRpcError as error:
         return asked, error
     return _Answered(asked, answer, begin, begin + time.monotonic() - clock)
@@ -247,7 +247,7 @@ def _serving(service: str, address: str, state: str = "serves", problem: str | N
     }
 
 
-def _process(answer: ListReplicasResponse, asked: float, answered: float) -> views.View:
+def _process(answer: GetProcessResponse, asked: float, answered: float) -> views.View:
     """Return the process's own fields; older releases do not report them."""
     return {
         "release": answer.process.version or None,

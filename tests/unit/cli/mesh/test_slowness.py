@@ -14,7 +14,7 @@ from cotenant.cli.outcome import ExitCode
 from cotenant.codec.specs import timestamp
 from cotenant.v1.condition_pb2 import LoopLag
 from cotenant.v1.node_service_pb2 import Node
-from cotenant.v1.replica_service_pb2 import ListReplicasResponse, Process
+from cotenant.v1.process_service_pb2 import GetProcessResponse, Process
 
 ALL = "contention, placement, predictor, queue"
 
@@ -22,7 +22,7 @@ ALL = "contention, placement, predictor, queue"
 @pytest.fixture
 def mesh(standin: Standin) -> Standin:
     """One process with all services, and a node."""
-    standin.replicas.reported = ListReplicasResponse(process=Process(version="1.0"))
+    standin.replicas.reported = GetProcessResponse(process=Process(version="1.0"))
     standin.nodes.nodes = {"gpu-1": node("gpu-1")}
     standin.nodes.nodes["gpu-1"].inventory.agent_version = "1.0"
     return standin

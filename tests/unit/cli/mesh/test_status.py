@@ -15,7 +15,7 @@ from cotenant.codec.specs import timestamp
 from cotenant.core.model.job import JobSpec
 from cotenant.security.validity import Validity
 from cotenant.v1 import node_service_pb2 as nodes_pb
-from cotenant.v1.replica_service_pb2 import ListReplicasResponse, Process, Replica, StoreMember
+from cotenant.v1.process_service_pb2 import GetProcessResponse, Process, Replica, StoreMember
 
 NOW = datetime.now(UTC)
 E1, E2, E3 = "etcd-1:2379", "etcd-2:2379", "etcd-3:2379"
@@ -25,7 +25,7 @@ E1, E2, E3 = "etcd-1:2379", "etcd-2:2379", "etcd-3:2379"
 def mesh(standin: Standin) -> Standin:
     """One process with all services, a store with three members, and a node."""
     members = [StoreMember(endpoint=one, leads=one == E2, version="3.5", size_bytes=3 * 2**20) for one in (E1, E2, E3)]
-    standin.replicas.reported = ListReplicasResponse(process=Process(version="1.0"), store_members=members)
+    standin.replicas.reported = GetProcessResponse(process=Process(version="1.0"), store_members=members)
     standin.nodes.nodes = {"gpu-1": node("gpu-1")}
     standin.nodes.nodes["gpu-1"].inventory.agent_version = "1.0"
     return standin
@@ -167,7 +167,7 @@ def test_expiring_certificates_are_reported_in_time(shell: Shell, mesh: Standin)
 
 
 def test_a_process_of_an_older_release_serves(shell: Shell, mesh: Standin) -> None:
-    mesh.replicas.reported = ListReplicasResponse()
+    mesh.replicas.reported = GetProcessResponse()
     ended = shell("status", "--json")
     assert ended.code == ExitCode.DONE
     assert {one["release"] for one in ended.json["processes"]} == {None}

@@ -16,15 +16,15 @@ from cotenant.store.member_status import HasMembers
 from cotenant.store.port import Store, StoreUnavailable
 from cotenant.store.recovery_commands import Recovery, recovery_of
 from cotenant.telemetry.recent_durations import RecentDurations
-from cotenant.v1 import replica_service_pb2 as pb
-from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
+from cotenant.v1 import process_service_pb2 as pb
+from cotenant.v1 import process_service_pb2_grpc as pb_grpc
 from cotenant.v1.condition_pb2 import StoreLatency
 
-SERVICE = "cotenant.v1.ReplicaService"
+SERVICE = "cotenant.v1.ProcessService"
 WITNESSES_MAX = 1000  # of each kind in a response
 
 
-class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
+class ProcessServicer(pb_grpc.ProcessServiceServicer):
     """Describes the process that receives the call, never another one."""
 
     def __init__(self, server: Server, store: Store | None, describe: Sequence[Callable[[], pb.Replica]]) -> None:
@@ -32,9 +32,9 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
         self._process = pb.Process(version=metadata.version("cotenant"), id=secrets.token_hex(8))
         self._process.start_time.GetCurrentTime()
 
-    async def ListReplicas(self, request: pb.ListReplicasRequest, context: Any) -> pb.ListReplicasResponse:
+    async def GetProcess(self, request: pb.GetProcessRequest, context: Any) -> pb.GetProcessResponse:
         """Return this process, its services, the endpoints that it knows and the members of its store."""
-        answer = pb.ListReplicasResponse(process=self._process, replicas=[describe() for describe in self._describe])
+        answer = pb.GetProcessResponse(process=self._process, replicas=[describe() for describe in self._describe])
         answer.process.services.extend(sorted(homes_of(self._server.services)))
         if self._server.router:
             for service, address, _ in await self._server.router.replicas():
@@ -103,6 +103,6 @@ def trust_to_wire(trust: Trust) -> pb.StoreTrust:
     return told
 
 
-def serve_replica_service(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:
+def serve_process_service(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:
     """Add the service to a server that has not started yet."""
-    server.add(pb_grpc.add_ReplicaServiceServicer_to_server, ReplicaServicer(server, store, describe), SERVICE)
+    server.add(pb_grpc.add_ProcessServiceServicer_to_server, ProcessServicer(server, store, describe), SERVICE)
