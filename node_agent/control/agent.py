@@ -149,9 +149,9 @@ class Agent:
             throttling.recover()
             inventory.not_enforced.extend(runtime.not_enforced())
             self._start_monitors()
-            self._background.start(self._follow_cpus(inventory, runtime).run())
+            self._background.forever("cpus", self._follow_cpus(inventory, runtime).run)
             self._background.forever("disk_watch", self._watch_disk(runtime).run)
-            self._background.start(self._link.run())
+            self._background.forever("placement_link", self._link.run)
             if config.contention_endpoint:
                 sight = SampleSources(
                     lambda: orders.attempts, progress.rate_over, profiles.in_progress,
@@ -173,9 +173,9 @@ class Agent:
 
     def _start_monitors(self) -> None:
         """Start monitoring the node's health and the agent's certificate, event loop and name lookups."""
-        self._background.start(self._health.run())
+        self._background.forever("health", self._health.run)
         self._background.start(self._watch_certificate())
-        self._background.start(self._loop_lag.run())
+        self._background.forever("loop_lag", self._loop_lag.run)
         self._background.forever("name_checks", NAMES.run)
 
     async def _watch_certificate(self) -> None:

@@ -256,7 +256,7 @@ def _numbers(address: str, family: socket.AddressFamily) -> list[str]:
     host, port = host_and_port(address)
     try:
         found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-    except socket.gaierror:
+    except OSError:  # the name server does not know or does not answer, or this process is out of file descriptors
         return []
     bare = [str(one[4][0]) for one in found]
     return [f"[{number}]:{port}" if family is socket.AF_INET6 else f"{number}:{port}" for number in bare]

@@ -116,6 +116,24 @@ async def test_names_that_cannot_be_resolved_do_not_end_the_agent(
     assert all("cannot resolve all names" in why for why in failed)
 
 
+async def test_an_agent_connects_again_after_any_failure(
+    placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve, failures = channel.resolve, iter([MemoryError])
+
+    async def fail_first(endpoint: str, last_known: str = "") -> channel.ResolvedEndpoint:
+        for failure in failures:
+            raise failure
+        return await resolve(endpoint, last_known)
+
+    monkeypatch.setattr(channel, "resolve", fail_first)
+    await placement.connected()
+    await placement.stop()
+    await placement.start()
+    await placement.connected(2)
+    assert not list(failures)
+
+
 async def test_the_last_known_addresses_serve_while_names_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "_numbers", lambda address, family: [])
     with pytest.raises(channel.UnresolvedNames):

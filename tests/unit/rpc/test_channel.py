@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import sys
 import time
@@ -279,6 +280,17 @@ def test_a_name_with_several_addresses_stands_for_all_replicas(monkeypatch: pyte
         ("gone.mesh:9", ""),
         ("10.0.0.4:7", ""),
     ]
+
+
+async def test_a_process_out_of_file_descriptors_has_unresolved_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> list[Any]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    with pytest.raises(channel.UnresolvedNames):
+        await channel.resolve("a.mesh:7|b.mesh:7")
+    async with asyncio.timeout(20):
+        assert await channel.look_up("a.mesh:7") == [("a.mesh:7", "")]
 
 
 async def answered(stub: Any) -> bool:
