@@ -224,7 +224,7 @@ class PlacementLeadership:
         self._committer.identity = self._leadership_term.identity
         self._committer.start(fence, {entry.key: entry.mod_revision for entry in every})
         term = fence.mod_revision
-        self._events.start(max(term, attempts.revision), [live.attempt for live in fresh.attempts.values()])
+        self._events.start(max(term, attempts.revision), [live.observed() for live in fresh.attempts.values()])
         self._loaded = True
         self._liveness_clock.resume()
         self._on_serving(True)

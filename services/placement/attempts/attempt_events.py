@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1.attempt_pb2 import ObservedAttempt
 from cotenant.v1 import job_pb2
 
 HISTORY_MAX = 10_000
@@ -32,27 +33,27 @@ class AttemptEvents:
     """
 
     def __init__(self) -> None:
-        self._attempts: dict[str, job_pb2.Attempt] = {}
+        self._attempts: dict[str, ObservedAttempt] = {}
         self._history: deque[Event] = deque()
         self._forgotten = 0  # the last revision that the history no longer covers
         self._revision = 0
         self._watchers: dict[_Watcher, None] = {}  # in order of arrival
         self._closed = False
 
-    def start(self, revision: int, attempts: Iterable[job_pb2.Attempt]) -> None:
-        """Start from the attempts that exist at a revision."""
-        self._attempts = {attempt.job_id: _copy(attempt) for attempt in attempts}
+    def start(self, revision: int, attempts: Iterable[ObservedAttempt]) -> None:
+        """Start from the attempts that exist at a revision; the caller must not change them later."""
+        self._attempts = {observed.attempt.job_id: observed for observed in attempts}
         self._revision = self._forgotten = max(revision, self._revision)
         self._history.clear()
         for watcher in self._watchers:
             self._catch_up(watcher)
 
-    def publish(self, revision: int, attempts: Sequence[job_pb2.Attempt]) -> None:
+    def publish(self, revision: int, attempts: Sequence[ObservedAttempt]) -> None:
         """Publish attempts committed at a revision."""
         self._revision = max(self._revision, revision)
         event = Event(revision=self._revision, attempts=attempts)
-        for attempt in event.attempts:
-            self._attempts[attempt.job_id] = attempt
+        for observed in event.attempts:
+            self._attempts[observed.attempt.job_id] = observed
         self._history.append(event)
         while len(self._history) > HISTORY_MAX:
             self._forgotten = self._history.popleft().revision
@@ -61,10 +62,10 @@ class AttemptEvents:
     def forget(self, job_id: str, number: int) -> None:
         """Leave an attempt out of future snapshots."""
         known = self._attempts.get(job_id)
-        if known and known.number == number:
+        if known and known.attempt.number == number:
             del self._attempts[job_id]
 
-    def committed(self, job_id: str) -> job_pb2.Attempt | None:
+    def committed(self, job_id: str) -> ObservedAttempt | None:
         """Return a job's attempt as last committed, without later uncommitted changes; None if there is none."""
         return self._attempts.get(job_id)
 
@@ -150,9 +151,3 @@ def _next_batch(events: deque[Event]) -> Event:
     while events and not events[0].snapshot and len(batch.attempts) + len(events[0].attempts) <= BATCH_ATTEMPTS_MAX:
         batch.MergeFrom(events.popleft())
     return batch
-
-
-def _copy(attempt: job_pb2.Attempt) -> job_pb2.Attempt:
-    copy = job_pb2.Attempt()
-    copy.CopyFrom(attempt)
-    return copy

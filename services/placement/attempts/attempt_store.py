@@ -13,6 +13,7 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model import health
 from cotenant.core.model.lifecycle import AttemptState, StopReason
 from cotenant.core.model.node import HealthAction, Inventory
+from cotenant.internal.v1.attempt_pb2 import ObservedAttempt
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.placement.agents import agent_sessions
 from cotenant.services.placement.attempts.attempt_events import AttemptEvents
@@ -20,7 +21,6 @@ from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import OPERATIONS_MAX, Committer, Fenced, Halted, TooLarge, Write
 from cotenant.services.placement.cluster.live_records import ATTEMPTS, GUARDS, LiveAttempt, Node
 from cotenant.store.port import Compare, StoreUnavailable
-from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 
@@ -66,7 +66,7 @@ class AttemptStore:
             raise
         live.attempt.epoch, live.before = live.epoch, None
         await fail_points.reach("placement.started")
-        self.events.publish(live.epoch, [live.attempt])
+        self.events.publish(live.epoch, [live.observed()])
         self.sessions.assign(live)
         if live.pending_stop:
             self.order_stops([live], live.pending_stop)
@@ -151,10 +151,10 @@ class AttemptStore:
             except Halted:
                 return  # the state is being reloaded, and agents report again when they reconnect
             ended = [live for live in some if live.state.ended]
-            self._background.start(self._publish(revision, ended, [copy_of(live.attempt) for live in some]))
+            self._background.start(self._publish(revision, ended, [live.observed() for live in some]))
 
     async def _publish(
-        self, committed: asyncio.Future[int], ended: list[LiveAttempt], copies: list[job_pb2.Attempt]
+        self, committed: asyncio.Future[int], ended: list[LiveAttempt], copies: list[ObservedAttempt]
     ) -> None:
         try:
             revision = await committed
@@ -209,10 +209,3 @@ def job_condition(job_id: str, revision: int, term: int) -> tuple[Compare, ...]:
     stores an attempt's end in the job's record before the attempt is forgotten.
     """
     return (Compare(QUEUE_JOBS + job_id, revision),) if term and revision else ()
-
-
-def copy_of(attempt: job_pb2.Attempt) -> job_pb2.Attempt:
-    """Return a copy of an attempt."""
-    copy = job_pb2.Attempt()
-    copy.CopyFrom(attempt)
-    return copy

@@ -27,9 +27,10 @@ from cotenant.codec import specs
 from cotenant.core.capacity.ledger import Overcommitted
 from cotenant.core.model.allocation import Allocation, NodeAllocation
 from cotenant.core.model.lifecycle import AttemptState
+from cotenant.internal.v1.attempt_pb2 import ObservedAttempt
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.placement.agents import agent_sessions
-from cotenant.services.placement.attempts.attempt_store import NOT_COMMITTED, AttemptStore, copy_of
+from cotenant.services.placement.attempts.attempt_store import NOT_COMMITTED, AttemptStore
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Committer, Halted, TooLarge, Write
 from cotenant.services.placement.cluster.live_records import GUARDS, LiveAttempt
@@ -112,9 +113,9 @@ class Resizes:
             revision = self._committer.submit([live.write(), *(Write(GUARDS + node, b"") for node in live.nodes)])
         except Halted:
             return  # the state is being reloaded
-        self._background.start(self._send_orders(live, revision, copy_of(live.attempt)))
+        self._background.start(self._send_orders(live, revision, live.observed()))
 
-    async def _send_orders(self, live: LiveAttempt, committed: asyncio.Future[int], copy: job_pb2.Attempt) -> None:
+    async def _send_orders(self, live: LiveAttempt, committed: asyncio.Future[int], copy: ObservedAttempt) -> None:
         try:
             epoch = await committed
         except TooLarge as error:  # nothing was committed or sent
@@ -124,7 +125,7 @@ class Resizes:
         except NOT_COMMITTED:
             return  # the state is being reloaded
         live.committing_resize = False
-        live.epoch = live.attempt.epoch = copy.epoch = epoch
+        live.epoch = live.attempt.epoch = copy.attempt.epoch = epoch
         self._attempts.events.publish(epoch, [copy])
         for node_id in live.nodes:
             if live.target and not live.ended_on(node_id):

@@ -44,16 +44,17 @@ def record_end(live: LiveAttempt, node_id: str, state: AttemptState, report: age
     message = report.message[:MESSAGE_LENGTH_MAX]
     explained = live.attempt.HasField("exit") or live.attempt.HasField("launch_failure")
     if state is AttemptState.NOT_LAUNCHED:
-        _record_launch_failure(live.attempt, node_id, report.launch_cause, message)
+        _record_launch_failure(live, node_id, report.launch_cause, message)
     elif state is AttemptState.FAILED and not explained:
         live.attempt.exit.CopyFrom(report.exit)
         live.attempt.exit.node_id = node_id
-        live.attempt.output_tail = report.output_tail[-TAIL_LENGTH_MAX:]
         live.attempt.message = message
     elif not live.attempt.message:  # a successful end can have a message too, such as dropped output
         live.attempt.message = message
-    if report.signs and not live.attempt.signs:
-        live.attempt.signs[:] = [sign[:SIGN_LENGTH_MAX] for sign in report.signs[:SIGNS_MAX]]
+    if state is AttemptState.FAILED and live.attempt.exit.node_id == node_id:  # also if the record has no evidence yet
+        live.evidence.output_tail = report.output_tail[-TAIL_LENGTH_MAX:]
+    if report.signs and not live.evidence.signs:
+        live.evidence.signs[:] = [sign[:SIGN_LENGTH_MAX] for sign in report.signs[:SIGNS_MAX]]
     if report.stop_reason == job_pb2.STOP_REASON_DISCONNECTED:
         live.disconnected = live.disconnected or message or "it stopped on its own"
     elif state is AttemptState.STOPPED and not live.attempt.stop_reason:
@@ -66,10 +67,9 @@ def known_stop_reason(report: agent_pb2.AttemptReport) -> job_pb2.StopReason.Val
     return report.stop_reason if known else job_pb2.STOP_REASON_UNSPECIFIED
 
 
-def _record_launch_failure(
-    attempt: job_pb2.Attempt, node_id: str, cause: job_pb2.LaunchCause.ValueType, reason: str
-) -> None:
+def _record_launch_failure(live: LiveAttempt, node_id: str, cause: job_pb2.LaunchCause.ValueType, reason: str) -> None:
     """Record why a part was not launched; the failure of another part is dropped, since it lost its peer."""
+    attempt = live.attempt
     if attempt.HasField("launch_failure"):
         return
     known = cause in job_pb2.LaunchCause.values() and cause != job_pb2.LAUNCH_CAUSE_UNSPECIFIED
@@ -77,4 +77,4 @@ def _record_launch_failure(
     attempt.launch_failure.reason = attempt.message = reason
     attempt.launch_failure.node_id = node_id
     attempt.ClearField("exit")
-    attempt.ClearField("output_tail")
+    live.evidence.ClearField("output_tail")

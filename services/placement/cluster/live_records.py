@@ -16,6 +16,7 @@ from cotenant.core.model.node import HealthAction, HealthProblem, Inventory, Nod
 from cotenant.core.model.validation import MEMORY_BYTES_MAX
 from cotenant.core.placement.device_assignment import NodeDevices
 from cotenant.core.policy.cluster_view import Occupancy
+from cotenant.internal.v1.attempt_pb2 import AttemptEvidence, ObservedAttempt
 from cotenant.services.placement.cluster.agent_conditions import ReportedCondition
 from cotenant.services.placement.cluster.committer import Write
 from cotenant.storage.v1 import records_pb2
@@ -152,6 +153,11 @@ class LiveAttempt:
         return self.record.attempt
 
     @property
+    def evidence(self) -> AttemptEvidence:
+        """The evidence about its failure."""
+        return self.record.evidence
+
+    @property
     def key(self) -> tuple[str, int]:
         """Job id and number."""
         return self.attempt.job_id, self.attempt.number
@@ -189,6 +195,10 @@ class LiveAttempt:
     def move(self, event: AttemptEvent) -> None:
         """Apply an event by the lifecycle table."""
         self.attempt.state = State.to_wire(next_state(f"{self.key[0]}/{self.key[1]}", self.state, event))
+
+    def observed(self) -> ObservedAttempt:
+        """Return a copy of the attempt and its evidence, as sent to the queue."""
+        return ObservedAttempt(attempt=self.attempt, evidence=self.evidence)
 
     def write(self) -> Write:
         """Return the write that stores the attempt."""

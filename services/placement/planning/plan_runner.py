@@ -16,6 +16,7 @@ from cotenant.core.model.tenancy import Headroom
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1.attempt_pb2 import ObservedAttempt
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.placement.attempts.attempt_store import (
     QUEUE_LEADER,
@@ -35,7 +36,6 @@ from cotenant.services.placement.planning.tentative_reservations import Tentativ
 from cotenant.services.placement.registry.canaries import canaries
 from cotenant.services.placement.registry.suspects import SuspectNodes
 from cotenant.store.port import Compare
-from cotenant.v1 import job_pb2
 
 SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
 PLACED = telemetry.counter("cotenant.placement.placed", "{attempt}", "Attempts placed.")
@@ -160,17 +160,17 @@ class PlanRunner:
 
         The answer contains committed state only: an uncommitted end may never be committed.
         """
-        standing = []
+        standing: list[ObservedAttempt] = []
         for candidate in list(request.candidates):
             live = self._cluster.attempts.get(candidate.job_id)
             if live and (not live.state.ended or live.key[1] >= candidate.number):
                 standing += self._kept([live])
                 request.candidates.remove(candidate)
-        return [placement_pb2.Placed(attempt=attempt) for attempt in standing]
+        return [placement_pb2.Placed(attempt=kept.attempt, evidence=kept.evidence) for kept in standing]
 
-    def _kept(self, lives: Iterable[LiveAttempt]) -> list[job_pb2.Attempt]:
+    def _kept(self, lives: Iterable[LiveAttempt]) -> list[ObservedAttempt]:
         """Return attempts as last committed."""
-        return [attempt for live in lives if (attempt := self._attempts.events.committed(live.key[0]))]
+        return [kept for live in lives if (kept := self._attempts.events.committed(live.key[0]))]
 
     def _already_over(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Refused]:
         """Return refusals for candidates whose requested attempt is already over and forgotten.

@@ -27,6 +27,7 @@ from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, ReservationRules
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1.attempt_pb2 import ObservedAttempt
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.live_records import SCHEMA_VERSION, LiveAttempt
 from cotenant.services.placement.cluster.request_decoding import Enrich, gang_of, without_avoided
@@ -34,7 +35,6 @@ from cotenant.services.placement.planning import spare_cores
 from cotenant.services.placement.planning.cluster_view import STOP_COSTS, since_seconds
 from cotenant.services.placement.planning.tentative_reservations import KEPT_SECONDS, TentativeReservations
 from cotenant.storage.v1 import records_pb2
-from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 
@@ -319,12 +319,13 @@ def ranks_of(gang: Gang) -> list[list[int]]:
 
 
 def answer(
-    cluster: Cluster, decision: Decision, started: Sequence[job_pb2.Attempt]
+    cluster: Cluster, decision: Decision, started: Sequence[ObservedAttempt]
 ) -> placement_pb2.PlanPlacementResponse:
     """Return the response to the queue for a decision, with the starts that were committed."""
     response = placement_pb2.PlanPlacementResponse()
-    for attempt in started:
-        response.placed.add(attempt=attempt, sizing=decision.sizings[attempt.job_id])
+    for observed in started:
+        sizing = decision.sizings[observed.attempt.job_id]
+        response.placed.add(attempt=observed.attempt, sizing=sizing, evidence=observed.evidence)
     for live in (*decision.stops, *decision.reclaimed):
         response.preempted.add(job_id=live.key[0], number=live.key[1])
     _refuse(response, decision.refusals)

@@ -16,6 +16,7 @@ from cotenant.core.model.job_table import Capacity
 from cotenant.core.model.lifecycle import AttemptState, Phase, StopReason
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
+from cotenant.internal.v1.attempt_pb2 import AttemptEvidence
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.queue.attempts.pre_runs import PreRuns
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
@@ -97,12 +98,12 @@ class AttemptWatcher:
             await self._refresh_capacity()
         elif event.capacity_changed:
             self._capacity_changed.set()
-        for place, attempt in enumerate(event.attempts, 1):
-            self.apply_attempt(attempt)
+        for place, observed in enumerate(event.attempts, 1):
+            self.apply_attempt(observed.attempt, observed.evidence)
             if not place % TAKEN_AT_ONCE:  # a snapshot may have ten thousand
                 await asyncio.sleep(0)
         if event.snapshot:
-            self._handle_missing({attempt.job_id for attempt in event.attempts}, event.revision)
+            self._handle_missing({observed.attempt.job_id for observed in event.attempts}, event.revision)
         for job_progress in event.progress:
             self._handle_progress(job_progress)
         for report in event.profiled:
@@ -129,7 +130,7 @@ class AttemptWatcher:
                 lost.state = specs.ATTEMPT_STATES.to_wire(AttemptState.LOST)
                 lost.message = "placement no longer knows this attempt"
                 lost.end_time.FromNanoseconds(time.time_ns())
-                self._begin_end(record, lost)
+                self._begin_end(record, lost, AttemptEvidence())
 
     async def _hold_back(self, record: Record) -> None:
         """Cancel or suspend a job as wished, if placement's record still says that it is idle."""
@@ -139,8 +140,8 @@ class AttemptWatcher:
             instead=lambda stored: False,
         )
 
-    def apply_attempt(self, attempt: job_pb2.Attempt) -> None:
-        """Apply an attempt event to its job."""
+    def apply_attempt(self, attempt: job_pb2.Attempt, evidence: AttemptEvidence) -> None:
+        """Apply an attempt event to its job; its failure is classified from the evidence."""
         record = self.state.records.get(attempt.job_id)
         ended = specs.ATTEMPT_STATES.from_wire(attempt.state).ended
         if record is None:
@@ -149,7 +150,7 @@ class AttemptWatcher:
                 self._schedule_forget(attempt)
             return
         if ended:
-            self._begin_end(record, attempt)
+            self._begin_end(record, attempt, evidence)
         elif not record.lock.locked():
             self._follow(record, attempt)
         else:
@@ -170,13 +171,13 @@ class AttemptWatcher:
             self._background.start(self.stop(record, attempt.number, wished_stop_reason(record)))
         self.pre_runs.follow(record)
 
-    def _begin_end(self, record: Record, attempt: job_pb2.Attempt) -> None:
+    def _begin_end(self, record: Record, attempt: job_pb2.Attempt, evidence: AttemptEvidence) -> None:
         self.ending[record.id] += 1
-        self._background.start(self._end(record, attempt))
+        self._background.start(self._end(record, attempt, evidence))
 
-    async def _end(self, record: Record, attempt: job_pb2.Attempt) -> None:
+    async def _end(self, record: Record, attempt: job_pb2.Attempt, evidence: AttemptEvidence) -> None:
         """Commit the end of an attempt, then let placement forget it. The job is not placed in between."""
-        attempt = self.failure_classifier.classify_attempt(attempt)
+        attempt = self.failure_classifier.classify_attempt(attempt, evidence)
         retrying = self.failure_classifier.retrying
         try:
             news = await self.job_store.change_with_retry(

@@ -18,6 +18,7 @@ from cotenant.core.failures.retry import RetryRules
 from cotenant.core.failures.rules import BadRules, Responsibility, Rule, merged, parse_rules
 from cotenant.core.model.health import HOLDING
 from cotenant.core.model.health_rules import RULES, xid_rule
+from cotenant.internal.v1.attempt_pb2 import AttemptEvidence
 from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
@@ -71,12 +72,10 @@ class FailureClassifier:
         self.rules, self.retrying = tuple(rules), retrying
         self._faults: dict[str, deque[tuple[float, str]]] = {}  # by node: time and job of each fault
 
-    def classify_attempt(self, attempt: job_pb2.Attempt) -> job_pb2.Attempt:
-        """Return an ended attempt as it is stored: with its failure, without the output tail and the health signs."""
+    def classify_attempt(self, attempt: job_pb2.Attempt, evidence: AttemptEvidence) -> job_pb2.Attempt:
+        """Return an ended attempt as it is stored: if it failed, with the failure's class."""
         kept = job_pb2.Attempt()
         kept.CopyFrom(attempt)
-        kept.ClearField("output_tail")
-        kept.ClearField("signs")
         if is_failure(attempt):
             unwell = attempt.stop_reason == job_pb2.STOP_REASON_UNHEALTHY and attempt.stop_detail
             end = AttemptEnd(
@@ -84,10 +83,10 @@ class FailureClassifier:
                 attempt.exit.signal,
                 attempt.exit.out_of_memory,
                 f"{UNHEALTHY_PREFIX}{attempt.stop_detail}" if unwell else attempt.message,
-                attempt.output_tail,
-                attempt.signs,
+                evidence.output_tail,
+                evidence.signs,
             )
-            kept.failure.CopyFrom(to_wire(clear_node_fault(classify(end, self.rules), attempt.signs)))
+            kept.failure.CopyFrom(to_wire(clear_node_fault(classify(end, self.rules), evidence.signs)))
         return kept
 
     def count_failure(self, attempt: job_pb2.Attempt) -> None:

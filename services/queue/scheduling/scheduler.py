@@ -309,7 +309,7 @@ class Scheduler:
             if parent := record.job.trace_parent:
                 telemetry.record("estimate", parent, times.began, times.estimated, job=record.id)
                 telemetry.record("order", parent, times.estimated, times.ordered, job=record.id)
-            self.attempt_watcher.apply_attempt(placed.attempt)
+            self.attempt_watcher.apply_attempt(placed.attempt, placed.evidence)
             use = held_by(record)
             headroom.take(record.spec.tenant, use.gpu_milli, use.cores)
             ASSIGNED_SECONDS.record(max(0.0, time.time() - specs.seconds(record.job.create_time)))

@@ -31,7 +31,7 @@ async def test_a_broken_gang_ends_alike_under_the_next_leader(mesh: Mesh, end: s
         state = job_pb2.ATTEMPT_STATE_FAILED if end == "failed" else job_pb2.ATTEMPT_STATE_NOT_LAUNCHED
         if end == "not launched":  # as if its agent had not said that it runs
             mesh.parts["placement"].service.cluster.attempts[gang].parts.pop("n1")
-        one.report((gang, 1), state, 9)
+        one.report((gang, 1), state, 9, output_tail="giving up\n")
     await mesh.reach(gang, "STOPPING")
     one.forget()
     await mesh.restart("placement")
@@ -42,6 +42,8 @@ async def test_a_broken_gang_ends_alike_under_the_next_leader(mesh: Mesh, end: s
     expected = {"lost": [job_pb2.ATTEMPT_STATE_LOST], "failed": [job_pb2.ATTEMPT_STATE_FAILED], "not launched": []}
     assert (ends, job.failures) == (expected[end], 1 if end == "failed" else 0)
     assert job.launch_failures == (1 if end == "not launched" else 0)
+    if end == "failed":
+        assert job.past_attempts[0].failure.evidence == "giving up"
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

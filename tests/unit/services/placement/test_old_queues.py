@@ -50,6 +50,20 @@ async def ended(mesh: Mesh) -> tuple[SimulatedAgent, int, int]:
     return agent, term, before
 
 
+async def test_a_retried_plan_returns_the_evidence_about_a_failure() -> None:
+    """Its caller may classify the failure from this answer, before the watch sends the attempt."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1")
+        await mesh.plans.PlanPlacement(plan("a"))
+        await until(lambda: ("a", 1) in agent.attempts)
+        agent.fail(("a", 1), "giving up\n", signs=["xid 79 on GPU-1"])
+        await until(lambda: ("a", 1) in agent.acked)
+        (standing,) = (await mesh.plans.PlanPlacement(plan("a"))).placed
+        assert standing.attempt.state == job_pb2.ATTEMPT_STATE_FAILED
+        assert (standing.evidence.output_tail, list(standing.evidence.signs)) == ("giving up\n", ["xid 79 on GPU-1"])
+
+
 async def test_a_former_leader_queue_starts_nothing() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
@@ -173,7 +187,7 @@ async def test_a_retried_plan_returns_no_uncommitted_end() -> None:
         store = mesh.parts["placement"].store
         await mesh.plans.PlanPlacement(plan("a"))
         await until(
-            lambda: mesh.parts["placement"].service.events.committed("a").state == job_pb2.ATTEMPT_STATE_RUNNING
+            lambda: mesh.parts["placement"].service.events.committed("a").attempt.state == job_pb2.ATTEMPT_STATE_RUNNING
         )
         store.held_back = asyncio.Event()
         agent.finish(("a", 1))

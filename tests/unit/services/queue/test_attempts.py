@@ -13,6 +13,7 @@ from tests.unit.services.mesh import LAS, Mesh, eventually, running, spec, until
 from cotenant.codec.job_events import kind_of
 from cotenant.core.failures.retry import RetryRules
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.internal.v1.attempt_pb2 import AttemptEvidence
 from cotenant.services.queue.jobs import desired_state, transitions
 from cotenant.storage.v1 import records_pb2
 from cotenant.v1 import job_pb2
@@ -268,7 +269,7 @@ async def test_stale_attempt_events_are_ignored(mesh: Mesh) -> None:
     stale.CopyFrom(job.attempt)
     stale.state = job_pb2.ATTEMPT_STATE_ASSIGNED
     stale.ClearField("start_time")
-    attempt_watcher.apply_attempt(stale)
+    attempt_watcher.apply_attempt(stale, AttemptEvidence())
     again = await mesh.job(job_id)
     assert again.attempt == job.attempt
     assert again.run_time.seconds < 60
@@ -332,7 +333,7 @@ async def test_a_resize_is_applied_and_stale_events_are_not(mesh: Mesh) -> None:
     resized.resize_time.GetCurrentTime()
     for epoch, cores in ((resized.epoch + 5, 2), (resized.epoch + 1, 2)):
         resized.epoch = epoch
-        mesh.parts["queue"].service.attempt_watcher.apply_attempt(resized)
+        mesh.parts["queue"].service.attempt_watcher.apply_attempt(resized, AttemptEvidence())
         held = transitions.held_by(record).cores
         assert (held, state.table.jobs(0.0).cores[0], record.job.attempt.epoch) == (cores, cores, job.attempt.epoch + 5)
         resized.allocations[0].tasks[0].core_ids.append(7)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
-from tests.unit.services.mesh import BACKFILL, Mesh, running
+from tests.unit.services.mesh import BACKFILL, Mesh, running, until
 
 from cotenant.codec.job_events import kind_of
 from cotenant.core.failures.retry import RetryRules
@@ -53,7 +53,6 @@ async def test_a_user_failure_is_not_retried(mesh: Mesh) -> None:
     assert failure.evidence == "ModuleNotFoundError: No module named 'torhc'"
     assert "import error (user): ModuleNotFoundError: No module named 'torhc'" in job.phase_reason
     assert (job.attempt.number, job.failures) == (1, 1)
-    assert not job.attempt.output_tail
 
 
 async def test_a_node_fault_is_retried_elsewhere_and_does_not_count(mesh: Mesh) -> None:
@@ -132,6 +131,23 @@ async def test_a_long_output_tail_is_cut_and_not_stored(mesh: Mesh) -> None:
     await mesh.reach(job_id, "FAILED")
     (entry,) = (await mesh.store.list("queue/jobs/")).entries
     assert len(entry.value) < 4096
+
+
+async def test_evidence_survives_until_another_queue_classifies_the_failure(mesh: Mesh) -> None:
+    """Placement changes its leader too, after its agent has been told to forget the attempt."""
+    agent = await mesh.agent("n1", gpus=2)
+    by_output, by_sign = [await mesh.submit(retries_max=0) for _ in range(2)]
+    for job_id in (by_output, by_sign):
+        await mesh.reach(job_id, "RUNNING")
+    await mesh.kill("queue")
+    agent.fail((by_output, 1), IMPORT)
+    agent.fail((by_sign, 1), "CUDA error: out of memory\n", signs=["xid 79 on GPU-1"])
+    await until(lambda: len(agent.acked) == 2)
+    await mesh.restart("placement")
+    await mesh.start("queue")
+    assert (await mesh.reach(by_output, "FAILED")).attempt.failure.failure_class == "import_error"
+    retried = await mesh.reach(by_sign, "RUNNING", lambda job: job.attempt.number == 2)
+    assert retried.past_attempts[0].failure.rule == "xid-gpu-lost"
 
 
 async def test_a_node_that_fails_several_jobs_is_logged(mesh: Mesh) -> None:

@@ -115,7 +115,9 @@ async def test_a_placement_snapshot_does_not_block_other_tasks() -> None:
         picture = placement_pb2.WatchAttemptsResponse(revision=9, snapshot=True)
         for number in range(3 * TAKEN_AT_ONCE):
             queue.state.add(new_record(f"{number:06}", JobSpec(roles=(Role(),)), "eve", ""))
-            picture.attempts.add(job_id=f"{number:06}", number=1, state=job_pb2.ATTEMPT_STATE_RUNNING, epoch=3)
+            attempt = picture.attempts.add().attempt
+            attempt.job_id, attempt.number, attempt.epoch = f"{number:06}", 1, 3
+            attempt.state = job_pb2.ATTEMPT_STATE_RUNNING
         seen = set()
 
         async def others() -> None:

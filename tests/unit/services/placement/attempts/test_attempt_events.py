@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import cast
 
+from cotenant.internal.v1.attempt_pb2 import AttemptEvidence, ObservedAttempt
 from cotenant.services.placement.attempts.attempt_events import BATCH_ATTEMPTS_MAX, AttemptEvents, Event
 from cotenant.v1 import job_pb2
 
 
-def attempt(number: int) -> job_pb2.Attempt:
-    return job_pb2.Attempt(job_id=f"job-{number}", number=1)
+def attempt(number: int, output_tail: str = "") -> ObservedAttempt:
+    return ObservedAttempt(
+        attempt=job_pb2.Attempt(job_id=f"job-{number}", number=1), evidence=AttemptEvidence(output_tail=output_tail)
+    )
+
+
+def told_in(events: Iterable[Event]) -> list[str]:
+    return [observed.attempt.job_id for event in events for observed in event.attempts]
 
 
 async def heard(feed: AttemptEvents, after: int, until: int) -> list[Event]:
@@ -32,8 +40,7 @@ async def test_waiting_events_are_batched_in_order() -> None:
         feed.publish(2 + number, [attempt(number)])
     for _ in range(2):  # the second time from the history, which the first has left as it was
         events = await heard(feed, 2, count + 1)
-        told = [one.job_id for event in events for one in event.attempts]
-        assert told == [f"job-{number}" for number in range(count)]
+        assert told_in(events) == [f"job-{number}" for number in range(count)]
         assert len(events) == 3
         assert [event.revision for event in events] == [1 + BATCH_ATTEMPTS_MAX * part for part in (1, 2, 3)]
 
@@ -50,7 +57,17 @@ async def test_a_snapshot_is_sent_alone() -> None:
     feed.publish_capacity()
     snapshot = await anext(watch)
     assert snapshot.snapshot
-    assert [one.job_id for one in snapshot.attempts] == ["job-2"]
+    assert told_in([snapshot]) == ["job-2"]
     later = await anext(watch)
     assert later.capacity_changed
-    assert [one.job_id for one in later.attempts] == ["job-3"]
+    assert told_in([later]) == ["job-3"]
+
+
+async def test_evidence_is_in_changes_and_snapshots() -> None:
+    feed = AttemptEvents()
+    feed.start(1, [attempt(0, "before")])
+    feed.publish(2, [attempt(1, "a change")])
+    feed.publish(3, [attempt(2, "another")])
+    (snapshot,), (batch,) = await heard(feed, 0, 3), await heard(feed, 2, 3)
+    for event, tails in ((snapshot, ["before", "a change", "another"]), (batch, ["a change", "another"])):
+        assert [observed.evidence.output_tail for observed in event.attempts] == tails
