@@ -120,7 +120,7 @@ class StoreFaults:
                 work.stop.wait(PAUSE_SECONDS)
 
     def _free(self, work: BackgroundWork) -> None:
-        """Delete the ballast, compact, defragment, and disarm the alarm."""
+        """Delete the ballast, compact, defragment, and disarm the alarms."""
         deadline = time.monotonic() + MENDED_SECONDS_MAX
         ballast = rpc.DeleteRangeRequest(
             key=BALLAST.encode(), range_end=(BALLAST[:-1] + chr(ord(BALLAST[-1]) + 1)).encode()
@@ -133,17 +133,15 @@ class StoreFaults:
         seen = rpc.CompactionRequest(revision=self._seen_revision(), physical=True)
         with suppress(grpc.RpcError):  # the mesh may have compacted further
             self._call(lambda channel: rpc.KVStub(channel).Compact(seen, timeout=CALL_SECONDS))
-        for member in MEMBERS:
-            with suppress(grpc.RpcError):  # a member that is down is small when it returns, or will be compacted then
-                self._call(
-                    lambda channel: rpc.MaintenanceStub(channel).Defragment(rpc.DefragmentRequest(), timeout=60.0),
-                    [member],
-                )
         self._disarm(deadline)
 
     def _disarm(self, deadline: float) -> None:
-        """Disarm the alarms of all members, until no late one can follow."""
+        """Defragment all members and disarm their alarms, again while one is raised: until no late one can follow.
+
+        A member raises its alarm again until it is small; it may be cut off now, or compact only later.
+        """
         disarm = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, alarm=rpc.NOSPACE)
+        self._defragment()
         disarmed_time = time.monotonic()
         while time.monotonic() < disarmed_time + LATE_ALARM_SECONDS:
             alarms = self._call_until_answered(
@@ -152,6 +150,8 @@ class StoreFaults:
                     rpc.AlarmRequest(action=rpc.AlarmRequest.GET), timeout=CALL_SECONDS
                 ),
             )
+            if alarms.alarms:
+                self._defragment()
             for alarm in alarms.alarms:
                 disarm.memberID = alarm.memberID
                 self._call_until_answered(
@@ -159,6 +159,16 @@ class StoreFaults:
                 )
                 disarmed_time = time.monotonic()
             time.sleep(PAUSE_SECONDS)
+
+    def _defragment(self) -> None:
+        for member in MEMBERS:
+            with suppress(grpc.RpcError):  # it may be down or cut off
+                self._call(
+                    lambda channel: rpc.MaintenanceStub(channel).Defragment(
+                        rpc.DefragmentRequest(), timeout=CALL_SECONDS
+                    ),
+                    [member],
+                )
 
     def _call_until_answered(self, deadline: float, ask: Callable[[grpc.Channel], Any]) -> Any:
         while True:
