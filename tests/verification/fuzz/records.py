@@ -33,6 +33,7 @@ from cotenant.services.placement.placement_leadership import LEADER, PlacementLe
 from cotenant.services.queue.jobs.archived_jobs import ARCHIVES, ArchivedJobs
 from cotenant.services.queue.jobs.job_store import ARRAYS, JOBS, TENANTS, JobStore
 from cotenant.services.queue.jobs.queue_state import State, stored_message
+from cotenant.services.queue.jobs.removal_log import REMOVALS
 from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
@@ -48,15 +49,16 @@ SEPARATOR = b"|"
 def targets() -> Iterator[Target]:
     """Yield the targets."""
     refused = (BadRecord, NewerSchema)
-    for name, prefix, load in (
-        ("job", JOBS, _queue),
-        ("tenant", TENANTS, _queue),
-        ("array", ARRAYS, _queue),
-        ("archive", ARCHIVES, _past),
-        ("node", NODES, _placement),
-        ("attempt", ATTEMPTS, _placement),
+    for name, key, load in (
+        ("job", f"{JOBS}x", _queue),
+        ("tenant", f"{TENANTS}x", _queue),
+        ("array", f"{ARRAYS}x", _queue),
+        ("removals", f"{REMOVALS}1", _queue),
+        ("archive", f"{ARCHIVES}x", _past),
+        ("node", f"{NODES}x", _placement),
+        ("attempt", f"{ATTEMPTS}x", _placement),
     ):
-        yield Target(f"{name} record", _of(name, prefix, load), refused)
+        yield Target(f"{name} record", _of(name, key, load), refused)
     yield Target("leader record", lambda directory: Prepared(_leader, (good("leader"),)), refused)
     yield Target("request record", lambda directory: Prepared(_request, (good("request"),)), refused)
     yield Target("provider keys", _keys, (BadOidc,))
@@ -76,10 +78,12 @@ def good(name: str) -> bytes:
     for uuid in ("GPU-a", "GPU-b"):
         inventory.gpus.add(uuid=uuid, model="V100", memory_bytes=1 << 34, shareable=True)
     job = job_pb2.Job(id="x", spec=spec(gpus=1), phase=job_pb2.JOB_PHASE_QUEUED, attempt=attempt)
+    removed = records_pb2.StoredRemoval(id="y", tenant="x")
     made: dict[str, Any] = {
         "job": records_pb2.StoredJob(schema_version=1, job=job, request_ids=["r"]),
         "tenant": records_pb2.StoredTenant(schema_version=1, tenant=tenant_service_pb2.Tenant(id="x", weight=2)),
         "array": records_pb2.StoredArray(schema_version=1, id="x", count=3),
+        "removals": records_pb2.StoredRemovals(schema_version=1, jobs=[removed], floor=0),
         "archive": records_pb2.StoredArchive(schema_version=1, id="x", place="h:/a.sqlite"),
         "node": records_pb2.StoredNode(schema_version=1, node=node_service_pb2.Node(id="x", inventory=inventory)),
         "attempt": records_pb2.StoredAttempt(schema_version=1, attempt=attempt, spec=spec(gpus=1)),
@@ -89,7 +93,7 @@ def good(name: str) -> bytes:
     return bytes(made[name].SerializeToString())
 
 
-def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[[Path], Prepared]:
+def _of(name: str, key: str, load: Callable[[MemoryStore], Any]) -> Callable[[Path], Prepared]:
     whole = good(name)
     beside = {f"{NODES}x": good("node")} if name == "attempt" else {}
     kind: Any = getattr(records_pb2, f"Stored{name.capitalize()}")
@@ -100,8 +104,8 @@ def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[
 
         async def started(data: bytes) -> None:
             store = MemoryStore()
-            await store.transact([], [Put(key, content) for key, content in beside.items()])
-            await store.transact([], [Put(f"{prefix}x", data)])
+            await store.transact([], [Put(place, content) for place, content in beside.items()])
+            await store.transact([], [Put(key, data)])
             before = (await store.list("")).entries
             try:
                 await load(store)
@@ -109,7 +113,7 @@ def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[
                 left = [one for one in (await store.list("")).entries if one.key != LEADER]
                 if left != list(before):
                     raise AssertionError("it had side effects") from error
-                if f"{prefix}x" not in str(error):
+                if key not in str(error):
                     raise AssertionError(f"the error does not name the key: {error}") from error
                 raise
 
@@ -127,7 +131,9 @@ def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[
 async def _queue(store: MemoryStore) -> None:
     """Load as the queue does, and read what was loaded."""
     state = State()
-    await JobStore(store, state).load()
+    job_store = JobStore(store, state)
+    await job_store.load()
+    "".join(job_id + tenant for job_id, tenant in job_store.removals.since(0))
     for record in state.records.values():
         stored_message(record).SerializeToString()
         state.row(record)
