@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -91,24 +90,6 @@ def test_a_plain_installation_is_small(installed: Install) -> None:
         if path.is_file() and top.partition("-")[0] not in NOT_OURS:
             sizes[top] = sizes.get(top, 0) + path.stat().st_size
     assert sum(sizes.values()) <= BYTES_MAX, sorted(sizes.items(), key=lambda one: -one[1])[:12]
-
-
-@pytest.mark.speed
-@pytest.mark.parametrize(
-    ("words", "milliseconds_max"), [(("python", "-c", "import cotenant"), 50), (("cotenant", "--help"), 200)]
-)
-def test_the_command_starts_quickly(
-    words: tuple[str, ...], milliseconds_max: int, installed: Install, tmp_path: Path
-) -> None:
-    program, *others = words
-
-    def processor_milliseconds() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run(installed("") / program, *others, home=tmp_path).returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return 1e3 * (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-
-    assert min(processor_milliseconds() for _ in range(5)) <= milliseconds_max
 
 
 def test_a_job_reports_progress_without_any_dependency(installed: Install, tmp_path: Path) -> None:
