@@ -178,18 +178,19 @@ class AttemptDirectory:
         file.write(status.to_json(), last=True)
 
     def lock(self) -> int | None:
-        """Acquire the lock and return its descriptor; None if a supervisor holds it."""
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        return descriptor
+        """Acquire the lock and return its descriptor; None if a supervisor holds it.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        return _locked(self.path / "lock", os.O_RDWR | os.O_CREAT)
 
     def supervised(self) -> bool:
-        """Return whether a supervisor is alive."""
-        descriptor = self.lock()
+        """Return whether a supervisor is alive; works on a read-only disk too."""
+        try:
+            descriptor = _locked(self.path / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
         if descriptor is not None:
             os.close(descriptor)
         return descriptor is None
@@ -253,6 +254,17 @@ class AttemptDirectory:
         work = target / "work"
         if work.is_dir() and not any(work.iterdir()):
             work.rmdir()
+
+
+def _locked(path: Path, flags: int) -> int | None:
+    """Open and lock a file; return its descriptor, or None if another process holds the lock."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def find_directories(root: Path) -> Iterator[AttemptDirectory]:

@@ -18,6 +18,7 @@ from tests.unit.node_agent.jobs import CPUS, shell, stop_order, task
 from tests.unit.node_agent.placement import Placement
 
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts
+from cotenant.v1 import job_pb2
 
 pytestmark = pytest.mark.root
 
@@ -130,6 +131,31 @@ async def test_an_agent_started_with_read_only_control_groups_reports_it_and_run
         assert any("control group" in sentence or "cgroup" in sentence for sentence in hello.inventory.not_enforced)
         await runs(placement, "job")
         await stopped(placement, "job")
+    finally:
+        await agent.end(signal.SIGKILL)
+        await end_jobs(tmp_path / "state")
+
+
+async def test_an_agent_started_with_a_read_only_directory_continues_its_jobs(
+    placement: Placement, tmp_path: Path
+) -> None:
+    need_namespaces()
+    agent = AgentProcess(placement, tmp_path / "state")
+    await agent.start()
+    await placement.connected()
+    await runs(placement, "there")
+    await agent.end(signal.SIGKILL)
+    attempts = tmp_path / "state" / "attempts"
+    (attempts / "unstarted-1").mkdir()
+    script = f'set -- {attempts} "$@"; {READ_ONLY}; shift; exec "$@"'
+    agent = AgentProcess(placement, tmp_path / "state", prefix=("unshare", "--mount", "sh", "-c", script, "sh"))
+    await agent.start()
+    try:
+        hello = await placement.connected(2)
+        assert [(report.job_id, report.state) for report in hello.attempts] == [
+            ("there", job_pb2.ATTEMPT_STATE_RUNNING)
+        ]
+        await stopped(placement, "there")
     finally:
         await agent.end(signal.SIGKILL)
         await end_jobs(tmp_path / "state")
