@@ -187,6 +187,8 @@ def test_what_is_left_is_what_the_predictor_says_then_the_user_then_as_much_agai
     )
     assert remaining_time_of(Estimate(), 10, expected_seconds=9).seconds == 10, "it outlived what its user expected"
     assert remaining_time_of(Estimate(), 0, usual_seconds=300).seconds == 300
+    assert remaining_time_of(Estimate(), 10, expected_seconds=100) == certain_time(90)
+    assert remaining_time_of(Estimate(), 90, usual_seconds=300) == RemainingTime(90, 10, 810)
 
 
 # The simulator as the oracle ----------------------------------------------------------------------------------
