@@ -1,10 +1,9 @@
 """Puts small errors into the code, one at a time, and counts how many of them the tests find.
 
-Each mutant is tried against the tests of its module only: those that import it, and its own examples; what they
-do not find, also against those that import what imports it. It is put in place as the module is imported, so no file
-changes. Without `--only`, mutants are drawn from core and policies. Exits
-with 1 if the tests find less than 85% of them. A survivor is a law that no test states, or changes nothing that anybody
-could notice.
+Each mutant is tried against the tests of its module only: its own examples, those that import it and those of its
+package; then against mypy. It is put in place as the module is imported, so no file changes. Without `--only`, mutants
+are drawn from core and policies. Exits with 1 if less than 85% of them are found. A survivor is a law that no test
+states, or changes nothing that anybody could notice.
 
     python -m tests.verification.mutation                                     100 mutants, a quarter of an hour
     python -m tests.verification.mutation --sample 400 --seed 7 --jobs 2      the same ones each time
@@ -30,7 +29,7 @@ from pathlib import Path
 from tests.support.paths import ROOT
 from tests.verification.mutation.code_mutants import Mutant, mutants_of
 from tests.verification.mutation.related_tests import Repository
-from tests.verification.mutation.runner import Result, TestsBroken, Verdict, failing_without_mutants, judge_all
+from tests.verification.mutation.runner import TYPES, Result, TestsBroken, Verdict, failing_without_mutants, judge_all
 
 DEFAULT = "src/cotenant/core,policies"
 SAMPLE = 100
@@ -132,12 +131,13 @@ def _share(results: Sequence[Result]) -> float:
 def _print_summary(results: Sequence[Result]) -> float:
     counts, share = Counter(one.verdict for one in results), _share(results)
     low, high = wilson(len(results) - counts[Verdict.SURVIVED], len(results))
-    verdicts = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _WORDS.items())
+    by_types = sum(one.killer == TYPES for one in results)
+    verdicts = (
+        f"{counts[Verdict.KILLED]} killed, {by_types} of them by mypy, {counts[Verdict.TIMEOUT]} timed out, "
+        f"{counts[Verdict.SURVIVED]} survived"
+    )
     print(f"\n{verdicts}: {share:.0%} of {len(results)} found ({low:.0%} to {high:.0%}), {SHARE_MIN:.0%} required")
     return share
-
-
-_WORDS = {Verdict.KILLED: "killed", Verdict.TIMEOUT: "timed out", Verdict.SURVIVED: "survived"}
 
 
 def _document(seed: int, results: Sequence[Result], mutants: int) -> dict[str, object]:

@@ -144,6 +144,8 @@ class _Finder:
 
     @_mutants.register
     def _(self, node: ast.UnaryOp) -> Iterator[Mutant]:
+        if isinstance(node.op, ast.UAdd):
+            return
         operand = self._text(node.operand)
         simple = isinstance(node.operand, ast.Name | ast.Attribute | ast.Call | ast.Constant | ast.Subscript)
         yield self._replaced(node, operand if simple else f"({operand})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +16,9 @@ LINKED = ("services", "policies", "node_agent")  # folders beside `src`, which a
 TESTS = ("tests/unit", "tests/contract")
 CONTRACTS = "tests/contract"
 POLICIES = f"{PACKAGE}.policies"
+PURE = (f"{PACKAGE}.core", POLICIES)
+PURE_TESTS = ("tests/unit/core/", "tests/unit/policies/", "tests/unit/simulator/", CONTRACTS)
 TESTS_IN_A_FILE = 5  # of a short file, whose duration is not recorded
-FARTHER_CPU_SECONDS = 30.0
 
 
 def module_at(path: str) -> str:
@@ -41,13 +42,10 @@ def imported_from(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Related:
-    """The test files for a module, the nearest first; of `contracts` only the cases of these policies.
-
-    Those `farther` away are asked about what the others do not find.
-    """
+    """The test files for a module, the nearest first; of `contracts` only the cases of these policies."""
 
     files: tuple[str, ...]
-    farther: tuple[str, ...] = ()
+    cpu_seconds: float
     contracts: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()
 
@@ -85,7 +83,8 @@ class Repository:
             for path in sorted((self.root / folder).rglob("test_*.py")):
                 name = path.relative_to(self.root).as_posix()
                 for imported in self._imports(name) & tests.keys():
-                    tests[imported].add(name)
+                    if name.startswith(PURE_TESTS) or not imported.startswith(PURE):
+                        tests[imported].add(name)
         return tests
 
     def _imports(self, path: str) -> set[str]:
@@ -104,40 +103,34 @@ class Repository:
     def related(self, module: str) -> Related:
         """Return the tests of a module.
 
-        These are its own examples, the file named after it, and those that import it, in the order of their durations;
-        `farther` are those that import a module which imports it, the quickest, or all if no test imports the module. A
-        policy also has its cases of the contract.
+        These are its own examples, the file named after it, those that import it, and those of its package, in the
+        order of their durations. If no test imports it, those count that import a module which does. For core and
+        policies they are without processes, sockets and clocks, since such tests may fail on a busy machine. A policy
+        also has its cases of the contract.
         """
         path = self.modules[module]
         named = f"tests/unit/{path.removeprefix(f'src/{PACKAGE}/')}"
         named = str(Path(named).with_name(f"test_{Path(path).name}"))
-        near, farther = self._importing_tests(module)
+        found = self._importing_tests(module)
         if (self.root / named).is_file():
-            near.add(named)
+            found.add(named)
+        if module.rpartition(".")[0] not in PURE:  # folders of modules that have nothing in common
+            package = (self.root / named).parent.glob("test_*.py")
+            found.update(path.relative_to(self.root).as_posix() for path in package)
         contracts, policies = self._contracts(module)
-        nearest = sorted(near, key=lambda one: (one != named, self._cpu_seconds(one), one))
-        quickest, left_seconds = list[str](), FARTHER_CPU_SECONDS
-        for one in sorted(farther - near, key=lambda one: (self._cpu_seconds(one), one)):
-            if (left_seconds := left_seconds - self._cpu_seconds(one)) >= 0:
-                quickest.append(one)
-        extra = tuple(one for one in contracts if one not in near)
-        return Related((imported_from(path), *nearest), tuple(quickest), extra, policies)
+        durations = {one: self._durations.of(one, TESTS_IN_A_FILE) for one in {*found, *contracts}}
+        nearest = sorted(found, key=lambda one: (one != named, durations[one].cpu_seconds, one))
+        extra = tuple(one for one in contracts if one not in found)
+        seconds = sum(duration.cpu_seconds for duration in durations.values())
+        return Related((imported_from(path), *nearest), seconds, extra, policies)
 
-    def cpu_seconds(self, files: Iterable[str]) -> float:
-        """Return how much CPU time the tests in some files are expected to take."""
-        return sum(map(self._cpu_seconds, files))
-
-    def _cpu_seconds(self, file: str) -> float:
-        return self._durations.of(file, TESTS_IN_A_FILE).cpu_seconds
-
-    def _importing_tests(self, module: str) -> tuple[set[str], set[str]]:
-        """Return the tests that import a module, or else what imports it, and those one step farther away."""
+    def _importing_tests(self, module: str) -> set[str]:
         found, nearest, seen = set[str](), {module}, {module}
         while nearest and not found:
             found = {test for one in nearest for test in self._tests[one]}
             nearest = {importer for one in nearest for importer in self._importers[one]} - seen
             seen |= nearest
-        return found, {test for one in nearest for test in self._tests[one]}
+        return found
 
     def _contracts(self, module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the files of the contract and the policies that a module is part of."""

@@ -23,7 +23,12 @@ from tests.verification.mutation.related_tests import Related, Repository, impor
 CPU_SECONDS_MIN = 30  # imports, and machines slower than the one on which durations were recorded
 CPU_FACTOR = 4
 TICK_SECONDS = 5.0
-SETTINGS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # one core for each process
+TYPES = "mypy"  # as what killed a mutant
+SETTINGS = {
+    "OPENBLAS_NUM_THREADS": "1",  # one core for each process
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",  # the order of sets decides which examples are drawn
+}
 WALL_FACTOR = 12  # a busy machine gives a process little CPU time
 COMMAND = (
     *(sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--tb", "no", "--no-header", "--timeout", "0"),
@@ -47,7 +52,7 @@ class TestsBroken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A mutant's verdict, and the test that killed it."""
+    """A mutant's verdict, and what killed it: the id of a test, an exit status of pytest, or `TYPES`."""
 
     mutant: Mutant
     verdict: Verdict
@@ -87,39 +92,34 @@ class Judges:
             _kill_group(tests)
 
     def judge(self, mutant: Mutant) -> Result:
-        """Run the related tests of a mutant until one fails."""
+        """Run the related tests of a mutant until one fails, and then check types."""
         source = mutant.apply((self._repository.root / mutant.path).read_text())
         compile(source, mutant.path, "exec")  # otherwise a mutator's error would count as killed
         related = self._repository.related(module_at(mutant.path))
-        result = self._judge_by(mutant, source, related, (*related.files, *related.contracts))
-        if result.verdict is Verdict.SURVIVED and related.farther:
-            result = self._judge_by(mutant, source, related, related.farther)
-        return result
-
-    def _judge_by(self, mutant: Mutant, source: str, related: Related, files: Sequence[str]) -> Result:
-        code, failed = self._run(mutant.path, source, related, files)
+        code, failed = self._run(mutant.path, source, related)
         if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            return Result(mutant, Verdict.SURVIVED)
+            well_typed = _is_well_typed(self._repository.root, mutant.path, source)
+            return Result(mutant, Verdict.SURVIVED) if well_typed else Result(mutant, Verdict.KILLED, TYPES)
         if code in (None, -signal.SIGXCPU):
             return Result(mutant, Verdict.TIMEOUT)
         if code == NOT_REPLACED:
             raise TestsBroken(f"the tests of {mutant.path} ran without the mutant")
         if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR) and not failed:
             plain = (self._repository.root / mutant.path).read_text()  # a mutant may not even be importable
-            if self._run(mutant.path, plain, related, files)[0] == code:
-                raise TestsBroken(f"pytest cannot run {' '.join(files)}")
+            if self._run(mutant.path, plain, related)[0] == code:
+                raise TestsBroken(f"pytest cannot run {' '.join(related.files)}")
         return Result(mutant, Verdict.KILLED, failed[0] if failed else f"exit status {code}")
 
-    def _run(self, path: str, source: str, related: Related, files: Sequence[str]) -> tuple[int | None, list[str]]:
+    def _run(self, path: str, source: str, related: Related) -> tuple[int | None, list[str]]:
         """Return the exit status of pytest, None if it took too long, and the ids of what failed."""
-        cpu_seconds = CPU_SECONDS_MIN + round(CPU_FACTOR * self._repository.cpu_seconds(files))
+        cpu_seconds = CPU_SECONDS_MIN + round(CPU_FACTOR * related.cpu_seconds)
         root, module = self._repository.root, module_at(path)
         with tempfile.TemporaryDirectory(prefix="cotenant-mutant-") as directory:
             orders, report = Path(directory) / "orders.json", Path(directory) / "failed"
             there = str(root / imported_from(path))
             Orders(module, there, source, cpu_seconds, str(report), related.contracts, related.policies).write(orders)
             tests = subprocess.Popen(
-                [*COMMAND, *files],
+                [*COMMAND, *related.files, *related.contracts],
                 cwd=root,
                 env=os.environ | SETTINGS | {mutated_module.VARIABLE: str(orders), "TMPDIR": directory},
                 stdin=subprocess.DEVNULL,
@@ -136,6 +136,18 @@ class Judges:
                 self._running.discard(tests)
                 _kill_group(tests)
             return code, report.read_text().splitlines() if report.exists() else []
+
+
+def _is_well_typed(root: Path, path: str, source: str) -> bool:
+    """Return whether mypy, which is part of the checks, finds nothing in a module with another text."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(source)
+        file.flush()
+        there = imported_from(path)
+        shadow = ("--shadow-file", there, file.name, "--cache-dir", os.devnull)  # a cache would know the plain text
+        command = [sys.executable, "-m", "mypy", *shadow, there]
+        done = subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def _kill_group(tests: subprocess.Popen[bytes]) -> None:

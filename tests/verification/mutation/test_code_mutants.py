@@ -67,6 +67,7 @@ def test_an_expression_or_a_statement_is_changed_in_one_place(source: str, expec
         "class A:\n    b: int = field(default=1, init=False)",
         "def f(a: Literal[1]) -> Literal[2]: ...",
         "x = f'{a + 1}' + 'b'",
+        "return_ = f(+a)",
         "x = zip(a, strict=True)",
         "if TYPE_CHECKING:\n    x = f(1)",
         "WAIT_SECONDS: float = 60 * 60",

@@ -28,6 +28,7 @@ def test_related_tests_import_the_module_or_are_named_after_it_and_that_one_is_f
 def test_a_module_that_no_test_imports_has_the_tests_of_those_that_import_it() -> None:
     files = REPOSITORY.related("cotenant.core.scheduling.limits_enforcement").files
     assert "tests/unit/core/scheduling/test_fair_share.py" in files
+    assert "tests/unit/core/scheduling/test_preemption.py" in files, "its package has this one too"
 
 
 def test_a_policy_has_its_cases_of_the_contract() -> None:
@@ -55,19 +56,22 @@ def replaced(old: str, new: str) -> Mutant:
 
 
 def test_a_mutant_is_killed_survives_or_never_ends_and_the_file_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "CPU_SECONDS_MIN", 10)
+    monkeypatch.setattr(runner, "CPU_SECONDS_MIN", 6)
     monkeypatch.setattr(runner, "CPU_FACTOR", 0)
     before = (ROOT / MODULE).read_text()
     wrong = replaced("self._started_sum += waited", "self._started_sum -= waited")
+    typed = replaced("self._started_sum += waited", "self._started_sum += waited; job_id.nothing if now < 0 else 0")
     same = replaced("self._started_sum += waited", "self._started_sum = waited + self._started_sum")
     endless = replaced("self._started_sum += waited", "while True: pass")
-    results = {one.mutant: one for one in judge_all(REPOSITORY, [wrong, same, endless], jobs=2) if one}
-    assert [results[one].verdict for one in (wrong, same, endless)] == [
+    results = {one.mutant: one for one in judge_all(REPOSITORY, [wrong, typed, same, endless], jobs=2) if one}
+    assert [results[one].verdict for one in (wrong, typed, same, endless)] == [
+        Verdict.KILLED,
         Verdict.KILLED,
         Verdict.SURVIVED,
         Verdict.TIMEOUT,
     ]
     assert "mean_waits" in results[wrong].killer
+    assert results[typed].killer == runner.TYPES
     assert failing_without_mutants(ROOT, [results[wrong].killer]) == []
     assert (ROOT / MODULE).read_text() == before
 
@@ -86,7 +90,9 @@ def test_a_run_reports_the_share_and_fails_below_the_bar(
     file = tmp_path / "result.json"
     arguments = ["--only", "src/cotenant/policies/las.py", "--seed", "3", "--json", str(file)]
     assert command.main([*arguments, "--sample", "20"]) == 1
-    assert "10 killed, 5 timed out, 5 survived: 75% of 20 found (53% to 89%)" in capsys.readouterr().out
+    assert (
+        "10 killed, 0 of them by mypy, 5 timed out, 5 survived: 75% of 20 found (53% to 89%)" in capsys.readouterr().out
+    )
     first = json.loads(file.read_text())
     assert (first["tried"], first["survived"], first["share_found"]) == (20, 5, 0.75)
     assert command.main([*arguments, "--sample", "20"]) == 1
