@@ -40,11 +40,13 @@ endif
 durations: $(STAMP) ## run all tests and record how long they take, for the schedule of `make test`
 	@$(RUN) --record-durations
 
-verify: $(STAMP) ## verify deeply, in hours, as root: all tests with many examples, long chaos, many seeds and inputs
+verify: $(STAMP) ## verify deeply, in hours, as root: all tests with many examples, long chaos, many seeds, mutants and inputs
 	@printf '\n── tests\n'
 	@$(RUN) --hypothesis-profile deep --timeout 3600
 	@printf '\n── simulated control plane\n'
 	@python -m tests.verification.control_plane --seeds 10000
+	@printf '\n── mutants\n'
+	@python -m tests.verification.mutation --sample 400
 	@$(MAKE) fuzz ARGS="--inputs 1000000"
 	@$(MAKE) chaos ARGS="--steps 1000"
 	@$(MAKE) test-vm

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 FULL = 100  # Hypothesis' own default, to which the counts in tests refer
 SHORT, DEEP = FULL // 2, FULL * 10
 
 
 def register_profiles() -> None:
-    """Register `dev`, `ci` and `deep` (`--hypothesis-profile`), and load `ci` in continuous integration, else `dev`.
+    """Register the profiles (`--hypothesis-profile`), and load `ci` in continuous integration, else `dev`.
 
     What holds up a change is decided by the same examples each time; everybody else's runs look for new ones. No
-    example has a deadline, and filters may reject many: a loaded machine and bad luck say nothing of the code.
+    example has a deadline, and filters may reject many: a loaded machine and bad luck say nothing of the code. `deep`
+    draws many; `mutation` only asks whether a test fails, so it does not look for the smallest example.
     """
     lenient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
     settings.register_profile("dev", lenient, max_examples=SHORT)
     settings.register_profile("ci", lenient, max_examples=SHORT, derandomize=True, database=None)
+    phases = (Phase.explicit, Phase.generate)
+    settings.register_profile(
+        "mutation",
+        lenient,
+        max_examples=SHORT,
+        derandomize=True,
+        database=None,
+        phases=phases,
+        report_multiple_bugs=False,
+    )
     settings.register_profile("deep", lenient, max_examples=DEEP)
     settings.load_profile("ci" if os.environ.get("CI") else "dev")
 

@@ -261,7 +261,14 @@ def blocked_by_strict_head(
     left: tuple[int, int, int],
     nearest: PrecedingJob | None,
 ) -> Refusal:
-    """Return the refusal of a job behind the `head` of a strict order, which does not fit: the order stops there."""
+    """Return the refusal of a job behind the `head` of a strict order, which does not fit: the order stops there.
+
+    >>> refusal = blocked_by_strict_head(7, 6, "a", (4000, 8, 2**31), (2000, 12, 2**30), None)
+    >>> refusal.detail.partition(", which ")[2]
+    'needs 4 GPUs, 8 cores and 2 GiB of memory; the jobs before a leave 2 GPUs, 12 cores and 1 GiB of memory'
+    >>> [refusal.numbers[name] for name in ("rank", "head_gpu_milli", "head_cores", "left_gpu_milli", "left_cores")]
+    [7, 4000.0, 8.0, 2000, 12]
+    """
     numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
     numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
     names = ("head_gpu_milli", "head_cores", "head_memory_bytes")

@@ -132,6 +132,27 @@ def test_what_is_undone_leaves_no_trace_however_it_is_nested(world: World) -> No
     assert picture(ledger) == before
 
 
+@given(worlds(), st.booleans())
+def test_a_copy_and_its_original_change_independently_also_what_is_undone(world: World, copied_inside: bool) -> None:
+    ledger, before = world.ledger, picture(world.ledger)
+    other = ledger.copy()
+    with ledger.rolled_back():
+        if copied_inside:
+            other = ledger.copy()
+        mark = ledger.mark
+        for holding in [holding for holdings in world.taken for holding in holdings]:
+            other.release(holding)
+        other.open[:] = False
+        assert picture(ledger) == before
+        assert ledger.mark == mark
+        with other.rolled_back():
+            for holding in [holding for holdings in world.taken for holding in holdings]:
+                ledger.release(holding)
+        assert picture(other)[:-1] == picture(Ledger(ledger.shapes))[:-1]
+    assert picture(ledger) == before
+    assert picture(other)[:-1] == picture(Ledger(ledger.shapes))[:-1]
+
+
 def test_what_is_undone_is_undone_after_an_error_too() -> None:
     ledger = Ledger([NodeShape(gpus=2, cores=4)])
     with pytest.raises(Overcommitted), ledger.rolled_back():
@@ -145,6 +166,8 @@ def test_what_was_never_taken_cannot_be_given_back(world: World) -> None:
     for node in range(len(ledger)):
         with pytest.raises(Overcommitted):
             ledger.release(Holding(node, cores=int(ledger.total_cores[node] - ledger.free_cores[node]) + 1))
+        with pytest.raises(Overcommitted):
+            ledger.release(Holding(node, memory_bytes=int(ledger.total_memory[node] - ledger.free_memory[node]) + 1))
         if parts := ledger.parts_of(node):
             with pytest.raises(Overcommitted):
                 ledger.release(Holding(node, shares=((0, 1001 - parts[0]),)))

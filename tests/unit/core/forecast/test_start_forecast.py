@@ -169,6 +169,15 @@ def test_once_the_time_is_spent_the_rest_is_unknown_and_it_is_told_how_far_it_we
     assert told.expected["v"].seconds == 10
 
 
+def test_a_job_is_not_stopped_for_those_that_it_outranks() -> None:
+    """Only the first to wait may have its place, and that one does not fit there."""
+    held = [on("low", 0, 4, 100), on("b", 1, 4, 200)]
+    waits = [WaitingEntry(gang("head", 4, replicas=2), certain_time(1)), WaitingEntry(gang("w", 4), certain_time(1))]
+    shown = picture(two_servers(), held, waits)
+    assert starts(forecast(replace(shown, stoppable={"low": 1}), FirstFit(), rng()))["w"] == 100
+    assert starts(forecast(replace(shown, stoppable={"low": 2}), FirstFit(), rng()))["w"] == 0
+
+
 def test_beyond_the_horizon_nothing_is_told() -> None:
     told = forecast(
         picture(two_servers(), [on("a", 0, 4, 100), on("b", 1, 4, 100)], [WaitingEntry(gang("w", 1), certain_time(1))]),
@@ -187,6 +196,8 @@ def test_what_is_left_is_what_the_predictor_says_then_the_user_then_as_much_agai
     )
     assert remaining_time_of(Estimate(), 10, expected_seconds=9).seconds == 10, "it outlived what its user expected"
     assert remaining_time_of(Estimate(), 0, usual_seconds=300).seconds == 300
+    assert remaining_time_of(Estimate(), 10, expected_seconds=100) == certain_time(90)
+    assert remaining_time_of(Estimate(), 90, usual_seconds=300) == RemainingTime(90, 10, 810)
 
 
 # The simulator as the oracle ----------------------------------------------------------------------------------

@@ -10,15 +10,25 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.worlds import rng, tables, take_one
-from tests.unit.core.scheduling.test_cycle import NOW, Ranked, capacities, orders, policies
+from tests.unit.core.scheduling.test_cycle import (
+    NOW,
+    Ranked,
+    Scene,
+    capacities,
+    orders,
+    placements,
+    policies,
+    scenes,
+)
 
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
-from cotenant.core.model.job_table import JobRow, Jobs, JobTable
+from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, Wait
 from cotenant.core.model.tenancy import Headroom, Tenancy, Tenant, check_hierarchy, check_tenant
-from cotenant.core.policy.protocols import Order
+from cotenant.core.placement.gang_allocation import cores_of, gpu_milli_of
+from cotenant.core.policy.protocols import Order, PlacementPolicy
 from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose
 from cotenant.core.scheduling.cycle import Plan, Victim, place
 from cotenant.core.scheduling.order_explanation import Outrankers
@@ -161,6 +171,41 @@ def test_what_counting_lets_start_is_within_every_limit(
         assert not jobs.running[row]
 
 
+@given(st.data(), pictures(), tenancies, st.booleans(), st.sampled_from([0.0, 500.0]), capacities)
+def test_under_limits_the_choice_agrees_with_a_walk_through_the_order(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, strict: bool, run_seconds_min: float, capacity: Capacity
+) -> None:
+    """A limit holds back no other tenant; what does not fit holds back everything behind it in a strict queue."""
+    order, rules = data.draw(orders(len(jobs))), Rules(run_seconds_min=run_seconds_min)
+    tenancy = Tenancy([*tenancy.tenants, Tenant("limited", limit_gpu_milli=64_000)])
+    choice = choose(jobs, Ranked(strict=strict), order, capacity, now=NOW, rules=rules, tenancy=tenancy)
+    assert choice.selected is not None
+    columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
+    stays = rules.protects(jobs, NOW)
+    selected = set(np.flatnonzero(stays).tolist())
+    totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
+    left = [max(0, have - int(column[stays].sum())) for column, have in zip(columns, totals, strict=True)]
+    for row in choice.ranked.tolist():
+        if row in selected or exceeds_a_limit(jobs, row, selected, tenancy):
+            continue
+        needs = [int(column[row]) for column in columns]
+        if all(need <= have for need, have in zip(needs, left, strict=True)):
+            selected.add(row)
+            left = [have - need for need, have in zip(needs, left, strict=True)]
+        elif strict:
+            break
+    assert set(np.flatnonzero(choice.selected).tolist()) == selected
+
+
+def exceeds_a_limit(jobs: Jobs, row: int, selected: set[int], tenancy: Tenancy) -> bool:
+    for tenant in family_of(tenancy, int(jobs.tenant[row])):
+        members = [other for other in selected if tenant in family_of(tenancy, int(jobs.tenant[other]))]
+        for limit, need in ((tenant.limit_gpu_milli, jobs.gpu_milli), (tenant.limit_cores, jobs.cores)):
+            if limit is not None and need[row] and need[row] + sum(int(need[other]) for other in members) > limit:
+                return True
+    return False
+
+
 @given(st.data(), pictures(), policies, capacities)
 def test_tenants_that_are_promised_nothing_change_nothing(
     data: st.DataObject, jobs: Jobs, policy: Ranked, capacity: object
@@ -265,6 +310,45 @@ def test_a_tenant_at_its_limit_makes_room_for_itself_although_there_is_some() ->
     assert made.stops == ("old",)
     assert [start.needs_room for start in made.starts] == [True]
     assert ledger.free_gpus.tolist() == [4]
+
+
+def test_what_a_stopped_victim_held_no_longer_counts_toward_its_tenants_limit() -> None:
+    """Each gang replaces one victim, so the tenant stays at its limit."""
+    ledger = Ledger([NodeShape(gpus=8, cores=24)])
+    victims = [Victim(f"old{number}", (ledger.take(0, Demand(2000, 3)),), tenant="vision") for number in range(2)]
+    gangs = [Gang(f"new{number}", (Part("worker", 1, Demand(2000, 3)),), tenant="vision") for number in range(2)]
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000, limit_cores=6)], {"vision": (4000, 6)})
+    plan = place(gangs, ledger, Count(), rng(), victims=victims, headroom=room)
+    assert plan.refusals == {}
+    assert set(plan.stops) == {"old0", "old1"}
+    assert room.held("vision") == (4000, 6)
+
+
+@given(scenes(), placements, st.data())
+def test_after_a_plan_each_tenant_holds_what_it_held_and_started_less_what_it_stopped(
+    scene: Scene, policy: PlacementPolicy, data: st.DataObject
+) -> None:
+    names = st.sampled_from(["vision", "speech", "other"])
+    gangs = [dataclasses.replace(gang, tenant=data.draw(names)) for gang in scene.gangs]
+    victims = [dataclasses.replace(victim, tenant=data.draw(names)) for victim in scene.victims]
+    tenants = [
+        Tenant(one, limit_gpu_milli=data.draw(st.sampled_from([0, 4000, 64_000]))) for one in ("vision", "speech")
+    ]
+    held = {one.id: (0, 0) for one in tenants}
+    for victim in victims:
+        if victim.tenant in held:
+            milli, many = held[victim.tenant]
+            held[victim.tenant] = milli + gpu_milli_of(victim.holdings), many + cores_of(victim.holdings)
+    room = Headroom(tenants, held)
+    plan = place(gangs, scene.ledger, policy, rng(), victims=victims, leaving=scene.leaving, headroom=room)
+    gone = [victim for victim in victims if victim.job_id in plan.stops]
+    for name, (milli, many) in held.items():
+        stopped = [holding for victim in gone if victim.tenant == name for holding in victim.holdings]
+        started = [start.gang for start in plan.starts if start.gang.tenant == name]
+        assert room.held(name) == (
+            milli - gpu_milli_of(stopped) + sum(gang.gpu_milli for gang in started),
+            many - cores_of(stopped) + sum(gang.cores for gang in started),
+        )
 
 
 def test_a_gang_over_its_limit_holds_back_no_other_gang_of_its_shape() -> None:

@@ -162,6 +162,17 @@ def test_a_pair_of_gpus_comes_from_one_socket_where_one_has_a_pair() -> None:
     ]
 
 
+def test_gpus_come_from_a_socket_that_has_cores_left() -> None:
+    cores = tuple(core for core in two_sockets().cores if core.numa_node == 1)
+    for gpus in (1, 2):
+        book = NodeDevices("n1", replace(two_sockets(), cores=cores))
+        task = book.assign([Task("worker", 0, Demand(1000 * gpus, 1))]).tasks[0]
+        assert [share.uuid for share in task.gpus] == ["GPU-2", "GPU-3"][:gpus]
+    book.assign([Task("worker", 0, Demand(cores=7))])
+    task = book.assign([Task("worker", 0, Demand(2000))]).tasks[0]
+    assert [share.uuid for share in task.gpus] == ["GPU-0", "GPU-1"], "without cores rather than not at all"
+
+
 @pytest.mark.parametrize(
     ("islands", "count", "given"),
     [

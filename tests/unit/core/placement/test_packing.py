@@ -235,3 +235,16 @@ def test_whatever_any_rule_finds_room_for_is_taken_and_nothing_else(world: World
     else:
         with world.ledger.rolled_back():
             assert take(world.ledger, gang, offer)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
+def test_a_part_without_gpus_goes_where_it_strands_the_fewest(nodes: list[tuple[int, int]]) -> None:
+    """First to nodes that have no GPUs, then to those with the fewest free; all have the same room."""
+    ledger = Ledger([NodeShape(gpus, 8) for gpus, _ in nodes])
+    for node, (gpus, taken) in enumerate(nodes):
+        ledger.take(node, Demand(1000), min(gpus, taken))
+    placed = fewest(Part("worker", 1, Demand(cores=2)), ledger.room(Demand(cores=2)), ledger, set())
+    assert placed is not None
+    ((chosen, count),) = placed
+    at_stake = [(gpus > 0, gpus - min(gpus, taken)) for gpus, taken in nodes]
+    assert (at_stake[chosen], count) == (min(at_stake), 1)

@@ -13,8 +13,9 @@ from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.estimate import UNKNOWN
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobSpec, Locality, Request, Role
-from cotenant.core.model.node import NodeShape
+from cotenant.core.model.node import NodeShape, UnhealthyCapacity
 from cotenant.core.model.refusal import Code
+from cotenant.core.placement.capacity_shortage import shortage, shortage_refusal
 from cotenant.core.placement.packing import in_node_order, place_on_node, place_parts, room_for_all
 from cotenant.core.placement.unschedulable import fits, in_words, never_fits, no_place, room_on, shapes_of
 from cotenant.core.scheduling.cycle import gang_of
@@ -299,3 +300,16 @@ def test_it_is_said_where_no_server_has_such_gpus_or_shares_them(demand: Demand,
 
 def test_several_types_are_told_as_alternatives() -> None:
     assert in_words(Demand(2000, gpu_type="V100M16|V100M32")) == "2 GPUs (V100M16 or V100M32)"
+
+
+@pytest.mark.parametrize(("gpus", "cores", "ill"), [(3, 1, 1.0), (3, 8, 1.0), (2, 8, None)])
+def test_unhealthy_gpus_are_named_only_where_gpus_are_too_few(gpus: int, cores: int, ill: float | None) -> None:
+    ledger = ledger_of([NodeShape(3, 16), NodeShape(4, 16)])
+    ledger.unhealthy = UnhealthyCapacity(1, 1, (NodeShape(4, 16), NodeShape(4, 16)))
+    ledger.take(1, Demand(1000, 4), 4)
+    ledger.take(0, Demand(1000, 4), 1)
+    found = shortage(one(1000, cores, gpus), ledger)
+    refusal = shortage_refusal(found, ledger) if found else None
+    assert refusal is not None
+    assert refusal.numbers.get("unhealthy_gpus") == ill
+    assert ("1 GPU is unhealthy and not counted" in refusal.detail) == (ill is not None)

@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
@@ -261,3 +261,10 @@ def test_steps_derived_from_a_time_limit_the_confidence_of_another_rate() -> Non
 def test_a_judgement_can_tell_its_allocation() -> None:
     told = with_allocations(Estimate(candidates=(CandidateEstimate(2.0), CandidateEstimate(3.0))), ASKED)
     assert [one.allocation for one in told.candidates] == list(ASKED.candidates)
+
+
+@given(st.floats(), st.sampled_from(["remaining_seconds", "remaining_p10_seconds", "remaining_p90_seconds"]))
+@example(0.0, "remaining_seconds")
+def test_any_time_that_is_finite_and_not_negative_is_valid(seconds: float, name: str) -> None:
+    answer = Estimate(True, 1.0, **{name: seconds})  # type: ignore[arg-type]  # a time
+    assert (invalid_reason(answer, 0) == "") == (0 <= seconds < math.inf)

@@ -17,6 +17,7 @@ from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.policy.protocols import Order, PlacementPolicy, Sizing
+from cotenant.core.scheduling.admission import FairShare
 from cotenant.core.scheduling.cycle import Choice, InvalidOffer, Plan, Rules, Victim, choose, gang_of, place, take
 from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.consolidate import Consolidate
@@ -120,6 +121,26 @@ def walk(jobs: Jobs, ranked: list[int], capacity: Capacity, run_seconds_min: flo
         elif strict:
             break
     return selected
+
+
+@pytest.mark.parametrize("fair_share", FairShare)
+@given(st.lists(st.booleans(), min_size=2, max_size=8), st.data())
+def test_of_the_jobs_behind_a_start_the_last_in_the_policys_order_makes_room_first(
+    fair_share: FairShare, runs: list[bool], data: st.DataObject
+) -> None:
+    """There is room for all by counting, so whatever makes room does so for a gang that finds it in fragments."""
+    table = JobTable()
+    for number, running in enumerate(runs):
+        table.add(JobRow(f"job{number}", 0.0, sequence=number, gpu_milli=1000, tenant=number % 2))
+        if running:
+            table.start(f"job{number}", NOW - 10)
+    jobs = table.jobs(NOW)
+    scores = np.array(data.draw(st.permutations(range(len(runs)))), dtype=np.float64)
+    order = Order(np.zeros(len(runs), dtype=np.int64), scores)
+    choice = choose(jobs, Ranked(), order, Capacity(64_000), now=NOW, rules=Rules(fair_share=fair_share))
+    ranked = np.argsort(scores).tolist()
+    behind = ranked[ranked.index(choice.starts[0]) :] if len(choice.starts) else []
+    assert choice.victims.tolist() == [row for row in reversed(behind) if jobs.running[row]]
 
 
 def test_jobs_that_hold_more_than_there_is_cost_cpu_jobs_nothing() -> None:

@@ -117,3 +117,16 @@ def test_a_lower_standing_goes_before_a_lower_cost() -> None:
     high = Victim("high", (ledger.take(1, Demand(1000), 4),), standing=1, stop_cost_seconds=1)
     gang = Gang("gang", (Part("worker", 4, Demand(1000)),))
     assert place([gang], ledger, FirstFit(), rng(), victims=[low, high]).stops == ("low",)
+
+
+def test_of_what_is_not_needed_the_most_expensive_is_spared_first() -> None:
+    """One GPU and three make the four that are wanted; so do two and three, at a higher price."""
+    ledger = Ledger([NodeShape(6, 8), *[NodeShape(4, 8)] * EXACT_MAX])
+    held = [("one", 0, 1, 10.0), ("two", 0, 2, 15.0), ("three", 0, 3, 20.0)]
+    held += [(f"costly{node}", node, 4, 9000.0) for node in range(1, len(ledger))]
+    victims = [
+        Victim(name, (ledger.take(node, Demand(1000), gpus),), standing=0, stop_cost_seconds=cost)
+        for name, node, gpus, cost in held
+    ]
+    gang = Gang("gang", (Part("worker", 4, Demand(1000)),))
+    assert set(place([gang], ledger, Consolidate(), rng(), victims=victims).stops) == {"one", "three"}

@@ -23,6 +23,7 @@ from cotenant.core.scheduling.earliest_start import (
     departures_of,
     earliest_places,
     ends_within_seconds,
+    eventual_places,
 )
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, Reservation, ReservationRules, has_reservation
 from cotenant.policies.consolidate import Consolidate
@@ -236,6 +237,44 @@ def test_a_job_that_ends_in_time_or_fits_elsewhere_is_not_held_back(world: Busy)
         "RESERVED: its places on 1 node are reserved for large, which has waited for 3 min and will "
         "start in 60 s; it may run for 61 s"
     )
+
+
+def test_a_gang_is_not_held_back_by_a_reservation_once_its_room_is_taken(world: Busy) -> None:
+    """Of two equal gangs the first could start without the reservation; then a short job takes the room."""
+    world.gangs += [
+        gang("fills", 3, each=3),
+        gang("before", 2, each=2),
+        gang("short", 2, each=2, estimate=told(30, 60)),
+        gang("after", 2, each=2),
+    ]
+    plan = world.plan(FirstFit())
+    assert [start.gang.job_id for start in plan.starts] == ["fills", "short"]
+    assert plan.refusals["before"].code is Code.RESERVED
+    assert plan.refusals["after"].code is Code.CAPACITY
+
+
+def test_a_job_that_outlived_its_estimate_goes_on_for_a_share_of_its_run() -> None:
+    assert departure_of("a", (), told(0), 500) == Departure("a", (), 50, 50, 50, ran_seconds=500)
+    assert departure_of("a", (), told(0), 5).likely_seconds == 1, "and for a second at least"
+    assert departure_of("a", (), UNKNOWN, 500) == Departure("a", (), ran_seconds=500)
+
+
+@given(st.permutations([10.0, 20.0, 30.0, 40.0]), st.integers(1, 4))
+def test_of_jobs_without_a_known_end_those_that_ran_shortest_are_expected_to_go_first(
+    ran: list[float], gpus: int
+) -> None:
+    ledger = Ledger([NodeShape(4, 8)])
+    going = [
+        Departure(f"{number}", (ledger.take(0, Demand(1000)),), ran_seconds=each) for number, each in enumerate(ran)
+    ]
+
+    def ask(gang: Gang, gone: Collection[str]) -> Offer | None:
+        offer = FirstFit().place(gang, ledger, rng())
+        return None if isinstance(offer, Refusal) else offer
+
+    found = eventual_places(gang("large", gpus), ledger, ask, going)
+    assert found is not None
+    assert [one.ran_seconds for one in found.gone] == sorted(ran)[:gpus]
 
 
 def test_where_nothing_is_known_room_is_kept_for_a_while_once_it_waited_twice_as_long(world: Busy) -> None:

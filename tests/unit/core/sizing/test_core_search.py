@@ -103,3 +103,10 @@ def test_the_unmeasured_is_hoped_to_go_on() -> None:
     assert expected([Point(3, 6.0)], 2) == 4.0
     assert expected([Point(3, 6.0)], 5) == 10.0
     assert expected([Point(3, 6.0), Point(4, 6.0)], 9) == 6.0
+
+
+def test_a_job_that_has_tried_nothing_may_try_as_many_counts_as_the_options_say() -> None:
+    flat, how = [Point(3, 10.0, 9), Point(4, 10.0, 9)], SearchOptions(counts_max=1)
+    assert next_trial(flat, 3, 6, how) == next_trial(flat, 3, 6, how, tried=0)
+    assert not next_trial(flat, 3, 6, how).found
+    assert next_trial(flat, 3, 6, how, tried=1).found

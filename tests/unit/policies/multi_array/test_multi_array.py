@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
@@ -21,6 +22,8 @@ from cotenant.core.placement.gang_allocation import Victim
 from cotenant.core.policy.cluster_view import ClusterView, RunningJob
 from cotenant.core.scheduling import cycle
 from cotenant.policies.multi_array.policy import MultiArray
+from cotenant.policies.multi_array.split import Demand as DemandOverTime
+from cotenant.policies.multi_array.split import Held
 
 OPTIONS = MultiArray.Options(warm_up_seconds=10.0, trial_cores=0)
 
@@ -252,3 +255,17 @@ def test_incremental_occupancy_decides_like_a_full_count(seed: int) -> None:
         assert quick.ask(*gangs, victims=victims) == slow.ask(*gangs, victims=victims)
     assert picture(quick.ledger) == picture(slow.ledger)
     assert quick.there == slow.there
+
+
+@given(st.lists(st.tuples(st.floats(1, 1000), st.floats(0, 1)), max_size=6))
+def test_the_share_that_is_rarely_exceeded_is_no_less_than_the_mean_and_at_most_all(
+    spans: list[tuple[float, float]],
+) -> None:
+    demand = DemandOverTime(memory_seconds=1e9)
+    for seconds, busy in spans:
+        demand.add(seconds, Held(busy=busy))
+    total = sum(seconds for seconds, _ in spans)
+    mean = sum(seconds * busy for seconds, busy in spans) / total if spans else 1.0
+    assert mean - 1e-5 <= demand.busy_share <= 1.0
+    if len({busy for _, busy in spans}) == 1:
+        assert demand.busy_share == pytest.approx(mean, abs=1e-5), "without deviations"

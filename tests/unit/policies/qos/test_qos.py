@@ -22,6 +22,7 @@ from cotenant.core.scheduling import cycle
 from cotenant.core.sizing import replica_sizing
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.qos.policy import KeepsPromises
+from cotenant.policies.qos.speed_bounds import speed_bounds
 from cotenant.policies.requested import Requested
 
 NOW = 1000.0
@@ -497,3 +498,13 @@ def test_a_service_with_too_low_a_limit_waits_and_holds_no_job_back() -> None:
     assert plan.refusals["service"].code is Code.NEVER_FITS
     assert "replicas_max is 5 or more" in plan.refusals["service"].remedy
     assert [start.gang.job_id for start in plan.starts] == ["other"]
+
+
+def test_a_deadline_says_nothing_of_a_job_whose_remaining_time_is_unknown() -> None:
+    gang = job("a", 2, ALONE, qos=Qos(rate_min_per_second=5.0), deadline=NOW + 100)
+    assert [pace.share for pace in speed_bounds(gang, NOW).paces] == [0.5, 0.625, 1.0]
+    known = job("a", 2, {1: 10.0}, qos=Qos(rate_min_per_second=5.0), deadline=NOW + 100, seconds=80.0)
+    assert [pace.share for pace in speed_bounds(known, NOW).paces] == [0.8]
+    assert [pace.share for pace in speed_bounds(known, NOW + 100).paces] == [float("inf")], (
+        "it cannot be met any longer"
+    )

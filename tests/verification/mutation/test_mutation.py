@@ -1,0 +1,102 @@
+"""Which tests are related to a module, the verdicts on a few mutants of a real one, and what the command reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from tests.support.paths import ROOT
+from tests.verification.mutation import __main__ as command
+from tests.verification.mutation import runner
+from tests.verification.mutation.code_mutants import Mutant
+from tests.verification.mutation.related_tests import Repository
+from tests.verification.mutation.runner import Result, Verdict, failing_without_mutants, judge_all
+
+REPOSITORY = Repository(ROOT)
+
+
+def test_related_tests_import_the_module_or_are_named_after_it_and_that_one_is_first() -> None:
+    ledger = REPOSITORY.related("cotenant.core.capacity.ledger")
+    assert ledger.files[:2] == ("src/cotenant/core/capacity/ledger.py", "tests/unit/core/capacity/test_ledger.py")
+    assert "tests/unit/core/scheduling/test_cycle.py" in ledger.files
+    assert ledger.contracts == ()
+
+
+def test_a_module_that_no_test_imports_has_the_tests_of_those_that_import_it() -> None:
+    files = REPOSITORY.related("cotenant.core.scheduling.limits_enforcement").files
+    assert "tests/unit/core/scheduling/test_fair_share.py" in files
+    assert "tests/unit/core/scheduling/test_preemption.py" in files, "its package has this one too"
+
+
+def test_a_policy_has_its_cases_of_the_contract() -> None:
+    las, search = (REPOSITORY.related(f"cotenant.policies.{name}") for name in ("las", "qos.search"))
+    assert las.files[0] == "src/cotenant/policies/las.py"
+    assert (las.policies, search.policies) == (("las",), ("qos",))
+    assert "tests/contract/test_policies.py" in las.contracts
+
+
+def test_every_module_of_core_and_policies_has_tests() -> None:
+    inner = [module for module in REPOSITORY.modules if module.startswith(("cotenant.core", "cotenant.policies"))]
+    assert len(inner) > 100
+    related = {module: REPOSITORY.related(module) for module in inner}
+    assert [module for module, one in related.items() if len(one.files) == 1 and not one.contracts] == []
+
+
+MODULE = "policies/multi_array/mean_waits.py"
+
+
+def replaced(old: str, new: str) -> Mutant:
+    """Return a mutant made by hand."""
+    source = (ROOT / MODULE).read_text()
+    start = len(source[: source.index(old)].encode())
+    return Mutant(MODULE, start, start + len(old.encode()), new, 1)
+
+
+def test_a_mutant_is_killed_survives_or_never_ends_and_the_file_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CPU_SECONDS_MIN", 6)
+    monkeypatch.setattr(runner, "CPU_FACTOR", 0)
+    before = (ROOT / MODULE).read_text()
+    wrong = replaced("self._started_sum += waited", "self._started_sum -= waited")
+    typed = replaced("self._started_sum += waited", "self._started_sum += waited; job_id.nothing if now < 0 else 0")
+    same = replaced("self._started_sum += waited", "self._started_sum = waited + self._started_sum")
+    endless = replaced("self._started_sum += waited", "while True: pass")
+    results = {one.mutant: one for one in judge_all(REPOSITORY, [wrong, typed, same, endless], jobs=2) if one}
+    assert [results[one].verdict for one in (wrong, typed, same, endless)] == [
+        Verdict.KILLED,
+        Verdict.KILLED,
+        Verdict.SURVIVED,
+        Verdict.TIMEOUT,
+    ]
+    assert "mean_waits" in results[wrong].killer
+    assert results[typed].killer == runner.TYPES
+    assert failing_without_mutants(ROOT, [results[wrong].killer]) == []
+    assert (ROOT / MODULE).read_text() == before
+
+
+def test_a_run_reports_the_share_and_fails_below_the_bar(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = cycle([Verdict.KILLED, Verdict.KILLED, Verdict.TIMEOUT, Verdict.SURVIVED])
+
+    def judge_quickly(repository: Repository, mutants: Sequence[Mutant], jobs: int) -> Generator[Result | None]:
+        for mutant in mutants:
+            yield None
+            yield Result(mutant, next(verdicts))
+
+    monkeypatch.setattr(command, "judge_all", judge_quickly)
+    file = tmp_path / "result.json"
+    arguments = ["--only", "src/cotenant/policies/las.py", "--seed", "3", "--json", str(file)]
+    assert command.main([*arguments, "--sample", "20"]) == 1
+    assert (
+        "10 killed, 0 of them by mypy, 5 timed out, 5 survived: 75% of 20 found (53% to 89%)" in capsys.readouterr().out
+    )
+    first = json.loads(file.read_text())
+    assert (first["tried"], first["survived"], first["share_found"]) == (20, 5, 0.75)
+    assert command.main([*arguments, "--sample", "20"]) == 1
+    assert json.loads(file.read_text()) == first, "the same seed draws the same mutants"
+    assert command.main([*arguments, "--sample", "3"]) == 0
+    assert command.main(["--only", "nowhere"]) == 2
+    assert "no mutants in nowhere" in capsys.readouterr().err
