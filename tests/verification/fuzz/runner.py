@@ -34,6 +34,7 @@ WATCHED_EVERY = 500
 SETTLED_SHARE = 0.3  # share of the inputs after which memory should be stable
 GROWTH_BYTES_MAX = 24 << 20
 HEAD = 8
+WAITING_FACTOR = 6  # an input may wait this much longer than it may compute: the machine may have other work
 
 
 class Hung(BaseException):
@@ -138,8 +139,8 @@ def _what(target: Target, run: Callable[[bytes], None], data: bytes, outcome: Ou
         if outcome:
             outcome.refused += 1
         return "" if str(error).strip() else f"{type(error).__name__} without a message"
-    except Hung:
-        return f"hung: more than {target.seconds_max:g} s"
+    except Hung as error:
+        return f"hung: {error}"
     except (Exception, RecursionError, MemoryError) as error:
         return _describe(error)
     if seconds > loop_lag.bound_seconds():
@@ -200,18 +201,23 @@ def _smaller(data: bytes, still: Callable[[bytes], bool]) -> bytes:
 
 @contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Interrupt inputs that take too long; in the main thread only."""
+    """Interrupt inputs that take too much CPU time, or wait much longer; in the main thread only."""
+    waiting_seconds = WAITING_FACTOR * seconds
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Hung
+        computed = number == signal.SIGPROF
+        raise Hung(f"more than {seconds:g} s of CPU time" if computed else f"more than {waiting_seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, waiting_seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A fuzz target. An input that takes longer than `seconds_max` hangs.
+    """A fuzz target. An input that takes more CPU time than `seconds_max` hangs.
 
     `in_loop` marks code that services or agents run in an event loop: one input may take no more CPU time than one
     callback.

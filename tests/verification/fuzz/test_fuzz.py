@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gzip
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -239,13 +240,24 @@ def test_a_failure_is_found_and_its_input_minimized(tmp_path: Path) -> None:
     assert finding.what.startswith("AssertionError")
 
 
-def test_a_hang_is_found(tmp_path: Path) -> None:
-    def hangs(data: bytes) -> None:
-        while data.startswith(b"x"):
-            pass
+def computes(data: bytes) -> None:
+    while data.startswith(b"x"):
+        pass
 
+
+def waits(data: bytes) -> None:
+    reader, writer = os.pipe()
+    try:
+        os.read(reader, 1)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize(("hangs", "what"), [(computes, "more than 0.05 s of CPU time"), (waits, "more than 0.3 s")])
+def test_a_hang_is_found(hangs: Callable[[bytes], None], what: str, tmp_path: Path) -> None:
     outcome = run(Target("slow", lambda directory: Prepared(hangs, (b"x",)), seconds_max=0.05), 0, SEED, tmp_path)
-    assert [finding.what for finding in outcome.findings] == ["a valid input: hung: more than 0.05 s"]
+    assert [finding.what for finding in outcome.findings] == [f"a valid input: hung: {what}"]
 
 
 LEAKED_BYTES, LEAKS = 16 << 10, 3_000
