@@ -5,7 +5,7 @@ package; then against mypy. It is put in place as the module is imported, so no 
 are drawn from core and policies. Exits with 1 if less than 85% of them are found. A survivor is a law that no test
 states, or changes nothing that anybody could notice.
 
-    python -m tests.verification.mutation                                     100 mutants, a quarter of an hour
+    python -m tests.verification.mutation                                     100 mutants, half an hour at most
     python -m tests.verification.mutation --sample 400 --seed 7 --jobs 2      the same ones each time
     python -m tests.verification.mutation --only policies/las.py --sample 0   all mutants of a module
     python -m tests.verification.mutation --only src/cotenant/core/scheduling --json report/mutation.json
@@ -46,10 +46,12 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seed", type=int, help="draw the mutants of this seed; default: random")
-    parser.add_argument("--sample", type=int, default=SAMPLE, help=f"number of mutants, 0 for all; {SAMPLE}")
+    parser.add_argument(
+        "--sample", type=_count, metavar="N", default=SAMPLE, help=f"number of mutants, 0 for all; {SAMPLE}"
+    )
     parser.add_argument("--only", default=DEFAULT, metavar="PATH", help=f"files and folders, by commas; {DEFAULT}")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel processes; one per core")
-    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the result")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     repository = Repository(ROOT)
@@ -71,6 +73,12 @@ def main(arguments: Sequence[str]) -> int:
     for test in wrong:
         print(f"error: {test} fails without any mutant", file=sys.stderr)
     return 2 if wrong else int(share < SHARE_MIN)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0, not {text}")
+    return int(text)
 
 
 def _all_mutants(repository: Repository, parts: Sequence[str]) -> list[Mutant]:

@@ -39,7 +39,22 @@ ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
 }
 OPPOSITES = {"min": "max", "any": "all", "minimum": "maximum", "argmin": "argmax", "floor": "ceil", "left": "right"}
 OPPOSITES |= {there: here for here, there in OPPOSITES.items()}
-SYMMETRIC = {"min", "max", "minimum", "maximum", "isinstance", "field", "range", "TypeVar", "NewType", "gcd"}
+SYMMETRIC = {
+    "min",
+    "max",
+    "minimum",
+    "maximum",
+    "add",
+    "multiply",
+    "hypot",
+    "isclose",
+    "isinstance",
+    "field",
+    "range",
+    "TypeVar",
+    "NewType",
+    "gcd",
+}
 LOGGERS = {"log", "logger", "logging", "warnings"}
 
 

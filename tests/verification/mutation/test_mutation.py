@@ -45,7 +45,7 @@ def test_every_module_of_core_and_policies_has_tests() -> None:
     assert [module for module, one in related.items() if len(one.files) == 1 and not one.contracts] == []
 
 
-MODULE = "policies/multi_array/mean_waits.py"
+MODULE = "policies/edf.py"
 
 
 def replaced(old: str, new: str) -> Mutant:
@@ -55,25 +55,24 @@ def replaced(old: str, new: str) -> Mutant:
     return Mutant(MODULE, start, start + len(old.encode()), new, 1)
 
 
-def test_a_mutant_is_killed_survives_or_never_ends_and_the_file_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "CPU_SECONDS_MIN", 6)
-    monkeypatch.setattr(runner, "CPU_FACTOR", 0)
+def test_a_mutant_is_killed_by_a_test_or_by_types_or_survives_and_the_file_stays() -> None:
     before = (ROOT / MODULE).read_text()
-    wrong = replaced("self._started_sum += waited", "self._started_sum -= waited")
-    typed = replaced("self._started_sum += waited", "self._started_sum += waited; job_id.nothing if now < 0 else 0")
-    same = replaced("self._started_sum += waited", "self._started_sum = waited + self._started_sum")
-    endless = replaced("self._started_sum += waited", "while True: pass")
-    results = {one.mutant: one for one in judge_all(REPOSITORY, [wrong, typed, same, endless], jobs=2) if one}
-    assert [results[one].verdict for one in (wrong, typed, same, endless)] == [
-        Verdict.KILLED,
-        Verdict.KILLED,
-        Verdict.SURVIVED,
-        Verdict.TIMEOUT,
-    ]
-    assert "mean_waits" in results[wrong].killer
+    wrong = replaced("np.where(timed, 0, 1)", "np.where(timed, 1, 0)")
+    typed = replaced('name = "edf"', 'name: int = "edf"')
+    same = replaced("np.isfinite(jobs.deadline_seconds)", "~np.isinf(jobs.deadline_seconds)")
+    results = {one.mutant: one for one in judge_all(REPOSITORY, [wrong, typed, same], jobs=2) if one}
+    assert [results[one].verdict for one in (wrong, typed, same)] == [Verdict.KILLED, Verdict.KILLED, Verdict.SURVIVED]
+    assert "edf" in results[wrong].killer
     assert results[typed].killer == runner.TYPES
     assert failing_without_mutants(ROOT, [results[wrong].killer]) == []
     assert (ROOT / MODULE).read_text() == before
+
+
+def test_a_mutant_that_never_ends_is_stopped_by_its_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CPU_SECONDS_MIN", 5)
+    monkeypatch.setattr(runner, "CPU_FACTOR", 0)
+    endless = replaced("timed = np.isfinite(jobs.deadline_seconds)", "while True: pass")
+    assert [one.verdict for one in judge_all(REPOSITORY, [endless], jobs=1) if one] == [Verdict.TIMEOUT]
 
 
 def test_a_run_reports_the_share_and_fails_below_the_bar(

@@ -34,7 +34,7 @@ from cotenant.core.model.tenancy import Headroom, Tenant
 from cotenant.core.model.validation import check_amounts
 from cotenant.core.policy.cluster_view import RunningJob
 from cotenant.core.policy.protocols import PlacementPolicy
-from cotenant.core.prediction.remaining_time import RemainingTime, certain_time, remaining_time_of
+from cotenant.core.prediction.remaining_time import RemainingTime, certain_time, remaining_time_of, sample_run_times
 from cotenant.core.scheduling.cycle import gang_with
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, ReservationRules
 from cotenant.policies.consolidate import Consolidate
@@ -98,6 +98,12 @@ def test_a_limit_of_its_tenant_holds_a_job_back_until_a_job_of_that_tenant_ends(
     told = forecast(picture(two_servers(), held, waiters, headroom=room, strict=True), FirstFit(), rng())
     assert starts(told) == {"w": 90, "v": 0}
     assert room.held("vision") == (4000, 0)
+
+
+def test_a_limit_of_cores_holds_back_no_job_for_its_gpus() -> None:
+    room = Headroom([Tenant("vision", limit_cores=6)], {"vision": (4000, 6)})
+    waiters = [WaitingEntry(gang("w", 2, tenant="vision"), certain_time(10))]
+    assert starts(forecast(picture(two_servers(), [], waiters, headroom=room), FirstFit(), rng())) == {"w": 0}
 
 
 def test_a_gang_that_relaxes_starts_when_it_does() -> None:
@@ -198,6 +204,16 @@ def test_what_is_left_is_what_the_predictor_says_then_the_user_then_as_much_agai
     assert remaining_time_of(Estimate(), 0, usual_seconds=300).seconds == 300
     assert remaining_time_of(Estimate(), 10, expected_seconds=100) == certain_time(90)
     assert remaining_time_of(Estimate(), 90, usual_seconds=300) == RemainingTime(90, 10, 810)
+
+
+def test_sampled_run_times_have_the_quantiles_that_were_told() -> None:
+    told = [RemainingTime(100, 20, 500), RemainingTime(3600, 3000, 3700)]
+    sampled = sample_run_times(told, rng(), 4000)
+    assert sampled[0].tolist() == [100, 3600], "the medians come first"
+    for column, one in zip(sampled[1:].T, told, strict=True):
+        shares = [float((column <= seconds).mean()) for seconds in (one.p10_seconds, one.seconds, one.p90_seconds)]
+        assert shares == pytest.approx([0.1, 0.5, 0.9], abs=0.03)
+        assert column.min() >= 0
 
 
 # The simulator as the oracle ----------------------------------------------------------------------------------

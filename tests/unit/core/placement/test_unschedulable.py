@@ -141,6 +141,16 @@ def test_the_numbers_of_a_fragment_are_the_ledgers(world: World, gang: Gang) -> 
         assert spread == (refusal.numbers["room_replicas"] >= refusal.numbers["wanted_replicas"])
 
 
+def test_the_numbers_of_fragmented_racks_are_the_ledgers() -> None:
+    ledger = Ledger([NodeShape(4, 8)] * 5, racks=["a", "b", "a", "b", "c"])
+    for node, taken in enumerate([2, 0, 1, 3, 4]):
+        ledger.take(node, Demand(1000), taken)
+    refusal = no_place(Gang("job", (Part("worker", 6, Demand(1000)),)), ledger, within=Locality.RACK)
+    assert refusal.code is Code.FRAGMENTED
+    numbers = {name: refusal.numbers[name] for name in ("best_rack_replicas", "racks_with_room", "best_node_replicas")}
+    assert numbers == {"best_rack_replicas": 5, "racks_with_room": 2, "best_node_replicas": 4}
+
+
 def finds_place(gang: Gang, ledger: Ledger, *, within: Locality) -> bool:
     if within is Locality.SERVER:
         return any(place_on_node(gang, ledger, node) is not None for node in room_for_all(gang, ledger).tolist())

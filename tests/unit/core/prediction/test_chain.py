@@ -268,3 +268,21 @@ def test_a_judgement_can_tell_its_allocation() -> None:
 def test_any_time_that_is_finite_and_not_negative_is_valid(seconds: float, name: str) -> None:
     answer = Estimate(True, 1.0, **{name: seconds})  # type: ignore[arg-type]  # a time
     assert (invalid_reason(answer, 0) == "") == (0 <= seconds < math.inf)
+
+
+def test_the_remaining_steps_of_a_job_say_nothing_of_another_phase() -> None:
+    told = [("p", Estimate(candidates=(CandidateEstimate(10.0), CandidateEstimate(20.0))))]
+    steps = replace(ASKED, steps_total=1000, step=200)
+    assert [one.remaining_seconds for one in combined(told, steps).candidates] == [80.0, 40.0]
+    validation = replace(steps, phase="validation")
+    assert [one.remaining_seconds for one in combined(told, validation).candidates] == [None, None]
+
+
+def test_of_several_latencies_that_of_the_first_predictor_counts() -> None:
+    told = [
+        (name, Estimate(candidates=(CandidateEstimate(latency=Latency(2, p99_seconds=seconds)), CandidateEstimate())))
+        for name, seconds in (("first", 1.0), ("second", 2.0))
+    ]
+    (latency, none) = [one.latency for one in combined(told, ASKED).candidates]
+    assert latency is not None
+    assert (latency.p99_seconds, none) == (1.0, None)

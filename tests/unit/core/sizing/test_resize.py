@@ -6,9 +6,9 @@ import pytest
 
 from cotenant.core.capacity.ledger import Holding, Share
 from cotenant.core.model.estimate import UNKNOWN
-from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.job import JobKind, JobSpec, Request, Role
 from cotenant.core.policy.protocols import Sizing
-from cotenant.core.sizing.resize import BadSizing, ResizableJob, resized, validated_cores
+from cotenant.core.sizing.resize import BadSizing, ResizableJob, resizable, resized, validated_cores
 
 
 def running(cores: tuple[int, ...] = (4, 1), spare: tuple[int, ...] = (2, 0)) -> ResizableJob:
@@ -35,3 +35,18 @@ def test_an_invalid_sizing_is_rejected_with_the_reason(cores: tuple[int, ...], w
 def test_a_resize_changes_only_cores() -> None:
     places, held = [Share(3, 1, 2), Share(1, 0, 1)], [Holding(3, 2, 8, 5), Holding(1, cores=1, shares=((0, 500),))]
     assert resized(places, held, (7, 3)) == (Holding(3, 2, 6, 5), Holding(1, cores=7, shares=((0, 500),)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpu_milli", "cores", "expected"),
+    [
+        (JobKind.TRAINING, 1000, None, True),
+        (JobKind.TRAINING, 1000, 4, False),
+        (JobKind.TRAINING, 0, None, False),
+        (JobKind.CPU, 1000, None, False),
+    ],
+)
+def test_cores_change_only_if_they_are_open_and_there_are_gpus_to_keep_busy(
+    kind: JobKind, gpu_milli: int, cores: int | None, expected: bool
+) -> None:
+    assert resizable(JobSpec(kind=kind, roles=(Role("worker", 1, Request(gpu_milli, cores)),))) == expected

@@ -8,7 +8,9 @@ import pytest
 from benchmarks.contention_node import CpuJob, ModelNode, Trainer, hog
 
 from cotenant.core.policy.protocols import FREE, AttemptWindow, Directive, NodeWindow, Throttle
+from cotenant.policies.coda_eliminator.ladder import rungs
 from cotenant.policies.coda_eliminator.relief import Relief
+from cotenant.policies.coda_eliminator.throttled_jobs import ASKED_MAX, Hold, ThrottledJobs
 
 ONSET = 60
 
@@ -146,3 +148,34 @@ def test_a_one_core_job_without_bandwidth_limits_is_suspended_and_then_moved() -
     directives = acted(node, policy, ONSET + 720)
     assert any(directive.move for directive in directives)
     assert one_core.moved
+
+
+def test_a_throttled_attempt_that_was_resized_gets_the_ladder_of_its_new_size() -> None:
+    attempt = AttemptWindow("cpu", 1, True, 8.0, cores=8, throttle=Throttle(cores=4))
+    window, jobs, id = NodeWindow("n1", 100.0, 5.0, (attempt,)), ThrottledJobs(), ("cpu", 1)
+    jobs.adopt({id: attempt}, window)
+    hold = jobs.holds[id]
+    assert (hold.rung, hold.cores) == (0, 8)
+    larger = replace(attempt, cores=16)
+    jobs.resend({id: larger}, window)
+    assert (hold.rung, hold.cores, hold.ladder) == (1, 16, rungs(larger, window))
+
+
+@pytest.mark.parametrize(("carried_out", "rung"), [(Throttle(cores=4), 0), (Throttle(cores=2), 1), (FREE, None)])
+def test_what_an_agent_does_not_carry_out_is_repeated_and_then_taken_as_it_is(
+    carried_out: Throttle, rung: int | None
+) -> None:
+    attempt = AttemptWindow("cpu", 1, True, 8.0, cores=8, throttle=carried_out)
+    window, jobs, id = NodeWindow("n1", 100.0, 5.0, (attempt,)), ThrottledJobs(), ("cpu", 1)
+    ladder = rungs(attempt, window)
+    jobs.holds[id] = hold = Hold(ladder, 8, 2, ladder[2].throttle, wait=60.0, since=0.0, reason="it is slow")
+    for asked in range(1, ASKED_MAX + 1):
+        jobs.directives.clear()
+        jobs.resend({id: attempt}, window)
+        assert (hold.rung, hold.asked, len(jobs.directives)) == (2, asked, int(asked > 1))
+    jobs.directives.clear()
+    jobs.resend({id: attempt}, window)
+    if rung is None:
+        assert (jobs.holds, list(jobs.directives), list(jobs.cleared)) == ({}, [id], [id])
+    else:
+        assert (jobs.holds[id].rung, jobs.holds[id].throttle, jobs.directives) == (rung, carried_out, {})

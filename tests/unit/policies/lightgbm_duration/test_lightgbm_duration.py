@@ -10,8 +10,9 @@ import pytest
 
 from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query, Submission
 from cotenant.core.policy.options import parse
+from cotenant.policies.lightgbm_duration.finished_jobs import Facts
 from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
-from cotenant.policies.lightgbm_duration.runtime_model import read_model
+from cotenant.policies.lightgbm_duration.runtime_model import COLUMNS_MAX, Encoder, read_model
 
 OPTIONS = LightgbmDuration.Options(train_min=150, train_every=150)
 KINDS = ("bert", "resnet", "gnmt")
@@ -235,3 +236,13 @@ def test_options_that_make_no_sense_are_named() -> None:
     options = LightgbmDuration.Options(ends_max=1, train_min=0, train_growth=2.0)
     assert [wrong.field for wrong in options.check()] == ["ends_max", "train_min", "train_growth"]
     assert parse(LightgbmDuration.Options, {}) == LightgbmDuration.Options()
+
+
+def test_facts_that_most_jobs_state_get_a_column_and_those_that_never_differ_get_none() -> None:
+    names = [f"f{number:02}" for number in range(COLUMNS_MAX + 2)]
+    jobs: list[Facts] = []
+    for number, name in enumerate(names):
+        jobs += [((name, float(value)),) for value in range(number + 2)]
+    encoder = Encoder.of([*jobs, *[(("same", 1.0),)] * 99])
+    assert sorted(encoder.numbers) == names[2:]
+    assert encoder.words == ()
