@@ -150,7 +150,7 @@ async def test_a_failure_after_its_caller_was_cancelled_is_not_logged() -> None:
         for _ in range(3):  # what else was cancelled ends in the next turns, and names the failure until then
             await asyncio.sleep(0)
         gc.collect()
-        assert not untold
+        assert not [context for context in untold if "never retrieved" in context["message"]]  # gRPC has others
 
 
 async def _cut_off(leadership: PlacementLeadership) -> None:
