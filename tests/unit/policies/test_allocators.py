@@ -176,3 +176,10 @@ def test_aiturbo_weighs_a_gain_by_the_service_that_is_left() -> None:
     light, heavy = (AITurbo().weight(running(job, 3, 0, {}, rest)) for rest in (short, long))
     assert heavy == 100 * light
     assert AITurbo().weight(running(job, 3, 0, {})) == light, "of unknown length: as if a minute was left"
+
+
+def test_coda_starts_with_what_similar_jobs_need_within_the_share_of_the_gpus() -> None:
+    def started(useful: int) -> int:
+        return CodaAdaptive().size(spec(worker(1000)), Estimate(cores_useful=useful), [NodeShape(8, 96)]).cores[0]
+
+    assert [started(useful) for useful in (0, 1, 5, 12, 40)] == [1, 1, 5, 12, 12]

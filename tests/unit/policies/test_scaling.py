@@ -6,7 +6,7 @@ import pytest
 
 from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
 from cotenant.core.policy.options import BadOption, parse
-from cotenant.policies.scaling import PLACEMENTS_MAX, Scaling, features
+from cotenant.policies.scaling import PLACEMENTS_MAX, Scaling, Seen, features
 
 # Step seconds of YOLOv3, batch 8 per GPU, by GPUs of each node (Pollux, OSDI 2021, profiles bundled with ElasticFlow,
 # Apache-2.0).
@@ -171,3 +171,11 @@ def test_options_that_make_no_sense_are_all_named() -> None:
 def test_features_are_those_of_the_form() -> None:
     assert features(1, 1, "ring", batch_is_fixed=False) == (1.0, 0.0, 0.0)
     assert features(8, 4, "log", batch_is_fixed=True) == (1.0, 0.125, 1.0, 2.0)
+
+
+def test_a_job_without_a_wanted_type_is_judged_on_the_type_that_was_seen_in_most_placements() -> None:
+    seen = Seen()
+    assert (seen.gpu_type(""), seen.gpu_type("H100")) == ("", "H100")
+    for gpu_type, nodes in (("T4", 1), ("A100", 1), ("A100", 2)):
+        seen.add(gpu_type, (2, nodes, False), 4, 1.0)
+    assert (seen.gpu_type(""), seen.gpu_type("T4")) == ("A100", "T4")
