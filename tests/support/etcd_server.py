@@ -12,8 +12,9 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import grpc
@@ -23,6 +24,8 @@ START_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.01
 HEALTHY_SECONDS_MAX = 1.0
 V3 = {**os.environ, "ETCDCTL_API": "3"}
+PORTS, WORKERS = range(10_000, 32_000), 11  # below those that Linux hands out
+PORTS_EACH = len(PORTS) // WORKERS
 QUICK_ELECTIONS = ("--heartbeat-interval=50", "--election-timeout=500")  # leases of 1 s too need it this short
 
 
@@ -48,13 +51,25 @@ def etcd_tool(name: str) -> str | None:
     return shutil.which(name)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different ports on which nothing listens."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+def _ports() -> Iterator[int]:
+    """Yield ports forever: others than the system hands out, and than other processes of the same test run."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
+    first, offset = PORTS.start + worker * PORTS_EACH, os.getpid() * 101
+    return (first + (offset + number) % PORTS_EACH for number in count())
+
+
+_own_ports = _ports()
+
+
+def free_ports(wanted: int) -> list[int]:
+    """Return different ports on which nothing listens, and which nobody else takes while their server is down."""
+    found: list[int] = []
+    while len(found) < wanted:
+        port = next(_own_ports)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
 
 
 class EtcdServer:
