@@ -22,6 +22,16 @@ QUARANTINE: dict[str, str] = {
     "tests/end_to_end/test_full_store.py::test_admission_stops_well_before_etcd_and_existing_jobs_end": (
         "on a busy machine one of the jobs that were admitted last does not end within a minute; why is not known yet"
     ),
+    "tests/end_to_end/test_unwell.py::test_a_job_of_a_gpu_that_fell_off_the_bus_moves_to_another_and_all_views_agree": (
+        "a control group of another test goes while all are listed"
+    ),
+    "tests/unit/rpc/test_channel.py::test_a_halted_server_with_open_connections_is_abandoned": (
+        "once its server ended before it told its port; why is not known yet"
+    ),
+    "tests/unit/services/queue/scheduling/test_start_forecast.py::"
+    "test_a_waiting_job_gets_a_start_forecast_and_the_jobs_it_waits_for[strict]": (
+        "once the forecast was made before the running job was known; it should wait for that"
+    ),
 }
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on SIGINT as ignored
