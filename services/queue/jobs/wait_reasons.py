@@ -60,7 +60,8 @@ class WaitReasons:
     def refuse(self, record: Record, refusal: Refusal, before: WaitReasons) -> None:
         """Store why a job waits; an unchanged reason keeps its time."""
         self.limit_validity(refusal)
-        self.own[record.id] = refusal, _since(refusal, before.own.get(record.id), self.now)
+        known = before._of(record)  # it may have been shared, such as that of all jobs behind the head
+        self.own[record.id] = refusal, known[1] if known and known[0].code is refusal.code else self.now
 
     def refuse_class(self, record: Record, refusal: Refusal, before: WaitReasons) -> None:
         """Store why the jobs of an equivalence class wait."""
@@ -174,7 +175,3 @@ def ends_within(record: Record) -> float:
 
 
 NOT_YET = Refusal(Code.NOT_YET_CONSIDERED, "the next scheduling cycle will consider it")
-
-
-def _since(refusal: Refusal, before: RefusalSince | None, now: float) -> float:
-    return before[1] if before and before[0].code is refusal.code else now

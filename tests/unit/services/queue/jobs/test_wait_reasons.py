@@ -76,6 +76,16 @@ def test_a_time_independent_refusal_applies_to_the_whole_class() -> None:
     assert reasons.holds_seconds == float("inf")
 
 
+def test_a_job_behind_the_head_keeps_its_time_once_it_gets_a_refusal_of_its_own() -> None:
+    head, job = waiting("head", 100), waiting("job", 80)
+    first, second, third = (WaitReasons(NOW + later) for later in (0, 10, 20))
+    first.block_behind(head, Refusal(Code.CAPACITY, "too little is free"), WaitReasons())
+    second.block_behind(head, Refusal(Code.CAPACITY, "too little is free"), first)
+    second.refuse(job, Refusal(Code.BEHIND, "waits behind head"), first)
+    third.refuse(job, Refusal(Code.NO_NODES, "no node is connected"), second)
+    assert [found[1] for one in (first, second, third) if (found := one.of(job, NOW + 20))] == [NOW, NOW, NOW + 20]
+
+
 def test_refusals_survive_encoding() -> None:
     one = refused(100, since=60, until=300.25)
     assert refusals.from_wire(refusals.to_wire(one)) == one
