@@ -19,9 +19,6 @@ QUARANTINE: dict[str, str] = {
     "tests/unit/codec/test_roles.py::test_each_role_gets_as_far_with_each_method_as_the_table_says": (
         "on a busy machine gRPC's client reports INTERNAL for a stream that the server refused before it was read"
     ),
-    "tests/end_to_end/test_full_store.py::test_admission_stops_well_before_etcd_and_existing_jobs_end": (
-        "on a busy machine one of the jobs that were admitted last does not end within a minute; why is not known yet"
-    ),
     "tests/end_to_end/test_unwell.py::test_a_job_of_a_gpu_that_fell_off_the_bus_moves_to_another_and_all_views_agree": (
         "a control group of another test goes while all are listed"
     ),

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import structlog
 
 from cotenant import fail_points
+from cotenant.core.model.limits import SPEC_BYTES_MAX
 from cotenant.store.ballast import HoldsBallast
 from cotenant.store.capacity import capacity_of
 from cotenant.store.port import Delete, Put, Store, StoreUnavailable
@@ -24,7 +25,9 @@ INTERVAL_SECONDS, INTERVAL_SECONDS_MIN = 60.0, 1.0
 PRESSED_HISTORY_SECONDS = 5.0  # of history, while space is short: watches interrupted for longer list again
 LOOK_SECONDS = 2.0  # between two checks of the free space
 COLLECT_SECONDS, PRESSED_COLLECT_SECONDS = 300.0, 10.0  # between two collections of unreferenced spec parts
+STEPS_MAX = 256  # in which history is dropped; the first also drops what is older
 RUNS_PER_RETENTION = 4  # history lives at most 1/4 longer than configured
+PAGE_BYTES_MAX = 2 * SPEC_BYTES_MAX  # of etcd's file: a page holds two values or more, and few are larger than a spec
 
 
 @runtime_checkable
@@ -72,6 +75,21 @@ class Compactor:
         capacity = await capacity_of(self._store)
         return capacity is not None and capacity.pressed
 
+    async def _compact(self, revision: int) -> None:
+        """Drop history up to a revision; that of an etcd in steps, so that its file does not reach its quota.
+
+        Before etcd frees a page from which it drops something, it writes the rest of the page to another place: one
+        compaction can double the size of its file.
+        """
+        capacity, step = await capacity_of(self._store), revision
+        if capacity and not capacity.path:
+            step = max(1, (capacity.limit_bytes - capacity.size_bytes) // PAGE_BYTES_MAX)
+        begin = max(self._forgotten, revision - STEPS_MAX * step)
+        for reached in (*range(begin + step, revision, step), revision):
+            await self._store.compact(reached)
+            await fail_points.reach("upkeep.compacted")
+        self._forgotten = revision
+
     async def _touch(self) -> None:
         """Write once, so that etcd notices what it compacted: until then its status counts the pages as in use."""
         capacity = await capacity_of(self._store)
@@ -96,9 +114,7 @@ class Compactor:
         while self._seen and now - self._seen[0][0] >= kept_seconds:
             old = self._seen.popleft()[1]
         if old > self._forgotten:
-            await self._store.compact(old)
-            await fail_points.reach("upkeep.compacted")
-            self._forgotten = old
+            await self._compact(old)
         if pressed:
             await self._touch()
         if isinstance(self._store, Defragments):  # of earlier compactions: a store frees pages lazily

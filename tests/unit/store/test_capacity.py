@@ -135,6 +135,30 @@ async def test_a_fragmented_file_near_its_quota_is_defragmented_and_history_is_c
         server.kill()
 
 
+async def test_dropping_small_history_beside_large_values_does_not_fill_an_etcd(tmp_path: Path) -> None:
+    server = EtcdServer(tmp_path, arguments=[f"--quota-backend-bytes={16 * MIB}"])
+    server.start()
+    store = EtcdStore([server.endpoint])
+    seconds = 0.0
+    upkeep = Compactor(store, now=lambda: seconds)
+    try:
+        for number in range(88):
+            await store.transact([], [Put(f"small/{number}", b""), Put(f"large/{number}", bytes(120_000))])
+        for number in range(88):
+            await put(store, f"small/{number}")
+        await upkeep.run_once(pressed=True)
+        seconds = 6.0
+        assert await upkeep.run_once(pressed=True) > 0
+        async with asyncio.timeout(30.0):
+            while (told := await store.capacity()) and told.in_use_bytes > 10.4 * MIB:  # etcd drops it later
+                await put(store, "small/0")
+        told = await store.capacity()
+        assert told.size_bytes < told.admits_below_bytes
+    finally:
+        await store.close()
+        server.kill()
+
+
 async def test_unreferenced_spec_parts_are_collected_by_the_compactor() -> None:
     inner = MemoryStore()
     await put(inner, "specs/data/00", b"x")
