@@ -238,12 +238,12 @@ def serve(sysfs: Path, wire: LineWriter) -> None:
         else:
             try:
                 answer |= nvml.gpus() if request["ask"] == "gpus" else nvml.readings()
+                if request["ask"] == "gpus" and not watching:  # before the answer: no event after it is lost
+                    nvml.watch()
+                    watching = True
             except Exception as error:  # any driver failure; the agent decides what to do
                 answer["failed"] = str(error)
         wire.send(answer)
-        if nvml is not None and not watching and request["ask"] == "gpus":
-            watching = True
-            nvml.watch()
 
 
 def _open(sysfs: Path, wire: LineWriter) -> tuple[Nvml | None, dict[str, Any]]:

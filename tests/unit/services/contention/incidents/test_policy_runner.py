@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import grpc
@@ -104,15 +105,16 @@ async def test_a_migration_is_requested_until_the_queue_answers(
     policy.answer = said(Directive("j1", 1, 0.5, "it stood still for long", HELD, move=True))
     try:
         async with connect(f"127.0.0.1:{port}") as channel, serving(queue=channel) as contention:
-            for tick in range(asked):
-                await contention.stream(sending("n1", sample(at=NOW + tick)))
+            ticks = count()
+            for _ in range(asked):
+                while queue.asked.empty():  # a window is too early until the answer to the last request has arrived
+                    await contention.stream(sending("n1", sample(at=NOW + next(ticks))))
                 request = await queue.asked.get()
                 assert (request.id, request.number, request.reason) == ("j1", 1, "it stood still for long")
             actions: list[str] = []
-            tick = asked
             while not any(action.endswith(told) for action in actions):
                 actions = list((await contention.incidents()).incidents[0].actions)
-            await contention.stream(sending("n1", sample(at=NOW + tick)))
+            await contention.stream(sending("n1", sample(at=NOW + next(ticks))))
             assert queue.asked.empty()
     finally:
         await server.stop(0)
