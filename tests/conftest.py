@@ -19,15 +19,8 @@ QUARANTINE: dict[str, str] = {
     "tests/unit/codec/test_roles.py::test_each_role_gets_as_far_with_each_method_as_the_table_says": (
         "on a busy machine gRPC's client reports INTERNAL for a stream that the server refused before it was read"
     ),
-    "tests/end_to_end/test_unwell.py::test_a_job_of_a_gpu_that_fell_off_the_bus_moves_to_another_and_all_views_agree": (
-        "a control group of another test goes while all are listed"
-    ),
     "tests/unit/rpc/test_channel.py::test_a_halted_server_with_open_connections_is_abandoned": (
         "once its server ended before it told its port; why is not known yet"
-    ),
-    "tests/unit/services/queue/scheduling/test_start_forecast.py::"
-    "test_a_waiting_job_gets_a_start_forecast_and_the_jobs_it_waits_for[strict]": (
-        "once the forecast was made before the running job was known; it should wait for that"
     ),
 }
 

@@ -112,7 +112,7 @@ async def test_a_call_arrives_unchanged(parts: Parts) -> None:
     await call
     assert seen["request"] == GET
     assert (seen["own"], seen["own-bin"], seen["who"]) == ("7", b"\x00\xff", "operator")
-    assert 20 < seen["left"] <= 30
+    assert 20 < seen["left"] <= 30 + 0.2  # each hop may round it up to tenths of a second, by the protocol of gRPC
     assert dict(await call.trailing_metadata())["told"] == "so"
 
 

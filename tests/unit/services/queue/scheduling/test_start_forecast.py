@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.services.mesh import BACKFILL, Mesh, running, spec, until
+from tests.unit.services.mesh import BACKFILL, Mesh, eventually, running, spec, until
 
 from cotenant.codec.specs import duration, seconds
 from cotenant.services.queue.api.server import QueueConfig
@@ -18,6 +18,10 @@ STRICT = QueueConfig()
 async def explained(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
     told: pb.ExplainJobResponse = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
     return told
+
+
+async def has_forecast(mesh: Mesh, job_id: str) -> bool:
+    return (await explained(mesh, job_id)).HasField("forecast")
 
 
 async def running_job(mesh: Mesh, **fields: Any) -> str:
@@ -43,6 +47,7 @@ async def test_a_waiting_job_gets_a_start_forecast_and_the_jobs_it_waits_for(con
         second = await mesh.submit(gpus=4, name="second", cores=1, **lasting(120))
         third = await mesh.submit(gpus=2, replicas=2, cores=1, name="third")
         await mesh.refused(third, "BEHIND" if config is STRICT else "CAPACITY")
+        await eventually(lambda: has_forecast(mesh, third))  # it is behind the head even before a cycle has seen it
         told = await explained(mesh, second)
         assert seconds(told.forecast.start) == pytest.approx(600, abs=10)
         assert seconds(told.forecast.finish) == pytest.approx(720, abs=10)
