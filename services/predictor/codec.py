@@ -138,7 +138,7 @@ class QueryReader:
             spec.own.cores or None,
             _gpu_type(message.gpu_type) or spec.own.gpu_type,
             attained,
-            _run_seconds(attained, gpu_milli) if attained else 0.0,
+            _run_seconds(message, gpu_milli),
             _within("progress.step", message.progress.step, STEPS_MAX) if message.HasField("progress") else 0,
             spec.steps_total,
             spec.expected_seconds,
@@ -359,9 +359,11 @@ def _within(what: str, figure: int, at_most: int) -> int:
     return figure
 
 
-def _run_seconds(attained_gpu_seconds: float, gpu_milli: int) -> float:
-    """Return how long a job has run, from its attained GPU seconds; 0 for a CPU job, whose run time is unknown."""
-    return attained_gpu_seconds * WHOLE_GPU_MILLI / gpu_milli if gpu_milli else 0.0
+def _run_seconds(message: pb.EstimateQuery, gpu_milli: int) -> float:
+    """Return how long a job has run, if need be from its attained GPU seconds; 0 if that is unknown."""
+    if message.HasField("run_time"):
+        return _seconds("run_time", message.run_time)
+    return message.attained_gpu_seconds * WHOLE_GPU_MILLI / gpu_milli if gpu_milli else 0.0
 
 
 def _expected(spec: job_pb2.JobSpec) -> float | None:

@@ -92,7 +92,8 @@ class EstimateRefresh:
     async def _refresh(self, job_ids: list[str]) -> None:
         asked = [record for job_id in job_ids if (record := self._running(job_id))]
         if asked:
-            request = predictor_pb2.EstimateRequest(queries=[query_of(record, self.state.shapes) for record in asked])
+            queries = [query_of(record, self.state.shapes, time.time()) for record in asked]
+            request = predictor_pb2.EstimateRequest(queries=queries)
             response = await self.predictor.Estimate(request, timeout=CALL_SECONDS)
             now = time.time()
             for record, estimate in zip(asked, response.estimates, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 
 import grpc
@@ -36,7 +37,7 @@ class JobEstimates:
         Jobs of one array that have never run have equal queries: one query stands for all of them.
         """
         asked, slices = dict[str, list[Record]](), Slices()
-        request = predictor_pb2.EstimateRequest()
+        request, now = predictor_pb2.EstimateRequest(), time.time()
         for record in self._state.take_unestimated(TAKEN_MAX):
             task = record.spec.array_task
             key = task.array_id if task and not record.attempt_number else record.id
@@ -44,7 +45,7 @@ class JobEstimates:
                 if len(asked) == ESTIMATES_MAX:
                     self._state.unestimated[record.id] = None
                     continue
-                request.queries.append(query_of(record, self._state.shapes))
+                request.queries.append(query_of(record, self._state.shapes, now))
             asked.setdefault(key, []).append(record)
             await slices.step()
         if not asked:
@@ -61,19 +62,20 @@ class JobEstimates:
         for alike, estimate in zip(asked.values(), response.estimates, strict=True):
             known = _interned(estimate.SerializeToString())
             for record in alike:
-                record.set_estimate(known)
+                record.set_estimate(known, now)
                 self._state.estimate(record)
                 await slices.step()
 
     async def request_estimate(self, record: Record) -> None:
         """Request the estimate of one job that is not in the table."""
-        request = predictor_pb2.EstimateRequest(queries=[query_of(record, self._state.shapes)])
+        now = time.time()
+        request = predictor_pb2.EstimateRequest(queries=[query_of(record, self._state.shapes, now)])
         try:
             response = await self._predictor.Estimate(request, timeout=DEADLINE_SECONDS)
         except grpc.aio.AioRpcError as error:
             log.info("predictor_unavailable", error=errors.from_error(error).message)
             return
-        record.set_estimate(response.estimates[0])
+        record.set_estimate(response.estimates[0], now)
 
 
 @lru_cache(KEPT_MAX)

@@ -155,8 +155,8 @@ def observation_of(record: Record, attempt: job_pb2.Attempt) -> observation_pb2.
     return observation
 
 
-def query_of(record: Record, shapes: Sequence[NodeShape]) -> predictor_pb2.EstimateQuery:
-    """Return the query for a job, with candidate allocations that are worth considering on these node shapes.
+def query_of(record: Record, shapes: Sequence[NodeShape], now: float) -> predictor_pb2.EstimateQuery:
+    """Return the query for a job now, with candidate allocations that are worth considering on these node shapes.
 
     A running job is estimated for its present GPU type.
     """
@@ -169,7 +169,8 @@ def query_of(record: Record, shapes: Sequence[NodeShape]) -> predictor_pb2.Estim
             objectives.candidate_to_wire(one)
             for one in candidate_allocations.standard_candidates(record.spec, shapes, useful)
         ],
-        attained_gpu_seconds=job.attained_gpu_seconds,
+        attained_gpu_seconds=record.attained_gpu_seconds(now),
+        run_time=specs.duration(record.ran_seconds(now)),
         progress=job.progress,
         submitter=job.submitter,
         submit_time=job.create_time if job.HasField("create_time") else None,

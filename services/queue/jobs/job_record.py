@@ -204,6 +204,12 @@ class Record:
             attained += ran * self.requested_spec.gpu_milli / 1000
         return attained
 
+    def ran_seconds(self, now: float) -> float:
+        """Return how long it has run over all attempts, including a running one."""
+        job = self.stored.job
+        runs = job.attempt.HasField("start_time") and not job.attempt.HasField("end_time")
+        return specs.seconds(job.run_time) + (max(0.0, now - specs.seconds(job.attempt.start_time)) if runs else 0.0)
+
     @property
     def waiting_since(self) -> float:
         """When its present wait began, in unix seconds: the end of its last attempt, or else its submission."""

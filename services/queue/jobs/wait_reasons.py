@@ -96,10 +96,12 @@ class WaitReasons:
             return True
         return any(refusal.code is Code.FRAGMENTED for refusal, _ in self.own.values())
 
-    def reserved(self, record: Record) -> bool:
-        """Return whether a job waits with a reservation."""
+    def has_place(self, record: Record) -> bool:
+        """Return whether a job waits for a place that is chosen already: reserved for it, or being freed for it."""
         own = self.own.get(record.id)
-        return own is not None and record.phase is Phase.QUEUED and has_reservation(own[0])
+        if own is None or record.phase is not Phase.QUEUED:
+            return False
+        return own[0].code is Code.MAKING_ROOM or has_reservation(own[0])
 
     def known(self, record: Record) -> bool:
         """Return whether a refusal of its equivalence class applies to a job."""

@@ -57,19 +57,12 @@ def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
         return None
     estimate = predictor_pb2.Estimate()
     estimate.CopyFrom(record.estimate)
-    ran = ran_seconds(record, now) - record.ran_before_estimate_seconds
+    ran = record.ran_seconds(now) - record.ran_before_estimate_seconds
     for name in ("remaining", "remaining_p10", "remaining_p90"):
         if estimate.HasField(name):
             left = max(0.0, specs.seconds(getattr(estimate, name)) - ran)
             getattr(estimate, name).FromNanoseconds(int(left * 1e9))
     return estimate
-
-
-def ran_seconds(record: Record, now: float) -> float:
-    """Return how long a job has run over all attempts, including a running one."""
-    attempt = record.job.attempt
-    runs = attempt.HasField("start_time") and not attempt.HasField("end_time")
-    return specs.seconds(record.job.run_time) + (max(0.0, now - specs.seconds(attempt.start_time)) if runs else 0)
 
 
 def _summary(state: State, record: Record, position: int, waiting: int) -> str:

@@ -43,13 +43,21 @@ from cotenant.services.queue.jobs.transitions import Record, held_by
 from cotenant.services.queue.jobs.wait_reasons import WaitReasons
 from cotenant.services.queue.scheduling.candidates import candidate_of
 from cotenant.services.queue.scheduling.ranking import Ranking, rank
-from cotenant.services.queue.scheduling.tenant_usage import headroom_of, limited_tenants, placement_limits, requested_by
+from cotenant.services.queue.scheduling.tenant_usage import (
+    OwnVictims,
+    headroom_of,
+    limited_tenants,
+    placement_limits,
+    requested_by,
+)
 from cotenant.v1 import predictor_service_pb2_grpc
 
 log = structlog.get_logger()
 
 # refusals that apply to a whole equivalence class
 SHARED = (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED)
+# refusals that do not stop a strict queue; a job whose place is being freed is as good as started
+PASSED_BY = (Code.NEVER_FITS, Code.QUOTA, Code.MAKING_ROOM)
 PAGE_MIN, PAGE_MAX = 32, 256
 PAGE_BYTES_MAX = 2 * 2**20  # of the specs of a page; placement accepts messages of 4 MiB
 # of a cycle's time, as a pause before the next: other calls need the queue too
@@ -187,17 +195,17 @@ class Scheduler:
         left = self._entries(ranking.starts)
         headroom = headroom_of(self.state)
         self._refuse_over_limit(ranking.over_limit, headroom, reasons)
-        reserved: list[_Entry] = []  # repeated on later pages, so that no later candidate takes their places
+        with_places: list[_Entry] = []  # repeated on later pages, so that no later candidate takes their places
         while reasons.head is None:
-            page, postponed = await self._page(left, size, headroom, reasons)
+            page, postponed = await self._page(left, size, headroom, victims, reasons)
             if not page:  # if all of them changed in between, another cycle follows at once
                 return
             if postponed:
                 left = chain(postponed, left)
-            asked = [*reserved, *page]
+            asked = [*with_places, *page]
             response = await self._plan(asked, victims, reasons.now)
             self._apply_response(asked, response, headroom, reasons, times)
-            reserved = [entry for entry in asked if reasons.reserved(entry.record)]
+            with_places = [entry for entry in asked if reasons.has_place(entry.record)]
             preempted, next_place = {victim.job_id for victim in response.preempted}, page[-1].place + 1
             victims = [one for one in victims if one[0].id not in preempted and one[1] > next_place]
             size = min(PAGE_MAX, size * 2)
@@ -221,18 +229,24 @@ class Scheduler:
             )
 
     async def _page(
-        self, entries: Iterator[_Entry], size: int, headroom: Headroom, reasons: WaitReasons
+        self,
+        entries: Iterator[_Entry],
+        size: int,
+        headroom: Headroom,
+        victims: Sequence[tuple[Record, int, int | None]],
+        reasons: WaitReasons,
     ) -> tuple[list[_Entry], list[_Entry]]:
         """Return the next page of candidates, and those postponed until this page is answered.
 
         A job that exceeds a limit only because of other jobs on the page may still be within it, if they are not
-        placed.
+        placed. One that would be within it if victims of its own tenant stopped is left to placement.
         """
         page: list[_Entry] = []
         postponed: list[_Entry] = []
         if self._all_known(headroom, reasons):
             return page, postponed
         asked_for, room_bytes, slices = headroom.copy(), PAGE_BYTES_MAX, Slices()
+        own_victims = OwnVictims(record for record, _, _ in victims) if headroom else OwnVictims(())
         for entry in entries:
             await slices.step()
             record = entry.record
@@ -244,10 +258,11 @@ class Scheduler:
             if entry.place != MOVED and not avoids and reasons.known(record):
                 continue
             tenant, asked = record.spec.tenant, requested_by(record)
-            if refusal := headroom.refuse(tenant, asked.gpu_milli, asked.cores):
+            refusal = headroom.refuse(tenant, asked.gpu_milli, asked.cores)
+            if refusal and not own_victims.make_room(headroom, tenant, asked):
                 self.state.migrating.pop(record.id, None)
                 reasons.refuse(record, refusal, self.state.reasons)
-            elif asked_for.allows(tenant, asked.gpu_milli, asked.cores):
+            elif refusal or asked_for.allows(tenant, asked.gpu_milli, asked.cores):
                 asked_for.take(tenant, asked.gpu_milli, asked.cores)
                 page.append(entry)
             else:
@@ -328,7 +343,7 @@ class Scheduler:
             reasons.refuse_class(record, refusal, before)
         else:
             reasons.refuse(record, refusal, before)
-        if self.config.policy.strict and reasons.head is None and refusal.code not in (Code.NEVER_FITS, Code.QUOTA):
+        if self.config.policy.strict and reasons.head is None and refusal.code not in PASSED_BY:
             reasons.refuse(record, refusal, before)
             reasons.block_behind(record, refusal, before)
 

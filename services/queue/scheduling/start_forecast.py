@@ -26,7 +26,7 @@ from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.scheduling.backlog import backlog, in_order
 from cotenant.services.queue.scheduling.candidates import candidate_of
-from cotenant.services.queue.scheduling.explain import estimate_now, ran_seconds
+from cotenant.services.queue.scheduling.explain import estimate_now
 from cotenant.services.queue.scheduling.scheduler import SchedulerConfig
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -121,7 +121,7 @@ def _rest(record: Record, now: float, usual_seconds: float) -> RemainingTime:
     estimate = estimate_now(record, now)
     return remaining_time_of(
         estimates.estimate_from_wire(estimate) if estimate else UNKNOWN,
-        ran_seconds(record, now),
+        record.ran_seconds(now),
         expected_seconds=record.spec.expected_seconds,
         usual_seconds=usual_seconds,
     )

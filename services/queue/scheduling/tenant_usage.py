@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cotenant.codec.tenants import tenant_of
 from cotenant.core.model.tenancy import NO_TENANTS, Headroom, Tenancy, Tenant
 from cotenant.services.queue.jobs.queue_state import State
@@ -34,6 +36,20 @@ def placement_limits(state: State, connection: int) -> tuple[int, list[bytes]]:
     """Return a value that changes whenever placement needs the limits again: after a change, or a new connection."""
     known = [tenant.SerializeToString(deterministic=True) for tenant in limited_tenants(state)]
     return connection if known else 0, known
+
+
+class OwnVictims:
+    """What the victims of each tenant hold: in their place, a tenant at its limit may start other jobs."""
+
+    def __init__(self, victims: Iterable[Record]) -> None:
+        self._held: dict[str, ResourceUsage] = {}
+        for record in victims:
+            self._held.setdefault(record.spec.tenant, ResourceUsage()).add(held_by(record))
+
+    def make_room(self, headroom: Headroom, tenant: str, asked: ResourceUsage) -> bool:
+        """Return whether a job would be within its tenant's limits if all victims of the tenant stopped."""
+        held = self._held.get(tenant)
+        return held is not None and headroom.allows(tenant, asked.gpu_milli - held.gpu_milli, asked.cores - held.cores)
 
 
 def headroom_of(state: State) -> Headroom:

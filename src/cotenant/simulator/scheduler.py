@@ -104,6 +104,8 @@ class Scheduler:
     def submit(self, sim_job: SimulatedJob, now: float) -> None:
         """Add a job, which waits."""
         self._enter(sim_job)
+        if sim_job.attained_seconds:  # it ran before the snapshot from which the simulation continues
+            self._table.attain(sim_job.job.id, sim_job.attained_seconds)
         if self._event_log:
             self._event_log.submitted(sim_job, now)
         self._wait(sim_job, now)

@@ -72,7 +72,7 @@ def snapshot(
       cotenant snapshot --anonymous -o - | gzip > support.json.gz
       cotenant simulate --from-snapshot snapshot-20260102-030405.json --queue srsf
     """
-    taken = with_mesh(Flags.of(context), _take)
+    taken = with_mesh(Flags.of(context), read_snapshot)
     if anonymous:
         from cotenant.cli.research.anonymous import anonymize
 
@@ -96,7 +96,7 @@ def snapshot(
     note(f"simulate it: cotenant simulate --from-snapshot {path}")
 
 
-async def _take(mesh: Mesh) -> snapshots.Snapshot:
+async def read_snapshot(mesh: Mesh) -> snapshots.Snapshot:
     """Return a snapshot. Jobs are read before nodes, so that every node in use is included."""
     from cotenant.codec.tenants import tenant_of
     from cotenant.simulator import snapshots
@@ -147,6 +147,7 @@ async def _estimates(mesh: Mesh, jobs: Sequence[Job]) -> AsyncIterator[Estimate]
                 job_id=job.id,
                 spec=job.spec,
                 attained_gpu_seconds=job.attained_gpu_seconds,
+                run_time=specs.duration(_ran_seconds(job)),
                 progress=job.progress,
                 submitter=job.submitter,
                 submit_time=job.create_time,
@@ -183,11 +184,9 @@ def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.J
         specs.PHASES.from_wire(job.phase).holds_resources and not attempt.pre_run
     )  # in a pre-run, the gang still waits
     since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
-    ran = specs.seconds(job.run_time)
     known = None
     if estimate.predictable:
-        under_way = max(0.0, time.time() - specs.seconds(since)) if runs else 0.0
-        known = snapshots.Known(ran + under_way + specs.seconds(estimate.remaining), estimate.confidence)
+        known = snapshots.Known(_ran_seconds(job) + specs.seconds(estimate.remaining), estimate.confidence)
     return snapshots.Job(
         id=job.id,
         submitted_seconds=specs.seconds(job.create_time),
@@ -212,13 +211,20 @@ def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.J
         deadline_seconds=spec.deadline_seconds,
         locality=spec.locality,
         expected_seconds=spec.expected_seconds,
-        attained_seconds=ran,
+        attained_seconds=specs.seconds(job.run_time),
         running_since_seconds=specs.seconds(since) if runs else None,
         held=tuple(_held(attempt.allocations, nodes)) if runs else (),
         cores=tuple(_cores(job, role.name) for role in spec.roles) if runs else (),
         known=known,
         refusal=f"{job.refusal.code}: {job.refusal.detail}" if job.refusal.code else "",
     )
+
+
+def _ran_seconds(job: Job) -> float:
+    """Return how long a job has run over all attempts, including a running one."""
+    attempt = job.attempt
+    runs = attempt.HasField("start_time") and not attempt.HasField("end_time")
+    return specs.seconds(job.run_time) + (max(0.0, time.time() - specs.seconds(attempt.start_time)) if runs else 0.0)
 
 
 def _held(allocations: Sequence[NodeAllocation], nodes: Mapping[str, Node]) -> Iterator[snapshots.Held]:
