@@ -197,11 +197,9 @@ class Scheduler:
         self._refuse_over_limit(ranking.over_limit, headroom, reasons)
         with_places: list[_Entry] = []  # repeated on later pages, so that no later candidate takes their places
         while reasons.head is None:
-            page, postponed = await self._page(left, size, headroom, victims, reasons)
+            page = await self._page(left, size, headroom, victims, reasons)
             if not page:  # if all of them changed in between, another cycle follows at once
                 return
-            if postponed:
-                left = chain(postponed, left)
             asked = [*with_places, *page]
             response = await self._plan(asked, victims, reasons.now)
             self._apply_response(asked, response, headroom, reasons, times)
@@ -235,17 +233,16 @@ class Scheduler:
         headroom: Headroom,
         victims: Sequence[tuple[Record, int, int | None]],
         reasons: WaitReasons,
-    ) -> tuple[list[_Entry], list[_Entry]]:
-        """Return the next page of candidates, and those postponed until this page is answered.
+    ) -> list[_Entry]:
+        """Return the next page of candidates.
 
-        A job that exceeds a limit only because of other jobs on the page may still be within it, if they are not
-        placed. One that would be within it if victims of its own tenant stopped is left to placement.
+        A job that exceeds a limit only because of other jobs on the page, or unless victims of its own tenant stop, is
+        left to placement.
         """
         page: list[_Entry] = []
-        postponed: list[_Entry] = []
         if self._all_known(headroom, reasons):
-            return page, postponed
-        asked_for, room_bytes, slices = headroom.copy(), PAGE_BYTES_MAX, Slices()
+            return page
+        room_bytes, slices = PAGE_BYTES_MAX, Slices()
         own_victims = OwnVictims(record for record, _, _ in victims) if headroom else OwnVictims(())
         for entry in entries:
             await slices.step()
@@ -262,15 +259,12 @@ class Scheduler:
             if refusal and not own_victims.make_room(headroom, tenant, asked):
                 self.state.migrating.pop(record.id, None)
                 reasons.refuse(record, refusal, self.state.reasons)
-            elif refusal or asked_for.allows(tenant, asked.gpu_milli, asked.cores):
-                asked_for.take(tenant, asked.gpu_milli, asked.cores)
-                page.append(entry)
             else:
-                postponed.append(entry)
+                page.append(entry)
             room_bytes -= record.job.spec.ByteSize()
             if len(page) == size or room_bytes < 0:
                 break
-        return [entry for entry in page if entry.record.phase is Phase.QUEUED], postponed
+        return [entry for entry in page if entry.record.phase is Phase.QUEUED]
 
     def _all_known(self, headroom: Headroom, reasons: WaitReasons) -> bool:
         """Return whether every waiting job has an answer: all equivalence classes are refused, and no job is special.

@@ -1,9 +1,11 @@
 """A small random cluster with random jobs, served by a live mesh whose scheduling cycles run one by one.
 
-Some worlds are left out, because their decisions differ for a reason. A workload that `fgd` learns is in no snapshot.
-Where resources are counted, for fair shares or to enforce an order, the queue counts an open number of cores as one,
-while a simulation knows what placement chooses. A tenant at its limit waits until its victims have stopped, if they
-were found on an earlier page.
+Some worlds are left out, because their decisions differ for a reason:
+- a workload that `fgd` learns is in no snapshot;
+- where resources are counted, for fair shares or to enforce an order, the queue counts an open number of cores as one,
+  while a simulation knows what placement chooses;
+- a tenant at its limit waits until its victims have stopped, if they were found on an earlier page;
+- a job that exceeds its tenant's limit alone waits for a higher limit, while a simulation sets it aside.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ class World:
         self.description = f"{name}, {where}, pages of {self._pages}, {self.rules}"
         shares = policy == "drf" or self.rules.fair_share is FairShare.TENANTS
         self._counts = shares or plugins.load(server.QUEUES, policy).preemptive
+        self._limits: dict[str, int] = {}  # of GPUs, in thousandths
         self._plans: list[tuple[placement_pb2.PlanPlacementRequest, placement_pb2.PlanPlacementResponse]] = []
         self._cycle: Callable[[], Awaitable[float]]
 
@@ -120,7 +123,7 @@ class World:
             limit = rng.choice([None, None, 2000, 4000]) if self._pages == WHOLE else None
             wanted = tenants_pb.Tenant(id=tenant, weight=rng.choice([1.0, 2.0]))
             if limit is not None:
-                wanted.limit_gpu_milli = limit
+                wanted.limit_gpu_milli = self._limits[tenant] = limit
             await mesh.tenants.CreateTenant(tenants_pb.CreateTenantRequest(tenant=wanted))
 
     async def close(self) -> None:
@@ -146,12 +149,14 @@ class World:
 
     async def _submit(self) -> None:
         rng = self._rng
-        gpus = rng.choice([0, 1, 1, 2, 4])
+        gpus, replicas, tenant = rng.choice([0, 1, 1, 2, 4]), rng.choice([1, 1, 1, 2, 3]), rng.choice(TENANTS)
+        if gpus * replicas * 1000 > self._limits.get(tenant, math.inf):
+            return
         await self._mesh.submit(
             gpus=gpus,
             cores=rng.choice([1, 2, 4, 1 if self._counts else None]) if gpus else rng.choice([1, 2, 4, 6]),
-            replicas=rng.choice([1, 1, 1, 2, 3]),
-            tenant=rng.choice(TENANTS),
+            replicas=replicas,
+            tenant=tenant,
             priority=rng.choice([0, 0, 1, 2]),
             preemptible=rng.random() < 0.8,
             expected_duration=duration(rng.choice([600, 3600, 7200, 90_000]) * rng.uniform(1.0, 1.3)),
