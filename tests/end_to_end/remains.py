@@ -39,7 +39,7 @@ def groups_of_nodes(beginning: str) -> list[Path]:
 
 def _groups(pattern: str) -> list[Path]:
     tops = {Path(place) / "cotenant" for mount in find_mounts() for place in (mount.root, mount.own)}
-    # unlike `Path.glob`, this bears with groups of other tests that go meanwhile
+    # unlike `Path.glob`, it ignores groups that are removed meanwhile, such as those of other tests
     return [Path(group) for top in sorted(tops) for group in glob.glob(f"{glob.escape(str(top))}/{pattern}")]
 
 

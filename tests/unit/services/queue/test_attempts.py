@@ -368,17 +368,18 @@ async def test_a_wish_takes_effect_once_placement_has_no_attempt(mesh: Mesh, ove
 async def test_undecodable_events_end_nothing(mesh: Mesh) -> None:
     await mesh.agent("n1", run_seconds=0.05)
     attempt_watcher = mesh.parts["queue"].service.attempt_watcher
-    take, broken = attempt_watcher._handle_event, [True]
+    take, broken = attempt_watcher._handle_event, list[placement_pb2.WatchAttemptsResponse]()
 
     async def take_once_broken(event: placement_pb2.WatchAttemptsResponse) -> None:
-        if event.attempts and broken.pop():
-            broken.append(False)
+        if event.attempts and not broken:
+            broken.append(event)
             raise ValueError("what is this?")
         await take(event)
 
     attempt_watcher._handle_event = take_once_broken
     job_id = await mesh.submit()
     await mesh.reach(job_id, "SUCCEEDED")
+    assert broken
 
 
 async def test_a_stale_capacity_answer_hides_no_node() -> None:
