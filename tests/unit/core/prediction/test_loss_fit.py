@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -10,7 +12,21 @@ from hypothesis import strategies as st
 from tests.support.loss_curves import BROKEN, STEPS, Told, broken, following, hyperbola
 
 from cotenant.core.model.loss_goal import LossGoal
-from cotenant.core.prediction.loss_fit import POINTS_MIN, Curve, Forecast, fit, forecast
+from cotenant.core.prediction.loss_fit import (
+    JUMP_ERRORS,
+    JUMP_SHARE,
+    JUMP_TRENDS,
+    MAD_TO_SIGMA,
+    POINTS_MIN,
+    ROUNDING,
+    WINDOW,
+    Curve,
+    Fit,
+    Forecast,
+    _last_jump,
+    fit,
+    forecast,
+)
 from cotenant.core.prediction.loss_points import LossPoints
 
 curves = st.builds(
@@ -191,3 +207,36 @@ def test_a_forecast_makes_sense_whatever_the_points(
     assert found.confidence == 0 or (math.isfinite(found.step) and found.error >= 0)
     assert bool(found.why) <= (found.confidence == 0)
     assert forecast(points.cells, LossGoal(target, fall_steps, fall_min)) == found
+
+
+def jumps_in_errors(residuals: list[float], losses: list[float], counts: list[int]) -> dict[int, float]:
+    """The slow twin: how many errors apart six points before and after each place are, if more than their trends."""
+    wide = max(losses) - min(losses)
+    z = [off * math.sqrt(count) for off, count in zip(residuals, counts, strict=True)]
+    noise = median(abs(b - a) for a, b in itertools.pairwise(z)) * MAD_TO_SIGMA / math.sqrt(2)
+    found = {0: JUMP_ERRORS}
+    for at in range(WINDOW, len(z) - WINDOW + 1) if len(z) > 2 * WINDOW else ():
+        sides = slice(at - WINDOW, at), slice(at, at + WINDOW)
+        before, after = (median(residuals[side]) for side in sides)
+        halves = [(residuals[side][: WINDOW // 2], residuals[side][WINDOW // 2 :]) for side in sides]
+        trend = max(abs(median(late) - median(early)) for early, late in halves)
+        error = math.hypot(*(1.2533 * noise / math.sqrt(sum(counts[side])) for side in sides))
+        if abs(after - before) >= max(JUMP_TRENDS * trend, JUMP_SHARE * wide):
+            found[at] = abs(after - before) / max(error, ROUNDING * wide)
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, -1, 2]), st.sampled_from([1, 1, 4, 9])), min_size=11, max_size=30),
+    st.lists(st.tuples(st.integers(1, 29), st.sampled_from([-12, 3, 4, 6, 24])), max_size=3),
+    st.sampled_from([100.0, 300.0, 400.0, 600.0]),
+)
+def test_a_curve_breaks_where_the_losses_before_and_after_are_farthest_apart(
+    points: list[tuple[int, int]], jumps: list[tuple[int, int]], wide: float
+) -> None:
+    counts, losses = [count for _, count in points], np.linspace(wide, 0, len(points))
+    residuals = [float(off + sum(by for at, by in jumps if place >= at)) for place, (off, _) in enumerate(points)]
+    arrays = np.arange(len(points), dtype=np.float64), losses, np.array(counts, dtype=np.float64)
+    found = _last_jump(Fit(Curve(1.0, 1.0, 0.0), arrays, np.ones(len(points)), np.array(residuals)))
+    errors = jumps_in_errors(residuals, losses.tolist(), counts)
+    assert errors.get(found) == pytest.approx(max(errors.values()))

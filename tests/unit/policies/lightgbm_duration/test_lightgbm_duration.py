@@ -117,6 +117,15 @@ def test_a_long_running_job_gets_its_remaining_time_and_an_outlier_none(
     assert not learnt[0].estimate(query(run_seconds=1e8)).predictable
 
 
+def test_a_job_without_a_submission_time_counts_as_submitted_when_the_last_job_ended(
+    learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
+) -> None:
+    policy, story = learnt
+    last = max(50_000.0 * number + seconds for number, (_, seconds) in enumerate(story))
+    undated, at_the_end, long_before = (policy.quantiles([query(at=at)])[0].tolist() for at in (None, last, 0.0))
+    assert undated == at_the_end != long_before
+
+
 def test_jobs_that_keep_surprising_are_unpredictable() -> None:
     policy, rng = LightgbmDuration(OPTIONS), np.random.default_rng(3)
     for number in range(400):
