@@ -156,9 +156,7 @@ def test_gangs_with_gpus_take_no_cores_of_cpu_jobs_that_wait_for_long() -> None:
 
 def test_the_split_moves_after_the_warm_up_then_after_twice_as_long_up_to_the_interval() -> None:
     """Refusals for reserved cores hold until then."""
-    options = MultiArray.Options(
-        warm_up_seconds=10.0, resize_seconds=35.0, lend_cores=False, trial_seconds=math.inf
-    )
+    options = MultiArray.Options(warm_up_seconds=10.0, resize_seconds=35.0, lend_cores=False, trial_seconds=math.inf)
     place = floor(NodeShape(4, 24), options=options)
     moves, foretold = [], []
     for _ in range(100):
