@@ -69,7 +69,8 @@ def block(*row: object) -> bytes:
 
 def test_each_figure_of_a_packed_end_is_checked_by_itself() -> None:
     facts = (("tenant", "ann"),)
-    assert list(unpack(block(0, 5, 9, 1e-9, None))) == [End(facts, 5.0, 9.0, 1e-9, None)]
+    for odd in (False, None):
+        assert list(unpack(block(0, 5, 9, 1e-9, odd))) == [End(facts, 5.0, 9.0, 1e-9, odd)]
     (undated,) = unpack(pack([End(facts, math.nan, -1.0, 1e300, True)]))
     assert math.isnan(undated.submitted_seconds)
     assert (undated.ended_seconds, undated.run_seconds, undated.surprising) == (-1.0, 1e300, True)

@@ -169,6 +169,17 @@ def test_the_split_moves_after_the_warm_up_then_after_twice_as_long_up_to_the_in
     assert sorted(set(foretold)) == [11.0, 31.0, 66.0, 101.0]
 
 
+def test_other_nodes_are_split_at_once_and_the_same_nodes_when_it_is_time() -> None:
+    place = floor(NodeShape(4, 24))
+    place.ask(gang_of("a", 1, 4))
+    split = place.policy._split
+    for shapes, split_again in (([NodeShape(4, 24)], False), ([NodeShape(4, 24), NodeShape(2, 8)], True)):
+        place = Floor(Ledger(shapes), place.policy, place.now)
+        place.ask(gang_of("b", 1, 1))
+        assert (place.policy._split is not split) == split_again
+        assert len(place.policy._split.reserved) == len(shapes)
+
+
 JOBS = st.tuples(st.sampled_from([0, 0, 1, 1, 2, 4]), st.integers(1, 6), st.booleans())
 
 

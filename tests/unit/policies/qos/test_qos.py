@@ -209,9 +209,10 @@ def test_a_gang_refused_for_an_objective_starts_once_that_job_is_gone(given_: tu
             assert gang.spec
             freed = replace(gang, spec=JobSpec(roles=gang.spec.roles))
         if "would take" in answer.detail:
-            if "anywhere" not in answer.remedy:
-                continue
             freed = replace(gang, locality=Locality.ANYWHERE)
+            if "anywhere" not in answer.remedy:
+                assert isinstance(made.ask(freed), Refusal), "an objective stands in the way as well"
+                continue
         named = {name for name in made.there if f"{name} " in answer.detail or f"{name}," in answer.detail}
         assert freed is not gang or named, answer.detail
         assume("more below" not in answer.detail)
@@ -336,6 +337,8 @@ def test_a_gang_that_would_be_slow_waits_with_or_without_an_objective(
         "would take 3.33 times as many GPU-seconds on 2 servers as on the fewest; 1.25 times are allowed, so it waits"
         " for one server: the best has room for 2 of 4 replicas"
     )
+    assert refusal.remedy == "jobs on one server finish, or the job asks for locality anywhere"
+    assert refusal.numbers == {"times": pytest.approx(10 / 3), "nodes": 2.0, "best_node_replicas": 2.0}
     lavish = KeepsPromises(KeepsPromises.Options(stretch_max=4.0))
     assert places(made.ask(crawling, lavish)) == {0: 2, 1: 2}
     assert places(made.ask(replace(crawling, locality=Locality.ANYWHERE))) == {0: 2, 1: 2}, "it asks for that"
