@@ -250,7 +250,7 @@ def independent_points(found: Fit) -> float:
     """The slow twin: fewer than there are by how alike the residuals of neighbors are."""
     z = [float(off * math.sqrt(weight)) for off, weight in zip(found.residuals, found.weights, strict=True)]
     alike = min(max(sum(a * b for a, b in itertools.pairwise(z)) / sum(one * one for one in z), 0.0), 0.95)
-    return max(sum(weight > 0 for weight in found.weights) * (1 - alike) / (1 + alike), 1.0)
+    return max(int((found.weights > 0).sum()) * (1 - alike) / (1 + alike), 1.0)
 
 
 def errors_by_hand(found: Fit, goal: LossGoal) -> list[float]:
@@ -302,7 +302,8 @@ def test_the_confidence_in_a_forecast_follows_from_all_that_is_uncertain_about_i
     rivals = [_rival(found, goal, at, exponent) for exponent in (0.5, 32.0)]
     assert [_open(found, goal, at), *_drifts(found, goal, at), *rivals] == pytest.approx(errors, rel=0.01)
     told = forecast(list(zip(steps, losses, counts, strict=True)), goal)
-    assert (told.why, told.step) == ("", pytest.approx(at))
+    assert not told.why
+    assert told.step == pytest.approx(at)
     assert told.error == pytest.approx(math.hypot(*errors), rel=0.01)
     seen = min(1.0, (steps[-1] - steps[0]) / (0.2 * (at - steps[0])))
     assert told.confidence == pytest.approx(seen / (1 + (told.error / 0.075) ** 2))

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Literal
 
 import pytest
 from hypothesis import assume, given, settings
@@ -251,6 +252,20 @@ def test_two_quiet_servers_beat_a_crowded_one_if_distance_costs_less() -> None:
     made.enter(job("c", 1), {2: 1})
     assert places(made.ask(job("near", 4, {1: 10.0, 2: 6.0}), fastest())) == {0: 4}
     assert places(made.ask(job("far", 4, {1: 10.0, 2: 9.5}), fastest())) == {1: 3, 2: 1}
+
+
+@pytest.mark.parametrize("prefer", ["packed", "fastest"])
+def test_of_a_gang_on_two_servers_as_much_is_beside_neighbors_as_its_objective_allows(
+    prefer: Literal["packed", "fastest"],
+) -> None:
+    made, policy = stage(8, 4), KeepsPromises(KeepsPromises.Options(prefer=prefer))
+    made.enter(job("neighbor", 2), {0: 2})
+    rate = 10 * interference.speed(2, 6, servers=2)  # with 2 of 6 replicas there
+    wide = job("new", 6, {1: 10.0, 2: 10.0}, Qos(rate_min_per_second=rate))
+    assert places(made.ask(wide, policy)) == {0: 2, 1: 4}
+    refusal = made.ask(job("new", 6, {1: 10.0, 2: 10.0}, Qos(rate_min_per_second=rate + 0.01)), policy)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is Code.QOS
 
 
 def test_a_neighbors_objective_keeps_gangs_away_and_is_named() -> None:
