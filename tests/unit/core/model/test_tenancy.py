@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 
 import numpy as np
@@ -26,7 +27,7 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, Wait
-from cotenant.core.model.tenancy import Headroom, Tenancy, Tenant, check_hierarchy, check_tenant
+from cotenant.core.model.tenancy import UNLIMITED, Headroom, Tenancy, Tenant, check_hierarchy, check_tenant
 from cotenant.core.placement.gang_allocation import cores_of, gpu_milli_of
 from cotenant.core.policy.protocols import Order, PlacementPolicy
 from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose
@@ -291,6 +292,34 @@ def test_a_job_beyond_its_share_waits_for_fair_share(code: Code) -> None:
 def test_every_bad_field_of_a_tenant_is_named() -> None:
     bad = check_tenant(Tenant("", quota_gpu_milli=9, limit_gpu_milli=8, limit_cores=-1, weight=0.0))
     assert sorted(one.field for one in bad) == ["id", "limit_cores", "quota_gpu_milli", "weight"]
+
+
+@pytest.mark.parametrize(
+    ("field", "valid", "invalid"),
+    [
+        *((name, [None, 0, UNLIMITED - 1], [-1, UNLIMITED]) for name in ("quota_gpu_milli", "quota_cores")),
+        *((name, [None, 0, UNLIMITED - 1], [-1, UNLIMITED]) for name in ("limit_gpu_milli", "limit_cores")),
+        ("weight", [math.nextafter(0, 1), 1e300], [0.0, math.inf, math.nan]),
+    ],
+)
+def test_an_amount_of_a_tenant_may_be_as_small_and_as_large_as_its_bounds(
+    field: str, valid: list[float | None], invalid: list[float]
+) -> None:
+    for value in valid:
+        assert not list(check_tenant(dataclasses.replace(Tenant("a"), **{field: value})))  # type: ignore[arg-type]  # by name
+    for value in invalid:
+        assert [one.field for one in check_tenant(dataclasses.replace(Tenant("a"), **{field: value}))] == [field]  # type: ignore[arg-type]  # by name
+
+
+@pytest.mark.parametrize("what", ["gpu_milli", "cores"])
+def test_a_guarantee_may_be_as_much_as_the_limit_and_as_the_parent_has(what: str) -> None:
+    for more in (0, 1):
+        figures = {f"quota_{what}": 5 + more, f"limit_{what}": 5}
+        found = [one.field for one in check_tenant(Tenant("a", **figures))]  # type: ignore[arg-type]  # by name
+        assert found == [f"quota_{what}"] * more
+        both = [Tenant(name, **{f"quota_{what}": 5 + more * (name == "b")}, parent="dept") for name in ("a", "b")]
+        wrong = [(one, bad.field) for one, bad in check_hierarchy([Tenant("dept", **{f"quota_{what}": 10}), *both])]  # type: ignore[arg-type]  # by name
+        assert wrong == [("dept", f"quota_{what}")] * more
 
 
 def test_a_tenant_at_its_limit_makes_room_for_itself_although_there_is_some() -> None:

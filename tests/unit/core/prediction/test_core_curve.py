@@ -206,6 +206,42 @@ def test_no_curve_of_a_fine_grid_fits_better(figures: list[tuple[int, float]]) -
         assert found <= best + 1e-9
 
 
+def log_odds(curve: Curve, at: int) -> float:
+    """The logarithm of a θ's odds: how well it explains the points, Occam's factor, and its prior."""
+    theta, beliefs, shares = int(curve.thetas[at]), curve.beliefs, curve.shares[at]
+    after = [*curve.thetas[1:].tolist(), int(curve.thetas[-1]) + 1]
+    ratios = [math.log(above / below) for below, above in zip(curve.thetas.tolist(), after, strict=True)]
+    if theta == 1:
+        errors = [
+            error * point.rate / curve.scale
+            for error, point in zip(errors_of(curve.points, curve.beliefs), curve.points, strict=True)
+        ]
+        found = sum(
+            ((shares.sum() - point.rate / curve.scale) / error) ** 2
+            for error, point in zip(errors, curve.points, strict=True)
+        )
+        return float(-0.5 * found - 0.5 * math.log(sum(error**-2 for error in errors)) + math.log(beliefs.flat))
+    ways = np.eye(3)
+
+    def off(*steps: np.ndarray) -> float:
+        return misfit(curve.points, beliefs, theta, (shares + sum(steps, np.zeros(3))).tolist(), curve.scale)
+
+    hessian = [[off(one, other) - off(one) - off(other) + off() for other in ways] for one in ways]
+    occam = -0.5 * float(np.linalg.slogdet(np.array(hessian) / 2)[1])
+    unit = theta / math.log(theta) + theta / (theta - math.log(theta))
+    prior = (1 - beliefs.flat) * ratios[at] / sum(ratios[1:])
+    return -0.5 * off() + occam + math.log(unit / beliefs.bend / beliefs.jump) + math.log(prior)
+
+
+@settings(max_examples=examples(20))
+@given(st.lists(st.builds(Point, st.integers(1, 90), st.floats(1.0, 50.0)), min_size=2, max_size=4))
+def test_a_theta_is_as_likely_as_it_explains_the_points(points: list[Point]) -> None:
+    curve = fit([Point(1, 1.0), *points])
+    odds = np.array([log_odds(curve, at) for at in range(len(curve.thetas))])
+    likely = np.exp(odds - odds.max())
+    assert curve.weights == pytest.approx(likely / likely.sum(), rel=1e-3, abs=1e-6)
+
+
 def rates_by_hand(curve: Curve) -> list[float]:
     """Rates on 1, 2, … cores, one after the other: the form, times what is measured beside it at nearby counts."""
     log, linear, plateau = curve.parameters
