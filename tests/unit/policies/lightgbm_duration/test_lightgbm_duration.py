@@ -255,3 +255,13 @@ def test_facts_that_most_jobs_state_get_a_column_and_those_that_never_differ_get
     encoder = Encoder.of([*jobs, *[(("same", 1.0),)] * 99])
     assert sorted(encoder.numbers) == names[2:]
     assert encoder.words == ()
+
+
+def test_a_field_is_one_of_words_if_more_than_half_of_its_values_are() -> None:
+    def encoder(words: int) -> Encoder:
+        jobs: list[Facts] = [(("f", f"word {number % 2}"),) for number in range(words)]
+        return Encoder.of([*jobs, *((("f", float(number)),) for number in range(10))])
+
+    assert (encoder(10).numbers, encoder(10).words) == (("f",), ())
+    assert encoder(11).words == (("f", ("word 0", "word 1")),)
+    assert encoder(11).numbers == ("gpus",), "trees need a column"
