@@ -10,6 +10,7 @@ import pytest
 
 from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query, Submission
 from cotenant.core.policy.options import parse
+from cotenant.policies.lightgbm_duration import policy as policy_module
 from cotenant.policies.lightgbm_duration.finished_jobs import Facts
 from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
 from cotenant.policies.lightgbm_duration.runtime_model import COLUMNS_MAX, Encoder, read_model
@@ -172,6 +173,27 @@ def test_a_restart_forgets_nothing() -> None:
     assert again.model.version == policy.model.version
     assert again.dump() == {}
     assert lived(again, 200, begin=520)[-1] == lived(policy, 200, begin=520)[-1]
+
+
+def test_a_follower_estimates_as_its_leader_once_it_has_all_parts_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "PART_BYTES", 16 * 1024)
+    leader, follower = LightgbmDuration(OPTIONS), LightgbmDuration(OPTIONS)
+    for begin, jobs in ((0, 100), (100, 60), (160, 160)):  # before a model, with the first, with the next
+        lived(leader, jobs, begin=begin)
+        version, changed = follower.model and follower.model.version, leader.dump()
+        parts = {name: content for name, content in changed.items() if name.startswith("model-")}
+        assert follower.follow({name: changed[name] for name in changed.keys() - parts.keys()}) == []
+        assert (len(parts) > 1) == (begin > 0)
+        for name, content in parts.items():
+            assert (follower.model and follower.model.version) == version, "the old model until the new one is complete"
+            assert follower.follow({name: content}) == []
+        assert (follower.model and follower.model.version) == (leader.model and leader.model.version)
+        assert [follower.estimate(query(kind)) for kind in KINDS] == [leader.estimate(query(kind)) for kind in KINDS]
+    assert follower.follow({"ends-x": b"", "ends-00000009": b"x", "blend": b"[]"}) == [
+        "ends-00000009",
+        "ends-x",
+        "blend",
+    ]
 
 
 @pytest.fixture(scope="module")
