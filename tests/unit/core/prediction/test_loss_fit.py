@@ -307,3 +307,14 @@ def test_the_confidence_in_a_forecast_follows_from_all_that_is_uncertain_about_i
     assert told.error == pytest.approx(math.hypot(*errors), rel=0.01)
     seen = min(1.0, (steps[-1] - steps[0]) / (0.2 * (at - steps[0])))
     assert told.confidence == pytest.approx(seen / (1 + (told.error / 0.075) ** 2))
+
+
+@pytest.mark.parametrize("drop", [2.0, -2.0])
+def test_a_goal_that_the_floor_may_lie_above_leaves_the_step_open(drop: float) -> None:
+    steps = np.linspace(1, 1600, 80)
+    losses = hyperbola(steps, 0.05) + 0.01 * drop * np.cos(steps)
+    found = fit((steps, losses, np.ones(80)))
+    assert found is not None
+    goal = LossGoal(target=found.curve.floor + 1e-9)
+    assert math.isfinite(at := found.curve.done_at(goal))
+    assert _open(found, goal, at) == math.inf
