@@ -207,6 +207,17 @@ def exceeds_a_limit(jobs: Jobs, row: int, selected: set[int], tenancy: Tenancy) 
     return False
 
 
+@given(pictures(), tenancies)
+def test_a_walk_allows_a_row_as_long_as_every_limit_that_applies_to_it(jobs: Jobs, tenancy: Tenancy) -> None:
+    walk, taken = tenancy.walk(jobs, np.zeros(len(jobs), dtype=np.bool_)), set[int]()
+    for row in range(len(jobs)):
+        need = int(jobs.gpu_milli[row]), int(jobs.cores[row])
+        assert walk.allows(row, *need) != exceeds_a_limit(jobs, row, taken, tenancy)
+        if walk.allows(row, *need):
+            walk.take(row, *need)
+            taken.add(row)
+
+
 @given(st.data(), pictures(), policies, capacities)
 def test_tenants_that_are_promised_nothing_change_nothing(
     data: st.DataObject, jobs: Jobs, policy: Ranked, capacity: object
