@@ -30,7 +30,7 @@ from cotenant.core.model.refusal import Code, Refusal, Wait
 from cotenant.core.model.tenancy import UNLIMITED, Headroom, Tenancy, Tenant, check_hierarchy, check_tenant
 from cotenant.core.placement.gang_allocation import cores_of, gpu_milli_of
 from cotenant.core.policy.protocols import Order, PlacementPolicy
-from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose
+from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose, stoppable
 from cotenant.core.scheduling.cycle import Plan, Victim, place
 from cotenant.core.scheduling.order_explanation import Outrankers
 from cotenant.core.scheduling.ordering import rank
@@ -205,6 +205,19 @@ def exceeds_a_limit(jobs: Jobs, row: int, selected: set[int], tenancy: Tenancy) 
             if limit is not None and need[row] and need[row] + sum(int(need[other]) for other in members) > limit:
                 return True
     return False
+
+
+@given(st.data(), pictures(), policies, rules_of_stopping, capacities)
+def test_a_job_that_may_be_stopped_later_yields_to_all_that_wait_before_it_the_last_first(
+    data: st.DataObject, jobs: Jobs, policy: Ranked, rules: Rules, capacity: Capacity
+) -> None:
+    choice = choose(jobs, policy, data.draw(orders(len(jobs))), capacity, now=NOW, rules=rules)
+    if not rules.enforces(policy):
+        return
+    ranked, stays = choice.ranked.tolist(), rules.protects(jobs, NOW)
+    before = {row: sum(not jobs.running[other] for other in ranked[:place]) for place, row in enumerate(ranked)}
+    may_stop = [(row, before[row]) for row in reversed(ranked) if jobs.running[row] and not stays[row] and before[row]]
+    assert stoppable(jobs, choice, rules, policy, NOW) == may_stop
 
 
 @given(pictures(), tenancies)

@@ -268,6 +268,15 @@ def test_of_a_gang_on_two_servers_as_much_is_beside_neighbors_as_its_objective_a
     assert refusal.code is Code.QOS
 
 
+def test_a_neighbor_tolerates_exactly_as_many_gpus_of_other_gangs_as_its_objective_allows() -> None:
+    rate = 10 * interference.speed(4, 6, servers=1)  # beside four of the other six GPUs
+    for more, starts in ((0.0, True), (0.01, False)):
+        made = stage(8)
+        made.enter(job("fragile", 2, ALONE, Qos(rate_min_per_second=rate + more)), {0: 2})
+        assert isinstance(made.ask(job("new", 4, ALONE)), tuple) == starts
+        assert isinstance(made.ask(job("unknown", 4)), tuple) == starts
+
+
 def test_a_neighbors_objective_keeps_gangs_away_and_is_named() -> None:
     made = stage(8)
     made.enter(job("fragile", 2, ALONE, Qos(rate_min_per_second=9.0)), {0: 2})
