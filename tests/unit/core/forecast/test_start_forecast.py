@@ -109,6 +109,18 @@ def test_a_limit_of_cores_holds_back_no_job_for_its_gpus() -> None:
     assert starts(forecast(picture(two_servers(), [], waiters, headroom=room), FirstFit(), rng())) == {"w": 0}
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_limits_of_arrays_and_tenants_hold_back_no_other_job(strict: bool) -> None:
+    room = Headroom([Tenant("vision", limit_gpu_milli=1000)])
+    waiters = [
+        *(WaitingEntry(gang(f"task-{number}", 1), certain_time(10), "array", 1) for number in range(2)),
+        *(WaitingEntry(gang(f"vision-{number}", 1, tenant="vision"), certain_time(20)) for number in range(2)),
+        WaitingEntry(gang("last", 1), certain_time(1)),
+    ]
+    told = forecast(picture(two_servers(), [], waiters, headroom=room, strict=strict), FirstFit(), rng())
+    assert starts(told) == {"task-0": 0, "task-1": 10, "vision-0": 0, "vision-1": 20, "last": 0}
+
+
 def test_a_gang_that_relaxes_starts_when_it_does() -> None:
     ledger = Ledger([NodeShape(4, 8)] * 2, ["a", "b"])
     held = [on("a", 0, 2, 9000), on("b", 1, 2, 9000)]
@@ -226,7 +238,7 @@ def test_sampled_run_times_have_the_quantiles_that_were_told() -> None:
 def crowded(draw: st.DrawFn) -> QueueSnapshot:
     """A cluster with running jobs and a queue, with limits of tenants and of arrays; all times are whole seconds."""
     world = draw(worlds(nodes_max=3))
-    tenants, arrays = st.sampled_from(["", "vision", "team"]), st.sampled_from(["", "", "array", "unlimited"])
+    tenants, arrays = st.sampled_from(["", "vision", "team"]), st.sampled_from(["", "array", "array", "unlimited"])
     entries = [
         RunningEntry(
             f"r{number}", held, certain_time(float(draw(st.integers(0, 20)))), draw(tenants), array=draw(arrays)
@@ -238,7 +250,7 @@ def crowded(draw: st.DrawFn) -> QueueSnapshot:
         asked = replace(draw(gangs(roles_max=2, job_id=f"w{number}")), tenant=draw(tenants))
         array = draw(arrays)
         seconds = certain_time(float(draw(st.integers(1, 20))))
-        waiters.append(WaitingEntry(asked, seconds, array, 2 if array == "array" else 0))
+        waiters.append(WaitingEntry(asked, seconds, array, 1 if array == "array" else 0))
     limited = [Tenant("vision", limit_gpu_milli=3000, parent="team"), Tenant("team", limit_cores=9)]
     holding = dict.fromkeys(("vision", "team"), (0, 0))
     for tenant in holding:
