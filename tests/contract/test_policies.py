@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +124,47 @@ def test_all_invalid_options_are_named_at_once(plugin: plugins.Plugin) -> None:
         with pytest.raises(plugins.BadOption) as caught:
             plugin.make(dict.fromkeys(numbers, "many"))
         assert {violation.field for violation in caught.value.violations} == set(numbers)
+
+
+NUMBER = r"(\d[\d.e+-]*)"
+LEAST = rf"must be (?:{NUMBER} or more|from {NUMBER} to|(?:above|more than) {NUMBER})"
+MOST = rf"(?:to|at most|below) {NUMBER}(?:,|$)"
+MAY_BE_INFINITE = {  # times without end, and gains that nothing reaches
+    ("locality", name) for name in ("server_seconds", "rack_seconds", "dedicated_share", "settled_seconds", "gain_min")
+} | {("multi-array", "trial_seconds"), ("multi-array", "cpu_wait_seconds")}
+
+
+def out_of_range(options: Any, name: str, value: float) -> str:
+    """Return why an option cannot have a value, whatever the other options are; "" if it can."""
+    changed = dataclasses.replace(options, **{name: value})
+    told = [one.description for one in changed.check() if one.field == name]
+    for other, figure in dataclasses.asdict(changed).items():
+        told = [re.sub(rf"\b{other}\b", f"{figure:g}", text) if other in text else text for text in told]
+    return next((text for text in told if re.search(LEAST, text)), "")
+
+
+@installed(*DECIDING)
+def test_the_ends_of_an_options_range_are_those_that_its_violation_names(plugin: plugins.Plugin) -> None:
+    options = plugin.policy.Options() if unreadable(plugin) else None  # type: ignore[union-attr]  # it has options
+    for name in unreadable(plugin):
+        kind = type(getattr(options, name))
+        if kind is tuple:
+            continue
+        if kind is float:
+            is_endless = (plugin.name, name) in MAY_BE_INFINITE
+            assert bool(out_of_range(options, name, math.inf)) != is_endless, name
+        for pattern, outwards in ((LEAST, -math.inf), (MOST, math.inf)):
+            if not (named := re.search(pattern, out_of_range(options, name, kind(math.copysign(1e12, outwards))))):
+                assert outwards > 0, f"{name} has no least value"
+                continue
+            end = kind(float(next(filter(None, named.groups()))))
+            beyond, within = (
+                math.nextafter(end, towards) if kind is float else end + int(math.copysign(1, towards))
+                for towards in (outwards, -outwards)
+            )
+            is_outside = bool(re.match("must be (above|more)|below", named[0]))
+            told = [bool(out_of_range(options, name, value)) for value in (beyond, end, within)]
+            assert told == [True, is_outside, False], (name, end)
 
 
 ends = st.builds(

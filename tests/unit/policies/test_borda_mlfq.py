@@ -187,6 +187,30 @@ def test_bad_options_are_all_named() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        ("quantiles", ["", "0.1", "0.1,0.9"], ["0", "1", "0.5,0.5", "0.5,0.1", "-0.1,0.5"]),
+        ("thresholds", ["", "1", "1,1e6"], ["0", "inf", "2,2", "2,1", "-1,2"]),
+    ],
+)
+def test_ends_of_levels_are_ascending_above_0_and_as_shares_below_1(
+    name: str, valid: list[str], invalid: list[str]
+) -> None:
+    for text in valid:
+        assert parse(Options, {name: text})
+    for text in invalid:
+        with pytest.raises(BadOption, match=f"{name}: must be ascending"):
+            parse(Options, {name: text})
+
+
+def test_a_gpu_or_a_replica_has_a_weight() -> None:
+    assert parse(Options, {"gpu_weight": "0"})
+    assert parse(Options, {"replica_weight": "0"})
+    with pytest.raises(BadOption, match="replica_weight: must be more than 0 where gpu_weight is 0"):
+        parse(Options, {"gpu_weight": "0", "replica_weight": "0"})
+
+
 def test_an_order_ends_as_well_when_a_job_comes_nearer_to_its_end_than_its_level() -> None:
     table = predict(table_of(a=0.0, b=0.0), a=5000.0)  # at 1160 s it has 3840 s left, where its level begins
     table.start("a", now=0.0)

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
 from cotenant.core.policy.options import BadOption, parse
@@ -198,3 +203,88 @@ def test_an_answer_is_not_given_again_once_something_else_was_seen() -> None:
         )
         told += [history.estimate(asked).candidates[0].rate_per_second for _ in range(2)]
     assert told == [2.0, 2.0, 5.0, 5.0, 8.0, 8.0]
+
+
+Percentiles = tuple[float, float, float, float]  # the 10th, 50th and 90th, and the confidence
+TYPES = st.sampled_from(["", "A100", "T4"])
+windows = st.builds(
+    Observation,
+    *map(st.just, ("ann", "bert", "", 1000, 1)),
+    st.builds(Candidate, st.integers(1, 4), st.just(1000), st.integers(1, 2), TYPES),
+    rate_per_second=st.none() | st.sampled_from([1.0, 1.97, 2.0, 3.0]),
+    run_seconds=st.none() | st.sampled_from([10.0, 11.0, 12.0, 90.0]),
+    succeeded=st.sampled_from([True, True, False]),
+    phase=st.sampled_from(["", "", "eval"]),
+)
+queries = st.builds(
+    Query,
+    *map(st.just, ("ann", "bert", "", 1000, 1)),
+    cores=st.none() | st.integers(1, 4),
+    gpu_type=TYPES,
+    run_seconds=st.sampled_from([0.0, 0.0, 10.0, 50.0]),
+    step=st.sampled_from([0, 40]),
+    steps_total=st.sampled_from([0, 40, 60]),
+    expected_seconds=st.none() | st.sampled_from([10.0, 50.0, 51.0]),
+    phase=st.sampled_from(["", "", "eval"]),
+    candidates=st.lists(
+        st.builds(Candidate, st.integers(1, 4), st.just(1000), st.integers(1, 2), TYPES), max_size=2
+    ).map(tuple),
+)
+
+
+def percentiles(figures: Sequence[float]) -> Percentiles:
+    low, quarter, middle, more, high = np.percentile(figures, [10, 25, 50, 75, 90])
+    return low, middle, high, len(figures) / (len(figures) + 2) / (1 + (more - quarter) / middle)
+
+
+def by_hand(seen: Sequence[Observation], query: Query) -> tuple[list[float | None], int | None]:
+    """The slow twin: percentiles of all that was seen, for each question anew.
+
+    Returns the confidence, the remaining time with its percentiles, and three figures of each candidate; and θ.
+    """
+    runs = [one.run_seconds for one in seen if one.run_seconds and one.succeeded]
+    rates: dict[str, dict[tuple[int, int], list[float]]] = {}
+    for one in seen if query.phase == "" else ():
+        if one.rate_per_second and one.phase == "":
+            by_cores = rates.setdefault(one.allocation.gpu_type, {})
+            by_cores.setdefault((one.allocation.cores, one.allocation.nodes), []).append(one.rate_per_second)
+    usual = max(sorted(rates), key=lambda kind: sum(map(len, rates[kind].values())), default="")
+    here, steps = rates.get(query.gpu_type or usual, {}), max(0, query.steps_total - query.step)
+    middles = {held: percentiles(some)[1] for held, some in here.items()}
+    if query.cores is None:
+        fitting = [some for held, some in sorted(here.items()) if middles[held] == max(middles.values())]
+    else:
+        on = [(-len(some), nodes, some) for (cores, nodes), some in here.items() if cores == query.cores]
+        fitting = [some for _, _, some in sorted(on)]
+    longer = [seconds for seconds in runs if seconds > query.run_seconds]
+    sure, figures = 0.0, list[float | None]()
+    if steps and fitting:
+        low, middle, high, sure = percentiles(fitting[0])
+        figures = [sure, steps / middle, steps / high, steps / low]
+    elif longer:
+        low, middle, high, sure = percentiles(longer)
+        figures = [sure, *(seconds - query.run_seconds for seconds in (middle, low, high))]
+    if sure < 0.5:
+        left = (query.expected_seconds or 0.0) - query.run_seconds
+        figures = [0.25, left, None, None] if left > 0 else [0.0, None, None, None]
+    for wanted in query.candidates:
+        figures_there = rates.get(wanted.gpu_type or usual, {}).get((wanted.cores, wanted.nodes))
+        _, rate, _, sure = percentiles(figures_there) if figures_there else (0.0, 0.0, 0.0, 0.0)
+        figures += [rate or None, steps / rate if rate and steps else None, sure]
+    seen_on = Counter(nodes for _, nodes in here)
+    most = min(seen_on, key=lambda nodes: (-seen_on[nodes], nodes), default=0)
+    there = {cores: middle for (cores, nodes), middle in middles.items() if nodes == most}
+    if len(there) < 3:
+        return figures, None
+    return figures, min(cores for cores, rate in there.items() if rate >= 0.98 * max(there.values()))
+
+
+@given(st.lists(windows, max_size=20), queries)
+def test_an_estimate_is_of_the_percentiles_of_all_that_was_seen(seen: list[Observation], query: Query) -> None:
+    told = taught(*seen).estimate(query)
+    figures = [told.confidence, told.remaining_seconds, told.remaining_p10_seconds, told.remaining_p90_seconds]
+    for one in told.candidates:
+        figures += [one.rate_per_second, one.remaining_seconds, one.confidence]
+    expected, useful = by_hand(seen, query)
+    assert figures == pytest.approx(expected)
+    assert (told.predictable, told.cores_useful) == (told.remaining_seconds is not None, useful)

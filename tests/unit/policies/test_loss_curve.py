@@ -8,6 +8,9 @@ import pytest
 from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.prediction.loss_fit import forecast
+from cotenant.core.prediction.loss_points import LossPoints
+from cotenant.policies.history import summarize
 from cotenant.policies.loss_curve import LossCurve
 
 GOAL = LossGoal(target=1.0)
@@ -56,6 +59,28 @@ def test_the_forecast_has_a_spread() -> None:
     low, middle, high = estimate.remaining_p10_seconds, estimate.remaining_seconds, estimate.remaining_p90_seconds
     assert low is not None and middle is not None and high is not None  # noqa: PT018 - for the type checker
     assert low < middle < high
+
+
+def test_percentiles_are_as_far_from_the_median_as_the_forecasts_error_says() -> None:
+    noisy = [told(step, loss_at(step) + 0.005 * math.sin(step * 17.0)) for step in range(20, 1600, 20)]
+    points = LossPoints()
+    for one in noisy:
+        points.add(one.step or 0, one.loss or 0.0)
+    end, estimate = forecast(points.cells, GOAL), asked(taught(*noisy), step=1600, loss_goal=GOAL)
+    spread = 1.2816 * end.error * end.step
+    seconds = [(end.step - 1600 + off) / 2 for off in (0.0, -spread, spread)]
+    figures = estimate.remaining_seconds, estimate.remaining_p10_seconds, estimate.remaining_p90_seconds
+    assert figures == pytest.approx(tuple(seconds), rel=1e-4)
+    assert estimate.confidence == min(end.confidence, summarize([2.0] * 32).confidence)
+
+
+def test_what_makes_a_job_unpredictable_is_the_least_certain_of_its_rate_and_its_end() -> None:
+    assert asked(taught(told(20)), steps_total=100).source == "its rates are too few or too different"
+    for noise, words in ((0.1, "off by about 23 %"), (0.05, "its losses fit other ends as well")):
+        unsure = [told(step, loss_at(step) + noise * math.sin(step * step)) for step in range(20, 1600, 20)]
+        source = asked(taught(*unsure), step=1600, loss_goal=GOAL).source
+        assert source.startswith("its loss curve points to step ")
+        assert words in source
 
 
 def test_remaining_steps_decide_if_the_total_is_known() -> None:

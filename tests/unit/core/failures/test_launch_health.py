@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.failures.launch_health import (
+    RECENT_MAX,
     Hold,
     HoldRules,
     LaunchFailure,
@@ -191,3 +192,66 @@ def test_elsewhere_is_another_node_within_the_window() -> None:
     assert seen.fail_elsewhere({"python"}, "n2", 61.0) == set()
     seen.forget(61.0)
     assert seen == Outcomes(window_seconds=60.0)
+
+
+GAPS = st.sampled_from([0.0, 100.0, 150.0, RULES.window_seconds, RULES.window_seconds + 1])
+LIMITS = st.builds(HoldRules, failures=st.integers(0, 3), quick_jobs=st.integers(0, 3), quick_tenants=st.integers(1, 3))
+
+
+@given(st.lists(st.tuples(GAPS, st.integers(0, 3)), min_size=1, max_size=8), LIMITS)
+def test_a_node_is_held_when_so_many_launches_failed_within_the_window(
+    failures: list[tuple[float, int]], rules: HoldRules
+) -> None:
+    known, at, last = NodeLaunches(), 0.0, dict[int, float]()
+    for gap, subject in failures:
+        at += gap
+        last = {one: then for one, then in last.items() if at - then <= rules.window_seconds} | {subject: at}
+        failure = LaunchFailure(at, f"{subject}", LaunchCause.DISK, "full")
+        known = launch_failed(known, failure, f"{subject}", rules)
+        if rules.failures and len(last) >= rules.failures:
+            assert known.hold == Hold(Suspicion.CANNOT_LAUNCH, "cannot launch: full", at + rules.canary_seconds)
+            return
+        assert known.hold is None
+        assert {one.subject for one in known.failures} == {f"{one}" for one in last}
+
+
+@given(st.lists(st.tuples(GAPS, st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=8), LIMITS)
+def test_a_node_is_a_black_hole_when_so_many_jobs_of_so_many_tenants_failed_within_the_window(
+    failures: list[tuple[float, str, int]], rules: HoldRules
+) -> None:
+    known, at, last = NodeLaunches(), 0.0, dict[int, tuple[float, str]]()
+    for gap, tenant, job in failures:
+        at += gap
+        last = {one: then for one, then in last.items() if at - then[0] <= rules.window_seconds} | {job: (at, tenant)}
+        failure = QuickFailure(at, tenant, f"{job}")
+        known = failed_quickly(known, failure, f"{job}/1", rules, well_elsewhere={"a", "b"})
+        counted = [one for _, one in last.values() if one in "ab"]
+        if rules.quick_jobs and len(counted) >= rules.quick_jobs and len(set(counted)) >= rules.quick_tenants:
+            assert known.hold is not None
+            assert (known.hold.suspicion, known.hold.next_canary) == (Suspicion.FAILS_JOBS, at + rules.canary_seconds)
+            assert not may_try(known, known.hold.next_canary - 0.1)
+            assert known.quick == ()
+            return
+        assert known.hold is None
+        assert {one.job for one in known.quick} == {f"{one}" for one in last}
+
+
+def test_failures_remembered_of_a_node_are_few_and_the_latest() -> None:
+    never = HoldRules(failures=0, quick_jobs=0)
+    known = NodeLaunches()
+    for number in range(RECENT_MAX + 5):
+        known = launch_failed(known, *refused(1.0, f"job/{number}"), never)
+        known = failed_quickly(known, quick(1, "a", f"job-{number}"), "x", never)
+    assert [one.subject for one in known.failures] == [f"job/{number}" for number in range(5, RECENT_MAX + 5)]
+    assert [one.job for one in known.quick] == [f"job-{number}" for number in range(5, RECENT_MAX + 5)]
+
+
+def test_an_outcome_counts_to_the_end_of_its_window() -> None:
+    seen = Outcomes(window_seconds=60.0)
+    seen.well("a", "n1", 0.0)
+    seen.failed("python", "n1", 0.0)
+    for now, counts in ((60.0, True), (60.1, False)):
+        assert seen.well_elsewhere({"a"}, "n2", now) == ({"a"} if counts else set())
+        assert seen.fail_elsewhere({"python"}, "n2", now) == ({"python"} if counts else set())
+        seen.forget(now)
+        assert (seen == Outcomes(window_seconds=60.0)) != counts

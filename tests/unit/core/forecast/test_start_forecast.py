@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import rng
+from tests.support.worlds import gangs, rng, worlds
 
 from cotenant import plugins
 from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.forecast.start_forecast import (
+    ENDS_MAX,
     ExpectedStart,
     Forecast,
     QueueSnapshot,
@@ -30,8 +31,10 @@ from cotenant.core.model.gang import Demand, Gang
 from cotenant.core.model.gang import Part as GangPart
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.tenancy import Headroom, Tenant
 from cotenant.core.model.validation import check_amounts
+from cotenant.core.placement.gang_allocation import cores_of, gpu_milli_of, release_all, take
 from cotenant.core.policy.cluster_view import RunningJob
 from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.core.prediction.remaining_time import RemainingTime, certain_time, remaining_time_of, sample_run_times
@@ -104,6 +107,18 @@ def test_a_limit_of_cores_holds_back_no_job_for_its_gpus() -> None:
     room = Headroom([Tenant("vision", limit_cores=6)], {"vision": (4000, 6)})
     waiters = [WaitingEntry(gang("w", 2, tenant="vision"), certain_time(10))]
     assert starts(forecast(picture(two_servers(), [], waiters, headroom=room), FirstFit(), rng())) == {"w": 0}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_limits_of_arrays_and_tenants_hold_back_no_other_job(strict: bool) -> None:
+    room = Headroom([Tenant("vision", limit_gpu_milli=1000)])
+    waiters = [
+        *(WaitingEntry(gang(f"task-{number}", 1), certain_time(10), "array", 1) for number in range(2)),
+        *(WaitingEntry(gang(f"vision-{number}", 1, tenant="vision"), certain_time(20)) for number in range(2)),
+        WaitingEntry(gang("last", 1), certain_time(1)),
+    ]
+    told = forecast(picture(two_servers(), [], waiters, headroom=room, strict=strict), FirstFit(), rng())
+    assert starts(told) == {"task-0": 0, "task-1": 10, "vision-0": 0, "vision-1": 20, "last": 0}
 
 
 def test_a_gang_that_relaxes_starts_when_it_does() -> None:
@@ -214,6 +229,83 @@ def test_sampled_run_times_have_the_quantiles_that_were_told() -> None:
         shares = [float((column <= seconds).mean()) for seconds in (one.p10_seconds, one.seconds, one.p90_seconds)]
         assert shares == pytest.approx([0.1, 0.5, 0.9], abs=0.03)
         assert column.min() >= 0
+
+
+# A plain event loop as the oracle -------------------------------------------------------------------------------
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> QueueSnapshot:
+    """A cluster with running jobs and a queue, with limits of tenants and of arrays; all times are whole seconds."""
+    world = draw(worlds(nodes_max=3))
+    tenants, arrays = st.sampled_from(["", "vision", "team"]), st.sampled_from(["", "array", "array", "unlimited"])
+    entries = [
+        RunningEntry(
+            f"r{number}", held, certain_time(float(draw(st.integers(0, 20)))), draw(tenants), array=draw(arrays)
+        )
+        for number, held in enumerate(world.taken)
+    ]
+    waiters = []
+    for number in range(draw(st.integers(1, 6))):
+        asked = replace(draw(gangs(roles_max=2, job_id=f"w{number}")), tenant=draw(tenants))
+        array = draw(arrays)
+        seconds = certain_time(float(draw(st.integers(1, 20))))
+        waiters.append(WaitingEntry(asked, seconds, array, 1 if array == "array" else 0))
+    limited = [Tenant("vision", limit_gpu_milli=3000, parent="team"), Tenant("team", limit_cores=9)]
+    holding = dict.fromkeys(("vision", "team"), (0, 0))
+    for tenant in holding:
+        mine = [held for one in entries if one.tenant == tenant for held in one.holdings]
+        holding[tenant] = gpu_milli_of(mine), cores_of(mine)
+    return QueueSnapshot(world.ledger, entries, waiters, draw(st.booleans()), Headroom(limited, holding))
+
+
+def loop_over_events(shown: QueueSnapshot) -> dict[str, tuple[float, list[str], float]]:
+    """The slow twin: after each end, every waiting job is tried in order. By job: its start, `ends` and finish."""
+    ledger, headroom = shown.ledger.copy(), shown.headroom.copy()
+    running = [(one.rest.seconds, one.job_id, one.holdings, one.tenant, one.array) for one in shown.holders]
+    waiting, now = list(shown.waiters), 0.0
+    ended: list[tuple[float, str, set[int]]] = []
+    told: dict[str, tuple[float, list[str], float]] = {}
+    limits = {one.array: one.running_max for one in shown.waiters if one.running_max}
+    while True:
+        for one in sorted((one for one in running if one[0] <= now), key=lambda one: one[0]):
+            running.remove(one)
+            release_all(ledger, one[2])
+            headroom.take(one[3], -gpu_milli_of(one[2]), -cores_of(one[2]))
+            ended.insert(0, (one[0], one[1], {held.node for held in one[2]}))
+        for waiter in tuple(waiting):
+            asked, in_array = waiter.gang, sum(one[4] == waiter.array for one in running)
+            if in_array >= limits.get(waiter.array, math.inf) and waiter.running_max:
+                continue
+            if not headroom.allows(asked.tenant, asked.gpu_milli, asked.cores):
+                continue
+            answer = FirstFit().place(asked, ledger, rng())
+            if isinstance(answer, Refusal):
+                if shown.strict and answer.code is not Code.NEVER_FITS:
+                    break
+                continue
+            held, end = take(ledger, asked, answer), now + waiter.run.seconds
+            headroom.take(asked.tenant, asked.gpu_milli, asked.cores)
+            running.append((end, asked.job_id, held, asked.tenant, waiter.array))
+            waiting.remove(waiter)
+            there = [one for one in ended if one[2] & {holding.node for holding in held}]
+            if not (there and there[0][0] == now):
+                there = [one for one in ended if one[0] == now and one not in there] + there
+            told[asked.job_id] = now, [one[1] for one in there], end
+        if not running:
+            return told
+        now = min(one[0] for one in running)
+
+
+@given(crowded())
+def test_after_each_end_all_waiting_jobs_are_tried_in_order_within_the_limits(shown: QueueSnapshot) -> None:
+    told = forecast(shown, FirstFit(), rng()).expected
+    expected = loop_over_events(shown)
+    for waiter in shown.waiters:
+        one = told[waiter.gang.job_id]
+        start, ends, finish = expected.get(waiter.gang.job_id, (math.inf, [], math.inf))
+        assert (one.seconds, one.finish_seconds) == (start, finish)
+        assert (list(one.ends), one.ends_count) == (ends[:ENDS_MAX], len(ends))
 
 
 # The simulator as the oracle ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -156,27 +157,32 @@ def test_foreign_processes_are_named_and_beside_our_job_only_hold() -> None:
     [beside] = health.foreign_process_signs(GpuReading(GPU, processes=(ours, stranger)))
     assert RULES[beside.rule].action is HealthAction.HOLD
     assert health.foreign_process_signs(GpuReading(GPU, processes=(ours,))) == []
-    [gone] = health.foreign_process_signs(GpuReading(GPU, processes=(GpuProcess(9),)))
-    assert "pid 9 (which is gone)" in gone.detail
+    several = tuple(GpuProcess(pid) for pid in range(9, 14))
+    for count, more in ((1, ""), (3, ""), (4, " and 1 more"), (5, " and 2 more")):
+        [gone] = health.foreign_process_signs(GpuReading(GPU, processes=several[:count]))
+        named = ", ".join(f"pid {one.pid} (which is gone)" for one in several[: min(count, 3)])
+        assert gone.detail == f"held by {named}{more}, not started by us"
+        assert gone.mark == " ".join(str(one.pid) for one in several[:count])
 
 
 @pytest.mark.parametrize(
-    ("bad", "better", "well", "rule"),
-    [(NodeReading(disk_free_bytes=MIB), NodeReading(disk_free_bytes=300 * MIB),
-      NodeReading(disk_free_bytes=600 * MIB), "disk_low"),
-     (NodeReading(inodes_free=5), NodeReading(inodes_free=1_500), NodeReading(inodes_free=9_999), "disk_low"),
-     (NodeReading(memory_available_bytes=1, memory_bytes=100), NodeReading(memory_available_bytes=2, memory_bytes=100),
-      NodeReading(memory_available_bytes=9, memory_bytes=100), "memory_low"),
-     (NodeReading(memory_stall_percent=50), NodeReading(memory_stall_percent=30), NodeReading(memory_stall_percent=1),
-      "memory_stall"),
-     (NodeReading(load=200, cpus=2), NodeReading(load=80, cpus=2), NodeReading(load=4, cpus=2), "overload")],
-)  # fmt: skip
-def test_a_node_finding_clears_at_a_separate_threshold(
-    bad: NodeReading, better: NodeReading, well: NodeReading, rule: str
+    ("rule", "reading", "begins", "ends"),
+    [
+        ("disk_low", lambda free: NodeReading(disk_free_bytes=free), 256 * MIB, 512 * MIB),
+        ("disk_low", lambda free: NodeReading(inodes_free=free), 1000, 2000),
+        ("memory_low", lambda free: NodeReading(memory_available_bytes=free, memory_bytes=1000), 15, 30),
+        ("memory_stall", lambda percent: NodeReading(memory_stall_percent=percent), 40, 20),
+        ("overload", lambda load: NodeReading(load=load, cpus=2), 100, 50),
+        ("descriptors_low", lambda free: NodeReading(descriptors_free=free, descriptors_max=100), 32, 64),
+    ],
+)
+def test_a_node_finding_begins_beyond_one_threshold_and_clears_at_another(
+    rule: str, reading: Callable[[int], NodeReading], begins: int, ends: int
 ) -> None:
-    assert [sign.rule for sign in health.node_signs(bad)] == [rule]
-    assert [sign.rule for sign in health.node_signs(better, [rule])] == [rule]
-    assert health.node_signs(better) == health.node_signs(well, [rule]) == []
+    worse, others = (-1 if begins < ends else 1), sorted(RULES.keys() - {rule})
+    for standing, limit in (((), begins), (others, begins), ([rule], ends)):
+        assert health.node_signs(reading(limit), standing) == []
+        assert [sign.rule for sign in health.node_signs(reading(limit + worse), standing)] == [rule]
 
 
 def test_a_disk_that_cannot_be_written_drains_the_node_after_a_while() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 
 import numpy as np
@@ -26,10 +27,10 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, Wait
-from cotenant.core.model.tenancy import Headroom, Tenancy, Tenant, check_hierarchy, check_tenant
+from cotenant.core.model.tenancy import UNLIMITED, Headroom, Tenancy, Tenant, check_hierarchy, check_tenant
 from cotenant.core.placement.gang_allocation import cores_of, gpu_milli_of
 from cotenant.core.policy.protocols import Order, PlacementPolicy
-from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose
+from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose, stoppable
 from cotenant.core.scheduling.cycle import Plan, Victim, place
 from cotenant.core.scheduling.order_explanation import Outrankers
 from cotenant.core.scheduling.ordering import rank
@@ -206,6 +207,30 @@ def exceeds_a_limit(jobs: Jobs, row: int, selected: set[int], tenancy: Tenancy) 
     return False
 
 
+@given(st.data(), pictures(), policies, rules_of_stopping, capacities)
+def test_a_job_that_may_be_stopped_later_yields_to_all_that_wait_before_it_the_last_first(
+    data: st.DataObject, jobs: Jobs, policy: Ranked, rules: Rules, capacity: Capacity
+) -> None:
+    choice = choose(jobs, policy, data.draw(orders(len(jobs))), capacity, now=NOW, rules=rules)
+    if not rules.enforces(policy):
+        return
+    ranked, stays = choice.ranked.tolist(), rules.protects(jobs, NOW)
+    before = {row: sum(not jobs.running[other] for other in ranked[:place]) for place, row in enumerate(ranked)}
+    may_stop = [(row, before[row]) for row in reversed(ranked) if jobs.running[row] and not stays[row] and before[row]]
+    assert stoppable(jobs, choice, rules, policy, NOW) == may_stop
+
+
+@given(pictures(), tenancies)
+def test_a_walk_allows_a_row_as_long_as_every_limit_that_applies_to_it(jobs: Jobs, tenancy: Tenancy) -> None:
+    walk, taken = tenancy.walk(jobs, np.zeros(len(jobs), dtype=np.bool_)), set[int]()
+    for row in range(len(jobs)):
+        need = int(jobs.gpu_milli[row]), int(jobs.cores[row])
+        assert walk.allows(row, *need) != exceeds_a_limit(jobs, row, taken, tenancy)
+        if walk.allows(row, *need):
+            walk.take(row, *need)
+            taken.add(row)
+
+
 @given(st.data(), pictures(), policies, capacities)
 def test_tenants_that_are_promised_nothing_change_nothing(
     data: st.DataObject, jobs: Jobs, policy: Ranked, capacity: object
@@ -291,6 +316,34 @@ def test_a_job_beyond_its_share_waits_for_fair_share(code: Code) -> None:
 def test_every_bad_field_of_a_tenant_is_named() -> None:
     bad = check_tenant(Tenant("", quota_gpu_milli=9, limit_gpu_milli=8, limit_cores=-1, weight=0.0))
     assert sorted(one.field for one in bad) == ["id", "limit_cores", "quota_gpu_milli", "weight"]
+
+
+@pytest.mark.parametrize(
+    ("field", "valid", "invalid"),
+    [
+        *((name, [None, 0, UNLIMITED - 1], [-1, UNLIMITED]) for name in ("quota_gpu_milli", "quota_cores")),
+        *((name, [None, 0, UNLIMITED - 1], [-1, UNLIMITED]) for name in ("limit_gpu_milli", "limit_cores")),
+        ("weight", [math.nextafter(0, 1), 1e300], [0.0, math.inf, math.nan]),
+    ],
+)
+def test_an_amount_of_a_tenant_may_be_as_small_and_as_large_as_its_bounds(
+    field: str, valid: list[float | None], invalid: list[float]
+) -> None:
+    for value in valid:
+        assert not list(check_tenant(dataclasses.replace(Tenant("a"), **{field: value})))  # type: ignore[arg-type]  # by name
+    for value in invalid:
+        assert [one.field for one in check_tenant(dataclasses.replace(Tenant("a"), **{field: value}))] == [field]  # type: ignore[arg-type]  # by name
+
+
+@pytest.mark.parametrize("what", ["gpu_milli", "cores"])
+def test_a_guarantee_may_be_as_much_as_the_limit_and_as_the_parent_has(what: str) -> None:
+    for more in (0, 1):
+        figures = {f"quota_{what}": 5 + more, f"limit_{what}": 5}
+        found = [one.field for one in check_tenant(Tenant("a", **figures))]  # type: ignore[arg-type]  # by name
+        assert found == [f"quota_{what}"] * more
+        both = [Tenant(name, **{f"quota_{what}": 5 + more * (name == "b")}, parent="dept") for name in ("a", "b")]
+        wrong = [(one, bad.field) for one, bad in check_hierarchy([Tenant("dept", **{f"quota_{what}": 10}), *both])]  # type: ignore[arg-type]  # by name
+        assert wrong == [("dept", f"quota_{what}")] * more
 
 
 def test_a_tenant_at_its_limit_makes_room_for_itself_although_there_is_some() -> None:

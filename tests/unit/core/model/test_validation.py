@@ -1,13 +1,38 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.dependencies import Condition, Dependency
+from cotenant.core.model.job import JobKind, JobSpec, OpenReplicas, Qos, Request, Role, SubmitDirectory
+from cotenant.core.model.limits import (
+    COMMAND_WORDS_MAX,
+    DEPENDENCIES_MAX,
+    ENVIRONMENT_MAX,
+    LABELS_MAX,
+    NAME_LENGTH_MAX,
+    PATH_LENGTH_MAX,
+    REPLICAS_MAX,
+    ROLES_MAX,
+    TEXT_BYTES_MAX,
+)
+from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.model.validation import (
     CORES_MAX,
+    DISCONNECTED_SECONDS_MIN,
     GPU_MILLI_MAX,
+    GRACE_SECONDS_MAX,
     MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN,
+    PIDS_MAX,
+    PIDS_MIN,
+    PRE_RUN_SECONDS_MAX,
+    PRIORITY_MAX,
+    RETRIES_MAX,
+    check_amounts,
     check_spec,
 )
 
@@ -41,3 +66,187 @@ def test_a_gpu_type_may_be_one_of_several_each_with_a_name(gpu_type: str, sound:
 def test_a_request_may_be_as_small_and_as_large_as_its_bounds(request_: Request, field: str) -> None:
     found = [one.field for one in check_spec(JobSpec(command=("true",), roles=(Role(request=request_),)))]
     assert found == ([f"spec.roles[0].resources.{field}"] if field else [])
+
+
+WORKER = Role(request=Request(2000))
+SPEC = JobSpec(command=("true",), roles=(WORKER,))
+HUGE = math.inf
+
+
+def wrong(spec: JobSpec) -> list[str]:
+    return [violation.field.removeprefix("spec.") for violation in check_spec(spec)]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "least", "most", "field"),
+    [
+        ("grace_seconds", 0.0, GRACE_SECONDS_MAX, "grace"),
+        ("retries_max", 0, RETRIES_MAX, "retries_max"),
+        ("stop_after_disconnected_seconds", DISCONNECTED_SECONDS_MIN, None, "stop_after_disconnected"),
+        ("pre_run_seconds", 1.0, PRE_RUN_SECONDS_MAX, "pre_run"),
+        ("pids_max", PIDS_MIN, PIDS_MAX, "pids_max"),
+        ("priority", -PRIORITY_MAX, PRIORITY_MAX, "priority"),
+        ("steps_total", 0, 10**15, ""),
+        ("expected_seconds", math.nextafter(0.0, 1.0), None, "expected_duration"),
+        ("qos.rate_min_per_second", 0.0, None, "qos.rate_min_per_second"),
+        ("qos.arrivals_per_second", 0.0, None, "qos.arrivals_per_second"),
+        ("loss_goal.target", math.nextafter(-HUGE, 0.0), None, "loss_goal.target"),
+    ],
+)
+def test_a_number_may_be_as_small_and_as_large_as_its_bounds(
+    attribute: str, least: float, most: float | None, field: str
+) -> None:
+    def given(value: float) -> list[str]:
+        outer, _, inner = attribute.partition(".")
+        held: Any = replace(getattr(SPEC, outer), **{inner: value}) if inner else value
+        return wrong(replace(SPEC, **{outer: held}))
+
+    whole = isinstance(least, int)
+    assert given(least) == []
+    assert given(math.nextafter(HUGE, 0.0) if most is None else most) == []
+    assert not field or given(least - 1 if whole else math.nextafter(least, -HUGE)) == [field]
+    assert not field or given(HUGE if most is None else most + 1 if whole else math.nextafter(most, HUGE)) == [field]
+
+
+def many(count: int) -> tuple[tuple[str, str], ...]:
+    return tuple((f"k{number}", "v") for number in range(count))
+
+
+def folder(path: str = "/home", *environment: tuple[str, str]) -> dict[str, Any]:
+    return {"submit_directory": SubmitDirectory(path, 1, 0, environment)}
+
+
+def roles(*some: Role) -> dict[str, Any]:
+    return {"roles": some}
+
+
+def service(kind: JobKind = JobKind.INFERENCE, count: int = 2, least: int = 1, most: int = 4) -> dict[str, Any]:
+    role = replace(WORKER, replicas=count, open=OpenReplicas(least, most))
+    return {"kind": kind, "qos": Qos(0.0, 0.1, 99.0, 10.0), **roles(role)}
+
+
+CPU: dict[str, Any] = {"kind": JobKind.CPU, **roles(Role())}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"name": "n" * NAME_LENGTH_MAX, "model": "m" * NAME_LENGTH_MAX}, []),
+        ({"name": "n" * (NAME_LENGTH_MAX + 1), "model": "a/b"}, ["name", "model"]),
+        *(({"name": name}, ["name"]) for name in ("a\\b", ".", "..", "a\n")),
+        ({"tenant": "a", "queue": "a-1" + "b" * 60}, []),
+        ({"tenant": "", "queue": "-a"}, ["tenant", "queue"]),
+        ({"labels": many(LABELS_MAX)}, []),
+        ({"labels": many(LABELS_MAX + 1)}, ["labels"]),
+        *(({"labels": (label,)}, [f"labels[{label[0]!r}]"]) for label in (("", "v"), ("a/b", "v"), ("k", "a/b"))),
+        (roles(), ["roles", "kind"]),
+        (roles(*(replace(WORKER, name=f"r{number}") for number in range(ROLES_MAX))), []),
+        (roles(*(replace(WORKER, name=f"r{number}") for number in range(ROLES_MAX + 1))), ["roles"]),
+        (roles(WORKER, WORKER), ["roles[1].name"]),
+        (roles(replace(WORKER, name="A")), ["roles[0].name"]),
+        (roles(replace(WORKER, replicas=REPLICAS_MAX)), []),
+        (roles(replace(WORKER, replicas=REPLICAS_MAX), replace(WORKER, name="ps")), ["roles"]),
+        (roles(replace(WORKER, replicas=0)), ["roles[0].replicas", "kind"]),
+        (roles(replace(WORKER, replicas=REPLICAS_MAX + 1)), ["roles[0].replicas", "roles"]),
+        ({"command": (), **roles(replace(WORKER, command=("true",)))}, []),
+        ({"command": ()}, ["roles[0].command"]),
+        (roles(Role(request=Request(2000, gpu_type="T4/"))), ["roles[0].resources.gpu_type"]),
+        ({"kind": JobKind.CPU, **roles(Role(request=Request(0, gpu_type="T4")))}, ["roles[0].resources.gpu_type"]),
+        (service(), []),
+        (service(count=1), []),
+        (service(count=4), []),
+        (service(count=5), ["roles[0].replicas"]),
+        (service(count=1, least=2), ["roles[0].replicas"]),
+        (service(least=0, count=1), ["roles[0].open.min"]),
+        (service(least=3, count=3, most=2), ["roles[0].open.max"]),
+        (service(most=REPLICAS_MAX), []),
+        (service(most=REPLICAS_MAX + 1), ["roles[0].open.max"]),
+        (service(kind=JobKind.TRAINING), ["roles[0].open"]),
+        (service() | roles(service()["roles"][0], replace(WORKER, name="ps")), ["roles[0].open"]),
+        (
+            service() | {"qos": Qos()},
+            ["qos.latency_seconds", "qos.latency_percentile", "qos.arrivals_per_second"],
+        ),
+        (CPU, []),
+        ({"kind": JobKind.CPU}, ["kind"]),
+        (roles(Role()), ["kind"]),
+        (CPU | {"best_effort": True}, []),
+        ({"best_effort": True}, ["best_effort"]),
+        ({"pre_run_seconds": 9.0, **roles(Role(request=Request(1000)))}, ["pre_run"]),
+        ({"qos": Qos(latency_seconds=1.0)}, ["qos.latency_percentile"]),
+        ({"qos": Qos(latency_percentile=99.0)}, ["qos.latency_seconds"]),
+        ({"qos": Qos(latency_seconds=1.0, latency_percentile=math.nextafter(100, 0))}, []),
+        ({"qos": Qos(latency_seconds=1.0, latency_percentile=100)}, ["qos.latency_percentile"]),
+        ({"qos": Qos(latency_seconds=HUGE, latency_percentile=99)}, ["qos.latency_seconds"]),
+        ({"pids_max": 0}, []),
+        ({"steps_total": -1}, ["steps_total"]),
+        ({"loss_goal": LossGoal(1.0, 1, 1e-9)}, []),
+        ({"loss_goal": LossGoal(None, 5, 0.0)}, ["loss_goal.fall_min"]),
+        ({"loss_goal": LossGoal(None, 0, 0.5)}, ["loss_goal.fall_steps"]),
+        ({"loss_goal": LossGoal(None, -1, 0.5)}, ["loss_goal.fall_steps"]),
+        ({"loss_goal": LossGoal(None, 5, HUGE)}, ["loss_goal.fall_min"]),
+        ({"loss_goal": LossGoal(None, 5, -0.5)}, ["loss_goal.fall_min"]),
+        ({"dependencies": (Dependency("a", Condition.AFTER),) * DEPENDENCIES_MAX}, []),
+        ({"dependencies": (Dependency("a", Condition.AFTER),) * (DEPENDENCIES_MAX + 1)}, ["dependencies"]),
+        ({"dependencies": (Dependency("a", Condition.AFTER), Dependency("", Condition.AFTER))}, ["dependencies[1].id"]),
+        ({"dependencies": (Dependency("a/b", Condition.AFTER),)}, ["dependencies[0].id"]),
+        ({"command": ("a",) * COMMAND_WORDS_MAX}, []),
+        ({"command": ("a",) * (COMMAND_WORDS_MAX + 1)}, ["command"]),
+        (roles(replace(WORKER, command=("a",) * (COMMAND_WORDS_MAX + 1))), ["roles[0].command"]),
+        ({"command": ("a" * (TEXT_BYTES_MAX - 2),), "environment": (("k", "v"),)}, []),
+        ({"command": ("a" * (TEXT_BYTES_MAX - 1),), "environment": (("k", "v"),)}, ["command"]),
+        ({"command": ("a" * (TEXT_BYTES_MAX - 7),), **folder("/", ("PATH", "/a\0"))}, [
+            "submit_directory.environment['PATH']"]),
+        ({"command": ("a" * (TEXT_BYTES_MAX - 6),), **folder("/", ("PATH", "/a\0"))}, ["command"]),
+        ({"command": ("a\0",)}, ["command"]),
+        (roles(replace(WORKER, command=("\0",))), ["command"]),
+        ({"environment": many(ENVIRONMENT_MAX)}, []),
+        ({"environment": many(ENVIRONMENT_MAX + 1)}, ["environment"]),
+        ({"environment": (("1A", "v"), ("CUDA_VISIBLE_DEVICES", "v"), ("A", "\0"))}, [
+            "environment['1A']", "environment['CUDA_VISIBLE_DEVICES']", "environment['A']"]),
+        ({"working_directory": "/" * PATH_LENGTH_MAX}, []),
+        *(({"working_directory": path}, ["working_directory"]) for path in ("/" * (PATH_LENGTH_MAX + 1), "a", "/\0")),
+        (folder("/" * PATH_LENGTH_MAX, ("PATH", "/bin")), []),
+        *((folder(path), ["submit_directory.path"]) for path in ("/" * (PATH_LENGTH_MAX + 1), "a", "/\0")),
+        (folder("/", ("HOME", "/")), ["submit_directory.environment['HOME']"]),
+        ({"warning_signal": "SIGUSR1"}, []),
+        ({"warning_signal": "SIGKILL"}, ["warning_signal"]),
+        ({"progress_regex": "("}, ["progress.regex"]),
+    ],
+)  # fmt: skip
+def test_exactly_the_invalid_fields_are_named(changes: dict[str, Any], fields: list[str]) -> None:
+    assert wrong(replace(SPEC, **changes)) == fields
+
+
+def test_a_deadline_must_be_ahead_of_the_clock_if_there_is_one() -> None:
+    spec = replace(SPEC, deadline_seconds=100.0)
+    assert check_spec(spec) == check_spec(spec, now=math.nextafter(100.0, 0.0)) == ()
+    assert [one.field for one in check_spec(spec, now=100.0)] == ["spec.deadline"]
+
+
+@pytest.mark.parametrize(
+    ("field", "role", "least", "most"),
+    [
+        ("replicas", lambda count: Role(replicas=count), 1, REPLICAS_MAX),
+        ("open.min", lambda count: Role(open=OpenReplicas(count, 9)), 1, REPLICAS_MAX),
+        ("open.max", lambda count: Role(open=OpenReplicas(1, count)), 1, REPLICAS_MAX),
+        ("resources.gpu_milli", lambda count: Role(request=Request(count)), 0, GPU_MILLI_MAX),
+        ("resources.cores", lambda count: Role(request=Request(cores=count)), 0, CORES_MAX),
+        ("resources.memory_bytes", lambda count: Role(request=Request(memory_bytes=count)), 0, MEMORY_BYTES_MAX),
+    ],
+)
+def test_amounts_that_can_be_counted_are_those_within_their_limits(
+    field: str, role: Any, least: int, most: int
+) -> None:
+    for count in (least, most, least - 1, most + 1):
+        found = [one.field for one in check_amounts(JobSpec(roles=(role(count),)))]
+        assert found == ([] if least <= count <= most else [f"spec.roles[0].{field}"])
+
+
+def test_roles_that_can_be_counted_are_few_with_no_more_replicas_than_a_job_may_have() -> None:
+    for count in (0, 1, ROLES_MAX, ROLES_MAX + 1):
+        found = [one.field for one in check_amounts(JobSpec(roles=(Role(),) * count))]
+        assert found == ([] if 1 <= count <= ROLES_MAX else ["spec.roles"])
+    for more in (0, 1):
+        some = Role(replicas=REPLICAS_MAX - 1), Role(replicas=1 + more)
+        assert [one.field for one in check_amounts(JobSpec(roles=some))] == ["spec.roles"] * more

@@ -241,6 +241,15 @@ def test_a_job_for_one_server_never_fits_where_no_server_is_large_enough() -> No
         assert "one server" in refusal.detail
 
 
+def test_a_job_for_one_server_never_fits_where_its_roles_need_servers_of_different_types() -> None:
+    roles = tuple(Role(name, request=Request(1000, 1, gpu_type=kind)) for name, kind in (("a", "A100"), ("b", "T4")))
+    shapes = [NodeShape(4, 8, gpu_type="A100"), NodeShape(4, 8, gpu_type="T4")]
+    one_server = JobSpec(roles=roles, locality=Locality.SERVER)
+    assert never_fits(replace(one_server, locality=None), shapes, elastic=False) is None
+    assert never_fits(one_server, shapes, elastic=False) is not None
+    assert never_fits(replace(one_server, roles=(replace(roles[0], replicas=4),)), shapes, elastic=False) is None
+
+
 def test_where_any_number_of_nodes_may_join_only_single_replicas_can_be_too_large() -> None:
     shape = NodeShape(2, 8, count=0)
     many = JobSpec(roles=(Role(replicas=50, request=Request(gpu_milli=2000)),))

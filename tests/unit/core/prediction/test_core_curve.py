@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.properties import examples
 
 from cotenant.core.prediction.core_curve import Beliefs, Curve, Point, Windows, confidence_of, errors_of, fit, ladder
+from cotenant.core.prediction.curve_priors import TINY, shapes_of
 
 EXACT = Beliefs(noise=1e-7, form=1e-7)
 
@@ -203,6 +204,99 @@ def test_no_curve_of_a_fine_grid_fits_better(figures: list[tuple[int, float]]) -
         grid = itertools.product(steps, steps, (0.0, 0.1, 0.3))
         best = min(misfit(curve.points, curve.beliefs, int(theta), shares, curve.scale) for shares in grid)
         assert found <= best + 1e-9
+
+
+def log_odds(curve: Curve, at: int) -> float:
+    """The logarithm of a θ's odds: how well it explains the points, Occam's factor, and its prior."""
+    theta, beliefs, shares = int(curve.thetas[at]), curve.beliefs, curve.shares[at]
+    after = [*curve.thetas[1:].tolist(), int(curve.thetas[-1]) + 1]
+    ratios = [math.log(above / below) for below, above in zip(curve.thetas.tolist(), after, strict=True)]
+    if theta == 1:
+        errors = [
+            error * point.rate / curve.scale
+            for error, point in zip(errors_of(curve.points, curve.beliefs), curve.points, strict=True)
+        ]
+        found = sum(
+            ((shares.sum() - point.rate / curve.scale) / error) ** 2
+            for error, point in zip(errors, curve.points, strict=True)
+        )
+        return float(-0.5 * found - 0.5 * math.log(sum(error**-2 for error in errors)) + math.log(beliefs.flat))
+    ways = np.eye(3)
+
+    def off(*steps: np.ndarray) -> float:
+        return misfit(curve.points, beliefs, theta, (shares + sum(steps, np.zeros(3))).tolist(), curve.scale)
+
+    hessian = [[off(one, other) - off(one) - off(other) + off() for other in ways] for one in ways]
+    occam = -0.5 * float(np.linalg.slogdet(np.array(hessian) / 2)[1])
+    unit = theta / math.log(theta) + theta / (theta - math.log(theta))
+    prior = (1 - beliefs.flat) * ratios[at] / sum(ratios[1:])
+    return -0.5 * off() + occam + math.log(unit / beliefs.bend / beliefs.jump) + math.log(prior)
+
+
+@settings(max_examples=examples(20))
+@given(st.lists(st.builds(Point, st.integers(1, 90), st.floats(1.0, 50.0)), min_size=2, max_size=4))
+def test_a_theta_is_as_likely_as_it_explains_the_points(points: list[Point]) -> None:
+    curve = fit([Point(1, 1.0), *points])
+    odds = np.array([log_odds(curve, at) for at in range(len(curve.thetas))])
+    likely = np.exp(odds - odds.max())
+    assert curve.weights == pytest.approx(likely / likely.sum(), rel=1e-3, abs=1e-6)
+
+
+def rates_by_hand(curve: Curve) -> list[float]:
+    """Rates on 1, 2, … cores, one after the other: the form, times what is measured beside it at nearby counts."""
+    log, linear, plateau = curve.parameters
+    corrections = {}
+    for point in curve.points:
+        if point.cores < curve.theta:
+            noise = max(curve.beliefs.noise, point.spread) / math.sqrt(point.windows)
+            form = max(log * math.log(point.cores) + linear * point.cores, TINY * plateau)
+            real = curve.beliefs.form**2 / (noise**2 + curve.beliefs.form**2)
+            corrections[point.cores] = real * (point.rate / form - 1)
+    corrections = {1: corrections[min(corrections)] if corrections else 0.0} | corrections | {curve.theta: 0.0}
+    rates = [0.0]
+    for cores in range(1, curve.theta):
+        low, high = max(c for c in corrections if c <= cores), min(c for c in corrections if c > cores)
+        way = math.log(cores / low) / math.log(high / low)
+        correction = corrections[low] * (1 - way) + corrections[high] * way
+        drawn = max(log * math.log(cores) + linear * cores, TINY * plateau) * (1 + correction)
+        rates.append(min(max(rates[-1], drawn), plateau))
+    return [*rates[1:], plateau]
+
+
+def spread_by_hand(curve: Curve, cores: int) -> float:
+    """Of all θ: how far each one's rate is from the expected one, and how uncertain it is itself."""
+    expected, squares = curve.rate(cores) / curve.scale, 0.0
+    for at, theta in enumerate(curve.thetas):
+        shapes = shapes_of(np.array([cores]), np.array([theta]))[0, 0]
+        own = sum(
+            a * b * curve.covariances[at][i, j] for (i, a), (j, b) in itertools.product(enumerate(shapes), repeat=2)
+        )
+        squares += curve.weights[at] * ((float(shapes @ curve.shares[at]) - expected) ** 2 + own)
+    return math.sqrt(squares / expected**2 + curve.beliefs.form**2) if expected else math.inf
+
+
+@settings(max_examples=examples(40))
+@given(st.lists(st.builds(Point, COUNTS, st.floats(1.0, 50.0), st.integers(1, 9)), min_size=1, max_size=5))
+def test_rates_their_spread_and_the_useful_cores_are_those_computed_one_by_one(points: list[Point]) -> None:
+    curve = fit(points)
+    assert [curve.rate(cores) for cores in range(1, curve.theta + 1)] == pytest.approx(rates_by_hand(curve), rel=1e-6)
+    for cores in {1, curve.theta // 2 + 1, curve.theta, curve.theta + 1}:
+        assert curve.spread(cores) == pytest.approx(spread_by_hand(curve, cores), rel=1e-6)
+    thetas, chances = curve.thetas.tolist(), dict.fromkeys(curve.thetas.tolist(), 0.0)
+    for theta, weight in zip(thetas, curve.weights, strict=True):
+        measured = min((point.cores for point in curve.points if point.cores >= theta), default=math.inf)
+        knee = [other for other in thetas if theta <= other <= min(theta * curve.beliefs.knee, measured)]
+        for other in knee if theta > 1 else [1]:
+            chances[other] += weight / (len(knee) if theta > 1 else 1)
+    assert curve.useful_weights == pytest.approx(list(chances.values()))
+    sums = list(itertools.accumulate(chances.values()))
+    for share, found in ((0.5, curve.cores_useful), (0.05, curve.interval[0]), (0.95, curve.interval[1])):
+        assert found == next(theta for theta, below in zip(thetas, sums, strict=True) if round(below, 9) >= share)
+    rungs = ladder(thetas[-1])
+    at = next(at for at, rung in enumerate(rungs) if rung >= curve.cores_useful)
+    near = [weight for theta, weight in chances.items() if rungs[max(at - 1, 0)] <= theta <= [*rungs, math.inf][at + 1]]
+    assert curve.theta_confidence == pytest.approx(min(1.0, sum(near)))
+    assert curve.levels_off == (curve.interval[1] < max(point.cores for point in points))
 
 
 @pytest.mark.filterwarnings("error")

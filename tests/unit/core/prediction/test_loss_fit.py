@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -10,7 +13,24 @@ from hypothesis import strategies as st
 from tests.support.loss_curves import BROKEN, STEPS, Told, broken, following, hyperbola
 
 from cotenant.core.model.loss_goal import LossGoal
-from cotenant.core.prediction.loss_fit import POINTS_MIN, Curve, Forecast, fit, forecast
+from cotenant.core.prediction.loss_fit import (
+    JUMP_ERRORS,
+    JUMP_SHARE,
+    JUMP_TRENDS,
+    MAD_TO_SIGMA,
+    POINTS_MIN,
+    ROUNDING,
+    WINDOW,
+    Curve,
+    Fit,
+    Forecast,
+    _drifts,
+    _last_jump,
+    _open,
+    _rival,
+    fit,
+    forecast,
+)
 from cotenant.core.prediction.loss_points import LossPoints
 
 curves = st.builds(
@@ -191,3 +211,110 @@ def test_a_forecast_makes_sense_whatever_the_points(
     assert found.confidence == 0 or (math.isfinite(found.step) and found.error >= 0)
     assert bool(found.why) <= (found.confidence == 0)
     assert forecast(points.cells, LossGoal(target, fall_steps, fall_min)) == found
+
+
+def jumps_in_errors(residuals: list[float], losses: list[float], counts: list[int]) -> dict[int, float]:
+    """The slow twin: how many errors apart six points before and after each place are, if more than their trends."""
+    wide = max(losses) - min(losses)
+    z = [off * math.sqrt(count) for off, count in zip(residuals, counts, strict=True)]
+    noise = median(abs(b - a) for a, b in itertools.pairwise(z)) * MAD_TO_SIGMA / math.sqrt(2)
+    found = {0: JUMP_ERRORS}
+    for at in range(WINDOW, len(z) - WINDOW + 1) if len(z) > 2 * WINDOW else ():
+        sides = slice(at - WINDOW, at), slice(at, at + WINDOW)
+        before, after = (median(residuals[side]) for side in sides)
+        halves = [(residuals[side][: WINDOW // 2], residuals[side][WINDOW // 2 :]) for side in sides]
+        trend = max(abs(median(late) - median(early)) for early, late in halves)
+        error = math.hypot(*(1.2533 * noise / math.sqrt(sum(counts[side])) for side in sides))
+        if abs(after - before) >= max(JUMP_TRENDS * trend, JUMP_SHARE * wide):
+            found[at] = abs(after - before) / max(error, ROUNDING * wide)
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, -1, 2]), st.sampled_from([1, 1, 4, 9])), min_size=12, max_size=20),
+    st.lists(st.tuples(st.integers(5, 14), st.sampled_from([-12, 3, 4, 6, 24, 24])), min_size=1, max_size=3),
+    st.sampled_from([100.0, 300.0, 400.0, 600.0]),
+)
+def test_a_curve_breaks_where_the_losses_before_and_after_are_farthest_apart(
+    points: list[tuple[int, int]], jumps: list[tuple[int, int]], wide: float
+) -> None:
+    counts, losses = [count for _, count in points], np.linspace(wide, 0, len(points))
+    residuals = [float(off + sum(by for at, by in jumps if place >= at)) for place, (off, _) in enumerate(points)]
+    arrays = np.arange(len(points), dtype=np.float64), losses, np.array(counts, dtype=np.float64)
+    found = _last_jump(Fit(Curve(1.0, 1.0, 0.0), arrays, np.ones(len(points)), np.array(residuals)))
+    errors = jumps_in_errors(residuals, losses.tolist(), counts)
+    assert errors.get(found) == pytest.approx(max(errors.values()))
+
+
+def independent_points(found: Fit) -> float:
+    """The slow twin: fewer than there are by how alike the residuals of neighbors are."""
+    z = [float(off * math.sqrt(weight)) for off, weight in zip(found.residuals, found.weights, strict=True)]
+    alike = min(max(sum(a * b for a, b in itertools.pairwise(z)) / sum(one * one for one in z), 0.0), 0.95)
+    return max(int((found.weights > 0).sum()) * (1 - alike) / (1 + alike), 1.0)
+
+
+def errors_by_hand(found: Fit, goal: LossGoal) -> list[float]:
+    """What is uncertain about a forecast: the residuals, its drift while points came in, and two rival forms."""
+    curve, at = found.curve, found.curve.done_at(goal)
+    steps, losses, counts = found.points
+
+    def moved(amplitude: float = 0.0, floor: float = 0.0, log_scale: float = 0.0) -> Curve:
+        scale = curve.scale * math.exp(log_scale)
+        return replace(curve, amplitude=curve.amplitude + amplitude, floor=curve.floor + floor, scale=scale)
+
+    def slopes(of: Callable[[Curve], float]) -> list[float]:
+        tiny = 1e-6
+        ways = ((tiny, 0, 0), (0, tiny, 0), (0, 0, tiny))
+        return [(of(moved(*way)) - of(moved(*(-one for one in way)))) / (2 * tiny) for way in ways]
+
+    jacobian = np.array([slopes(lambda moved, step=step: moved.loss(step)) for step in steps])  # type: ignore[misc]  # a default
+    used, gradient = int((found.weights > 0).sum()), np.array(slopes(lambda moved: moved.done_at(goal)))
+    covariance = np.linalg.inv(jacobian.T @ np.diag(found.weights) @ jacobian)
+    covariance *= sum(found.weights * found.residuals**2) / (used - 3) * used / independent_points(found)
+    errors = [math.sqrt(gradient @ covariance @ gradient) / (at - curve.origin)]
+
+    def apart(other: Fit | None) -> float:
+        assert other is not None
+        return abs(math.log((other.curve.done_at(goal) - curve.origin) / (at - curve.origin)))
+
+    for part in (0.7, 0.85):
+        size = math.ceil(part * len(steps))
+        early = fit((steps[:size], losses[:size], counts[:size]), weights=found.weights[:size])
+        errors.append(0.7 * apart(early))
+    for exponent in (0.5, 32.0):
+        rival = fit(found.points, exponent, found.weights)
+        assert rival is not None
+        better = independent_points(found) / 2 * math.log(found.squares / rival.squares)
+        likely = 1 / (1 + math.exp(-better))
+        errors.append(likely * apart(rival) if likely > 0.01 else 0.0)
+    return errors
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("goal", [LossGoal(target=0.75), LossGoal(fall_steps=100, fall_min=0.006)])
+def test_the_confidence_in_a_forecast_follows_from_all_that_is_uncertain_about_it(seed: int, goal: LossGoal) -> None:
+    rng = np.random.default_rng(seed)
+    steps, counts = np.linspace(1, 1600, 80), rng.integers(1, 4, size=80).astype(np.float64)
+    losses = hyperbola(steps, 0.05) + 0.01 * rng.normal(size=80) / np.sqrt(counts)
+    found = fit((steps, losses, counts))
+    assert found is not None
+    errors, at = errors_by_hand(found, goal), found.curve.done_at(goal)
+    rivals = [_rival(found, goal, at, exponent) for exponent in (0.5, 32.0)]
+    assert [_open(found, goal, at), *_drifts(found, goal, at), *rivals] == pytest.approx(errors, rel=0.01)
+    told = forecast(list(zip(steps, losses, counts, strict=True)), goal)
+    assert not told.why
+    assert told.step == pytest.approx(at)
+    assert told.error == pytest.approx(math.hypot(*errors), rel=0.01)
+    seen = min(1.0, (steps[-1] - steps[0]) / (0.2 * (at - steps[0])))
+    assert told.confidence == pytest.approx(seen / (1 + (told.error / 0.075) ** 2))
+
+
+@pytest.mark.parametrize("drop", [2.0, -2.0])
+def test_a_goal_that_the_floor_may_lie_above_leaves_the_step_open(drop: float) -> None:
+    steps = np.linspace(1, 1600, 80)
+    losses = hyperbola(steps, 0.05) + 0.01 * drop * np.cos(steps)
+    found = fit((steps, losses, np.ones(80)))
+    assert found is not None
+    goal = LossGoal(target=found.curve.floor + 1e-9)
+    assert math.isfinite(at := found.curve.done_at(goal))
+    assert _open(found, goal, at) == math.inf

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.support.properties import examples
 
 from cotenant.core.model.estimate import UNKNOWN, Candidate, CandidateEstimate, Estimate, Latency
+from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
 from cotenant.core.prediction.batch_queueing import BatchTime, answer
 from cotenant.core.sizing import replica_sizing
@@ -141,3 +142,38 @@ def test_the_number_of_replicas_is_explained() -> None:
     assert replica_sizing.in_words(service(least=8).with_replicas(8), estimate) == "8 replicas, its minimum"
     crowded = replace(service(most=3), roles=service(most=3).with_replicas(3).roles)
     assert replica_sizing.in_words(crowded, estimate) == "3 replicas, its maximum"
+
+
+def gang_of(spec: JobSpec, estimate: Estimate, parts: int = 1) -> Gang:
+    part = Part("worker", spec.replicas, Demand(1000, 4))
+    return Gang("job", (part,) * parts, sizing="4 cores; 1 replica", spec=spec, estimate=estimate)
+
+
+@settings(deadline=None, max_examples=examples(20))
+@given(BATCHES, RATES, st.integers(1, 8), st.integers(0, 12))
+def test_one_replica_more_is_tried_after_another_until_they_bear_the_worst_neighbors(
+    batch: BatchTime, rate: float, have: int, spare: int
+) -> None:
+    spec, estimate = service(rate, most=have + spare).with_replicas(have), told(batch)
+    slowest = replica_sizing.SHARE_MIN
+    enough = next((count for count in range(have, have + spare) if keeps(spec, batch, count, slowest)), have + spare)
+    larger = list(replica_sizing.larger_gangs(gang_of(spec, estimate)))
+    for count, gang in zip(range(have + 1, enough + 1), larger, strict=True):
+        assert gang.spec == spec.with_replicas(count)
+        assert gang.parts == (Part("worker", count, Demand(1000, 4)),)
+        assert gang.sizing == f"4 cores; {replica_sizing.in_words(spec.with_replicas(count), estimate)}"
+
+
+def test_more_replicas_are_tried_only_for_one_role_with_auto_replicas_and_a_known_latency() -> None:
+    open_spec, known = service(), told(BatchTime(0.001, 0.01))
+    fixed = JobSpec(kind=JobKind.INFERENCE, roles=(Role(),), qos=open_spec.qos)
+    assert next(replica_sizing.larger_gangs(gang_of(open_spec, known)))
+    for gang in (
+        gang_of(fixed, known),
+        gang_of(open_spec, known, parts=2),
+        gang_of(open_spec, UNKNOWN),
+        replace(gang_of(open_spec, known), spec=None),
+    ):
+        assert list(replica_sizing.larger_gangs(gang)) == []
+    only_three = Estimate(candidates=(CandidateEstimate(latency=Latency(3, replicas_needed=5)),))
+    assert len(list(replica_sizing.larger_gangs(gang_of(open_spec.with_replicas(3), only_three)))) == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.properties import examples
 
 from cotenant.policies.coda_eliminator.baselines import Baseline, threshold
 
@@ -123,3 +125,103 @@ def test_a_baseline_stays_a_number_for_any_input(rates: list[float], expected: f
         assert 0.005 <= baseline.noise < math.inf
         assert 0 <= baseline.slowdown <= 1
         assert baseline.rate <= max(rates, default=0.0) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("allowance", [0.2, 0.75, 1.5])
+@pytest.mark.parametrize("between", [50.0, 20_000.0, 1e9])
+def test_a_threshold_solves_siegmunds_formula_unless_that_is_below_one(allowance: float, between: float) -> None:
+    def run(h: float) -> float:
+        power = 2 * allowance * (h + 1.166)
+        return (math.exp(power) - power - 1) / (2 * allowance**2)
+
+    found = threshold(allowance, between)
+    assert run(found) == pytest.approx(between, rel=1e-6) or (found == 1.0 and run(1.0) >= between)
+
+
+@dataclass
+class ByHand:
+    """The slow twin of a baseline: lists of windows instead of sums."""
+
+    expected: float | None
+    rate: float = 0.0
+    windows: int = 0
+    trusted: bool = False
+    first: list[float] = field(default_factory=list)
+    variance: float = 0.0
+    fallen: list[tuple[float, float]] = field(default_factory=list)  # excess and rate
+    risen: list[tuple[float, float]] = field(default_factory=list)
+    h: float = math.inf
+
+    @property
+    def reference(self) -> float:
+        return self.rate if self.trusted else 0.85 * (self.expected or 0.0)
+
+    @property
+    def noise(self) -> float:
+        seen = min(self.windows, 120) * self.trusted
+        return max(0.005, math.sqrt((12 * 0.05**2 + seen * self.variance) / (12 + seen)))
+
+    @property
+    def falls(self) -> float:
+        return sum(excess for excess, _ in self.fallen)
+
+    @property
+    def slowdown(self) -> float:
+        rates = [rate for _, rate in self.fallen]
+        return min(1.0, max(0.0, 1 - sum(rates) / len(rates) / self.reference)) if rates else 0.0
+
+    def observe(self, rate: float, pressed: bool, throttled: bool) -> None:
+        if self.reference > 0:
+            noise = self.noise
+            allowance = max(0.05, min(0.075, 1.5 * noise)) + 1.28 * noise / math.sqrt(max(1, min(self.windows, 120)))
+            self.h = threshold(round(allowance / noise, 2), BETWEEN)
+            below = 1 - rate / self.reference
+            for run, off in ((self.fallen, below), (self.risen, -below)):
+                run.append((min((off - allowance) / noise, 0.6 * self.h), rate))
+                if sum(excess for excess, _ in run) <= 0:
+                    run.clear()
+        if self.trusted and sum(excess for excess, _ in self.risen) >= self.h:
+            self.rate, self.windows = sum(seen for _, seen in self.risen) / len(self.risen), len(self.risen)
+            self.fallen, self.risen = [], []
+        elif self.falls <= self.h / 2 and (throttled or not pressed or self.windows < 120):
+            self.learn(rate)
+
+    def learn(self, rate: float) -> None:
+        self.windows += 1
+        if self.trusted:
+            weight, most = 1 / min(self.windows, 120), 3 * self.noise
+            error = max(-most, min(most, rate / self.rate - 1))
+            self.variance += weight * (error**2 - self.variance)
+            self.rate += weight * error * self.rate
+            return
+        self.first = sorted([*self.first, rate])
+        if self.windows == 12:
+            self.rate, self.trusted = sum(self.first[2:10]) / 8, True
+            self.variance = (1.4826 * sorted(abs(seen / self.rate - 1) for seen in self.first)[6]) ** 2
+            self.fallen, self.risen = [], []
+
+
+LEVELS = st.lists(
+    st.tuples(st.integers(1, 40), st.sampled_from([1.0, 1.0, 0.9, 0.7, 1.2]), st.booleans(), st.booleans()), max_size=5
+)
+
+
+@settings(max_examples=examples(30))
+@given(LEVELS, st.sampled_from([0.0, 0.02, 0.1]), st.none() | st.sampled_from([8.0, 20.0]), st.integers(0, 99))
+def test_a_baseline_is_that_computed_from_all_windows_since_it_began(
+    levels: list[tuple[int, float, bool, bool]], spread: float, expected: float | None, seed: int
+) -> None:
+    rng = random.Random(seed)
+    baseline, slow = Baseline(expected), ByHand(expected)
+    for count, level, pressed, throttled in [(100, 1.0, False, False), *levels]:
+        for _ in range(count):
+            rate = max(0.1, 10 * level * rng.gauss(1, spread))
+            baseline.observe(rate, BETWEEN, pressed=pressed, throttled=throttled)
+            slow.observe(rate, pressed, throttled)
+            assert (baseline.reference, baseline.noise, baseline.slowdown) == pytest.approx(
+                (slow.reference, slow.noise, slow.slowdown)
+            )
+            assert baseline.fallen.sum == pytest.approx(slow.falls, abs=1e-6)
+            assert (baseline.windows, baseline.fallen.windows) == (slow.windows, len(slow.fallen))
+            assert baseline.slowed == (slow.falls >= slow.h)
+            assert baseline.suspicious == (slow.falls > slow.h / 2)

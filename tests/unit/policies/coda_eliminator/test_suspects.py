@@ -86,6 +86,22 @@ def test_each_rung_is_harder_and_all_but_the_last_keep_a_tenth(cores: int, windo
         assert len({describe(rung.throttle) for rung in ladder}) == len(ladder)
 
 
+def test_a_share_is_what_a_rung_leaves_of_the_present_speed() -> None:
+    def shares(window: NodeWindow, cores: int, used: float | None = None, *, best_effort: bool = True) -> list[float]:
+        attempt = replace(CPU, cores=cores, memory_bandwidth_bytes_per_second=used, best_effort=best_effort)
+        return [rung.share for rung in rungs(attempt, window)]
+
+    assert shares(NODE, 1) == [0.5, 0.0], "idle CPU time alone leaves half at most"
+    assert shares(NODE, 3) == [1 / 3, 1 / 3, 0.0]
+    assert shares(NODE, 20) == [0.5, 0.25, 0.1, 0.1, 0.0]
+    assert shares(NODE, 2, best_effort=False) == [0.5, 0.0]
+    assert shares(ENFORCED, 1) == [0.5, 0.2, 0.1, 0.1, 0.0]
+    assert shares(ENFORCED, 1, used=20.0) == [0.5, 0.5, 0.0], "10 % of the peak are half of its use; 20 % are all of it"
+    assert shares(ENFORCED, 2, used=40.0) == [0.5, 0.25, 0.25, 0.25, 0.0]
+    assert shares(ENFORCED, 1, used=5.0) == [1.0, 0.5, 0.0], "the last one is there although the job uses less"
+    assert shares(ENFORCED, 1, used=0.0) == [0.1, 0.1, 0.0]
+
+
 def test_shares_of_the_bandwidth_that_a_job_does_not_reach_are_left_out() -> None:
     used = replace(CPU, memory_bandwidth_bytes_per_second=30.0)
     assert [rung.throttle.bandwidth_percent for rung in rungs(used, ENFORCED)][:2] == [20, 10]

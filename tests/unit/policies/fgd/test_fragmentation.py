@@ -78,3 +78,12 @@ def test_cores_that_go_take_the_gpus_with_them() -> None:
     ledger = Ledger([NodeShape(4, 8)])
     found = Measure.of(ledger, {Demand(1000, cores=6): 2}).increases(Demand(cores=3), np.array([0]))
     assert found.increase.tolist() == [2 * 4000]
+
+
+def test_only_a_share_of_an_unbroken_gpu_takes_a_whole_gpu_from_the_tasks() -> None:
+    ledger = Ledger([NodeShape(2, 8, shareable=True)])
+    found = Measure.of(ledger, {Demand(2000): 1}).increases(Demand(500), np.array([0]))
+    assert found.increase.tolist() == [1500], "two whole GPUs are needed, and one is left"
+    ledger.take(0, Demand(500), 1, (0,))
+    found = Measure.of(ledger, {Demand(1000): 1}).increases(Demand(300), np.array([0]))
+    assert (found.increase[0], found.gpu[0]) == (-300, 0), "500 were lost before, 200 are now"

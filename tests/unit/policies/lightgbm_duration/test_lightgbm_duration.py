@@ -10,6 +10,7 @@ import pytest
 
 from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query, Submission
 from cotenant.core.policy.options import parse
+from cotenant.policies.lightgbm_duration import policy as policy_module
 from cotenant.policies.lightgbm_duration.finished_jobs import Facts
 from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
 from cotenant.policies.lightgbm_duration.runtime_model import COLUMNS_MAX, Encoder, read_model
@@ -117,6 +118,15 @@ def test_a_long_running_job_gets_its_remaining_time_and_an_outlier_none(
     assert not learnt[0].estimate(query(run_seconds=1e8)).predictable
 
 
+def test_a_job_without_a_submission_time_counts_as_submitted_when_the_last_job_ended(
+    learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
+) -> None:
+    policy, story = learnt
+    last = max(50_000.0 * number + seconds for number, (_, seconds) in enumerate(story))
+    undated, at_the_end, long_before = (policy.quantiles([query(at=at)])[0].tolist() for at in (None, last, 0.0))
+    assert undated == at_the_end != long_before
+
+
 def test_jobs_that_keep_surprising_are_unpredictable() -> None:
     policy, rng = LightgbmDuration(OPTIONS), np.random.default_rng(3)
     for number in range(400):
@@ -163,6 +173,27 @@ def test_a_restart_forgets_nothing() -> None:
     assert again.model.version == policy.model.version
     assert again.dump() == {}
     assert lived(again, 200, begin=520)[-1] == lived(policy, 200, begin=520)[-1]
+
+
+def test_a_follower_estimates_as_its_leader_once_it_has_all_parts_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "PART_BYTES", 16 * 1024)
+    leader, follower = LightgbmDuration(OPTIONS), LightgbmDuration(OPTIONS)
+    for begin, jobs in ((0, 100), (100, 60), (160, 160)):  # before a model, with the first, with the next
+        lived(leader, jobs, begin=begin)
+        version, changed = follower.model and follower.model.version, leader.dump()
+        parts = {name: content for name, content in changed.items() if name.startswith("model-")}
+        assert follower.follow({name: changed[name] for name in changed.keys() - parts.keys()}) == []
+        assert (len(parts) > 1) == (begin > 0)
+        for name, content in parts.items():
+            assert (follower.model and follower.model.version) == version, "the old model until the new one is complete"
+            assert follower.follow({name: content}) == []
+        assert (follower.model and follower.model.version) == (leader.model and leader.model.version)
+        assert [follower.estimate(query(kind)) for kind in KINDS] == [leader.estimate(query(kind)) for kind in KINDS]
+    assert follower.follow({"ends-x": b"", "ends-00000009": b"x", "blend": b"[]"}) == [
+        "ends-00000009",
+        "ends-x",
+        "blend",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +277,13 @@ def test_facts_that_most_jobs_state_get_a_column_and_those_that_never_differ_get
     encoder = Encoder.of([*jobs, *[(("same", 1.0),)] * 99])
     assert sorted(encoder.numbers) == names[2:]
     assert encoder.words == ()
+
+
+def test_a_field_is_one_of_words_if_more_than_half_of_its_values_are() -> None:
+    def encoder(words: int) -> Encoder:
+        jobs: list[Facts] = [(("f", f"word {number % 2}"),) for number in range(words)]
+        return Encoder.of([*jobs, *((("f", float(number)),) for number in range(10))])
+
+    assert (encoder(10).numbers, encoder(10).words) == (("f",), ())
+    assert encoder(11).words == (("f", ("word 0", "word 1")),)
+    assert encoder(11).numbers == ("gpus",), "trees need a column"

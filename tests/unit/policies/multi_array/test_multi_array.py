@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -151,6 +152,32 @@ def test_gangs_with_gpus_take_no_cores_of_cpu_jobs_that_wait_for_long() -> None:
     assert plan.valid_seconds < 600.0
     place.now += 2 * OPTIONS.guard_seconds
     assert place.ask(gang_of("wide", 4, 20)).starts
+
+
+def test_the_split_moves_after_the_warm_up_then_after_twice_as_long_up_to_the_interval() -> None:
+    """Refusals for reserved cores hold until then."""
+    options = MultiArray.Options(warm_up_seconds=10.0, resize_seconds=35.0, lend_cores=False, trial_seconds=math.inf)
+    place = floor(NodeShape(4, 24), options=options)
+    moves, foretold = [], []
+    for _ in range(100):
+        before = getattr(place.policy, "_split", None)
+        refusal = place.ask(gang_of("waits", 0, 12)).refusals["waits"]
+        if place.policy._split is not before:
+            moves.append(place.now)
+        foretold.append(place.now + refusal.holds_seconds)
+    assert moves == [1.0, 11.0, 31.0, 66.0]
+    assert sorted(set(foretold)) == [11.0, 31.0, 66.0, 101.0]
+
+
+def test_other_nodes_are_split_at_once_and_the_same_nodes_when_it_is_time() -> None:
+    place = floor(NodeShape(4, 24))
+    place.ask(gang_of("a", 1, 4))
+    split = place.policy._split
+    for shapes, split_again in (([NodeShape(4, 24)], False), ([NodeShape(4, 24), NodeShape(2, 8)], True)):
+        place = Floor(Ledger(shapes), place.policy, place.now)
+        place.ask(gang_of("b", 1, 1))
+        assert (place.policy._split is not split) == split_again
+        assert len(place.policy._split.reserved) == len(shapes)
 
 
 JOBS = st.tuples(st.sampled_from([0, 0, 1, 1, 2, 4]), st.integers(1, 6), st.booleans())

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Literal
 
 import pytest
 from hypothesis import assume, given, settings
@@ -209,9 +210,10 @@ def test_a_gang_refused_for_an_objective_starts_once_that_job_is_gone(given_: tu
             assert gang.spec
             freed = replace(gang, spec=JobSpec(roles=gang.spec.roles))
         if "would take" in answer.detail:
-            if "anywhere" not in answer.remedy:
-                continue
             freed = replace(gang, locality=Locality.ANYWHERE)
+            if "anywhere" not in answer.remedy:
+                assert isinstance(made.ask(freed), Refusal), "an objective stands in the way as well"
+                continue
         named = {name for name in made.there if f"{name} " in answer.detail or f"{name}," in answer.detail}
         assert freed is not gang or named, answer.detail
         assume("more below" not in answer.detail)
@@ -250,6 +252,29 @@ def test_two_quiet_servers_beat_a_crowded_one_if_distance_costs_less() -> None:
     made.enter(job("c", 1), {2: 1})
     assert places(made.ask(job("near", 4, {1: 10.0, 2: 6.0}), fastest())) == {0: 4}
     assert places(made.ask(job("far", 4, {1: 10.0, 2: 9.5}), fastest())) == {1: 3, 2: 1}
+
+
+@pytest.mark.parametrize("prefer", ["packed", "fastest"])
+def test_of_a_gang_on_two_servers_as_much_is_beside_neighbors_as_its_objective_allows(
+    prefer: Literal["packed", "fastest"],
+) -> None:
+    made, policy = stage(8, 4), KeepsPromises(KeepsPromises.Options(prefer=prefer))
+    made.enter(job("neighbor", 2), {0: 2})
+    rate = 10 * interference.speed(2, 6, servers=2)  # with 2 of 6 replicas there
+    wide = job("new", 6, {1: 10.0, 2: 10.0}, Qos(rate_min_per_second=rate))
+    assert places(made.ask(wide, policy)) == {0: 2, 1: 4}
+    refusal = made.ask(job("new", 6, {1: 10.0, 2: 10.0}, Qos(rate_min_per_second=rate + 0.01)), policy)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is Code.QOS
+
+
+def test_a_neighbor_tolerates_exactly_as_many_gpus_of_other_gangs_as_its_objective_allows() -> None:
+    rate = 10 * interference.speed(4, 6, servers=1)  # beside four of the other six GPUs
+    for more, starts in ((0.0, True), (0.01, False)):
+        made = stage(8)
+        made.enter(job("fragile", 2, ALONE, Qos(rate_min_per_second=rate + more)), {0: 2})
+        assert isinstance(made.ask(job("new", 4, ALONE)), tuple) == starts
+        assert isinstance(made.ask(job("unknown", 4)), tuple) == starts
 
 
 def test_a_neighbors_objective_keeps_gangs_away_and_is_named() -> None:
@@ -336,6 +361,8 @@ def test_a_gang_that_would_be_slow_waits_with_or_without_an_objective(
         "would take 3.33 times as many GPU-seconds on 2 servers as on the fewest; 1.25 times are allowed, so it waits"
         " for one server: the best has room for 2 of 4 replicas"
     )
+    assert refusal.remedy == "jobs on one server finish, or the job asks for locality anywhere"
+    assert refusal.numbers == {"times": pytest.approx(10 / 3), "nodes": 2.0, "best_node_replicas": 2.0}
     lavish = KeepsPromises(KeepsPromises.Options(stretch_max=4.0))
     assert places(made.ask(crawling, lavish)) == {0: 2, 1: 2}
     assert places(made.ask(replace(crawling, locality=Locality.ANYWHERE))) == {0: 2, 1: 2}, "it asks for that"
