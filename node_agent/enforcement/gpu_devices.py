@@ -14,8 +14,11 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.node_agent.enforcement.bpf import attach_device_program
 from cotenant.node_agent.enforcement.device_program import Device, deny
+from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook
 from cotenant.node_agent.supervisor.cgroups import UNIFIED, Group, GroupError, read_text, write_text
 from cotenant.v1 import resources_pb2
 
@@ -99,3 +102,24 @@ def advisory_reason(node_group: Group | None, gpus: Iterable[resources_pb2.Gpu],
     finally:
         trial.remove(timeout_seconds=0.1)
     return None
+
+
+class GpuIsolation(EnforcementHook):
+    """Denies each task the device files of the GPUs that it does not hold."""
+
+    launch_cause = LaunchCause.DEVICE
+
+    def __init__(self, devices: GpuDevices | None = None) -> None:
+        self._devices = devices or {}
+
+    def open(self, node: EnforcedNode) -> list[str]:
+        """Find the device files of the node's GPUs; return why they are not isolated, if so."""
+        gpus = node.inventory.gpus
+        devices = gpu_devices(gpus, node.gpu_minors)
+        advisory = advisory_reason(node.group, gpus, devices)
+        self._devices = {} if advisory else devices
+        return [advisory] if advisory else []
+
+    def prepare_task(self, group: Group, assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> None:
+        """Deny a task the GPUs of others."""
+        deny_devices(group, denied_devices(task, self._devices))
