@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.enforcement import affinity
 from cotenant.node_agent.enforcement.core_changes import (
     ConfinedAttempt,
@@ -19,7 +18,13 @@ from cotenant.node_agent.enforcement.core_changes import (
     task_group,
     write_or_restore,
 )
-from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook, ThrottleChange, no_controller
+from cotenant.node_agent.enforcement.hook import (
+    EnforcedNode,
+    EnforcementHook,
+    NewAttempt,
+    ThrottleChange,
+    no_controller,
+)
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import resources_pb2
 
@@ -33,15 +38,19 @@ class CorePinning(EnforcementHook):
         """Return why cores are only advisory here."""
         return no_controller(node, "cpuset", ADVISORY)
 
-    def prepare(self, group: Group, assignment: agent_pb2.Assignment) -> None:
+    def prepare(self, attempt: NewAttempt) -> None:
         """Bind the attempt to the CPUs of its tasks, unless one of them may run on all CPUs."""
-        tasks = assignment.allocation.tasks
+        tasks = attempt.assignment.allocation.tasks
         if all(task.cpu_ids for task in tasks):
-            group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)
+            attempt.group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)
 
-    def prepare_task(self, group: Group, assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> None:
+    def prepare_task(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation, group: Group) -> None:
         """Bind a task to its CPUs and memory nodes."""
         group.set_cpus(task.cpu_ids, task.memory_nodes)
+
+    def environment(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation) -> dict[str, str]:
+        """Name the task's cores."""
+        return {"COTENANT_CORES": ",".join(str(core) for core in task.core_ids)}
 
     def change_cores(self, attempt: ConfinedAttempt, change: CoreChange) -> None:
         """Bind the tasks to their new cores, then their threads. Blocks while the kernel moves pages."""

@@ -13,7 +13,6 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.enforcement.core_changes import (
     ConfinedAttempt,
     CoreChange,
@@ -25,6 +24,7 @@ from cotenant.node_agent.enforcement.hook import (
     EnforcedAttempt,
     EnforcedNode,
     EnforcementHook,
+    NewAttempt,
     ThrottleChange,
     no_controller,
 )
@@ -146,11 +146,11 @@ class CpuTime(EnforcementHook):
         frozen = node.group is not None and node.group.can_freeze()
         return [*no_controller(node, "cpu", NOT_WEIGHTED), *([] if frozen else [NO_FREEZER])]
 
-    def prepare(self, group: Group, assignment: agent_pb2.Assignment) -> None:
+    def prepare(self, attempt: NewAttempt) -> None:
         """Set the attempt's weight."""
-        group.set_weight(attempt_weight(assignment.allocation))
+        attempt.group.set_weight(attempt_weight(attempt.assignment.allocation))
 
-    def prepare_task(self, group: Group, assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> None:
+    def prepare_task(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation, group: Group) -> None:
         """Set a task's weight."""
         group.set_weight(weight_of(len(task.cpu_ids)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
@@ -32,6 +33,19 @@ class EnforcedNode:
     inventory: resources_pb2.Inventory = field(default_factory=resources_pb2.Inventory)
     gpu_minors: Mapping[str, int] = field(default_factory=dict)
     pids_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewAttempt:
+    """An attempt that is about to be launched: its name, its directory, and its group.
+
+    Without control groups it has a group without controllers, all of whose limits do nothing.
+    """
+
+    name: str
+    directory: Path
+    group: Group
+    assignment: agent_pb2.Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +94,15 @@ class EnforcementHook:
 
     # At the launch. A refusal (`OSError` or `GroupError`) fails the launch as the platform's fault.
 
-    def prepare(self, group: Group, assignment: agent_pb2.Assignment) -> None:
-        """Limit a new attempt as a whole; its tasks have no groups yet.
+    def prepare(self, attempt: NewAttempt) -> None:
+        """Limit a new attempt as a whole; its tasks have no groups yet."""
 
-        Without control groups this is a group without controllers, all of whose limits do nothing.
-        """
+    def prepare_task(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation, group: Group) -> None:
+        """Limit one of its tasks, in the task's own group."""
 
-    def prepare_task(self, group: Group, assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> None:
-        """Limit one of its tasks, whose group exists."""
+    def environment(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation) -> Mapping[str, str]:
+        """Return the variables of a task that its job may not override."""
+        return {}
 
     # While it runs, also under another agent than the one that launched it.
 

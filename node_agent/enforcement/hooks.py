@@ -11,10 +11,11 @@ from cotenant.node_agent.enforcement.core_changes import ConfinedAttempt, CoreCh
 from cotenant.node_agent.enforcement.core_pinning import CorePinning
 from cotenant.node_agent.enforcement.cpu_time import CpuTime
 from cotenant.node_agent.enforcement.gpu_devices import GpuIsolation
-from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook
+from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook, NewAttempt
 from cotenant.node_agent.enforcement.memory_limit import MemoryLimit
 from cotenant.node_agent.enforcement.process_limit import ProcessLimit
 from cotenant.node_agent.supervisor.cgroups import GroupError
+from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
@@ -38,6 +39,11 @@ def make_hooks() -> Hooks:
 def open_hooks(hooks: Hooks, node: EnforcedNode) -> list[str]:
     """Let the hooks find out what can be enforced; return what cannot be. Blocks."""
     return [sentence for hook in hooks for sentence in hook.open(node)]
+
+
+def variables(hooks: Hooks, attempt: NewAttempt, task: resources_pb2.TaskAllocation) -> dict[str, str]:
+    """Return the variables that all hooks set for a task."""
+    return {name: value for hook in hooks for name, value in hook.environment(attempt, task).items()}
 
 
 def change(hooks: Hooks, attempt: ConfinedAttempt, first: Cores, before: Cores, after: Cores) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
-from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook, no_controller
+from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook, NewAttempt, no_controller
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import resources_pb2
 
@@ -17,6 +16,6 @@ class MemoryLimit(EnforcementHook):
         """Return why memory is not limited here."""
         return no_controller(node, "memory", NOT_LIMITED)
 
-    def prepare_task(self, group: Group, assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> None:
+    def prepare_task(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation, group: Group) -> None:
         """Limit a task's memory."""
         group.limit_memory(task.memory_bytes)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
-from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook, no_controller
+from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook, NewAttempt, no_controller
 from cotenant.node_agent.supervisor.cgroups import Group, read_text
 from cotenant.v1 import resources_pb2
 
@@ -22,13 +21,13 @@ class ProcessLimit(EnforcementHook):
         self._task_max = node.pids_max
         return no_controller(node, "pids", NOT_LIMITED)
 
-    def prepare(self, group: Group, assignment: agent_pb2.Assignment) -> None:
+    def prepare(self, attempt: NewAttempt) -> None:
         """Limit the processes of all tasks together."""
-        group.limit_processes(processes_max())
+        attempt.group.limit_processes(processes_max())
 
-    def prepare_task(self, group: Group, assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> None:
+    def prepare_task(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation, group: Group) -> None:
         """Limit a task's processes."""
-        group.limit_processes(assignment.spec.pids_max or self._task_max)
+        group.limit_processes(attempt.assignment.spec.pids_max or self._task_max)
 
 
 def processes_max() -> int:

@@ -17,7 +17,8 @@ from cotenant.history.events import Began
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
 from cotenant.node_agent.enforcement.core_changes import task_group
-from cotenant.node_agent.enforcement.hooks import Hooks, end_hook, make_hooks
+from cotenant.node_agent.enforcement.hook import NewAttempt
+from cotenant.node_agent.enforcement.hooks import Hooks, end_hook, make_hooks, variables
 from cotenant.node_agent.runtime.assignment_checks import command_of, warning_signal_of
 from cotenant.node_agent.runtime.attempt_directory import SUPERVISOR_LOG, AttemptDirectory
 from cotenant.node_agent.runtime.node_cgroup import NodeCgroup
@@ -138,9 +139,10 @@ def launch(
         if group is not None:
             undo.callback(_remove, group)
             make_group(group)
-        enforce(surroundings.hooks, group or UNCONFINED, directory.path.name, assignment, undo)
+        new = NewAttempt(directory.path.name, directory.path, group or UNCONFINED, assignment)
+        enforce(surroundings.hooks, new, undo)
         with launch_step(LaunchCause.DIRECTORY):
-            directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path, user))
+            directory.write_spec(supervisor_spec(surroundings, directory, new, progress_path, user))
         with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
             pid = start_supervisor(directory)
@@ -185,32 +187,33 @@ def make_group(group: Group) -> None:
     group.create()
 
 
-def enforce(hooks: Hooks, group: Group, name: str, assignment: agent_pb2.Assignment, undo: ExitStack) -> None:
+def enforce(hooks: Hooks, attempt: NewAttempt, undo: ExitStack) -> None:
     """Let the hooks limit a new attempt, then each of its tasks, in a group of its own; `undo` gets how to undo it."""
     for hook in hooks:
-        undo.callback(end_hook, hook, name)
+        undo.callback(end_hook, hook, attempt.name)
         with launch_step(hook.launch_cause):
-            hook.prepare(group, assignment)
+            hook.prepare(attempt)
     with launch_step(LaunchCause.CGROUP):
-        group.delegate_controllers()
-    for task in assignment.allocation.tasks:
+        attempt.group.delegate_controllers()
+    for task in attempt.assignment.allocation.tasks:
         with launch_step(LaunchCause.CGROUP):
-            child = task_group(group, task.rank)
+            child = task_group(attempt.group, task.rank)
             child.create()
         for hook in hooks:
             with launch_step(hook.launch_cause):
-                hook.prepare_task(child, assignment, task)
+                hook.prepare_task(attempt, task, child)
 
 
 def supervisor_spec(
     surroundings: LaunchContext,
     directory: AttemptDirectory,
-    assignment: agent_pb2.Assignment,
-    group: Group | None,
+    attempt: NewAttempt,
     progress_path: str,
     user: User | None = None,
 ) -> dict[str, object]:
     """Return what the supervisor needs to know, as plain types."""
+    assignment, hooks = attempt.assignment, surroundings.hooks
+    group = None if attempt.group is UNCONFINED else attempt.group
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
     base = {**surroundings.base_environment, **environment_of_user(user)}
     isolation = isolation_of(surroundings, directory, progress_path)
@@ -230,7 +233,9 @@ def supervisor_spec(
             {
                 "rank": task.rank,
                 "command": command_of(assignment, task),
-                "environment": task_environment(assignment, task, base=base, progress_path=progress_path),
+                "environment": task_environment(
+                    assignment, task, base=base, enforced=variables(hooks, attempt, task), progress_path=progress_path
+                ),
                 "directory": working_directory,
                 "directory_is_ours": not assignment.spec.working_directory,
                 "submit_directory": submit_directory_of(assignment.spec),

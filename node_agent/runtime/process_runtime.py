@@ -152,8 +152,8 @@ class ProcessRuntime:
         status = attempt.directory.status()
         if status is None or not status.ended:
             status = attempt.status if not attempt.live else await attempt.end_orphans(self._marker(attempt.key))
-        await attempt.remove_group(timeout_seconds=1.0)
         hooks.end(self._surroundings.hooks, attempt.directory.path.name)
+        await attempt.remove_group(timeout_seconds=1.0)
         assert status is not None
         self._notify(attempt, status)
 
@@ -196,7 +196,9 @@ class ProcessRuntime:
         return [RecoveredAttempt(attempt.assignment, attempt.status) for attempt in taken if attempt.status]
 
     async def _conclude_orphan(self, attempt: RunningAttempt) -> None:
-        self._notify(attempt, await orphan_attempts.wait_for_end(attempt, self._marker(attempt.key)))
+        status = await orphan_attempts.wait_for_end(attempt, self._marker(attempt.key))
+        hooks.end(self._surroundings.hooks, AttemptDirectory(self._attempts_root, attempt.key).path.name)
+        self._notify(attempt, status)
 
     async def _remove_unstarted(self, directory: AttemptDirectory) -> None:
         """Remove everything of an attempt whose supervisor was never started."""

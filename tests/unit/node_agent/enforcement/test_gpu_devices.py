@@ -31,6 +31,7 @@ from cotenant.node_agent.enforcement.gpu_devices import (
     deny_devices,
     gpu_devices,
 )
+from cotenant.node_agent.enforcement.hook import NewAttempt
 from cotenant.node_agent.runtime.launch import enforce
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import resources_pb2
@@ -179,9 +180,7 @@ def test_a_program_that_the_kernel_rejects_is_an_error_with_its_reason(unified: 
 
 
 @pytest.mark.root
-def test_tasks_of_one_attempt_open_only_their_own_gpus(
-    request: pytest.FixtureRequest, files: dict[Device, Path]
-) -> None:
+def test_tasks_of_one_attempt_open_only_their_own_gpus(tmp_path: Path, files: dict[Device, Path]) -> None:
     need_groups()
     node = open_node_group(f"test-devices-{os.getpid()}")
     assert node is not None
@@ -192,7 +191,7 @@ def test_tasks_of_one_attempt_open_only_their_own_gpus(
             pytest.skip(why)
         job = assignment("job", ["true"], tasks=[task(0, gpus=["GPU-a"]), task(1, gpus=["GPU-b"]), task(2)])
         attempt.create()
-        enforce([GpuIsolation(devices)], attempt, "attempt", job, ExitStack())
+        enforce([GpuIsolation(devices)], NewAttempt("attempt", tmp_path, attempt, job), ExitStack())
         seen = [[opens(attempt.child(f"task-{rank}"), files[device]) for device in (ZERO, FULL)] for rank in range(3)]
         assert seen == [[True, False], [False, True], [False, False]]
     finally:
