@@ -13,8 +13,8 @@ from cotenant.node_agent.enforcement.resctrl import BandwidthRefused, Resctrl
 class BandwidthShare(EnforcementHook):
     """Limits and releases the memory bandwidth of attempts. What is not throttled has no limit."""
 
-    def __init__(self) -> None:
-        self._resctrl: Resctrl | None = None
+    def __init__(self, resctrl: Resctrl | None = None) -> None:
+        self._resctrl = resctrl
 
     def open(self, node: EnforcedNode) -> Sequence[str]:
         """Open the kernel's file system. A node without it reports so when it is to throttle an attempt."""

@@ -117,14 +117,18 @@ class EnforcementHook:
         """Apply this concern's part of a throttle exactly; a refusal is only reported."""
 
     def before_stop(self, attempt: EnforcedAttempt) -> None:
-        """Let a throttled attempt handle the warning that it is about to get. Raises `GroupError`, which is logged."""
+        """Let an attempt that may be suspended handle the warning that it is about to get.
+
+        Raises:
+            GroupError: the kernel refuses; that is logged, and the attempt is warned.
+        """
 
     # At its end, and if it was not launched after all.
 
     def end(self, attempt: str) -> None:
         """Remove what was made for the attempt of this name outside of its group and its directory, if anything was.
 
-        An error (`OSError` or `GroupError`) is logged.
+        Called on the agent's event loop, so it must not wait. An error (`OSError` or `GroupError`) is logged.
         """
 
 

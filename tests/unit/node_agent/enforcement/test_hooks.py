@@ -16,7 +16,16 @@ from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.enforcement import hooks
 from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
-from cotenant.node_agent.enforcement.core_changes import ConfinedAttempt, CoreChange, Cores, CoresRefused, TaskCores
+from cotenant.node_agent.enforcement.core_changes import (
+    ConfinedAttempt,
+    CoreChange,
+    Cores,
+    CoresRefused,
+    TaskCores,
+    task_group,
+)
+from cotenant.node_agent.enforcement.core_pinning import CorePinning
+from cotenant.node_agent.enforcement.cpu_time import CpuTime
 from cotenant.node_agent.enforcement.hook import (
     EnforcedAttempt,
     EnforcedNode,
@@ -230,6 +239,32 @@ def test_a_refused_change_of_cores_is_undone_in_reverse() -> None:
     with pytest.raises(CoresRefused, match=r"^c refuses; rollback failed: b refuses$"):
         hooks.change(known, attempt, EVERYWHERE, EVERYWHERE, one)
     assert calls[-1] == "a back"
+
+
+@pytest.mark.root
+def test_cores_whose_weights_are_refused_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_groups("cpuset", "cpu")
+    node = open_node_group(f"test-weights-{os.getpid()}")
+    assert node is not None
+    group, known = node.child("attempt"), [CorePinning(), CpuTime()]
+    whole, one = (Cores({0: TaskCores(frozenset(some))}, frozenset(some)) for some in (CPUS, CPUS[:1]))
+    attempt = ConfinedAttempt(group, lambda _: [])
+    try:
+        group.create()
+        group.delegate_controllers()
+        task_group(group, 0).create()
+        hooks.change(known, attempt, whole, whole, whole)
+        monkeypatch.setattr(Group, "set_weight", refuse)
+        with pytest.raises(CoresRefused, match=r"^no weight; rollback failed: no weight$"):
+            hooks.change(known, attempt, whole, whole, one)
+        assert (group.cpus(), task_group(group, 0).cpus()) == (CPUS, CPUS)
+    finally:
+        group.remove()
+        assert node.remove()
+
+
+def refuse(*_: object) -> None:
+    raise GroupError("no weight")
 
 
 def test_a_refused_part_of_a_throttle_keeps_no_other_from_applying(tmp_path: Path) -> None:
