@@ -261,8 +261,8 @@ class ProcessRuntime:
             self._surroundings = dataclasses.replace(self._surroundings, node_group=place.node_group, home=place.home)
 
         if {gpu.uuid for gpu in self._context.inventory.gpus} != self._seen_gpus:
-            known = self._context.inventory.not_enforced
-            known.extend(sentence for sentence in await self._open_hooks() if sentence not in known)
+            known, found = self._context.inventory.not_enforced, await self._open_hooks()
+            known.extend([sentence for sentence in found if sentence not in known])
 
     async def _open_hooks(self) -> list[str]:
         """Let the hooks find out what can be enforced here; return what cannot be."""

@@ -129,6 +129,22 @@ async def test_a_hook_in_the_list_follows_an_attempt_over_a_restart_of_its_agent
     await second.runtime.close()
 
 
+async def test_gpus_that_appear_later_open_the_hooks_again(tmp_path: Path, scratch: type[Scratch]) -> None:
+    agent = Running(tmp_path / "state")
+    await agent.open()
+    known = agent.inventory.not_enforced
+    known.extend(agent.runtime.not_enforced())
+    before = list(known)
+    agent.inventory.gpus.add(uuid="GPU-late")
+    await agent.runtime.launch(shell("job", "true"))
+    await agent.ended()
+    assert known[: len(before)] == before
+    assert [sentence.rpartition(": ")[2] for sentence in known[len(before) :]] == [
+        "the device files of GPU-late are unknown"
+    ]
+    await agent.runtime.close()
+
+
 async def test_what_was_made_for_an_attempt_that_never_started_is_removed(
     tmp_path: Path, scratch: type[Scratch]
 ) -> None:
