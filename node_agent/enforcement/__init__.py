@@ -1,1 +1,1 @@
-"""What the kernel enforces: cores, devices, bandwidth and throttling."""
+"""What the kernel enforces, one hook per concern: cores, memory, CPU time, processes, GPUs and bandwidth."""

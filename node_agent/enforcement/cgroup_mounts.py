@@ -1,4 +1,4 @@
-"""Finds the control group that contains all of a node's attempts, and reports which limits cannot be enforced.
+"""Finds the control group that contains all of a node's attempts.
 
 The rule, for version 2 and for each hierarchy of version 1:
 
@@ -39,15 +39,6 @@ from cotenant.node_agent.supervisor.cgroups import (
 log = structlog.get_logger()
 
 AGENT_GROUP = "cotenant-agent"
-NOT_ENFORCED = {
-    "cpuset": "cores are only advisory (CPU affinity): no writable cpuset control group",
-    "memory": "memory limits are not enforced: no writable memory control group",
-    "cpu": "CPU time on shared cores is not weighted, and best-effort jobs cannot be limited to idle CPU time: no "
-    "writable cpu control group",
-    "pids": "the number of a job's processes is not limited: no writable pids control group",
-}
-NO_FREEZER = "jobs cannot be suspended in place: no writable freezer control group"
-NO_GROUPS = "processes that escape from a job are found by ancestry only: no writable control group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +86,10 @@ def _mounts(text: str, own_paths: dict[str, str]) -> Iterator[Mount]:
         yield Mount(version, controllers, root, os.path.dirname(own) if own.endswith(f"/{AGENT_GROUP}") else own)
 
 
-def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> tuple[Group | None, list[str]]:
-    """Create `cotenant/<node id>`; return it, or None without any permissions, and what is not enforced."""
+def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> Group | None:
+    """Create `cotenant/<node id>` and return it, with the controllers that are there; None without any permissions."""
     mounts = find_mounts() if mounts is None else mounts
-    group = _open_version_2(node_id, mounts) or _open_version_1(node_id, mounts)
-    if group is None:
-        return None, [*NOT_ENFORCED.values(), NO_FREEZER, NO_GROUPS]
-    missing = [text for controller, text in NOT_ENFORCED.items() if controller not in group.enforces]
-    return group, missing if group.can_freeze() else [*missing, NO_FREEZER]
+    return _open_version_2(node_id, mounts) or _open_version_1(node_id, mounts)
 
 
 def _candidates(mount: Mount) -> list[str]:

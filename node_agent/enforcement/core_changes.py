@@ -1,9 +1,6 @@
-"""Changes the cores of a running attempt: its control groups first, then its threads, all or nothing.
+"""The cores of a running attempt: what its allocation gives it, what the kernel has, and a change from one to another.
 
-In version 1 a group must hold all that its children hold; in version 2 a child has only what its group has. So the
-attempt's group first gets the old and the new CPUs, then each task gets its own, then the group keeps only the new
-ones. If the kernel refuses a step, all are rolled back. Without cpusets only the threads' affinity is set, as at a
-job's start.
+`hooks.change` applies a change, all or nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import structlog
 from cotenant.core.model.node import Core
 from cotenant.core.placement.core_selection import choose_cores, core_positions
 from cotenant.node_agent.enforcement import affinity
-from cotenant.node_agent.enforcement.throttle_policy import weight_of
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.node_agent.supervisor.kernel_files import online_cpus
 from cotenant.v1 import resources_pb2
@@ -45,6 +41,22 @@ class Cores:
 
     tasks: Mapping[int, TaskCores]
     whole: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreChange:
+    """A move from the cores `before` to the cores `after`; `first` are those when the threads' masks were recorded.
+
+    All three have the same ranks.
+    """
+
+    first: Cores
+    before: Cores
+    after: Cores
+
+    def reversed(self) -> CoreChange:
+        """Return the move back."""
+        return CoreChange(self.first, self.after, self.before)
 
 
 @dataclass(slots=True)
@@ -104,52 +116,24 @@ def task_group(group: Group, rank: int) -> Group:
     return group.child(f"task-{rank}")
 
 
-def change(attempt: ConfinedAttempt, first: Cores, before: Cores, after: Cores) -> None:
-    """Move the tasks from the cores `before` to the cores `after`. Blocks while the kernel moves pages.
-
-    `first` are the cores when the threads' masks were recorded. All three have the same ranks.
+def write_or_restore(group: Group | None, change: CoreChange, write: Callable[[Group, Cores], None]) -> None:
+    """Write new cores to an attempt's groups; if the kernel refuses, write the previous ones again.
 
     Raises:
         CoresRefused: the kernel refused, for the given reason.
     """
+    if group is None:
+        return
     try:
-        bind(attempt.group, after)
+        write(group, change.after)
     except GroupError as error:
         reason = str(error)
         try:
-            bind(attempt.group, before)
+            write(group, change.before)
         except GroupError as second:
             log.error("cores_restore_failed", error=str(second))
             reason += f"; rollback failed: {second}"
-        apply_to_threads(attempt, first, after, before)
         raise CoresRefused(reason) from error
-    apply_to_threads(attempt, first, before, after)
-
-
-def bind(group: Group | None, cores: Cores) -> None:
-    """Write the cpusets and weights of an attempt and its tasks, in an order that the kernel accepts.
-
-    Raises:
-        GroupError: the kernel refuses one of them.
-    """
-    if group is None:
-        return
-    if cores.whole:
-        group.set_cpus(cores.whole | set(group.cpus(asked_for=True)))
-    for rank, task in sorted(cores.tasks.items()):
-        child = task_group(group, rank)
-        child.set_cpus(task.cpus, task.memory_nodes or group.memory_nodes())
-        child.set_weight(weight_of(len(task.cpus)))
-    if cores.whole:
-        group.set_cpus(cores.whole)
-        group.set_weight(weight_of(len(cores.whole)))
-
-
-def apply_to_threads(attempt: ConfinedAttempt, first: Cores, before: Cores, after: Cores) -> None:
-    """Set the threads' CPU masks; see `affinity`."""
-    for rank, task in sorted(after.tasks.items()):  # the lambda binds the loop variable
-        steps = (cores.tasks.get(rank, task).cpus for cores in (first, before, after))
-        affinity.apply_masks(lambda rank=rank: attempt.pids(rank), attempt.own, *steps)  # type: ignore[misc]  # bound above
 
 
 def current_cores(group: Group | None, wanted: Cores) -> Cores | None:

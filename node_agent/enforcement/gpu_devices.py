@@ -1,4 +1,4 @@
-"""Denies tasks access to the device files of GPUs that they do not hold, if the kernel supports it.
+"""Shows tasks the GPUs that they hold, and denies them the device files of the others, if the kernel supports it.
 
 CUDA_VISIBLE_DEVICES is advice, which a job can undo. Denied are the files that belong to one GPU: /dev/nvidiaN (major
 195 [Linux, devices.txt]) and its DRM devices (/dev/dri). Files that all GPUs share, such as /dev/nvidiactl,
@@ -14,8 +14,10 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.node_agent.enforcement.bpf import attach_device_program
 from cotenant.node_agent.enforcement.device_program import Device, deny
+from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook, NewAttempt
 from cotenant.node_agent.supervisor.cgroups import UNIFIED, Group, GroupError, read_text, write_text
 from cotenant.v1 import resources_pb2
 
@@ -99,3 +101,33 @@ def advisory_reason(node_group: Group | None, gpus: Iterable[resources_pb2.Gpu],
     finally:
         trial.remove(timeout_seconds=0.1)
     return None
+
+
+class GpuIsolation(EnforcementHook):
+    """Shows each task its GPUs, and denies it the device files of the others."""
+
+    launch_cause = LaunchCause.DEVICE
+
+    def __init__(self, devices: GpuDevices | None = None) -> None:
+        self._devices = devices or {}
+
+    def open(self, node: EnforcedNode) -> list[str]:
+        """Find the device files of the node's GPUs; return why they are not isolated, if so."""
+        gpus = node.inventory.gpus
+        devices = gpu_devices(gpus, node.gpu_minors)
+        advisory = advisory_reason(node.group, gpus, devices)
+        self._devices = {} if advisory else devices
+        return [advisory] if advisory else []
+
+    def prepare_task(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation, group: Group) -> None:
+        """Deny a task the GPUs of others."""
+        deny_devices(group, denied_devices(task, self._devices))
+
+    def environment(self, attempt: NewAttempt, task: resources_pb2.TaskAllocation) -> dict[str, str]:
+        """Name the task's GPUs."""
+        gpus = ",".join(share.uuid for share in task.gpus)
+        return {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": gpus,  # empty hides all GPUs
+            "NVIDIA_VISIBLE_DEVICES": gpus or "void",  # for container runtimes; void means none
+        }

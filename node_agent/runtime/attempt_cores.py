@@ -18,7 +18,6 @@ from cotenant.node_agent.enforcement.core_changes import (
     Cores,
     CoresRefused,
     TaskCores,
-    change,
     cores_of,
     covers,
     current_cores,
@@ -27,6 +26,7 @@ from cotenant.node_agent.enforcement.core_changes import (
     same_cpus,
     task_group,
 )
+from cotenant.node_agent.enforcement.hooks import Hooks, change
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.orphan_processes import descendants
 from cotenant.node_agent.supervisor.cgroups import Group
@@ -37,8 +37,8 @@ from cotenant.v1 import resources_pb2
 class AttemptCores:
     """Changes one attempt's cores. Its methods block and exclude each other."""
 
-    def __init__(self, group: Group | None, directory: AttemptDirectory) -> None:
-        self._directory = directory
+    def __init__(self, group: Group | None, directory: AttemptDirectory, hooks: Hooks) -> None:
+        self._directory, self._hooks = directory, hooks
         self._confined = ConfinedAttempt(group, self.pids)
         self._narrowed: Cores | None = None
         self._lock = threading.Lock()
@@ -60,11 +60,11 @@ class AttemptCores:
             self._widen(old.allocation)
             before, after = cores_of(old.allocation), cores_of(new.allocation)
             self._confined.record_masks(before)
-            change(self._confined, before, before, after)
+            change(self._hooks, self._confined, before, before, after)
             try:
                 self._directory.replace_assignment(new)
             except OSError as error:
-                change(self._confined, before, after, before)
+                change(self._hooks, self._confined, before, after, before)
                 raise CoresRefused(f"cannot record the change of its cores: {error.strerror}") from error
             record(_resized(new))
 
@@ -94,14 +94,14 @@ class AttemptCores:
                 self._directory.mark_narrowed({rank: task.cpus for rank, task in less.tasks.items()})
             except OSError as error:
                 raise CoresRefused(f"cannot mark the change of its cores: {error.strerror}") from error
-            change(self._confined, full, self._narrowed or full, less)
+            change(self._hooks, self._confined, full, self._narrowed or full, less)
             self._narrowed = less
 
     def _widen(self, allocation: resources_pb2.NodeAllocation) -> None:
         """Give back the cores that a profile or a throttle had taken."""
         if self._narrowed is not None:
             full = cores_of(allocation)
-            change(self._confined, full, self._narrowed, full)
+            change(self._hooks, self._confined, full, self._narrowed, full)
             self._narrowed = None
         self._directory.mark_narrowed(None)
 
@@ -118,7 +118,7 @@ class AttemptCores:
             if same_cpus(found, wanted):
                 self._directory.mark_narrowed(None)
                 return False
-            change(self._confined, found, found, wanted)
+            change(self._hooks, self._confined, found, found, wanted)
             self._directory.mark_narrowed(None)
             return True
 
@@ -138,7 +138,7 @@ class AttemptCores:
             if found is None or covers(found, wanted):
                 return False
             self._confined.record_masks(found)
-            change(self._confined, found, found, wanted)
+            change(self._hooks, self._confined, found, found, wanted)
             return True
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from cotenant.history.events import Began
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
 from cotenant.node_agent.enforcement.core_changes import task_group
-from cotenant.node_agent.enforcement.gpu_devices import GpuDevices, denied_devices, deny_devices
-from cotenant.node_agent.enforcement.throttle_policy import attempt_weight, weight_of
+from cotenant.node_agent.enforcement.hook import NewAttempt
+from cotenant.node_agent.enforcement.hooks import Hooks, end_hook, make_hooks, variables
 from cotenant.node_agent.runtime.assignment_checks import command_of, warning_signal_of
 from cotenant.node_agent.runtime.attempt_directory import SUPERVISOR_LOG, AttemptDirectory
 from cotenant.node_agent.runtime.node_cgroup import NodeCgroup
@@ -26,14 +26,14 @@ from cotenant.node_agent.runtime.run_as import User, UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
 from cotenant.node_agent.runtime.socket_paths import make_private_directory
 from cotenant.node_agent.runtime.task_environment import clean_environment, environment_of_user, task_environment
-from cotenant.node_agent.supervisor.cgroups import Group, GroupError, read_text
+from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.node_agent.supervisor.launch_faults import cause_of
 from cotenant.node_agent.supervisor.lease import LEASE, boot_seconds, read_lease
 from cotenant.v1 import job_pb2, resources_pb2
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor" / "supervisor.py"
 GRACE_SECONDS_DEFAULT = 30.0
-PROCESSES_MIN = 1024
+UNCONFINED = Group(1, {}, ())  # no controllers and no directories
 
 
 class CannotLaunch(Exception):
@@ -55,11 +55,10 @@ def launch_step(cause: LaunchCause) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What all attempts of a node share. `pids_max` is the default limit per task; 0 means no limit.
+    """What all attempts of a node share.
 
-    `gpu_devices` are the device files of each GPU if the kernel can deny tasks those they do not hold. `home` is the
-    group that supervisors move to, None if they stay in the agent's. `hidden` are paths that namespaces hide from jobs;
-    if it is empty, jobs have no namespaces of their own.
+    `hooks` enforce their limits. `home` is the group that supervisors move to, None if they stay in the agent's.
+    `hidden` are paths that namespaces hide from jobs; if it is empty, jobs have no namespaces of their own.
     """
 
     node_group: Group | None
@@ -68,8 +67,7 @@ class LaunchContext:
     lease_path: str
     output_bytes_max: int
     base_environment: Mapping[str, str]
-    pids_max: int = 0
-    gpu_devices: GpuDevices = field(default_factory=dict)
+    hooks: Hooks = field(default_factory=make_hooks)
     home: Group | None = None
     users: UserMapping = field(default_factory=UserMapping)
     hidden: tuple[str, ...] = ()
@@ -78,7 +76,7 @@ class LaunchContext:
 def launch_context(
     context: RuntimeContext, place: NodeCgroup, notify_path: str, hidden: tuple[str, ...]
 ) -> LaunchContext:
-    """Return what a node's attempts share, without the device files of GPUs, which are found later."""
+    """Return what a node's attempts share, with hooks that are still to be opened."""
     return LaunchContext(
         node_group=place.node_group,
         all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
@@ -86,7 +84,6 @@ def launch_context(
         lease_path=str(context.state_dir / LEASE),
         output_bytes_max=context.output_bytes_max,
         base_environment=clean_environment(os.environ),
-        pids_max=context.pids_max,
         home=place.home,
         users=UserMapping(context.users, shared=context.shared_identity),
         hidden=hidden,
@@ -133,25 +130,29 @@ def launch(
     check_working_directory(assignment.spec.working_directory)
     with launch_step(LaunchCause.USER):
         user = surroundings.users.of(assignment.submitter)
-    try:
+    with ExitStack() as undo:
         with launch_step(LaunchCause.DIRECTORY):
             directory.create(assignment)
             if user is not None:
                 directory.grant_to(user.uid, user.gid)
                 restrict_socket(progress_path, user.uid)
-        with launch_step(LaunchCause.CGROUP):
-            if group is not None:
-                make_groups(group, assignment, surroundings)
+        if group is not None:
+            undo.callback(_remove, group)
+            make_group(group)
+        new = NewAttempt(directory.path.name, directory.path, group or UNCONFINED, assignment)
+        enforce(surroundings.hooks, new, undo)
         with launch_step(LaunchCause.DIRECTORY):
-            directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path, user))
+            directory.write_spec(supervisor_spec(surroundings, directory, new, progress_path, user))
         with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
-            return start_supervisor(directory)
-    except CannotLaunch:
-        if group is not None:
-            with suppress(OSError, GroupError):
-                group.remove(timeout_seconds=0)
-        raise
+            pid = start_supervisor(directory)
+        undo.pop_all()
+        return pid
+
+
+def _remove(group: Group) -> None:
+    with suppress(OSError, GroupError):
+        group.remove(timeout_seconds=0)
 
 
 def _begins(assignment: agent_pb2.Assignment) -> Began:
@@ -174,9 +175,9 @@ def restrict_socket(path: str, uid: int) -> None:
     Path(path).parent.chmod(0o711)  # entries in it are private to their owners
 
 
-def make_groups(group: Group, assignment: agent_pb2.Assignment, surroundings: LaunchContext) -> None:
-    """Create the attempt's group, and in it one per task with its CPUs and limits, all read back."""
-    tasks = assignment.allocation.tasks
+@launch_step(LaunchCause.CGROUP)
+def make_group(group: Group) -> None:
+    """Create an attempt's group."""
     if group.pids():
         raise CannotLaunch(
             f"the control group {group.paths()[0]} is in use: does a second agent use this node's id?",
@@ -184,37 +185,35 @@ def make_groups(group: Group, assignment: agent_pb2.Assignment, surroundings: La
         )
     group.remove(timeout_seconds=0)  # left by an earlier try, perhaps frozen
     group.create()
-    if all(task.cpu_ids for task in tasks):
-        group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)
-    group.set_weight(attempt_weight(assignment.allocation))
-    group.limit_processes(processes_max())
-    group.delegate_controllers()
-    for task in tasks:
-        child = task_group(group, task.rank)
-        child.create()
-        child.set_cpus(task.cpu_ids, task.memory_nodes)
-        child.set_weight(weight_of(len(task.cpu_ids)))
-        child.limit_memory(task.memory_bytes)
-        child.limit_processes(assignment.spec.pids_max or surroundings.pids_max)
-        with launch_step(LaunchCause.DEVICE):
-            deny_devices(child, denied_devices(task, surroundings.gpu_devices))
 
 
-def processes_max() -> int:
-    """Return one attempt's limit of process ids: half of the node's, so that a fork bomb leaves the node usable."""
-    text = read_text("/proc/sys/kernel/pid_max")
-    return max(PROCESSES_MIN, int(text) // 2) if text.isdigit() else PROCESSES_MIN
+def enforce(hooks: Hooks, attempt: NewAttempt, undo: ExitStack) -> None:
+    """Let the hooks limit a new attempt, then each of its tasks, in a group of its own; `undo` gets how to undo it."""
+    for hook in hooks:
+        undo.callback(end_hook, hook, attempt.name)
+        with launch_step(hook.launch_cause):
+            hook.prepare(attempt)
+    with launch_step(LaunchCause.CGROUP):
+        attempt.group.delegate_controllers()
+    for task in attempt.assignment.allocation.tasks:
+        with launch_step(LaunchCause.CGROUP):
+            child = task_group(attempt.group, task.rank)
+            child.create()
+        for hook in hooks:
+            with launch_step(hook.launch_cause):
+                hook.prepare_task(attempt, task, child)
 
 
 def supervisor_spec(
     surroundings: LaunchContext,
     directory: AttemptDirectory,
-    assignment: agent_pb2.Assignment,
-    group: Group | None,
+    attempt: NewAttempt,
     progress_path: str,
     user: User | None = None,
 ) -> dict[str, object]:
     """Return what the supervisor needs to know, as plain types."""
+    assignment, hooks = attempt.assignment, surroundings.hooks
+    group = None if attempt.group is UNCONFINED else attempt.group
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
     base = {**surroundings.base_environment, **environment_of_user(user)}
     isolation = isolation_of(surroundings, directory, progress_path)
@@ -234,7 +233,9 @@ def supervisor_spec(
             {
                 "rank": task.rank,
                 "command": command_of(assignment, task),
-                "environment": task_environment(assignment, task, base=base, progress_path=progress_path),
+                "environment": task_environment(
+                    assignment, task, base=base, enforced=variables(hooks, attempt, task), progress_path=progress_path
+                ),
                 "directory": working_directory,
                 "directory_is_ours": not assignment.spec.working_directory,
                 "submit_directory": submit_directory_of(assignment.spec),

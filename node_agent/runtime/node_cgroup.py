@@ -23,12 +23,13 @@ from cotenant.node_agent.supervisor.cgroups import UNIFIED, Group, GroupError, r
 log = structlog.get_logger()
 
 TREE = Path("/sys/fs/cgroup")  # where systemd mounts all hierarchies [systemd.io, Control Group APIs]
+NO_GROUPS = "processes that escape from a job are found by ancestry only: no writable control group"
 IN_UNIT = "jobs run in the agent's systemd unit, which kills them when it stops unless it has KillMode=process"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCgroup:
-    """The group of all attempts, the group for supervisors (None: the agent's own), and what is not enforced."""
+    """The group of all attempts, the group for supervisors (None: the agent's own), and what the place lacks."""
 
     node_group: Group | None
     home: Group | None
@@ -49,13 +50,13 @@ def open_node_cgroup(node_id: str, bus: Bus | None, tree: Path = TREE) -> NodeCg
         return _without_scope(node_id, f"{IN_UNIT}: systemd created no scope: {error}")
     log.info("scope_opened", scope=scope)
     within = [_delegated_mount(mount, scope) for mount in mounts]
-    group, missing = cgroup_mounts.open_node_group(node_id, within)
-    return NodeCgroup(group, _scope_group(scope, tree), tuple(missing))
+    group = cgroup_mounts.open_node_group(node_id, within)
+    return NodeCgroup(group, _scope_group(scope, tree), () if group else (NO_GROUPS,))
 
 
 def _without_scope(node_id: str, *why: str) -> NodeCgroup:
-    group, missing = cgroup_mounts.open_node_group(node_id)
-    return NodeCgroup(group, _supervisor_group(group), (*missing, *why))
+    group = cgroup_mounts.open_node_group(node_id)
+    return NodeCgroup(group, _supervisor_group(group), why if group else (NO_GROUPS, *why))
 
 
 def _supervisor_group(node: Group | None) -> Group | None:

@@ -24,8 +24,9 @@ from cotenant import fail_points
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.core.model.throttle import Throttle
-from cotenant.node_agent.enforcement import gpu_devices
+from cotenant.node_agent.enforcement import hooks
 from cotenant.node_agent.enforcement.core_changes import CoresRefused
+from cotenant.node_agent.enforcement.hook import EnforcedNode
 from cotenant.node_agent.enforcement.resctrl import Resctrl
 from cotenant.node_agent.runtime import (
     assignment_checks,
@@ -79,24 +80,25 @@ class ProcessRuntime:
             self._kept_root, keep_max=context.kept_max, seconds_max=context.kept_seconds_max
         )
         self._sockets = socket_directory(context.state_dir)
-        self._resctrl = Resctrl.open()
+        self._counters = Resctrl.open()
         place = await asyncio.to_thread(node_cgroup.open_node_cgroup, context.node_id, reach_systemd())
         identity = await asyncio.to_thread(find_identity, context.users, [context.state_dir, *context.hidden])
         self._surroundings = launch_module.launch_context(context, place, str(self._sockets / NOTIFY), identity.hidden)
         context.inventory.shared_user = identity.user
-        self._not_enforced = [*place.not_enforced, *identity.not_enforced, *await self._find_gpu_devices()]
+        self._not_enforced = [*await self._open_hooks(), *place.not_enforced, *identity.not_enforced]
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
         return [each for each in found if each] + self._recover_orphans()
 
     def not_enforced(self) -> Sequence[str]:
-        """Return what control groups and identities cannot enforce here."""
+        """Return what hooks, control groups and identities cannot enforce here."""
         return self._not_enforced
 
     def _confine(self, attempt: RunningAttempt, directory: AttemptDirectory) -> None:
-        attempt.group = launch_module.attempt_group(self._surroundings, directory)
-        attempt.cores = AttemptCores(attempt.group, directory)
-        attempt.throttle = AttemptThrottle(attempt.group, directory, attempt.cores, self._resctrl)
+        group, known = launch_module.attempt_group(self._surroundings, directory), self._surroundings.hooks
+        attempt.group = group
+        attempt.cores = AttemptCores(group, directory, known)
+        attempt.throttle = AttemptThrottle(group, directory, attempt.cores, known, self._counters)
 
     def _listen(self) -> None:
         path = self._surroundings.notify_path
@@ -150,9 +152,8 @@ class ProcessRuntime:
         status = attempt.directory.status()
         if status is None or not status.ended:
             status = attempt.status if not attempt.live else await attempt.end_orphans(self._marker(attempt.key))
+        hooks.end(self._surroundings.hooks, attempt.directory.path.name)
         await attempt.remove_group(timeout_seconds=1.0)
-        if attempt.throttle is not None:
-            attempt.throttle.close()
         assert status is not None
         self._notify(attempt, status)
 
@@ -195,13 +196,16 @@ class ProcessRuntime:
         return [RecoveredAttempt(attempt.assignment, attempt.status) for attempt in taken if attempt.status]
 
     async def _conclude_orphan(self, attempt: RunningAttempt) -> None:
-        self._notify(attempt, await orphan_attempts.wait_for_end(attempt, self._marker(attempt.key)))
+        status = await orphan_attempts.wait_for_end(attempt, self._marker(attempt.key))
+        hooks.end(self._surroundings.hooks, AttemptDirectory(self._attempts_root, attempt.key).path.name)
+        self._notify(attempt, status)
 
     async def _remove_unstarted(self, directory: AttemptDirectory) -> None:
         """Remove everything of an attempt whose supervisor was never started."""
         log.info("attempt_never_started", attempt=str(directory.key))
         group = launch_module.attempt_group(self._surroundings, directory)
         await asyncio.to_thread(orphan_processes.kill_orphans, group, self._marker(directory.key), timeout_seconds=1.0)
+        await asyncio.to_thread(hooks.end, self._surroundings.hooks, directory.path.name)
         if group is None or await asyncio.to_thread(group.remove):
             directory.remove()
 
@@ -248,7 +252,7 @@ class ProcessRuntime:
     async def _ensure_node_cgroup(self) -> None:
         """Create the group of all attempts again if it is gone: systemd removes an empty scope.
 
-        Also find the device files of new GPUs: NVML may not have answered at startup.
+        Also open the hooks again if there are new GPUs: NVML may not have answered at startup.
         """
         group = self._surroundings.node_group
         if group is not None and not group.exists():
@@ -257,16 +261,16 @@ class ProcessRuntime:
             self._surroundings = dataclasses.replace(self._surroundings, node_group=place.node_group, home=place.home)
 
         if {gpu.uuid for gpu in self._context.inventory.gpus} != self._seen_gpus:
-            self._context.inventory.not_enforced.extend(await self._find_gpu_devices())
+            known, found = self._context.inventory.not_enforced, await self._open_hooks()
+            known.extend([sentence for sentence in found if sentence not in known])
 
-    async def _find_gpu_devices(self) -> list[str]:
-        """Find the device files that isolate tasks' GPUs; return why they are not isolated, if so."""
-        gpus, group = self._context.inventory.gpus, self._surroundings.node_group
-        self._seen_gpus = {gpu.uuid for gpu in gpus}
-        devices = gpu_devices.gpu_devices(gpus, self._context.gpu_minors())
-        advisory = await asyncio.to_thread(gpu_devices.advisory_reason, group, gpus, devices)
-        self._surroundings = dataclasses.replace(self._surroundings, gpu_devices={} if advisory else devices)
-        return [advisory] if advisory else []
+    async def _open_hooks(self) -> list[str]:
+        """Let the hooks find out what can be enforced here; return what cannot be."""
+        context = self._context
+        self._seen_gpus = {gpu.uuid for gpu in context.inventory.gpus}
+        group = self._surroundings.node_group
+        node = EnforcedNode(group, context.inventory, context.gpu_minors(), context.pids_max)
+        return await asyncio.to_thread(hooks.open_hooks, self._surroundings.hooks, node)
 
     async def _launch(self, attempt: RunningAttempt) -> None:
         """Start a supervisor and watch it. Raises an error only if none was started."""

@@ -37,36 +37,31 @@ def task_environment(
     task: resources_pb2.TaskAllocation,
     *,
     base: Mapping[str, str],
+    enforced: Mapping[str, str],
     progress_path: str,
 ) -> dict[str, str]:
     """Return all variables of one replica.
 
-    The user's variables override inherited ones and defaults; variables that describe the replica's resources and
-    identity override the user's.
+    The user's variables override inherited ones and defaults; variables that describe the replica's resources
+    (`enforced`, from the enforcement hooks) and its identity override the user's.
     """
     variables = dict(base)
     variables["OMP_NUM_THREADS"] = str(max(1, len(task.core_ids)))
     variables["PYTHONUNBUFFERED"] = "1"  # output is read while the job runs
     variables.update(assignment.spec.environment)
-    variables.update(_replica_variables(assignment, task, progress_path))
+    variables.update(enforced)
+    variables.update(_replica_variables(assignment, progress_path))
     variables.update(_gang_variables(assignment, task))
     variables.update(_array_variables(assignment))
     return variables
 
 
-def _replica_variables(
-    assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation, progress_path: str
-) -> dict[str, str]:
-    gpus = ",".join(share.uuid for share in task.gpus)
+def _replica_variables(assignment: agent_pb2.Assignment, progress_path: str) -> dict[str, str]:
     return {
         **({"COTENANT_PRE_RUN": "1"} if assignment.pre_run else {}),
         "COTENANT_JOB_ID": assignment.job_id,
         "COTENANT_ATTEMPT": str(assignment.number),
-        "COTENANT_CORES": ",".join(str(core) for core in task.core_ids),
         "COTENANT_PROGRESS": progress_path,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": gpus,  # empty hides all GPUs
-        "NVIDIA_VISIBLE_DEVICES": gpus or "void",  # for container runtimes; void means none
     }
 
 

@@ -2,7 +2,7 @@
 
 A `Group` is a directory in each hierarchy that we use: version 2 has one hierarchy, version 1 one per controller. The
 supervisor loads this file by its bare name without the package, so it imports next to nothing. Values are read back
-after writing, and a value that the kernel did not accept is an error. `throttle_policy` decides which jobs may be
+after writing, and a value that the kernel did not accept is an error. `cpu_time` decides which jobs may be
 limited.
 """
 
@@ -205,7 +205,7 @@ class Group:
         if "pids" in self.enforces:
             put(self._file("pids", "pids.max"), str(count) if count > 0 else "max")
 
-    # CPU time among groups that compete for the same CPUs. The settings are independent; see `throttle_policy`.
+    # CPU time among groups that compete for the same CPUs. The settings are independent; see `cpu_time`.
 
     def set_weight(self, weight: int) -> None:
         """Set the weight among siblings, 1 to 10,000 on the scale of version 2, whose default is 100.

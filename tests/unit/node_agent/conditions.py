@@ -53,7 +53,7 @@ def need_groups(*controllers: str) -> None:
     """Skip the test, with the reason, if this is not root or control groups are not available."""
     if os.getuid() != 0:
         pytest.skip("needs root")
-    group, _ = open_node_group(f"test-probe-{os.getpid()}")  # tests run in several processes
+    group = open_node_group(f"test-probe-{os.getpid()}")  # tests run in several processes
     if group is None:
         pytest.skip("needs writable control groups")
     enforced = {*group.enforces, *(("freezer",) if group.can_freeze() else ())}  # in version 2 it is no controller

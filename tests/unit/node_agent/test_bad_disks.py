@@ -141,6 +141,6 @@ async def test_unwritable_control_groups_refuse_jobs_and_hold_nothing(
     assert (await placement.ended("after")).state == SUCCEEDED
     placement.send(stops=[stop_order("before", grace_seconds=0)])
     await placement.ended("before")
-    group, _ = cgroup_mounts.open_node_group(NODE)
+    group = cgroup_mounts.open_node_group(NODE)
     assert group is not None
     assert not any(group.child(f"{name}-1").exists() for name in ("refused-0", "refused-1", "after", "before"))

@@ -139,7 +139,7 @@ async def opened(state_dir: Path) -> AsyncIterator[Runs]:
 
 def groups_here() -> list[str]:
     """All control groups of attempts."""
-    group, _ = cgroup_mounts.open_node_group(HERE)
+    group = cgroup_mounts.open_node_group(HERE)
     paths = [entry for path in group.paths() for entry in Path(path).iterdir()] if group else []
     return [str(path) for path in paths if path.is_dir()]
 
@@ -147,7 +147,7 @@ def groups_here() -> list[str]:
 @pytest.fixture
 def node_group() -> Iterator[None]:
     yield
-    if group := cgroup_mounts.open_node_group(HERE)[0]:
+    if group := cgroup_mounts.open_node_group(HERE):
         group.remove()
 
 

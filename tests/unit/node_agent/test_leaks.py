@@ -37,6 +37,6 @@ async def test_short_jobs_leave_no_groups_descriptors_processes_or_files(
     await until(lambda: set(psutil.Process().children()) <= children)
     assert psutil.Process().num_fds() <= descriptors
     assert [path.name for path in socket_directory(agent.config.state_dir).iterdir()] == ["notify"]
-    group, _ = open_node_group(NODE)
+    group = open_node_group(NODE)
     if group is not None:
         assert not [name for path in group.paths() for name in os.listdir(path) if (Path(path) / name).is_dir()]

@@ -102,7 +102,7 @@ async def test_rates_depend_on_the_cores(
     if groups:
         need_groups("cpuset")
     else:
-        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, []))
+        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: None)
         await agent.stop()
         await agent.start()
         await placement.connected(2)

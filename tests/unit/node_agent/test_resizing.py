@@ -18,7 +18,7 @@ from tests.unit.node_agent.placement import Placement
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.history import recording
 from cotenant.history.events import Resized
-from cotenant.node_agent.enforcement import cgroup_mounts, core_changes
+from cotenant.node_agent.enforcement import cgroup_mounts, hooks
 from cotenant.node_agent.enforcement.affinity import masks
 from cotenant.node_agent.runtime import attempt_cores
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
@@ -62,7 +62,7 @@ def directory(agent: RunningAgent, job_id: str) -> AttemptDirectory:
 
 
 def task_group(job_id: str) -> Group:
-    node, _ = cgroup_mounts.open_node_group(NODE)
+    node = cgroup_mounts.open_node_group(NODE)
     assert node is not None
     return node.child(f"{job_id}-1").child("task-0")
 
@@ -90,7 +90,7 @@ async def test_all_threads_follow_when_cores_come_and_go(
 async def test_without_cpusets_the_threads_are_moved(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, []))
+    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: None)
     monkeypatch.setenv(recording.VARIABLE, str(tmp_path / "history"))
     await agent.stop()
     await agent.start()
@@ -128,7 +128,7 @@ async def test_cores_of_another_attempt_are_refused_and_nothing_changes(
 async def test_old_and_new_cores_are_held_during_a_change(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change, entered, go = core_changes.change, asyncio.Event(), asyncio.Event()
+    change, entered, go = hooks.change, asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def slow(*arguments: Any) -> None:
@@ -216,7 +216,7 @@ async def test_processes_forked_during_a_change_follow_the_group(placement: Plac
     need_groups("cpuset")
     placement.assign(shell("job", "sleep 600", tasks=[task(cpus=ONE)]))
     await placement.running("job")
-    node, _ = cgroup_mounts.open_node_group(NODE)
+    node = cgroup_mounts.open_node_group(NODE)
     assert node is not None
     for group in (node.child("job-1"), task_group("job")):
         group.set_cpus(BOTH)

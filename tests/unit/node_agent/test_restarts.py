@@ -108,7 +108,7 @@ async def test_an_attempt_fails_with_its_killed_supervisor(
     if groups:
         need_groups("memory")
     else:
-        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, ["nothing is enforced"]))
+        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: None)
         await agent.stop()
         await agent.start()
         await placement.connected(2)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
+from cotenant.node_agent.enforcement.hook import EnforcedNode
+from cotenant.node_agent.enforcement.hooks import make_hooks, open_hooks
 from cotenant.node_agent.supervisor.cgroups import Group, parse_cpu_list
 
 CPUS = Path("/sys/devices/system/cpu")
@@ -71,9 +73,9 @@ def stalled_microseconds(path: Path) -> int:
 
 def new_group(name: str) -> Group:
     """Return a new group among those of a node, with all controllers; the test removes it."""
-    node, notes = open_node_group("test-vm")
+    node = open_node_group("test-vm")
     assert node is not None
-    assert notes == []
+    assert open_hooks(make_hooks(), EnforcedNode(node)) == []
     group = node.child(name)
     group.create()
     return group

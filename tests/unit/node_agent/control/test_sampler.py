@@ -44,7 +44,7 @@ async def test_each_attempt_is_sampled(
     if groups:
         need_groups("memory")
     else:
-        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, []))
+        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: None)
     await agent.stop()
     await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.3)
     await placement.connected(2)

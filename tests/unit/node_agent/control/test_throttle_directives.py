@@ -80,7 +80,7 @@ async def freed(placement: Placement) -> None:
 
 
 def group_of(state_dir: Path) -> Any:
-    found, _ = cgroup_mounts.open_node_group(NODE)
+    found = cgroup_mounts.open_node_group(NODE)
     assert found is not None
     return found.child(directory(state_dir).path.name)
 
@@ -136,7 +136,7 @@ async def test_a_suspended_job_gets_its_warning_and_ends(
     if groups:
         need_groups("freezer")
     else:
-        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, []))
+        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: None)
         await watched.stop()
         await watched.start()
         await placement.connected(3)

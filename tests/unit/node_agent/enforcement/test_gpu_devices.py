@@ -8,6 +8,7 @@ import stat
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,15 @@ from tests.unit.node_agent.placement import Placement
 from cotenant.node_agent.enforcement.bpf import attach_device_program
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node_group
 from cotenant.node_agent.enforcement.device_program import Device, Instruction, deny
-from cotenant.node_agent.enforcement.gpu_devices import advisory_reason, denied_devices, deny_devices, gpu_devices
-from cotenant.node_agent.runtime.launch import LaunchContext, make_groups
+from cotenant.node_agent.enforcement.gpu_devices import (
+    GpuIsolation,
+    advisory_reason,
+    denied_devices,
+    deny_devices,
+    gpu_devices,
+)
+from cotenant.node_agent.enforcement.hook import NewAttempt
+from cotenant.node_agent.runtime.launch import enforce
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import resources_pb2
 
@@ -172,11 +180,9 @@ def test_a_program_that_the_kernel_rejects_is_an_error_with_its_reason(unified: 
 
 
 @pytest.mark.root
-def test_tasks_of_one_attempt_open_only_their_own_gpus(
-    request: pytest.FixtureRequest, files: dict[Device, Path]
-) -> None:
+def test_tasks_of_one_attempt_open_only_their_own_gpus(tmp_path: Path, files: dict[Device, Path]) -> None:
     need_groups()
-    node, _ = open_node_group(f"test-devices-{os.getpid()}")
+    node = open_node_group(f"test-devices-{os.getpid()}")
     assert node is not None
     devices = {"GPU-a": (ZERO,), "GPU-b": (FULL,)}
     attempt = node.child("attempt")
@@ -184,16 +190,8 @@ def test_tasks_of_one_attempt_open_only_their_own_gpus(
         if why := advisory_reason(node, [gpu("GPU-a"), gpu("GPU-b")], devices):
             pytest.skip(why)
         job = assignment("job", ["true"], tasks=[task(0, gpus=["GPU-a"]), task(1, gpus=["GPU-b"]), task(2)])
-        surroundings = LaunchContext(
-            node_group=node,
-            all_cpus=(),
-            notify_path="",
-            lease_path="",
-            output_bytes_max=0,
-            base_environment={},
-            gpu_devices=devices,
-        )
-        make_groups(attempt, job, surroundings)
+        attempt.create()
+        enforce([GpuIsolation(devices)], NewAttempt("attempt", tmp_path, attempt, job), ExitStack())
         seen = [[opens(attempt.child(f"task-{rank}"), files[device]) for device in (ZERO, FULL)] for rank in range(3)]
         assert seen == [[True, False], [False, True], [False, False]]
     finally:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tests.unit.node_agent.fake_resctrl import FakeKernel
+from tests.unit.node_agent.jobs import shell
 
+from cotenant.core.model.throttle import FREE, Throttle
+from cotenant.node_agent.enforcement.bandwidth_share import BandwidthShare
+from cotenant.node_agent.enforcement.hook import EnforcedAttempt, ThrottleChange
 from cotenant.node_agent.enforcement.resctrl import BandwidthRefused, Resctrl
 from cotenant.node_agent.probes.memory_bandwidth import NodeBandwidth
 
@@ -124,3 +129,33 @@ def test_processes_forked_during_the_move_are_moved_too(tmp_path: Path) -> None:
     looks = iter([[1], [1, 2], [1, 2, 3], [1, 2, 3]])
     resctrl.throttle("a-1", 50, lambda: next(looks))
     assert inside(tmp_path / "cotenant-50" / "mon_groups" / "a-1") == {"1", "2", "3"}
+
+
+def throttled(
+    hook: BandwidthShare, name: str, percent: int, now: Throttle = FREE, *, uncertain: bool = False
+) -> tuple[int, list[str]]:
+    """Return the share that an attempt has after its throttle, and what was refused."""
+    attempt = EnforcedAttempt(name, None, lambda: [os.getpid()])
+    change = ThrottleChange(attempt, shell("a", ""), Throttle(percent), now, uncertain, lambda _: None)
+    hook.throttle(change)
+    return change.now.bandwidth_percent, change.refused
+
+
+def test_the_hook_limits_releases_and_forgets_an_attempt(tmp_path: Path) -> None:
+    _, resctrl = both(tmp_path, classes=2)
+    hook = BandwidthShare(resctrl)
+    assert throttled(hook, "a-1", 42) == (50, [])
+    assert str(os.getpid()) in inside(tmp_path / "cotenant-50/mon_groups/a-1")
+    share, refused = throttled(hook, "b-1", 20, Throttle(60))
+    assert (share, len(refused)) == (60, 1)
+    assert throttled(hook, "a-1", 100, FREE) == (100, [])
+    assert groups(tmp_path) == {"cotenant-50"}, "nothing seems to change"
+    assert throttled(hook, "a-1", 100, FREE, uncertain=True) == (100, [])
+    assert groups(tmp_path) == set()
+    hook.end("a-1")
+    assert list((tmp_path / "mon_groups").iterdir()) == []
+
+
+def test_the_hook_refuses_shares_on_a_machine_without_them() -> None:
+    assert throttled(BandwidthShare(), "a-1", 50) == (100, ["this machine cannot limit its memory bandwidth"])
+    assert throttled(BandwidthShare(), "a-1", 100, Throttle(50)) == (100, [])

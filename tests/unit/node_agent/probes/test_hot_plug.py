@@ -145,7 +145,7 @@ def test_an_offline_cpu_is_never_written(tmp_path: Path, monkeypatch: pytest.Mon
     need_groups("cpuset")
     if len(CPUS) < 2:
         pytest.skip("needs two CPUs")
-    node, _ = open_node_group(f"hot-{tmp_path.name}")
+    node = open_node_group(f"hot-{tmp_path.name}")
     assert node
     group = node.child("attempt")
     group.create()

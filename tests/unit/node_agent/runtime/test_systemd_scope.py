@@ -17,7 +17,7 @@ from cotenant.node_agent.enforcement.cgroup_mounts import Mount, find_mounts
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.launch import LaunchContext, launch
-from cotenant.node_agent.runtime.node_cgroup import open_node_cgroup
+from cotenant.node_agent.runtime.node_cgroup import NO_GROUPS, open_node_cgroup
 from cotenant.node_agent.runtime.systemd_scope import Bus, ScopeRefused, open_scope, reach_systemd, scope_name
 from cotenant.node_agent.supervisor.cgroups import Group
 
@@ -97,10 +97,10 @@ async def test_a_refusal_is_reported_and_leaves_no_anchor(tmp_path: Path, monkey
         open_scope(bus, "n")
     words = (tmp_path / "told").read_text().split()
     assert not alive(int(words[words.index("PIDs") + 3]))
-    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: (None, ["nothing"]))
+    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: None)
     monkeypatch.setattr(cgroup_mounts, "find_mounts", list)
     place = open_node_cgroup("n", bus)
-    assert (place.home, place.not_enforced[0]) == (None, "nothing")
+    assert (place.home, place.not_enforced[0]) == (None, NO_GROUPS)
     assert place.not_enforced[1].endswith("systemd created no scope: Access denied")
 
 
@@ -168,7 +168,7 @@ def containers_tree(tmp_path: Path, *, ours: str) -> Group:
 
 def test_supervisors_leave_the_group_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = containers_tree(tmp_path, ours="freezer/engine/agent")
-    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: (node, []))
+    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: node)
     home = open_node_cgroup("n", None).home
     assert home is not None
     assert home.directories == {"freezer": str(tmp_path / "freezer/cotenant/cotenant-agent")}
@@ -179,5 +179,5 @@ def test_supervisors_stay_if_attempts_live_within_the_agents_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = containers_tree(tmp_path, ours="freezer")
-    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: (node, []))
+    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: node)
     assert open_node_cgroup("n", None).home is None

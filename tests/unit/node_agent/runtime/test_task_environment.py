@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+from pathlib import Path
 
 import pytest
 from tests.unit.node_agent.conftest import RunningAgent
@@ -10,6 +11,9 @@ from tests.unit.node_agent.jobs import assignment, shell, task
 from tests.unit.node_agent.placement import Placement
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.node_agent.enforcement import hooks
+from cotenant.node_agent.enforcement.hook import NewAttempt
+from cotenant.node_agent.runtime.launch import UNCONFINED
 from cotenant.node_agent.runtime.run_as import User
 from cotenant.node_agent.runtime.task_environment import (
     PATH_OF_ROOT,
@@ -24,7 +28,9 @@ BASE = {"PATH": "/bin"}
 
 def variables(job: agent_pb2.Assignment, rank: int = 0) -> dict[str, str]:
     held = next(each for each in job.allocation.tasks if each.rank == rank)
-    return task_environment(job, held, base=BASE, progress_path="/run/p")
+    new = NewAttempt("gang-1", Path("/nowhere"), UNCONFINED, job)
+    enforced = hooks.variables(hooks.make_hooks(), new, held)
+    return task_environment(job, held, base=BASE, enforced=enforced, progress_path="/run/p")
 
 
 def gang() -> agent_pb2.Assignment:

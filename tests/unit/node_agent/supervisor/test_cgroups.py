@@ -14,6 +14,8 @@ from tests.unit.node_agent.jobs import CPUS
 from tests.unit.node_agent.machines import write
 
 from cotenant.node_agent.enforcement.cgroup_mounts import Mount, find_mounts, open_node_group
+from cotenant.node_agent.enforcement.hook import EnforcedNode
+from cotenant.node_agent.enforcement.hooks import make_hooks, open_hooks
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError, format_cpu_list, parse_cpu_list
 
 MEBIBYTE = 1 << 20
@@ -61,18 +63,23 @@ def test_mounts_are_read_with_the_agents_own_group(tmp_path: Path) -> None:
     ]
 
 
+def not_enforced(group: Group | None) -> list[str]:
+    """Return what the hooks cannot enforce in this group of a node."""
+    return open_hooks(make_hooks(), EnforcedNode(group))
+
+
 def test_version_2_opens_below_the_root_without_bounds(tmp_path: Path) -> None:
-    group, notes = open_node_group("n", [version_2(tmp_path, own="user/me")])
+    group = open_node_group("n", [version_2(tmp_path, own="user/me")])
     assert group is not None
     assert group.paths() == [str(tmp_path / "cotenant/n")]
-    assert (group.version, group.enforces, notes) == (2, ("cpuset", "cpu", "memory", "pids"), [])
+    assert (group.version, group.enforces, not_enforced(group)) == (2, ("cpuset", "cpu", "memory", "pids"), [])
     assert (tmp_path / "cgroup.subtree_control").read_text().startswith("+")
 
 
 def test_version_2_opens_below_the_agents_group_if_it_is_bounded(tmp_path: Path) -> None:
     mount = version_2(tmp_path, own="unit")
     write(tmp_path / "unit/memory.max", "1000000")
-    group, _ = open_node_group("n", [mount])
+    group = open_node_group("n", [mount])
     assert group is not None
     assert group.paths() == [str(tmp_path / "unit/cotenant/n")]
 
@@ -83,7 +90,7 @@ def test_processes_move_aside_to_make_room_for_children(tmp_path: Path) -> None:
     write(tmp_path / "unit/cgroup.type", "domain")
     write(tmp_path / "unit/cgroup.procs", "41\n42")
     write(tmp_path / "unit/cotenant-agent/cgroup.procs", "")
-    group, _ = open_node_group("n", [mount])
+    group = open_node_group("n", [mount])
     assert group is not None
     assert group.paths() == [str(tmp_path / "unit/cotenant/n")]
     assert (tmp_path / "unit/cotenant-agent/cgroup.procs").read_text().startswith("42")
@@ -97,17 +104,18 @@ def test_an_agent_started_in_the_aside_group_stays_there(tmp_path: Path) -> None
 
 
 def test_missing_controllers_are_reported(tmp_path: Path) -> None:
-    group, notes = open_node_group("n", [version_2(tmp_path, controllers="cpu memory pids")])
+    group = open_node_group("n", [version_2(tmp_path, controllers="cpu memory pids")])
+    notes = not_enforced(group)
     assert group is not None
     assert len(notes) == 1
     assert "cores are only advisory" in notes[0]
 
 
 def test_without_permissions_every_limit_is_reported_as_not_enforced(tmp_path: Path) -> None:
-    assert open_node_group("n", []) == (None, open_node_group("n", [])[1])
-    assert len(open_node_group("n", [])[1]) == 6
+    assert open_node_group("n", []) is None
+    assert len(not_enforced(None)) == 5
     unwritable = Mount(1, ("memory",), str(tmp_path / "absent"), str(tmp_path / "absent"))
-    assert open_node_group("n", [unwritable])[0] is None
+    assert open_node_group("n", [unwritable]) is None
 
 
 def test_version_1_is_used_if_version_2_has_no_controllers(tmp_path: Path) -> None:
@@ -115,11 +123,11 @@ def test_version_1_is_used_if_version_2_has_no_controllers(tmp_path: Path) -> No
     for path in ("memory", "memory/cotenant", "memory/cotenant/n"):
         write(tmp_path / path / "memory.limit_in_bytes", "9223372036854771712")
     memory = Mount(1, ("memory",), str(tmp_path / "memory"), str(tmp_path / "memory"))
-    group, notes = open_node_group("n", [empty, memory])
+    group = open_node_group("n", [empty, memory])
     assert group is not None
     assert (group.version, group.directories) == (1, {"memory": str(tmp_path / "memory/cotenant/n")})
-    assert [note.rpartition("no writable ")[2] for note in notes] == [
-        f"{name} control group" for name in ("cpuset", "cpu", "pids", "freezer")
+    assert [note.rpartition("no writable ")[2] for note in not_enforced(group)] == [
+        f"{name} control group" for name in ("cpuset", "cpu", "freezer", "pids")
     ]
 
 
@@ -163,7 +171,7 @@ def test_cpus_that_the_kernel_refuses_are_an_error(tmp_path: Path, monkeypatch: 
 @pytest.fixture
 def real_group() -> Group:
     need_groups("cpuset", "memory", "pids")
-    node, _ = open_node_group("test-cgroups")
+    node = open_node_group("test-cgroups")
     assert node is not None
     group = node.child("case")
     group.create()

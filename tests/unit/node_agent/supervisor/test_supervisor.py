@@ -18,6 +18,8 @@ from tests.unit.node_agent.jobs import CPUS, PYTHON, assignment, shell, task
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node_group
+from cotenant.node_agent.enforcement.hook import EnforcedNode
+from cotenant.node_agent.enforcement.hooks import open_hooks
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.launch import LaunchContext, launch
@@ -73,7 +75,7 @@ def start(root: Path) -> Iterator[Launch]:
         notify: str = "/nowhere",
         pids_max: int = 0,
     ) -> Attempt:
-        node_group = open_node_group(NODE_GROUP)[0] if groups else None
+        node_group = open_node_group(NODE_GROUP) if groups else None
         directory = AttemptDirectory(root, AttemptKey(job.job_id, job.number))
         surroundings = LaunchContext(
             node_group=node_group,
@@ -82,8 +84,8 @@ def start(root: Path) -> Iterator[Launch]:
             lease_path="/nowhere",
             output_bytes_max=output_bytes_max,
             base_environment={"PATH": os.environ["PATH"]},
-            pids_max=pids_max,
         )
+        open_hooks(surroundings.hooks, EnforcedNode(pids_max=pids_max))
         pid = launch(surroundings, directory, job, "/nowhere")
         attempt = Attempt(directory, pid, node_group.child(directory.path.name) if node_group else None)
         attempts.append(attempt)
@@ -97,7 +99,7 @@ def start(root: Path) -> Iterator[Launch]:
         except (ProcessLookupError, ChildProcessError):
             continue
     if any(attempt.group for attempt in attempts):
-        node_group, _ = open_node_group(NODE_GROUP)
+        node_group = open_node_group(NODE_GROUP)
         assert node_group is not None
         node_group.kill()
         assert node_group.remove(timeout_seconds=10)
@@ -387,7 +389,7 @@ async def test_the_number_of_processes_per_task_is_limited(
 @pytest.mark.root
 async def test_frozen_processes_of_an_earlier_try_do_not_block_the_next(start: Launch) -> None:
     need_groups("freezer")
-    node, _ = open_node_group(NODE_GROUP)
+    node = open_node_group(NODE_GROUP)
     assert node is not None
     for group in (node.child("again-1"), node.child("again-1").child("task-0")):
         group.create()

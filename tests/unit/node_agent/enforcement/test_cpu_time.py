@@ -13,7 +13,7 @@ from tests.unit.node_agent.jobs import CPUS, task
 from tests.unit.node_agent.machines import write
 
 from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
-from cotenant.node_agent.enforcement.throttle_policy import (
+from cotenant.node_agent.enforcement.cpu_time import (
     FREE,
     CpuThrottle,
     ThrottleRefused,
@@ -38,7 +38,7 @@ HELD = [
 def busy(request: pytest.FixtureRequest) -> Iterator[tuple[Group, int]]:
     """A real group with a process in it that never rests."""
     need_groups("cpu", "freezer")
-    node, _ = open_node_group(f"test-holding-{request.node.name[-40:].strip('[]')}")
+    node = open_node_group(f"test-holding-{request.node.name[-40:].strip('[]')}")
     assert node is not None
     group = node.child("attempt")
     group.create()
