@@ -40,13 +40,12 @@ def _profiled(text: str) -> bool:
     return choices[text.strip().lower()]
 
 
-def plain(value: float) -> float | int:
-    """Return a number as users write it: a whole number without a point."""
+def _plain(value: float) -> float | int:
     return int(value) if value == int(value) else value
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class TextForm:
     """How values of a type are read from a text, written to a job file, and shown."""
 
     read: Callable[[str], Any] = str
@@ -54,23 +53,23 @@ class Texts:
     show: Callable[[Any], str] = str
 
 
-TEXTS: Mapping[FieldType, Texts] = {
-    FieldType.TEXT: Texts(),
-    FieldType.SIGNAL: Texts(_signal),
-    FieldType.INTEGER: Texts(units.parse_integer),
-    FieldType.NUMBER: Texts(units.parse_number, plain, "{:g}".format),
-    FieldType.BOOLEAN: Texts(units.parse_bool, show=lambda value: "yes" if value else "no"),
-    FieldType.DURATION: Texts(units.parse_seconds, units.write_seconds, units.write_seconds),
-    FieldType.SIZE: Texts(units.parse_bytes, units.write_bytes, units.write_bytes),
-    FieldType.GPUS: Texts(units.parse_gpu_milli, lambda milli: plain(float(units.write_gpus(milli)))),
-    FieldType.CORES: Texts(units.parse_cores),
-    FieldType.REPLICAS: Texts(units.parse_replicas),
-    FieldType.KIND: Texts(_choice(JobKind), str),
-    FieldType.LOCALITY: Texts(_choice(Locality), str),
-    FieldType.PRIORITY: Texts(parse_priority, show=in_words),
-    FieldType.PROFILE: Texts(_profiled, lambda profiled: "auto" if profiled else "never"),
-    FieldType.INDICES: Texts(read_array),
-    FieldType.TIME: Texts(
+FORMS: Mapping[FieldType, TextForm] = {
+    FieldType.TEXT: TextForm(),
+    FieldType.SIGNAL: TextForm(_signal),
+    FieldType.INTEGER: TextForm(units.parse_integer),
+    FieldType.NUMBER: TextForm(units.parse_number, _plain, "{:g}".format),
+    FieldType.BOOLEAN: TextForm(units.parse_bool, show=lambda value: "yes" if value else "no"),
+    FieldType.DURATION: TextForm(units.parse_seconds, units.write_seconds, units.write_seconds),
+    FieldType.SIZE: TextForm(units.parse_bytes, units.write_bytes, units.write_bytes),
+    FieldType.GPUS: TextForm(units.parse_gpu_milli, lambda milli: _plain(float(units.write_gpus(milli)))),
+    FieldType.CORES: TextForm(units.parse_cores),
+    FieldType.REPLICAS: TextForm(units.parse_replicas),
+    FieldType.KIND: TextForm(_choice(JobKind), str),
+    FieldType.LOCALITY: TextForm(_choice(Locality), str),
+    FieldType.PRIORITY: TextForm(parse_priority, show=in_words),
+    FieldType.PROFILE: TextForm(_profiled, lambda profiled: "auto" if profiled else "never"),
+    FieldType.INDICES: TextForm(read_array),
+    FieldType.TIME: TextForm(
         write=lambda unix: datetime.fromtimestamp(unix, UTC).isoformat(),
         show=lambda unix: views.format_time(unix) if views.has_date(unix) else "",
     ),
@@ -83,12 +82,12 @@ def read(field: JobField, text: str, now: float) -> Any:
     Raises:
         ValueError: the text is not of the field's type.
     """
-    return units.parse_deadline(text, now) if field.type is FieldType.TIME else TEXTS[field.type].read(text)
+    return units.parse_deadline(text, now) if field.type is FieldType.TIME else FORMS[field.type].read(text)
 
 
 def write(field: JobField, value: Any) -> Any:
     """Return a value as a job file has it."""
-    return value if value is None else TEXTS[field.type].write(value)
+    return value if value is None else FORMS[field.type].write(value)
 
 
 def _inside(name: str) -> Fields:

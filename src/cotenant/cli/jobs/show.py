@@ -16,7 +16,7 @@ from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
 from cotenant.cli.jobs.follow import exit_line
-from cotenant.cli.jobs.job_fields import TEXTS
+from cotenant.cli.jobs.job_fields import FORMS
 from cotenant.cli.jobs.job_writer import write_jobs
 from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import note, usage_error
@@ -154,7 +154,7 @@ def field_lines(spec: JobSpec) -> dict[str, str]:
     """Return what differs from the defaults, by label, for the fields of the table that are shown by themselves."""
     values = fields_from_wire(spec)
     return {
-        field.shown: field.shown_as.format(TEXTS[field.type].show(values[field.attribute]))
+        field.shown: field.shown_as.format(FORMS[field.type].show(values[field.attribute]))
         for field in JOB
         if field.shown and values.get(field.attribute, field.default) != field.default
     }

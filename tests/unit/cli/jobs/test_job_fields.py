@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.cli.conftest import Shell
 
 from cotenant.cli.jobs import change, submit
-from cotenant.cli.jobs.job_fields import ALL_FIELDS, GROUPS, TEXTS, read
+from cotenant.cli.jobs.job_fields import ALL_FIELDS, FORMS, GROUPS, read
 from cotenant.cli.jobs.job_options import NOT_PREEMPTIBLE
 from cotenant.cli.jobs.job_writer import write_jobs
 from cotenant.cli.jobs.show import field_lines
@@ -171,7 +171,7 @@ def test_each_field_with_a_label_is_shown_unless_it_has_its_default(field: JobFi
     value = data.draw(values(field))
     lines = field_lines(spec_to_wire(job_of(field, value)))
     assert lines == (
-        {} if value == field.default else {field.shown: field.shown_as.format(TEXTS[field.type].show(value))}
+        {} if value == field.default else {field.shown: field.shown_as.format(FORMS[field.type].show(value))}
     )
 
 
