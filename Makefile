@@ -79,6 +79,7 @@ docs: $(STAMP) ## regenerate the pages and figures of docs/ that come from the c
 	@python tools/lifecycle.py
 	@python tools/reasons.py
 	@python tools/health.py
+	@python tools/job_fields.py
 	@python tools/failures.py
 	@python tools/eliminator.py
 	@python tools/metrics.py

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from tests.end_to_end.waiting import lines_of
+from tests.support.field_limits import lift
 from tests.unit.node_agent.agent_process import AgentProcess
 from tests.unit.node_agent.conftest import end_jobs
 from tests.unit.services.mesh import QUICK, Mesh, running, until, without
 
 from cotenant.codec.specs import duration
-from cotenant.core.model import validation
 from cotenant.services.placement.cluster import live_records
 from cotenant.v1 import job_service_pb2
 
@@ -42,7 +42,7 @@ def lives(path: Path) -> dict[str, list[float]]:
 async def test_a_job_that_must_not_run_twice_ends_before_it_begins_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "DISCONNECTED_SECONDS_MIN", 0.1)
+    lift(monkeypatch, "stop_after_disconnected")
     monkeypatch.setattr(live_records, "KILL_SECONDS_MAX", 1.0)
     async with running(placement_config=without(QUICK, heartbeat_seconds=0.3, lost_after_seconds=1.0)) as mesh:
         agents = {node_id: node(mesh, tmp_path, node_id) for node_id in ("n1", "n2")}

@@ -24,11 +24,6 @@ def goal_from_wire(message: job_pb2.LossGoal) -> LossGoal:
     return LossGoal(message.target if message.HasField("target") else None, message.fall_steps, message.fall_min)
 
 
-def goal_to_wire(goal: LossGoal) -> job_pb2.LossGoal:
-    """Encode a training's loss goal."""
-    return job_pb2.LossGoal(target=goal.target, fall_steps=goal.fall_steps, fall_min=goal.fall_min)
-
-
 def latency_from_wire(message: pb.LatencyEstimate) -> Latency:
     """Decode a service's latency estimate."""
     return Latency(

@@ -7,33 +7,25 @@ nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cotenant.codec import dependencies as dependencies_module
-from cotenant.codec import errors, objectives
+from cotenant.codec import errors
 from cotenant.codec.request_limits import spec_violations
 from cotenant.codec.roles import role_from_wire, role_to_wire
 from cotenant.codec.spec_cache import SpecCache
-from cotenant.core.model import validation
+from cotenant.core.model import job_fields, validation
 from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.model.job import (
-    GRACE_SECONDS_DEFAULT,
-    QUEUE_DEFAULT,
-    TENANT_DEFAULT,
-    JobKind,
-    JobSpec,
-    Locality,
-    Qos,
-    SubmitDirectory,
-)
+from cotenant.core.model.job import JobKind, JobSpec, Locality, SubmitDirectory
+from cotenant.core.model.job_fields import JobField
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, StopReason
-from cotenant.core.model.loss_goal import NO_GOAL
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.internal.v1 import placement_service_pb2
 from cotenant.v1 import job_pb2, resources_pb2
@@ -60,6 +52,10 @@ class EnumMap(Generic[Word]):
     def __contains__(self, number: object) -> bool:
         """Return whether a protobuf number has a value."""
         return number in self._from
+
+    def get(self, number: int) -> Word | None:
+        """Return the value of a protobuf number; None if it has none."""
+        return self._from.get(number)
 
     def from_wire(self, number: int) -> Word:
         """Return the value of a protobuf number.
@@ -126,19 +122,13 @@ def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
 def _wire_violations(message: job_pb2.JobSpec) -> list[validation.Violation]:
     """Return violations that decoding would hide: unknown enum numbers, and times out of range."""
     found = dependencies_module.violations(message)
-    for field, number, known in (
-        ("kind", message.kind, KINDS.names),
-        ("locality", message.locality, LOCALITIES.names),
-    ):
-        if number and number not in known:
-            found.append(validation.Violation(f"spec.{field}", f"{number} is unknown; the values are {_known(known)}"))
-    for field, time, seconds_max in (
-        ("deadline", message.deadline, TIMESTAMP_SECONDS_MAX),
-        ("grace", message.grace, DURATION_SECONDS_MAX),
-        ("expected_duration", message.expected_duration, DURATION_SECONDS_MAX),
-        ("stop_after_disconnected", message.stop_after_disconnected, DURATION_SECONDS_MAX),
-        ("pre_run", message.pre_run, DURATION_SECONDS_MAX),
-    ):
+    for field, enum in _ENUM_FIELDS.items():
+        number = getattr(message, field)
+        if number and number not in enum:
+            wrong = f"{number} is unknown; the values are {_known(enum.names)}"
+            found.append(validation.Violation(f"spec.{field}", wrong))
+    for field, seconds_max in _TIME_FIELDS.items():
+        time = getattr(message, field)
         if not (0 <= time.seconds <= seconds_max and 0 <= time.nanos < NANOS):
             wrong = f"{time.seconds} s and {time.nanos} ns are out of range"
             found.append(validation.Violation(f"spec.{field}", wrong))
@@ -160,40 +150,43 @@ def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
 
 def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
     roles = tuple(role_from_wire(role) for role in message.roles)
-    qos = message.qos
+    fields = {"kind": validation.default_kind(roles), **fields_from_wire(message)}
     return JobSpec(
-        name=message.name,
-        kind=KINDS.from_wire(message.kind) if message.kind in KINDS.names else validation.default_kind(roles),
-        tenant=message.tenant or TENANT_DEFAULT,
-        queue=message.queue or QUEUE_DEFAULT,
         roles=roles,
         command=tuple(message.command),
         environment=tuple(sorted(message.environment.items())),
-        working_directory=message.working_directory,
-        model=message.model,
-        steps_total=message.steps_total,
-        deadline_seconds=optional_seconds(message, "deadline"),
-        qos=Qos(qos.rate_min_per_second, qos.latency_seconds, qos.latency_percentile, qos.arrivals_per_second),
-        priority=message.priority,
-        preemptible=is_preemptible(message),
-        grace_seconds=seconds(message.grace) if message.HasField("grace") else GRACE_SECONDS_DEFAULT,
-        warning_signal=message.warning_signal or "SIGTERM",
-        retries_max=message.retries_max,
-        locality=LOCALITIES.from_wire(message.locality) if message.locality in LOCALITIES.names else None,
-        progress_regex=message.progress.regex,
         labels=tuple(sorted(message.labels.items())),
-        expected_seconds=optional_seconds(message, "expected_duration"),
-        loss_goal=objectives.goal_from_wire(message.loss_goal) if message.HasField("loss_goal") else NO_GOAL,
-        profiled=may_be_profiled(message),
-        best_effort=message.best_effort,
-        stop_after_disconnected_seconds=optional_seconds(message, "stop_after_disconnected"),
-        pre_run_seconds=optional_seconds(message, "pre_run"),
-        pids_max=message.pids_max,
         submit_directory=_submit_directory(message),
         dependencies=dependencies_module.dependencies_from_wire(message),
         array=dependencies_module.array_from_wire(message),
         array_task=dependencies_module.task_from_wire(message),
+        **job_fields.attributes(fields),
     )
+
+
+def fields_from_wire(message: Message, prefix: str = "") -> dict[str, Any]:
+    """Decode the fields of the table of job fields that are set, by attribute; unknown enum numbers count as unset."""
+    found: dict[str, Any] = {}
+    for descriptor, value in message.ListFields():
+        path = prefix + descriptor.name
+        if path in _DECODERS:
+            attribute, decode = _DECODERS[path]
+            if (decoded := decode(value) if decode else value) is not None:
+                found[attribute] = decoded
+        elif path in _NESTED:
+            found |= fields_from_wire(value, f"{path}.")
+    return found
+
+
+def fields_to_wire(values: Iterable[tuple[JobField, Any]]) -> dict[str, Any]:
+    """Encode fields of the table of job fields, as arguments of the message; what the wire cannot tell is left out."""
+    found: dict[str, Any] = {}
+    for field, value in values:
+        outer, inner, encode, has_presence = _ENCODERS[field.wire]
+        if value or (has_presence and value is not None):
+            target = found.setdefault(outer, {}) if inner else found
+            target[inner or outer] = encode(value) if encode else value
+    return found
 
 
 def _submit_directory(message: job_pb2.JobSpec) -> SubmitDirectory | None:
@@ -220,51 +213,57 @@ def may_be_profiled(message: job_pb2.JobSpec) -> bool:
 def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
     """Encode a spec, defaults included."""
     message = job_pb2.JobSpec(
-        name=spec.name,
-        kind=KINDS.to_wire(spec.kind),
-        tenant=spec.tenant,
-        queue=spec.queue,
         roles=[role_to_wire(role) for role in spec.roles],
         command=spec.command,
         environment=dict(spec.environment),
-        working_directory=spec.working_directory,
-        model=spec.model,
-        steps_total=spec.steps_total,
-        priority=spec.priority,
-        preemptible=spec.preemptible,
-        grace=duration(spec.grace_seconds),
-        warning_signal=spec.warning_signal,
-        retries_max=spec.retries_max,
         labels=dict(spec.labels),
-        profiled=spec.profiled,
-        best_effort=spec.best_effort,
-        pids_max=spec.pids_max,
+        **fields_to_wire([(field, field.value_of(spec)) for field in job_fields.JOB]),
     )
     if folder := spec.submit_directory:
         message.submit_directory.path, message.submit_directory.inode = folder.path, folder.inode
         message.submit_directory.owner_uid = folder.owner_uid
         message.submit_directory.environment.update(dict(folder.environment))
-    if spec.stop_after_disconnected_seconds is not None:
-        message.stop_after_disconnected.CopyFrom(duration(spec.stop_after_disconnected_seconds))
-    if spec.pre_run_seconds is not None:
-        message.pre_run.CopyFrom(duration(spec.pre_run_seconds))
     dependencies_module.write_dependencies(spec, message)
-    if spec.deadline_seconds is not None:
-        message.deadline.CopyFrom(timestamp(spec.deadline_seconds))
-    if spec.expected_seconds is not None:
-        message.expected_duration.CopyFrom(duration(spec.expected_seconds))
-    if spec.locality:
-        message.locality = LOCALITIES.to_wire(spec.locality)
-    if spec.progress_regex:
-        message.progress.regex = spec.progress_regex
-    if spec.loss_goal != NO_GOAL:
-        message.loss_goal.CopyFrom(objectives.goal_to_wire(spec.loss_goal))
-    if spec.qos != Qos():
-        qos = spec.qos
-        message.qos.rate_min_per_second, message.qos.latency_seconds = qos.rate_min_per_second, qos.latency_seconds
-        message.qos.latency_percentile = qos.latency_percentile
-        message.qos.arrivals_per_second = qos.arrivals_per_second
     return message
+
+
+def _descriptor(path: str) -> FieldDescriptor:
+    """Return the descriptor of a field of a spec, or of a message in it."""
+    message: Any = job_pb2.JobSpec.DESCRIPTOR
+    *outer, name = path.split(".")
+    for part in outer:
+        message = message.fields_by_name[part].message_type
+    field: FieldDescriptor = message.fields_by_name[name]
+    return field
+
+
+_ENUMS: Mapping[str, EnumMap[Any]] = {"JobKind": KINDS, "Locality": LOCALITIES}  # by protobuf's name
+_DECODERS: dict[str, tuple[str, Callable[[Any], Any] | None]] = {}
+_ENCODERS: dict[str, tuple[str, str, Callable[[Any], Any] | None, bool]] = {}
+_ENUM_FIELDS: dict[str, EnumMap[Any]] = {}
+_TIME_FIELDS: dict[str, int] = {}
+_NESTED = frozenset(field.wire.partition(".")[0] for field in job_fields.JOB if "." in field.wire)
+
+
+def _read_table() -> None:
+    """Derive from the table of job fields, and from the types on the wire, how each field is encoded and decoded."""
+    for field in job_fields.JOB:
+        descriptor = _descriptor(field.wire)
+        decode: Callable[[Any], Any] | None = None
+        encode: Callable[[Any], Any] | None = None
+        if descriptor.enum_type:
+            enum = _ENUM_FIELDS[field.wire] = _ENUMS[descriptor.enum_type.name]
+            decode, encode = enum.get, enum.to_wire
+        elif descriptor.message_type is Duration.DESCRIPTOR:
+            decode, encode, _TIME_FIELDS[field.wire] = seconds, duration, DURATION_SECONDS_MAX
+        elif descriptor.message_type is Timestamp.DESCRIPTOR:
+            decode, encode, _TIME_FIELDS[field.wire] = seconds, timestamp, TIMESTAMP_SECONDS_MAX
+        outer, _, inner = field.wire.partition(".")
+        _DECODERS[field.wire] = field.attribute, decode
+        _ENCODERS[field.wire] = outer, inner, encode, descriptor.has_presence
+
+
+_read_table()
 
 
 def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:

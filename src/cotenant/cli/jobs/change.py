@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import grpc.aio
@@ -15,17 +16,17 @@ from cotenant.cli.arrays import array_summary
 from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.follow import phase_line
-from cotenant.cli.jobs.job_fields import QOS
+from cotenant.cli.jobs.job_fields import ALL_FIELDS, OF_SEVERAL, read
+from cotenant.cli.jobs.job_options import in_order, keyword, parameter_name, with_parameters
 from cotenant.cli.jobs.list_jobs import split_labels
 from cotenant.cli.name_lookup import find_jobs_and_arrays, not_one_job, phase_of
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.codec.errors import from_error
-from cotenant.codec.specs import duration, timestamp
+from cotenant.codec.specs import duration, fields_to_wire
+from cotenant.core.model.job_fields import FieldType, JobField
 from cotenant.core.model.lifecycle import HOLDING, Phase
-from cotenant.core.model.priority import parse_priority
-from cotenant.core.model.validation import PRIORITY_MAX, RETRIES_MAX
 from cotenant.v1.array_service_pb2 import Array, CancelArrayRequest, ResumeArrayRequest, SuspendArrayRequest
-from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_pb2 import Job, JobSpec
 from cotenant.v1.job_service_pb2 import (
     CancelJobRequest,
     MoveJobRequest,
@@ -34,7 +35,16 @@ from cotenant.v1.job_service_pb2 import (
     UpdateJobRequest,
 )
 
-NO_DEADLINE = "none"
+NO_TIME = "none"
+LABELS = OF_SEVERAL["labels"]
+UPDATED = in_order(
+    (field for field in ALL_FIELDS if field.update), ("name", "priority", "deadline", "retries", "labels")
+)
+OPTION_TYPES: Mapping[FieldType, Any] = {  # others are texts
+    FieldType.BOOLEAN: bool,
+    FieldType.INTEGER: int,
+    FieldType.PAIRS: list[str],
+}
 
 Act = Callable[[Mesh, Job], Awaitable[Any]]
 ActOnArray = Callable[[Mesh, Array], Awaitable[Any]]
@@ -46,7 +56,7 @@ def register(app: typer.Typer) -> None:
     app.command("suspend")(suspend)
     app.command("resume")(resume)
     app.command("move")(move)
-    app.command("update")(update)
+    app.command("update")(with_parameters(update, "changes", _parameters(), _changes))
 
 
 def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
@@ -128,30 +138,7 @@ def move(
 
 
 def update(
-    context: typer.Context,
-    job_id: options.JobId,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="New name.", show_default=False)] = None,
-    priority: Annotated[
-        str | None,
-        typer.Option(metavar="CLASS|N", help="low, normal, high, urgent or a number; higher runs earlier."),
-    ] = None,
-    deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Deadline: 2h, or 2030-01-31T18:00; none removes it.")
-    ] = None,
-    retries: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, max=RETRIES_MAX, help="How often a failed attempt is retried."),
-    ] = None,
-    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Set a label; K= removes it.")] = None,
-    preemptible: Annotated[
-        bool | None, typer.Option("--preemptible/--not-preemptible", help="Whether the job may be preempted.")
-    ] = None,
-    latency: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Latency objective of a service, such as 50ms.")
-    ] = None,
-    percentile: Annotated[str | None, typer.Option(metavar="P", help="Percentile of the latency objective.")] = None,
-    arrivals: Annotated[str | None, typer.Option(metavar="N", help="Requests per second.")] = None,
-    as_json: options.AsJson = False,
+    context: typer.Context, job_id: options.JobId, changes: Mapping[JobField, Any], *, as_json: options.AsJson = False
 ) -> None:
     """Change a job that has not finished.
 
@@ -163,67 +150,58 @@ def update(
       cotenant update ID --label project=vision --not-preemptible
       cotenant update ID --arrivals 900 --latency 50ms
     """
-    changes: dict[str, Any] = {
-        "name": name,
-        "priority": None if priority is None else _priority(priority),
-        "retries_max": retries,
-        "preemptible": preemptible,
-        "deadline": deadline,
-        "labels": label,
-        **_objectives({"latency": latency, "percentile": percentile, "arrivals": arrivals}),
-    }
-    given = {field: value for field, value in changes.items() if value is not None}
-    if not given:
+    if not changes:
         raise usage_error("nothing to change", hint="see `cotenant update --help`")
-    if deadline is not None:
-        given["deadline"] = None if deadline == NO_DEADLINE else _deadline(deadline)
-    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.UpdateJob(_updated(job, given)))
+    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.UpdateJob(_updated(job, changes)))
 
 
-def _updated(job: Job, given: Mapping[str, Any]) -> UpdateJobRequest:
+def _parameters() -> Iterator[inspect.Parameter]:
+    """Yield the options of `update`."""
+    for field in UPDATED:
+        kind = OPTION_TYPES.get(field.type, str)
+        negated = f"/--not-{field.flag}" if field.type is FieldType.BOOLEAN else ""
+        declared = typer.Option(
+            f"--{field.flag}{negated}",
+            metavar=field.metavar or None,
+            help=field.update,
+            min=field.limit.least if field.limit and kind is int else None,
+            max=field.limit.most if field.limit and kind is int else None,
+        )
+        yield keyword(field, Annotated[kind | None, declared], None)
+
+
+def _changes(_context: typer.Context, given: Mapping[str, Any]) -> dict[JobField, Any]:
+    """Return the new values of the given options; the deadline is None if it is removed."""
+    return {
+        field: _value(field, value) if isinstance(value, str) else value
+        for field in UPDATED
+        if (value := given[parameter_name(field)]) is not None
+    }
+
+
+def _value(field: JobField, text: str) -> Any:
+    if field.type is FieldType.TIME and text == NO_TIME:
+        return None
+    try:
+        value = read(field, text, time.time())
+    except ValueError as error:
+        raise usage_error(f"--{field.flag} {error}") from None
+    if isinstance(value, int) and field.limit and (wrong := field.limit.reason(value)):  # the message may not hold it
+        raise usage_error(f"--{field.flag} {wrong}")
+    return value
+
+
+def _updated(job: Job, changes: Mapping[JobField, Any]) -> UpdateJobRequest:
     """Return a request that updates only the given fields."""
-    request = UpdateJobRequest(job=Job(id=job.id), update_mask=FieldMask(paths=[f"spec.{field}" for field in given]))
-    spec = request.job.spec
-    for field, value in given.items():
-        if field == "labels":
-            spec.labels.update(_merged_labels(job, value))
-            request.job.etag = job.etag  # labels are replaced as a whole; the etag guards against concurrent changes
-        elif field.startswith("qos."):
-            setattr(spec.qos, field.removeprefix("qos."), value)
-        elif field != "deadline":
-            setattr(spec, field, value)
-        elif value is not None:
-            spec.deadline.CopyFrom(timestamp(value))
+    request = UpdateJobRequest(
+        job=Job(id=job.id), update_mask=FieldMask(paths=[f"spec.{field.wire}" for field in changes])
+    )
+    values = dict(changes)
+    if (pairs := values.pop(LABELS, None)) is not None:
+        request.job.spec.labels.update(_merged_labels(job, pairs))
+        request.job.etag = job.etag  # labels are replaced as a whole; the etag guards against concurrent changes
+    request.job.spec.MergeFrom(JobSpec(**fields_to_wire(values.items())))
     return request
-
-
-def _objectives(changes: Mapping[str, str | None]) -> dict[str, float]:
-    """Return objectives by their field paths, parsed as in job files."""
-    given: dict[str, float] = {}
-    for name, text in changes.items():
-        if text is not None:
-            try:
-                given[QOS[name].wire] = QOS[name].read(text)
-            except ValueError as error:
-                raise usage_error(f"--{name} {error}") from None
-    return given
-
-
-def _priority(text: str) -> int:
-    try:
-        priority = parse_priority(text)
-    except ValueError as error:
-        raise usage_error(f"--priority {error}") from None
-    if abs(priority) > PRIORITY_MAX:
-        raise usage_error(f"--priority must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {priority}")
-    return priority
-
-
-def _deadline(text: str) -> float:
-    try:
-        return units.parse_deadline(text, time.time())
-    except ValueError as error:
-        raise usage_error(f"--deadline {error}") from None
 
 
 def _merged_labels(job: Job, pairs: Sequence[str]) -> dict[str, str]:

@@ -1,17 +1,21 @@
-"""The fields of a job file: the attribute each sets, its path on the wire, and its parser."""
+"""The fields of a job file, from the table of job fields: how each type is read, written and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from cotenant.cli import units
+from cotenant.cli import units, views
 from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.job import JobKind, Locality
 from cotenant.core.model.job_array import read_array
-from cotenant.core.model.priority import parse_priority
+from cotenant.core.model.job_fields import JOB, REQUEST, ROLE, STRUCTURED, FieldType, JobField
+from cotenant.core.model.priority import in_words, parse_priority
 from cotenant.core.model.validation import shown
+
+Fields = Mapping[str, JobField]  # by their names at one place of a job file
 
 
 def _signal(text: str) -> str:
@@ -36,84 +40,70 @@ def _profiled(text: str) -> bool:
     return choices[text.strip().lower()]
 
 
+def _plain(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
 @dataclass(frozen=True, slots=True)
-class Field:
-    """A scalar field: the attribute it sets, its path on the wire, and its parser."""
+class TextForm:
+    """How values of a type are read from a text, written to a job file, and shown."""
 
-    attribute: str
-    wire: str
     read: Callable[[str], Any] = str
+    write: Callable[[Any], Any] = lambda value: value
+    show: Callable[[Any], str] = str
 
 
-JOB = {
-    "name": Field("name", "name"),
-    "kind": Field("kind", "kind", _choice(JobKind)),
-    "tenant": Field("tenant", "tenant"),
-    "queue": Field("queue", "queue"),
-    "priority": Field("priority", "priority", parse_priority),
-    "model": Field("model", "model"),
-    "steps": Field("steps_total", "steps_total", units.parse_integer),
-    "expected": Field("expected_seconds", "expected_duration", units.parse_seconds),
-    "grace": Field("grace_seconds", "grace", units.parse_seconds),
-    "signal": Field("warning_signal", "warning_signal", _signal),
-    "retries": Field("retries_max", "retries_max", units.parse_integer),
-    "preemptible": Field("preemptible", "preemptible", units.parse_bool),
-    "locality": Field("locality", "locality", _choice(Locality)),
-    "profile": Field("profiled", "profiled", _profiled),
-    "best_effort": Field("best_effort", "best_effort", units.parse_bool),
-    "stop_after_disconnected": Field("stop_after_disconnected_seconds", "stop_after_disconnected", units.parse_seconds),
-    "pre_run": Field("pre_run_seconds", "pre_run", units.parse_seconds),
-    "pids": Field("pids_max", "pids_max", units.parse_integer),
-    "workdir": Field("working_directory", "working_directory"),
-    "array": Field("array", "array", read_array),
+FORMS: Mapping[FieldType, TextForm] = {
+    FieldType.TEXT: TextForm(),
+    FieldType.SIGNAL: TextForm(_signal),
+    FieldType.INTEGER: TextForm(units.parse_integer),
+    FieldType.NUMBER: TextForm(units.parse_number, _plain, "{:g}".format),
+    FieldType.BOOLEAN: TextForm(units.parse_bool, show=lambda value: "yes" if value else "no"),
+    FieldType.DURATION: TextForm(units.parse_seconds, units.write_seconds, units.write_seconds),
+    FieldType.SIZE: TextForm(units.parse_bytes, units.write_bytes, units.write_bytes),
+    FieldType.GPUS: TextForm(units.parse_gpu_milli, lambda milli: _plain(float(units.write_gpus(milli)))),
+    FieldType.CORES: TextForm(units.parse_cores),
+    FieldType.REPLICAS: TextForm(units.parse_replicas),
+    FieldType.KIND: TextForm(_choice(JobKind), str),
+    FieldType.LOCALITY: TextForm(_choice(Locality), str),
+    FieldType.PRIORITY: TextForm(parse_priority, show=in_words),
+    FieldType.PROFILE: TextForm(_profiled, lambda profiled: "auto" if profiled else "never"),
+    FieldType.INDICES: TextForm(read_array),
+    FieldType.TIME: TextForm(
+        write=lambda unix: datetime.fromtimestamp(unix, UTC).isoformat(),
+        show=lambda unix: views.format_time(unix) if views.has_date(unix) else "",
+    ),
 }
-REQUEST = {
-    "gpus": Field("gpu_milli", "resources.gpu_milli", units.parse_gpu_milli),
-    "cpus": Field("cores", "resources.cores", units.parse_cores),
-    "memory": Field("memory_bytes", "resources.memory_bytes", units.parse_bytes),
-    "gpu_type": Field("gpu_type", "resources.gpu_type"),
+
+
+def read(field: JobField, text: str, now: float) -> Any:
+    """Return the value that a text gives to a field.
+
+    Raises:
+        ValueError: the text is not of the field's type.
+    """
+    return units.parse_deadline(text, now) if field.type is FieldType.TIME else FORMS[field.type].read(text)
+
+
+def write(field: JobField, value: Any) -> Any:
+    """Return a value as a job file has it."""
+    return value if value is None else FORMS[field.type].write(value)
+
+
+def _inside(name: str) -> Fields:
+    return {field.key.removeprefix(f"{name}."): field for field in JOB if field.key.startswith(f"{name}.")}
+
+
+ALL_FIELDS = (*JOB, *ROLE, *REQUEST, *STRUCTURED)
+PLAIN: Fields = {field.key: field for field in JOB if "." not in field.key}
+GROUPS: Mapping[str, Fields] = {  # the fields inside `qos` and the like
+    name: _inside(name) for name in dict.fromkeys(field.key.partition(".")[0] for field in JOB if "." in field.key)
 }
-REPLICAS = {
-    "replicas": Field("replicas", "replicas", units.parse_replicas),
-    "replicas_min": Field("least", "open.min", units.parse_integer),
-    "replicas_max": Field("most", "open.max", units.parse_integer),
-}
-SINGLE_ROLE = {"role": Field("name", "name"), **REPLICAS}  # of a job with a single role
-ROLE = {"name": Field("name", "name"), **REPLICAS}
-QOS = {
-    "rate": Field("rate_min_per_second", "qos.rate_min_per_second", units.parse_number),
-    "latency": Field("latency_seconds", "qos.latency_seconds", units.parse_seconds),
-    "percentile": Field("latency_percentile", "qos.latency_percentile", units.parse_number),
-    "arrivals": Field("arrivals_per_second", "qos.arrivals_per_second", units.parse_number),
-}
-GOAL = {
-    "loss": Field("target", "loss_goal.target", units.parse_number),
-    "fall": Field("fall_min", "loss_goal.fall_min", units.parse_number),
-    "steps": Field("fall_steps", "loss_goal.fall_steps", units.parse_integer),
-}
-PROGRESS = {"regex": Field("progress_regex", "progress.regex")}
+OF_REQUEST: Fields = {field.key: field for field in REQUEST}
+SINGLE_ROLE: Fields = {field.key: field for field in ROLE}  # of a job with a single role
+LISTED_ROLE: Fields = {"name" if key == "role" else key: field for key, field in SINGLE_ROLE.items()}
+OF_SEVERAL: Fields = {field.key: field for field in STRUCTURED}
 AFTER = {"after": Condition.AFTER, "after_ok": Condition.AFTER_OK}
-NESTED = (*AFTER, "command", "deadline", "env", "goal", "labels", "progress", "qos", "roles")
-JOB_FIELDS = (*JOB, *SINGLE_ROLE, *REQUEST, *NESTED)
-ROLE_FIELDS = (*ROLE, *REQUEST, "command")
-OTHER_NAMES = {  # names on the wire or in other schedulers
-    "environment": "env",
-    "min_replicas": "replicas_min",
-    "max_replicas": "replicas_max",
-    "working_directory": "workdir",
-    "cores": "cpus",
-    "cpu": "cpus",
-    "mem": "memory",
-    "gpu_milli": "gpus",
-    "steps_total": "steps",
-    "retries_max": "retries",
-    "expected_duration": "expected",
-    "warning_signal": "signal",
-    "profiled": "profile",
-    "args": "command",
-    "pids_max": "pids",
-    "stop_on_disconnect": "stop_after_disconnected",
-    "dependencies": "after_ok",
-    "depends_on": "after_ok",
-    "needs": "after_ok",
-}
+JOB_FIELDS = (*PLAIN, *GROUPS, *SINGLE_ROLE, *OF_REQUEST, *OF_SEVERAL, "roles")
+ROLE_FIELDS = (*LISTED_ROLE, *OF_REQUEST, "command")
+OTHER_NAMES = {name: field.key for field in ALL_FIELDS for name in field.other_names}

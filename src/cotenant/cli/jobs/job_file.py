@@ -21,20 +21,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotenant.cli import units
 from cotenant.cli.jobs.job_fields import (
     AFTER,
-    GOAL,
-    JOB,
+    GROUPS,
     JOB_FIELDS,
+    LISTED_ROLE,
+    OF_REQUEST,
+    OF_SEVERAL,
     OTHER_NAMES,
-    PROGRESS,
-    QOS,
-    REQUEST,
-    ROLE,
+    PLAIN,
     ROLE_FIELDS,
     SINGLE_ROLE,
-    Field,
+    Fields,
+    read,
 )
 from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage_error
 from cotenant.cli.source_positions import (
@@ -50,8 +49,8 @@ from cotenant.cli.source_positions import (
 )
 from cotenant.codec.specs import spec_to_wire
 from cotenant.core.model.dependencies import Dependency
-from cotenant.core.model.job import JobSpec, OpenReplicas, Qos, Request, Role, SubmitDirectory
-from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.model.job import JobSpec, OpenReplicas, Request, Role, SubmitDirectory
+from cotenant.core.model.job_fields import attributes
 from cotenant.core.model.validation import ROLES_MAX, check_spec, default_kind, shown
 from cotenant.core.spelling import did_you_mean
 from cotenant.v1 import job_pb2
@@ -205,22 +204,16 @@ class _Reader:
         """Return a job; unreadable fields keep their defaults."""
         self._place = node.place
         given = self._fields(node, JOB_FIELDS, "job")
-        deadline = {
-            "deadline": Field("deadline_seconds", "deadline", lambda text: units.parse_deadline(text, self._now))
-        }
-        values = self._scalars(given, {**JOB, **deadline})
-        qos = self._inner(given, "qos", QOS)
-        goal = self._inner(given, "goal", GOAL)
-        progress = self._inner(given, "progress", PROGRESS)
+        values = self._scalars(given, {**PLAIN, "array": OF_SEVERAL["array"]})
+        for name, fields in GROUPS.items():
+            values |= self._inner(given, name, fields)
         roles = self._roles(given)
         spec = JobSpec(
-            **{"kind": default_kind(roles), **values, **progress},
+            **attributes({"kind": default_kind(roles), **values}),
             roles=roles,
             command=self._command(given, "", ""),
             environment=self._pairs(given, "env", "environment"),
             labels=self._pairs(given, "labels", "labels"),
-            qos=Qos(**qos),
-            loss_goal=LossGoal(**goal),
             dependencies=self._dependencies(given),
         )
         draft = Draft(spec, node.place, self._places)
@@ -255,9 +248,9 @@ class _Reader:
         return found
 
     def _scalars(
-        self, given: Mapping[str, tuple[ScalarNode, Node]], known: Mapping[str, Field], wire: str = "", label: str = ""
+        self, given: Mapping[str, tuple[ScalarNode, Node]], known: Fields, wire: str = "", label: str = ""
     ) -> dict[str, Any]:
-        """Return the values of scalar fields."""
+        """Return the values of scalar fields, by attribute."""
         values = {}
         for name, field in known.items():
             if name not in given:
@@ -269,14 +262,12 @@ class _Reader:
             if text is None:
                 continue
             try:
-                values[field.attribute] = field.read(text)
+                values[field.attribute] = read(field, text, self._now)
             except ValueError as error:
                 self._fail(path, node.place, f"{label}{name}", str(error))
         return values
 
-    def _inner(
-        self, given: Mapping[str, tuple[ScalarNode, Node]], name: str, known: Mapping[str, Field]
-    ) -> dict[str, Any]:
+    def _inner(self, given: Mapping[str, tuple[ScalarNode, Node]], name: str, known: Fields) -> dict[str, Any]:
         if name not in given:
             return {}
         return self._scalars(self._fields(given[name][1], known, f"{name} entry"), known, label=f"{name}.")
@@ -286,8 +277,8 @@ class _Reader:
         if "roles" not in given:
             self._places["roles[0].command"] = self._place, "command"
             values = self._role_values(given, SINGLE_ROLE, "roles[0].")
-            return (Role(**values, request=Request(**self._scalars(given, REQUEST, "roles[0]."))),)
-        for name in (*SINGLE_ROLE, *REQUEST):
+            return (Role(**values, request=Request(**self._scalars(given, OF_REQUEST, "roles[0]."))),)
+        for name in (*SINGLE_ROLE, *OF_REQUEST):
             if name in given:
                 self._report(given[name][0].place, name, "not allowed beside roles; set it in each role")
         node = given["roles"][1]
@@ -303,12 +294,12 @@ class _Reader:
         wire, label = f"roles[{index}].", f"roles[{index}]."
         self._places[f"roles[{index}]"] = node.place, f"roles[{index}]"
         given = self._fields(node, ROLE_FIELDS, "role")
-        request = Request(**self._scalars(given, REQUEST, wire, label))
-        values = self._role_values(given, ROLE, wire, label)
+        request = Request(**self._scalars(given, OF_REQUEST, wire, label))
+        values = self._role_values(given, LISTED_ROLE, wire, label)
         return Role(**values, request=request, command=self._command(given, wire, label))
 
     def _role_values(
-        self, given: Mapping[str, tuple[ScalarNode, Node]], known: Mapping[str, Field], wire: str, label: str = ""
+        self, given: Mapping[str, tuple[ScalarNode, Node]], known: Fields, wire: str, label: str = ""
     ) -> dict[str, Any]:
         """Return a role's own fields; with `replicas: auto` the number is chosen within bounds."""
         values = self._scalars(given, known, wire, label)

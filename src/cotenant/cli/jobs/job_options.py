@@ -4,79 +4,41 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from cotenant.cli.jobs.job_fields import ALL_FIELDS, OF_SEVERAL
 from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake, load_jobs, read_options, source_of
 from cotenant.cli.outcome import usage_error
 from cotenant.cli.source_positions import ListNode, MapNode, Node, ScalarNode, SourcePosition
+from cotenant.core.model.job_fields import FieldType, JobField
 
 THE_COMMAND_LINE = SourcePosition("the command line")
 TAIL = "cotenant.tail"  # key in the context's meta: the words after `--`
 
 
-@dataclass(frozen=True, slots=True)
-class JobOption:
-    """An option that sets a field of a job file."""
-
-    field: str
-    metavar: str
-    help: str
-    name: str = ""
-
-    @property
-    def flag(self) -> str:
-        """The option's flag."""
-        return f"--{self.name or self.field.replace('_', '-')}"
-
-    @property
-    def parameter(self) -> str:
-        """The option's name in Python."""
-        return f"job_{self.field.replace('.', '_')}"
+HELP_ORDER = (  # other fields follow
+    "name", "kind", "gpus", "cpus", "memory", "gpu_type", "replicas", "replicas_min", "replicas_max", "qos.latency",
+    "qos.percentile", "qos.arrivals", "qos.rate", "role", "tenant", "queue", "priority", "deadline", "expected",
+    "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal", "after", "after_ok",
+    "array", "workdir",
+)  # fmt: skip
 
 
-TEXTS = (
-    JobOption("name", "NAME", "Display name; need not be unique."),
-    JobOption("kind", "KIND", "training, inference or cpu; default: training with GPUs, cpu without."),
-    JobOption("gpus", "N", "GPUs per replica: 1, 8, or a fraction such as 0.5."),
-    JobOption("cpus", "N|auto", "Cores per replica; auto finds the useful number."),
-    JobOption("memory", "SIZE", "Memory per replica, such as 4GiB."),
-    JobOption("gpu_type", "TYPE", "GPU type, such as V100, or alternatives: 'V100|A100'."),
-    JobOption("replicas", "N|auto", "Processes that start together; auto: as many as a service's objective needs."),
-    JobOption("replicas_min", "N", "Minimum for --replicas auto; default 1."),
-    JobOption("replicas_max", "N", "Maximum for --replicas auto; default 64."),
-    JobOption("qos.latency", "DURATION", "Latency objective of a service, such as 50ms.", "latency"),
-    JobOption("qos.percentile", "P", "Percentile of the latency objective, such as 99.", "percentile"),
-    JobOption("qos.arrivals", "N", "Requests per second over all replicas.", "arrivals"),
-    JobOption("qos.rate", "N", "Minimum rate in steps per second.", "rate"),
-    JobOption("role", "NAME", "Role name of the replicas; default worker."),
-    JobOption("tenant", "ID", "Tenant to charge."),
-    JobOption("queue", "ID", "Queue."),
-    JobOption("priority", "CLASS|N", "low, normal, high, urgent or a number; higher runs earlier."),
-    JobOption("deadline", "TIME", "Deadline: 2h, or 2030-01-31T18:00."),
-    JobOption("expected", "DURATION", "Expected run time."),
-    JobOption("model", "TAG", "Model tag; jobs with the same tag share history."),
-    JobOption("steps", "N", "Total number of steps."),
-    JobOption("progress.regex", "REGEX", "Reads the step from the output, such as 'step (\\d+)'.", "progress-regex"),
-    JobOption("profile", "auto|never", "Whether the job may be profiled on fewer cores while it runs."),
-    JobOption("locality", "LEVEL", "Topology level for all replicas: server, rack or anywhere."),
-    JobOption("retries", "N", "How often a failed attempt is retried."),
-    JobOption("grace", "DURATION", "Grace period between warning signal and kill; default 30s."),
-    JobOption("signal", "SIGNAL", "Warning signal; default SIGTERM."),
-    JobOption("after", "ID,…", "Start after these jobs or arrays have ended: ids, or names in the same file."),
-    JobOption("after_ok", "ID,…", "Start after these have succeeded; cancel the job if one has not."),
-    JobOption("array", "INDICES", "One job per index: 0-99, 1,3,5-9, or 0-99%10 for 10 at a time."),
-    JobOption("workdir", "DIR", "Working directory on the nodes; default: the current folder."),
+def in_order(fields: Iterable[JobField], order: Sequence[str]) -> tuple[JobField, ...]:
+    """Return the fields whose keys `order` names in that order, then the others as they come."""
+    return tuple(sorted(fields, key=lambda field: order.index(field.key) if field.key in order else len(order)))
+
+
+TEXTS = in_order(
+    (field for field in ALL_FIELDS if field.metavar and field.type is not FieldType.PAIRS),
+    HELP_ORDER,
 )
-PAIRS = (
-    JobOption("env", "K[=V]", "Environment variable; K alone copies yours; repeatable."),
-    JobOption("labels", "K=V", "Label; repeatable.", "label"),
-)
-NOT_PREEMPTIBLE = JobOption("not_preemptible", "", "Never preempt the job.")
+PAIRS = tuple(OF_SEVERAL[key] for key in ("env", "labels"))
+NOT_PREEMPTIBLE = JobField("not_preemptible", FieldType.BOOLEAN, help="Never preempt the job.")
 
 
 class TailCommand(TyperCommand):
@@ -96,18 +58,46 @@ class TailCommand(TyperCommand):
 
 def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with all job options, passed as the document `job`, including the words after `--`."""
+    return with_parameters(
+        command, "job", _parameters(), lambda context, given: _document(given, context.meta.get(TAIL)), at_end=True
+    )
+
+
+def with_parameters(
+    command: Callable[..., None],
+    name: str,
+    parameters: Iterable[inspect.Parameter],
+    build: Callable[[typer.Context, Mapping[str, Any]], Any],
+    *,
+    at_end: bool = False,
+) -> Callable[..., None]:
+    """Return a command with parameters, from whose values its argument `name` is built; they take its place."""
+    added = list(parameters)
 
     def wrapper(context: typer.Context, **given: Any) -> None:
-        names = {option.parameter for option in (*TEXTS, *PAIRS, NOT_PREEMPTIBLE)}
-        given_options = {name: given.pop(name) for name in names}
-        command(context=context, job=_document(given_options, context.meta.get(TAIL)), **given)
+        own_values = {one.name: given.pop(one.name) for one in added}
+        command(context=context, **given, **{name: build(context, own_values)})
 
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [*(one for one in own if one.name != "job"), *_parameters()]
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    place = [one.name for one in own].index(name)
+    after = own[place + 1 :]
+    signature = [*own[:place], *after, *added] if at_end else [*own[:place], *added, *after]
+    wrapper.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # what typer reads
+    wrapper.__annotations__ = {one.name: one.annotation for one in signature}
     wrapper.__doc__, wrapper.__name__ = command.__doc__, command.__name__
     return wrapper
+
+
+def parameter_name(option: JobField) -> str:
+    """Return an option's name in Python."""
+    return f"job_{option.key.replace('.', '_')}"
+
+
+def keyword(option: JobField, annotation: Any, default: Any) -> inspect.Parameter:
+    """Return an option's parameter, for `with_parameters`."""
+    return inspect.Parameter(
+        parameter_name(option), inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def read_drafts(files: Iterable[str], job: MapNode, now: float) -> list[Draft]:
@@ -150,11 +140,11 @@ def read_whatif_drafts(files: Iterable[str], job: MapNode, now: float) -> list[D
 
 
 def _parameters() -> Iterable[inspect.Parameter]:
-    def parameter(option: JobOption, kind: Any, default: Any) -> inspect.Parameter:
-        declared = typer.Option(option.flag, metavar=option.metavar or None, help=option.help, show_default=False)
-        return inspect.Parameter(
-            option.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
+    def parameter(option: JobField, kind: Any, default: Any) -> inspect.Parameter:
+        declared = typer.Option(
+            f"--{option.flag}", metavar=option.metavar or None, help=option.help, show_default=False
         )
+        return keyword(option, Annotated[kind, declared], default)
 
     yield from (parameter(option, str | None, None) for option in TEXTS)
     yield from (parameter(option, list[str] | None, None) for option in PAIRS)
@@ -163,18 +153,18 @@ def _parameters() -> Iterable[inspect.Parameter]:
 
 def _document(given_options: Mapping[str, Any], tail: list[str] | None) -> MapNode:
     """Return the options as a job file document."""
-    texts = ((option, given_options[option.parameter]) for option in TEXTS)
-    pairs = ((option, given_options[option.parameter]) for option in PAIRS)
+    texts = ((option, given_options[parameter_name(option)]) for option in TEXTS)
+    pairs = ((option, given_options[parameter_name(option)]) for option in PAIRS)
     entries: list[tuple[ScalarNode, Node]] = [
-        *_merge_nested(_entry(option.field, option.flag, text) for option, text in texts if text is not None),
+        *_merge_nested(_entry(option.key, f"--{option.flag}", text) for option, text in texts if text is not None),
         *(
-            (ScalarNode(SourcePosition(option.flag), option.field), _pairs(option, given))
+            (ScalarNode(SourcePosition(f"--{option.flag}"), option.key), _pairs(option, given))
             for option, given in pairs
             if given
         ),
     ]
-    if given_options[NOT_PREEMPTIBLE.parameter]:
-        entries.append(_entry("preemptible", NOT_PREEMPTIBLE.flag, "false"))
+    if given_options[parameter_name(NOT_PREEMPTIBLE)]:
+        entries.append(_entry("preemptible", f"--{NOT_PREEMPTIBLE.flag}", "false"))
     if tail:
         words = tuple(ScalarNode(THE_COMMAND_LINE, word) for word in tail)
         entries.append((ScalarNode(THE_COMMAND_LINE, "command"), ListNode(THE_COMMAND_LINE, words)))
@@ -202,17 +192,17 @@ def _entry(field: str, flag: str, text: str) -> tuple[ScalarNode, Node]:
     return ScalarNode(place, outer), value
 
 
-def _pairs(option: JobOption, pairs: Iterable[str]) -> MapNode:
-    pairs_given: dict[str, str] = {}
+def _pairs(option: JobField, pairs: Iterable[str]) -> MapNode:
+    flag, pairs_given = f"--{option.flag}", dict[str, str]()
     for pair in pairs:
         key, given, value = pair.partition("=")
-        if not given and option.field == "env" and key in os.environ:
+        if not given and option.key == "env" and key in os.environ:
             value, given = os.environ[key], "="
         if not given or not key:
-            meant = ", and your environment does not set it" if option.field == "env" and key else ""
-            raise usage_error(f"{option.flag} {pair}: value is missing{meant}", hint=f"write {option.flag} KEY=VALUE")
+            meant = ", and your environment does not set it" if option.key == "env" and key else ""
+            raise usage_error(f"{flag} {pair}: value is missing{meant}", hint=f"write {flag} KEY=VALUE")
         pairs_given[key] = value
-    place = SourcePosition(option.flag)
+    place = SourcePosition(flag)
     return MapNode(
         place, tuple((ScalarNode(place, key), ScalarNode(place, value)) for key, value in pairs_given.items())
     )

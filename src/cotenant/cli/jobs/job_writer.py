@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from dataclasses import asdict
 from typing import Any
 
 import yaml
 
 from cotenant.cli import units
-from cotenant.cli.jobs.job_fields import AFTER
+from cotenant.cli.jobs.job_fields import AFTER, LISTED_ROLE, OF_REQUEST, SINGLE_ROLE, Fields, write
 from cotenant.cli.jobs.job_file import SHELL
 from cotenant.core.model.dependencies import Condition
-from cotenant.core.model.job import JobSpec, OpenReplicas, Qos, Role
-from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.model.job import JobSpec, OpenReplicas, Role
+from cotenant.core.model.job_fields import JOB
 
-DEFAULT, DEFAULT_ROLE = JobSpec(), Role()
 WIDTH = 100
+ALWAYS = "kind"  # its default depends on the roles
+LAST = ("labels", "env", "workdir", "array", *AFTER, *SINGLE_ROLE, *OF_REQUEST, "command", "roles")
 
 
 def write_jobs(specs: Iterable[JobSpec]) -> str:
@@ -66,46 +67,27 @@ _Dumper.add_representer(_Script, _Dumper.represent_script)
 
 
 def _document(spec: JobSpec) -> dict[str, Any]:
-    single = len(spec.roles) == 1 and not spec.roles[0].command
-    fields: dict[str, Any] = {
-        "name": spec.name,
-        "kind": spec.kind.value,
-        "tenant": _unless(spec.tenant, DEFAULT.tenant),
-        "queue": _unless(spec.queue, DEFAULT.queue),
-        "priority": spec.priority,
-        "model": spec.model,
-        "steps": spec.steps_total,
-        "expected": _seconds(spec.expected_seconds),
-        "deadline": None if spec.deadline_seconds is None else _time(spec.deadline_seconds),
-        "grace": _unless(units.write_seconds(spec.grace_seconds), units.write_seconds(DEFAULT.grace_seconds)),
-        "signal": _unless(spec.warning_signal, DEFAULT.warning_signal),
-        "retries": spec.retries_max,
-        "preemptible": None if spec.preemptible else False,
-        "locality": spec.locality.value if spec.locality else None,
-        "profile": None if spec.profiled else "never",
-        "best_effort": True if spec.best_effort else None,
-        "stop_after_disconnected": _seconds(spec.stop_after_disconnected_seconds),
-        "pre_run": _seconds(spec.pre_run_seconds),
-        "pids": spec.pids_max,
-        "progress": {"regex": spec.progress_regex} if spec.progress_regex else None,
-        "goal": _goal(spec.loss_goal),
-        "qos": _qos(spec.qos),
-        "labels": dict(spec.labels),
-        "env": dict(spec.environment),
-        "workdir": spec.working_directory,
-        "array": str(spec.array) if spec.array else None,
-        **{name: _after(spec, condition) for name, condition in AFTER.items()},
-    }
-    if single:
-        fields |= {f"{'role' if name == 'name' else name}": value for name, value in _role(spec.roles[0]).items()}
-    fields["command"] = _command(spec.command)
-    if not single:
-        fields["roles"] = [_given(_role(role) | {"command": _command(role.command)}) for role in spec.roles]
-    return _given(fields)
-
-
-def _seconds(seconds: float | None) -> str | None:
-    return None if seconds is None else units.write_seconds(seconds)
+    fields: dict[str, Any] = {}
+    for field in JOB:
+        if (value := write(field, field.value_of(spec))) != write(field, field.default) or field.key == ALWAYS:
+            outer, _, inner = field.key.partition(".")
+            target = fields.setdefault(outer, {}) if inner else fields
+            target[inner or outer] = value
+    fields |= _given(
+        {
+            "labels": dict(spec.labels),
+            "env": dict(spec.environment),
+            "array": str(spec.array) if spec.array else None,
+            **{name: _after(spec, condition) for name, condition in AFTER.items()},
+            "command": _command(spec.command),
+        }
+    )
+    if len(spec.roles) == 1 and not spec.roles[0].command:
+        fields |= _role(spec.roles[0], SINGLE_ROLE)
+    else:
+        roles = [_role(role, LISTED_ROLE) | _given({"command": _command(role.command)}) for role in spec.roles]
+        fields |= _given({"roles": roles})
+    return dict(sorted(fields.items(), key=lambda field: LAST.index(field[0]) if field[0] in LAST else -1))
 
 
 def _after(spec: JobSpec, condition: Condition) -> list[str]:
@@ -116,65 +98,21 @@ def _command(words: tuple[str, ...]) -> _Script | list[str]:
     return _Script(words[2]) if len(words) == 3 and words[:2] == SHELL else list(words)
 
 
-def _role(role: Role) -> dict[str, Any]:
-    request = role.request
+def _role(role: Role, names: Fields) -> dict[str, Any]:
+    """Return the fields in which a role differs from the default one."""
+    values, defaults = _role_values(role), _role_values(Role())
     return {
-        "name": _unless(role.name, DEFAULT_ROLE.name),
-        **_replicas(role),
-        "gpus": _number(units.write_gpus(request.gpu_milli)) if request.gpu_milli else None,
-        "gpu_type": request.gpu_type,
-        "cpus": request.cores,
-        "memory": units.write_bytes(request.memory_bytes) if request.memory_bytes else None,
+        name: write(field, values[field.attribute])
+        for name, field in {**names, **OF_REQUEST}.items()
+        if values[field.attribute] != defaults[field.attribute]
     }
 
 
-def _replicas(role: Role) -> dict[str, Any]:
-    if role.open is None:
-        return {"replicas": _unless(role.replicas, DEFAULT_ROLE.replicas)}
-    default = OpenReplicas()
-    return {
-        "replicas": units.AUTO,
-        "replicas_min": _unless(role.open.least, default.least),
-        "replicas_max": _unless(role.open.most, default.most),
-    }
-
-
-def _goal(goal: LossGoal) -> dict[str, Any]:
-    target = {} if goal.target is None else {"loss": _number(repr(goal.target))}
-    return target | _given({"fall": _plain(goal.fall_min), "steps": goal.fall_steps})
-
-
-def _qos(qos: Qos) -> dict[str, Any]:
-    return _given(
-        {
-            "rate": _plain(qos.rate_min_per_second),
-            "latency": units.write_seconds(qos.latency_seconds) if qos.latency_seconds else None,
-            "percentile": _plain(qos.latency_percentile),
-            "arrivals": _plain(qos.arrivals_per_second),
-        }
-    )
+def _role_values(role: Role) -> dict[str, Any]:
+    replicas = units.AUTO if role.open else role.replicas
+    return {"name": role.name, "replicas": replicas, **asdict(role.open or OpenReplicas()), **asdict(role.request)}
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
     """Return fields without empty values."""
-    return {
-        name: value
-        for name, value in fields.items()
-        if value is False or isinstance(value, _Script) or value not in (None, "", 0, [], {})
-    }
-
-
-def _unless(value: Any, default: Any) -> Any:
-    return None if value == default else value
-
-
-def _plain(value: float) -> float | int:
-    return int(value) if value == int(value) else value
-
-
-def _number(text: str) -> float | int:
-    return _plain(float(text))
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
+    return {name: value for name, value in fields.items() if value or isinstance(value, _Script)}

@@ -16,13 +16,14 @@ from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
 from cotenant.cli.jobs.follow import exit_line
+from cotenant.cli.jobs.job_fields import FORMS
 from cotenant.cli.jobs.job_writer import write_jobs
 from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
-from cotenant.codec.specs import is_preemptible, seconds, spec_from_wire
+from cotenant.codec.specs import fields_from_wire, spec_from_wire
+from cotenant.core.model.job_fields import JOB
 from cotenant.core.model.lifecycle import ENDED
-from cotenant.core.model.priority import in_words
 from cotenant.core.model.refusal import gpus, plural
 from cotenant.v1.array_service_pb2 import Array
 from cotenant.v1.job_pb2 import DEPENDENCY_CONDITION_AFTER, DEPENDENCY_CONDITION_AFTER_OK, Job, JobSpec, LossGoal, Qos
@@ -135,21 +136,28 @@ def _spec_lines(spec: JobSpec) -> Pairs:
         )
         yield f"role {role.name}", f"{count} × ({gpus(requests.gpu_milli)}{kind}, {cores}{memory})"
     yield "command", shlex.join(spec.command)
-    yield "model", spec.model
-    yield "priority", in_words(spec.priority) if spec.priority else ""
-    yield "preemptible", "" if is_preemptible(spec) else "no"
+    lines = field_lines(spec)
+    yield from ((label, lines.pop(label, "")) for label in ("model", "priority", "preemptible"))
     yield "locality", views.locality_of(spec)
     yield "labels", ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
     for condition, word in AFTER_WORDS.items():
         yield word, ", ".join(one.id for one in spec.dependencies if one.condition == condition)
-    yield "deadline", views.time_of(spec, "deadline") or ""
-    yield "working directory", spec.working_directory
+    yield from ((label, lines.pop(label, "")) for label in ("deadline", "working directory"))
     yield "submitted from", spec.submit_directory.path
-    yield "progress rule", spec.progress.regex
+    yield "progress rule", lines.pop("progress rule", "")
     yield "goal", _goal(spec.loss_goal)
     yield "objectives", _objectives(spec.qos)
-    if spec.HasField("pre_run"):
-        yield "pre-run", f"on one GPU first, at most {units.write_seconds(seconds(spec.pre_run))}"
+    yield from lines.items()
+
+
+def field_lines(spec: JobSpec) -> dict[str, str]:
+    """Return what differs from the defaults, by label, for the fields of the table that are shown by themselves."""
+    values = fields_from_wire(spec)
+    return {
+        field.shown: field.shown_as.format(FORMS[field.type].show(values[field.attribute]))
+        for field in JOB
+        if field.shown and values.get(field.attribute, field.default) != field.default
+    }
 
 
 def _goal(goal: LossGoal) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotenant.core.model import job_array, patterns
+from cotenant.core.model import job_array, job_fields
+from cotenant.core.model.field_limits import is_id
+from cotenant.core.model.field_limits import name_error as name_error
+from cotenant.core.model.field_limits import shown as shown
 from cotenant.core.model.job import SUBMIT_VARIABLES, WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role, SubmitDirectory
 from cotenant.core.model.limits import (
     COMMAND_WORDS_MAX,
     ENVIRONMENT_MAX,
     LABELS_MAX,
-    NAME_LENGTH_MAX,
     PATH_LENGTH_MAX,
     TEXT_BYTES_MAX,
 )
@@ -26,17 +26,9 @@ from cotenant.core.model.node import alternatives
 CORES_MAX = 4096
 GPU_MILLI_MAX = 64 * WHOLE_GPU_MILLI
 MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 4 * 2**20, 2**50
-DISCONNECTED_SECONDS_MIN = 10.0  # less would stop jobs when the control plane restarts
-PRE_RUN_SECONDS_MAX = 86_400.0
-PIDS_MIN, PIDS_MAX = 16, 4_194_304  # Linux's maximum
-GRACE_SECONDS_MAX = 24 * 3600.0
-RETRIES_MAX = 1000
-PRIORITY_MAX = 1_000_000
 
-_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_VARIABLES = ("COTENANT_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-_SIGNALS = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +47,7 @@ def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, .
     """
     return tuple(
         Violation(f"spec.{field}", description)
-        for rule in (_names, _roles, _contradictions, _numbers, _texts, _order)
+        for rule in (_labels, _roles, _contradictions, _fields, _texts, _order)
         for field, description in rule(spec)
     ) + tuple(_deadline(spec, now))
 
@@ -87,14 +79,15 @@ def check_amounts(spec: JobSpec) -> tuple[Violation, ...]:
 Found = Iterator[tuple[str, str]]
 
 
-def _names(spec: JobSpec) -> Found:
-    if wrong := name_error(spec.name):
-        yield "name", wrong
-    if wrong := name_error(spec.model):
-        yield "model", wrong
-    for field, value in (("tenant", spec.tenant), ("queue", spec.queue)):
-        if not _ID.fullmatch(value):
-            yield field, f"must be lower-case letters, digits and dashes, at most 63, not {shown(value)}"
+def _fields(spec: JobSpec) -> Found:
+    """Yield the values beyond the limits of the table of job fields."""
+    for field in job_fields.JOB:
+        value = field.value_of(spec)
+        if field.limit and value is not None and (wrong := field.limit.reason(value)):
+            yield field.wire, wrong
+
+
+def _labels(spec: JobSpec) -> Found:
     if len(spec.labels) > LABELS_MAX:
         yield "labels", f"at most {LABELS_MAX} are allowed, not {len(spec.labels)}"
     for key, value in spec.labels[:LABELS_MAX]:
@@ -110,7 +103,7 @@ def _roles(spec: JobSpec) -> Found:
     seen: set[str] = set()
     for index, role in enumerate(spec.roles[:ROLES_MAX]):
         where = f"roles[{index}]"
-        if not _ID.fullmatch(role.name):
+        if not is_id(role.name):
             yield f"{where}.name", f"must be lower-case letters, digits and dashes, not {shown(role.name)}"
         if role.name in seen:
             yield f"{where}.name", f"{shown(role.name)} is already the name of another role"
@@ -185,49 +178,7 @@ def _contradictions(spec: JobSpec) -> Found:
         yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
     if spec.qos.latency_percentile and not spec.qos.latency_seconds:
         yield "qos.latency_seconds", "a percentile was given but no latency target"
-
-
-def _numbers(spec: JobSpec) -> Found:
-    if not 0 <= spec.grace_seconds <= GRACE_SECONDS_MAX:
-        yield "grace", f"must be from 0 to {GRACE_SECONDS_MAX:g} seconds, not {spec.grace_seconds:g}"
-    if not 0 <= spec.retries_max <= RETRIES_MAX:
-        yield "retries_max", f"must be from 0 to {RETRIES_MAX}, not {spec.retries_max}"
-    if spec.stop_after_disconnected_seconds is not None and not (
-        DISCONNECTED_SECONDS_MIN <= spec.stop_after_disconnected_seconds < math.inf
-    ):
-        least, given = DISCONNECTED_SECONDS_MIN, spec.stop_after_disconnected_seconds
-        yield "stop_after_disconnected", f"must be at least {least:g} seconds, not {given:g}"
-    if spec.pre_run_seconds is not None and not 1 <= spec.pre_run_seconds <= PRE_RUN_SECONDS_MAX:
-        yield "pre_run", f"must be from 1 to {PRE_RUN_SECONDS_MAX:g} seconds, not {spec.pre_run_seconds:g}"
-    if spec.pids_max and not PIDS_MIN <= spec.pids_max <= PIDS_MAX:
-        yield "pids_max", f"must be 0, or from {PIDS_MIN} to {PIDS_MAX}, not {spec.pids_max}"
-    if abs(spec.priority) > PRIORITY_MAX:
-        yield "priority", f"must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {spec.priority}"
-    if spec.steps_total < 0:
-        yield "steps_total", f"must not be negative, not {spec.steps_total}"
-    if spec.expected_seconds is not None and not 0 < spec.expected_seconds < math.inf:
-        yield "expected_duration", f"must be positive, not {spec.expected_seconds:g} seconds"
-    yield from _goal(spec)
-    qos = spec.qos
-    for field, value in (
-        ("rate_min_per_second", qos.rate_min_per_second),
-        ("latency_seconds", qos.latency_seconds),
-        ("arrivals_per_second", qos.arrivals_per_second),
-    ):
-        if not 0 <= value < math.inf:
-            yield f"qos.{field}", f"must be 0 or positive, not {value:g}"
-    if not 0 <= qos.latency_percentile < 100:
-        yield "qos.latency_percentile", f"must be from 0 to below 100, not {qos.latency_percentile:g}"
-
-
-def _goal(spec: JobSpec) -> Found:
     goal = spec.loss_goal
-    if goal.target is not None and not math.isfinite(goal.target):
-        yield "loss_goal.target", f"must be a finite number, not {goal.target:g}"
-    if goal.fall_steps < 0:
-        yield "loss_goal.fall_steps", f"must not be negative, not {goal.fall_steps}"
-    if not 0 <= goal.fall_min < math.inf:
-        yield "loss_goal.fall_min", f"must be 0 or positive, not {goal.fall_min:g}"
     if bool(goal.fall_steps) != bool(goal.fall_min):
         given, missing = ("fall_steps", "fall_min") if goal.fall_steps else ("fall_min", "fall_steps")
         yield f"loss_goal.{missing}", f"is missing: {given} alone has no effect"
@@ -256,13 +207,7 @@ def _texts(spec: JobSpec) -> Found:
     if any("\0" in word for word in _words(spec)):
         yield "command", "a NUL byte cannot be passed to a program"
     yield from _environment(spec)
-    yield from _directories(spec)
-    if spec.warning_signal not in _SIGNALS:
-        yield (
-            "warning_signal",
-            f"must be a signal that can be caught, such as SIGUSR1, not {shown(spec.warning_signal)}",
-        )
-    yield from _regex(spec.progress_regex)
+    yield from _submit_directory(spec.submit_directory)
 
 
 def _environment(spec: JobSpec) -> Found:
@@ -273,15 +218,6 @@ def _environment(spec: JobSpec) -> Found:
             yield f"environment[{shown(key)}]", "this variable is set by the node agent"
         if "\0" in value:
             yield f"environment[{shown(key)}]", "a NUL byte cannot be passed to a program"
-
-
-def _directories(spec: JobSpec) -> Found:
-    if len(spec.working_directory) > PATH_LENGTH_MAX:
-        length = len(spec.working_directory)
-        yield "working_directory", f"has {length} characters; {PATH_LENGTH_MAX} are allowed at most"
-    elif spec.working_directory and (not spec.working_directory.startswith("/") or "\0" in spec.working_directory):
-        yield "working_directory", f"must be an absolute path, not {shown(spec.working_directory)}"
-    yield from _submit_directory(spec.submit_directory)
 
 
 def _submit_directory(folder: SubmitDirectory | None) -> Found:
@@ -297,11 +233,6 @@ def _submit_directory(folder: SubmitDirectory | None) -> Found:
             yield field, f"must be one of {', '.join(SUBMIT_VARIABLES)}; other variables belong in environment"
         if "\0" in value:
             yield field, "a NUL byte cannot be passed to a program"
-
-
-def _regex(pattern: str) -> Found:
-    if pattern and (wrong := patterns.find_error(pattern)):
-        yield "progress.regex", wrong
 
 
 def _deadline(spec: JobSpec, now: float | None) -> Iterator[Violation]:
@@ -325,28 +256,6 @@ def _size(spec: JobSpec) -> int:
     words = sum(len(word.encode(errors="replace")) for word in _words(spec))
     variables = (*spec.environment, *(spec.submit_directory.environment if spec.submit_directory else ()))
     return words + sum(len(key) + len(value.encode(errors="replace")) for key, value in variables)
-
-
-def name_error(text: str) -> str:
-    """Return why a name is invalid; "" if it is valid. Names never become paths, and must not look like paths.
-
-    >>> name_error("ResNet 50, run 7")
-    ''
-    """
-    if len(text) > NAME_LENGTH_MAX:
-        return f"at most {NAME_LENGTH_MAX} characters are allowed, not {len(text)}"
-    if not text.isprintable() or "/" in text or "\\" in text or text in (".", ".."):
-        return f"must be printable and without slashes, not {shown(text)}"
-    return ""
-
-
-def shown(text: str) -> str:
-    """Return a text quoted for an error, short and harmless.
-
-    >>> shown("a" * 100)
-    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
-    """
-    return ascii(text) if len(text) <= 40 else ascii(text[:40])[:-1] + "…'"
 
 
 def default_kind(roles: tuple[Role, ...]) -> JobKind:

@@ -64,7 +64,7 @@ def test_an_update_changes_only_the_given_fields(shell: Shell, standin: Standin,
     ended = shell("update", job, "--priority", "5", "--deadline", "2030-01-01T00:00:00Z", "--not-preemptible")
     assert ended.code == ExitCode.DONE
     request = standin.jobs.asked[-1]
-    assert list(request.update_mask.paths) == ["spec.priority", "spec.preemptible", "spec.deadline"]
+    assert list(request.update_mask.paths) == ["spec.priority", "spec.deadline", "spec.preemptible"]
     spec = standin.jobs.jobs[job].spec
     assert (spec.priority, spec.preemptible, seconds(spec.deadline), spec.name) == (
         5,

@@ -22,8 +22,8 @@ def test_a_goal_that_makes_sense_is_taken(goal: LossGoal) -> None:
 def test_every_field_that_makes_no_sense_is_named() -> None:
     assert wrong_fields(LossGoal(math.nan, -1, math.inf)) == [
         "spec.loss_goal.target",
-        "spec.loss_goal.fall_steps",
         "spec.loss_goal.fall_min",
+        "spec.loss_goal.fall_steps",
     ]
     assert wrong_fields(LossGoal(fall_steps=10)) == ["spec.loss_goal.fall_min"]
     assert wrong_fields(LossGoal(fall_min=0.1)) == ["spec.loss_goal.fall_steps"]

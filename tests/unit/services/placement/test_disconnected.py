@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.support.field_limits import lift
 from tests.unit.services.mesh import QUICK, Mesh, running, until, without
 
 from cotenant.codec.specs import duration
-from cotenant.core.model import validation
 from cotenant.services.placement.cluster import live_records
 from cotenant.services.placement.cluster.live_records import LiveAttempt, may_outlive_contact_seconds
 from cotenant.storage.v1 import records_pb2
@@ -64,7 +64,7 @@ async def test_the_peers_of_a_disconnected_replica_are_stopped() -> None:
 
 
 async def test_a_lost_node_keeps_a_job_until_it_must_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "DISCONNECTED_SECONDS_MIN", 0.1)
+    lift(monkeypatch, "stop_after_disconnected")
     monkeypatch.setattr(live_records, "KILL_SECONDS_MAX", 0.2)
     config = without(QUICK, heartbeat_seconds=0.1, lost_after_seconds=0.4)
     async with running(placement_config=config) as mesh:
