@@ -45,6 +45,8 @@ verify: $(STAMP) ## verify deeply, in hours, as root: all tests with many exampl
 	@$(RUN) --hypothesis-profile deep --timeout 3600
 	@printf '\n── simulated control plane\n'
 	@python -m tests.verification.control_plane --seeds 10000
+	@printf '\n── decisions, live and simulated\n'
+	@GRPC_VERBOSITY=NONE python -m tests.verification.decisions --worlds 1000
 	@printf '\n── mutants\n'
 	@python -m tests.verification.mutation --sample 400
 	@$(MAKE) fuzz ARGS="--inputs 1000000"

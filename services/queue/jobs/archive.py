@@ -45,6 +45,7 @@ INSERT OR REPLACE INTO jobs (
     id, name, tenant, submitter, kind, phase, reason, create_time, end_time, run_seconds, gpu_seconds, job
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+READ = "SELECT job FROM jobs WHERE id = ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Archive:
         self.path = path
 
     async def add(self, jobs: Sequence[job_pb2.Job]) -> None:
-        """Write jobs, all or none.
+        """Write jobs, all or none. They are read back before they count as written: a damaged file may take them.
 
         Raises:
             OSError: they cannot be written.
@@ -84,6 +85,9 @@ class Archive:
 
         def write(connection: sqlite3.Connection) -> None:
             connection.executemany(INSERT, rows)
+            for job_id, *_, message in rows:
+                if connection.execute(READ, (job_id,)).fetchall() != [(message,)]:
+                    raise sqlite3.DatabaseError(f"{job_id} cannot be read back")
 
         await self._query("write", write, make=True)
 

@@ -104,6 +104,18 @@ def test_a_policy_decides_by_what_was_known_not_by_what_will_be_true(tmp_path: P
     assert finish["short"] == pytest.approx(15)
 
 
+def test_a_waiting_job_keeps_the_service_that_it_has_attained(tmp_path: Path) -> None:
+    """The job that came first has run for long before: a policy by attained service puts the other one first."""
+    taken = snapshot(
+        running("r", 900, 950, 60),
+        running("s", 900, 950, 60),
+        Job("old", 960, (Part(gpu_milli=4000, cores=1),), expected_seconds=50_000, attained_seconds=20_000),
+        Job("new", 970, (Part(gpu_milli=4000, cores=1),), expected_seconds=5),
+    )
+    _, finish = ended(tmp_path, taken, queue="las")
+    assert finish["new"] == pytest.approx(15)
+
+
 def test_of_unknown_jobs_it_is_said_how_long_they_are_taken_to_be(tmp_path: Path) -> None:
     taken = snapshot(
         replace(running("r", 900, 950, 1), known=None), Job("w", 960, TWO_GPUS), waiting("x", 970, seconds=77)

@@ -16,6 +16,7 @@ Or one of two published CSV formats, detected by their columns:
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +56,7 @@ def read(path: Path) -> list[NodeKind]:
         BadCluster: the file is invalid; the message names the line.
     """
     try:
-        with open_text(path) as text:
-            first = next((line for line in text if line.strip()), "")
-        columns = {name.strip().strip('"').lower() for name in first.split(",")}
+        columns = set(_first_record(path))
         for wanted, reader in _TABLES.items():
             if columns.issuperset(wanted):
                 return _table(path, reader)
@@ -65,6 +64,16 @@ def read(path: Path) -> list[NodeKind]:
             return _document(str(path), text.read())
     except BadTrace as error:
         raise BadCluster(f"cluster file {error}") from error
+
+
+def _first_record(path: Path) -> list[str]:
+    """Return the names in the first line that is not blank, as a CSV table's reader sees them; none if it is no CSV."""
+    with open_text(path) as text:
+        first = next((line for line in text if line.strip()), "")
+    try:
+        return [name.strip().lower() for name in next(csv.reader([first], strict=True), [])]
+    except csv.Error:
+        return []
 
 
 def _table(path: Path, read_row: Callable[[Row], list[NodeKind]]) -> list[NodeKind]:

@@ -8,6 +8,15 @@ import pytest
 
 from cotenant.core.model.dependencies import Condition, Dependency
 from cotenant.core.model.job import JobKind, JobSpec, OpenReplicas, Qos, Request, Role, SubmitDirectory
+from cotenant.core.model.job_fields import (
+    DISCONNECTED_SECONDS_MIN,
+    GRACE_SECONDS_MAX,
+    PIDS_MAX,
+    PIDS_MIN,
+    PRE_RUN_SECONDS_MAX,
+    PRIORITY_MAX,
+    RETRIES_MAX,
+)
 from cotenant.core.model.limits import (
     COMMAND_WORDS_MAX,
     DEPENDENCIES_MAX,
@@ -22,16 +31,9 @@ from cotenant.core.model.limits import (
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.model.validation import (
     CORES_MAX,
-    DISCONNECTED_SECONDS_MIN,
     GPU_MILLI_MAX,
-    GRACE_SECONDS_MAX,
     MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN,
-    PIDS_MAX,
-    PIDS_MIN,
-    PRE_RUN_SECONDS_MAX,
-    PRIORITY_MAX,
-    RETRIES_MAX,
     check_amounts,
     check_spec,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from cotenant.core.policy.protocols import EndedJob, Order
 from cotenant.core.scheduling.admission import Preemption, Rules
 from cotenant.policies.fifo import Fifo
 from cotenant.services.queue.api import server
+from cotenant.services.queue.scheduling import scheduler
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2
 
@@ -110,6 +113,85 @@ async def test_higher_priority_preempts_lower_if_the_rule_allows() -> None:
         high = await mesh.submit(gpus=1, priority=100)
         await mesh.reach(high, "RUNNING")
         assert (await mesh.refused(low, "CAPACITY")).preemptions == 1
+
+
+CLAIMS = replace(BACKFILL, rules=Rules(Preemption.PRIORITY))
+
+
+async def test_a_tenant_at_its_limit_starts_a_job_in_place_of_one_of_its_own() -> None:
+    async with running(queue_config=CLAIMS) as mesh:
+        await mesh.agent("n1", gpus=4, cores=24)
+        await made(mesh, "team", limit_gpu_milli=1000)
+        low = await mesh.submit(gpus=1, tenant="team", priority=-100)
+        await mesh.reach(low, "RUNNING")
+        high = await mesh.submit(gpus=1, tenant="team", priority=100)
+        await mesh.reach(high, "RUNNING")
+        assert (await mesh.refused(low, "QUOTA")).preemptions == 1
+
+
+async def test_the_second_job_of_a_page_takes_the_place_of_its_tenants_own_job() -> None:
+    """Both are beyond the limit together, and each may have a victim: limits within a page are counted in placement."""
+    async with running(queue_config=CLAIMS) as mesh:
+        await mesh.agent("n1", gpus=4, cores=24)
+        await made(mesh, "team", limit_gpu_milli=2000)
+        low = [await mesh.submit(gpus=1, tenant="team", priority=-100) for _ in range(2)]
+        for job_id in low:
+            await mesh.reach(job_id, "RUNNING")
+        async with held_cycles(mesh):
+            high = [await mesh.submit(gpus=1, tenant="team", priority=100) for _ in range(2)]
+        for job_id in high:
+            await mesh.reach(job_id, "RUNNING")
+        for job_id in low:
+            assert (await mesh.refused(job_id, "QUOTA")).preemptions == 1
+
+
+@pytest.fixture
+def pages_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "PAGE_MIN", 1)
+    monkeypatch.setattr(scheduler, "PAGE_MAX", 1)
+
+
+@pytest.mark.usefixtures("pages_of_one")
+async def test_a_place_that_is_being_freed_is_not_given_away_on_a_later_page() -> None:
+    async with running(queue_config=CLAIMS) as mesh:
+        agent = await mesh.agent("n1", gpus=2, cores=24)
+        low = await mesh.submit(gpus=1, cores=4, priority=-100)
+        await mesh.reach(low, "RUNNING")
+        agent.refuses_to_stop = True
+        async with held_cycles(mesh):
+            high = await mesh.submit(gpus=2, cores=4, priority=100)
+            other = await mesh.submit(gpus=1, cores=4, priority=-100)  # it may stop nobody, so it is on a later page
+        await mesh.refused(high, "MAKING_ROOM")
+        await mesh.refused(other, "CAPACITY")
+
+
+@pytest.mark.usefixtures("pages_of_one")
+async def test_a_job_whose_place_is_being_freed_does_not_stop_a_strict_queue() -> None:
+    config = server.QueueConfig(rules=Rules(Preemption.PRIORITY))
+    async with running(queue_config=config) as mesh:
+        agent = await mesh.agent("n1", gpus=1, cores=24)
+        await mesh.reach(await mesh.submit(gpus=1, cores=4, priority=-100), "RUNNING")
+        agent.refuses_to_stop = True
+        high = await mesh.submit(gpus=1, cores=4, priority=100)
+        await mesh.refused(high, "MAKING_ROOM")
+        await mesh.reach(await mesh.submit(gpus=0, cores=1), "RUNNING")
+        assert (await mesh.job(high)).refusal.code == "MAKING_ROOM"
+
+
+@asynccontextmanager
+async def held_cycles(mesh: Mesh) -> AsyncIterator[None]:
+    """Hold the queue's cycles, so that the next one sees all that is submitted meanwhile."""
+    cycles = mesh.parts["queue"].service.scheduler
+    cycle, freed = cycles.cycle, asyncio.Event()
+
+    async def held() -> float:
+        await freed.wait()
+        return cast("float", await cycle())
+
+    cycles.cycle = held
+    yield
+    cycles.cycle = cycle
+    freed.set()
 
 
 class Remembers(Fifo):

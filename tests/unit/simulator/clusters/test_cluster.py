@@ -98,6 +98,7 @@ def test_an_invalid_cluster_is_rejected_with_a_reason(text: str, told: str) -> N
         ("sn,cpu_milli,memory_mib,gpu,model\n\na,900,1,0,", "line 3, column 'cpu_milli': expected at least one"),
         ("sn,cpu_milli,memory_mib,gpu,model\na,1000,1,0", "line 2: expected 5 fields"),
         ("sn,cpu_milli,memory_mib,gpu,model\n", "has 0 nodes; expected 1 to 100000"),
+        (SWITCHES.replace(",", '",', 1) + ",6,8,128,512", "expected a list of nodes"),
         (SWITCHES + "0,6,8,128,512", "line 2, column 'num_switch': expected an integer from 1 to"),
         (SWITCHES + "1,6,0,0,512", "line 2, column 'num_gpu_p_node': expected GPUs or cores, found '0'"),
     ],

@@ -124,3 +124,15 @@ async def test_observations_are_kept_while_the_predictor_is_down_and_dropped_whe
     assert [seen.number for seen in predictor.told] == taken
     assert [entry["event"] for entry in logs] == told
     assert not observations._waiting
+
+
+def test_a_query_tells_how_long_a_job_has_run_up_to_now() -> None:
+    record = Record(records_pb2.StoredJob(job=job_pb2.Job(id="j1", spec=specs.spec_to_wire(SPEC))), SPEC)
+    record.job.run_time.CopyFrom(specs.duration(20))
+    record.job.phase = job_pb2.JOB_PHASE_QUEUED
+    assert module.query_of(record, (), 1000.0).run_time == specs.duration(20)
+    record.job.phase = job_pb2.JOB_PHASE_RUNNING
+    record.job.attempt.CopyFrom(attempt())
+    record.job.attempt.start_time.CopyFrom(timestamp(970))
+    query = module.query_of(record, (), 1000.0)
+    assert (specs.seconds(query.run_time), query.attained_gpu_seconds) == (50, 30)

@@ -85,6 +85,16 @@ async def test_a_file_with_other_columns_is_not_written(tmp_path: Path) -> None:
         await archive.add([job_pb2.Job(id="a", phase=job_pb2.JOB_PHASE_SUCCEEDED, spec=spec(kind=1))])
 
 
+async def test_jobs_that_cannot_be_read_back_do_not_count_as_written(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "archive.sqlite")
+    await archive.id()
+    with sqlite3.connect(archive.path) as connection:
+        connection.execute("CREATE TRIGGER lose AFTER INSERT ON jobs BEGIN DELETE FROM jobs WHERE id = new.id; END")
+    job = job_pb2.Job(id="j1", spec=spec(kind=job_pb2.JOB_KIND_TRAINING), phase=job_pb2.JOB_PHASE_SUCCEEDED)
+    with pytest.raises(OSError, match="j1 cannot be read back"):
+        await archive.add([job])
+
+
 async def test_jobs_that_cannot_be_archived_are_not_deleted(tmp_path: Path) -> None:
     path = tmp_path / "archive.sqlite"
     path.write_text("this is no database, and longer than a header of SQLite would be: " * 20)

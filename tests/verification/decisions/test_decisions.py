@@ -1,0 +1,29 @@
+"""A live mesh and a simulation of its snapshot decide alike, and the comparison notices a mesh that does not."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from tests.verification.decisions.comparison import differences
+
+from cotenant.core.model.refusal import Code
+from cotenant.services.queue.scheduling import scheduler
+from cotenant.services.queue.scheduling.tenant_usage import OwnVictims
+
+WORLDS = 12
+
+
+@pytest.mark.parametrize("seed", range(WORLDS))
+async def test_a_live_mesh_decides_as_a_simulation_of_its_snapshot(seed: int) -> None:
+    assert await differences(seed) == []
+
+
+async def test_a_queue_that_stops_at_places_being_freed_is_noticed() -> None:
+    with mock.patch.object(scheduler, "PASSED_BY", (Code.NEVER_FITS, Code.QUOTA)):
+        assert await differences(1077)
+
+
+async def test_a_queue_that_ignores_a_tenants_own_victims_is_noticed() -> None:
+    with mock.patch.object(OwnVictims, "make_room", return_value=False):
+        assert await differences(1014)
