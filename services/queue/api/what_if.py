@@ -78,7 +78,7 @@ def _plan(
     plan.tenants.extend(limited_tenants(state))
     before = 0
     ahead_of: list[int] = []  # by place in the starts: number of candidates before it
-    for one in _starts_up_to_last(state, ranking, asked, answers):
+    for one in _starts_up_to_last(state, ranking, asked):
         ahead_of.append(before)
         if one is not None:
             plan.candidates.append(candidate_of(one, now, brief=True))
@@ -104,32 +104,16 @@ def _refusal_by_order(state: State, ranking: Ranking, record: Record, position: 
     return before.refusal(position, ranking.ids) if before else outranked(position + 1, position)
 
 
-def _starts_up_to_last(
-    state: State, ranking: Ranking, asked: Sequence[Record], answers: dict[str, pb.SimulateJobResponse]
-) -> Iterator[Record | None]:
+def _starts_up_to_last(state: State, ranking: Ranking, asked: Sequence[Record]) -> Iterator[Record | None]:
     """Yield the jobs that should start, up to the last hypothetical one; None for a job that placement is not asked
-    about.
+    about. Placement counts tenants' limits.
     """
-    headroom = headroom_of(state)
     mine = {record.id: record for record in asked}
     places = [place for job_id in mine if (place := ranking.starts.place(job_id)) is not None]
     last = max(places, default=-1)
     for place, job_id in enumerate(ranking.starts[: last + 1]):
-        if place >= AHEAD_MAX and job_id not in mine:
-            yield None
-            continue
-        one = mine.get(job_id) or state.records.get(job_id)
-        waits = one is not None and one.phase is Phase.QUEUED and (job_id in mine or place < AHEAD_MAX)
-        if one is None or not waits:
-            yield None
-            continue
-        wanted = requested_by(one)
-        over = headroom.refuse(one.spec.tenant, wanted.gpu_milli, wanted.cores)
-        if over and job_id in mine:
-            answers[job_id].refusal.CopyFrom(_to_wire(over))
-        if not over:
-            headroom.take(one.spec.tenant, wanted.gpu_milli, wanted.cores)
-        yield None if over else one
+        one = mine.get(job_id) or (state.records.get(job_id) if place < AHEAD_MAX else None)
+        yield one if one is not None and one.phase is Phase.QUEUED else None
 
 
 def _apply_plan(answers: dict[str, pb.SimulateJobResponse], response: placement_pb2.PlanPlacementResponse) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Sequence
 
 import structlog
 from tests.verification.decisions.comparison import CYCLES, differences
@@ -24,16 +25,23 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    began, different = time.perf_counter(), 0
-    for number, seed in enumerate(range(options.first, options.first + options.worlds), 1):
-        found = asyncio.run(differences(seed))
-        different += bool(found)
-        print(*found, sep="\n", end="\n" if found else "", flush=True)
-        if number % PROGRESS_EVERY == 0 and number < options.worlds:
-            print(f"{number:,} of {options.worlds:,} worlds", file=sys.stderr, flush=True)
+    began = time.perf_counter()
+    different = asyncio.run(_compare(range(options.first, options.first + options.worlds)))
     seconds = time.perf_counter() - began
     print(f"{options.worlds:,} worlds of {CYCLES} cycles, {different} with differences; {seconds:.0f} s")
     return int(different > 0)
+
+
+async def _compare(seeds: Sequence[int]) -> int:
+    """Print the differences of each world; return how many worlds have some."""
+    different = 0
+    for number, seed in enumerate(seeds, 1):
+        found = await differences(seed)
+        different += bool(found)
+        print(*found, sep="\n", end="\n" if found else "", flush=True)
+        if number % PROGRESS_EVERY == 0 and number < len(seeds):
+            print(f"{number:,} of {len(seeds):,} worlds", file=sys.stderr, flush=True)
+    return different
 
 
 sys.exit(main())

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from tests.unit.services.mesh import BACKFILL, Mesh, running, until
+from tests.unit.services.mesh import BACKFILL, Mesh, running, spec, until
 from tests.unit.services.queue.api.test_tenants import made
 
 from cotenant import plugins
@@ -127,6 +127,20 @@ async def test_a_tenant_at_its_limit_starts_a_job_in_place_of_one_of_its_own() -
         high = await mesh.submit(gpus=1, tenant="team", priority=100)
         await mesh.reach(high, "RUNNING")
         assert (await mesh.refused(low, "QUOTA")).preemptions == 1
+
+
+async def test_what_if_knows_that_a_tenant_at_its_limit_stops_one_of_its_own() -> None:
+    async with running(queue_config=CLAIMS) as mesh:
+        await mesh.agent("n1", gpus=4, cores=24)
+        await made(mesh, "team", limit_gpu_milli=1000)
+        low = await mesh.submit(gpus=1, tenant="team", priority=-100)
+        await mesh.reach(low, "RUNNING")
+        same, high = [
+            await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(gpus=1, tenant="team", priority=priority)))
+            for priority in (-100, 100)
+        ]
+        assert (same.refusal.code, list(same.preempted_job_ids)) == ("QUOTA", [])
+        assert (high.refusal.code, list(high.preempted_job_ids)) == ("MAKING_ROOM", [low])
 
 
 async def test_the_second_job_of_a_page_takes_the_place_of_its_tenants_own_job() -> None:
