@@ -171,7 +171,7 @@ async def _until(
     """Wait until a job is in one of some phases."""
     asked = pb.JobFilter(ids=[job_id])
     async for event in stub.WatchJobs(pb.WatchJobsRequest(filter=asked)):
-        if event.HasField("job") and event.job.phase in phases:
+        if any(job.phase in phases for job in event.jobs):
             return
 
 

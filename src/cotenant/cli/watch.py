@@ -74,15 +74,14 @@ class JobChanges:
     def _read(self, response: WatchJobsResponse) -> Iterable[Job | Removed]:
         """Return what a message changes."""
         found: list[Job | Removed] = []
-        if response.HasField("job"):
-            job, now = response.job, _fingerprint(response.job)
+        for job in response.jobs:
+            now = _fingerprint(job)
             if self._caught_up or self._known.get(job.id) != now:
                 found.append(job)
             self._known[job.id] = now
             self._unseen.discard(job.id)
-        elif response.HasField("removed_job_id"):
-            found.append(Removed(response.removed_job_id))
-        elif response.synced:
+        found += map(Removed, response.removed_job_ids)
+        if response.synced:
             found += [Removed(job_id) for job_id in sorted(self._unseen)]
             self._caught_up = True
         self._request.after_revision = response.revision or self._request.after_revision

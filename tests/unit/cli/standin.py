@@ -111,7 +111,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
             revision = str(self.revision)
             known = [job for job in self.jobs.values() if matches(job, request.filter)]
             for job in known:
-                yield pb.WatchJobsResponse(job=job)
+                yield pb.WatchJobsResponse(jobs=[job])
             if self.cut_streams:
                 self.cut_streams -= 1
                 raise errors.unavailable("the stand-in cuts this stream")
@@ -120,7 +120,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
             while left or not request.until_ended:
                 job = await changed.get()
                 if matches(job, request.filter):
-                    yield pb.WatchJobsResponse(job=job, revision=str(self.revision))
+                    yield pb.WatchJobsResponse(jobs=[job], revision=str(self.revision))
                 if PHASES.from_wire(job.phase) in ENDED:
                     left.discard(job.id)
         finally:

@@ -46,7 +46,7 @@ class Scripted:
 
 
 def job(job_id: str, etag: str = "1", revision: str = "", **fields: Any) -> WatchJobsResponse:
-    return WatchJobsResponse(job=Job(id=job_id, etag=etag, **fields), revision=revision)
+    return WatchJobsResponse(jobs=[Job(id=job_id, etag=etag, **fields)], revision=revision)
 
 
 def synced(revision: str) -> WatchJobsResponse:
@@ -54,7 +54,7 @@ def synced(revision: str) -> WatchJobsResponse:
 
 
 def removed(job_id: str) -> WatchJobsResponse:
-    return WatchJobsResponse(removed_job_id=job_id)
+    return WatchJobsResponse(removed_job_ids=[job_id])
 
 
 async def shown(*watches: list[Answer]) -> tuple[list[str], list[str]]:

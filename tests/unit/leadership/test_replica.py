@@ -64,7 +64,7 @@ class Service(job_service_pb2_grpc.JobServiceServicer, agent_service_pb2_grpc.Ag
         return pb.GetJobResponse(job=job_pb2.Job(id=self.name, submitter=caller().name))
 
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
-        yield pb.WatchJobsResponse(job=job_pb2.Job(id=self.name))
+        yield pb.WatchJobsResponse(jobs=[job_pb2.Job(id=self.name)])
         if request.until_ended:
             raise errors.failed_precondition("TOLD", "that is all")
         await asyncio.sleep(60)
@@ -200,7 +200,7 @@ async def test_a_routed_call_is_forwarded_from_a_follower_to_the_leader(tmp_path
         assert (await call).job.id == "a1"
         assert dict(await call.trailing_metadata())["told"] == "a1"
         watch = jobs.WatchJobs(pb.WatchJobsRequest(until_ended=True))
-        assert (await watch.read()).job.id == "a1"
+        assert (await watch.read()).jobs[0].id == "a1"
         assert (await failure(watch.read())).reason == "TOLD"
         first = json.loads((tmp_path / "entry.jsonl").read_text().splitlines()[0])
         assert first["forwarded"] == follower.address
@@ -228,7 +228,7 @@ async def test_streams_are_forwarded_in_both_directions() -> None:
         leader, follower = await all_.two()
         for process in (leader, follower):
             told = process.jobs.WatchJobs(pb.WatchJobsRequest(until_ended=True))
-            assert (await told.read()).job.id == "a1"
+            assert (await told.read()).jobs[0].id == "a1"
             assert (await failure(told.read())).reason == "TOLD"
             call = process.agents.Connect()
             for beat in (1, 5):

@@ -187,7 +187,7 @@ class Firehose(Jobs):
     async def WatchJobs(self, request: Any, context: Any) -> Any:
         try:
             for index in range(10_000):
-                yield jobs_pb.WatchJobsResponse(job=job_pb2.Job(id=f"{index}", etag="x" * 65_536))
+                yield jobs_pb.WatchJobsResponse(jobs=[job_pb2.Job(id=f"{index}", etag="x" * 65_536)])
                 self.sent = index + 1
         finally:
             self.stopped.set()
@@ -197,13 +197,13 @@ async def test_a_slow_reader_slows_down_the_answering_service_and_misses_nothing
     parts.queue.jobs = hose = Firehose()  # type: ignore[abstract]  # the generated base answers the rest
     stub = await routed(parts)
     call = stub.WatchJobs(jobs_pb.WatchJobsRequest())
-    assert (await call.read()).job.id == "0"
+    assert (await call.read()).jobs[0].id == "0"
     settled = -1
     while settled != hose.sent:  # until the windows on both connections are full
         settled = hose.sent
         await asyncio.sleep(0.3)
     assert hose.sent < 1_000, "65 MB are buffered somewhere"
-    assert [(await call.read()).job.id for _ in range(500)] == [str(index) for index in range(1, 501)]
+    assert [(await call.read()).jobs[0].id for _ in range(500)] == [str(index) for index in range(1, 501)]
     call.cancel()
     await asyncio.wait_for(hose.stopped.wait(), 10)
 

@@ -298,8 +298,8 @@ class Mesh:
         watch: Any = self.jobs.WatchJobs(request)
         try:
             async for response in watch:
-                if response.HasField("job"):
-                    yield response.job
+                for job in response.jobs:
+                    yield job
         finally:
             watch.cancel()
 

@@ -43,8 +43,8 @@ class EndWatcher:
             async for update in stream:
                 if update is None:
                     return  # it was garbled: resume to get it again
-                if update.HasField("job"):
-                    self.observe(update.job)
+                for job in update.jobs:
+                    self.observe(job)
         finally:
             stream.cancel()
 

@@ -74,7 +74,7 @@ class IsolationProbe:
         stream = self.jobs[tenant].WatchJobs(pb.WatchJobsRequest(), timeout=WATCH_SECONDS)
         try:
             async for shown in stream:
-                self._check_visible(tenant, [shown.job] if shown and shown.HasField("job") else ())
+                self._check_visible(tenant, shown.jobs if shown else ())
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise

@@ -66,7 +66,7 @@ async def test_a_call_is_retried_until_answered(call_log: CallLog) -> None:
 
 async def stream(*jobs: job_pb2.Job) -> AsyncIterator[pb.WatchJobsResponse]:
     for job in jobs:
-        yield pb.WatchJobsResponse(job=job)
+        yield pb.WatchJobsResponse(jobs=[job])
 
 
 class Stream:

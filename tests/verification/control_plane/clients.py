@@ -147,9 +147,9 @@ class Clients:
             seen = self.seen[name] = {}
             with suppress(grpc.aio.AioRpcError):
                 async for response in stub.WatchJobs(pb.WatchJobsRequest()):
-                    if response.HasField("job"):
-                        seen[response.job.id] = phase = phase_of(response.job.phase)
-                        self._events.append(Watched(name, stream, response.job.id, phase))
+                    for job in response.jobs:
+                        seen[job.id] = phase = phase_of(job.phase)
+                        self._events.append(Watched(name, stream, job.id, phase))
             await asyncio.sleep(RETRY_SECONDS)
 
     async def hold_watches(self, name: str, count: int, seconds: float) -> None:

@@ -152,8 +152,7 @@ async def _run(mesh: EmbeddedMesh, state: DemoState) -> None:
     showing = asyncio.create_task(_show(state))
     try:
         async for change in watch:
-            if change.HasField("job"):
-                state.latest[change.job.id] = change.job
+            state.latest |= {job.id: job for job in change.jobs}
     finally:
         showing.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -51,7 +51,7 @@ async def test_lists_and_watches_leave_out_what_is_large_unless_asked(mesh: Mesh
         got = await mesh.jobs.GetJob(pb.GetJobRequest(id=job_id, view=view))
         (listed,) = (await mesh.jobs.ListJobs(pb.ListJobsRequest(view=view))).jobs
         watch = mesh.jobs.WatchJobs(pb.WatchJobsRequest(view=view))
-        watched = (await anext(aiter(watch))).job
+        (watched,) = (await anext(aiter(watch))).jobs
         watch.cancel()
         return [got.job, listed, watched]
 

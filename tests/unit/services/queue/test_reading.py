@@ -72,12 +72,11 @@ async def test_a_watch_yields_the_present_state_then_changes(mesh: Mesh) -> None
     first = await mesh.submit()
     watch = mesh.jobs.WatchJobs(pb.WatchJobsRequest())
     told = aiter(watch)
-    assert (await anext(told)).job.id == first
-    assert (await anext(told)).synced
+    begun = await anext(told)
+    assert ([job.id for job in begun.jobs], begun.synced) == ([first], True)
     second = await mesh.submit()
-    ids = [(await anext(told)).job.id for _ in range(1)]
-    while second not in ids:
-        ids.append((await anext(told)).job.id)
+    while second not in [job.id for job in (await anext(told)).jobs]:
+        pass
     watch.cancel()
 
 
@@ -86,8 +85,7 @@ async def test_a_watch_until_the_end_ends(mesh: Mesh) -> None:
     ids = [await mesh.submit() for _ in range(3)]
     last: dict[str, int] = {}
     async for response in mesh.jobs.WatchJobs(pb.WatchJobsRequest(until_ended=True)):
-        if response.HasField("job"):
-            last[response.job.id] = response.job.phase
+        last |= {job.id: job.phase for job in response.jobs}
     assert last == dict.fromkeys(ids, job_pb2.JOB_PHASE_SUCCEEDED)
 
 
@@ -99,10 +97,9 @@ async def test_a_watch_until_the_end_ends_although_jobs_no_longer_match(mesh: Me
     phases = []
     async with asyncio.timeout(10):
         async for response in mesh.jobs.WatchJobs(pb.WatchJobsRequest(filter=running_jobs, until_ended=True)):
+            phases += [job.phase for job in response.jobs]
             if response.synced:
                 agent.finish((job_id, 1))
-            elif response.HasField("job"):
-                phases.append(response.job.phase)
     assert phases[-1] == job_pb2.JOB_PHASE_SUCCEEDED
 
 
@@ -117,8 +114,7 @@ async def test_a_slow_watcher_gets_the_latest_state_and_delays_no_other(mesh: Me
     assert len(watcher.changed) <= len(ids)
     last: dict[str, int] = {}
     while any(last.get(job_id) != job_pb2.JOB_PHASE_SUCCEEDED for job_id in ids):
-        response = await anext(told)
-        last[response.job.id] = response.job.phase
+        last |= {job.id: job.phase for job in (await anext(told)).jobs}
     watch.cancel()
 
 

@@ -92,13 +92,11 @@ class Watch:
             stream.cancel()
 
     def _take(self, response: pb.WatchJobsResponse) -> None:
-        job = response.job
-        if response.HasField("job"):
+        for job in response.jobs:
             self.told[job.id] = f"{PHASES.from_wire(job.phase)} {job.etag}"
             self._missing.discard(job.id)
-        elif response.HasField("removed_job_id"):
-            self.told[response.removed_job_id] = "removed"
-        elif response.synced:
+        self.told |= dict.fromkeys(response.removed_job_ids, "removed")
+        if response.synced:
             self.told.update(dict.fromkeys(self._missing, "removed"))
             self._missing.clear()
             if self._anew:  # jobs that came and went since the watch was cut are not listed

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from random import Random
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -194,13 +195,13 @@ class Client:
         return False
 
     def _take(self, response: pb.WatchJobsResponse, fresh: set[str] | None) -> None:
-        if response.HasField("job"):
-            self.known[response.job.id] = self.told[response.job.id] = response.job.etag
+        for job in response.jobs:
+            self.known[job.id] = self.told[job.id] = job.etag
             if fresh is not None:
-                fresh.add(response.job.id)
-        elif response.HasField("removed_job_id"):
-            self.known.pop(response.removed_job_id, None)
-            self.told[response.removed_job_id] = "removed"
+                fresh.add(job.id)
+        for job_id in response.removed_job_ids:
+            self.known.pop(job_id, None)
+            self.told[job_id] = "removed"
         self.revision = response.revision or self.revision
 
     async def run(self, queue: Queue) -> None:
@@ -212,10 +213,17 @@ class Client:
                 await asyncio.sleep(0)
 
 
+@pytest.fixture
+def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job in each message."""
+    monkeypatch.setattr(job_watch, "MESSAGE_BYTES", 1)
+
+
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32), st.booleans())
-def test_resumed_watches_miss_nothing(seed: int, grouped: bool) -> None:
-    asyncio.run(misses_nothing(Random(seed), grouped=grouped))
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from((1, 1, 400, job_watch.MESSAGE_BYTES)))
+def test_resumed_watches_miss_nothing(seed: int, grouped: bool, message_bytes: int) -> None:
+    with mock.patch.object(job_watch, "MESSAGE_BYTES", message_bytes):
+        asyncio.run(misses_nothing(Random(seed), grouped=grouped))
 
 
 async def misses_nothing(rng: Random, *, grouped: bool) -> Sequence[Client]:
@@ -258,6 +266,7 @@ async def misses_nothing(rng: Random, *, grouped: bool) -> Sequence[Client]:
     return clients
 
 
+@pytest.mark.usefixtures("small_messages")
 async def test_the_property_exercises_what_it_is_about() -> None:
     clients = [one for seed in range(6) for one in await misses_nothing(Random(seed), grouped=seed % 2 == 0)]
     assert sum(one.resumed for one in clients) > 50
@@ -275,6 +284,7 @@ async def made(count: int) -> tuple[Queue, list[Record]]:
     return queue, [await queue.job_store.create(spec, "ann", "", NO_REQUEST) for _ in range(count)]
 
 
+@pytest.mark.usefixtures("small_messages")
 async def test_a_revision_covers_only_what_was_taken_together_with_it() -> None:
     queue, (first, second, third) = await made(3)
     async with aclosing(queue_watch(queue).responses()) as responses:
@@ -285,12 +295,31 @@ async def test_a_revision_covers_only_what_was_taken_together_with_it() -> None:
         assert (await anext(responses)).revision == ""
         await queue._end(third)  # after the batch of the other two was taken
         last = await anext(responses)
-        assert (last.job.id, last.revision) == (second.id, f".{second.revision}")
+        assert ([job.id for job in last.jobs], last.revision) == ([second.id], f".{second.revision}")
         assert third.revision > second.revision
         assert (await anext(responses)).revision == f".{third.revision}"
     await queue.close()
 
 
+async def test_many_jobs_are_in_one_message_up_to_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, records = await made(20)
+    async with aclosing(queue_watch(queue).responses()) as responses:
+        begun = await anext(responses)
+        assert ({job.id for job in begun.jobs}, begun.synced) == ({record.id for record in records}, True)
+        monkeypatch.setattr(job_watch, "MESSAGE_BYTES", 300)
+        for record in records:
+            await queue._end(record)
+        told = [await anext(responses)]
+        while not told[-1].revision:
+            told.append(await anext(responses))
+        assert [job.id for one in told for job in one.jobs] == [record.id for record in records]
+        for message in told[:-1]:
+            *others, last = (job.ByteSize() for job in message.jobs)
+            assert sum(others) < 300 <= sum(others) + last
+    await queue.close()
+
+
+@pytest.mark.usefixtures("small_messages")
 async def test_a_reader_that_is_slow_costs_ids_only() -> None:
     queue, records = await made(20)
     async with aclosing(queue_watch(queue).responses()) as responses:
@@ -313,7 +342,7 @@ async def test_a_watch_in_which_nothing_happens_is_told_newer_revisions(monkeypa
         assert (await anext(responses)).synced
         await queue._end(record)
         response = await anext(responses)
-        assert (response.WhichOneof("event"), response.revision) == (None, f".{record.revision}")
+        assert response == pb.WatchJobsResponse(revision=f".{record.revision}")
     await queue.close()
 
 

@@ -142,13 +142,13 @@ async def test_removals_are_told_only_of_the_callers_tenants(mesh: Mesh) -> None
     await queue.job_store.purge(ended)
     for wanted in (None, queued):
         resumed = stub.WatchJobs(pb.WatchJobsRequest(after_revision=revision, filter=wanted))
-        told.append([one.removed_job_id async for one in _until_synced(resumed) if one.removed_job_id])
+        told.append([job_id async for one in _until_synced(resumed) for job_id in one.removed_job_ids])
     last = await submitted(mesh, "ann", "a")
     told.append([])
     async for response in live:
-        if response.job.id == last:
+        told[-1] += response.removed_job_ids
+        if last in (job.id for job in response.jobs):
             break
-        told[-1] += [response.removed_job_id] if response.removed_job_id else []
     live.cancel()
     assert told == [ended[::2]] * 3
 
@@ -195,8 +195,8 @@ async def test_a_watch_is_restricted_to_the_callers_tenants(mesh: Mesh) -> None:
             await submitted(mesh, "bob", "b")
             last = await submitted(mesh, "ann", "a")
         else:
-            seen.append(response.job.spec.tenant)
-            if response.job.id == last:
+            seen += [job.spec.tenant for job in response.jobs]
+            if last in (job.id for job in response.jobs):
                 break
     watch.cancel()
     assert set(seen) == {"a"}
@@ -284,15 +284,15 @@ async def test_a_watch_follows_changes_of_tenant_parents(mesh: Mesh) -> None:
     watch = as_(mesh, "dean").WatchJobs(pb.WatchJobsRequest())
     assert (await watch.read()).synced
     seen = await submitted(mesh, "bob", "b")
-    assert (await watch.read()).job.id == seen
+    assert [job.id for job in (await watch.read()).jobs] == [seen]
     alone = tenant_pb.UpdateTenantRequest(tenant=tenant_pb.Tenant(id="b"), update_mask=FieldMask(paths=["parent"]))
     await mesh.tenants.UpdateTenant(alone)
     unseen = await submitted(mesh, "bob", "b")
     last = await mesh.submit(tenant="faculty")
-    told = [(await watch.read()).job]
-    while told[-1].id != last:
-        told.append((await watch.read()).job)
-    assert unseen not in {job.id for job in told}
+    told: list[str] = []
+    while last not in told:
+        told += [job.id for job in (await watch.read()).jobs]
+    assert unseen not in told
 
 
 async def test_an_agent_may_act_for_its_own_node_only(mesh: Mesh) -> None:
