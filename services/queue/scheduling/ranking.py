@@ -12,7 +12,8 @@ import numpy as np
 
 from cotenant.core.model.job_table import Flags, Ints
 from cotenant.core.policy.protocols import Order, QueuePolicy
-from cotenant.core.scheduling.admission import Rules, beyond_share, choose, stoppable
+from cotenant.core.scheduling.admission import Rules
+from cotenant.core.scheduling.cycle import Admission
 from cotenant.core.scheduling.fair_share import Standing
 from cotenant.core.scheduling.order_explanation import Outrankers
 from cotenant.services.queue.jobs.queue_state import State
@@ -99,14 +100,10 @@ class Ranking:
 
 def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking:
     """Order the jobs of the table, and choose which should run and which may be preempted."""
-    table = state.table
-    jobs, ids = table.jobs(now), list(table.ids)
+    jobs, ids = state.table.jobs(now), list(state.table.ids)
     order = policy.order(jobs, now)
-    tenancy, capacity = tenancy_of(state), state.capacity
-    choice = choose(jobs, policy, order, capacity, now=now, rules=rules, tenancy=tenancy)
-    beyond = beyond_share(jobs, policy, order, now=now, rules=rules, tenancy=tenancy, choice=choice)
-    waits = ~jobs.running
-    stops = rules.enforces(policy) or rules.claims(policy, tenancy)
+    admission = Admission(jobs, order, policy, state.capacity, now, rules, tenancy_of(state))
+    choice, beyond, waits = admission.choice, admission.beyond_share, ~jobs.running
     victims = [ids[row] for row in choice.victims.tolist()]
     standings: list[int | None] = [None] * len(victims)
     if choice.standings is not None:
@@ -120,14 +117,9 @@ def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking
         over_limit=JobIds(ids, choice.over_limit),
         beyond=SequenceSet() if beyond is None else SequenceSet.of(jobs.sequence[beyond & waits]),
         shares=choice.sharing.standings(jobs.running, state.tenant_ids) if choice.sharing else {},
-        given_up=JobIds(
-            ids, np.zeros(0, dtype=np.int64) if order.given_up is None else np.flatnonzero(order.given_up & waits)
-        ),
+        given_up=JobIds(ids, admission.given_up),
         ids=ids,
         order=order,
-        stoppable=tuple((ids[row], before) for row, before in stoppable(jobs, choice, rules, policy, now)),
-        valid_seconds=min(
-            rules.next_reservation_seconds(jobs, now),
-            rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds,
-        ),
+        stoppable=tuple((ids[row], before) for row, before in admission.stoppable),
+        valid_seconds=min(rules.next_reservation_seconds(jobs, now), admission.valid_seconds),
     )

@@ -25,7 +25,6 @@ from cotenant.core.model.job_table import Capacity, Ints, Jobs, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Refusal, Wait, given_up
 from cotenant.core.model.tenancy import NO_TENANTS, Headroom, Tenancy
-from cotenant.core.policy.protocols import Order
 from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.admission import RULES, Rules
 from cotenant.core.sizing.resize import Resizes
@@ -82,7 +81,6 @@ class Scheduler:
         self._labels = WaitLabels(by_job_class=self._by_job_class)
         self._arm, self._event_log, self._world = arm, event_log, world
         self._choice: CycleChoice | None = None  # of the present cycle, if there is an event log
-        self._counted: cycle.Choice | None = None  # of the present cycle
         self.rng = np.random.default_rng(seed)
         self._ledger = cluster.ledger()
         self._table = JobTable()
@@ -206,23 +204,21 @@ class Scheduler:
             self.order_expires = math.inf
             self._asked_all, self._over_share = False, frozenset()
         else:
-            jobs, order = self._order(now)
-            while self._give_up(jobs, order, now):
-                jobs, order = self._order(now)
-            plan = self._plan(jobs, order, now, self._rules)
-            choice = None if plan.starts or plan.stops or plan.moves or plan.reclaimed else self._counted
-            started, refusals = self._carry_out(plan, jobs, now), plan.refusals
+            admission = self._admit(now)
+            while self._give_up(admission):
+                admission = self._admit(now)
+            plan = self._place(admission)
+            started, refusals = self._carry_out(plan, admission.jobs, now), plan.refusals
             while (
                 plan.moves or plan.reclaimed or (plan.stops and not self._enforced)
             ):  # the remaining gangs may find room
-                jobs, order = self._order(now)
-                plan = self._plan(jobs, order, now, self._rules.without_preemption)
-                started, refusals = started + self._carry_out(plan, jobs, now), {**refusals, **plan.refusals}
-            if plan.starts and self._waiting:  # the started jobs may change the order sooner than those that ran before
-                jobs, order = self._order(now)
-            self._note_shares(jobs, order, now, choice)
-            valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
-            self.order_expires = now + max(min(valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
+                admission = self._admit(now, self._rules.without_preemption)
+                plan = self._place(admission)
+                started, refusals = started + self._carry_out(plan, admission.jobs, now), {**refusals, **plan.refusals}
+            if (plan.starts and self._waiting) or admission.rules is not self._rules:
+                admission = self._admit(now)  # the started jobs may change the order sooner than those that ran before
+            self._note_shares(admission)
+            self.order_expires = now + max(min(admission.valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
         if self._placement.discerns:
             relaxes_at = now + max(self._waiting.track_fragmentation(refusals, self._free, now), VALID_SECONDS_MIN)
             self.order_expires = min(self.order_expires, relaxes_at, self._waiting.next_expiry(refusals.values(), now))
@@ -260,16 +256,16 @@ class Scheduler:
             job_class.refusal is None and not self._free.lacks(job_class) for job_class in self._waiting.job_classes
         )
 
-    def _order(self, now: float) -> tuple[Jobs, Order]:
+    def _admit(self, now: float, rules: Rules | None = None) -> cycle.Admission:
+        """Order the jobs; what follows from the order is counted when it is asked for."""
         jobs = self._arm.with_predictions(self._table.jobs(now))
-        return jobs, checked_order(self._queue, jobs, now)
+        order = checked_order(self._queue, jobs, now)
+        return cycle.Admission(jobs, order, self._queue, self._capacity, now, rules or self._rules, self._tenancy)
 
-    def _give_up(self, jobs: Jobs, order: Order, now: float) -> bool:
+    def _give_up(self, admission: cycle.Admission) -> bool:
         """Remove the jobs that the order gives up; returns whether there were any, for the order to be repeated."""
-        self._gives_up = order.given_up is not None
-        if order.given_up is None:
-            return False
-        sequences = jobs.sequence[order.given_up & ~jobs.running].tolist()
+        self._gives_up = admission.order.given_up is not None
+        now, sequences = admission.now, admission.jobs.sequence[admission.given_up].tolist()
         for sequence in sequences:
             sim_job = self._sim_jobs[sequence]
             if self._event_log:
@@ -280,9 +276,9 @@ class Scheduler:
             self._leave(sim_job)
         return bool(sequences)
 
-    def _plan(self, jobs: Jobs, order: Order, now: float, rules: Rules) -> cycle.Plan:
-        choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now, rules=rules, tenancy=self._tenancy)
-        self._headroom, self._counted = self._tenancy.headroom(jobs, jobs.running), choice
+    def _place(self, admission: cycle.Admission) -> cycle.Plan:
+        jobs, choice, now = admission.jobs, admission.choice, admission.now
+        self._headroom = self._tenancy.headroom(jobs, jobs.running)
         self._asked_placeable = self._reserves and not (self._enforced or len(choice.victims))
         self._asked_all = self._asked_placeable or self._enforced or len(choice.victims) > 0
         if self._event_log:
@@ -299,7 +295,7 @@ class Scheduler:
                 cluster_view=SimulatedClusterView(
                     self._sim_jobs, self._occupancy, jobs, self._table.row, self._world.stop_cost_seconds, now
                 ),
-                reserving=rules.reserving,
+                reserving=admission.rules.reserving,
             )
         except (Overcommitted, cycle.InvalidOffer) as error:
             why = f"it made an invalid offer: {error}"
@@ -397,11 +393,9 @@ class Scheduler:
         if self._event_log:
             self._event_log.waits(sim_job, reclassified=True)
 
-    def _note_shares(self, jobs: Jobs, order: Order, now: float, choice: cycle.Choice | None) -> None:
+    def _note_shares(self, admission: cycle.Admission) -> None:
         """Note which waiting jobs are beyond their tenants' shares, if shares are known."""
-        beyond = cycle.beyond_share(
-            jobs, self._queue, order, now=now, rules=self._rules, tenancy=self._tenancy, choice=choice
-        )
+        jobs, beyond = admission.jobs, admission.beyond_share
         if beyond is not None:
             self._shares, self._alike = True, False
         self._over_share = frozenset(() if beyond is None else jobs.sequence[beyond & ~jobs.running].tolist())

@@ -6,13 +6,12 @@ import math
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from tests.verification.decisions.world import Decision
 
 from cotenant.core.model.job import WHOLE_GPU_MILLI
-from cotenant.core.scheduling.cycle import Plan, Start
+from cotenant.core.scheduling.cycle import Admission, Plan, Start
 from cotenant.services.placement.planning.cluster_view import STOP_COSTS
 from cotenant.simulator.job import SimulatedJob
 from cotenant.simulator.physics.world import World
@@ -29,19 +28,18 @@ def first_decision(snapshot: Snapshot) -> Decision:
     if not snapshot.jobs:
         return NOTHING
     plans: list[Plan] = []
-    plan = Scheduler._plan
-
+    place = Scheduler._place
     state, _, _ = state_of(snapshot)
 
-    def recorded(self: Scheduler, jobs: Any, order: Any, now: float, rules: Any) -> Plan:
-        made = plan(self, jobs, order, now, rules)
-        if now == state.now_seconds:
+    def recorded(self: Scheduler, admission: Admission) -> Plan:
+        made = place(self, admission)
+        if admission.now == state.now_seconds:
             plans.append(made)
         return made
 
     with (
         tempfile.NamedTemporaryFile("w", suffix=".json") as file,
-        mock.patch.object(Scheduler, "_plan", recorded),
+        mock.patch.object(Scheduler, "_place", recorded),
         mock.patch.object(World, "stop_cost_seconds", _stop_cost_seconds),
     ):
         file.write(snapshot.dump())

@@ -1,7 +1,15 @@
-"""The scheduling cycle: snapshot → estimates → order → sizes → placement → plan with refusals.
+"""The scheduling cycle, in two halves: `Admission` counts, `place` finds places.
 
-The live mesh runs `choose` in the queue and `place` in placement, the simulator runs one after the other; both call
-these functions. No clock, no network, no chance: time and the random generator are arguments.
+1. Snapshot: all active jobs at one moment, with their estimates.
+2. Order: the queue policy ranks them; some may be given up.
+3. Admission: by counting, which jobs should start, in order, and which running jobs may be stopped for them.
+4. Sizes: each job that should start becomes a gang, with its cores decided.
+5. Placement: each gang in turn gets places, room by stopping or moving others, a reservation, or a refusal.
+6. Plan: starts, stops, moves, reservations, and one reason for each job left waiting.
+
+The live mesh runs the first half in the queue and the second in placement, page after page, which changes no decision
+(ADR 90). The simulator runs one after the other, and a start forecast the second half alone. No clock, no network, no
+chance: time and the random generator are arguments.
 """
 
 from __future__ import annotations
@@ -9,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -17,20 +26,22 @@ from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobSpec
+from cotenant.core.model.job_table import Capacity, Flags, Ints, Jobs
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, behind
-from cotenant.core.model.tenancy import Headroom
+from cotenant.core.model.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.core.placement.gang_allocation import InvalidOffer, Victim, hold_all, take
 from cotenant.core.placement.node_avoidance import relax_avoidance
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
-from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
-from cotenant.core.scheduling.admission import RULES, Choice, Preemption, Rules, beyond_share, choose
+from cotenant.core.policy.protocols import CpuAllocator, Order, PlacementPolicy, QueuePolicy
+from cotenant.core.scheduling.admission import RULES, Choice, Preemption, Rules, beyond_share, choose, stoppable
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, Reservation, ReservationRules
 from cotenant.core.scheduling.session import PlacementSession, Start
 from cotenant.core.sizing import replica_sizing
 
 __all__ = [
     "RULES",
+    "Admission",
     "Choice",
     "InvalidOffer",
     "Plan",
@@ -38,13 +49,58 @@ __all__ = [
     "Rules",
     "Start",
     "Victim",
-    "beyond_share",
     "choose",
     "gang_of",
     "gang_with",
     "place",
     "take",
 ]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The first half of a cycle: the order of all jobs, and what follows from it by counting, when it is asked for."""
+
+    jobs: Jobs
+    order: Order
+    policy: QueuePolicy
+    capacity: Capacity
+    now: float
+    rules: Rules = RULES
+    tenancy: Tenancy = NO_TENANTS
+
+    @property
+    def given_up(self) -> Ints:
+        """The waiting rows that the order gives up."""
+        marked = self.order.given_up
+        return np.zeros(0, dtype=np.int64) if marked is None else np.flatnonzero(marked & ~self.jobs.running)
+
+    @cached_property
+    def choice(self) -> Choice:
+        """Which rows should start, and which may be stopped."""
+        return choose(
+            self.jobs, self.policy, self.order, self.capacity, now=self.now, rules=self.rules, tenancy=self.tenancy
+        )
+
+    @cached_property
+    def beyond_share(self) -> Flags | None:
+        """Which rows wait, if they do, because of their tenant's share or limit; None if there are no shares."""
+        counted = self.__dict__.get("choice")  # it is not counted for this alone
+        return beyond_share(
+            self.jobs, self.policy, self.order, now=self.now, rules=self.rules, tenancy=self.tenancy, choice=counted
+        )
+
+    @property
+    def stoppable(self) -> list[tuple[int, int]]:
+        """The running rows that later starts may stop, each with the number of waiting jobs that it yields to."""
+        return stoppable(self.jobs, self.choice, self.rules, self.policy, self.now)
+
+    @property
+    def valid_seconds(self) -> float:
+        """How long it holds if nothing happens."""
+        if self.rules.enforces(self.policy) or self.rules.claims(self.policy, self.tenancy):
+            return self.rules.valid_seconds(self.jobs, self.order, self.now)
+        return self.order.valid_seconds
 
 
 @dataclass(frozen=True, slots=True)
