@@ -111,6 +111,7 @@ def test_cancel_warns_a_running_job_before_ending_it(mesh: Mesh, cli: Cli, tmp_p
     warned = tmp_path / "warned"
     script = f"trap 'echo warned >> {warned}; exit 0' USR1; echo ready; while :; do sleep 0.02; done"
     job_id = cli.submit(*ONE_CORE, "--signal", "USR1", *shell(script))
+    mesh.client.wait_for(job_id, Phase.RUNNING)
     until(lambda: "ready" in cli("logs", job_id).out, "output of the job")
     pid = process_of(job_id)
     cli("cancel", job_id)
@@ -121,6 +122,7 @@ def test_cancel_warns_a_running_job_before_ending_it(mesh: Mesh, cli: Cli, tmp_p
 
 def test_a_job_that_ignores_the_warning_is_killed_after_its_grace(mesh: Mesh, cli: Cli) -> None:
     job_id = cli.submit(*ONE_CORE, "--grace", "0.2s", *shell("trap '' TERM; echo ready; while :; do sleep 0.02; done"))
+    mesh.client.wait_for(job_id, Phase.RUNNING)
     until(lambda: "ready" in cli("logs", job_id).out, "output of the job")
     cli("cancel", job_id)
     job = mesh.client.wait_for(job_id, Phase.CANCELLED)

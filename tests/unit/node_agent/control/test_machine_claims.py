@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -168,9 +169,18 @@ def test_an_unreadable_held_claim_is_not_truncated(tmp_path: Path) -> None:
     held = acquire_claim(tmp_path, HERE)
     (path,) = tmp_path.glob("*.json")
     path.write_text('{"node_id": 7}')
-    descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(BlockingIOError):
         acquire_claim(tmp_path, HERE)
     assert path.read_text() == '{"node_id": 7}'
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert [number for number in descriptors() if leads_to(number, tmp_path)] == [held]
     os.close(held)
+
+
+def descriptors() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def leads_to(descriptor: int, directory: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # other threads close theirs
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(directory)
+    return False
