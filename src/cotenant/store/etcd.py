@@ -252,8 +252,11 @@ class EtcdStore:
                 raise
 
     async def compact(self, revision: int) -> None:
-        """Compact the history up to and including a revision."""
-        request = rpc.CompactionRequest(revision=revision)
+        """Compact the history up to and including a revision.
+
+        Waits until one member has dropped it and committed that, so that what comes next can use the space.
+        """
+        request = rpc.CompactionRequest(revision=revision, physical=True)
         try:
             await self._members.call(lambda member, seconds: member.kv.Compact(request, timeout=seconds), repeat=True)
         except Refused as refusal:
