@@ -25,6 +25,7 @@ INTERVAL_SECONDS, INTERVAL_SECONDS_MIN = 60.0, 1.0
 PRESSED_HISTORY_SECONDS = 5.0  # of history, while space is short: watches interrupted for longer list again
 LOOK_SECONDS = 2.0  # between two checks of the free space
 COLLECT_SECONDS, PRESSED_COLLECT_SECONDS = 300.0, 10.0  # between two collections of unreferenced spec parts
+STEPS_PENDING = 3  # whose pages are in use twice
 STEPS_MAX = 256  # in which history is dropped; the first also drops what is older
 RUNS_PER_RETENTION = 4  # history lives at most 1/4 longer than configured
 PAGE_BYTES_MAX = 2 * SPEC_BYTES_MAX  # of etcd's file: a page holds two values or more, and few are larger than a spec
@@ -79,11 +80,11 @@ class Compactor:
         """Drop history up to a revision; that of an etcd in steps, so that its file does not reach its quota.
 
         Before etcd frees a page from which it drops something, it writes the rest of the page to another place: one
-        compaction can double the size of its file.
+        compaction can double the size of its file. A page can be used again two commits after it was freed.
         """
         capacity, step = await capacity_of(self._store), revision
         if capacity and not capacity.path:
-            step = max(1, (capacity.limit_bytes - capacity.size_bytes) // PAGE_BYTES_MAX)
+            step = max(1, (capacity.limit_bytes - capacity.size_bytes) // (STEPS_PENDING * PAGE_BYTES_MAX))
         begin = max(self._forgotten, revision - STEPS_MAX * step)
         for reached in (*range(begin + step, revision, step), revision):
             await self._store.compact(reached)
