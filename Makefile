@@ -47,6 +47,8 @@ verify: $(STAMP) ## verify deeply, in hours, as root: all tests with many exampl
 	@python -m tests.verification.control_plane --seeds 10000
 	@printf '\n── decisions, live and simulated\n'
 	@GRPC_VERBOSITY=NONE python -m tests.verification.decisions --worlds 1000
+	@printf '\n── profiles\n'
+	@python -m tests.verification.profiles
 	@printf '\n── mutants\n'
 	@python -m tests.verification.mutation --sample 400
 	@$(MAKE) fuzz ARGS="--inputs 1000000"
@@ -88,6 +90,7 @@ docs: $(STAMP) ## regenerate the pages and figures of docs/ that come from the c
 	@python tools/replicas.py
 	@python tools/dashboards.py
 	@python tools/methods.py
+	@python tools/quick_table.py
 	@python tools/roles.py
 	@python tools/api_reference.py
 	@python tools/architecture.py

@@ -65,12 +65,12 @@ class Run:
 def serve(state_dir: str, store: str) -> None:
     """Run a mesh in this process: every service, without agents."""
     from cotenant import telemetry
-    from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
+    from cotenant.cli.mesh.embedded import MeshConfig, start_mesh
 
     async def run() -> None:
         telemetry.setup("cli")
-        mesh = EmbeddedMesh(MeshConfig(Path(state_dir), store_url=store, options={"queue": {"mode": "backfill"}}))
-        await mesh.start()
+        config = MeshConfig(Path(state_dir), store_url=store, options={"queue": {"mode": "backfill"}})
+        mesh = await start_mesh(config)
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         await stop.wait()

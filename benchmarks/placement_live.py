@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness, placement_speed  # noqa: E402 - the root of the checkout has to be on the path first
 from benchmarks.agents import SimulatedAgent  # noqa: E402 - likewise
 
-from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig  # noqa: E402 - likewise
+from cotenant.cli.mesh.embedded import MeshConfig, start_mesh  # noqa: E402 - likewise
 from cotenant.rpc.access import find  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
 from cotenant.services.placement.planning import planner  # noqa: E402 - likewise
@@ -101,8 +101,7 @@ async def mesh(nodes: int, placement: str) -> AsyncIterator[tuple[grpc.aio.Chann
             heartbeat_seconds=60.0,
             lost_after_seconds=600.0,
         )
-        served = EmbeddedMesh(config)
-        await served.start()
+        served = await start_mesh(config)
         stack.push_async_callback(served.close)
         access = find(directory, {})
         channel = await stack.enter_async_context(connect(access.endpoints.queue, access.token))

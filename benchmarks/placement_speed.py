@@ -90,7 +90,9 @@ def jobs(count: int, *, alike: bool, seed: int = 0) -> list[TraceJob]:
     memory = rng.choice([4, 8, 16, 32], size=count) * 2**30 if alike else rng.integers(2**30, 2**35, size=count)
     seconds = rng.uniform(1e3, 1e5, size=count)
     return [
-        TraceJob(f"job-{number}", 0.0, float(lasts), replicas(int(gpus), Request(1000, int(each), int(bytes_))))
+        TraceJob(
+            f"job-{number}", 0.0, float(lasts), replicas(int(gpus), Request(1000, int(each), memory_bytes=int(bytes_)))
+        )
         for number, (gpus, each, bytes_, lasts) in enumerate(zip(sizes, cores, memory, seconds, strict=True))
     ]
 
@@ -103,7 +105,9 @@ def mixed(count: int, *, seed: int, submitted_seconds: float, name: str) -> list
         roles = job.roles
         if rng.random() < CPU_SHARE:
             memory = int(rng.choice([4, 8, 16]) * 2**30)
-            roles = (Role("worker", int(rng.integers(1, 5)), Request(0, int(rng.integers(1, 13)), memory)),)
+            roles = (
+                Role("worker", int(rng.integers(1, 5)), Request(0, int(rng.integers(1, 13)), memory_bytes=memory)),
+            )
         made.append(TraceJob(f"{name}-{job.id}", submitted_seconds, job.work_seconds, roles))
     return made
 
@@ -192,7 +196,7 @@ def distinct_gangs(policy_name: str, rounds: int) -> Iterator[harness.Row]:
     took: dict[str, list[float]] = {"empty": [], "full": []}
     for _ in range(rounds):
         policy, rng = plugins.load(GROUP, policy_name), np.random.default_rng(0)
-        ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * 1_000)
+        ledger = Ledger([NodeShape(GPUS, CORES, memory_bytes=MEMORY_BYTES)] * 1_000)
         running_jobs: dict[str, RunningJob] = {}
         for what, gangs in (("empty", first), ("full", second)):
             began = time.process_time()
@@ -211,7 +215,7 @@ def distinct_gangs(policy_name: str, rounds: int) -> Iterator[harness.Row]:
 
 def _gang(job: TraceJob, prefix: str) -> Gang:
     role = job.roles[0]
-    demand = Demand(1000, role.request.cores or 0, role.request.memory_bytes)
+    demand = Demand(1000, role.request.cores or 0, memory_bytes=role.request.memory_bytes)
     return Gang(f"{prefix}-{job.id}", (Part(role.name, role.replicas, demand),))
 
 
@@ -237,7 +241,7 @@ def steps(policy: str, sizes: Sequence[int]) -> Iterator[harness.Row]:
 def one_huge_gang(policy_name: str) -> Iterator[harness.Row]:
     """Place or refuse a gang of 512 GPUs on half-full nodes."""
     for nodes in (250, 1_000, 4_000):
-        ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * nodes)
+        ledger = Ledger([NodeShape(GPUS, CORES, memory_bytes=MEMORY_BYTES)] * nodes)
         for node in range(nodes):
             ledger.take(node, Demand(1000, 3), GPUS // 2)
         for what, demand in (("single GPUs", Demand(1000, 3)), ("whole nodes", Demand(1000 * GPUS, CORES))):
@@ -257,7 +261,7 @@ def steady(policy_name: str, seconds: float) -> Iterator[harness.Row]:
     """Keep a cluster 90 % full with the core alone: place gangs and release as many GPUs."""
     for nodes in NODES:
         policy, rng = plugins.load(GROUP, policy_name), np.random.default_rng(0)
-        ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * nodes)
+        ledger = Ledger([NodeShape(GPUS, CORES, memory_bytes=MEMORY_BYTES)] * nodes)
         source = jobs(20_000, alike=True)
         running: list[tuple[Holding, ...]] = []
         placed = number = 0

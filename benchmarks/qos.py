@@ -118,7 +118,7 @@ def sweep(quick: bool) -> Iterator[harness.Row]:
 def full_cycle(nodes: int, *, empty: bool) -> harness.Row:
     """Place 10,000 gangs with individual deadlines on empty nodes, or refuse most of them on nearly full nodes."""
     rng = np.random.default_rng(0)
-    ledger = Ledger([NodeShape(GPUS, 24, 2**39)] * nodes)
+    ledger = Ledger([NodeShape(GPUS, 24, memory_bytes=2**39)] * nodes)
     if not empty:
         for node in range(nodes):
             ledger.take(node, Demand(1000, 3), GPUS - node % 2)

@@ -41,6 +41,7 @@ QUICK = ("philly/2869ce", "itp/cluster10")
 COSTS = (0, 30)  # seconds of work repeated after a preemption
 SEEDS = range(3)
 MANY_JOBS = 3000  # one seed is enough from here on: each job is an independent draw
+EXPECTED = {"variant": "expected"}
 LITERAL = {"variant": "literal", "cadence_seconds": "1200"}
 OTHERS: Mapping[str, Mapping[str, str]] = {
     "las": {},
@@ -112,8 +113,8 @@ def replays(quick: bool) -> Iterator[Replay]:
 def rows_of(replay: Replay, cost: int, seeds: Sequence[int]) -> Iterator[harness.Row]:
     """Compare the orders on one trace at one preemption cost."""
     where = f"{replay.name}, {cost} s"
-    ours = replay.borda(cost, seeds, {}, "0.5")
-    sure = replay.borda(cost, seeds, {}, "1")
+    ours = replay.borda(cost, seeds, EXPECTED, "0.5")
+    sure = replay.borda(cost, seeds, EXPECTED, "1")
     truth = replay.run("srsf", cost, "oracle", {}, {}, 0)
     others = {name: replay.other(name, cost) for name in OTHERS}
     las = others["las"]

@@ -82,7 +82,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
     """Run a mesh until SIGTERM, then write `lag.json` into the state directory."""
     from cotenant import telemetry
     from cotenant.cli.mesh import up
-    from cotenant.cli.mesh.embedded import EmbeddedMesh
+    from cotenant.cli.mesh.embedded import start_mesh
     from cotenant.cli.mesh.settings import Settings
     from cotenant.rpc import gc_tuning
 
@@ -91,8 +91,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
 
     async def run() -> None:
         telemetry.setup("cli")
-        mesh = EmbeddedMesh(config)
-        await mesh.start()
+        mesh = await start_mesh(config)
         gc_tuning.tune_gc()
         lag = LoopLag(culprits=culprits)
         sampling = asyncio.create_task(lag.run())
@@ -101,6 +100,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
         await stop.wait()
         sampling.cancel()
         (Path(state_dir) / "lag.json").write_text(json.dumps(lag.late_ms))
+        await mesh.close()
 
     asyncio.run(run())
 

@@ -4,9 +4,11 @@ The workload is synthetic and seeded: gangs of 1 to 64 GPUs, log-normal run time
 the rate at which a bare heap delivers as many events within the same minutes.
 
 Jobs: 1,000, 4,000 and 16,000 jobs on 100 nodes at a load of 1.3, so that the backlog keeps growing. Nodes: 16,000 jobs
-on 100, 1,000 and 10,000 nodes at a load of 0.95. Traces: the whole process, from start to figures, on the published
-traces available in ../shared/data next to the checkout. The quick form uses a quarter of the jobs, three policies and
-the smallest traces. All times are CPU time, because machines are shared.
+on 100, 1,000 and 10,000 nodes at a load of 0.95. Backlog: 10,306, 20,613 and 41,226 jobs on 6 nodes at a load of 1.5,
+of which in the end a third waits; the reference is least attained service in a few plain lines (`plain_las`), after a
+check that it comes to the same figures as `las` where both place by counting. Traces: the whole process, from start to
+figures, on the published traces available in ../shared/data next to the checkout. The quick form uses a quarter of the
+jobs, three policies and the smallest traces. All times are CPU time, because machines are shared.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
+from benchmarks.plain_las import plain_las  # noqa: E402 - likewise
 
 from cotenant import simulator  # noqa: E402 - likewise
 from cotenant.simulator.traces import workers  # noqa: E402 - likewise
@@ -40,6 +43,10 @@ NODES = (100, 1_000, 10_000)
 POLICIES = ("fifo:strict", "fifo:backfill", "las", "srtf", "srsf", "gittins", "drf", "swaf", "borda-mlfq")
 POLICIES_QUICK = ("fifo:backfill", "las", "borda-mlfq")
 GROWTH_MAX = 4.0
+BACKLOG, BACKLOG_QUICK = (10_306, 20_613, 41_226), (1_000, 2_000, 4_000)  # jobs
+BACKLOG_NODES, BACKLOG_LOAD = 6, 1.5
+PLAIN_CHECKED = 2_000  # jobs
+BACKLOG_SECONDS_MAX = {"fifo": 5.0, "las": 6.0, "borda-mlfq": 12.0}  # for the most jobs
 REPLAYS_QUICK = 2  # how many of `REPLAYS`
 DATA = ROOT.parent / "shared" / "data"
 
@@ -134,6 +141,50 @@ def by_nodes(arm: str, counts: Sequence[int], jobs: int) -> Iterator[harness.Row
     yield harness.Row(f"{arm}, growth of the cost per event with nodes", growth, "", bar=bar, holds=growth <= most)
 
 
+def backlog(counts: Sequence[int], *, bars: bool) -> Iterator[harness.Row]:
+    """Measure three lengths of a trace whose jobs wait for long; the bars are for the longest."""
+    check_plain_las()
+    for jobs in counts:
+        trace = workload(jobs, BACKLOG_NODES, BACKLOG_LOAD)
+        plain = plain_las_seconds(trace)
+        for queue, most in BACKLOG_SECONDS_MAX.items():
+            predictor = "noisy-oracle" if queue == "borda-mlfq" else "oracle"
+            began = time.process_time()
+            simulator.simulate(trace, f"{BACKLOG_NODES}x{GPUS_PER_NODE}", queue=queue, predictor=predictor)
+            seconds = time.process_time() - began
+            barred = bars and jobs == counts[-1]
+            bar, holds = (f"≤ {most:g} s", seconds <= most) if barred else ("", None)
+            name = f"{queue}, {jobs:,} jobs of which many wait"
+            yield harness.Row(name, seconds, "s", plain, "a plain LAS, a heap per level and size", bar, holds)
+
+
+def plain_las_seconds(trace: simulator.Trace) -> float:
+    """Return the CPU time of the plain simulation of a trace."""
+    jobs = plain(trace)
+    began = time.process_time()
+    plain_las(jobs, BACKLOG_NODES * GPUS_PER_NODE)
+    return time.process_time() - began
+
+
+def plain(trace: simulator.Trace) -> list[tuple[float, float, int]]:
+    """Return the arrival, duration and GPUs of the jobs that fit on the cluster."""
+    jobs = [(job.submitted_seconds, job.work_seconds, job.roles[0].replicas) for job in trace.jobs]
+    return [job for job in jobs if job[2] <= BACKLOG_NODES * GPUS_PER_NODE]
+
+
+def check_plain_las() -> None:
+    """Check that the plain simulation comes to the same figures.
+
+    Raises:
+        RuntimeError: it does not, so it is no reference.
+    """
+    trace = workload(PLAIN_CHECKED, BACKLOG_NODES, BACKLOG_LOAD)
+    average, preemptions = plain_las(plain(trace), BACKLOG_NODES * GPUS_PER_NODE)
+    ours = simulator.simulate(trace, f"{BACKLOG_NODES}x{GPUS_PER_NODE}", queue="las", placement="count")
+    if ours.preemptions != preemptions or not math.isclose(ours.avg_jct_seconds or 0.0, average, rel_tol=1e-9):
+        raise RuntimeError(f"the plain LAS differs: {average} s on average and {preemptions} preemptions")
+
+
 def whole_process(replay: Replay, policy: str) -> Iterator[harness.Row]:
     """Run the command as a user would, and measure its CPU time and memory."""
     command = [str(Path(sys.executable).with_name("cotenant")), "simulate", "--trace", str(DATA / replay.trace)]
@@ -170,6 +221,7 @@ def measure(quick: bool) -> list[harness.Row]:
         rows += by_jobs(arm, JOBS_QUICK if quick else JOBS)
         rows += by_nodes(arm, NODES, jobs=1_000 if quick else 16_000)
         print(arm, file=sys.stderr, flush=True)
+    rows += backlog(BACKLOG_QUICK if quick else BACKLOG, bars=not quick)
     for replay in REPLAYS[: REPLAYS_QUICK if quick else None] if DATA.is_dir() else ():
         for policy in replay.policies:
             rows += whole_process(replay, policy)

@@ -26,6 +26,7 @@ from cotenant.codec import specs  # noqa: E402 - likewise
 from cotenant.core.model.lifecycle import AttemptEvent  # noqa: E402 - likewise
 from cotenant.core.model.node import NodeShape  # noqa: E402 - likewise
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2  # noqa: E402 - likewise
+from cotenant.leadership.leader_handlers import LeaderHandlers  # noqa: E402 - likewise
 from cotenant.policies.coda_adaptive import CodaAdaptive  # noqa: E402 - likewise
 from cotenant.policies.consolidate import Consolidate  # noqa: E402 - likewise
 from cotenant.services.placement.agents import agent_sessions  # noqa: E402 - likewise
@@ -50,7 +51,7 @@ CHANGES = 200
 
 async def full_cluster(jobs: int) -> tuple[Placement, list[LiveAttempt]]:
     """Return a placement with `jobs` running jobs."""
-    placement = Placement(MemoryStore(), PlacementConfig(allocator="coda-adaptive"))
+    placement = Placement(LeaderHandlers(), MemoryStore(), PlacementConfig(allocator="coda-adaptive"))
     await placement.leadership.load()
     cluster = placement.cluster
     for number in range(jobs // GPUS):
@@ -150,7 +151,7 @@ async def refresh_seconds(lives: Sequence[LiveAttempt]) -> float:
     """Return the CPU seconds of the queue for each refreshed estimate."""
     others: Any = FakeServices()
     state = State()
-    state.shapes = (NodeShape(GPUS, CORES, 2**39),)
+    state.shapes = (NodeShape(GPUS, CORES, memory_bytes=2**39),)
     estimate_refresh = EstimateRefresh(state, others, others)
     work = asyncio.create_task(estimate_refresh.run())
     for live in lives:

@@ -1,9 +1,10 @@
 """Predictable and unpredictable jobs in one order: ranks are summed, and few levels limit preemption.
 
-Theory of operation. Each job has a *service*, its time × what it holds, and an *expectation* of the service that it
-still needs: the prediction, or without one the service attained so far, because run times are heavy-tailed. A
-prediction that a job has outlived is a heavy tail of its own: the job is expected to need another overrun of the same
-length. An overdue job therefore counts as long, not as almost finished.
+Theory of operation of the variant `expected`; that of `robust` is in `policies/robust_order/order.py`. Each job has a
+*service*, its time × what it holds, and an *expectation* of the service that it still needs: the prediction, or without
+one the service attained so far, because run times are heavy-tailed. A prediction that a job has outlived is a heavy
+tail of its own: the job is expected to need another overrun of the same length. An overdue job therefore counts as
+long, not as almost finished.
 
 Levels are a geometric scale of that expectation. A running job is placed a level better than a waiting job with the
 same expectation, so it is preempted only for a job that is expected to need several times less, wherever the levels
@@ -12,8 +13,8 @@ expected service, and the longest time in the system. With the second vote, a pr
 make a job wait for weeks.
 
 All of this advances every `cadence_seconds`: levels use the service as of the last tick, so between ticks only arrivals
-and ends change the order. Nothing is remembered between calls: another leader of the queue that sees the same jobs at
-the same moment computes the same order.
+and ends change the order. Nothing is remembered between calls but what jobs that ended have taught: another leader of
+the queue that sees the same jobs at the same moment computes the same order.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ import numpy as np
 from cotenant.core.model.job_table import Flags, Floats, Ints, Jobs
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy.options import written
-from cotenant.core.policy.protocols import Order
+from cotenant.core.policy.protocols import EndedJob, Order
 from cotenant.core.scheduling.attained_service import CROSSING_SECONDS, attained_at, soonest
+from cotenant.policies.robust_order.order import RobustOrder
 
 SERVICE_MAX = 1e13  # levels end here, at 20,000 years of a GPU
 LEVELS_MAX = 300  # the finest scale reaches that far
@@ -42,8 +44,9 @@ class BordaMlfq:
     service, predictable jobs also by what they would gain, in one order [P]. `literal` is that order: ranks from 1 up
     with ties averaged; an unpredictable job scores twice its rank by attained service, a predictable job that rank plus
     its rank among the predictable jobs by predicted remaining service, which replaces the benefit of resizing where
-    jobs are rigid [R]; three levels by score. `expected`, the default, is our own improvement [R]: see the module
-    docstring, and docs/borda-mlfq.md for what each brings. Service is 10 per GPU and 5 per replica for each second [D].
+    jobs are rigid [R]; three levels by score. `expected` is our own improvement [R]: see the module docstring. Service
+    is 10 per GPU and 5 per replica for each second [D]. `robust`, the default [R], learns from jobs that ended what a
+    job's age says and what predictions are worth; docs/robust-order.md says what each brings.
 
     >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
@@ -52,8 +55,11 @@ class BordaMlfq:
     ...     table.attain(job_id, run_seconds=1000)
     >>> table.update("long", predicted_seconds=90_000, confidence=0.9)
     >>> table.update("short", predicted_seconds=1100, confidence=0.9)
-    >>> BordaMlfq().order(table.jobs(now=2400), now=2400).level.tolist()
+    >>> BordaMlfq(BordaMlfq.Options(variant="expected")).order(table.jobs(now=2400), now=2400).level.tolist()
     [5, 11, 3]
+    >>> policy = BordaMlfq()  # predictions have not been right yet
+    >>> len(set(policy.order(table.jobs(now=2400), now=2400).level.tolist()))
+    1
     """
 
     name = "borda-mlfq"
@@ -66,11 +72,12 @@ class BordaMlfq:
     class Options:
         """Variant of the order, what counts as predictable, and how often levels are updated.
 
-        variant: `expected` ranks all jobs by the service that they are expected to need; `literal` is the paper's sum.
+        variant: `robust` learns what ages and predictions are worth; `expected` ranks all jobs by the service that they
+          are expected to need, if predictions are right; `literal` is the paper's sum.
         confidence_min: minimum confidence of a prediction that is used.
         cadence_seconds: time between two updates of running jobs' progress; arrivals and ends count at once.
-        gpu_weight: service units of one GPU for one second.
-        replica_weight: service units of one replica (worker or parameter server) for one second.
+        gpu_weight: `expected`, `literal`: service units of one GPU for one second.
+        replica_weight: `expected`, `literal`: service units of one replica (worker or parameter server) for one second.
         level_seconds: `expected`: run time on one GPU in one replica that the first level holds.
         level_factor: `expected`: each level holds jobs that need up to this many times more than the previous level.
         hold_levels: `expected`: number of levels by which a running job is ranked better than when waiting.
@@ -82,7 +89,7 @@ class BordaMlfq:
           for small clusters [D].
         """
 
-        variant: Literal["expected", "literal"] = "expected"
+        variant: Literal["robust", "expected", "literal"] = "robust"
         confidence_min: float = 0.5
         cadence_seconds: float = 240.0
         gpu_weight: float = 10.0
@@ -122,22 +129,34 @@ class BordaMlfq:
         with np.errstate(over="ignore"):  # an overflow is infinite and therefore no end of a level
             ends = first * self.options.level_factor ** np.arange(LEVELS_MAX, dtype=np.float64)
         self._ends = ends[ends < SERVICE_MAX]
+        self._robust = RobustOrder(self.options.confidence_min)
+
+    def learn(self, ended: EndedJob) -> None:
+        """Learn from a job that ended, for the robust order."""
+        if self.options.variant == "robust":
+            self._robust.learn(ended)
 
     def order(self, jobs: Jobs, now: float) -> Order:
         """Return levels and scores as of the last tick; later arrivals and ends are included."""
         cadence = self.options.cadence_seconds
         tick = math.floor((now + CROSSING_SECONDS) / cadence) * cadence
-        predicted = (jobs.confidence >= self.options.confidence_min) & np.isfinite(jobs.predicted_seconds)
-        if self.options.variant == "literal":
+        if self.options.variant == "robust":
+            level, changes = self._robust.levels(jobs, now, tick)
+            score = jobs.arrival_seconds.copy()
+        elif self.options.variant == "literal":
+            predicted = self._predicted(jobs)
             level, score = self._literal(jobs, attained_at(jobs, now, tick), predicted)
             changes = tick if jobs.running.any() else math.inf
         else:
-            level, score, changes = self._expected(jobs, now, tick, predicted)
+            level, score, changes = self._expected(jobs, now, tick, self._predicted(jobs))
         if self.options.starvation_seconds:
             first, turns = self._starved(jobs, tick)
             level, changes = np.where(first, -1, level), min(changes, turns)
         ticks = math.ceil((changes - CROSSING_SECONDS - tick) / cadence) if changes < math.inf else math.inf
         return Order(level.astype(np.int64), score, tick + max(1, ticks) * cadence - now)
+
+    def _predicted(self, jobs: Jobs) -> Flags:
+        return (jobs.confidence >= self.options.confidence_min) & np.isfinite(jobs.predicted_seconds)
 
     def _starved(self, jobs: Jobs, tick: float) -> tuple[Flags, float]:
         """Return which jobs have waited too long, now or before the present run, and when that next changes."""

@@ -8,7 +8,8 @@ from cotenant.core.capacity.ledger import Ledger, Offer
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.packing import able_to_hold, best_place, could_hold_all, place_on_fewest
+from cotenant.core.placement.assembly import place_on_best, place_on_fewest
+from cotenant.core.placement.packing import able_to_hold, could_hold_all
 from cotenant.core.placement.unschedulable import no_place, quick_shortage
 
 
@@ -43,7 +44,7 @@ class Consolidate:
         if refusal := quick_shortage(gang, ledger, within=Locality.SERVER if together else Locality.ANYWHERE):
             return refusal
         if gang.gpu_milli or together:
-            if (offer := best_place(gang, ledger, able_to_hold(gang, ledger))) is not None:
+            if (offer := place_on_best(gang, ledger, able_to_hold(gang, ledger))) is not None:
                 return offer
             if together or (gang.locality is not Locality.ANYWHERE and could_hold_all(gang, ledger)):
                 return no_place(gang, ledger, within=Locality.SERVER)

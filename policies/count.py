@@ -7,8 +7,7 @@ import numpy as np
 from cotenant.core.capacity.ledger import Ledger, Offer
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.packing import in_node_order, place_parts_anywhere
-from cotenant.core.placement.unschedulable import no_place
+from cotenant.core.placement.assembly import assemble, in_node_order
 
 
 class Count:
@@ -30,5 +29,4 @@ class Count:
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer the first free places in node order."""
-        offer = place_parts_anywhere(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
-        return no_place(gang, ledger) if offer is None else offer
+        return assemble(gang, ledger, in_node_order)

@@ -30,6 +30,7 @@ class Fifo:
     api_version = 1
     preemptive = False
     running_first = False
+    fixed_while_waiting = True
 
     @dataclass(frozen=True, slots=True)
     class Options:

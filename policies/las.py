@@ -75,6 +75,7 @@ class Las:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         self._thresholds = np.array(self.options.thresholds, dtype=np.float64)
+        self.fixed_while_waiting = not (self.options.promote_knob or self.options.starvation_seconds)
 
     def order(self, jobs: Jobs, now: float) -> Order:
         """Return the level of each job's service; arrival decides within a level."""

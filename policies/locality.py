@@ -9,22 +9,16 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cotenant.core.capacity.ledger import Ledger, Offer
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, Locality
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.validation import Violation
+from cotenant.core.placement.assembly import place_on_best, place_on_fewest
 from cotenant.core.placement.gang_allocation import take
-from cotenant.core.placement.packing import (
-    able_to_hold,
-    best_place,
-    could_hold_all,
-    place_on_fewest,
-    place_on_node,
-    room_for_all,
-)
+from cotenant.core.placement.packing import able_to_hold, could_hold_all, place_on_node, room_for_all
+from cotenant.core.placement.scores import BALANCED_CORES, BEST_FIT, CROWDED, Weights, marked
 from cotenant.core.placement.unschedulable import fits, no_place, quick_shortage
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView, Rearrangement, RunningJob
 
@@ -88,6 +82,7 @@ relaxes to rack in 4 min
         server_seconds: time-out of the wait for one server.
         rack_seconds: time-out of the following wait for one rack.
         dedicated_share: a gang that takes this share of a server's GPUs prefers an empty server; above 1 disables this.
+        balance_cores: whether smaller gangs go where the largest share of the cores is free, instead of best fit.
         moves_max: maximum number of running jobs that are moved for one gang; at most 4.
         settled_seconds: a job is not moved until it has run this long since its last start.
         gain_min: minimum ratio of the GPU time saved for the gang to the cost of the moves.
@@ -96,6 +91,7 @@ relaxes to rack in 4 min
         server_seconds: float = 300.0
         rack_seconds: float = 300.0
         dedicated_share: float = 0.5
+        balance_cores: bool = False
         moves_max: int = 2
         settled_seconds: float = 1800.0
         gain_min: float = 2.0
@@ -231,14 +227,14 @@ relaxes to rack in 4 min
     def _on_server(self, gang: Gang, ledger: Ledger) -> Offer | None:
         """Place a gang on the server with the least left over."""
         able = able_to_hold(gang, ledger)
-        return best_place(gang, ledger, able, self._occupied(gang, ledger)) if able.any() else None
+        return place_on_best(gang, ledger, able, self._weights(gang, ledger)) if able.any() else None
 
-    def _occupied(self, gang: Gang, ledger: Ledger) -> NDArray[np.bool_] | None:
-        """Mark the servers that a gang avoids because other jobs are there; None if it does not mind."""
-        if gang.gpu_milli < 2 * WHOLE_GPU_MILLI:
-            return None
+    def _weights(self, gang: Gang, ledger: Ledger) -> Weights:
+        """Return best fit or core balance, after the servers that a gang avoids because other jobs are there."""
         large = gang.gpu_milli >= self.options.dedicated_share * WHOLE_GPU_MILLI * ledger.total_gpus
-        return large & (ledger.free_gpus < ledger.total_gpus)
+        if gang.gpu_milli < 2 * WHOLE_GPU_MILLI or not large.any():
+            return BALANCED_CORES if self.options.balance_cores else BEST_FIT
+        return {**BEST_FIT, marked(large & (ledger.free_gpus < ledger.total_gpus)): CROWDED}
 
 
 def _relaxes(gang: Gang) -> bool:

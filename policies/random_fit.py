@@ -8,8 +8,8 @@ from cotenant.core.capacity.ledger import Counts, Ledger, Offer
 from cotenant.core.model.gang import Gang, Part
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.packing import place_on_node, place_parts_anywhere, room_for_all
-from cotenant.core.placement.unschedulable import no_place
+from cotenant.core.placement.assembly import Places, assemble
+from cotenant.core.placement.scores import Candidates, Scorer
 
 
 class RandomFit:
@@ -31,16 +31,23 @@ class RandomFit:
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer random places; refuse only if there is no room."""
-        if gang.locality is Locality.SERVER:
-            for node in rng.permutation(room_for_all(gang, ledger)).tolist():
-                if (whole := place_on_node(gang, ledger, node)) is not None:
-                    return whole
-            return no_place(gang, ledger, within=Locality.SERVER)
-        offer = place_parts_anywhere(gang, ledger, lambda part, room: _random_nodes(part, room, rng))
-        return no_place(gang, ledger) if offer is None else offer
+        whole = {_shuffled(rng): 1} if gang.locality is Locality.SERVER else None
+        return assemble(gang, ledger, lambda part, room: _random_nodes(part, room, rng), whole)
 
 
-def _random_nodes(part: Part, room: Counts, rng: np.random.Generator) -> list[tuple[int, int]] | None:
+def _shuffled(rng: np.random.Generator) -> Scorer:
+    """Return a scorer that puts the nodes with room in a random order."""
+
+    def score(candidates: Candidates) -> Counts:
+        scores = np.zeros(len(candidates.ledger), dtype=np.int64)
+        nodes = rng.permutation(np.flatnonzero(candidates.room))
+        scores[nodes] = np.arange(len(nodes))
+        return scores
+
+    return score
+
+
+def _random_nodes(part: Part, room: Counts, rng: np.random.Generator) -> Places | None:
     """Return nodes drawn for one replica after another; full nodes are drawn no longer."""
     nodes = np.flatnonzero(room)
     left = np.minimum(room[nodes], part.replicas)

@@ -39,6 +39,7 @@ class Sjf:
     api_version = 1
     preemptive = False
     running_first = False
+    fixed_while_waiting = True
 
     @dataclass(frozen=True, slots=True)
     class Options:

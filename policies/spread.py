@@ -10,8 +10,8 @@ from cotenant.core.capacity.ledger import Counts, Ledger, Offer
 from cotenant.core.model.gang import Gang, Part
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.packing import place_on_node, place_parts_anywhere, room_for_all
-from cotenant.core.placement.unschedulable import no_place
+from cotenant.core.placement.assembly import Places, assemble
+from cotenant.core.placement.scores import Candidates, Weights, share_taken
 
 
 class Spread:
@@ -19,7 +19,8 @@ class Spread:
 
     No paper: a baseline that is common for services, which should share as little as possible, memory bandwidth and
     fate included. It counts shares of a node: GPUs for replicas that request GPUs; cores for the others, which go to
-    nodes without GPUs first, as long as there is room. A gang with locality `server` gets the emptiest server.
+    nodes without GPUs first, as long as there is room. A gang with locality `server` gets the emptiest server. Other
+    gangs are placed replica by replica, because each raises the share that is taken of its node.
 
     >>> from cotenant.core.model.gang import Demand
     >>> from cotenant.core.model.node import NodeShape
@@ -34,25 +35,11 @@ class Spread:
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer the emptiest nodes; refuse only if there is no room."""
-        if gang.locality is Locality.SERVER:
-            nodes = room_for_all(gang, ledger)
-            taken = _taken(ledger, of_gpus=gang.gpu_milli > 0)[nodes]
-            for node in nodes[np.lexsort((nodes, taken))].tolist():
-                if (whole := place_on_node(gang, ledger, node)) is not None:
-                    return whole
-            return no_place(gang, ledger, within=Locality.SERVER)
-        offer = place_parts_anywhere(gang, ledger, lambda part, room: _apart(part, room, ledger))
-        return no_place(gang, ledger) if offer is None else offer
+        whole: Weights | None = {share_taken: 1} if gang.locality is Locality.SERVER else None
+        return assemble(gang, ledger, lambda part, room: _apart(gang, part, room, ledger), whole)
 
 
-def _taken(ledger: Ledger, *, of_gpus: bool) -> np.ndarray:
-    """Return the share of each node that is taken: GPUs, or cores with GPUs counting as a whole node."""
-    if of_gpus:
-        return 1 - ledger.free_milli / 1000 / np.maximum(1, ledger.total_gpus)
-    return (ledger.total_gpus > 0) + 1 - ledger.free_cores / np.maximum(1, ledger.total_cores)
-
-
-def _apart(part: Part, room: Counts, ledger: Ledger) -> list[tuple[int, int]] | None:
+def _apart(gang: Gang, part: Part, room: Counts, ledger: Ledger) -> Places | None:
     """Return places for one replica after another, each on the node with the smallest share taken by then."""
     nodes = np.flatnonzero(room)
     if int(np.minimum(room[nodes], part.replicas).sum()) < part.replicas:
@@ -64,7 +51,8 @@ def _apart(part: Part, room: Counts, ledger: Ledger) -> list[tuple[int, int]] | 
     )
     each = (one / np.maximum(1, whole)).tolist()
     numbers, left = nodes.tolist(), room[nodes].tolist()
-    heap = list(zip(_taken(ledger, of_gpus=of_gpus)[nodes].tolist(), numbers, range(len(numbers)), strict=True))
+    now = share_taken(Candidates(gang, ledger, room, part))[nodes].tolist()
+    heap = list(zip(now, numbers, range(len(numbers)), strict=True))
     heapq.heapify(heap)
     placed: dict[int, int] = {}
     for _ in range(part.replicas):

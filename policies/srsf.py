@@ -36,6 +36,7 @@ class Srsf:
     preemptive = True
     strict = False
     running_first = False
+    fixed_while_waiting = True
 
     @dataclass(frozen=True, slots=True)
     class Options:

@@ -34,6 +34,7 @@ class Srtf:
     preemptive = True
     strict = False
     running_first = False
+    fixed_while_waiting = True
 
     @dataclass(frozen=True, slots=True)
     class Options:

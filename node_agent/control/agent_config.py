@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from cotenant.node_agent.enforcement.node_settings import NodeSettings
+
 MEBIBYTE = 1 << 20
 DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class AgentConfig:
+class AgentConfig(NodeSettings):
     """The settings of an agent.
 
     `gpus` is "auto" or "fake:N". `cpus` restricts jobs to these logical CPUs, `memory_bytes` to a part of the memory.
@@ -22,9 +24,8 @@ class AgentConfig:
     second; 0 means the highest observed.
 
     `kept_max` and `kept_seconds_max` bound how many acknowledged attempts keep their output, and for how long.
-    `pids_max` is the default limit of processes and threads per task; 0 means only the limit of the whole attempt, half
-    of the node's. `work_bytes_max` limits the size of an attempt's own directory, 0: unlimited. `disk_reserve_bytes` of
-    the file system are kept free of jobs' files.
+    `work_bytes_max` limits the size of an attempt's own directory, 0: unlimited. `disk_reserve_bytes` of the file
+    system are kept free of jobs' files.
 
     `users` maps submitters to users of the machine if the agent runs as root; the default is the user of the same name.
     An agent that does not run as root runs jobs of several submitters only with `shared_identity`. `hidden` are files
@@ -32,7 +33,7 @@ class AgentConfig:
 
     Without `share_machine` the agent refuses to start if another agent of the same user offers some of its CPUs, and
     placement holds one of two such nodes. `machine_parts` is the number of agents that share the machine: each offers
-    an equal part of its memory.
+    an equal part of its memory and scratch space.
     """
 
     node_id: str
@@ -53,7 +54,6 @@ class AgentConfig:
     health_interval_seconds: float = 5.0
     kept_max: int = 200
     kept_seconds_max: float = 30 * DAY_SECONDS
-    pids_max: int = 32_768
     work_bytes_max: int = 0
     disk_reserve_bytes: int = 128 * MEBIBYTE
     runtime: str = "process"

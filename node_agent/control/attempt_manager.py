@@ -6,21 +6,22 @@ or forgets nothing on its own authority.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import structlog
 
 from cotenant import fail_points, telemetry
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.failures.classifier import SIGNS_MAX
+from cotenant.node_agent.control.attempt import Attempt, Attempts
 from cotenant.node_agent.control.epoch_fence import EpochFence
 from cotenant.node_agent.control.live_profiling import LiveProfiler
 from cotenant.node_agent.control.node_guard import NodeGuard
+from cotenant.node_agent.control.placement_outbox import PlacementOutbox
 from cotenant.node_agent.control.progress_reader import ProgressReader
+from cotenant.node_agent.control.throttles import Throttles
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status, report, stop_reason_name
 from cotenant.node_agent.runtime.launch import grace_seconds_of
 from cotenant.node_agent.runtime.output_tail import tail_of
@@ -31,51 +32,25 @@ from cotenant.rpc.task_group import BackgroundTasks
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class Attempt:
-    """An attempt as the agent knows it. Times are seconds since 1970."""
-
-    assignment: agent_pb2.Assignment
-    status: Status
-    received: float
-    stop_grace_seconds: float | None = None
-    stop_reason: str = ""  # of the first order
-    launched: bool = False
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    started: asyncio.Event = field(default_factory=asyncio.Event)
-    resizes_waiting: int = 0
-    resized: agent_pb2.ResizeReport | None = None  # the last report
-    began: float = field(default_factory=time.monotonic)  # start, or recovery by this agent; monotonic clock
-    changed: float = field(default_factory=time.monotonic)  # last change of its allocation, same clock
-
-
 class AttemptManager:
     """The attempts that this node knows, and their life cycle."""
 
     def __init__(
         self,
         node_id: str,
+        attempts: Attempts,
+        outbox: PlacementOutbox,
         runtime: Runtime,
         fence: EpochFence,
         progress: ProgressReader,
         profiles: LiveProfiler,
-        send_report: Callable[[agent_pb2.AttemptReport], None],
-        send_resized: Callable[[agent_pb2.ResizeReport], None],
-        guard: Callable[[], NodeGuard],
-        is_throttled: Callable[[AttemptKey], bool] = lambda key: False,
+        throttles: Throttles,
+        guard: NodeGuard,
     ) -> None:
-        self.attempts: dict[AttemptKey, Attempt] = {}
-        self._node_id = node_id
-        self._runtime = runtime
-        self._fence = fence
-        self._progress = progress
-        self._profiles = profiles
-        self._send_report = send_report
-        self._send_resized = send_resized
-        self._guard = guard
-        self._is_throttled = is_throttled
+        self._node_id, self.attempts, self._outbox = node_id, attempts, outbox
+        self._runtime, self._fence, self._guard = runtime, fence, guard
+        self._progress, self._profiles, self._throttles = progress, profiles, throttles
         self._background = BackgroundTasks()
-        self.signs_of: Callable[[AttemptKey], Sequence[str]] = lambda key: ()  # set by the agent: `NodeHealth.signs_of`
 
     def recover(self, found: RecoveredAttempt) -> None:
         """Register an attempt that was found at startup."""
@@ -101,12 +76,12 @@ class AttemptManager:
         return min((leash.ToMicroseconds() / 1e6 for leash in leashes), default=math.inf)
 
     def _send(self, status: Status) -> None:
-        self._send_report(self._report(status))
+        self._outbox.report(self._report(status))
 
     def _report(self, status: Status) -> agent_pb2.AttemptReport:
         message = report(status, self._node_id)
         if status.state in ("FAILED", "STOPPED"):  # likely causes seen on this node
-            message.signs.extend(self.signs_of(status.key)[:SIGNS_MAX])
+            message.signs.extend(self._guard.signs_of(status.key)[:SIGNS_MAX])
         directory = self._runtime.output_directory(status.key) if status.state == "FAILED" else None
         if directory is not None and status.exit is not None:
             message.output_tail = tail_of(directory, status.exit.rank)
@@ -137,14 +112,14 @@ class AttemptManager:
             await self._launch_alone(key, attempt)
 
     async def _launch_alone(self, key: AttemptKey, attempt: Attempt) -> None:
-        shortage = await self._guard().wait_for_resources(lambda: attempt.stop_grace_seconds is not None)
+        shortage = await self._guard.wait_for_resources(lambda: attempt.stop_grace_seconds is not None)
         try:
             await self._fence.flush()
         except OSError as error:
             why = f"cannot record its epoch: {error.strerror}"
             self.changed(self._not_launched(key, why, cause_of(error, "disk")))
             return None
-        busy = await self._guard().busy(attempt.assignment)
+        busy = await self._guard.busy(attempt.assignment)
         if attempt.stop_grace_seconds is not None:
             status = self._status(key, "STOPPED", "stopped before it started")
             return self.changed(replace(status, stop_reason=attempt.stop_reason))
@@ -199,7 +174,7 @@ class AttemptManager:
         key = AttemptKey(order.job_id, order.number)
         known = self.attempts.get(key)
         if known is not None and known.resized is not None and known.resized.epoch == order.epoch:
-            self._send_resized(known.resized)
+            self._outbox.report_resize(known.resized)
         elif not self._fence.raise_epoch(key.job_id, order.epoch):
             self._answer(order, f"refused: epoch {order.epoch} is older than {self._fence.epoch_of(key.job_id)}")
         elif known is None:
@@ -215,7 +190,7 @@ class AttemptManager:
         else:
             log.info("attempt_resized", attempt=attempt, epoch=order.epoch)
         answer = agent_pb2.ResizeReport(job_id=order.job_id, number=order.number, epoch=order.epoch, error=error)
-        self._send_resized(answer)
+        self._outbox.report_resize(answer)
         return answer
 
     async def _resize(self, known: Attempt, order: agent_pb2.ResizeOrder) -> None:
@@ -274,7 +249,7 @@ class AttemptManager:
             return "it is not running"
         if known.resizes_waiting:
             return "its cores are being changed"
-        if self._is_throttled(known.status.key):
+        if self._throttles.is_throttled(known.status.key):
             return "it is throttled"
         if len(known.assignment.allocation.tasks) != known.assignment.world_size:
             return "its replicas are on several nodes"
@@ -356,11 +331,11 @@ class AttemptManager:
         """Report the last progress, then the end."""
         attempt.started.set()
         await self._profiles.end(status.key, "the attempt has ended")
-        if self._is_throttled(status.key):
+        if self._throttles.is_throttled(status.key):
             self._progress.report_soon(status.key)  # that it is no longer throttled
         await self._progress.finish(status.key)
         if attempt.launched:
-            await self._guard().wait_for_gpus(attempt.assignment)
+            await self._guard.wait_for_gpus(attempt.assignment)
         before, attempt.status = attempt.status, status
         log.info("attempt_ended", attempt=str(status.key), state=status.state, message=status.message)
         if before.state == "STARTING" and status.start_time:

@@ -135,7 +135,7 @@ class DiskWatch:
     def __init__(
         self,
         state_dir: Path,
-        attempts: Callable[[], Mapping[AttemptKey, KnownAttempt]],
+        attempts: Mapping[AttemptKey, KnownAttempt],
         directory: Callable[[AttemptKey], Path | None],
         ends: Evictions,
         *,
@@ -159,7 +159,7 @@ class DiskWatch:
 
     async def check(self) -> float:
         """Check once and evict attempts as needed; return the seconds until the next check."""
-        self._ends.forget(self._attempts())
+        self._ends.forget(self._attempts)
         space = await self._space()
         for name in ("free", "reserve", "total"):
             DISK.set(getattr(space, name), of=name)
@@ -179,7 +179,7 @@ class DiskWatch:
 
     async def _measure(self, stop_at: float = float("inf")) -> Sequence[tuple[AttemptKey, int]]:
         """Return the size of each running attempt's directory, the largest first."""
-        attempts = self._attempts().items()
+        attempts = self._attempts.items()
         running = [key for key, attempt in attempts if not attempt.status.ended and key not in self._ends]
         folders = [(key, folder) for key in running if (folder := self._directory(key))]
         sizes = await asyncio.to_thread(lambda: [(key, used_bytes(folder, stop_at)) for key, folder in folders])
@@ -208,7 +208,7 @@ class DiskWatch:
         """Wait until an attempt has ended, for `END_SECONDS_MAX` at most."""
         deadline = time.monotonic() + END_SECONDS_MAX
         while time.monotonic() < deadline:
-            known = self._attempts().get(key)
+            known = self._attempts.get(key)
             if known is None or known.status.ended:
                 return
             await asyncio.sleep(PAUSE_SECONDS_MIN)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from cotenant.core.model.health import GpuProcess
-from cotenant.node_agent.control.attempt_manager import Attempt
+from cotenant.node_agent.control.attempt import Attempt, Attempts
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.supervisor.process_table import parent_of
 
@@ -31,7 +31,7 @@ def sees_all_processes(proc: Path = Path("/proc")) -> bool:
 class GpuOwners:
     """Attributes processes to attempts by what the attempts were allocated."""
 
-    attempts: Callable[[], Mapping[AttemptKey, Attempt]]
+    attempts: Attempts
 
     def describe(
         self, gpu_uuid: str, processes: Iterable[tuple[int, int]], without: AttemptKey | None = None
@@ -40,7 +40,7 @@ class GpuOwners:
 
         An attempt that has ended, or is given as `without`, owns no processes: they count as foreign.
         """
-        live = {key: attempt for key, attempt in self.attempts().items() if not attempt.status.ended and key != without}
+        live = {key: attempt for key, attempt in self.attempts.items() if not attempt.status.ended and key != without}
         described = (self._describe(gpu_uuid, pid, memory_bytes, live) for pid, memory_bytes in processes)
         return tuple(process for process in described if process.name not in DRIVER_PROCESSES)
 

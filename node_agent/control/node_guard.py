@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
 
 
 class NodeGuard(Protocol):
@@ -19,3 +20,6 @@ class NodeGuard(Protocol):
 
     async def wait_for_resources(self, given_up: Callable[[], bool]) -> str:
         """Wait briefly until the agent has the resources for a launch; return what is missing, or "" if `given_up`."""
+
+    def signs_of(self, key: AttemptKey) -> Sequence[str]:
+        """Return what was seen on this node that may have made an attempt fail."""

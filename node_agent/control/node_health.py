@@ -20,7 +20,7 @@ from cotenant.core.model import health as core
 from cotenant.core.model.health import Finding, GpuReading, Sign
 from cotenant.core.model.health_rules import RULES
 from cotenant.core.model.node import HealthProblem
-from cotenant.node_agent.control.attempt_manager import Attempt
+from cotenant.node_agent.control.attempt import Attempts
 from cotenant.node_agent.control.gpu_owners import GpuOwners, sees_all_processes
 from cotenant.node_agent.control.health_file import HealthFile, HealthSnapshot
 from cotenant.node_agent.probes.gpus import nvml_gpus
@@ -52,8 +52,8 @@ class NodeHealth:
         state_dir: Path,
         *,
         link: NvmlLink | None,
-        attempts: Callable[[], Mapping[AttemptKey, Attempt]],
-        changed: Callable[[], None],
+        attempts: Attempts,
+        report: Callable[[resources_pb2.Inventory], None],
         interval_seconds: float,
         sysfs: Path,
         shareable: bool = False,
@@ -61,7 +61,7 @@ class NodeHealth:
         gpu_release_seconds: float = GPU_RELEASE_SECONDS_MAX,
         limits: OwnLimits | None = None,
     ) -> None:
-        self._inventory, self._state_dir, self._link, self._changed = inventory, state_dir, link, changed
+        self._inventory, self._state_dir, self._link, self._report = inventory, state_dir, link, report
         self._interval_seconds, self._sysfs, self._shareable = interval_seconds, sysfs, shareable
         self._gpu_release_seconds, self._limits = gpu_release_seconds, limits or OwnLimits(self.wake)
         self._knows_pids = sees_all_processes() if knows_pids is None else knows_pids
@@ -82,7 +82,7 @@ class NodeHealth:
         self._note = ""  # why there are no GPUs, while there are none
         self._era = core.BootInstance()
         if link is not None:
-            link.on_event = self._take_event
+            link.events.subscribe(self._take_event)
 
     # Readings -------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class NodeHealth:
             for problem in found:
                 log.warning("node_unhealthy", check=problem.check, gpu=problem.gpu_uuid, action=problem.action.value,
                             reason=problem.reason)  # fmt: skip
-            self._changed()
+            self._report(self._inventory)
 
     def _save(self) -> None:
         """Save findings when they change; elapsed times alone are not worth a write."""
@@ -329,7 +329,7 @@ class NodeHealth:
 
     def signs_of(self, key: AttemptKey) -> Sequence[str]:
         """Return the signs seen on an attempt's GPUs and on the node while the attempt ran."""
-        if (attempt := self._attempts().get(key)) is None:
+        if (attempt := self._attempts.get(key)) is None:
             return ()
         began = min(attempt.received, attempt.status.start_time or attempt.received)
         return core.signs_for(self._findings, gpus_of(attempt.assignment), began)

@@ -8,9 +8,9 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
-import re2
 import structlog
 
 from cotenant.core.model.patterns import MEMORY_BYTES_MAX
@@ -21,7 +21,10 @@ from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
 log = structlog.get_logger()
 
 PROCESS = Path(__file__).with_name("pattern_process.py")
-RE2_DIRECTORY = str(Path(re2.__file__).parent.parent)
+RE2 = find_spec("re2")  # only the process loads it, which takes 2 MiB
+if RE2 is None or RE2.origin is None:
+    raise ModuleNotFoundError("No module named 're2'", name="re2")
+RE2_DIRECTORY = str(Path(RE2.origin).parent.parent)
 SEARCH_SECONDS_MAX = 1.0
 START_SECONDS_MAX = 10.0
 LOOK_BACK_BYTES = 65536

@@ -10,7 +10,7 @@ import grpc.aio
 import structlog
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
-from cotenant.node_agent.control.placement_link import NotWelcomed
+from cotenant.node_agent.control.attempt import Attempts
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
 from cotenant.rpc.task_group import BackgroundTasks
@@ -21,6 +21,11 @@ FOLLOW_SECONDS = 0.2
 READS_MAX = 64
 
 Pieces = AsyncIterator[agent_pb2.UploadOutputRequest]
+Upload = Callable[[Pieces], Awaitable[None]]
+
+
+class NotConnected(Exception):
+    """There is no connection to placement."""
 
 
 class OutputUploads:
@@ -28,27 +33,26 @@ class OutputUploads:
 
     def __init__(
         self,
-        upload: Callable[[Pieces], Awaitable[None]],
         directory: Callable[[AttemptKey], Path | None],
-        running: Callable[[AttemptKey], bool],
+        attempts: Attempts,
     ) -> None:
-        self._upload, self._directory, self._running = upload, directory, running
+        self._directory, self._attempts = directory, attempts
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._background = BackgroundTasks()
 
-    def order(self, order: agent_pb2.ReadOutput) -> None:
-        """Start or cancel a read."""
+    def order(self, order: agent_pb2.ReadOutput, upload: Upload) -> None:
+        """Start a read that sends the output through `upload`, or cancel one."""
         running = self._reads.get(order.read_id)
         if order.cancel:
             if running:
                 running.cancel()
         elif running is None:
-            self._reads[order.read_id] = self._background.start(self._send(order))
+            self._reads[order.read_id] = self._background.start(self._send(order, upload))
 
-    async def _send(self, order: agent_pb2.ReadOutput) -> None:
+    async def _send(self, order: agent_pb2.ReadOutput, upload: Upload) -> None:
         try:
-            await self._upload(self._pieces(order))
-        except (grpc.aio.AioRpcError, NotWelcomed, OSError) as error:  # OSError: the output was pruned in the meantime
+            await upload(self._pieces(order))
+        except (grpc.aio.AioRpcError, NotConnected, OSError) as error:  # OSError: the output was pruned in the meantime
             log.info("output_upload_failed", read=order.read_id, error=type(error).__name__)
         finally:
             del self._reads[order.read_id]
@@ -67,7 +71,7 @@ class OutputUploads:
         readers: dict[int, OutputReader] = {}
         try:
             while True:
-                last_round = not (order.follow and self._running(key))
+                last_round = not (order.follow and self._is_running(key))
                 directory = self._directory(key) or directory  # it moves when the attempt's end is acknowledged
                 for rank in [order.rank] if order.HasField("rank") else ranks_in(directory):
                     if rank not in readers:
@@ -83,6 +87,10 @@ class OutputUploads:
         finally:
             for reader in readers.values():
                 reader.close()
+
+    def _is_running(self, key: AttemptKey) -> bool:
+        attempt = self._attempts.get(key)
+        return attempt is not None and not attempt.status.ended
 
     async def close(self) -> None:
         """Cancel all reads."""

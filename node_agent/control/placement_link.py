@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -15,23 +15,23 @@ import structlog
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.agent.v1 import agent_service_pb2_grpc
 from cotenant.node_agent.backoff import Backoff
-from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.control.leader_check import LeaderCheck
+from cotenant.node_agent.control.node_description import NodeDescription
+from cotenant.node_agent.control.output_upload import NotConnected
+from cotenant.node_agent.control.placement_orders import PlacementOrders
+from cotenant.node_agent.control.placement_outbox import PlacementOutbox
 from cotenant.node_agent.supervisor.lease import boot_seconds
 from cotenant.rpc import channel
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security.validity import Validity
-from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
 WELCOME_SECONDS_MAX = 15.0
 HEARTBEAT_SECONDS_DEFAULT = 5.0
 HEARTBEAT_SECONDS_MIN = 0.05
-RETAINED_REPORTS_MAX = 1000
 HEARTBEATS_PER_DISCONNECT = 4
 FLUSH_SECONDS_MAX = 1.0
-
-Upload = Callable[[AsyncIterator[agent_pb2.UploadOutputRequest]], Any]
 
 
 class NotWelcomed(Exception):
@@ -39,75 +39,43 @@ class NotWelcomed(Exception):
 
 
 class PlacementLink:
-    """One stream at a time. Reports are not kept while there is none: the next hello reports everything.
+    """One stream at a time. What waits while there is none is dropped but for answers: the next hello reports the rest.
 
-    Only answers to resizes and profiles are kept, because a hello does not include them. A heartbeat is sent at least
-    as often as placement wants, and several times within `min_disconnect_seconds`.
+    A heartbeat is sent at least as often as placement wants, and several times within the shortest time that a job may
+    run without the control plane.
     """
 
     def __init__(
         self,
         endpoint: str,
         token: str,
-        *,
-        hello: Callable[[], agent_pb2.Hello],
-        welcome: Callable[[agent_pb2.Welcome], bool],
-        apply_orders: Callable[[agent_pb2.ConnectResponse], None],
-        acknowledged: Callable[[float], None],
-        min_disconnect_seconds: Callable[[], float],
+        outbox: PlacementOutbox,
+        node: NodeDescription,
+        leader: LeaderCheck,
+        orders: PlacementOrders,
         rng: Random,
-        condition: Callable[[], agent_pb2.AgentCondition] = agent_pb2.AgentCondition,
     ) -> None:
-        self._endpoint, self._token = endpoint, token
-        self._hello, self._welcome, self._apply_orders, self._acknowledged = hello, welcome, apply_orders, acknowledged
-        self._min_disconnect_seconds, self._condition = min_disconnect_seconds, condition
+        self._endpoint, self._token, self._outbox = endpoint, token, outbox
+        self._node, self._leader, self._orders = node, leader, orders
         self._heartbeat_sent_seconds = 0.0
         self._backoff = Backoff(first_seconds=0.2, longest_seconds=5.0, rng=rng)
-        self._outbox = agent_pb2.ConnectRequest()
-        self._progress: dict[AttemptKey, agent_pb2.ProgressReport] = {}
-        self._wake = asyncio.Event()
         self._writing = False
         self._sent = asyncio.Event()  # set after each message
         self._target = ""  # of the last connection: names that cannot be resolved now had these addresses
         self._reported_certificate: Validity | None = None  # last reported to placement
         self._stub: agent_service_pb2_grpc.AgentServiceAsyncStub | None = None
 
-    def report(self, report: agent_pb2.AttemptReport) -> None:
-        """Queue an attempt's report; all reports are sent, in order."""
-        self._outbox.reports.append(report)
-        self._wake.set()
-
-    def report_resize(self, report: agent_pb2.ResizeReport) -> None:
-        """Queue the answer to a resize; it survives a reconnect."""
-        self._outbox.resized.append(report)
-        self._wake.set()
-
-    def report_profile(self, report: agent_pb2.ProfileReport) -> None:
-        """Queue a result of a profile; it survives a reconnect."""
-        self._outbox.profiled.append(report)
-        self._wake.set()
-
-    def report_progress(self, report: agent_pb2.ProgressReport) -> None:
-        """Queue a job's progress; only the latest is sent."""
-        self._progress[AttemptKey(report.job_id, report.number)] = report
-        self._wake.set()
-
-    def report_inventory(self, inventory: resources_pb2.Inventory) -> None:
-        """Queue the node's changed inventory."""
-        self._outbox.inventory.CopyFrom(inventory)
-        self._wake.set()
-
     async def upload(self, pieces: AsyncIterator[agent_pb2.UploadOutputRequest]) -> None:
-        """Send output over the current connection. Raises `NotWelcomed` without a connection, or a gRPC error."""
+        """Send output over the current connection. Raises `NotConnected` without a connection, or a gRPC error."""
         if self._stub is None:
-            raise NotWelcomed("not connected to placement")
+            raise NotConnected("not connected to placement")
         await self._stub.UploadOutput(pieces)
 
     async def flush_outbox(self) -> None:
         """Wait until queued reports are sent, for `FLUSH_SECONDS_MAX` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_SECONDS_MAX):
-                while self._stub is not None and (self._writing or self._outbox.ByteSize()):
+                while self._stub is not None and (self._writing or self._outbox):
                     self._sent.clear()
                     await self._sent.wait()
 
@@ -147,14 +115,11 @@ class PlacementLink:
 
     async def _handshake(self, call: Any) -> float:
         """Send a hello and wait for the welcome; return the heartbeat interval in seconds."""
-        self._outbox = agent_pb2.ConnectRequest(
-            resized=self._outbox.resized[-RETAINED_REPORTS_MAX:], profiled=self._outbox.profiled[-RETAINED_REPORTS_MAX:]
-        )
-        self._progress.clear()
+        self._outbox.keep_answers()
         try:
             async with asyncio.timeout(WELCOME_SECONDS_MAX):
                 sent = self._heartbeat()
-                first = agent_pb2.ConnectRequest(hello=self._hello(), beat=sent, condition=self._condition())
+                first = agent_pb2.ConnectRequest(hello=self._node.hello(), beat=sent, condition=self._node.condition())
                 self._reported_certificate = None
                 self._add_certificate(first)
                 await call.write(first)
@@ -165,22 +130,22 @@ class PlacementLink:
             raise NotWelcomed(await call.details() or "placement ended the stream at once")
         if not response.HasField("welcome"):
             raise NotWelcomed("placement's first message is not a welcome")
-        if not self._welcome(response.welcome):
+        if not self._leader.accepts(response.welcome):
             raise NotWelcomed(f"its term {response.welcome.term} or its store is older than one already seen")
         self._backoff.reset()
-        self._acknowledged(sent / 1000)
+        self._leader.acknowledged(sent / 1000)
         log.info("placement_connected", endpoint=self._endpoint, term=response.welcome.term)
-        self._apply_orders(response)
+        self._apply(response)
         interval = response.welcome.heartbeat_interval.ToMicroseconds() / 1e6
         return max(HEARTBEAT_SECONDS_MIN, interval) if interval > 0 else HEARTBEAT_SECONDS_DEFAULT
 
     async def _receive(self, call: Any) -> None:
         while (response := await call.read()) is not grpc.aio.EOF:
-            if response.HasField("welcome") and not self._welcome(response.welcome):
+            if response.HasField("welcome") and not self._leader.accepts(response.welcome):
                 raise NotWelcomed(f"its term {response.welcome.term} or its store is older than one already seen")
             if response.heard:
-                self._acknowledged(response.heard / 1000)
-            self._apply_orders(response)
+                self._leader.acknowledged(response.heard / 1000)
+            self._apply(response)
         if await call.code() is not grpc.StatusCode.OK:
             raise NotWelcomed(f"{(await call.code()).name}: {await call.details()}")
 
@@ -188,14 +153,14 @@ class PlacementLink:
         """Send everything queued in one message; after a quiet interval, a heartbeat alone."""
         try:
             while True:
-                within_disconnect = self._min_disconnect_seconds() / HEARTBEATS_PER_DISCONNECT
+                within_disconnect = self._node.min_disconnect_seconds() / HEARTBEATS_PER_DISCONNECT
                 beat_seconds = max(HEARTBEAT_SECONDS_MIN, min(heartbeat_seconds, within_disconnect))
                 try:
                     async with asyncio.timeout(beat_seconds):
-                        await self._wake.wait()
+                        await self._outbox.filled.wait()
                 except TimeoutError:
                     pass  # nothing queued: send a heartbeat
-                self._wake.clear()
+                self._outbox.filled.clear()
                 self._writing = True
                 await call.write(self._take_outbox(beat_seconds))
                 self._writing = False
@@ -203,6 +168,10 @@ class PlacementLink:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.info("placement_stream_broken", error=type(error).__name__)
             call.cancel()
+
+    def _apply(self, response: agent_pb2.ConnectResponse) -> None:
+        self._leader.note(response)
+        self._orders.apply(response, self.upload)
 
     def _heartbeat(self) -> int:
         """Return the timestamp that placement is to acknowledge: when it was sent, in milliseconds since boot."""
@@ -218,11 +187,9 @@ class PlacementLink:
         self._reported_certificate = shown
 
     def _take_outbox(self, beat_seconds: float) -> agent_pb2.ConnectRequest:
-        message, self._outbox = self._outbox, agent_pb2.ConnectRequest()
-        message.progress.extend(self._progress.values())
-        self._progress.clear()
+        message = self._outbox.take()
         self._add_certificate(message)
         if boot_seconds() - self._heartbeat_sent_seconds >= beat_seconds / 2 or not message.ByteSize():
             message.beat = self._heartbeat()
-            message.condition.CopyFrom(self._condition())
+            message.condition.CopyFrom(self._node.condition())
         return message

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import psutil
 
 from cotenant.core.model.throttle import FREE, Throttle
-from cotenant.node_agent.control.attempt_manager import Attempt
+from cotenant.node_agent.control.attempt import Attempt, Attempts
 from cotenant.node_agent.probes.memory_bandwidth import NodeBandwidth, rate_between
 from cotenant.node_agent.probes.pressure import read_pressure
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, duration, timestamp
-from cotenant.node_agent.runtime.runtime_port import Runtime, Usage
+from cotenant.node_agent.runtime.runtime_port import Runtime, ThrottleState, Usage
 from cotenant.v1 import contention_service_pb2, job_pb2
 
 UNKNOWN = -1.0
@@ -46,10 +46,10 @@ class UsageReading:
 class SampleSources:
     """What the sampler reads; per attempt unless noted otherwise."""
 
-    attempts: Callable[[], dict[AttemptKey, Attempt]]  # all of the node
+    attempts: Attempts  # all of the node
     rate_over: Callable[[AttemptKey, float], tuple[float, str]]  # over the last seconds; with the phase
     profiled: Callable[[AttemptKey], bool]
-    throttle: Callable[[AttemptKey], Throttle]
+    throttle: Callable[[AttemptKey], ThrottleState]
     gpu_utilisation_percent: Callable[[Sequence[str]], float]  # of some GPUs by UUID
 
 
@@ -70,7 +70,7 @@ class Sampler:
         """End the window and return its sample."""
         now = time.monotonic()
         window_seconds, self._window_began = now - self._window_began, now
-        live = {key: attempt for key, attempt in self._sight.attempts().items() if not attempt.status.ended}
+        live = {key: attempt for key, attempt in self._sight.attempts.items() if not attempt.status.ended}
         self._readings = {key: reading for key, reading in self._readings.items() if key in live}
         attempts = [await self._attempt_sample(key, attempt, window_seconds) for key, attempt in sorted(live.items())]
         samples, cpu_percent = [sample for sample in attempts if sample], psutil.cpu_percent()
@@ -102,7 +102,7 @@ class Sampler:
         tasks = attempt.assignment.allocation.tasks
         uuids = [share.uuid for task in tasks for share in task.gpus]
         rate, phase = self._sight.rate_over(key, window_seconds)
-        throttle = self._sight.throttle(key)
+        throttle = self._sight.throttle(key).throttle
         return contention_service_pb2.AttemptSample(
             job_id=key.job_id,
             number=key.number,

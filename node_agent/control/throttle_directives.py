@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import structlog
 
 from cotenant import telemetry
 from cotenant.agent.v1 import sample_service_pb2
 from cotenant.core.model.throttle import FREE, Throttle
-from cotenant.node_agent.control.attempt_manager import Attempt
+from cotenant.node_agent.control.attempt import Attempt, Attempts
 from cotenant.node_agent.control.live_profiling import LiveProfiler
+from cotenant.node_agent.control.progress_reader import ProgressReader
+from cotenant.node_agent.control.throttles import ThrottleLease, Throttles, describe_throttle
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
-from cotenant.node_agent.runtime.runtime_port import Runtime, ThrottleState, ThrottlingRuntime
+from cotenant.node_agent.runtime.runtime_port import ThrottleState
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.v1 import contention_service_pb2
 
@@ -40,82 +40,39 @@ REASON_LENGTH_MAX = 500
 CHANGES = telemetry.counter("cotenant.agent.throttles", "{attempt}", "Changes of attempts' throttles.")
 
 
-@dataclass(slots=True)
-class ThrottleLease:
-    """The wanted throttle of an attempt, its reason, and its expiry on the monotonic clock.
-
-    `holds` is the throttle in effect since `began` (seconds since 1970), and `because` its reason.
-    """
-
-    wanted: Throttle
-    reason: str
-    until: float
-    directive: str = ""
-    trace_parent: str = ""
-    holds: Throttle = FREE
-    began: float = 0.0
-    because: str = ""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-
-
 class ThrottleDirectives:
-    """The attempts that are throttled or being released."""
+    """Keeps the throttles as contention directs."""
 
     def __init__(
         self,
-        runtime: Runtime,
+        throttles: Throttles,
+        attempts: Attempts,
         profiles: LiveProfiler,
-        attempts: Callable[[], Mapping[AttemptKey, Attempt]],
-        changed: Callable[[AttemptKey], None],
+        progress: ProgressReader,
         *,
         window_seconds: float,
         bandwidth_enforced: bool = False,
     ) -> None:
-        self._runtime = runtime if isinstance(runtime, ThrottlingRuntime) else None
-        self._profiles, self._attempts, self._changed = profiles, attempts, changed
+        self._throttles, self._runtime, self._leases = throttles, throttles.runtime, throttles.leases
+        self._attempts, self._profiles, self._progress = attempts, profiles, progress
         self._bandwidth_enforced = bandwidth_enforced
         self._lease_seconds = max(SILENT_SECONDS_MAX, SILENT_WINDOWS_MAX * window_seconds)
-        self._leases: dict[AttemptKey, ThrottleLease] = {}
         self._background = BackgroundTasks()
         self._closing = False
 
     def recover(self) -> None:
         """Continue the throttles that an earlier agent applied."""
-        for key in list(self._attempts()):
+        for key in list(self._attempts):
             if self._runtime is not None and not (held := self._runtime.held(key).throttle).free:
                 log.info("throttle_found", attempt=str(key), throttle=describe_throttle(held))
                 self._set_target(key, held, "throttled before the agent started", "")
-
-    def is_throttled(self, key: AttemptKey) -> bool:
-        """Return whether an attempt is throttled or about to be: its rate says nothing about its cores."""
-        return key in self._leases or not self.held(key).throttle.free
-
-    def any_throttled(self) -> bool:
-        """Return whether any attempt is throttled, about to be, or being released."""
-        return bool(self._leases)
-
-    def held(self, key: AttemptKey) -> ThrottleState:
-        """Return an attempt's current throttle."""
-        return self._runtime.held(key) if self._runtime is not None else ThrottleState()
-
-    def describe(self, key: AttemptKey) -> str:
-        """Return how and why an attempt is throttled, in one sentence; "" if it is not."""
-        throttle, lease = self.held(key).throttle, self._leases.get(key)
-        if throttle.free:
-            return ""
-        return (
-            f"{describe_throttle(throttle)}: {lease.reason}"
-            if lease is not None and lease.reason
-            else describe_throttle(throttle)
-        )
 
     # Directives from contention.
 
     def apply_directive(self, directive: sample_service_pb2.Directive) -> None:
         """Throttle or release an attempt as directed."""
         key = AttemptKey(directive.job_id, directive.number)
-        attempt = self._attempts().get(key)
+        attempt = self._attempts.get(key)
         if self._runtime is None:
             log.warning("directive_ignored", attempt=str(key), why="the runtime cannot throttle attempts")
         elif attempt is None or attempt.status.ended or attempt.stop_grace_seconds is not None:
@@ -152,9 +109,9 @@ class ThrottleDirectives:
         until = time.monotonic() + self._lease_seconds
         lease = self._leases.get(key)
         if lease is None:
-            if self._closing or (wanted.free and self.held(key).throttle.free):
+            if self._closing or (wanted.free and self._throttles.held(key).throttle.free):
                 return
-            trace_parent = self._attempts()[key].assignment.trace_parent
+            trace_parent = self._attempts[key].assignment.trace_parent
             lease = self._leases[key] = ThrottleLease(wanted, reason, until, directive, trace_parent)
             lease.task = self._background.start(self._reconcile(key, lease))
         elif lease.wanted != wanted or lease.reason != reason:
@@ -183,10 +140,10 @@ class ThrottleDirectives:
             _record(key, lease)
             if self._leases.get(key) is lease:
                 del self._leases[key]
-            self._changed(key)
+            self._progress.report_soon(key)
 
     def _is_over(self, key: AttemptKey) -> bool:
-        attempt = self._attempts().get(key)
+        attempt = self._attempts.get(key)
         return attempt is None or attempt.status.ended or attempt.stop_grace_seconds is not None
 
     async def _wait(self, lease: ThrottleLease, seconds: float | None) -> None:
@@ -220,7 +177,7 @@ class ThrottleDirectives:
                 attempt=str(key), directive=lease.directive, throttle=describe_throttle(held.throttle),
                 why=lease.reason, **refused,
             )  # fmt: skip
-        self._changed(key)
+        self._progress.report_soon(key)
         return not held.refused
 
     async def close(self) -> None:
@@ -276,24 +233,6 @@ def throttle_for_share(share: float, cores: int, best_effort: bool, bandwidth_en
 def is_invalid(throttle: contention_service_pb2.Throttle) -> bool:
     """Return whether a throttle has invalid values."""
     return not (0 <= throttle.bandwidth_percent <= FREE.bandwidth_percent and throttle.cores >= 0)
-
-
-def describe_throttle(throttle: Throttle) -> str:
-    """Return a throttle as text.
-
-    >>> describe_throttle(Throttle(cores=2, idle=True)), describe_throttle(FREE)
-    ('limited to 2 of its cores, only idle CPU time', 'not throttled')
-    """
-    ways = []
-    if throttle.bandwidth_percent < FREE.bandwidth_percent:
-        ways.append(f"limited to {throttle.bandwidth_percent} % of the memory bandwidth")
-    if throttle.cores:
-        ways.append(f"limited to {throttle.cores} of its cores")
-    if throttle.idle:
-        ways.append("only idle CPU time")
-    if throttle.suspended:
-        ways.append("suspended")
-    return ", ".join(ways) or "not throttled"
 
 
 def _why_ignored(attempt: Attempt | None) -> str:

@@ -187,6 +187,7 @@ def _make_version_1(mount: Mount, controller: str, node_id: str) -> str:
                 raise GroupError(f"{path} was left by an earlier agent and is not writable")
             for group in (top, node):
                 _set_weight(group)
+            node.let_children_inherit_cpus()
         except GroupError as error:
             log.info("cgroup_unavailable", place=place, error=str(error))
         else:

@@ -17,6 +17,7 @@ from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.core.model.throttle import Throttle
 from cotenant.node_agent.enforcement import affinity
 from cotenant.node_agent.enforcement.core_changes import ConfinedAttempt, CoreChange
+from cotenant.node_agent.enforcement.node_settings import NodeSettings
 from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import resources_pb2
 
@@ -25,27 +26,29 @@ from cotenant.v1 import resources_pb2
 class EnforcedNode:
     """What hooks may know of a node: the group of all attempts, its hardware, and the agent's settings.
 
-    `gpu_minors` has the N of each GPU's /dev/nvidiaN by UUID, as far as NVML reports it. `pids_max` is the default
-    limit of processes and threads per task; 0 means no limit.
+    `gpu_minors` has the N of each GPU's /dev/nvidiaN by UUID, as far as NVML reports it.
     """
 
     group: Group | None = None
     inventory: resources_pb2.Inventory = field(default_factory=resources_pb2.Inventory)
     gpu_minors: Mapping[str, int] = field(default_factory=dict)
-    pids_max: int = 0
+    settings: NodeSettings = field(default_factory=NodeSettings)
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NewAttempt:
     """An attempt that is about to be launched: its name, its directory, and its group.
 
-    Without control groups it has a group without controllers, all of whose limits do nothing.
+    Without control groups it has a group without controllers, all of whose limits do nothing. `owner` is the user and
+    the group of its processes; None if they are the agent's own.
     """
 
     name: str
     directory: Path
     group: Group
     assignment: agent_pb2.Assignment
+    owner: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,8 @@ class EnforcementHook:
     def end(self, attempt: str) -> None:
         """Remove what was made for the attempt of this name outside of its group and its directory, if anything was.
 
-        Called on the agent's event loop, so it must not wait. An error (`OSError` or `GroupError`) is logged.
+        Called on the agent's event loop, so it must not wait; and again by the next agent, if one is killed. An error
+        (`OSError` or `GroupError`) is logged.
         """
 
 

@@ -14,6 +14,7 @@ from cotenant.node_agent.enforcement.gpu_devices import GpuIsolation
 from cotenant.node_agent.enforcement.hook import EnforcedNode, EnforcementHook, NewAttempt
 from cotenant.node_agent.enforcement.memory_limit import MemoryLimit
 from cotenant.node_agent.enforcement.process_limit import ProcessLimit
+from cotenant.node_agent.enforcement.scratch_directory import ScratchDirectory
 from cotenant.node_agent.supervisor.cgroups import GroupError
 from cotenant.v1 import resources_pb2
 
@@ -28,6 +29,7 @@ HOOKS: tuple[type[EnforcementHook], ...] = (
     CpuTime,
     ProcessLimit,
     GpuIsolation,
+    ScratchDirectory,
 )
 
 

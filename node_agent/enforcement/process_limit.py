@@ -18,7 +18,7 @@ class ProcessLimit(EnforcementHook):
 
     def open(self, node: EnforcedNode) -> list[str]:
         """Return why processes are not limited here."""
-        self._task_max = node.pids_max
+        self._task_max = node.settings.pids_max
         return no_controller(node, "pids", NOT_LIMITED)
 
     def prepare(self, attempt: NewAttempt) -> None:

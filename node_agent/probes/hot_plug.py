@@ -25,7 +25,7 @@ CORE_ID_MAX = 1 << 20
 
 
 class HotPlug:
-    """Keeps an inventory's cores current. `changed` is called after each change, after `heal` has restored CPUs."""
+    """Keeps an inventory's cores current. `report` is given it after each change, after `heal` has restored CPUs."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class HotPlug:
         options: ProbeOptions,
         state_dir: Path,
         *,
-        changed: Callable[[], None],
-        heal: Callable[[], Awaitable[None]],
+        report: Callable[[resources_pb2.Inventory], None],
+        heal: Callable[[], Awaitable[None]] | None,
         interval_seconds: float,
         sysfs: Path,
         allowed: Callable[[], Iterable[int]] = lambda: os.sched_getaffinity(0),
     ) -> None:
         self._inventory, self._options, self._path = inventory, options, state_dir / FILE
-        self._changed, self._heal = changed, heal
+        self._report, self._heal = report, heal
         self._interval_seconds, self._sysfs, self._allowed = interval_seconds, sysfs, allowed
         self._ids = _read(self._path)
         self._usable: list[int] = []
@@ -75,8 +75,9 @@ class HotPlug:
             await asyncio.sleep(self._interval_seconds)
             if self.refresh():
                 log.warning("cores_changed", cores=[core.id for core in self._inventory.cores], cpus=self._usable)
-                await self._heal()
-                self._changed()
+                if self._heal:
+                    await self._heal()
+                self._report(self._inventory)
 
 
 def _read(path: Path) -> Mapping[int, int]:

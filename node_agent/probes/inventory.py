@@ -144,6 +144,7 @@ class ProbeOptions:
     split_siblings: bool = False
     machine: str = ""
     machine_parts: int = 1
+    scratch_directory: str = ""
 
 
 def probe(
@@ -160,6 +161,12 @@ def probe(
     if options.gpus != gpu_probe.AUTO:
         numa_nodes = sorted({core.numa_node for core in cores})
         gpus = gpu_probe.declared_gpus(options.node_id, options.gpus, numa_nodes, shareable=options.shareable_gpus)
+    scratch, scratch_bytes = options.scratch_directory, 0
+    try:
+        scratch_bytes = file_system_bytes(scratch) // options.machine_parts if scratch else 0
+    except OSError as error:
+        log.error("scratch_directory_unusable", directory=scratch, error=str(error))
+        troubles.append(f"the scratch directory {scratch} is configured but not usable: {error.strerror}")
     return resources_pb2.Inventory(
         cores=cores,
         gpus=gpus,
@@ -169,7 +176,14 @@ def probe(
         not_enforced=troubles,
         agent_version=_own_version(),
         machine=options.machine,
+        scratch_bytes=scratch_bytes,
     )
+
+
+def file_system_bytes(path: str) -> int:
+    """Return the size of the file system that holds a directory. Raises `OSError`."""
+    found = os.statvfs(os.path.join(path, ""))  # not of a file
+    return found.f_blocks * found.f_frsize
 
 
 def machine_memory_bytes(limit_bytes: int | None = None) -> int:

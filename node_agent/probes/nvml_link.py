@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -21,6 +20,7 @@ from typing import Any
 import structlog
 
 from cotenant.node_agent.backoff import Backoff
+from cotenant.rpc import events as rpc_events
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ class NvmlLink:
     """One process at a time, started on the first request."""
 
     sysfs: Path
-    on_event: Callable[[Event], None] = lambda event: None  # set by `NodeHealth`
+    events: rpc_events.Event[[Event]] = field(default_factory=rpc_events.Event)
     ask_seconds_max: float = ASK_SECONDS_MAX
     start_seconds_max: float = START_SECONDS_MAX
     retry_seconds_first: float = RETRY_SECONDS_FIRST
@@ -170,7 +170,7 @@ class NvmlLink:
         else:
             event = Event(str(message["uuid"]), message.get("xid"))
             log.warning("nvml_event", gpu=event.gpu_uuid, xid=event.xid)
-            self.on_event(event)
+            self.events(event)
 
     async def _end(self) -> None:
         """Kill the process; if the kernel blocks it, keep it and start no other one."""

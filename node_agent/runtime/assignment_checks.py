@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.core.model.resources import AMOUNT_KINDS, amounts_of
 from cotenant.v1 import resources_pb2
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -116,8 +117,9 @@ def _task_faults(assignment: agent_pb2.Assignment, task: resources_pb2.TaskAlloc
         yield f"rank {task.rank} is not within a gang of {assignment.world_size}"
     if task.core_ids and not task.cpu_ids:
         yield f"rank {task.rank} was given cores without their CPUs"
-    if task.memory_bytes < 0:
-        yield f"rank {task.rank} has a negative memory limit"
+    for kind in AMOUNT_KINDS:
+        if getattr(task, kind.name) < 0:
+            yield f"rank {task.rank} has a negative {kind.noun} limit"
 
 
 def _command_faults(assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
@@ -169,7 +171,7 @@ def resource_conflict(
     """Return the first resource of an allocation that is already held, by a live attempt or twice by itself.
 
     A core belongs to one task, with all its CPUs. A shareable GPU may be held by several attempts up to its capacity,
-    any other GPU by one; memory by all together up to the node's total. An attempt that occurs twice in `live`, while
+    any other GPU by one; amounts by all together up to the node's total. An attempt that occurs twice in `live`, while
     its cores change, holds the cores of both and everything else once.
     """
     held = [(f"attempt {name}", other) for name, other in live]
@@ -177,7 +179,7 @@ def resource_conflict(
         itertools.chain(
             _core_overlaps(allocation, held),
             _gpu_overlaps(allocation, held, {gpu.uuid for gpu in inventory.gpus if gpu.shareable}),
-            _memory_overlaps(allocation, held, inventory.memory_bytes),
+            _amount_overlaps(allocation, held, inventory),
         ),
         None,
     )
@@ -229,19 +231,24 @@ def _gpu_milli(tasks: Iterable[resources_pb2.TaskAllocation]) -> Counter[str]:
     return milli
 
 
-def _memory_overlaps(allocation: resources_pb2.NodeAllocation, held: HeldAllocations, node_bytes: int) -> Iterator[str]:
-    by_holder: dict[str, int] = {}
-    for holder, other in held:
-        by_holder[holder] = max(by_holder.get(holder, 0), _memory_bytes(other))
-    wanted, left = _memory_bytes(allocation), node_bytes - sum(by_holder.values())
-    if wanted > 0 and node_bytes > 0 and wanted > left:
-        requested, free, whole = (round(count / MEBIBYTE) for count in (wanted, max(0, left), node_bytes))
-        others = f"{len(by_holder)} live attempts hold the rest" if by_holder else "that is all it has"
-        yield f"{requested} MiB of memory are requested, {free} MiB of the node's {whole} MiB are free: {others}"
+def _amount_overlaps(
+    allocation: resources_pb2.NodeAllocation, held: HeldAllocations, inventory: resources_pb2.Inventory
+) -> Iterator[str]:
+    for kind in AMOUNT_KINDS:
+        by_holder: dict[str, int] = {}
+        for holder, other in held:
+            by_holder[holder] = max(by_holder.get(holder, 0), _amount(other, kind.name))
+        node_bytes: int = getattr(inventory, kind.name)
+        wanted, left = _amount(allocation, kind.name), node_bytes - sum(by_holder.values())
+        if wanted > 0 and (node_bytes > 0 or kind.optional) and wanted > left:
+            free, whole = (f"{round(count / MEBIBYTE)} MiB" for count in (max(0, left), node_bytes))
+            requested = f"{round(wanted / MEBIBYTE)} MiB of {kind.noun} are requested"
+            others = f"{len(by_holder)} live attempts hold the rest" if by_holder else "that is all it has"
+            yield f"{requested}, {free} of the node's {whole} are free: {others}"
 
 
-def _memory_bytes(allocation: resources_pb2.NodeAllocation) -> int:
-    return sum(task.memory_bytes for task in allocation.tasks)
+def _amount(allocation: resources_pb2.NodeAllocation, name: str) -> int:
+    return sum(getattr(task, name) for task in allocation.tasks)
 
 
 def offline(allocation: resources_pb2.NodeAllocation, online: Collection[int]) -> str | None:
@@ -256,9 +263,9 @@ def offline(allocation: resources_pb2.NodeAllocation, online: Collection[int]) -
 def change_refusal(old: agent_pb2.Assignment, new: agent_pb2.Assignment) -> str | None:
     """Return why a running attempt cannot adopt a newer assignment; None if only its cores differ."""
 
-    def fixed(assignment: agent_pb2.Assignment) -> list[tuple[int, list[str], int]]:
+    def fixed(assignment: agent_pb2.Assignment) -> list[tuple[int, list[str], dict[str, int]]]:
         return [
-            (task.rank, [share.uuid for share in task.gpus], task.memory_bytes)
+            (task.rank, [share.uuid for share in task.gpus], amounts_of(task))
             for task in sorted(assignment.allocation.tasks, key=lambda task: task.rank)
         ]
 

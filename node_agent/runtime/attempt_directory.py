@@ -34,7 +34,7 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status, parse_status
 from cotenant.node_agent.supervisor.cgroups import Group
-from cotenant.node_agent.supervisor.launch_faults import EXECUTING
+from cotenant.node_agent.supervisor.launch_faults import EXECUTING, SUPERVISOR_LOG
 from cotenant.node_agent.supervisor.lease import boot_id
 from cotenant.node_agent.supervisor.state_file import StateFile, sync_directory
 
@@ -42,7 +42,6 @@ log = structlog.get_logger()
 
 STOP_ORDER_BYTES = 96
 SEAL = b"\x00crc32:"  # between a spec and its checksum, which the supervisor ignores
-SUPERVISOR_LOG = "supervisor.log"
 NUMBER_DIGITS_MAX = 18  # of an attempt's number in a name
 
 
@@ -286,7 +285,8 @@ def prune(root: Path, *, keep_max: int, younger_than: float) -> int:
 
     Returns how many were removed. `younger_than` is in seconds since 1970.
     """
-    by_age = sorted(((path.stat().st_mtime, path) for path in root.iterdir()), reverse=True)
+    with os.scandir(root) as entries:
+        by_age = sorted(((entry.stat().st_mtime, entry.path) for entry in entries), reverse=True)
     surplus = [path for place, (time, path) in enumerate(by_age) if place >= keep_max or time < younger_than]
     for path in surplus:
         shutil.rmtree(path, ignore_errors=True)

@@ -144,7 +144,7 @@ def _status(raw: Any) -> Status:
 
 def _stop_reason(name: str) -> str:
     """Return the name of a stop reason; "" for one of a newer release, whose attempt has stopped all the same."""
-    return name if f"STOP_REASON_{name}" in job_pb2.StopReason.keys() else ""  # noqa: SIM118  # no mapping
+    return name if name and f"STOP_REASON_{name}" in job_pb2.StopReason.keys() else ""  # noqa: SIM118  # no mapping
 
 
 def stop_reason_name(reason: job_pb2.StopReason.ValueType) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,18 +18,18 @@ from cotenant.node_agent.enforcement.core_changes import task_group
 from cotenant.node_agent.enforcement.hook import NewAttempt
 from cotenant.node_agent.enforcement.hooks import Hooks, end_hook, make_hooks, variables
 from cotenant.node_agent.runtime.assignment_checks import command_of, warning_signal_of
-from cotenant.node_agent.runtime.attempt_directory import SUPERVISOR_LOG, AttemptDirectory
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.node_cgroup import NodeCgroup
 from cotenant.node_agent.runtime.run_as import User, UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
 from cotenant.node_agent.runtime.socket_paths import make_private_directory
+from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess, SupervisorStarter
 from cotenant.node_agent.runtime.task_environment import clean_environment, environment_of_user, task_environment
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.node_agent.supervisor.launch_faults import cause_of
 from cotenant.node_agent.supervisor.lease import LEASE, boot_seconds, read_lease
 from cotenant.v1 import job_pb2, resources_pb2
 
-SUPERVISOR = Path(__file__).parents[1] / "supervisor" / "supervisor.py"
 GRACE_SECONDS_DEFAULT = 30.0
 UNCONFINED = Group(1, {}, ())  # no controllers and no directories
 
@@ -58,7 +56,8 @@ class LaunchContext:
     """What all attempts of a node share.
 
     `hooks` enforce their limits. `home` is the group that supervisors move to, None if they stay in the agent's.
-    `hidden` are paths that namespaces hide from jobs; if it is empty, jobs have no namespaces of their own.
+    `hidden` are paths that namespaces hide from jobs; if it is empty, jobs have no namespaces of their own. `starter`
+    starts their supervisors.
     """
 
     node_group: Group | None
@@ -71,6 +70,7 @@ class LaunchContext:
     home: Group | None = None
     users: UserMapping = field(default_factory=UserMapping)
     hidden: tuple[str, ...] = ()
+    starter: SupervisorStarter = field(default_factory=SupervisorStarter)
 
 
 def launch_context(
@@ -124,8 +124,8 @@ def launch(
     directory: AttemptDirectory,
     assignment: agent_pb2.Assignment,
     progress_path: str,
-) -> int:
-    """Start the supervisor and return its pid. Blocks for some milliseconds. Raises `CannotLaunch`."""
+) -> SupervisorProcess:
+    """Start the supervisor. Blocks for some milliseconds. Raises `CannotLaunch`."""
     group = attempt_group(surroundings, directory)
     check_working_directory(assignment.spec.working_directory)
     with launch_step(LaunchCause.USER):
@@ -139,15 +139,18 @@ def launch(
         if group is not None:
             undo.callback(_remove, group)
             make_group(group)
-        new = NewAttempt(directory.path.name, directory.path, group or UNCONFINED, assignment)
+        owner = (user.uid, user.gid) if user else None
+        new = NewAttempt(directory.path.name, directory.path, group or UNCONFINED, assignment, owner)
         enforce(surroundings.hooks, new, undo)
         with launch_step(LaunchCause.DIRECTORY):
             directory.write_spec(supervisor_spec(surroundings, directory, new, progress_path, user))
         with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
-            pid = start_supervisor(directory)
+            supervisor = surroundings.starter.start(directory, surroundings.home)
+        if supervisor is None:
+            raise CannotLaunch("another supervisor still runs this attempt", LaunchCause.ORDER)
         undo.pop_all()
-        return pid
+        return supervisor
 
 
 def _remove(group: Group) -> None:
@@ -283,31 +286,3 @@ def affinity_at_start(
     if task.cpu_ids and group is not None and "cpuset" in group.enforces:
         return list(range(max(os.sysconf("SC_NPROCESSORS_CONF"), *(cpu + 1 for cpu in task.cpu_ids))))
     return list(task.cpu_ids) or list(surroundings.all_cpus)
-
-
-def start_supervisor(directory: AttemptDirectory) -> int:
-    """Start the supervisor in a session of its own, holding the attempt's lock; return its pid.
-
-    SIGTERM is blocked until the supervisor handles it, so that an immediate stop order does not kill it.
-    """
-    lock = directory.lock()
-    if lock is None:
-        raise CannotLaunch("another supervisor still runs this attempt", LaunchCause.ORDER)
-    inherited_lock = 3 if lock != 3 else 4
-    log_path = str(directory.path / SUPERVISOR_LOG)
-    try:
-        return os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", str(SUPERVISOR), str(directory.path), str(inherited_lock)],
-            {"PATH": os.defpath, "LANG": "C.UTF-8"},
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-                (os.POSIX_SPAWN_DUP2, lock, inherited_lock),
-            ],
-            setsid=True,
-            setsigmask=[signal.SIGTERM],
-        )
-    finally:
-        os.close(lock)

@@ -45,10 +45,10 @@ from cotenant.node_agent.runtime.output_retention import OutputRetention
 from cotenant.node_agent.runtime.running_attempt import RunningAttempt, first_status, open_pidfd
 from cotenant.node_agent.runtime.runtime_port import RecoveredAttempt, RuntimeContext, ThrottleState, Usage
 from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, remove_private_directory, socket_directory
+from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess
 from cotenant.node_agent.runtime.systemd_scope import reach_systemd
 from cotenant.node_agent.supervisor.kernel_files import online_cpus
 from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED
-from cotenant.node_agent.supervisor.process_table import open_process
 from cotenant.rpc.task_group import BackgroundTasks
 
 log = structlog.get_logger()
@@ -86,6 +86,7 @@ class ProcessRuntime:
         self._surroundings = launch_module.launch_context(context, place, str(self._sockets / NOTIFY), identity.hidden)
         context.inventory.shared_user = identity.user
         self._not_enforced = [*await self._open_hooks(), *place.not_enforced, *identity.not_enforced]
+        await asyncio.to_thread(self._surroundings.starter.open, context.state_dir, place.home)
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
         return [each for each in found if each] + self._recover_orphans()
@@ -131,7 +132,12 @@ class ProcessRuntime:
             attempt.status = status
             self._changed(status)
 
-    def _watch(self, attempt: RunningAttempt, pidfd: int) -> None:
+    def _watch(self, attempt: RunningAttempt, pidfd: int | None) -> None:
+        """Wait for the end of a supervisor; conclude its attempt if it has ended already."""
+        if pidfd is None:
+            attempt.gone.set()
+            self._background.start(self._conclude(attempt))
+            return
         attempt.pidfd = pidfd
         self._loop.add_reader(pidfd, self._supervisor_ended, attempt)
         if attempt.stop_grace_seconds is not None:
@@ -139,7 +145,7 @@ class ProcessRuntime:
 
     def _supervisor_ended(self, attempt: RunningAttempt) -> None:
         self._loop.remove_reader(attempt.pidfd)
-        with contextlib.suppress(ChildProcessError):  # an earlier agent's child, reaped by init
+        with contextlib.suppress(ChildProcessError):  # the zygote's child, or an earlier agent's
             os.waitid(os.P_PIDFD, attempt.pidfd, os.WEXITED | os.WNOHANG)
         os.close(attempt.pidfd)
         attempt.pidfd = -1
@@ -175,12 +181,13 @@ class ProcessRuntime:
         attempt.status = status or attempt.new_status("STARTING")
         self._attempts[key] = attempt
         if attempt.live:
-            pidfd = open_process(attempt.status.pid, attempt.status.pid_start_ticks) if supervised else None
-            if pidfd is None:
-                self._background.start(self._conclude(attempt))
-            else:
-                self._watch(attempt, pidfd)
+            known = SupervisorProcess(attempt.status.pid, attempt.status.pid_start_ticks)
+            pidfd = await open_pidfd(known) if supervised else None
+            self._watch(attempt, pidfd)
+            if pidfd is not None:
                 await attempt.restore_cores()
+        else:  # it ended while no agent ran, or the last one was killed before it removed what the hooks had made
+            await asyncio.to_thread(hooks.end, self._surroundings.hooks, directory.path.name)
         return RecoveredAttempt(assignment, attempt.status)
 
     def _recover_orphans(self) -> list[RecoveredAttempt]:
@@ -269,7 +276,7 @@ class ProcessRuntime:
         context = self._context
         self._seen_gpus = {gpu.uuid for gpu in context.inventory.gpus}
         group = self._surroundings.node_group
-        node = EnforcedNode(group, context.inventory, context.gpu_minors(), context.pids_max)
+        node = EnforcedNode(group, context.inventory, context.gpu_minors(), context.settings, context.node_id)
         return await asyncio.to_thread(hooks.open_hooks, self._surroundings.hooks, node)
 
     async def _launch(self, attempt: RunningAttempt) -> None:
@@ -279,11 +286,11 @@ class ProcessRuntime:
             await self._ensure_node_cgroup()
         self._confine(attempt, attempt.directory)
         progress_path = str(progress_socket(self._sockets, attempt.key))
-        pid = await asyncio.to_thread(
+        supervisor = await asyncio.to_thread(
             launch_module.launch, self._surroundings, attempt.directory, attempt.assignment, progress_path
         )
         await fail_points.reach("agent.launched")
-        self._watch(attempt, await open_pidfd(pid))
+        self._watch(attempt, await open_pidfd(supervisor))
 
     def stop(self, key: AttemptKey, grace_seconds: float, reason: str = "") -> None:
         """Order the supervisor to stop the attempt, as soon as it has started."""
@@ -388,3 +395,4 @@ class ProcessRuntime:
                 os.close(attempt.pidfd)
                 attempt.pidfd = -1
         await self._background.close()
+        await asyncio.to_thread(self._surroundings.starter.close)

@@ -22,8 +22,10 @@ from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
 from cotenant.node_agent.runtime.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.runtime.launch import CannotLaunch
 from cotenant.node_agent.runtime.runtime_port import Usage
+from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.node_agent.supervisor.launch_faults import LIMIT_ERRORS, NOT_LAUNCHED, cause_of
+from cotenant.node_agent.supervisor.process_table import open_process
 from cotenant.node_agent.supervisor.stop_order import STOPPED_EXTERNALLY
 from cotenant.v1 import resources_pb2
 
@@ -194,11 +196,12 @@ class RunningAttempt:
             log.warning("online_cores_not_restored", attempt=str(self.key), error=str(error))
 
 
-async def open_pidfd(pid: int) -> int:
-    """Return a pidfd of a child; wait while the agent is out of descriptors or memory, because the child runs."""
+async def open_pidfd(supervisor: SupervisorProcess) -> int | None:
+    """Return a pidfd of a supervisor; None if it is gone. Wait while the agent is out of descriptors or memory."""
+    pid, ticks = supervisor
     while True:
         try:
-            return os.pidfd_open(pid)
+            return os.pidfd_open(pid) if ticks is None else open_process(pid, ticks)
         except OSError as error:
             if error.errno not in LIMIT_ERRORS:
                 raise

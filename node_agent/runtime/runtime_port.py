@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
+from cotenant.node_agent.enforcement.node_settings import NodeSettings
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
 from cotenant.v1 import contention_service_pb2, resources_pb2
 
@@ -18,10 +19,10 @@ class RuntimeContext:
     """What a runtime gets when it is opened.
 
     `output_bytes_max` limits each task's output; `kept_max` and `kept_seconds_max` bound how many acknowledged attempts
-    keep their output, and for how long. `pids_max` is the default limit of processes and threads per task; 0 means no
-    limit. `gpu_minors` returns the N of each GPU's /dev/nvidiaN by UUID, as far as NVML reports it. `users` maps
-    submitters to users of this machine. `shared_identity` allows jobs of several submitters to run as the agent's user
-    if the agent is not root. `hidden` are paths to hide from jobs in addition to the state directory.
+    keep their output, and for how long. `settings` are those that enforcement hooks read. `gpu_minors` returns the N of
+    each GPU's /dev/nvidiaN by UUID, as far as NVML reports it. `users` maps submitters to users of this machine.
+    `shared_identity` allows jobs of several submitters to run as the agent's user if the agent is not root. `hidden`
+    are paths to hide from jobs in addition to the state directory.
     """
 
     node_id: str
@@ -30,7 +31,7 @@ class RuntimeContext:
     output_bytes_max: int
     kept_max: int
     kept_seconds_max: float
-    pids_max: int = 0
+    settings: NodeSettings = field(default_factory=NodeSettings)
     gpu_minors: Callable[[], Mapping[str, int]] = dict
     users: Mapping[str, str] = field(default_factory=dict)
     shared_identity: bool = False

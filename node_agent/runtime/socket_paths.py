@@ -64,8 +64,8 @@ def _earlier_directory(state_dir: Path) -> Path:
 
 def _is_socket_directory(directory: Path) -> bool:
     """Return whether `socket_directory` created the directory: a damaged record may name any path."""
-    if not directory.is_absolute() or not TEMPORARY_NAME.fullmatch(directory.name):
-        return False
+    if directory.root != os.sep or ".." in directory.parts or not TEMPORARY_NAME.fullmatch(directory.name):
+        return False  # `tempfile` gives neither a relative path nor one like //tmp
     return _is_our_own(directory) and not directory.lstat().st_mode & 0o077
 
 

@@ -62,6 +62,7 @@ WEIGHT_MIN, WEIGHT_DEFAULT, WEIGHT_MAX = 1, 100, 10_000  # on the scale of versi
 SHARES_DEFAULT = 1024  # version 1's default weight
 PERIOD_MICROSECONDS = 100_000
 FREEZE_SECONDS_MAX = 2.0
+LINKS_OF_LEAF = 2  # hard links of a directory that has no directories in it: its name and its "."
 FREEZE_WORDS = {1: ("THAWED", "FROZEN"), 2: ("0", "1")}
 
 
@@ -117,7 +118,15 @@ class Group:
         if self.version == 1 and "cpuset" in self.directories:
             above = os.path.dirname(self.directories["cpuset"])
             for name in ("cpuset.cpus", "cpuset.mems"):
-                write_text(self._file("cpuset", name), read_text(os.path.join(above, name)))
+                wanted, path = read_text(os.path.join(above, name)), self._file("cpuset", name)
+                if read_text(path) != wanted:  # the kernel rebuilds its scheduling domains at each write
+                    write_text(path, wanted)
+
+    def let_children_inherit_cpus(self) -> None:
+        """Let the kernel copy CPUs and memory nodes to groups created below; version 2 always does."""
+        path = self._file("cpuset", "cgroup.clone_children")
+        if self.version == 1 and os.path.exists(path):
+            write_text(path, "1")
 
     def delegate_controllers(self) -> None:
         """Enable the controllers for children, or those that the kernel accepts; in version 1 they always are.
@@ -298,14 +307,29 @@ class Group:
         return "freezer" in self.enforces and read_text(self._file("freezer", "freezer.state")) == "FROZEN"
 
     def attach(self, pid: int = 0) -> None:
-        """Move a process into the group; 0 is the caller."""
+        """Move a process into the group; 0 is the caller, which must have a single thread.
+
+        In version 1 the caller moves itself as a thread: to move a process, the kernel first waits until no process is
+        being forked on any CPU, which takes milliseconds [Linux 5.4, 9a3284fad42f].
+        """
         for path in self.paths():
-            write_text(os.path.join(path, "cgroup.procs"), str(pid))
+            threads = os.path.join(path, "tasks")
+            write_text(
+                threads if pid == 0 and os.path.exists(threads) else os.path.join(path, "cgroup.procs"), str(pid)
+            )
 
     def _walk(self, directory: str) -> Iterator[str]:
         """Yield all directories, deepest first, up to `directory`: a job may have created its own below."""
-        for path, _, _ in os.walk(directory, topdown=False):
-            yield path
+        below: list[str] = []
+        try:
+            if os.stat(directory).st_nlink != LINKS_OF_LEAF:
+                with os.scandir(directory) as entries:
+                    below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return  # it is gone
+        for path in below:
+            yield from self._walk(path)
+        yield directory
 
     def pids(self) -> set[int]:
         """Return all processes in the group and below it, in any hierarchy."""
@@ -325,7 +349,7 @@ class Group:
         """
         killer = self._file(UNIFIED, "cgroup.kill") if self.version == 2 else ""
         if killer and os.path.exists(killer):
-            write_text(killer, "1")
+            _write_unless_gone(killer, "1")
             return
         self._order_freeze(True)
         for pid in self.pids():
@@ -336,7 +360,7 @@ class Group:
         self._order_freeze(False)
         if "pids" in self.enforces and os.path.exists(self._file("pids", "pids.max")):
             # only after the first round: a failed fork could look like the job's end
-            write_text(self._file("pids", "pids.max"), "0")
+            _write_unless_gone(self._file("pids", "pids.max"), "0")
 
     def _order_freeze(self, frozen: bool) -> None:
         """Request it if there is a freezer, without waiting. Thawing includes children that were frozen separately."""
@@ -397,3 +421,12 @@ class Group:
                 except OSError as error:
                     gone = gone and error.errno == errno.ENOENT
         return gone
+
+
+def _write_unless_gone(path: str, text: str) -> None:
+    """Write a file of a group that its supervisor may remove at the same time."""
+    try:
+        write_text(path, text)
+    except GroupError:
+        if os.path.exists(path):
+            raise

@@ -17,21 +17,30 @@ class GroupError(Exception):
 
 
 CPU_DIGITS_MAX, NUMBER_DIGITS_MAX = 5, 20
+READ_BYTES = 65536
 
 
 def read_text(path: str) -> str:
     """Return a small kernel file's stripped content; "" if it is absent or unreadable."""
+    content = b""
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        while part := os.read(descriptor, READ_BYTES):
+            content += part
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    return content.decode("ascii", "replace").strip()
 
 
 def write_text(path: str, text: str) -> None:
     """Write one value in a single call, as the kernel requires. Raises `GroupError`."""
     try:
-        descriptor = os.open(path, os.O_WRONLY)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())
         finally:

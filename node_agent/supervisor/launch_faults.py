@@ -10,6 +10,7 @@ import errno
 import os
 
 NOT_LAUNCHED = "NOT_LAUNCHED"  # the name of the state
+SUPERVISOR_LOG = "supervisor.log"  # a file in the attempt's directory: the supervisor was started
 EXECUTING = "executing"  # a file in the attempt's directory: the program may have been executed
 JOB_FAULT = ""
 

@@ -15,6 +15,7 @@ import time
 
 LEASE = "lease"  # the file's name in the state directory
 WIDTH_BYTES = 48
+LEFT_SECONDS_MIN = 0.05
 LOOK_SECONDS_MAX = 5.0  # waits in the kernel do not include suspension
 
 
@@ -83,5 +84,10 @@ class DisconnectLimit:
         return boot_seconds() >= self._until
 
     def next_check_seconds(self) -> float:
-        """Return the seconds until the next check."""
-        return min(LOOK_SECONDS_MAX, max(0.0, self._until - boot_seconds()))
+        """Return the seconds until the next check: well before the limit.
+
+        A check at the limit itself could come late, and see only a renewal after it: a lease that was renewed in time
+        would count as expired.
+        """
+        left = max(0.0, self._until - boot_seconds())
+        return min(LOOK_SECONDS_MAX, left / 2 if left > LEFT_SECONDS_MIN else left)

@@ -332,7 +332,8 @@ class Supervisor:
         """Run what is due: the next round of kills, or a failed datagram or save again."""
         now = time.monotonic()
         if self.kill_at is not None and now >= self.kill_at:
-            self.kill_round()
+            if not self.all_processes_gone():
+                self.kill_round()
             self.kill_rounds += 1
             self.kill_at = now + min(1.0, KILL_ROUND_SECONDS * self.kill_rounds)
         if self.check_at is not None and now >= self.check_at:

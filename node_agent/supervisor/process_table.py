@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.supervisor.launch_faults import LIMIT_ERRORS
+else:
+    from launch_faults import LIMIT_ERRORS
+
 
 def start_ticks(pid: int) -> int:
     """Return a process's start time in clock ticks since boot: together, pid and start time identify a process."""
@@ -33,15 +39,21 @@ def parent_of(pid: int) -> int:
 
 
 def open_process(pid: int, ticks: int) -> int | None:
-    """Return a pidfd of the process that was started at `ticks`; None if it is gone."""
+    """Return a pidfd of the process that was started at `ticks`; None if it is gone.
+
+    Raises:
+        OSError: this process is out of descriptors or memory.
+    """
+    pidfd = -1
     try:
         pidfd = os.pidfd_open(pid)
-    except (OSError, ValueError):
-        return None
-    try:
         if start_ticks(pid) == ticks:
             return pidfd
-    except OSError:
-        pass  # gone between the two calls
-    os.close(pidfd)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in LIMIT_ERRORS:
+            if pidfd >= 0:
+                os.close(pidfd)
+            raise
+    if pidfd >= 0:
+        os.close(pidfd)
     return None

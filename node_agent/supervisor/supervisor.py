@@ -1,7 +1,8 @@
 """Runs one attempt's processes on one node and outlives the agent that started it.
 
-Started as `python -I -S supervisor.py DIRECTORY LOCK_FD`; it imports the files beside it by their bare names, without
-the package, so that it stays small: there is one per attempt. Theory of operation:
+Forked by the zygote (`zygote.py`) or, without one, started as `python -I -S supervisor.py DIRECTORY LOCK_FD`. It
+imports the files beside it by their bare names, without the package, so that it stays small: there is one per attempt.
+Theory of operation:
 
 - It holds the lock that the agent acquired on the attempt's directory, so that a free lock means a dead supervisor.
 - It is a subreaper, each task is a session, and each task is in its control group if there is one: every process that a
@@ -27,14 +28,19 @@ else:
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from loop import Supervisor
 
+COMMAND = (sys.executable, "-I", "-S")  # what runs this file
+DESCRIPTORS_MAX = 65536
 
-def main(directory: str, lock_descriptor: int) -> None:
-    """Run the attempt whose spec is in `directory`."""
+
+def main(directory: str, lock_descriptor: int, home: object = None) -> None:
+    """Run the attempt whose spec is in `directory`; `home` is the group for supervisors if this process is in it."""
     os.set_inheritable(lock_descriptor, False)
-    os.closerange(lock_descriptor + 1, 65536)  # descriptors that a library of the agent left open
+    os.closerange(lock_descriptor + 1, DESCRIPTORS_MAX)  # descriptors that a library of the agent left open
     os.chdir(directory)
     with open("spec", "rb") as file:
         spec = marshal.load(file)  # both ends run the same interpreter; needs no import
+    if spec.get("home") == home:
+        spec["home"] = None
     restore_descriptor_limit(spec.get("descriptors_max"))
     Supervisor(spec).run()
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cotenant.core.capacity.ledger import Counts, Ledger
 from cotenant.core.model.gang import Demand
-from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.resources import WHOLE_GPU_MILLI, numbers_of
 
 NO_GPU = -1  # no particular GPU
 IMPOSSIBLE = np.int64(2**62)
@@ -34,8 +34,7 @@ class _Nodes:
     numbers: Counts
     total_milli: Counts
     whole: Counts
-    cores: Counts
-    memory_bytes: Counts
+    counted: Counts  # a row for each other resource: cores and amounts
     lost: Counts  # of GPUs with less than each threshold free: a column per threshold
 
 
@@ -57,8 +56,7 @@ class Measure:
     ledger: Ledger
     weights: Counts
     gpu_milli: Counts
-    cores: Counts
-    memory_bytes: Counts
+    needed: tuple[tuple[int, Counts], ...]  # the other resources that any task needs: which, and how much each needs
     allowed: NDArray[np.bool_]  # a row per node, a column per task: the GPUs are of the type, and shareable if needed
     thresholds: Counts
     threshold_of: Counts
@@ -78,8 +76,11 @@ class Measure:
             ledger,
             np.array([workload[task] for task in tasks], dtype=np.int64),
             milli,
-            np.array([task.cores for task in tasks], dtype=np.int64),
-            np.array([task.memory_bytes for task in tasks], dtype=np.int64),
+            tuple(
+                (row, np.array(needs))
+                for row, needs in enumerate(zip(*map(_counted, tasks), strict=True))
+                if any(needs)
+            ),
             allowed,
             thresholds,
             threshold_of.astype(np.int64),
@@ -95,7 +96,8 @@ class Measure:
         parts = self.ledger.parts_on(nodes)
         standing = self._standing(nodes, parts)
         before = self._expected(standing)
-        fits = (standing.cores >= demand.cores) & (standing.memory_bytes >= demand.memory_bytes)
+        needs = np.array(_counted(demand), dtype=np.int64)[:, None]
+        fits = np.logical_and.reduce(standing.counted >= needs)
         if demand.gpu_milli % WHOLE_GPU_MILLI:
             return self._of_share(demand, standing, parts, before, fits)
         gpus = demand.gpu_milli // WHOLE_GPU_MILLI
@@ -104,8 +106,7 @@ class Measure:
             nodes,
             standing.total_milli - demand.gpu_milli,
             standing.whole - gpus,
-            standing.cores - demand.cores,
-            standing.memory_bytes - demand.memory_bytes,
+            standing.counted - needs,
             standing.lost,
         )
         increase = np.where(fits, self._expected(after) - before, IMPOSSIBLE)
@@ -124,8 +125,7 @@ class Measure:
             standing.numbers[rows],
             standing.total_milli[rows] - demand.gpu_milli,
             standing.whole[rows] - (here == WHOLE_GPU_MILLI),
-            standing.cores[rows] - demand.cores,
-            standing.memory_bytes[rows] - demand.memory_bytes,
+            standing.counted.take(rows, axis=1) - np.array(_counted(demand), dtype=np.int64)[:, None],
             lost,
         )
         increase = self._expected(after) - before[rows]
@@ -145,8 +145,7 @@ class Measure:
             nodes,
             whole * WHOLE_GPU_MILLI + broken.sum(axis=1),
             whole,
-            ledger.free_cores[nodes],
-            ledger.free_memory[nodes],
+            ledger.free[1:].take(nodes, axis=1),  # far quicker than `free[1:, nodes]`
             lost,
         )
 
@@ -157,11 +156,16 @@ class Measure:
         """
         runs = self.allowed[nodes.numbers]
         runs &= nodes.whole[:, None] * WHOLE_GPU_MILLI >= np.where(self.gpu_milli < WHOLE_GPU_MILLI, 0, self.gpu_milli)
-        runs &= nodes.cores[:, None] >= self.cores
-        runs &= nodes.memory_bytes[:, None] >= self.memory_bytes
+        for row, need in self.needed:
+            runs &= nodes.counted[row][:, None] >= need
         lost: Counts = np.where(runs, nodes.lost[:, self.threshold_of], nodes.total_milli[:, None])
         sums: Counts = (lost * self.weights).sum(axis=1)
         return sums
+
+
+def _counted(demand: Demand) -> tuple[int, ...]:
+    """Return what a replica needs beside GPUs."""
+    return numbers_of(demand)[1:]
 
 
 def _first_of_equals(parts: Counts) -> NDArray[np.bool_]:

@@ -13,7 +13,8 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import WHOLE_GPU_MILLI, Locality
 from cotenant.core.model.refusal import Refusal
 from cotenant.core.model.validation import Violation
-from cotenant.core.placement.packing import Nodes, hardest_first, place_on_fewest, room_for_all
+from cotenant.core.placement.assembly import place_on_fewest
+from cotenant.core.placement.packing import Nodes, hardest_first, room_for_all
 from cotenant.core.placement.unschedulable import no_place
 from cotenant.policies.fgd.fragmentation import IMPOSSIBLE, Increases, Measure
 
@@ -57,7 +58,8 @@ class FragmentationGradientDescent:
 
     The paper's tasks are single pods. Here a gang goes to one node if possible, its replicas one after another, those
     with GPUs first; else each replica goes where it costs least [R]. A gang never waits for a better place, unless its
-    locality is `server`.
+    locality is `server`. That is a search of its own instead of scorers and their assembly: the score is one of a GPU
+    as well as of a node, and it changes with each replica.
 
     Other jobs request one GPU with 8 cores: 2 cores are taken where those can still run.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cotenant.core.capacity.ledger import Counts, Ledger, Offer, Overcommitted, Share
 from cotenant.core.model.gang import Gang
-from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.resources import KINDS, WHOLE_GPU_MILLI, counts_of
 from cotenant.core.placement.gang_allocation import gpu_milli_of, hold_all, release_all, take
 from cotenant.core.policy.cluster_view import Occupancy, RunningJob
 from cotenant.policies.multi_array.split import Array, Held, array_of
@@ -164,10 +164,10 @@ class Borrowers:
         return cores
 
     @property
-    def memory(self) -> Counts:
-        """Memory on each node that those jobs hold."""
-        memory: Counts = self._cores.sums[2]
-        return memory
+    def amounts(self) -> Counts:
+        """A row for each amount on each node that those jobs hold."""
+        amounts: Counts = self._cores.sums[2:]
+        return amounts
 
     @contextmanager
     def without_gpus(self, ledger: Ledger) -> Iterator[None]:
@@ -176,18 +176,18 @@ class Borrowers:
         if not lent.jobs:
             yield
             return
-        gpus, cores, memory = lent.sums
-        with counting(ledger, cores, memory, gpus), ledger.rolled_back():
+        gpus, cores, *_ = lent.sums
+        with counting(ledger, cores, lent.sums[2:], gpus), ledger.rolled_back():
             release_all(ledger, (holding for one in lent.sharing.values() for holding in one.holdings))
             yield
 
 
 class _Lent:
-    """Held GPUs, cores and memory by node. Jobs that share GPUs are kept by name: a count is no share."""
+    """Held resources by node, as a ledger counts them. Jobs that share GPUs are kept by name: a count is no share."""
 
     def __init__(self, nodes: int) -> None:
         self.jobs = 0
-        self.sums: Counts = np.zeros((3, nodes), dtype=np.int64)
+        self.sums: Counts = np.zeros((len(KINDS), nodes), dtype=np.int64)
         self.sharing: dict[str, Occupancy] = {}
 
     def add(self, job_id: str, one: Occupancy, sign: int) -> None:
@@ -199,17 +199,16 @@ class _Lent:
             else:
                 del self.sharing[job_id]
             return
-        gpus, cores, memory = self.sums
         for holding in one.holdings:
-            gpus[holding.node] += sign * holding.gpus
-            cores[holding.node] += sign * holding.cores
-            memory[holding.node] += sign * holding.memory_bytes
+            for row, held in enumerate(counts_of(holding)):
+                if held:
+                    self.sums[row, holding.node] += sign * held
 
 
 @contextmanager
-def counting(ledger: Ledger, cores: Counts, memory_bytes: Counts | int = 0, gpus: Counts | int = 0) -> Iterator[None]:
+def counting(ledger: Ledger, cores: Counts, amounts: Counts | int = 0, gpus: Counts | int = 0) -> Iterator[None]:
     """Count inside this context as if this much more were free on each node, or less if negative."""
-    columns = ((ledger.free_cores, cores), (ledger.free_memory, memory_bytes), (ledger.free_gpus, gpus))
+    columns = ((ledger.free_cores, cores), (ledger.free[2:], amounts), (ledger.free_gpus, gpus))
     counted = [(free, more) for free, more in columns if not isinstance(more, int)]
     before, ledger.override_version = ledger.override_version, next(OVERRIDES)
     for free, more in counted:

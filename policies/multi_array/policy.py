@@ -15,8 +15,10 @@ from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Code, Refusal, format_duration, plural
 from cotenant.core.model.validation import Violation
+from cotenant.core.placement.assembly import place_on_best, place_on_fewest
 from cotenant.core.placement.gang_allocation import take
-from cotenant.core.placement.packing import able_to_hold, best_place, could_hold_all, place_on_fewest
+from cotenant.core.placement.packing import able_to_hold, could_hold_all
+from cotenant.core.placement.scores import BEST_FIT, ELSEWHERE, Weights, marked
 from cotenant.core.placement.unschedulable import no_place, quick_shortage
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView, Reclaim, RunningJob
 from cotenant.policies.multi_array.borrowing import NodeOccupancy, counting, make_room
@@ -135,6 +137,8 @@ class MultiArray:
                 self._gap_seconds = min(2 * self._gap_seconds, self.options.resize_seconds)
                 self._resizes_at = now + self._gap_seconds
             self._split = split(ledger, self._demand, self.options.large_gpus)
+            self._large_first: Weights = {**BEST_FIT, marked(~self._split.large): ELSEWHERE}
+            self._small_first: Weights = {**BEST_FIT, marked(~self._split.small): ELSEWHERE}
             self._unreserved: Counts = ledger.total_cores - self._split.reserved
         self._shapes, self._looked = ledger.shapes, True
         return there
@@ -188,7 +192,7 @@ class MultiArray:
     def _exceeds_cpu_array(self, gang: Gang, ledger: Ledger) -> bool:
         """Return whether the CPU array could not hold a gang even if it were empty."""
         own = ledger.total_cores - self._split.reserved
-        with counting(ledger, own - ledger.free_cores, ledger.total_memory - ledger.free_memory):
+        with counting(ledger, own - ledger.free_cores, ledger.total[2:] - ledger.free[2:]):
             return _cores_for(gang, ledger) is None
 
     def _no_cores(self, gang: Gang, ledger: Ledger) -> Refusal:
@@ -216,10 +220,8 @@ class MultiArray:
         able = able_to_hold(gang, ledger)
         if allowed is not None:
             able &= allowed
-        if able.any():
-            for here in (home, ~home):
-                if (offer := best_place(gang, ledger, able & here)) is not None:
-                    return offer
+        if (offer := place_on_best(gang, ledger, able, self._large_first if large else self._small_first)) is not None:
+            return offer
         if _within(gang, ledger) is Locality.SERVER:
             return None
         return place_on_fewest(gang, ledger, home if allowed is None else home & allowed) or place_on_fewest(
@@ -288,7 +290,7 @@ class MultiArray:
             return None
         with able.without_gpus(ledger) if large else nullcontext():
             kept = self._kept(ledger, there, able.cores)
-            with counting(ledger, able.cores if kept is None else able.cores - kept, able.memory):
+            with counting(ledger, able.cores if kept is None else able.cores - kept, able.amounts):
                 offer = self._for_gpus(gang, ledger)
         if offer is None:
             return None
@@ -341,4 +343,4 @@ def _cores_for(gang: Gang, ledger: Ledger) -> Offer | None:
     """Place a gang without GPUs where it strands the fewest GPUs."""
     if gang.locality is not Locality.SERVER:
         return place_on_fewest(gang, ledger)
-    return best_place(gang, ledger, able_to_hold(gang, ledger))
+    return place_on_best(gang, ledger, able_to_hold(gang, ledger))

@@ -33,29 +33,23 @@ class _RefusedState:
 
     at: int
     mark: int
-    free: tuple[Counts, ...]
+    free: Counts
     open: NDArray[np.bool_]
 
     @classmethod
     def now(cls, ledger: Ledger) -> _RefusedState:
         """Copy the free resources."""
-        return cls(ledger.mark, ledger.mark, tuple([one.copy() for one in _free(ledger)]), ledger.open.copy())
+        return cls(ledger.mark, ledger.mark, ledger.free.copy(), ledger.open.copy())
 
     def holds(self, ledger: Ledger) -> bool:
         """Return whether no node has more free than then; always False with shared GPUs."""
         if not np.array_equal(self.open, ledger.open):
             return False
         if self.mark != ledger.mark:
-            if ledger.sharing.any() or any(
-                (now > then).any() for now, then in zip(_free(ledger), self.free, strict=True)
-            ):
+            if ledger.sharing.any() or (ledger.free > self.free).any():
                 return False
             self.mark = ledger.mark
         return True
-
-
-def _free(ledger: Ledger) -> tuple[Counts, ...]:
-    return ledger.free_gpus, ledger.free_cores, ledger.free_memory
 
 
 class KeepsPromises:

@@ -4,6 +4,9 @@ Theory of operation. What neighbors leave of a gang's speed takes few values, be
 server's GPUs they hold. For each value, the largest first, a gang goes to the fewest nodes that leave it as much: that
 way every placement is considered that is not slower than another on as many nodes. The part of a gang that a node may
 hold is exact: as much as leaves the gang enough speed, and no job there falls below its own objective.
+
+This is a search of its own, not a scorer of nodes: how fast a gang is depends on all of its nodes together. Each
+attempt of the search is assembled from scored nodes (`cotenant.core.placement.assembly`).
 """
 
 from __future__ import annotations
@@ -20,19 +23,11 @@ from cotenant.core.capacity.ledger import Counts, Ledger, Offer, Share
 from cotenant.core.model.gang import Gang, Part
 from cotenant.core.model.job import WHOLE_GPU_MILLI, Locality
 from cotenant.core.placement import interference
+from cotenant.core.placement.assembly import Placer, Places, fewest, place_on_best, place_parts
+from cotenant.core.placement.constraint import constraints_of, nodes_min
 from cotenant.core.placement.interference import GANG_MILLI_MIN
-from cotenant.core.placement.packing import (
-    Nodes,
-    Placer,
-    able_to_hold,
-    best_fit,
-    best_place,
-    fewest,
-    part_orders,
-    place_on_node,
-    place_parts,
-    room_for_all,
-)
+from cotenant.core.placement.packing import Nodes, able_to_hold, part_orders, place_on_node, room_for_all
+from cotenant.core.placement.scores import BEST_FIT, Candidates, Scores, lowest, weigh
 from cotenant.policies.qos.neighbours import Neighbours, across_racks, shareable
 from cotenant.policies.qos.speed_bounds import ROUNDING, SpeedBounds
 
@@ -115,20 +110,21 @@ class Search:
         if self.interferes and constraints.neighbors:
             able &= self.neighbours.spare_milli >= gang.gpu_milli
         if not self._judged:
-            offer = best_place(gang, ledger, able)
+            offer = place_on_best(gang, ledger, able)
             return Found(offer, 1, 1.0, None) if offer else None
         if (pace := self.view.on(1)) is None:
             return None
         groups = list(self._by_interference(np.flatnonzero(able)))
         if self._packed and len(groups) > 1:
             groups = [(np.concatenate([some for some, _ in groups]), np.concatenate([left for _, left in groups]))]
+        scores = weigh(BEST_FIT, Candidates(gang, ledger, able))
         for some, left in groups:
             if constraints.own and self.view.bound:
                 enough = left >= pace.share - ROUNDING
                 some, left = some[enough], left[enough]
             while len(some):
                 fastest = left >= (0.0 if self._packed else left.max() - ROUNDING)
-                node = best_fit(ledger, some[fastest])
+                node = _lowest_of(some[fastest], scores)
                 if offer := place_on_node(gang, ledger, node):
                     share = float(left[some == node][0])
                     return Found(offer, 1, share, pace.speed * share)
@@ -218,12 +214,12 @@ class Search:
         """Return a function that places one part after another on the fewest nodes, within the caps of each."""
         used: set[int] = set()
 
-        def place(part: Part, room: Counts) -> list[tuple[int, int]] | None:
+        def place(part: Part, room: Counts) -> Places | None:
             if where is not None:
                 room = np.where(where, room, 0)
             if caps is not None and part.demand.gpu_milli:
                 room = np.minimum(room, np.maximum(caps, 0) // part.demand.gpu_milli)
-            placed = fewest(part, room, self.ledger, used)
+            placed = fewest(self.gang, part, room, self.ledger, used)
             for node, replicas in placed or ():
                 used.add(node)
                 if caps is not None:
@@ -287,19 +283,21 @@ class Search:
         allowed = shareable(
             self.neighbours, needed, own=constraints.own and self.view.bound, neighbors=constraints.neighbors
         )
-        if len(self.gang.parts) > 1 or self.gang.gpu_milli >= GANG_MILLI_MIN:
+        if len(self.gang.parts) > 1 or self.gang.gpu_milli >= GANG_MILLI_MIN or self.gang.constraints:
             return self._where_all_may_be_shared(constraints, np.asarray(allowed.all(axis=1)))
         (part,) = self.gang.parts
         parts = self.ledger.parts_on(np.arange(len(self.ledger)))
         room = ((parts // part.demand.gpu_milli) * allowed).sum(axis=1)
         room = np.minimum(room, self.ledger.room(part.demand))
-        nodes = np.flatnonzero(room >= part.replicas)
-        if len(nodes):
-            counts = [(best_fit(self.ledger, nodes), part.replicas)]
+        able = room >= part.replicas
+        counts: Places | None
+        if able.any():
+            scores = weigh(BEST_FIT, Candidates(self.gang, self.ledger, able))
+            counts = [(lowest(scores, able), part.replicas)]
         elif self.gang.locality is Locality.SERVER or self.view.share(2) > 1:
             return None
         else:
-            counts = fewest(part, room, self.ledger, set()) or []
+            counts = fewest(self.gang, part, room, self.ledger, set()) or []
         offer = tuple(
             Share(node, 0, replicas, _fullest(parts[node], allowed[node], part.demand.gpu_milli, replicas))
             for node, replicas in counts
@@ -326,12 +324,17 @@ class Search:
         return self._judge(offer, constraints)
 
 
+def _lowest_of(nodes: Nodes, scores: Scores) -> int:
+    """Return the first of some nodes with the lowest of the scores, which are given for all nodes."""
+    return int(nodes[scores[nodes].argmin()])
+
+
 def fewest_nodes(gang: Gang, ledger: Ledger) -> int:
     """Return the minimum number of nodes for a gang if all were empty, by counting; one more than all: none."""
     counts = open_nodes_by_kind(ledger)
     with_gpus = [part for part in gang.parts if part.demand.gpu_milli]
     each = [_fewest_for(part, ledger.room_by_kind(part.demand), counts, len(ledger)) for part in with_gpus]
-    return max(each, default=1)
+    return max(each, default=1) if not gang.constraints else max(*each, nodes_min(constraints_of(gang)))
 
 
 def _fewest_for(part: Part, rooms: Sequence[int], counts: Sequence[int], most: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cotenant import telemetry
 from cotenant.leadership.election import Election
+from cotenant.leadership.leader_handlers import LeaderHandlers
 from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.leadership.replica import Replica, advertised_address, serve_replica
 from cotenant.rpc.endpoints import NO_ENDPOINTS, Endpoints
@@ -46,12 +47,11 @@ async def serve(
     server.route(endpoints)
     store = await open_store(store_url, memory)
     try:
-        Placement(store, config)  # fails on a bad configuration before the election
+        Placement(LeaderHandlers(), store, config)  # fails on a bad configuration before the election
         use_policies(serve_policies(server), config)
 
         async def lead(host: Host, store: Store, held: HeldTerm) -> Placement:
-            placement = Placement(store, config, held)
-            placement.add_to(host)
+            placement = Placement(host, store, config, held)
             try:
                 await placement.start()
             except BaseException:

@@ -20,6 +20,7 @@ import structlog
 from cotenant import fail_points
 from cotenant.codec import errors, specs
 from cotenant.leadership.leadership_term import LeadershipTerm
+from cotenant.rpc import gc_tuning
 from cotenant.services.placement.agents.agent_sessions import Sessions, inventory_violations
 from cotenant.services.placement.attempts.attempt_events import AttemptEvents
 from cotenant.services.placement.attempts.job_classes import JobClasses
@@ -38,7 +39,7 @@ from cotenant.services.placement.registry.agent_registry import AgentRegistry
 from cotenant.services.placement.registry.liveness import LivenessClock
 from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
-from cotenant.store.port import Compare, Listing, NotLeader, Store, StoreUnavailable
+from cotenant.store.port import Listing, NotLeader, Store, StoreUnavailable
 
 log = structlog.get_logger()
 
@@ -69,6 +70,8 @@ class PlacementLeadership:
         self._store, self._leadership_term, self._cluster, self._committer = store, leadership_term, cluster, committer
         self._sessions, self._events, self._registry, self._job_classes = sessions, events, registry, job_classes
         self._on_serving, self._liveness_clock = on_serving, liveness_clock
+        committer.halted.subscribe(self.invalidate)
+        committer.outcome_unknown.subscribe(self.set_outcome_unknown)
         self._doubt = asyncio.Event()
         self._deposed = False
         self._loaded = False
@@ -110,15 +113,6 @@ class PlacementLeadership:
             if not working.cancel() and not working.cancelled():
                 working.exception()  # mark it as retrieved: the caller may have been cancelled at the same moment
 
-    async def renew(self) -> Compare:
-        """Begin a new term and return its fence; writes under the old term are refused from now on.
-
-        Raises:
-            StoreUnavailable, NotLeader: see `Tenure.renew`.
-        """
-        self._registry.term = await self._leadership_term.renew()
-        return self._leadership_term.fence
-
     def set_outcome_unknown(self, error: Exception | None) -> None:
         """Stop deciding and accepting connections while a commit's outcome is unknown; None: it is resolved."""
         if error:
@@ -148,6 +142,7 @@ class PlacementLeadership:
             self._doubt.clear()
             try:
                 await self.load()
+                gc_tuning.refreeze()  # frees the state before it
             except NotLeader as error:
                 log.error("leadership_lost", error=str(error))
                 self._deposed = True
@@ -170,10 +165,6 @@ class PlacementLeadership:
         """
         if time.monotonic() >= self._leadership_term.valid_until_seconds:
             await self.committed(self._committer.commit([]))
-
-    def certainly_leads(self) -> bool:
-        """Return whether no other process can have led for longer than a heartbeat."""
-        return time.monotonic() < self._leadership_term.valid_until_seconds + self._registry.heartbeat_seconds
 
     def disconnect_agents_if_uncertain(self) -> None:
         """Disconnect agents now and then while another placement, which would count them as silent, may lead."""
@@ -206,7 +197,7 @@ class PlacementLeadership:
             StoreUnavailable: the state cannot be read.
             NotLeader: another placement leads; this process never leads again.
         """
-        fence = await self.renew()
+        term = await self._leadership_term.renew()  # writes under the old term are refused from now on
         await fail_points.reach("placement.loading")
         nodes = await self._store.list(NODES)
         guards = await self._store.list(GUARDS)
@@ -221,9 +212,7 @@ class PlacementLeadership:
         self._cluster.replace(fresh)
         self._job_classes.restore(job_classes.entries)
         self._registry.suspects.restore()
-        self._committer.identity = self._leadership_term.identity
-        self._committer.start(fence, {entry.key: entry.mod_revision for entry in every})
-        term = fence.mod_revision
+        self._committer.start(self._leadership_term.fence, {entry.key: entry.mod_revision for entry in every})
         self._events.start(max(term, attempts.revision), [live.observed() for live in fresh.attempts.values()])
         self._loaded = True
         self._liveness_clock.resume()

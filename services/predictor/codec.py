@@ -21,14 +21,8 @@ from cotenant.codec.spec_cache import SpecCache
 from cotenant.core.model.estimate import NO_QOS, TRAINING, Candidate, Observation, Query, Submission
 from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Qos, Request, Role
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
-from cotenant.core.model.validation import (
-    CORES_MAX,
-    GPU_MILLI_MAX,
-    MEMORY_BYTES_MAX,
-    REPLICAS_MAX,
-    ROLES_MAX,
-    name_error,
-)
+from cotenant.core.model.resources import AMOUNT_MAX, amounts_of
+from cotenant.core.model.validation import CORES_MAX, GPU_MILLI_MAX, REPLICAS_MAX, ROLES_MAX, name_error
 from cotenant.core.placement.candidate_allocations import SERVER_ROLE
 from cotenant.core.prediction.record_validation import (
     NODES_MAX,
@@ -262,16 +256,19 @@ def _phase(text: str) -> str:
     return text
 
 
-def _calls_in_flight(resources: resources_pb2.ResourceRequest) -> tuple[int, int | None, int, str]:
+def _calls_in_flight(resources: resources_pb2.ResourceRequest) -> tuple[Any, ...]:
     cores = resources.cores if resources.HasField("cores") else None
-    return resources.gpu_milli, cores, resources.memory_bytes, resources.gpu_type
+    return resources.gpu_milli, cores, resources.gpu_type, tuple(amounts_of(resources).items())
 
 
 @lru_cache(maxsize=4096)  # jobs share few shapes
-def _role(name: str, replicas: int, gpu_milli: int, cores: int | None, memory_bytes: int, gpu_type: str) -> Role:
+def _role(
+    name: str, replicas: int, gpu_milli: int, cores: int | None, gpu_type: str, amounts: tuple[tuple[str, Any], ...]
+) -> Role:
     _within("cores", cores or 0, CORES_MAX)
-    _within("memory_bytes", memory_bytes, MEMORY_BYTES_MAX)
-    return Role(name, replicas, Request(gpu_milli, cores, memory_bytes, gpu_type))
+    for amount, size in amounts:
+        _within(amount, size, AMOUNT_MAX)
+    return Role(name, replicas, Request(gpu_milli, cores, gpu_type, **dict(amounts)))
 
 
 def _gpu_type(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import grpc.aio
 
 from cotenant.leadership.fenced_store import FencedStore
+from cotenant.leadership.leader_handlers import LeaderHandlers
 from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.rpc.server import Host
 from cotenant.services.queue.api.follower_reads import QueueReader
@@ -31,7 +32,7 @@ class QueueReplica:
             UnknownPolicy: the policy is not installed, or broken.
             BadOption: the policy does not take an option.
         """
-        JobQueue(store, self._config, self._placement, self._predictor)
+        JobQueue(LeaderHandlers(), store, self._config, self._placement, self._predictor)
 
     def read(self, on_serving: Callable[[], None]) -> QueueReader:
         """Start to follow."""
@@ -45,8 +46,7 @@ class QueueReplica:
         """
         reader, self._reader = self._reader, QueueReader()
         term = held.term if held.lease else 0
-        queue = JobQueue(FencedStore(store, held), self._config, self._placement, self._predictor, term)
-        queue.add_to(host)
+        queue = JobQueue(host, FencedStore(store, held), self._config, self._placement, self._predictor, term)
         await queue.start(reader.records)
         queue.run()
         return queue

@@ -20,13 +20,12 @@ from cotenant.core.model.gang import Gang
 from cotenant.core.model.job_table import JobTable
 from cotenant.core.model.node import UnhealthyCapacity
 from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.model.resources import NAMES
 from cotenant.core.placement.node_avoidance import relax_avoidance
 from cotenant.core.policy.cluster_view import RunningJob
 from cotenant.core.policy.protocols import EndedJob
 from cotenant.core.scheduling.admission import Choice, Rules, choose
 from cotenant.core.scheduling.cycle import place
-
-RESOURCES = ("gpu_milli", "cores", "memory_bytes")
 
 
 def chosen(plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], rules: Rules) -> Choice:
@@ -50,7 +49,7 @@ def test_an_outranked_job_starts_once_the_jobs_ahead_are_gone(
     for row in choice.outranked.tolist():
         place_of = waiting.index(row)
         refusal = choice.outrankers.refusal(place_of, ids)
-        needs = {name: int(getattr(jobs, name)[row]) for name in RESOURCES}
+        needs = {name: int(column[row]) for name, column in zip(NAMES, jobs.needs, strict=True)}
         ahead = waiting[:place_of]
         assert refusal.numbers["ahead"] == len(ahead)
         if ahead:
@@ -88,7 +87,7 @@ def beyond_the_head(
     head = ids[choice.outrankers.head[1]]
     assert f"no further than {head}, " in refusal.detail
     numbers = refusal.numbers
-    assert any(numbers[f"head_{name}"] > numbers[f"left_{name}"] for name in RESOURCES), refusal
+    assert any(numbers[f"head_{name}"] > numbers[f"left_{name}"] for name in NAMES), refusal
     fewer = deepcopy(table)
     fewer.remove(head)
     after, left = chosen(plugin, fewer, history, rules), fewer.row(ids[row])

@@ -16,7 +16,7 @@ from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import Locality
 from cotenant.core.model.refusal import Code, Refusal
-from cotenant.core.placement.topology import place_in_one_rack
+from cotenant.core.placement import constraints
 from cotenant.core.policy.cluster_view import EmptyClusterView, UsesClusterView
 from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.core.scheduling.cycle import Plan, place
@@ -139,13 +139,13 @@ def test_a_waiting_job_starts_when_its_obstacle_is_removed(
     for gang in waiting:
         if len(gang.parts) > 1:
             continue  # where several roles find their places depends on where the first of them go
-        refusal = place_in_one_rack(policy, gang, ledger, rng())
+        refusal = constraints.place(policy, gang, ledger, rng())
         assert isinstance(refusal, Refusal), "it was refused, and yet there is a place for it"
         assert not contradiction(gang, refusal, ledger, plugin), refusal
         idle = emptied(ledger)
         if refusal.code is Code.NO_NODES:
             idle.open[:] = True
-        starts = isinstance(place_in_one_rack(ready(plugin), gang, idle, rng()), tuple)
+        starts = isinstance(constraints.place(ready(plugin), gang, idle, rng()), tuple)
         assert starts == (refusal.code is not Code.NEVER_FITS) or not ledger.open.any()
 
 
@@ -154,13 +154,13 @@ def contradiction(gang: Gang, refusal: Refusal, ledger: Ledger, plugin: plugins.
     for name in ("gpu_milli", "cores", "memory_bytes"):
         if f"wanted_{name}" in refusal.numbers:
             wanted, free = refusal.numbers[f"wanted_{name}"], refusal.numbers[f"free_{name}"]
-            if wanted != getattr(gang, name) or not free < wanted:
-                return f"{name}: it wants {getattr(gang, name)}, {free} are said to be free"
+            if wanted != getattr(gang.needs, name) or not free < wanted:
+                return f"{name}: it wants {getattr(gang.needs, name)}, {free} are said to be free"
         if f"fits_without_{name}" in refusal.numbers:
             (part,) = gang.parts
             demand = replace(part.demand, cores=0) if name == "cores" else replace(part.demand, memory_bytes=0)
             less = replace(gang, parts=(replace(part, demand=demand),))
-            if isinstance(place_in_one_rack(ready(plugin), less, ledger, rng()), Refusal):
+            if isinstance(constraints.place(ready(plugin), less, ledger, rng()), Refusal):
                 return f"{name}: without them it does not start either"
     return ""
 

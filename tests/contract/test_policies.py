@@ -22,15 +22,17 @@ from cotenant import plugins
 from cotenant.core.model.estimate import UNKNOWN, Candidate, Estimate, Observation, Query
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import JobSpec, Qos, Request, Role
-from cotenant.core.model.job_table import Jobs, JobTable
+from cotenant.core.model.job_table import Capacity, Jobs, JobTable
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.placement.unschedulable import never_fits, room_on
 from cotenant.core.policy import options as declared_options
+from cotenant.core.policy.capabilities import capability_of
 from cotenant.core.policy.protocols import (
     CpuAllocator,
     EndedJob,
+    FixedWhileWaiting,
     Learns,
     Order,
     PlacementPolicy,
@@ -201,8 +203,11 @@ def test_every_job_gets_a_finite_score_in_any_row_order(
     for column in dataclasses.fields(Jobs):
         np.testing.assert_array_equal(getattr(jobs, column.name), getattr(before, column.name))
     shuffle = np.array(data.draw(st.permutations(range(len(jobs)))), dtype=np.int64)
-    columns = [field.name for field in dataclasses.fields(Jobs) if field.name not in ("capacity", "by_arrival")]
-    shuffled = Jobs(**{name: getattr(jobs, name)[shuffle] for name in columns}, capacity=jobs.capacity)
+    columns = [
+        field.name for field in dataclasses.fields(Jobs) if field.name not in ("capacity", "by_arrival", "needs")
+    ]
+    needs = tuple(column[shuffle] for column in jobs.needs)
+    shuffled = Jobs(**{name: getattr(jobs, name)[shuffle] for name in columns}, needs=needs, capacity=jobs.capacity)
     again = taught(plugin, history).order(shuffled, NOW)
     np.testing.assert_array_equal(again.level, order.level[shuffle])
     np.testing.assert_array_equal(again.score, order.score[shuffle])
@@ -236,15 +241,41 @@ def test_while_an_order_is_valid_no_waiting_job_gains_on_any_other(
 
 @installed("cotenant.queue_policies")
 @settings(max_examples=examples(60))
+@given(tables(), histories, st.data())
+def test_an_order_that_is_fixed_while_jobs_wait_depends_on_no_other_job_and_no_moment(
+    plugin: plugins.Plugin, table: JobTable, history: list[EndedJob], data: st.DataObject
+) -> None:
+    policy = taught(plugin, history)
+    fixed = capability_of(policy, FixedWhileWaiting)
+    if fixed is None or not fixed.fixed_while_waiting:
+        return
+    jobs = table.jobs(NOW)
+    order = policy.order(jobs, NOW)
+    assert order.over_share is order.given_up is None
+    picked = data.draw(st.lists(st.sampled_from(range(len(jobs))), unique=True)) if len(jobs) else []
+    rows = np.array(picked, dtype=np.int64)
+    some = policy.order(table.jobs(NOW, rows), NOW)
+    np.testing.assert_array_equal(some.level, order.level[rows])
+    np.testing.assert_array_equal(some.score, order.score[rows])
+    assert policy.order(table.jobs(NOW, np.flatnonzero(jobs.running)), NOW).valid_seconds == order.valid_seconds
+    waiting = np.flatnonzero(~jobs.running)
+    later = NOW + data.draw(st.floats(0, 1e7))
+    again = policy.order(table.jobs(later), later)
+    np.testing.assert_array_equal(again.level[waiting], order.level[waiting])
+    np.testing.assert_array_equal(again.score[waiting], order.score[waiting])
+
+
+@installed("cotenant.queue_policies")
+@settings(max_examples=examples(60))
 @given(tables(), histories)
 def test_a_running_job_is_chosen_again(plugin: plugins.Plugin, table: JobTable, history: list[EndedJob]) -> None:
     """Else jobs would stop each other at every event, though nothing that matters to them has changed."""
     policy = taught(plugin, history)
 
     def chosen() -> set[str]:
-        jobs, left, found = table.jobs(NOW), np.array([5000, 12, 8]), set[str]()
+        jobs, left, found = table.jobs(NOW), np.array(Capacity(5000, 12, 8)), set[str]()
         for row in rank(jobs, policy.order(jobs, NOW), running_first=policy.running_first):
-            need = np.array([jobs.gpu_milli[row], jobs.cores[row], jobs.memory_bytes[row]])
+            need = np.array([column[row] for column in jobs.needs])
             if (need <= left).all():
                 left = left - need
                 found.add(table.ids[row])

@@ -15,6 +15,7 @@ from cotenant.codec import specs
 from cotenant.core.model.lifecycle import ENDED
 
 GPUS = 4
+BASELINES = ("--profile", "plain")  # jobs start in order, with shares of cores that tests can compute
 ATTEMPTS = "state/nodes/*/attempts/*-*"
 
 
@@ -32,7 +33,7 @@ class Mesh:
     def start(self) -> None:
         """Start it and wait until it is up."""
         assert self.process is None
-        self.process = self.cli.start("up", *self.flags, log=self.log)
+        self.process = self.cli.start("up", *BASELINES, "--contention", "coda-eliminator", *self.flags, log=self.log)
         self.process.wait_for_output("the mesh is up")
 
     @property
@@ -134,7 +135,8 @@ class Separate:
         if service == "agent":
             return ["--endpoints", self._endpoints, "--gpus", f"fake:{GPUS}", "--address", "127.0.0.1"]
         own = self.flags.get(service_of(service), [])
-        return ["--endpoints", self._endpoints, "--listen", self.address(service), "--store", self.store, *own]
+        reached = ["--endpoints", self._endpoints, "--listen", self.address(service), "--store", self.store]
+        return [*reached, *(() if service == "contention" else BASELINES), *own]
 
     def kill(self, *services: str) -> None:
         """Kill some services, or all, as a power cut would."""

@@ -46,7 +46,7 @@ def test_an_unknown_service_suggests_the_nearest(elsewhere: Cli) -> None:
         ("listn = 'x'", "listn: unknown setting; did you mean listen?"),
         ("nodes = 'two'", "nodes: must be a whole number, not 'two'"),
         ("checkpoint_seconds = -1", "checkpoint_seconds: must be 0 or more, not -1"),
-        ("[options.queue]\nmode = 'sideways'", "sideways"),
+        ("queue = 'fifo'\n[options.queue]\nmode = 'sideways'", "sideways"),
     ],
     ids=["not TOML", "unknown", "wrong type", "negative", "an option"],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -138,9 +139,12 @@ def test_one_address_is_enough_for_all_replicas(mesh: Separate) -> None:
         found = mesh.cli.json("replicas", *words)
         return sorted((one["service"], one["address"], one["state"], one["leader"] or "") for one in found)
 
+    def agree(*words: str) -> bool:
+        return states(*words) == states()
+
     for entry in mesh.ports:
         endpoint = ("--endpoint", mesh.address(entry))
-        assert states(*endpoint) == states()
+        until(partial(agree, *endpoint), "both to tell of the same leaders")
         mesh.cli("submit", *endpoint, *ONE_CORE, "--wait", "--", "true")
         assert mesh.cli.json("nodes", *endpoint)
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from tests.support.paths import DEPLOY
 
-from cotenant.cli import main as cli
+from cotenant.cli import application as cli
 from cotenant.cli.lazy import load
 from cotenant.cli.mesh.settings import read_settings
 from cotenant.security.certificates import read

@@ -24,7 +24,7 @@ from tests.support.etcd_server import free_ports
 from tests.support.paths import ROOT
 
 from cotenant import extras
-from cotenant.cli.main import ENTRIES
+from cotenant.cli.application import ENTRIES
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BYTES_MAX = 60e6
@@ -102,7 +102,7 @@ def test_a_job_reports_progress_without_any_dependency(installed: Install, tmp_p
 
 def test_every_command_explains_itself_in_a_plain_installation(installed: Install, tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom cotenant.cli.main import ENTRIES, run\n"
+        "import sys\nfrom cotenant.cli.application import ENTRIES\nfrom cotenant.cli.main import run\n"
         "print(file=sys.stderr)\n"
         "for entry in ENTRIES:\n    if code := run([entry.name, '--help']): sys.exit(f'{entry.name}: {code}')"
     )

@@ -9,7 +9,7 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import errors, specs
 from cotenant.codec.errors import Violation
 from cotenant.core.model.lifecycle import StopReason
-from cotenant.core.model.validation import MEMORY_BYTES_MAX
+from cotenant.core.model.resources import AMOUNT_MAX, amounts_of
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.agents.expected_rate import expected_rate_per_second
 from cotenant.services.placement.cluster.live_records import LiveAttempt
@@ -41,8 +41,9 @@ def _state_violations(path: str, reports: Iterable[agent_pb2.AttemptReport]) -> 
 
 def inventory_violations(path: str, inventory: resources_pb2.Inventory) -> Iterator[Violation]:
     """Yield what is invalid in an inventory, which would otherwise be stored and counted as capacity."""
-    if not 0 <= inventory.memory_bytes <= MEMORY_BYTES_MAX:  # all nodes' memory is summed
-        yield Violation(f"{path}.memory_bytes", f"must be from 0 to 1 PiB, not {inventory.memory_bytes}")
+    for name, amount in amounts_of(inventory).items():
+        if not 0 <= amount <= AMOUNT_MAX:  # amounts of all nodes are summed
+            yield Violation(f"{path}.{name}", f"must be from 0 to 1 PiB, not {amount}")
     for name, ids in (
         ("cores", [core.id for core in inventory.cores]),
         ("gpus", [gpu.uuid for gpu in inventory.gpus]),

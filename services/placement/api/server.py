@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from cotenant import plugins
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
@@ -44,7 +45,7 @@ from cotenant.services.placement.planning.start_forecast import StartForecaster
 from cotenant.services.placement.registry.agent_registry import AgentRegistry
 from cotenant.services.placement.registry.liveness import LivenessClock
 from cotenant.store.guarded_store import trust_of
-from cotenant.store.port import Compare, Store
+from cotenant.store.port import Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
 
@@ -78,13 +79,16 @@ class Placement(
 ):
     """Serves planning, nodes and agents from one cluster state."""
 
-    def __init__(self, store: Store, config: PlacementConfig, leadership_term: LeadershipTerm | None = None) -> None:
-        self.config = config
+    def __init__(
+        self, host: Host, store: Store, config: PlacementConfig, leadership_term: LeadershipTerm | None = None
+    ) -> None:
+        """Compose placement, and add its services to a server that has not started, or to its stand-in."""
+        self.config, leadership_term = config, leadership_term or HeldTerm(store, LEADER)
         policy, allocator = self._policies()
         self.background = BackgroundTasks(Fenced, Halted, Outdated)
         self.cluster = Cluster()
         self.liveness_clock = LivenessClock(config.heartbeat_seconds)
-        self.committer = Committer(store, self._invalidate, self._renew, self._doubt)
+        self.committer = Committer(store, leadership_term)
         self.sessions = Sessions()
         self.events = AttemptEvents()
         self.output_relay = OutputRelay(self.sessions)
@@ -102,7 +106,7 @@ class Placement(
             self.tracker,
             CpuHotplug(self.cluster, self.attempts, self.resizes),
             self.liveness_clock,
-            self._leads_for_sure,
+            leadership_term,
             self.background,
             holding=config.holding,
             heartbeat_seconds=config.heartbeat_seconds,
@@ -112,7 +116,7 @@ class Placement(
         )
         self.leadership = PlacementLeadership(
             store,
-            leadership_term or HeldTerm(store, LEADER),
+            leadership_term,
             self.cluster,
             self.committer,
             self.sessions,
@@ -120,7 +124,7 @@ class Placement(
             self.registry,
             self.job_classes,
             self.liveness_clock,
-            self._set_serving,
+            partial(_set_serving, host),
         )
         self.plan_runner = PlanRunner(
             self.cluster,
@@ -135,7 +139,9 @@ class Placement(
             self.registry.suspects,
         )
         self.start_forecaster = StartForecaster(self.cluster, self._policies, self.leadership.check)
-        self._host: Host | None = None
+        host.add(placement_grpc.add_PlacementServiceServicer_to_server, self, PLACEMENT)
+        host.add(node_grpc.add_NodeServiceServicer_to_server, self, NODE)
+        host.add(agent_grpc.add_AgentServiceServicer_to_server, self, AGENT)
 
     def _policies(self) -> tuple[PlacementPolicy, CpuAllocator]:
         """Return new instances of the configured policies."""
@@ -146,13 +152,6 @@ class Placement(
         )
 
     # Life ----------------------------------------------------------------------------------------------------
-
-    def add_to(self, host: Host) -> None:
-        """Register the servicers with a server that has not started yet."""
-        self._host = host
-        host.add(placement_grpc.add_PlacementServiceServicer_to_server, self, PLACEMENT)
-        host.add(node_grpc.add_NodeServiceServicer_to_server, self, NODE)
-        host.add(agent_grpc.add_AgentServiceServicer_to_server, self, AGENT)
 
     async def start(self) -> None:
         """Load the state and start the background tasks."""
@@ -174,23 +173,6 @@ class Placement(
             async with asyncio.timeout(SAVE_SECONDS_MAX):
                 await self.job_classes.save()
         await self.committer.close()
-
-    def _invalidate(self, error: Exception) -> None:
-        self.leadership.invalidate(error)
-
-    async def _renew(self) -> Compare:
-        return await self.leadership.renew()
-
-    def _doubt(self, error: Exception | None) -> None:
-        self.leadership.set_outcome_unknown(error)
-
-    def _leads_for_sure(self) -> bool:
-        return self.leadership.certainly_leads()
-
-    def _set_serving(self, serving: bool) -> None:
-        if self._host:
-            for service in SERVICES:
-                self._host.set_serving(service, serving)
 
     async def _watch_nodes(self) -> None:
         interval_seconds = min(self.config.heartbeat_seconds, self.config.lost_after_seconds / 4)
@@ -405,8 +387,12 @@ async def start(
         BadOption: a policy does not take an option.
         StoreUnavailable: the state cannot be read.
     """
-    placement = Placement(store, config, leadership_term)
+    placement = Placement(server, store, config, leadership_term)
     use_policies(policies, config)
-    placement.add_to(server)
     await placement.start()
     return placement
+
+
+def _set_serving(host: Host, serving: bool) -> None:
+    for service in SERVICES:
+        host.set_serving(service, serving)

@@ -13,7 +13,7 @@ from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import GRACE_SECONDS_DEFAULT, WHOLE_GPU_MILLI
 from cotenant.core.model.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
 from cotenant.core.model.node import HealthAction, HealthProblem, Inventory, NodeShape, shape_of
-from cotenant.core.model.validation import MEMORY_BYTES_MAX
+from cotenant.core.model.resources import AMOUNT_MAX, Resources, added, amounts_of
 from cotenant.core.placement.device_assignment import NodeDevices
 from cotenant.core.policy.cluster_view import Occupancy
 from cotenant.internal.v1.attempt_pb2 import AttemptEvidence, ObservedAttempt
@@ -263,18 +263,14 @@ def check_amounts(allocation: Allocation) -> None:
         ValueError: an amount is out of range.
     """
     for task in (task for part in allocation for task in part.tasks):
-        if not 0 <= task.memory_bytes <= MEMORY_BYTES_MAX:
-            raise ValueError(f"memory_bytes is {task.memory_bytes}; it must be from 0 to {MEMORY_BYTES_MAX}")
+        for name, amount in amounts_of(task).items():
+            if not 0 <= amount <= AMOUNT_MAX:
+                raise ValueError(f"{name} is {amount}; it must be from 0 to {AMOUNT_MAX}")
         for share in task.gpus:
             if not 0 < share.milli <= WHOLE_GPU_MILLI:
                 raise ValueError(f"a GPU share is {share.milli} milli; it must be from 1 to {WHOLE_GPU_MILLI}")
 
 
-def used(node: Node, lives: Sequence[LiveAttempt]) -> tuple[int, int, int]:
-    """Return the GPU milli, cores and memory bytes that attempts hold on a node."""
-    parts = [part for live in lives for part in live.held if part.node_id == node.id]
-    return (
-        sum(part.gpu_milli for part in parts),
-        sum(part.cores for part in parts),
-        sum(part.memory_bytes for part in parts),
-    )
+def used(node: Node, lives: Sequence[LiveAttempt]) -> Resources:
+    """Return what attempts hold on a node."""
+    return added(part.resources for live in lives for part in live.held if part.node_id == node.id)

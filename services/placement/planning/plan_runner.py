@@ -142,13 +142,16 @@ class PlanRunner:
         return kept
 
     def _stop_and_announce(self, lives: Sequence[LiveAttempt], reason: StopReason) -> None:
-        """Stop attempts for which reservations were made, and announce when these expire."""
+        """Stop attempts for which reservations were made, and announce when these expire.
+
+        There may be none, if the gang that they make room for needs no place that is still held.
+        """
         if not lives:
             return
         (MOVED if reason is StopReason.MIGRATED else RECLAIMED).add(len(lives))
         self._attempts.order_stops(lives, reason)
-        seconds = max(reservation.until_seconds for reservation in self._reservations) - time.monotonic()
-        self._background.start(self._announce_expiry(seconds))
+        if ends := [reservation.until_seconds for reservation in self._reservations]:
+            self._background.start(self._announce_expiry(max(ends) - time.monotonic()))
 
     async def _announce_expiry(self, seconds: float) -> None:
         await asyncio.sleep(seconds + EXPIRY_MARGIN_SECONDS)

@@ -11,19 +11,21 @@ from types import MappingProxyType
 import numpy as np
 import structlog
 
+from cotenant import telemetry
 from cotenant.codec import refusals as refusals_on_the_wire
 from cotenant.codec import specs
 from cotenant.codec.tenants import tenant_of
 from cotenant.core.model.allocation import NodeAllocation
 from cotenant.core.model.gang import Gang
-from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.lifecycle import AttemptState
 from cotenant.core.model.refusal import Code, Refusal, plural, policy_failed
+from cotenant.core.model.resources import with_prefix
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.placement.device_assignment import Task
 from cotenant.core.placement.gang_allocation import hold_all
+from cotenant.core.policy.capabilities import capability_of
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
-from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
+from cotenant.core.policy.protocols import CpuAllocator, LeavesOutScorers, PlacementPolicy
 from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, ReservationRules
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
@@ -37,6 +39,10 @@ from cotenant.services.placement.planning.tentative_reservations import KEPT_SEC
 from cotenant.storage.v1 import records_pb2
 
 log = structlog.get_logger()
+
+SCORER_FAULTS = telemetry.counter(
+    "cotenant.placement.scorer_faults", "{cycle}", "Cycles that left out a scorer of the placement policy, by scorer."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,16 @@ def plan(
             reserving=reserving_of(request),
             on_broken=broken,
         )
+    report_scorer_faults(policy)
     return replace(outcome, starts=(*due, *outcome.starts))
+
+
+def report_scorer_faults(policy: PlacementPolicy) -> None:
+    """Log and count the scorers that a policy left out of a cycle."""
+    if scored := capability_of(policy, LeavesOutScorers):
+        for scorer, fault in scored.take_scorer_faults().items():
+            log.error("scorer_left_out", policy=policy.name, scorer=scorer, error=fault)
+            SCORER_FAULTS.add(scorer=scorer)
 
 
 def victim_of(cluster: Cluster, live: LiveAttempt, victim: placement_pb2.Victim, ahead: int | None) -> cycle.Victim:
@@ -351,14 +366,6 @@ def capacity(cluster: Cluster) -> placement_pb2.Capacity:
         taking = ledger.open.copy()
         taking[[node.number for node in cluster.nodes.values() if node.hold and node.open_without_hold]] = True
         may_take = ledger.sums(taking)
-    have = (int(ledger.total_gpus.sum()) * WHOLE_GPU_MILLI, ledger.total_cores.sum(), ledger.total_memory.sum())
-    sums = zip(may_take, have, free_anywhere, strict=True)
-    total = [here + int(all_of) - anywhere for here, all_of, anywhere in sums]
-    return placement_pb2.Capacity(
-        total_gpu_milli=total[0],
-        total_cores=total[1],
-        total_memory_bytes=total[2],
-        free_gpu_milli=free[0],
-        free_cores=free[1],
-        free_memory_bytes=free[2],
-    )
+    have = ledger.sums(np.ones_like(ledger.open), empty=True)
+    total = may_take + have - free_anywhere
+    return placement_pb2.Capacity(**with_prefix("total_", total), **with_prefix("free_", free))

@@ -13,6 +13,7 @@ from cotenant.codec import errors, specs
 from cotenant.codec.errors import Problem
 from cotenant.core.failures.launch_health import HoldRules
 from cotenant.core.model.lifecycle import AttemptState, StopReason
+from cotenant.leadership.leadership_term import LeadershipTerm
 from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.identity import check_node
@@ -61,7 +62,7 @@ class AgentRegistry:
         tracker: AttemptTracker,
         cpu_hotplug: CpuHotplug,
         liveness_clock: LivenessClock,
-        certainly_leads: Callable[[], bool],
+        leadership_term: LeadershipTerm,
         background: BackgroundTasks,
         *,
         holding: HoldRules,
@@ -79,8 +80,8 @@ class AgentRegistry:
             liveness_clock,
         )
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
-        self.term, self._trust = 0, trust
-        self._on_gone, self._leads_for_sure = on_disconnect, certainly_leads
+        self._leadership_term, self._trust = leadership_term, trust
+        self._on_gone = on_disconnect
         self._locks: dict[str, asyncio.Lock] = {}  # by node: serializes changes of its record
         self.claims = NodeClaims(cluster)
         self.suspects = SuspectNodes(cluster, committer, attempts.events, background, self._lock, holding)
@@ -154,7 +155,7 @@ class AgentRegistry:
 
     def _welcome(self) -> agent_pb2.ConnectResponse:
         message = agent_pb2.ConnectResponse()
-        message.welcome.term = self.term
+        message.welcome.term = self._leadership_term.fence.mod_revision
         if mark := self._mark():
             message.welcome.store.CopyFrom(mark)
         message.welcome.heartbeat_interval.FromNanoseconds(int(self.heartbeat_seconds * 1e9))
@@ -263,6 +264,10 @@ class AgentRegistry:
             return False
         return True
 
+    def _certainly_leads(self) -> bool:
+        """Return whether no other process can have led for longer than a heartbeat."""
+        return time.monotonic() < self._leadership_term.valid_until_seconds + self.heartbeat_seconds
+
     async def _apply(self, session: agent_sessions.Session, request: agent_pb2.ConnectRequest) -> None:
         node = self.cluster.nodes[session.node_id]
         self._record_contact(node)
@@ -270,7 +275,7 @@ class AgentRegistry:
             node.certificate = request.certificate if request.HasField("certificate") else None
         if request.HasField("condition"):
             node.condition.take(request.condition)
-        if request.beat and self._leads_for_sure():  # otherwise another leader may count this node as silent
+        if request.beat and self._certainly_leads():  # otherwise another leader may count this node as silent
             session.put(agent_sessions.heartbeat_ack(request.beat))
         if request.HasField("inventory"):  # first, because an ended attempt may free unhealthy GPUs
             node = await self._register(node.id, request.inventory)

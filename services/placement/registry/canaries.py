@@ -8,8 +8,8 @@ import numpy as np
 
 from cotenant.codec.tenants import tenant_of
 from cotenant.core.model.tenancy import Headroom
+from cotenant.core.placement.constraint import only_open
 from cotenant.core.placement.gang_allocation import hold_all
-from cotenant.core.placement.node_avoidance import only_open
 from cotenant.core.policy.cluster_view import ClusterView
 from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
 from cotenant.core.scheduling import cycle

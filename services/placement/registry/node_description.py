@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection
 
 from cotenant.codec import specs
+from cotenant.core.model.resources import with_prefix
 from cotenant.security.identity import caller
 from cotenant.security.redaction import redact_others
 from cotenant.services.placement.cluster.cluster_state import Cluster
@@ -25,7 +26,8 @@ def describe(
     message.inventory.problems.extend(claims.problems(node))
     if node.hold:
         message.inventory.problems.append(specs.problem_to_wire(node.hold))
-    message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
+    for name, amount in with_prefix("used_", used(node, lives)).items():
+        setattr(message, name, amount)
     tenants = caller().tenants
     keys = [live.key for live in lives if tenants is None or live.record.spec.tenant in tenants]
     message.attempts.extend(f"{job_id}/{number}" for job_id, number in sorted(keys))

@@ -28,7 +28,7 @@ from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.api.tenants import TenantServicer
 from cotenant.services.queue.api.what_if import simulate
 from cotenant.services.queue.attempts import migration
-from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher, wished_stop_reason
+from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
 from cotenant.services.queue.attempts.policy_feedback import PolicyFeedback
 from cotenant.services.queue.config import QueueConfig as QueueConfig
 from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh
@@ -45,7 +45,7 @@ from cotenant.services.queue.jobs.desired_state import (
     set_wish,
 )
 from cotenant.services.queue.jobs.failure_classifier import FailureClassifier, read_rules
-from cotenant.services.queue.jobs.group_commit import GroupedStore
+from cotenant.services.queue.jobs.grouped_store import GroupedStore
 from cotenant.services.queue.jobs.job_arrays import JobArrays
 from cotenant.services.queue.jobs.job_store import CREATE, JobStore, idempotency_key_of
 from cotenant.services.queue.jobs.job_views import is_basic, view_violations
@@ -83,77 +83,63 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     """Serves jobs from memory, commits changes to the store, and runs the scheduling cycle."""
 
     def __init__(
-        self, store: Store, config: QueueConfig, placement: grpc.aio.Channel, predictor: grpc.aio.Channel, term: int = 0
-    ):
+        self,
+        host: Host,
+        store: Store,
+        config: QueueConfig,
+        placement: grpc.aio.Channel,
+        predictor: grpc.aio.Channel,
+        term: int = 0,
+    ) -> None:
+        """Compose the queue, and add its services to a server that has not started, or to its stand-in."""
         self.store, self.config = (store := GroupedStore(store)), config
-        stub: Any = placement_service_pb2_grpc.PlacementServiceStub(placement)
-        self.placement = cast("placement_service_pb2_grpc.PlacementServiceAsyncStub", stub)
-        predictor_stub = cast(
-            "predictor_service_pb2_grpc.PredictorServiceAsyncStub",
-            predictor_service_pb2_grpc.PredictorServiceStub(predictor),
-        )
+        self.placement = _placement_stub(placement)
+        predictor_stub = _predictor_stub(predictor)
+        self.background = BackgroundTasks()
         self.state = State()
         self.job_store = JobStore(store, self.state)
         self.arrays = JobArrays(self.job_store)
-        archive = Archive(config.archive) if config.archive else None
-        self.archived_jobs = ArchivedJobs(store, archive)
+        self.archived_jobs = ArchivedJobs(store, Archive(config.archive) if config.archive else None)
         self.retention = Retention(
             self.state, self.arrays, self.archived_jobs, config.ended_kept_max, config.ended_kept_seconds
         )
         self.admission = StoreAdmission(
             store, self.state, self.retention, config.tenant_jobs_max, config.tenant_bytes_max
         )
-        self.observations = ObservationSink(
-            cast(
-                "observation_service_pb2_grpc.ObservationServiceAsyncStub",
-                observation_service_pb2_grpc.ObservationServiceStub(predictor),
-            ),
-            config.window_seconds,
-        )
+        self.observations = ObservationSink(_observation_stub(predictor), self.state.events, config.window_seconds)
         self.estimate_refresh = EstimateRefresh(self.state, self.placement, predictor_stub)
-        self.observations.on_observed = self.estimate_refresh.observed
         self.profiles = Profiling(self.state, self.placement, predictor_stub, self.observations, self.estimate_refresh)
-        self.observations.on_profile_wanted = self.profiles.request
         failure_classifier = FailureClassifier(read_rules(config.failure_rules), config.retrying)
         self.attempt_watcher = AttemptWatcher(
             self.state, self.job_store, self.placement, self.observations, self.profiles, failure_classifier, term
         )
-        self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, config.options.get(config.policy, {}))
-        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed, term)
-        self.background = BackgroundTasks()
+        options = config.options.get(config.policy, {})
+        self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, options)
         self.policy_feedback = PolicyFeedback(self.policy, self.job_store, self.background)
+        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed, term)
         self.scheduler = Scheduler(
             self.state, self.attempt_watcher, cycle, self.placement, predictor_stub, self.policy_feedback
         )
         self.waits = WaitMetrics(self.state)
-        self.state.wake = self.scheduler.wake
-        self.state.on_backoff = self._sync_later
-        self.state.on_unsatisfiable = self.policy_feedback.cancel
-        self.job_store.on_reread = self._stop_by_wish
         self.output = JobOutput(self.state, self.placement)
-        self.tenants = TenantServicer(
-            self.job_store, self.admission, config.policy, config.options.get(config.policy, {}), config.rules
-        )
         self.submission = Submission(self.job_store, self.arrays, self.archived_jobs, self.admission)
-        self.array_servicer = ArrayServicer(self.arrays, self.archived_jobs, self.submission, self._stop_by_wish)
-        self._host: Host | None = None
-
-    # Start and stop ------------------------------------------------------------------------------------------
-
-    def add_to(self, host: Host) -> None:
-        """Add the services to a server that has not started, or to its stand-in."""
+        stop_by_wish = self.attempt_watcher.stop_by_wish
+        arrays = ArrayServicer(self.arrays, self.archived_jobs, self.submission, stop_by_wish)
+        tenants = TenantServicer(self.job_store, self.admission, config.policy, options, config.rules)
+        self.state.events.backoff_began.subscribe(self._sync_later)
         self._host = host
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
-        host.add(array_service_pb2_grpc.add_ArrayServiceServicer_to_server, self.array_servicer, ARRAY)
-        host.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, self.tenants, TENANT)
+        host.add(array_service_pb2_grpc.add_ArrayServiceServicer_to_server, arrays, ARRAY)
+        host.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, tenants, TENANT)
+
+    # Start and stop ------------------------------------------------------------------------------------------
 
     async def start(self, known: Mapping[str, Record] | None = None) -> None:
         """Load the state, except `known` jobs that have not changed; `run` starts to watch and schedule."""
         await self.job_store.load(known or {})
         await self.arrays.discard_orphans()
         await self.archived_jobs.start()
-        self.policy_feedback.learn_ended(self.state.records.values())
-        self.state.on_ended = self.policy_feedback.learn
+        self.policy_feedback.start(self.state.records.values())
 
     def run(self) -> None:
         """Start to watch placement and to schedule."""
@@ -179,7 +165,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         await self.background.close()
         await self.attempt_watcher.close()
 
-    def _sync_later(self, seconds: float, record: Record) -> None:
+    def _sync_later(self, record: Record, seconds: float) -> None:
         """Sync a job again when its back-off ends."""
         asyncio.get_running_loop().call_later(max(0.0, seconds) + 0.001, self.state.sync, record)
 
@@ -192,9 +178,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 serving = True
             except StoreUnavailable:
                 serving = False
-            if self._host:
-                for service in SERVICES:
-                    self._host.set_serving(service, serving)
+            for service in SERVICES:
+                self._host.set_serving(service, serving)
 
     # Submission ----------------------------------------------------------------------------------------------
 
@@ -302,13 +287,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 etag=request.etag,
                 instead=lambda stored: set_wish(stored, wish),
             )
-        self._stop_by_wish(record)
+        self.attempt_watcher.stop_by_wish(record)
         return record
-
-    def _stop_by_wish(self, record: Record) -> None:
-        """Stop a running job that is to be cancelled or suspended; its end arrives like any attempt event."""
-        if record.phase.holds_resources and record.stored.wish:
-            self.background.start(self.attempt_watcher.stop(record, record.attempt_number, wished_stop_reason(record)))
 
     async def MoveJob(self, request: pb.MoveJobRequest, context: Any) -> pb.MoveJobResponse:
         """Migrate a running job to other nodes."""
@@ -355,8 +335,22 @@ async def start(
         BadOption: the policy does not take an option.
         StoreUnavailable: the state cannot be read.
     """
-    queue = JobQueue(store, config, placement, predictor, term)
+    queue = JobQueue(server, store, config, placement, predictor, term)
     policies.use(QUEUES, config.policy, options=config.options)
-    queue.add_to(server)
     await queue.start()
     return queue
+
+
+def _placement_stub(channel: grpc.aio.Channel) -> placement_service_pb2_grpc.PlacementServiceAsyncStub:
+    stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
+    return cast("placement_service_pb2_grpc.PlacementServiceAsyncStub", stub)
+
+
+def _predictor_stub(channel: grpc.aio.Channel) -> predictor_service_pb2_grpc.PredictorServiceAsyncStub:
+    stub: Any = predictor_service_pb2_grpc.PredictorServiceStub(channel)
+    return cast("predictor_service_pb2_grpc.PredictorServiceAsyncStub", stub)
+
+
+def _observation_stub(channel: grpc.aio.Channel) -> observation_service_pb2_grpc.ObservationServiceAsyncStub:
+    stub: Any = observation_service_pb2_grpc.ObservationServiceStub(channel)
+    return cast("observation_service_pb2_grpc.ObservationServiceAsyncStub", stub)

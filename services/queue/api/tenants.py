@@ -147,7 +147,7 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
             await fail_points.reach("tenant.kept")
             self._job_store.state.tenants[tenant.id] = (stored.tenant, result.revision)
         self._job_store.state.update_tenant(tenant.id)
-        self._job_store.state.wake()
+        self._job_store.state.events.changed()
 
     async def _reread(self, tenant_id: str) -> None:
         """Read a tenant from the store again: a commit with an unknown outcome may have changed it."""

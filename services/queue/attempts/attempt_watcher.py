@@ -12,8 +12,8 @@ import structlog
 
 from cotenant import fail_points, telemetry
 from cotenant.codec import errors, specs
-from cotenant.core.model.job_table import Capacity
 from cotenant.core.model.lifecycle import AttemptState, Phase, StopReason
+from cotenant.core.model.resources import Resources
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.internal.v1.attempt_pb2 import AttemptEvidence
@@ -25,7 +25,7 @@ from cotenant.services.queue.jobs.desired_state import cancel_or_suspend
 from cotenant.services.queue.jobs.failure_classifier import FailureClassifier
 from cotenant.services.queue.jobs.job_store import JobStore
 from cotenant.services.queue.jobs.queue_state import State
-from cotenant.services.queue.jobs.transitions import Record, apply_attempt
+from cotenant.services.queue.jobs.transitions import Record, apply_attempt, apply_end
 from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
@@ -68,6 +68,7 @@ class AttemptWatcher:
         self.capacity_changes = 0  # as reported by placement
         self._background = BackgroundTasks()
         self.pre_runs = PreRuns(job_store, self.order_stop, self._background)
+        state.events.reread.subscribe(self.stop_by_wish)
 
     async def run(self) -> None:
         """Watch forever, through restarts of placement."""
@@ -87,6 +88,11 @@ class AttemptWatcher:
             finally:
                 self.synced.clear()
             await asyncio.sleep(RETRY_SECONDS)
+
+    def stop_by_wish(self, record: Record) -> None:
+        """Stop a running job that is to be cancelled or suspended; its end arrives like any attempt event."""
+        if record.phase.holds_resources and record.stored.wish:
+            self._background.start(self.stop(record, record.attempt_number, wished_stop_reason(record)))
 
     async def close(self) -> None:
         """Stop all background work."""
@@ -112,7 +118,7 @@ class AttemptWatcher:
         if not self.synced.is_set():
             self.synced.set()
             self.connections += 1
-            self.state.wake()
+            self.state.events.changed()
 
     def _handle_missing(self, present: set[str], revision: int) -> None:
         """Mark attempts as lost that a snapshot of placement does not contain.
@@ -181,13 +187,13 @@ class AttemptWatcher:
         retrying = self.failure_classifier.retrying
         try:
             news = await self.job_store.change_with_retry(
-                record, lambda stored: apply_attempt(stored, attempt, retrying)
+                record, lambda stored: apply_end(stored, attempt, retrying, record.start_prediction)
             )
         finally:
             self.ending[record.id] -= 1
             if not self.ending[record.id]:
                 del self.ending[record.id]
-            self.state.wake()
+            self.state.events.changed()
         if news:
             self.failure_classifier.count_failure(attempt)
             log.info("attempt_ended", job=record.id, attempt=attempt.number, phase=record.phase.value)
@@ -285,11 +291,10 @@ class AttemptWatcher:
             self._capacity_changed.set()
             await asyncio.sleep(RETRY_SECONDS)
             return
-        total = response.capacity
-        self.state.capacity = Capacity(total.total_gpu_milli, total.total_cores, total.total_memory_bytes)
+        self.state.capacity = Resources.of(response.capacity, "total_")
         self.state.shapes = tuple(specs.shape_from_wire(shape) for shape in response.shapes)
         self.state.elastic = response.elastic
-        self.state.wake()
+        self.state.events.changed()
 
 
 def wished_stop_reason(record: Record) -> StopReason:

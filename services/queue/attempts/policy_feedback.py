@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -20,6 +21,8 @@ from cotenant.store.port import StoreUnavailable
 
 log = structlog.get_logger()
 
+AHEAD_SECONDS_MAX = 3600.0  # by which an end may lie ahead of the clock; beyond, the clock or the history is wrong
+
 
 class PolicyFeedback:
     """Reports every ended job to the policy, and ends jobs that the policy gives up."""
@@ -28,14 +31,23 @@ class PolicyFeedback:
         self.ending: dict[str, None] = {}  # jobs that are being given up, and must not start
         self._policy, self._job_store, self._background = policy, job_store, background
         self._learner = policy if isinstance(policy, Learns) else None
+        self._events = job_store.state.events
+        self._events.unsatisfiable.subscribe(self.cancel)
 
-    def learn_ended(self, records: Iterable[Record]) -> None:
-        """Report all stored ends to the policy, oldest first, so that it learns again after a restart."""
+    def start(self, records: Iterable[Record]) -> None:
+        """Report stored ends to the policy, oldest first, so that it learns again after a restart; then new ones.
+
+        If some of them lie in the future, none are reported: the policy starts from what it assumes without any.
+        """
         if self._learner is None:
             return
         ended = [record for record in records if record.phase.ended]
+        if any(record.ended_seconds > time.time() + AHEAD_SECONDS_MAX for record in ended):
+            log.warning("history_from_the_future_ignored", jobs=len(ended), policy=self._policy.name)
+            ended = []
         for record in sorted(ended, key=lambda record: (record.ended_seconds, record.id)):
             self.learn(record)
+        self._events.ended.subscribe(self.learn)
 
     def learn(self, record: Record) -> None:
         """Report an ended job to the policy, if it ever ran."""
@@ -45,7 +57,17 @@ class PolicyFeedback:
         if attained <= 0:
             return
         cores = sum(role.replicas * (role.request.cores or 1) for role in spec.roles)
-        ended = EndedJob(spec.gpu_milli, cores, spec.replicas, attained, attained * spec.gpu_milli / 1000)
+        job = record.job
+        predicted = specs.seconds(job.predicted_run_time) if job.HasField("predicted_run_time") else None
+        ended = EndedJob(
+            spec.gpu_milli,
+            cores,
+            spec.replicas,
+            attained,
+            attained * spec.gpu_milli / 1000,
+            predicted,
+            job.prediction_confidence,
+        )
         try:
             self._learner.learn(ended)
         except Exception:  # a bug in a policy must not keep a job from ending

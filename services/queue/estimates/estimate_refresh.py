@@ -54,6 +54,7 @@ class EstimateRefresh:
         self._profiled: set[str] = set()  # jobs whose event log gets an entry for the ended profile
         self._unreported: dict[str, None] = {}  # jobs whose estimates placement does not know yet
         self._wake = asyncio.Event()
+        state.events.observed.subscribe(self.observed)
 
     def request(self, job_ids: Iterable[str], profiled: str = "") -> None:
         """Request new estimates; `profiled` names the job whose profile has ended."""
@@ -110,7 +111,7 @@ class EstimateRefresh:
         self.state.estimate(record)
         if record.id in self._profiled:
             add_event(record.stored, EventKind.PROFILED, estimate.source)
-            self.state.wake()
+            self.state.events.changed()
 
     async def _tell(self) -> None:
         job_ids = list(self._unreported)[:ADVICE_MAX]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import grpc
 import structlog
@@ -15,6 +15,7 @@ from cotenant.core.placement import candidate_allocations
 from cotenant.core.prediction.rate_windows import RateWindows, Window
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.internal.v1 import observation_service_pb2_grpc
+from cotenant.services.queue.jobs.queue_events import QueueEvents
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
@@ -38,12 +39,11 @@ class ObservationSink:
     def __init__(
         self,
         predictor: observation_service_pb2_grpc.ObservationServiceAsyncStub,
+        events: QueueEvents,
         window_seconds: float = WINDOW_SECONDS,
     ) -> None:
-        self._predictor, self._window_seconds = predictor, window_seconds
+        self._predictor, self._events, self._window_seconds = predictor, events, window_seconds
         self.windows = RateWindows(window_seconds, settle_seconds=window_seconds / 2)
-        self.on_profile_wanted: Callable[[Iterable[str]], None] = lambda job_ids: None  # set by `Profiling`
-        self.on_observed: Callable[[Record, float], None] = lambda record, now: None  # set by `EstimateRefresh`
         self._waiting: list[observation_pb2.Observation] = []
         self._last: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -82,7 +82,7 @@ class ObservationSink:
             else:
                 for why in response.rejected:
                     log.info("observation_rejected", why=why)
-                self.on_profile_wanted(response.profile_wanted)
+                self._events.profile_wanted(response.profile_wanted)
             away = False
             del self._waiting[: len(batch)]
             if self._waiting:
@@ -110,7 +110,7 @@ class ObservationSink:
             observation.batch_time.CopyFrom(progress.batch_time)
         observation.time.CopyFrom(progress.update_time)
         self._add(observation)
-        self.on_observed(record, now)
+        self._events.observed(record, now)
 
     def _window(self, record: Record) -> Window | None:
         progress, attempt = record.job.progress, record.job.attempt

@@ -67,6 +67,7 @@ class Profiling:
         self._measured: set[str] = set()  # jobs with a measured rate in their present profile
         self._tries: Counter[str] = Counter()  # refused orders by job
         self._wake = asyncio.Event()
+        state.events.profile_wanted.subscribe(self.request)
 
     # Inputs --------------------------------------------------------------------------------------------------
 
@@ -259,7 +260,7 @@ class Profiling:
         alike = [other for other in others if _kind(other) == kind]
         self.estimate_refresh.request([one.id for one in alike if one.phase is Phase.RUNNING], profiled=job_id)
         self.state.unestimated.update({one.id: None for one in alike if one.phase is not Phase.RUNNING})
-        self.state.wake()
+        self.state.events.changed()
 
 
 def _kind(record: Record) -> tuple[str, str, int, int]:

@@ -8,8 +8,8 @@ from cotenant.codec import dependencies, specs
 from cotenant.core.model.job_array import ArraySpec, from_indices
 from cotenant.core.model.lifecycle import Phase
 from cotenant.services.queue.jobs.archived_jobs import ArchivedArray
+from cotenant.services.queue.jobs.array_recovery import SEPARATOR
 from cotenant.services.queue.jobs.dependency_gate import Array
-from cotenant.services.queue.jobs.job_arrays import SEPARATOR
 from cotenant.services.queue.jobs.messages import stored_message
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import array_service_pb2 as pb

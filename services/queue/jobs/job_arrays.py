@@ -21,6 +21,7 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.job_array import ArrayTask
 from cotenant.rpc import gc_tuning
 from cotenant.rpc.slices import Slices
+from cotenant.services.queue.jobs.array_recovery import CHUNK_MAX, SEPARATOR
 from cotenant.services.queue.jobs.complete_revision import Write
 from cotenant.services.queue.jobs.dependency_gate import Array
 from cotenant.services.queue.jobs.job_store import (
@@ -33,16 +34,14 @@ from cotenant.services.queue.jobs.job_store import (
     idle_condition,
 )
 from cotenant.services.queue.jobs.queue_state import clone
-from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Record, load_record, new_record, submission_order
+from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Record, new_record
 from cotenant.storage.v1 import records_pb2
 from cotenant.store.port import Compare, Conflict, Delete, Entry, Operation, Put, StoreUnavailable
 
 log = structlog.get_logger()
 
-CHUNK_MAX = 100  # etcd accepts 128 operations per transaction by default
-CHUNK_BYTES_MAX = 768 * 1024  # and 1.5 MiB
+CHUNK_BYTES_MAX = 768 * 1024  # etcd accepts 1.5 MiB per transaction by default
 SET_APART = 1_000  # jobs between two calls of `gc_tuning.set_apart`
-SEPARATOR = "_"  # between the array's id and the index
 
 
 class JobArrays:
@@ -50,8 +49,7 @@ class JobArrays:
 
     def __init__(self, job_store: JobStore) -> None:
         self.job_store, self.state, self.store = job_store, job_store.state, job_store.store
-        self._adding = asyncio.Lock()
-        job_store.settle_array = self.settle
+        self._recovery = job_store.array_recovery
 
     async def create(
         self, spec: JobSpec, submitter: str, trace_parent: str, request: IdempotencyKey, unsatisfiable_reason: str = ""
@@ -107,7 +105,7 @@ class JobArrays:
                 operations.append(request.put(records[0].id))
             written = await self.store.transact(compares, operations)
             if isinstance(written, Conflict):
-                await self._discard(array_id)
+                await self._recovery.discard(array_id)
                 if found := await self.job_store.find_result(request):
                     return found
                 if request.unused != unused:
@@ -115,54 +113,10 @@ class JobArrays:
                 raise errors.unavailable("the array could not be created; retry the call")
             await fail_points.reach("array.kept")
         except (StoreUnavailable, asyncio.CancelledError):  # it may have been committed nevertheless
-            self.job_store.mark_unknown(array_id, self.settle, write)
+            self.job_store.mark_unknown(array_id, self._recovery.settle, write)
             raise
         write.committed(written.revision)
-        return await self._add(records)
-
-    async def _add(self, records: Sequence[Record]) -> Record:
-        """Add all jobs to the state at once, and schedule them slice by slice, so that other calls get their turns.
-
-        This completes even if the caller is cancelled.
-        """
-        add_in_slices, gone = asyncio.ensure_future(self._take_in(records)), False
-        while not add_in_slices.done():
-            try:
-                await asyncio.shield(add_in_slices)
-            except asyncio.CancelledError:
-                gone = True
-        add_in_slices.result()
-        if gone:
-            raise asyncio.CancelledError
-        return self.state.records[records[0].id]
-
-    async def _take_in(self, records: Sequence[Record]) -> None:
-        async with self._adding:  # a repeat of the call may find the array in the store, and add it too
-            if fresh := [record for record in records if record.id not in self.state.records]:
-                for _ in self.state.add_in_slices(fresh):
-                    await asyncio.sleep(0)
-                gc_tuning.freeze_young()  # the last slice was short
-
-    async def settle(self, array_id: str) -> None:
-        """Read whether an array was committed: add its jobs if so, delete them otherwise."""
-        if await self.store.get(ARRAYS + array_id) is None:
-            await self._discard(array_id)
-            return
-        found = await self.store.list(JOBS + array_id + SEPARATOR)
-        jobs, slices = [], Slices()
-        for entry in found.entries:
-            jobs.append(load_record(entry))
-            await slices.step()
-        await self._add(sorted(jobs, key=submission_order))
-
-    async def _discard(self, array_id: str) -> None:
-        """Delete jobs whose array was never written; the first delete also makes a late commit of the array fail."""
-        found = await self.store.list(JOBS + array_id + SEPARATOR)
-        for start in range(0, len(found.entries), CHUNK_MAX):
-            chunk = found.entries[start : start + CHUNK_MAX]
-            await self.store.transact([Compare(ARRAYS + array_id, 0)], [Delete(entry.key) for entry in chunk])
-        if found.entries:
-            log.info("unfinished_arrays_removed", jobs=len(found.entries))
+        return await self._recovery.add(records)
 
     async def discard_orphans(self) -> None:
         """Delete jobs whose array is missing.

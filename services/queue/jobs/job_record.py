@@ -38,6 +38,7 @@ class _CompactRecord(NamedTuple):
     attempt_number: int
     created: float
     started: float
+    run_seconds: float
     attained_gpu_seconds: float
 
 
@@ -65,6 +66,7 @@ class Record:
         "revision",
         "sequence",
         "spec",
+        "start_prediction",
     )
 
     def __init__(self, stored: records_pb2.StoredJob, spec: JobSpec, revision: int = 0) -> None:
@@ -80,6 +82,7 @@ class Record:
         self.estimate: predictor_service_pb2.Estimate | None = None
         self.ends_within_seconds: float | None = None  # if it starts now, by that estimate; None until computed
         self.ran_before_estimate_seconds = 0.0  # the estimate's remaining time counts from here
+        self.start_prediction: tuple[float, float] | None = None  # as `prediction`, when its present run began
         self.estimated_after: int | None = None  # the last attempt before it was estimated while waiting
         self.refreshed_under = (0, 0)  # attempt and epoch when it was last estimated while running
         self.refresh_after = 0.0  # earliest time of the next refresh, in unix seconds
@@ -124,7 +127,7 @@ class Record:
         if phase.holds_resources or stored.wish or self.migrating:
             return
         packed = stored.SerializeToString()
-        known = next((one for one in (like, self._packed) if one == packed), packed)
+        known = like if like == packed else self._packed if self._packed == packed else packed
         self._packed = b""
         since, created = specs.seconds(stored.job.end_time) if phase.ended else self.waiting_since, self.created_seconds
         self._compact = _CompactRecord(
@@ -136,6 +139,7 @@ class Record:
             stored.job.attempt.number,
             since if since == created else created,  # one object: most jobs have never run
             self.started_seconds,
+            self.run_seconds,
             stored.job.attained_gpu_seconds or 0.0,
         )
         self._stored = None
@@ -194,6 +198,11 @@ class Record:
         """When its first attempt ran, in unix seconds; 0 if none has."""
         return self._compact.started if self._compact else specs.seconds(self.stored.job.start_time) or 0.0
 
+    @property
+    def run_seconds(self) -> float:
+        """How long its ended attempts ran."""
+        return self._compact.run_seconds if self._compact else specs.seconds(self.stored.job.run_time) or 0.0
+
     def attained_gpu_seconds(self, now: float) -> float:
         """Return the GPU service that it has attained by now."""
         if self._compact:
@@ -208,7 +217,7 @@ class Record:
         """Return how long it has run over all attempts, including a running one."""
         job = self.stored.job
         runs = job.attempt.HasField("start_time") and not job.attempt.HasField("end_time")
-        return specs.seconds(job.run_time) + (max(0.0, now - specs.seconds(job.attempt.start_time)) if runs else 0.0)
+        return self.run_seconds + (max(0.0, now - specs.seconds(job.attempt.start_time)) if runs else 0.0)
 
     @property
     def waiting_since(self) -> float:
@@ -255,13 +264,20 @@ class Record:
 
     # Estimates and waits -------------------------------------------------------------------------------------
 
+    @property
+    def prediction(self) -> tuple[float, float] | None:
+        """Its predicted total run time in seconds, with the confidence; None if it is unpredictable."""
+        if self.estimate is None or not self.estimate.predictable:
+            return None
+        return self.ran_before_estimate_seconds + specs.seconds(self.estimate.remaining), self.estimate.confidence
+
     def set_estimate(self, estimate: predictor_service_pb2.Estimate, now: float = 0.0) -> None:
         """Set the estimate, and the run time from which on its remaining time counts.
 
         `now` is the time of the estimate, for a running job.
         """
         self.estimate, self.ends_within_seconds = estimate, None
-        self.ran_before_estimate_seconds = specs.seconds(self.job.run_time) if self.attempt_number else 0.0
+        self.ran_before_estimate_seconds = self.run_seconds if self.attempt_number else 0.0
         if self.phase is Phase.QUEUED:
             self.estimated_after = self.attempt_number
         if now and self.phase is Phase.RUNNING:

@@ -18,6 +18,9 @@ from cotenant.codec import errors
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.validation import Violation
 from cotenant.security.identity import caller
+from cotenant.services.queue.jobs.array_recovery import ARRAYS as ARRAYS
+from cotenant.services.queue.jobs.array_recovery import JOBS as JOBS
+from cotenant.services.queue.jobs.array_recovery import ArrayRecovery
 from cotenant.services.queue.jobs.complete_revision import CompleteRevision, Write
 from cotenant.services.queue.jobs.job_ids import JobIdGenerator
 from cotenant.services.queue.jobs.queue_state import LOADED_AT_ONCE, State, clone
@@ -38,8 +41,7 @@ from cotenant.store.port import Committed, Compare, Conflict, Delete, Entry, Ope
 
 log = structlog.get_logger()
 
-JOBS, REQUESTS, TENANTS = "queue/jobs/", "queue/requests/", "queue/tenants/"
-ARRAYS = "queue/arrays/"
+REQUESTS, TENANTS = "queue/requests/", "queue/tenants/"
 ATTEMPTS = "placement/attempts/"  # placement and queue share one store
 REQUEST_IDS_MAX = 64
 SETTLE_SECONDS = 0.3
@@ -62,8 +64,7 @@ class JobStore:
 
     def __init__(self, store: Store, state: State) -> None:
         self.store, self.state = store, state
-        self.on_reread: Callable[[Record], None] = lambda record: None  # set by the servicer
-        self.settle_array: Settle = self.reread  # set by `JobArrays`
+        self.array_recovery = ArrayRecovery(store, state)
         self.orphans: list[Record] = []  # jobs without an array, found by `load`
         self.revisions, self.removals = CompleteRevision(), RemovalLog()
         self._ids = JobIdGenerator()
@@ -164,11 +165,11 @@ class JobStore:
             async with record.lock:
                 await self._reread(record)
             self.state.sync(record)
-            self.on_reread(record)
+            self.state.events.reread(record)
         elif entry := await self.store.get(JOBS + job_id):
             found = load_record(entry)
             if found.spec.array_task:
-                await self.settle_array(found.spec.array_task.array_id)
+                await self.array_recovery.settle(found.spec.array_task.array_id)
             else:
                 self._add(found)
 

@@ -20,11 +20,12 @@ from cotenant.services.queue.jobs.dependency_gate import DependencyGate
 from cotenant.services.queue.jobs.job_index import JobIndex
 from cotenant.services.queue.jobs.messages import clone as clone
 from cotenant.services.queue.jobs.messages import stored_message as stored_message
+from cotenant.services.queue.jobs.queue_events import QueueEvents
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff
 from cotenant.services.queue.jobs.startable import Startable
 from cotenant.services.queue.jobs.store_footprint import StoreFootprint
 from cotenant.services.queue.jobs.tenant_quota import TenantQuota
-from cotenant.services.queue.jobs.transitions import EquivalenceKey, Record, held_by
+from cotenant.services.queue.jobs.transitions import EquivalenceKey, Record, borrows, held_by
 from cotenant.services.queue.jobs.turnover import Turnover
 from cotenant.services.queue.jobs.wait_reasons import NOT_YET, WaitReasons
 from cotenant.services.queue.jobs.watchers import Watcher as Watcher
@@ -39,11 +40,7 @@ class State:
     """Jobs by id, in order of admission."""
 
     def __init__(self) -> None:
-        self.wake: Callable[[], None] = lambda: None  # set by the scheduler
-        self.on_ended: Callable[[Record], None] = lambda record: None  # set by the policy feedback
-        # set by the servicer, which has timers
-        self.on_backoff: Callable[[float, Record], None] = lambda seconds, record: None
-        self.on_unsatisfiable: Callable[[Record, str], None] = lambda record, why: None  # set by the policy feedback
+        self.events = QueueEvents()
         self.records: dict[str, Record] = {}
         self.dependency_gate = DependencyGate(self.records)
         self.job_index = JobIndex()
@@ -224,7 +221,7 @@ class State:
             self.unestimated[job_id] = None  # its replicas are sized by what was observed while it ran
         backs_off = phase is Phase.QUEUED and self.backing_off(record)
         if backs_off:
-            self.on_backoff(self._backoff.left_seconds(record), record)
+            self.events.backoff_began(record, self._backoff.left_seconds(record))
         touched = self.dependency_gate.update(record, backs_off=backs_off)
         waits = backs_off or (phase is Phase.QUEUED and not self.dependency_gate.open(record))
         if phase in IN_TABLE and not waits:
@@ -245,13 +242,13 @@ class State:
             record.end_reported, record.estimate = True, None
             self.tenant_quota.live[record.spec.tenant] -= 1
             self.turnover.measure(record)
-            self.on_ended(record)
+            self.events.ended(record)
         if ((waits and not backs_off) or phase is Phase.SUSPENDED) and (
             why := self.dependency_gate.unsatisfiable_reason(record)
         ):
-            self.on_unsatisfiable(record, why)
+            self.events.unsatisfiable(record, why)
         self._notify(job_id)
-        self.wake()
+        self.events.changed()
         for other in touched:
             if known := self.records.get(other):  # while jobs are loaded, some dependents are not added yet
                 self.sync(known)
@@ -282,11 +279,9 @@ class State:
         spec, requested_spec = record.spec, record.requested_spec
         return JobRow(
             record.id,
-            arrival_seconds=specs.seconds(record.job.create_time),
+            arrival_seconds=record.created_seconds,
             sequence=record.sequence,
-            gpu_milli=requested_spec.gpu_milli,
-            cores=sum(role.replicas * (role.request.cores or 1) for role in requested_spec.roles),
-            memory_bytes=sum(role.replicas * role.request.memory_bytes for role in requested_spec.roles),
+            **requested_spec.resources(auto=1)._asdict(),
             replicas=requested_spec.replicas,
             priority=spec.priority,
             tenant=self._tenant_numbers.setdefault(spec.tenant, len(self._tenant_numbers)),
@@ -298,13 +293,12 @@ class State:
     def _add_row(self, record: Record) -> None:
         if record.id in self.table:
             return
-        job = record.job
         if record.spec.array_task and record.estimate is None:
             self.unestimated[record.id] = None  # not earlier: most tasks of a large array may wait for long
         self.table.add(self.row(record))
-        self.table.attain(record.id, specs.seconds(job.run_time))
-        if job.attempt.HasField("end_time"):
-            self.table.update(record.id, waiting_since=specs.seconds(job.attempt.end_time))
+        self.table.attain(record.id, record.run_seconds)
+        if record.attempt_number:
+            self.table.update(record.id, waiting_since=record.waiting_since, borrows=borrows(record))
         self.estimate(record)
 
     def estimate(self, record: Record) -> None:
@@ -315,19 +309,17 @@ class State:
                 self._add_row(record)
                 self.startable.update(record, waits=record.phase is Phase.QUEUED and record.id in self.table)
                 return
-        if record.id in self.table and record.estimate and record.estimate.predictable:
-            self.table.update(
-                record.id,
-                predicted_seconds=record.ran_before_estimate_seconds + specs.seconds(record.estimate.remaining),
-                confidence=record.estimate.confidence,
-            )
+        if record.id in self.table and (prediction := record.prediction):
+            predicted_seconds, confidence = prediction
+            self.table.update(record.id, predicted_seconds=predicted_seconds, confidence=confidence)
 
     def _update_running(self, record: Record, *, running: bool) -> None:
         runs = bool(self.table.running(record.id))
         if running and not runs:
             attempt = record.job.attempt
             since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
-            self.table.start(record.id, specs.seconds(since))
+            self.table.start(record.id, specs.seconds(since), borrows=borrows(record))
+            record.start_prediction = record.prediction
         elif runs and not running:
             self.table.remove(record.id)
             self._add_row(record)

@@ -55,6 +55,11 @@ def held_by(record: Record) -> ResourceUsage:
     return ResourceUsage(record.requested_spec.gpu_milli, cores)
 
 
+def borrows(record: Record) -> bool:
+    """Return whether a job's attempt holds resources that placement lent to it; or held, if it has ended."""
+    return any(task.reclaimable for part in record.job.attempt.allocations for task in part.tasks)
+
+
 def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str, unsatisfiable_reason: str = "") -> Record:
     """Return the record of a new job. With an `unsatisfiable_reason` the job is cancelled at once."""
     stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION)
@@ -157,6 +162,24 @@ def apply_attempt(
         add_event(stored, EventKind.STOPPING, _reason(attempt))
     elif state.ended:
         _ended(stored, state, retrying)
+    return True
+
+
+def apply_end(
+    stored: records_pb2.StoredJob,
+    attempt: job_pb2.Attempt,
+    retrying: RetryRules,
+    prediction: tuple[float, float] | None,
+) -> bool:
+    """Apply the end of an attempt, and note with an ended job what was predicted of it; False if nothing is new.
+
+    The order learns from it, also after a restart: how long the job ran, and how right the prediction was.
+    """
+    if not apply_attempt(stored, attempt, retrying):
+        return False
+    if prediction and PHASES.from_wire(stored.job.phase).ended:
+        seconds, stored.job.prediction_confidence = prediction
+        stored.job.predicted_run_time.CopyFrom(specs.duration(seconds))
     return True
 
 

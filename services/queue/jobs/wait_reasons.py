@@ -10,30 +10,12 @@ from cotenant.codec import estimates
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.refusal import Code, Refusal, behind, outranked
 from cotenant.core.scheduling.earliest_start import ends_within_seconds
+from cotenant.core.scheduling.equivalence import ClassRefusals
 from cotenant.core.scheduling.order_explanation import Outrankers
 from cotenant.core.scheduling.reservations import has_reservation
 from cotenant.services.queue.jobs.transitions import EquivalenceKey, Record
 
 RefusalSince = tuple[Refusal, float]
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRefusal:
-    """A refusal of an equivalence class: since when it holds, and the fragmented time of the job that got it."""
-
-    refusal: Refusal
-    since: float
-    fragmented_seconds: float
-    ends_seconds: float = math.inf  # the job would end within this time; reservations depend on it
-
-    def of(self, record: Record) -> Refusal | None:
-        """Return the refusal for another job of the class; None if it does not apply to that job's wait."""
-        if self.refusal.code is Code.RESERVED and ends_within(record) != self.ends_seconds:
-            return None
-        longer = record.fragmented_seconds - self.fragmented_seconds
-        if -self.refusal.held_seconds <= longer < self.refusal.holds_seconds:
-            return self.refusal.after(longer)
-        return None
 
 
 @dataclass(slots=True)
@@ -46,10 +28,8 @@ class WaitReasons:
 
     now: float = 0.0
     own: dict[str, RefusalSince] = field(default_factory=dict)
-    # by length of wait, where it matters
-    classes: dict[EquivalenceKey, list[SharedRefusal]] = field(default_factory=dict)
-    # classes with one refusal for all jobs; True if for fragmentation
-    uniform: dict[EquivalenceKey, bool] = field(default_factory=dict)
+    classes: ClassRefusals[EquivalenceKey] = field(default_factory=ClassRefusals)
+    classes_since: dict[tuple[EquivalenceKey, Code], float] = field(default_factory=dict)
     holds_seconds: float = math.inf  # no reason changes earlier by time alone
     head: tuple[str, Refusal, float] | None = None  # where a strict queue stopped
     outranked: Mapping[str, int] = field(default_factory=dict)  # positions in the order, from 0
@@ -65,34 +45,23 @@ class WaitReasons:
 
     def refuse_class(self, record: Record, refusal: Refusal, before: WaitReasons) -> None:
         """Store why the jobs of an equivalence class wait."""
-        known = next(
-            (
-                shared
-                for shared in before.classes.get(record.equivalence_key, ())
-                if shared.refusal.code is refusal.code
-            ),
-            None,
-        )
-        since = known.since if known else self.now
-        refusals = self.classes.setdefault(record.equivalence_key, [])
-        timeless = math.isinf(refusal.holds_seconds) and math.isinf(refusal.held_seconds)
-        if not refusals and timeless and refusal.code is not Code.RESERVED:
-            self.uniform[record.equivalence_key] = refusal.code is Code.FRAGMENTED
-        refusals.append(SharedRefusal(refusal, since, record.fragmented_seconds, ends_within(record)))
+        reason = record.equivalence_key, refusal.code
+        self.classes_since[reason] = before.classes_since.get(reason, self.now)
+        self.classes.add(record.equivalence_key, refusal, record.fragmented_seconds, ends_within(record))
         self.limit_validity(refusal)
 
     def age(self, record: Record, now: float) -> None:
         """Count the time since this cycle for a job that was refused for fragmentation."""
-        fragmented = self.uniform.get(record.equivalence_key) if not self.head and record.id not in self.own else None
-        if fragmented is None:
-            found = self._of(record)
-            fragmented = found is not None and found[0].code is Code.FRAGMENTED
-        record.age(now, fragmented=fragmented, since=self.now)
+        shared = not self.head and record.id not in self.own
+        refusal = self.classes.uniform.get(record.equivalence_key) if shared else None
+        if refusal is None and (found := self._of(record)):
+            refusal = found[0]
+        record.age(now, fragmented=refusal is not None and refusal.code is Code.FRAGMENTED, since=self.now)
 
     @property
     def any_fragmented(self) -> bool:
         """Whether any job was refused for fragmentation, or for a reason that changes with time."""
-        if any(self.uniform.values()) or self.classes.keys() - self.uniform.keys():
+        if not self.classes.all_uniform or any(one.code is Code.FRAGMENTED for one in self.classes.uniform.values()):
             return True
         return any(refusal.code is Code.FRAGMENTED for refusal, _ in self.own.values())
 
@@ -105,12 +74,11 @@ class WaitReasons:
 
     def known(self, record: Record) -> bool:
         """Return whether a refusal of its equivalence class applies to a job."""
-        if record.equivalence_key in self.uniform:
+        if record.equivalence_key in self.classes.uniform:
             return True
-        shape = self._of_shape(record)
-        if shape:
-            self.limit_validity(shape[0])
-        return shape is not None
+        if refusal := self._of_class(record):
+            self.limit_validity(refusal)
+        return refusal is not None
 
     def limit_validity(self, refusal: Refusal) -> None:
         """Bound the validity of this cycle by the time at which a refusal changes."""
@@ -120,11 +88,9 @@ class WaitReasons:
         """Bound the validity of this cycle."""
         self.holds_seconds = min(self.holds_seconds, seconds)
 
-    def _of_shape(self, record: Record) -> RefusalSince | None:
-        for shared in self.classes.get(record.equivalence_key, ()):
-            if (refusal := shared.of(record)) is not None:
-                return refusal, shared.since
-        return None
+    def _of_class(self, record: Record) -> Refusal | None:
+        bound = ends_within(record) if self.classes.any_reserved else None  # reservations bind the jobs that end late
+        return self.classes.get(record.equivalence_key, record.fragmented_seconds, bound)
 
     def block_behind(self, record: Record, refusal: Refusal, before: WaitReasons) -> None:
         """Store the job at which a strict queue stopped."""
@@ -148,10 +114,8 @@ class WaitReasons:
             return own[0].code
         if self.head and self.head[0] != record.id:
             return Code.BEHIND
-        if record.equivalence_key in self.uniform:
-            return self.classes[record.equivalence_key][0].refusal.code
-        if shape := self._of_shape(record):
-            return shape[0].code
+        if refusal := self._of_class(record):
+            return refusal.code
         return Code.OUTRANKED if record.id in self.outranked else Code.NOT_YET_CONSIDERED
 
     def _of(self, record: Record) -> RefusalSince | None:
@@ -159,8 +123,8 @@ class WaitReasons:
             return own
         if self.head and self.head[0] != record.id:
             return behind(self.head[0], self.head[1].detail), self.head[2]
-        if shape := self._of_shape(record):
-            return shape
+        if refusal := self._of_class(record):
+            return refusal, self.classes_since[record.equivalence_key, refusal.code]
         if (place := self.outranked.get(record.id)) is not None:
             found = self.outrankers.refusal(place, self.ids) if self.outrankers else outranked(place + 1, place)
             return found, self.outranked_since[record.id]

@@ -87,15 +87,11 @@ class _Work:
     """Sums resources multiplied by time, by resource."""
 
     def __init__(self, state: State) -> None:
-        capacity = state.capacity
-        self._totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
+        self._totals = state.capacity
         self._sums = [[0.0, 0.0, 0.0] for _ in self._totals]
 
     def add(self, record: Record, rest: RemainingTime, count: int) -> None:
-        spec = record.requested_spec
-        cores = sum(role.replicas * (role.request.cores or 1) for role in spec.roles)
-        memory_bytes = sum(role.replicas * role.request.memory_bytes for role in spec.roles)
-        for sums, amount in zip(self._sums, (spec.gpu_milli, cores, memory_bytes), strict=True):
+        for sums, amount in zip(self._sums, record.requested_spec.resources(auto=1), strict=True):
             for place, seconds in enumerate((rest.seconds, rest.p10_seconds, rest.p90_seconds)):
                 sums[place] += count * amount * seconds
 

@@ -23,10 +23,10 @@ import structlog
 
 from cotenant import fail_points, telemetry
 from cotenant.codec import errors, refusals, specs
-from cotenant.core.model.job_table import Capacity
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.limits import PLAN_CANDIDATES_MAX
 from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.model.resources import Resources
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.policy.protocols import QueuePolicy
 from cotenant.core.scheduling.admission import RULES, Rules
@@ -117,6 +117,7 @@ class Scheduler:
         # the limits that placement knows, and the connection they were sent on
         self._sent_limits: tuple[int, list[bytes]] = (0, [])
         self._woken = asyncio.Event()
+        state.events.changed.subscribe(self.wake)
 
     def wake(self) -> None:
         """Request a cycle."""
@@ -280,7 +281,8 @@ class Scheduler:
             or state.reasons.any_fragmented
         ):
             return False
-        return bool(reasons.uniform) and state.startable.classes.keys() <= reasons.uniform.keys()
+        refused = reasons.classes.uniform
+        return bool(refused) and state.startable.classes.keys() <= refused.keys()
 
     async def _plan(
         self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int, int | None]], now: float
@@ -300,8 +302,7 @@ class Scheduler:
         await fail_points.reach("queue.planned")
         self._sent_limits = limits
         if changes == self.attempt_watcher.capacity_changes:  # otherwise it may be older than the known capacity
-            total = response.capacity
-            self.state.capacity = Capacity(total.total_gpu_milli, total.total_cores, total.total_memory_bytes)
+            self.state.capacity = Resources.of(response.capacity, "total_")
         return response
 
     def _apply_response(

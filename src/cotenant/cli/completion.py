@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-
-import grpc.aio
 
 from cotenant.cli.arrays import SEPARATOR, leading_phase
 from cotenant.cli.connection import Mesh, open_mesh
@@ -13,6 +10,7 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.name_lookup import phase_of
 from cotenant.cli.outcome import sanitize
 from cotenant.cli.views import node_state
+from cotenant.deferred import asyncio, grpc
 from cotenant.rpc.access import AccessError
 from cotenant.v1.array_service_pb2 import ListArraysRequest
 from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest

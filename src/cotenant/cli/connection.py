@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar, cast
-
-import grpc
-import grpc.aio
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
-from cotenant.codec.errors import Problem, from_error
+from cotenant.cli.unary_stubs import NotUnary, UnaryStub, run_unary
+from cotenant.deferred import Deferred, asyncio, grpc
 from cotenant.rpc.access import Access, AccessError, expand_home, find
-from cotenant.rpc.channel import Channel, connect, replicas_of
-from cotenant.security.grpc_tls import BadTls, TlsFiles, load
-from cotenant.v1.array_service_pb2_grpc import ArrayServiceStub
-from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
-from cotenant.v1.job_service_pb2_grpc import JobServiceStub
-from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
-from cotenant.v1.policy_service_pb2_grpc import PolicyServiceStub
-from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceStub
-from cotenant.v1.process_service_pb2 import GetProcessRequest
-from cotenant.v1.process_service_pb2_grpc import ProcessServiceStub
-from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
+from cotenant.rpc.endpoints import addresses_of, host_and_port
+from cotenant.rpc.unary_client import UnaryClient
 
 if TYPE_CHECKING:
+    from cotenant.codec import errors
+    from cotenant.codec.errors import Problem
+    from cotenant.rpc import channel
+    from cotenant.rpc.channel import Channel
+    from cotenant.security import grpc_tls
+    from cotenant.security.grpc_tls import TlsFiles
     from cotenant.v1.array_service_pb2_grpc import ArrayServiceAsyncStub
     from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
     from cotenant.v1.job_service_pb2_grpc import JobServiceAsyncStub
@@ -38,49 +31,54 @@ if TYPE_CHECKING:
     from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
     from cotenant.v1.process_service_pb2_grpc import ProcessServiceAsyncStub
     from cotenant.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
+else:
+    errors = Deferred("cotenant.codec.errors")
+    channel = Deferred("cotenant.rpc.channel")
+    grpc_tls = Deferred("cotenant.security.grpc_tls")
 
 T = TypeVar("T")
-Code = grpc.StatusCode
-
-CERTIFICATE_NOTICE = timedelta(days=7)  # every command warns this long before the caller's certificate expires
-_AWAY = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
-_BAD_INPUT = frozenset(
-    {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.OUT_OF_RANGE, Code.ALREADY_EXISTS, Code.UNAUTHENTICATED}
-)
+CERTIFICATE_NOTICE_DAYS = 7  # every command warns this long before the caller's certificate expires
+_AWAY = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+_BAD_INPUT = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "ALREADY_EXISTS", "UNAUTHENTICATED"})
 
 
 class Mesh:
-    """Stubs of the services, over one channel per address."""
+    """Stubs of the services, over one channel per address.
 
-    def __init__(self, find: Callable[[], Access]) -> None:
-        self._find = find
+    With `unary`, stubs of plain addresses only make unary calls, one after the other, without gRPC or an event loop.
+    """
+
+    def __init__(self, find: Callable[[], Access], *, unary: bool = False, strictly: bool = False) -> None:
+        self._find, self._strictly = find, strictly
         self._access = find()
+        self.unary = unary and self._access.tls is None and all(map(_is_one, self._known().values()))
         self._channels: dict[str, Channel] = {}
+        self._clients: dict[str, UnaryClient] = {}
 
     @property
     def jobs(self) -> JobServiceAsyncStub:
         """The queue's API for jobs."""
-        return cast("JobServiceAsyncStub", JobServiceStub(self._channel("queue")))
+        return cast("JobServiceAsyncStub", self._stub("queue", "JobService"))
 
     @property
     def arrays(self) -> ArrayServiceAsyncStub:
         """The queue's API for arrays."""
-        return cast("ArrayServiceAsyncStub", ArrayServiceStub(self._channel("queue")))
+        return cast("ArrayServiceAsyncStub", self._stub("queue", "ArrayService"))
 
     @property
     def nodes(self) -> NodeServiceAsyncStub:
         """Placement's API for nodes."""
-        return cast("NodeServiceAsyncStub", NodeServiceStub(self._channel("placement")))
+        return cast("NodeServiceAsyncStub", self._stub("placement", "NodeService"))
 
     @property
     def tenants(self) -> TenantServiceAsyncStub:
         """The queue's API for tenants."""
-        return cast("TenantServiceAsyncStub", TenantServiceStub(self._channel("queue")))
+        return cast("TenantServiceAsyncStub", self._stub("queue", "TenantService"))
 
     @property
     def predictor(self) -> PredictorServiceAsyncStub:
         """The predictor's API for estimates and profiles."""
-        return cast("PredictorServiceAsyncStub", PredictorServiceStub(self._channel("predictor")))
+        return cast("PredictorServiceAsyncStub", self._stub("predictor", "PredictorService"))
 
     async def call_contention_replicas(
         self, call: Callable[[ContentionServiceAsyncStub], Awaitable[Sequence[T]]]
@@ -93,9 +91,9 @@ class Mesh:
         answers: list[T] = []
         failed: grpc.aio.AioRpcError | None = None
         answered = False
-        for channel in await self._contention_replicas():
+        for one in await self._contention_replicas():
             try:
-                answers += await call(cast("ContentionServiceAsyncStub", ContentionServiceStub(channel)))
+                answers += await call(cast("ContentionServiceAsyncStub", _grpc_stub("ContentionService", one)))
                 answered = True
             except grpc.aio.AioRpcError as error:
                 if not is_unreachable(error.code()):
@@ -104,14 +102,18 @@ class Mesh:
         if failed and not answered:
             raise failed
         if failed:
-            reason = command_error(from_error(failed)).message
+            reason = command_error(errors.from_error(failed)).message
             note(f"a replica of the contention service is unreachable, so its nodes are missing: {reason}")
         return answers
 
     async def _contention_replicas(self) -> list[Channel]:
         """Return a channel to each replica of contention, through the entry if its addresses were not given."""
         if self.is_given("contention"):
-            return [self._connected(address, called) for address, called in replicas_of(self._address("contention"))]
+            return [
+                self._connected(address, called) for address, called in channel.replicas_of(self._address("contention"))
+            ]
+        from cotenant.v1.process_service_pb2 import GetProcessRequest
+
         entry = self._channel("contention")
         try:
             answer = await self.process_stub(*self.entries()[0][:2]).GetProcess(GetProcessRequest())
@@ -122,40 +124,53 @@ class Mesh:
 
     def is_given(self, service: str) -> bool:
         """Return whether a service has an address of its own: not that of all services, which may route its calls."""
-        given = asdict(self._access.endpoints)
+        given = self._known()
         return bool(given[service]) and len(set(given.values())) > 1
 
     def entries(self) -> list[tuple[str, str, list[str]]]:
         """Return each known address, the name of its certificate, and the services for which it was given."""
         found: dict[tuple[str, str], list[str]] = {}
-        for service, endpoint in asdict(self._access.endpoints).items():
-            for entry in replicas_of(endpoint):
+        for service, endpoint in self._known().items():
+            for entry in channel.replicas_of(endpoint):
                 found.setdefault(entry, []).append(service)
         return [(address, called, services) for (address, called), services in found.items()]
 
     def process_stub(self, address: str, called: str = "", to: str = "") -> ProcessServiceAsyncStub:
         """Return the replica stub of the process at an address, or of the process to which it passes calls."""
-        channel = self._connected(address, called)
-        return cast("ProcessServiceAsyncStub", ProcessServiceStub(channel.to(to) if to else channel))
+        entry = self._connected(address, called)
+        return cast("ProcessServiceAsyncStub", _grpc_stub("ProcessService", entry.to(to) if to else entry))
 
     def policies(self) -> dict[str, PolicyServiceAsyncStub]:
         """Return a policy stub for each service, one for each address that was given to several of them alone."""
         channels: dict[str, Channel] = {}
         firsts: set[str] = set()
-        for service, address in asdict(self._access.endpoints).items():
+        for service, address in self._known().items():
             if not self.is_given(service):
                 channels[service] = self._channel(service).to(service)
             elif address not in firsts:
                 firsts.add(address)
                 channels[service] = self._channel(service)
         return {
-            service: cast("PolicyServiceAsyncStub", PolicyServiceStub(channel)) for service, channel in channels.items()
+            service: cast("PolicyServiceAsyncStub", _grpc_stub("PolicyService", one))
+            for service, one in channels.items()
         }
 
     @property
     def tls(self) -> TlsFiles | None:
         """The TLS files that the connections use."""
         return self._access.tls
+
+    async def gather(self, *work: Coroutine[Any, Any, object]) -> None:
+        """Await everything, at the same time unless the stubs are `unary`."""
+        if not self.unary:
+            await asyncio.gather(*work)
+            return
+        try:
+            for one in work:
+                await one
+        finally:
+            for one in work:
+                one.close()  # those after a failed one were never awaited
 
     async def find_again(self) -> None:
         """Look up the mesh's address again: a restarted mesh may have another port."""
@@ -170,21 +185,62 @@ class Mesh:
     async def close(self) -> None:
         """Close all channels."""
         channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
+        for one in channels.values():
+            await one.close()
+        for client in self._clients.values():
+            client.close()
 
     def _address(self, service: str) -> str:
         """Return the address of a service; without one, any address, where the process routes the service's calls."""
-        known: dict[str, str] = asdict(self._access.endpoints)
+        known = self._known()
         return known[service] or next(address for address in known.values() if address)
+
+    def _known(self) -> dict[str, str]:
+        """Return the endpoint of each service, "" if unknown."""
+        return self._access.endpoints._asdict()
+
+    def _stub(self, service: str, name: str) -> Any:
+        """Return the stub of a gRPC service."""
+        if not self.unary:
+            return _grpc_stub(name, self._channel(service))
+        address = self._address(service)
+        if address not in self._clients:
+            self._clients[address] = UnaryClient(*host_and_port(address))
+
+        async def with_grpc(method: str, request: Any) -> Any:
+            async with channel.connect(address, self._access.token) as connected:
+                return await getattr(_grpc_stub(name, connected), method)(request)
+
+        return UnaryStub(
+            self._clients[address], self._access.token, _descriptor(name), None if self._strictly else with_grpc
+        )
 
     def _channel(self, service: str) -> Channel:
         return self._connected(self._address(service))
 
     def _connected(self, address: str, called: str = "") -> Channel:
         if address not in self._channels:
-            self._channels[address] = connect(address, self._access.token, tls=self._access.tls, called=called)
+            self._channels[address] = channel.connect(address, self._access.token, tls=self._access.tls, called=called)
         return self._channels[address]
+
+
+def _is_one(endpoint: str) -> bool:
+    """Return whether an endpoint is one address; several need health checks."""
+    return len(addresses_of(endpoint)) <= 1
+
+
+def _module(service: str) -> str:
+    """Return the module of a service, without its ending."""
+    return f"cotenant.v1.{service.removesuffix('Service').lower()}_service_pb2"
+
+
+def _grpc_stub(service: str, connected: Channel) -> Any:
+    """Return the generated stub of a gRPC service."""
+    return getattr(import_module(f"{_module(service)}_grpc"), f"{service}Stub")(connected)
+
+
+def _descriptor(service: str) -> Any:
+    return import_module(_module(service)).DESCRIPTOR.services_by_name[service]
 
 
 def access_of(flags: Flags) -> Access:
@@ -212,34 +268,46 @@ async def open_mesh(flags: Flags) -> AsyncIterator[Mesh]:
         await mesh.close()
 
 
-def with_mesh(flags: Flags, work: Callable[[Mesh], Awaitable[T]]) -> T:
+def with_mesh(flags: Flags, work: Callable[[Mesh], Awaitable[T]], *, unary: bool = False, strictly: bool = False) -> T:
     """Run `work` with a connection to the mesh and return its result.
+
+    `unary` says that `work` awaits nothing but unary calls, one after the other. They are made with gRPC where
+    `UnaryClient` cannot make them; `strictly` rules that out.
 
     Raises:
         CommandError: the mesh is unreachable or refused a call.
+        NotUnary: a call needs gRPC, and must not use it; or the mesh's address does.
     """
 
-    async def session() -> T:
-        async with open_mesh(flags) as mesh:
+    async def session(mesh: Mesh) -> T:
+        try:
             done = await work(mesh)
             if mesh.tls:
                 _warn_of_expiry(mesh.tls)
             return done
+        finally:
+            await mesh.close()
 
     try:
-        return asyncio.run(session())
+        mesh = Mesh(lambda: access_of(flags), unary=unary, strictly=strictly)
+        if strictly and not mesh.unary:
+            raise NotUnary
+        return run_unary(session(mesh)) if mesh.unary else asyncio.run(session(mesh))
     except AccessError as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-    except BadTls as error:
+    except grpc_tls.BadTls as error:
         raise usage_error(str(error)) from None
     except grpc.aio.AioRpcError as error:
-        raise command_error(from_error(error)) from error
+        raise command_error(errors.from_error(error)) from error
 
 
 def _warn_of_expiry(tls: TlsFiles) -> None:
     """Print a note if the caller's certificate expires within a week."""
-    now, validity = datetime.now(UTC), load(tls).validity
-    if validity and validity.is_due(now) and validity.ends - now < CERTIFICATE_NOTICE:
+    from datetime import UTC, datetime, timedelta
+
+    now, validity = datetime.now(UTC), grpc_tls.load(tls).validity
+    notice = timedelta(days=CERTIFICATE_NOTICE_DAYS)
+    if validity and validity.is_due(now) and validity.ends - now < notice:
         note(f"your certificate {tls.cert} {validity.in_words(now)}; ask its issuer for a new one")
 
 
@@ -255,14 +323,14 @@ def command_error(problem: Problem) -> CommandError:
 
 def is_unreachable(code: grpc.StatusCode) -> bool:
     """Return whether a status means that the service did not answer."""
-    return code in _AWAY
+    return code.name in _AWAY
 
 
 def exit_code(code: grpc.StatusCode) -> ExitCode:
     """Return the exit code for a gRPC status."""
     if is_unreachable(code):
         return ExitCode.UNREACHABLE
-    return ExitCode.USAGE if code in _BAD_INPUT else ExitCode.FAILED
+    return ExitCode.USAGE if code.name in _BAD_INPUT else ExitCode.FAILED
 
 
 def _hint(problem: Problem) -> str:
@@ -272,6 +340,6 @@ def _hint(problem: Problem) -> str:
         return "check that the mesh is running: start one with `cotenant up`, or set --endpoint or COTENANT_ENDPOINT"
     if problem.retry_after_seconds is not None:
         return f"try again in {problem.retry_after_seconds:g} s"
-    if problem.code is Code.ABORTED:
+    if problem.code is grpc.StatusCode.ABORTED:
         return "it was changed concurrently; try again"
     return ""

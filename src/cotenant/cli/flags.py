@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
+if TYPE_CHECKING:
+    import typer
 
 GLOBAL_OPTIONS: Mapping[str, str] = {
     "--state-dir": "state_dir",
@@ -17,9 +17,10 @@ GLOBAL_OPTIONS: Mapping[str, str] = {
     "--tls-key": "tls_key",
 }
 
+TAIL = "cotenant.tail"  # key in a context's meta: the words after `--`
 
-@dataclass(frozen=True, slots=True)
-class Flags:
+
+class Flags(NamedTuple):
     """The global options; "" if not given."""
 
     state_dir: str = ""

@@ -11,8 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cotenant.cli.flags import hoist
-from cotenant.cli.outcome import usage_error
+from cotenant.cli.flags import TAIL, hoist
+from cotenant.cli.outcome import OutputClosed, usage_error
 from cotenant.core.spelling import nearest
 
 FOREIGN_COMMANDS: Mapping[str, Sequence[str]] = MappingProxyType(  # names from kubectl, Slurm and others
@@ -55,10 +55,6 @@ class Entry:
     panel: str
 
 
-class OutputClosed(Exception):
-    """The reader of the output, such as `head`, has closed it."""
-
-
 class LazyCommand(TyperCommand):
     """A placeholder in the list of commands that loads the real command when called."""
 
@@ -73,6 +69,21 @@ class LazyCommand(TyperCommand):
             own = {option for parameter in command.params for option in parameter.opts}
             args = hoist(args, parent.params, own)
         return command.make_context(info_name, args, parent=parent, **extra)
+
+
+class TailCommand(TyperCommand):
+    """A command that accepts another command line after `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the words after `--` unparsed."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[TAIL] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Show the tail in the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- CMD...]"]
 
 
 class LazyGroup(TyperGroup):

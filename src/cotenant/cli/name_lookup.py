@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-import grpc
-import grpc.aio
-
 from cotenant.cli.arrays import SEPARATOR, indices_of, leading_phase
 from cotenant.cli.connection import Mesh
 from cotenant.cli.outcome import CommandError, usage_error
@@ -15,6 +12,7 @@ from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.spelling import nearest
+from cotenant.deferred import grpc
 from cotenant.v1.array_service_pb2 import Array, GetArrayRequest, GetArrayResponse, ListArraysRequest
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import (

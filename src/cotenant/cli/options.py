@@ -53,3 +53,4 @@ NodeId = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the node.")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TextIO
@@ -20,6 +19,18 @@ class ExitCode(IntEnum):
     USAGE = 2
     UNREACHABLE = 3
     INTERRUPTED = 130  # the shell convention for Ctrl-C
+
+
+class Exit(Exception):
+    """The end of a command that has already printed everything."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class OutputClosed(Exception):
+    """The reader of the output, such as `head`, has closed it."""
 
 
 class CommandError(Exception):
@@ -73,6 +84,13 @@ def show_error(error: CommandError, stream: TextIO | None = None) -> None:
         print(f"{_colored('hint:', '36', out)} {sanitize(error.hint)}", file=out)
 
 
+def print_version() -> None:
+    """Print the version of this package."""
+    from importlib import metadata  # slow to import, and rarely needed
+
+    print(f"cotenant {metadata.version('cotenant')}")
+
+
 def note(text: str) -> None:
     """Print a message on stderr; stdout is reserved for the result."""
     print(sanitize(text), file=sys.stderr, flush=True)
@@ -81,6 +99,8 @@ def note(text: str) -> None:
 def unexpected_error(error: Exception, env: Mapping[str, str] = os.environ) -> CommandError:
     """Return an internal error as a CommandError; print its traceback only if COTENANT_DEBUG is set."""
     if env.get(DEBUG_VARIABLE):
+        import traceback
+
         traceback.print_exception(error)
     message = str(error) or "no message"
     return CommandError(

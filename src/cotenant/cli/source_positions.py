@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import yaml
+from cotenant.deferred import yaml
 
 NULL_TAG = "tag:yaml.org,2002:null"
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import grpc
-import grpc.aio
-
 from cotenant.cli.connection import Mesh
 from cotenant.cli.outcome import note
+from cotenant.deferred import asyncio, grpc
 
 RETRY_DELAYS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0, *[5.0] * 11)  # a minute: enough for a restart or an election
-CUT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+CUT = frozenset({"UNAVAILABLE", "CANCELLED"})
 
 
 class StreamRetry:
@@ -32,7 +28,7 @@ class StreamRetry:
         Raises:
             AioRpcError: the given error, which is not retryable or has outlasted all attempts.
         """
-        if error.code() not in CUT or self._failed >= len(RETRY_DELAYS_SECONDS):
+        if error.code().name not in CUT or self._failed >= len(RETRY_DELAYS_SECONDS):
             raise error
         if not self._failed:
             note(f"{self._words}; retrying")

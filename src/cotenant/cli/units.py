@@ -6,13 +6,13 @@ Every parser raises `ValueError` naming what it expects; every formatter returns
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 
-from cotenant.core.model.job import WHOLE_GPU_MILLI
-from cotenant.core.model.validation import shown
-
 AUTO = "auto"
+REQUEST_ID_LENGTH_MAX = 120  # leaves room for a suffix
+WHOLE_GPU_MILLI = 1000  # as in `core.model.job`, whose import takes longer than a command
+DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
 DURATION_SECONDS_MAX = 100 * 365 * 86_400.0
 INTEGER_MAX = 2**63 - 1
 SECONDS_OF = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86_400)}
@@ -28,6 +28,13 @@ _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
 _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][-+]?[0-9]{1,3})?")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _TEXT_LENGTH_MAX = 100  # of a quantity; bounds the cost of matching
+
+
+def shown(text: str) -> str:
+    """Return a text as error messages show it."""
+    from cotenant.core.model import field_limits
+
+    return field_limits.shown(text)
 
 
 def parse_seconds(text: str) -> float:
@@ -261,3 +268,19 @@ def parse_deadline(text: str, now: float) -> float:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"must be a time such as 2h or 2030-01-31T18:00, not {shown(text)}") from None
+
+
+def has_date(unix_seconds: float) -> bool:
+    """Return whether a time has a date; a wrong clock may be millions of years off."""
+    return DATES_BEGIN <= unix_seconds < DATES_END
+
+
+def format_time(unix_seconds: float) -> str:
+    """Return a time as text; a time without a date as seconds.
+
+    >>> format_time(0.25), format_time(1e15)
+    ('1970-01-01T00:00:00.250Z', '1e+15 s')
+    """
+    if not has_date(unix_seconds):
+        return f"{unix_seconds:g} s"
+    return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+from cotenant.cli import units
 from cotenant.cli.arrays import counts, indices_of, leading_phase
 from cotenant.cli.condition_views import agent_view
 from cotenant.cli.jobs.launch_failures import launch_failure_view
@@ -23,6 +24,7 @@ from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.core.model.priority import class_of
 from cotenant.core.model.refusal import Refusal as Reason
 from cotenant.core.model.refusal import Wait
+from cotenant.core.model.resources import AMOUNT_KINDS, AMOUNTS, ResourceKind, amounts_of
 from cotenant.security.validity import Validity
 from cotenant.v1.array_service_pb2 import Array
 from cotenant.v1.certificate_pb2 import Certificate
@@ -42,11 +44,10 @@ from cotenant.v1.job_service_pb2 import JobAhead
 from cotenant.v1.node_service_pb2 import Node, NodeState, NodeStateOwner
 from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
 
-DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
 View = dict[str, Any]
 ARRAY_FIELDS = (  # in the views of arrays as in those of jobs
     "id", "name", "kind", "tenant", "queue", "priority", "priority_class", "submitter", "labels", "replicas", "gpus",
-    "cores", "memory_bytes", "create_time", "end_time", "deadline", "dependencies", "retries", "archived",
+    "cores", *AMOUNTS, "create_time", "end_time", "deadline", "dependencies", "retries", "archived",
 )  # fmt: skip
 LIVE = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING, AttemptState.STOPPING})
 
@@ -80,7 +81,7 @@ def job_view(job: Job, now: float) -> View:
         "replicas": sum(role.replicas for role in spec.roles),
         "gpus": gpus(sum(role.replicas * role.resources.gpu_milli for role in spec.roles)),
         "cores": allocated_cores(job.attempt) if live else requested_cores(spec),
-        "memory_bytes": sum(role.replicas * role.resources.memory_bytes for role in spec.roles),
+        **{name: sum(role.replicas * getattr(role.resources, name) for role in spec.roles) for name in AMOUNTS},
         "nodes": sorted(one.node_id for one in job.attempt.allocations) if live else [],
         "create_time": time_of(job, "create_time"),
         "start_time": time_of(job, "start_time"),
@@ -202,7 +203,7 @@ def allocation_view(allocation: NodeAllocation) -> View:
                 "rank": task.rank,
                 "cores": list(task.core_ids),
                 "gpus": [{"uuid": share.uuid, "share": gpus(share.milli)} for share in task.gpus],
-                "memory_bytes": task.memory_bytes,
+                **amounts_of(task),
                 "reclaimable": task.reclaimable,
                 "lent_cores": max(0, len(task.core_ids) - task.own_cores) if task.own_cores else 0,
                 "target_cores": task.target_cores or None,
@@ -243,6 +244,28 @@ def refusal_of(message: Refusal) -> Reason | None:
         return None
 
 
+def _node_amounts(node: Node) -> View:
+    """Return how much of each amount a node has, and how much of it attempts hold."""
+    return {
+        key: amount
+        for kind in AMOUNT_KINDS
+        for key, amount in (
+            (kind.name, getattr(node.inventory, kind.name)),
+            (used_key(kind), getattr(node, f"used_{kind.name}")),
+        )
+    }
+
+
+def amounts_shown(nodes: Sequence[View]) -> list[ResourceKind]:
+    """Return the amounts that are shown of some nodes: optional ones only if any node has them."""
+    return [kind for kind in AMOUNT_KINDS if not kind.optional or any(view[kind.name] for view in nodes)]
+
+
+def used_key(kind: ResourceKind) -> str:
+    """Return the key of what attempts hold of an amount on a node: `memory_used_bytes`."""
+    return f"{kind.name.removesuffix('_bytes')}_used_bytes"
+
+
 def node_view(node: Node, now: float) -> View:
     """Return everything known about a node."""
     inventory = node.inventory
@@ -259,8 +282,7 @@ def node_view(node: Node, now: float) -> View:
         "problems": [problem_view(problem) for problem in inventory.problems],
         "cores": len(inventory.cores),
         "cores_used": node.used_cores,
-        "memory_bytes": inventory.memory_bytes,
-        "memory_used_bytes": node.used_memory_bytes,
+        **_node_amounts(node),
         "rack": inventory.rack,
         "address": inventory.address,
         "attempts": list(node.attempts),
@@ -371,23 +393,7 @@ def gpus(milli: int) -> float:
 def time_of(message: Any, field: str) -> str | None:
     """Return a message's timestamp as text; None if it is not set or outside the calendar."""
     unix_seconds = seconds(getattr(message, field)) if message.HasField(field) else math.nan
-    return format_time(unix_seconds) if has_date(unix_seconds) else None
-
-
-def has_date(unix_seconds: float) -> bool:
-    """Return whether a time has a date; a wrong clock may be millions of years off."""
-    return DATES_BEGIN <= unix_seconds < DATES_END
-
-
-def format_time(unix_seconds: float) -> str:
-    """Return a time as text; a time without a date as seconds.
-
-    >>> format_time(0.25), format_time(1e15)
-    ('1970-01-01T00:00:00.250Z', '1e+15 s')
-    """
-    if not has_date(unix_seconds):
-        return f"{unix_seconds:g} s"
-    return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return units.format_time(unix_seconds) if units.has_date(unix_seconds) else None
 
 
 def _progress(job: Job) -> Mapping[str, Any] | None:

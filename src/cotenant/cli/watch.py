@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-import grpc.aio
 
 from cotenant.cli.connection import Mesh
 from cotenant.cli.outcome import sanitize
 from cotenant.cli.render import Column, console, plain_lines, styled
 from cotenant.cli.stream_retry import StreamRetry
 from cotenant.codec.errors import from_error
+from cotenant.deferred import asyncio, grpc
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import (
     JOB_VIEW_BASIC,

@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
 from cotenant.codec.handshake import handshake_failure
 from cotenant.core.model.limits import VIOLATIONS_MAX
 from cotenant.core.model.validation import Violation, shown
 from cotenant.core.spelling import nearest
+from cotenant.deferred import error_details_pb2, grpc, status_pb2
 
 __all__ = [
     "Problem",
@@ -240,13 +239,13 @@ def _from_rich(code: grpc.StatusCode, encoded: bytes) -> Problem | None:
 
 
 PLAIN_MESSAGES = {
-    grpc.StatusCode.UNAVAILABLE: "the service cannot be reached",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer within the call's deadline",
-    grpc.StatusCode.UNAUTHENTICATED: "the caller is not authenticated",
-    grpc.StatusCode.PERMISSION_DENIED: "the caller may not do this",
-    grpc.StatusCode.UNIMPLEMENTED: "the service at this address does not implement this call",
-    grpc.StatusCode.CANCELLED: "the call was cancelled",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "a limit was reached",
+    "UNAVAILABLE": "the service cannot be reached",
+    "DEADLINE_EXCEEDED": "no answer within the call's deadline",
+    "UNAUTHENTICATED": "the caller is not authenticated",
+    "PERMISSION_DENIED": "the caller may not do this",
+    "UNIMPLEMENTED": "the service at this address does not implement this call",
+    "CANCELLED": "the call was cancelled",
+    "RESOURCE_EXHAUSTED": "a limit was reached",
 }
 
 
@@ -272,6 +271,6 @@ def _from_plain(code: grpc.StatusCode, details: str) -> Problem:
     if code is grpc.StatusCode.UNAVAILABLE and _CLOSED_AT_ONCE.search(details):
         message = "the server closes each connection at once: it may require TLS or a certificate, or be full"
         return Problem(code, code.name, message)
-    words = PLAIN_MESSAGES.get(code)
+    words = PLAIN_MESSAGES.get(code.name)
     message = f"{words}: {details}" if words and details else words or details or code.name
     return Problem(code, code.name, message)

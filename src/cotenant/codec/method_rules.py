@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 DEADLINE_SECONDS_DEFAULT = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class MethodRules:
+class MethodRules(NamedTuple):
     """The rules of a method; `cotenant/v1/options.proto` documents them.
 
     A method is retried on UNAVAILABLE if a repeat is harmless: it only reads, it has a `request_id` by which the server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cotenant.core.model.job import OPEN_REPLICAS_MAX_DEFAULT, OpenReplicas, Request, Role
+from cotenant.core.model.resources import amounts_of
 from cotenant.v1 import job_pb2, resources_pb2
 
 MIN_REPLICAS_DEFAULT = OpenReplicas().least
@@ -30,8 +31,8 @@ def role_to_wire(role: Role) -> job_pb2.Role:
     resources = resources_pb2.ResourceRequest(
         gpu_milli=request.gpu_milli,
         cores=request.cores,
-        memory_bytes=request.memory_bytes,
         gpu_type=request.gpu_type,
+        **amounts_of(request),
     )
     left_open = job_pb2.OpenReplicas(min=role.open.least, max=role.open.most) if role.open else None
     return job_pb2.Role(
@@ -43,6 +44,6 @@ def _request_from_wire(message: resources_pb2.ResourceRequest) -> Request:
     return Request(
         message.gpu_milli,
         message.cores if message.HasField("cores") else None,
-        message.memory_bytes,
         message.gpu_type,
+        **amounts_of(message),
     )

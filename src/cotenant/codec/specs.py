@@ -6,9 +6,9 @@ nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -21,18 +21,21 @@ from cotenant.codec import errors
 from cotenant.codec.request_limits import spec_violations
 from cotenant.codec.roles import role_from_wire, role_to_wire
 from cotenant.codec.spec_cache import SpecCache
+from cotenant.codec.times import DURATION_SECONDS_MAX as DURATION_SECONDS_MAX
+from cotenant.codec.times import NANOS, TIMESTAMP_SECONDS_MAX
+from cotenant.codec.times import duration as duration
+from cotenant.codec.times import optional_seconds as optional_seconds
+from cotenant.codec.times import seconds as seconds
+from cotenant.codec.times import timestamp as timestamp
 from cotenant.core.model import job_fields, validation
 from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.model.job import JobKind, JobSpec, Locality, SubmitDirectory
+from cotenant.core.model.job import JobKind, JobSpec, Locality, SpreadBy, SubmitDirectory
 from cotenant.core.model.job_fields import JobField
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, StopReason
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
+from cotenant.core.model.resources import amounts_of
 from cotenant.internal.v1 import placement_service_pb2
 from cotenant.v1 import job_pb2, resources_pb2
-
-NANOS = 1_000_000_000
-TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the end of the year 9999, the maximum of google.protobuf.Timestamp
-DURATION_SECONDS_MAX = 315_576_000_000  # 10,000 years, the maximum of google.protobuf.Duration
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -75,33 +78,6 @@ LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
 HEALTH_ACTIONS = EnumMap(HealthAction, resources_pb2.HealthAction, "HEALTH_ACTION")
 
 
-def timestamp(seconds: float) -> Timestamp:
-    """Encode Unix seconds, to the nanosecond."""
-    return Timestamp(**_split(seconds))
-
-
-def duration(seconds: float) -> Duration:
-    """Encode non-negative seconds, to the nanosecond."""
-    return Duration(**_split(seconds))
-
-
-def _split(seconds: float) -> dict[str, int]:
-    """Split seconds into whole seconds and nanoseconds, so that decoding returns exactly the same number."""
-    whole = math.floor(seconds)
-    nanos = round((seconds - whole) * NANOS)
-    return {"seconds": whole + nanos // NANOS, "nanos": nanos % NANOS}
-
-
-def seconds(message: Timestamp | Duration) -> float:
-    """Decode a timestamp to Unix seconds, or a duration to seconds."""
-    return (message.seconds * NANOS + message.nanos) / NANOS  # integers first, to round only once
-
-
-def optional_seconds(message: Message, field: str) -> float | None:
-    """Decode the duration in a field, None if it is not set."""
-    return seconds(getattr(message, field)) if message.HasField(field) else None
-
-
 def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
     """Validate and decode a spec from outside, with all defaults.
 
@@ -123,12 +99,12 @@ def _wire_violations(message: job_pb2.JobSpec) -> list[validation.Violation]:
     """Return violations that decoding would hide: unknown enum numbers, and times out of range."""
     found = dependencies_module.violations(message)
     for field, enum in _ENUM_FIELDS.items():
-        number = getattr(message, field)
+        number = attrgetter(field)(message)
         if number and number not in enum:
             wrong = f"{number} is unknown; the values are {_known(enum.names)}"
             found.append(validation.Violation(f"spec.{field}", wrong))
     for field, seconds_max in _TIME_FIELDS.items():
-        time = getattr(message, field)
+        time = attrgetter(field)(message)
         if not (0 <= time.seconds <= seconds_max and 0 <= time.nanos < NANOS):
             wrong = f"{time.seconds} s and {time.nanos} ns are out of range"
             found.append(validation.Violation(f"spec.{field}", wrong))
@@ -237,7 +213,11 @@ def _descriptor(path: str) -> FieldDescriptor:
     return field
 
 
-_ENUMS: Mapping[str, EnumMap[Any]] = {"JobKind": KINDS, "Locality": LOCALITIES}  # by protobuf's name
+_ENUMS: Mapping[str, EnumMap[Any]] = {  # by protobuf's name
+    "JobKind": KINDS,
+    "Locality": LOCALITIES,
+    "SpreadBy": EnumMap(SpreadBy, job_pb2.SpreadBy, "SPREAD_BY"),
+}
 _DECODERS: dict[str, tuple[str, Callable[[Any], Any] | None]] = {}
 _ENCODERS: dict[str, tuple[str, str, Callable[[Any], Any] | None, bool]] = {}
 _ENUM_FIELDS: dict[str, EnumMap[Any]] = {}
@@ -284,7 +264,7 @@ def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
             )
             for gpu in message.gpus
         ),
-        memory_bytes=message.memory_bytes,
+        **amounts_of(message),
         rack=message.rack,
         address=message.address,
         not_enforced=tuple(message.not_enforced),
@@ -341,7 +321,7 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
             )
             for gpu in inventory.gpus
         ],
-        memory_bytes=inventory.memory_bytes,
+        **amounts_of(inventory),
         rack=inventory.rack,
         address=inventory.address,
         not_enforced=inventory.not_enforced,
@@ -363,7 +343,7 @@ def allocation_from_wire(message: resources_pb2.NodeAllocation) -> NodeAllocatio
                 core_ids=tuple(task.core_ids),
                 cpu_ids=tuple(task.cpu_ids),
                 gpus=tuple(GpuShare(share.uuid, share.milli) for share in task.gpus),
-                memory_bytes=task.memory_bytes,
+                **amounts_of(task),
                 memory_nodes=tuple(task.memory_nodes),
                 reclaimable=task.reclaimable,
                 own_cores=task.own_cores,
@@ -386,7 +366,7 @@ def allocation_to_wire(allocation: NodeAllocation) -> resources_pb2.NodeAllocati
                 core_ids=task.core_ids,
                 cpu_ids=task.cpu_ids,
                 gpus=[resources_pb2.GpuShare(uuid=share.uuid, milli=share.milli) for share in task.gpus],
-                memory_bytes=task.memory_bytes,
+                **amounts_of(task),
                 memory_nodes=task.memory_nodes,
                 reclaimable=task.reclaimable,
                 own_cores=task.own_cores,
@@ -403,7 +383,7 @@ def shape_to_wire(shape: NodeShape) -> placement_service_pb2.NodeShape:
     return placement_service_pb2.NodeShape(
         gpus=shape.gpus,
         cores=shape.cores,
-        memory_bytes=shape.memory_bytes,
+        **amounts_of(shape),
         gpu_type=shape.gpu_type,
         shareable=shape.shareable,
         count=shape.count,
@@ -415,7 +395,7 @@ def shape_from_wire(message: placement_service_pb2.NodeShape) -> NodeShape:
     return NodeShape(
         gpus=message.gpus,
         cores=message.cores,
-        memory_bytes=message.memory_bytes,
+        **amounts_of(message),
         gpu_type=message.gpu_type,
         shareable=message.shareable,
         count=message.count,

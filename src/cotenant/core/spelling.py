@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from itertools import islice
 
@@ -16,6 +15,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """
     if len(name) > NEAR_LENGTH_MAX:
         return []
+    import difflib  # here, because commands that do not fail have no use for it
+
     known = (other for other in known if len(other) <= NEAR_LENGTH_MAX)
     return difflib.get_close_matches(name, list(islice(known, NEAR_MAX)), n=count)
 

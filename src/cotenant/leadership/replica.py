@@ -9,7 +9,6 @@ keeps running. The health protocol reports SERVING as long as a call would be an
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
@@ -29,6 +28,7 @@ from cotenant.leadership.leader_handlers import LeaderHandlers, LeaderReplaced
 from cotenant.leadership.leadership_term import HeldTerm, leader_of
 from cotenant.leadership.process_service import serve_process_service
 from cotenant.leadership.store_cache import RETRY_SECONDS, StoreCache
+from cotenant.rpc import gc_tuning
 from cotenant.rpc.relay import is_forwarded
 from cotenant.rpc.server import Host, Server
 from cotenant.rpc.task_cancellation import cancel_and_wait
@@ -164,7 +164,7 @@ class Replica:
             assert self._holding
             await self._holding
             await self._release_leadership()
-            gc.collect()  # the state of this term is one reference cycle, and the next term reads it again
+            gc_tuning.refreeze()  # the state of this term is one reference cycle, and the next term reads it again
 
     async def resign(self) -> None:
         """Resign the leadership. Calls are forwarded to the next leader from then on."""
@@ -217,6 +217,7 @@ class Replica:
         if held.lost:
             await self._leading.close()
             raise NotLeader(held.lost)
+        gc_tuning.freeze_young()  # what was loaded stays until the term ends
         self._held, self._leader_handlers = held, leader_handlers
         self._set_serving()
         log.info("leader_serving", key=held.key, term=held.term)

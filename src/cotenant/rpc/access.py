@@ -8,19 +8,17 @@ order. A state directory holds `endpoint.json` and `token`, and only its owner c
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import os
-import secrets
 import stat
-import tempfile
-import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from cotenant.deferred import ipaddress, json, secrets, tempfile, tomllib
 from cotenant.rpc.endpoints import SERVICES, Endpoints, addresses_of, host_and_port
-from cotenant.security.tls_files import TlsFiles
+
+if TYPE_CHECKING:
+    from cotenant.security.tls_files import TlsFiles
 
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 ENDPOINT_FILE = "endpoint.json"
@@ -33,8 +31,7 @@ class AccessError(Exception):
     """The services' addresses or the credentials are missing or unusable; the message says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """The services' addresses, the token, and the TLS files of a connection; None: no TLS."""
 
     endpoints: Endpoints
@@ -42,8 +39,7 @@ class Access:
     tls: TlsFiles | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+class _Level(NamedTuple):
     """The settings of one source; "" where it sets nothing."""
 
     source: str
@@ -141,7 +137,7 @@ def read_token(state_dir: Path) -> str:
 def publish(state_dir: Path, endpoints: Endpoints) -> None:
     """Write the services' addresses into the state directory, where clients find them."""
     ensure_private(state_dir)
-    replace_file(state_dir / ENDPOINT_FILE, json.dumps(asdict(endpoints), indent=2) + "\n")
+    replace_file(state_dir / ENDPOINT_FILE, json.dumps(endpoints._asdict(), indent=2) + "\n")
 
 
 def withdraw(state_dir: Path) -> None:
@@ -202,6 +198,8 @@ def _tls(levels: list[_Level]) -> TlsFiles | None:
             ca, cert, key = (expand_home(path, level.source) if path else None for path in level.tls)
             if ca is None:
                 raise AccessError(f"{level.source} names a certificate but no CA certificates; pass --tls-ca")
+            from cotenant.security.tls_files import TlsFiles
+
             return TlsFiles(ca, cert, key)
     return None
 
@@ -251,7 +249,7 @@ def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> str:
 
 
 def _all_local(endpoints: Endpoints) -> bool:
-    addresses = (address for endpoint in asdict(endpoints).values() for address in addresses_of(endpoint))
+    addresses = (address for endpoint in endpoints._asdict().values() for address in addresses_of(endpoint))
     return all(is_local(host_and_port(address)[0]) for address in addresses)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SERVICES = ("queue", "placement", "predictor", "contention")
 PORT_MAX = 65_535
@@ -10,8 +10,7 @@ TO = "cotenant-to"  # metadata: the process that shall answer: a service, or the
 MESH_NAME = "mesh.cotenant"  # every service certificate has this name, beside its own
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
+class Endpoints(NamedTuple):
     """The address of each service, "" if unknown. One address may serve all services, and several may serve one."""
 
     queue: str = ""

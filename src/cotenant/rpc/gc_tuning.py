@@ -2,15 +2,16 @@
 
 A service creates thousands of objects for each call, and nearly all of them are freed by reference counting. Full
 collections took a fourteenth of its time, and delayed all calls by a tenth of a second again and again. So long-lived
-objects are frozen (`gc.freeze`) and never scanned. Frozen objects are never collected either: freezing again scans all
-of them first.
+objects are frozen (`gc.freeze`) and never scanned: what is imported when a process starts, and what a service has
+loaded whenever it begins to lead. Frozen objects are never collected either, so a leader that is deposed scans all of
+them once.
 """
 
 from __future__ import annotations
 
 import gc
 
-THRESHOLDS = (10_000, 20, 10)  # objects, young collections, middle collections
+THRESHOLDS = (50_000, 20, 100)  # objects, young collections, middle collections
 
 _tuned = False  # `gc.get_freeze_count` would say it too, by counting millions of objects one by one
 
@@ -34,9 +35,9 @@ def refreeze() -> None:
 def freeze_young() -> None:
     """Freeze new long-lived objects without a full collection, if this process has called `tune_gc`.
 
-    For very many objects at once, such as the jobs of a large array: a full collection would delay all calls by a
-    quarter of a second. Only the youngest generation is scanned; dead cycles among the others stay until the next
-    `refreeze`.
+    For very many objects at once, such as loaded jobs or those of a large array: a full collection would delay all
+    calls by a quarter of a second. Only the youngest generation is scanned; dead cycles among the others stay until the
+    next `refreeze`.
     """
     if _tuned:
         gc.collect(0)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+
 from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.job_table import Jobs
 from cotenant.core.policy.cluster_view import ClusterView, Occupancy, RunningJob
@@ -45,19 +47,21 @@ class RunningJobs:
 
 
 class SimulatedClusterView(ClusterView):
-    """The running jobs at one moment, built on demand. `row` maps a job to its row in the table `jobs`."""
+    """The running jobs at one moment, built on demand; `jobs` has their rows."""
 
     def __init__(
         self,
         sim_jobs: Mapping[int, SimulatedJob],
         occupancy: RunningJobs,
         jobs: Jobs,
-        row: Callable[[str], int],
         stop_cost_seconds: Callable[[SimulatedJob, float], float],
         now: float,
     ) -> None:
         self.now = now
-        self._sim_jobs, self._occupancy, self._jobs, self._row = sim_jobs, occupancy, jobs, row
+        self._sim_jobs, self._occupancy = sim_jobs, occupancy
+        # A policy may ask between cycles, when the table has changed, and with it the views that `jobs` has.
+        self._sequence, self._rest, running = jobs.sequence.copy(), jobs.remaining_seconds, jobs.running
+        self._remaining_seconds = dict(zip(self._sequence[running].tolist(), self._rest[running].tolist(), strict=True))
         self._stop_cost_seconds = stop_cost_seconds
         self._cache: dict[int, RunningJob] = {}
 
@@ -87,7 +91,10 @@ class SimulatedClusterView(ClusterView):
         return self._cache[sim_job.sequence]
 
     def _resident(self, sim_job: SimulatedJob) -> RunningJob:
-        rest = float(self._jobs.remaining_seconds[self._row(sim_job.job.id)])
+        rest = self._remaining_seconds.get(sim_job.sequence)
+        if rest is None:  # it has started since
+            found = np.flatnonzero(self._sequence == sim_job.sequence)
+            rest = float(self._rest[found[0]]) if len(found) else math.nan
         estimate = sim_job.estimate if math.isnan(rest) else _remaining_estimate(sim_job.estimate, rest)
         return RunningJob(
             sim_job.gang(self.now, estimate),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from operator import le
 
 import numpy as np
 
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job_table import Ints, Jobs
 from cotenant.core.model.refusal import Refusal
+from cotenant.core.model.resources import NAMES
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.reservations import ReservationRules
@@ -18,7 +20,7 @@ from cotenant.simulator.job import JobClass, SimulatedJob
 from cotenant.simulator.policy_set import CheckedPlacement
 from cotenant.simulator.waiting_jobs import WaitingJobs
 
-UNLIMITED = (math.inf, math.inf, math.inf)  # more GPUs, cores and memory than any cluster has
+UNLIMITED = (math.inf,) * len(NAMES)  # more of each resource than any cluster has
 
 
 class CycleCandidates:
@@ -38,7 +40,7 @@ class CycleCandidates:
     ) -> None:
         self._now = now
         self._sim_jobs, self._waiting, self._placement = sim_jobs, waiting, placement
-        self._free = FreeResources(free.gpu_milli, free.cores, free.memory_bytes)
+        self._free = FreeResources(free.now)
         self._headroom = headroom
 
     def until_first_refusal(self, sequences: Ints) -> Iterator[Gang]:
@@ -57,13 +59,11 @@ class CycleCandidates:
     def placeable(self, sequences: Ints) -> Iterator[Gang]:
         """Yield gangs whose class was not refused since the last release, and that do not need more than is free."""
         job_classes, needs, codes = self._waiting.known, self._waiting.needs, self._waiting.codes[sequences]
-        unrefused = np.array([job_class.refusal is None for job_class in job_classes], dtype=np.bool_)
         at, most = 0, UNLIMITED
         while True:
-            free = self._free
-            enough = free.gpu_milli >= most[0] and free.cores >= most[1] and free.memory_bytes >= most[2]
-            if not enough:  # for at least one of the classes, or one was refused
-                placeable = unrefused & (needs <= (free.gpu_milli, free.cores, free.memory_bytes)).all(axis=1)
+            free = self._free.now
+            if not all(map(le, most, free)):  # for at least one of the classes, or one was refused
+                placeable = self._waiting.unrefused & (needs <= free).all(axis=1)
                 rest = placeable[codes[at:]]
                 sequences, codes, at = sequences[at:][rest], codes[at:][rest], 0
                 most = needs[placeable].max(axis=0, initial=0).tolist()
@@ -71,15 +71,16 @@ class CycleCandidates:
                 return
             code, sequence = int(codes[at]), int(sequences[at])
             job_class = job_classes[code]
-            job_class.refusal = self._over_limit(job_class)
-            if not job_class.refusal:
+            refusal = self._over_limit(job_class)
+            if not refusal:
                 yield self._sim_jobs[sequence].gang(self._now)
-                job_class.refusal = self._placement.refusal
-                if not job_class.refusal:
+                refusal = self._placement.refusal
+                if not refusal:
                     self._free.take(job_class)
                 at += 1
-            if job_class.refusal is not None:
-                unrefused[code], most = False, UNLIMITED
+            if refusal:
+                self._waiting.refuse(job_class, refusal)
+                most = UNLIMITED
 
     def placeable_or_starving(self, sequences: Ints, rule: ReservationRules) -> Iterator[Gang]:
         """Yield gangs that fit in the free resources, and the first starving gangs, which may get reservations."""

@@ -145,17 +145,21 @@ class Simulation:
     def _resume(self, snapshot_state: SnapshotState) -> None:
         """Resume where a snapshot was taken: running jobs continue, the others wait, and a cycle is due."""
         self.now = snapshot_state.now_seconds
+        for ended in snapshot_state.ended:
+            self._scheduler.learn(ended)
         for sim_job in self._arrivals():
             sim_job.attained_seconds = snapshot_state.attained.get(sim_job.job.id, 0.0)
             sim_job.rest_seconds -= sim_job.attained_seconds
+            borrows = sim_job.job.id in snapshot_state.borrowing
             if run := snapshot_state.runs.get(sim_job.job.id):
                 sim_job.attained_seconds = run.attained_seconds
                 sim_job.rest_seconds -= run.attained_seconds
+                sim_job.reclaimable = borrows
                 self._schedule_finish(
                     sim_job, self._scheduler.adopt(sim_job, run.holdings, run.since_seconds, self.now)
                 )
             else:
-                self._scheduler.submit(sim_job, self.now)
+                self._scheduler.submit(sim_job, self.now, borrowed=borrows)
         for node in snapshot_state.closed:
             self._scheduler.cordon(node)
         self._scheduler.order_expires = self.now
@@ -167,7 +171,7 @@ class Simulation:
             self._scheduler.order_expires = now
         for sim_job, rate in self.world.changed():
             self._schedule_finish(sim_job, sim_job.retime(now, rate))
-            self._arm.total_changed(sim_job.sequence, sim_job.total_seconds(now))
+            self._scheduler.update_total(sim_job, now)
             if self._resizing:
                 self._resizing.rate_changed(sim_job, now)
             if self._event_log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from cotenant.core.capacity.ledger import Holding
@@ -11,6 +12,7 @@ from cotenant.core.model.gang import Gang, Part
 from cotenant.core.model.job import JobSpec, Locality
 from cotenant.core.model.job_table import JobRow
 from cotenant.core.model.refusal import Refusal
+from cotenant.core.model.resources import Resources
 from cotenant.simulator.physics.failures import PASSES, Fate
 from cotenant.simulator.physics.rates import FULL, Rate
 from cotenant.simulator.traces import TraceJob
@@ -21,9 +23,8 @@ from cotenant.simulator.wait_times import NONE, Meter, Seconds, Stopwatch
 class JobClass:
     """An equivalence class of gangs: resources that one of them can get, all of them can.
 
-    A tenant with limits has classes of its own. `code` numbers the classes. `refusal` is why the last gang of the class
-    that was tried was refused; it holds until something is released. `impossible` is why none of them could run even on
-    the empty cluster.
+    A tenant with limits has classes of its own. `code` numbers the classes. `impossible` is why none of them could run
+    even on the empty cluster.
 
     If the placement policy distinguishes gangs by how long their places have been fragmented while they waited, which
     `fragmented` measures for the class, waiting jobs are in this class from `since_seconds` on, and in the `later` one
@@ -33,15 +34,13 @@ class JobClass:
     parts: tuple[Part, ...]
     locality: Locality | None
     sizing: str
-    gpu_milli: int
-    cores: int
-    memory_bytes: int
+    needs: Resources
     replicas: int
+    constraints: tuple[Hashable, ...] = ()
     tenant: str = ""  # whose limits apply to its gangs; "" if there are none
     code: int = -1
     meter: Meter = field(default_factory=Meter)
     waiting: int = 0
-    refusal: Refusal | None = None
     impossible: Refusal | None = None
     fragmented: Stopwatch = field(default_factory=Stopwatch)
     since_seconds: float = 0.0
@@ -50,10 +49,28 @@ class JobClass:
     later: JobClass | None = None
     line: dict[int, SimulatedJob] = field(default_factory=dict)
 
+    @property
+    def gpu_milli(self) -> int:
+        """GPUs that a gang needs, in thousandths."""
+        return self.needs.gpu_milli
+
+    @property
+    def cores(self) -> int:
+        """Cores that a gang needs."""
+        return self.needs.cores
+
     def gang(self, job_id: str) -> Gang:
         """Return a gang of this class with the shortest wait of the class."""
         since = self.since_seconds
-        return Gang(job_id, self.parts, self.locality, self.sizing, self.tenant, fragmented_seconds=since)
+        return Gang(
+            job_id,
+            self.parts,
+            self.locality,
+            self.sizing,
+            self.tenant,
+            fragmented_seconds=since,
+            constraints=self.constraints,
+        )
 
     def changes_class_in(self, now: float) -> float:
         """Return the time until the first waiting job changes its class, if nothing else happens."""
@@ -68,7 +85,6 @@ class JobClass:
             code=-1,
             meter=Meter(now),
             waiting=0,
-            refusal=None,
             fragmented=Stopwatch(),
             since_seconds=self.until_seconds,
             until_seconds=self.until_seconds + equivalence_seconds,
@@ -84,10 +100,9 @@ def job_class_of(gang: Gang, tenant: str = "") -> JobClass:
         parts=gang.parts,
         locality=gang.locality,
         sizing=gang.sizing,
-        gpu_milli=gang.gpu_milli,
-        cores=gang.cores,
-        memory_bytes=gang.memory_bytes,
+        needs=gang.needs,
         replicas=sum(part.replicas for part in gang.parts),
+        constraints=gang.constraints,
         tenant=tenant,
     )
 
@@ -185,6 +200,7 @@ class SimulatedJob:
             fragmented_seconds=self.fragmented_until(now),
             spec=self.spec(),
             estimate=self.estimate if running is None else running,
+            constraints=job_class.constraints,
         )
 
     def spec(self) -> JobSpec:
@@ -324,9 +340,7 @@ def row_of(sim_job: SimulatedJob, tenant: int, tenant_weight: float) -> JobRow:
         job.id,
         arrival_seconds=job.submitted_seconds,
         sequence=sim_job.sequence,
-        gpu_milli=job_class.gpu_milli,
-        cores=job_class.cores,
-        memory_bytes=job_class.memory_bytes,
+        **job_class.needs._asdict(),
         replicas=job_class.replicas,
         priority=job.priority,
         tenant=tenant,

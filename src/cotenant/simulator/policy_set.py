@@ -12,7 +12,7 @@ from cotenant.core.capacity.ledger import Ledger, Offer, Share
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job_table import Jobs
 from cotenant.core.model.refusal import Refusal
-from cotenant.core.placement.topology import place_in_one_rack
+from cotenant.core.placement import constraints
 from cotenant.core.policy.capabilities import capability_of
 from cotenant.core.policy.cluster_view import (
     ChecksNeighbors,
@@ -28,6 +28,7 @@ from cotenant.core.policy.protocols import (
     DefinesEquivalence,
     EndedJob,
     Learns,
+    LeavesOutScorers,
     Order,
     PlacementPolicy,
     QueuePolicy,
@@ -87,22 +88,33 @@ def checked_order(policy: QueuePolicy, jobs: Jobs, now: float) -> Order:
     return order
 
 
-def report_finished(policy: QueuePolicy, sim_job: SimulatedJob) -> None:
-    """Report a finished job to a queue policy that learns.
+def report_finished(
+    policy: QueuePolicy, sim_job: SimulatedJob, predicted_seconds: float | None, confidence: float
+) -> None:
+    """Report a finished job, with what was predicted of it, to a queue policy that learns.
+
+    Raises:
+        PolicyFailed: it raised an error.
+    """
+    job_class, seconds = sim_job.job_class, sim_job.attained_seconds
+    gpu_seconds = seconds * job_class.gpu_milli / 1000
+    requested = job_class.gpu_milli, job_class.cores, job_class.replicas
+    ended = EndedJob(*requested, seconds, gpu_seconds, predicted_seconds, confidence)
+    report_ended(policy, ended, sim_job.job.id)
+
+
+def report_ended(policy: QueuePolicy, ended: EndedJob, job_id: str) -> None:
+    """Report a job that ended to a queue policy that learns.
 
     Raises:
         PolicyFailed: it raised an error.
     """
     if not (learns := capability_of(policy, Learns)):
         return
-    job_class, seconds = sim_job.job_class, sim_job.attained_seconds
-    gpu_seconds = seconds * job_class.gpu_milli / 1000
     try:
-        learns.learn(EndedJob(job_class.gpu_milli, job_class.cores, job_class.replicas, seconds, gpu_seconds))
+        learns.learn(ended)
     except Exception as error:  # third-party code may raise anything
-        raise PolicyFailed(
-            "queue", policy, f"the end of {sim_job.job.id}", f"{type(error).__name__}: {error}"
-        ) from error
+        raise PolicyFailed("queue", policy, f"the end of {job_id}", f"{type(error).__name__}: {error}") from error
 
 
 class CheckedPlacement:
@@ -120,6 +132,7 @@ class CheckedPlacement:
             capability_of(policy, ChecksNeighbors),
         )
         self._rearranges, self._reclaims = capability_of(policy, Rearranges), capability_of(policy, Reclaims)
+        self._scored = capability_of(policy, LeavesOutScorers)
         self.discerns = self._discerning is not None
 
     def equivalence_key(self, gang: Gang) -> Hashable:
@@ -190,10 +203,11 @@ class CheckedPlacement:
         """Return the policy's answer.
 
         Raises:
-            PolicyFailed: it raised an error, or offered what does not exist.
+            PolicyFailed: it raised an error, offered what does not exist, or left out a scorer: the results would be
+                those of another policy.
         """
         try:
-            answer = place_in_one_rack(self._policy, gang, ledger, rng)
+            answer = constraints.place(self._policy, gang, ledger, rng)
             self.refusal = answer if isinstance(answer, Refusal) else None
             wrong = (
                 [] if isinstance(answer, Refusal) else [share for share in answer if not _is_valid(share, gang, ledger)]
@@ -204,6 +218,9 @@ class CheckedPlacement:
             raise PolicyFailed(
                 "placement", self, gang.job_id, f"it offered a node or part that does not exist: {wrong[0]}"
             )
+        if self._scored and (faults := self._scored.take_scorer_faults()):
+            told = "; ".join(f"scorer {scorer}: {fault}" for scorer, fault in faults.items())
+            raise PolicyFailed("placement", self, gang.job_id, told)
         return answer
 
 

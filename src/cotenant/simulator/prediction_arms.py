@@ -7,6 +7,7 @@ are of a job's total run time; the attained run time is subtracted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -14,13 +15,14 @@ from typing import Protocol
 import numpy as np
 
 from cotenant.core.model.estimate import UNKNOWN, Candidate, CandidateEstimate, Estimate, Observation, Query, Submission
-from cotenant.core.model.job_table import Floats, Jobs
+from cotenant.core.model.job_table import Floats, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.validation import Violation
 from cotenant.core.placement.candidate_allocations import standard_candidates
 from cotenant.core.policy.protocols import Predictor, Trains
 from cotenant.core.prediction.chain import Chain
 from cotenant.simulator import service_scaling
+from cotenant.simulator.job import SimulatedJob
 from cotenant.simulator.physics.rounding import steady
 from cotenant.simulator.policy_set import PolicyFailed
 from cotenant.simulator.snapshots import SnapshotState
@@ -57,8 +59,20 @@ class Arm(Protocol):
     def updated_estimate(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
         """Return the present estimate of a job, from the one at its submission."""
 
-    def with_predictions(self, jobs: Jobs) -> Jobs:
-        """Return the jobs with their remaining times as far as known."""
+    def expected(self, sequence: int) -> tuple[float, float]:
+        """Return the expected total run time of a job, NaN if unknown, and the confidence in it."""
+
+
+def predict(arm: Arm, sim_job: SimulatedJob, table: JobTable) -> None:
+    """Set what an arm expects of a job in the table of jobs."""
+    total_seconds, confidence = arm.expected(sim_job.sequence)
+    table.update(sim_job.job.id, predicted_seconds=total_seconds, confidence=confidence)
+
+
+def update_total(arm: Arm, sim_job: SimulatedJob, table: JobTable, now: float) -> None:
+    """Update what an arm expects of a job that has to repeat work, or whose rate changed."""
+    arm.total_changed(sim_job.sequence, sim_job.total_seconds(now))
+    predict(arm, sim_job, table)
 
 
 class NoPrediction:
@@ -84,9 +98,9 @@ class NoPrediction:
         """Return the estimate unchanged."""
         return given
 
-    def with_predictions(self, jobs: Jobs) -> Jobs:
-        """Return the jobs unchanged."""
-        return jobs
+    def expected(self, sequence: int) -> tuple[float, float]:
+        """Return that nothing is known."""
+        return math.nan, 0.0
 
 
 class KnownTotals:
@@ -112,15 +126,9 @@ class KnownTotals:
             return given
         return replace(given, remaining_seconds=max(0.0, total - attained_seconds))
 
-    def with_predictions(self, jobs: Jobs) -> Jobs:
-        """Return the jobs with the expected total minus the attained run time of each."""
-        total = self._total_seconds[jobs.sequence]
-        return replace(
-            jobs,
-            predicted_seconds=total,
-            remaining_seconds=np.maximum(0.0, total - jobs.attained_seconds),
-            confidence=self._confidence[jobs.sequence],
-        )
+    def expected(self, sequence: int) -> tuple[float, float]:
+        """Return the expected total run time of a job, NaN if unknown, and the confidence in it."""
+        return float(self._total_seconds[sequence]), float(self._confidence[sequence])
 
 
 class Oracle(KnownTotals):

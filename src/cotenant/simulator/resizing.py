@@ -35,7 +35,7 @@ from cotenant.core.sizing.resize import (
 from cotenant.simulator.job import SimulatedJob
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policy_set import PolicyFailed
-from cotenant.simulator.prediction_arms import Arm
+from cotenant.simulator.prediction_arms import Arm, update_total
 from cotenant.simulator.recording.events import EventLog, Place, places_of
 from cotenant.simulator.traces import TraceJob
 
@@ -340,7 +340,7 @@ class Resizing:
         each = run.firm + run.lent
         rate = self._world.resized(sim_job, resized(run.offer, sim_job.holdings, run.by_role(each)))
         finish = sim_job.retime(now, rate)
-        self._arm.total_changed(sim_job.sequence, sim_job.total_seconds(now))
+        update_total(self._arm, sim_job, self._table, now)
         self._changed(run, now)
         if self._event_log:
             held = [each * share.replicas if share.part == run.lead else None for share in run.offer]

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from cotenant.core.model.tenancy import Tenant
+from cotenant.core.policy.options import split_names
+from cotenant.core.policy.profiles import Profile
 from cotenant.simulator import snapshots
 from cotenant.simulator.prediction_arms import Recorded
 from cotenant.simulator.recording.events import Recorder
@@ -15,6 +17,7 @@ from cotenant.simulator.results import Result
 from cotenant.simulator.run import Watch, simulate
 from cotenant.simulator.traces import SNAPSHOT, Trace, load
 
+CONTENDING = {"bandwidth", "colocation"}  # the models of speed in which jobs slow each other down
 DECIDING = ("queue", "placement", "allocator")  # the groups whose policies continue from a snapshot
 
 
@@ -62,6 +65,12 @@ class Scenario:
         kept = {group: self.options[group] for group in same}
         merged = {group: {**kept.get(group, {}), **options.get(group, {})} for group in (*kept, *options)}
         return replace(self, options=merged, **names)  # type: ignore[arg-type]  # names of policies, which are texts
+
+    def under(self, profile: Profile) -> Self:
+        """Return the scenario with all policies of a profile; jobs that cannot contend need no contention policy."""
+        speed = self.options.get("simulator", {}).get("speed", "")
+        names = profile.names() if CONTENDING & set(split_names(speed)) else profile.names({"contention": "none"})
+        return self.choosing(names, profile.options_with(names))
 
     def read(self, *, watch: Callable[[int], None] | None = None) -> Trace:
         """Return the trace without overlays; `watch` receives the number of rows read. Raises BadTrace."""

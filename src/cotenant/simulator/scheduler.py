@@ -21,23 +21,33 @@ import numpy as np
 
 from cotenant.core.capacity.ledger import Holding, Overcommitted
 from cotenant.core.model.gang import Gang
-from cotenant.core.model.job_table import Capacity, Ints, Jobs, JobTable
-from cotenant.core.model.node import NodeShape
+from cotenant.core.model.job_table import Ints, Jobs, JobTable
 from cotenant.core.model.refusal import Refusal, Wait, given_up
+from cotenant.core.model.resources import UNITS, Resources, added
 from cotenant.core.model.tenancy import NO_TENANTS, Headroom, Tenancy
+from cotenant.core.policy.capabilities import capability_of
+from cotenant.core.policy.protocols import EndedJob, FixedWhileWaiting
 from cotenant.core.scheduling import cycle
-from cotenant.core.scheduling.admission import RULES, Rules
+from cotenant.core.scheduling.admission import RULES, FairShare, Rules
+from cotenant.core.scheduling.waiting_order import WaitingOrder
 from cotenant.core.sizing.resize import Resizes
 from cotenant.simulator import service_scaling
 from cotenant.simulator.cluster_view import RunningJobs, SimulatedClusterView
 from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.cycle_candidates import CycleCandidates, victims_of
-from cotenant.simulator.free_resources import FreeResources, with_node
+from cotenant.simulator.free_resources import FreeResources
 from cotenant.simulator.job import JobClass, SimulatedJob, row_of
 from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policy_set import CheckedPlacement, Policies, PolicyFailed, checked_order, report_finished
-from cotenant.simulator.prediction_arms import Arm
+from cotenant.simulator.policy_set import (
+    CheckedPlacement,
+    Policies,
+    PolicyFailed,
+    checked_order,
+    report_ended,
+    report_finished,
+)
+from cotenant.simulator.prediction_arms import Arm, predict, update_total
 from cotenant.simulator.recording.events import EventLog, Kind
 from cotenant.simulator.resizing import Resizing
 from cotenant.simulator.wait_labels import WaitLabels
@@ -84,13 +94,12 @@ class Scheduler:
         self.rng = np.random.default_rng(seed)
         self._ledger = cluster.ledger()
         self._table = JobTable()
-        whole = self._ledger.total_gpu_milli, cluster.cores, int(self._ledger.total_memory.sum())
-        self._capacity = self._table.capacity = Capacity(*whole)
-        self._free = FreeResources(*whole)
+        self._capacity = self._table.capacity = added(shape.resources for shape in cluster.shapes)
+        self._free = FreeResources(self._capacity)
         self._sim_jobs, self._by_id = dict[int, SimulatedJob](), dict[str, SimulatedJob]()
         self._occupancy = RunningJobs()
         self._waiting, self._headroom = (
-            WaitingJobs(self._placement, jobs),
+            WaitingJobs(self._placement, jobs, WaitingOrder() if self._by_front(tenancy) else None),
             Headroom(()),
         )  # the headroom is that of the present cycle
         self._asked_all = self._asked_placeable = False  # whether the present cycle tries all, or all placeable gangs
@@ -99,14 +108,32 @@ class Scheduler:
         self.resizing = Resizing(changes, *shown) if changes else None
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
 
-    def submit(self, sim_job: SimulatedJob, now: float) -> None:
-        """Add a job, which waits."""
+    def _by_front(self, tenancy: Tenancy) -> bool:
+        """Return whether a cycle needs only the running jobs and the first waiting jobs of each class.
+
+        Not if it gives each waiting job a reason of its own, in the event log or by its tenant's share, or a turn of
+        its own to claim or to reserve resources.
+        """
+        fixed = capability_of(self._queue, FixedWhileWaiting)
+        if fixed is None or not fixed.fixed_while_waiting or self._event_log:
+            return False
+        shares = self._shares or self._rules.fair_share is not FairShare.OFF
+        return not (shares or self._reserves) and (self._enforced or not self._stops)
+
+    def submit(self, sim_job: SimulatedJob, now: float, *, borrowed: bool = False) -> None:
+        """Add a job, which waits; `borrowed`: its last run, before the snapshot, was on lent resources."""
         self._enter(sim_job)
+        if borrowed:
+            self._table.update(sim_job.job.id, borrows=True)
         if sim_job.attained_seconds:  # it ran before the snapshot from which the simulation continues
             self._table.attain(sim_job.job.id, sim_job.attained_seconds)
         if self._event_log:
             self._event_log.submitted(sim_job, now)
         self._wait(sim_job, now)
+
+    def learn(self, ended: EndedJob) -> None:
+        """Let a queue policy that learns know a job that ended before the simulation began."""
+        report_ended(self._queue, ended, "a job before the snapshot")
 
     def adopt(self, sim_job: SimulatedJob, holdings: tuple[Holding, ...], since: float, now: float) -> float:
         """Add a job that is already running since some time; returns when it will finish if it is not stopped."""
@@ -119,10 +146,8 @@ class Scheduler:
 
     def cordon(self, node: int) -> None:
         """Cordon a node: running jobs stay, no new ones start there."""
-        ledger = self._ledger
-        gpus, cores, memory = ledger.free_gpus[node], ledger.free_cores[node], ledger.free_memory[node]
-        ledger.open[node] = False
-        self._resize(NodeShape(int(gpus), int(cores), int(memory)), -1)
+        self._ledger.open[node] = False
+        self._resize(Resources(*(self._ledger.free[:, node] * UNITS).tolist()), -1)
 
     def _enter(self, sim_job: SimulatedJob) -> None:
         job, job_class = sim_job.job, sim_job.job_class
@@ -131,6 +156,11 @@ class Scheduler:
         self._by_id[job.id] = sim_job
         tenant = self._tenants.setdefault(job.tenant, len(self._tenants))
         self._table.add(row_of(sim_job, tenant, self._tenancy.weight(tenant)))
+        predict(self._arm, sim_job, self._table)
+
+    def update_total(self, sim_job: SimulatedJob, now: float) -> None:
+        """Update what is expected of a job that has to repeat work, or whose rate changed."""
+        update_total(self._arm, sim_job, self._table, now)
 
     def finish(self, sim_job: SimulatedJob, now: float) -> None:
         """Remove a finished job, and report it to a queue policy that learns."""
@@ -140,7 +170,8 @@ class Scheduler:
         if self._event_log:
             self._event_log.finished(sim_job, ran_seconds, now)
         self._leave(sim_job)
-        report_finished(self._queue, sim_job)
+        total_seconds, confidence = self._arm.expected(sim_job.sequence)
+        report_finished(self._queue, sim_job, None if math.isnan(total_seconds) else total_seconds, confidence)
 
     def _leave(self, sim_job: SimulatedJob) -> None:
         self._table.remove(sim_job.job.id)
@@ -162,7 +193,7 @@ class Scheduler:
         self._enter(sim_job)
         self._table.attain(sim_job.job.id, sim_job.attained_seconds)
         self._table.update(sim_job.job.id, waiting_since=now)
-        self._arm.total_changed(sim_job.sequence, sim_job.total_seconds(now))
+        self.update_total(sim_job, now)
         self._wait(sim_job, now)
 
     def close(self, node: int, now: float) -> None:
@@ -176,17 +207,17 @@ class Scheduler:
             sim_job.crashes += 1
             self._requeue(sim_job, now, self._world.restart_seconds(sim_job), saved=False)
         self._ledger.open[node] = False
-        self._resize(self._ledger.shapes[node], -1)
+        self._resize(self._ledger.shapes[node].resources, -1)
 
     def reopen(self, node: int) -> None:
         """Return a node to service."""
         self._ledger.open[node] = True
-        self._resize(self._ledger.shapes[node], +1)
+        self._resize(self._ledger.shapes[node].resources, +1)
         self._waiting.clear_refusals()
 
-    def _resize(self, shape: NodeShape, times: int) -> None:
-        self._free.add(shape, times)
-        self._capacity = self._table.capacity = with_node(self._capacity, shape, times)
+    def _resize(self, by: Resources, times: int) -> None:
+        self._free.now += by * times
+        self._capacity = self._table.capacity = self._capacity + by * times
 
     def decide(self, now: float) -> list[tuple[SimulatedJob, float]]:
         """Run a cycle; returns the started jobs and when each will finish if it is not stopped.
@@ -200,7 +231,7 @@ class Scheduler:
             for sim_job in self._waiting.advance_classes(now):
                 self._reclassified(sim_job, now)
             self._waiting.expire_refusals(now)
-        if not self._may_start():
+        if not self._may_start(now):
             self.order_expires = math.inf
             self._asked_all, self._over_share = False, frozenset()
         else:
@@ -216,7 +247,9 @@ class Scheduler:
                 plan = self._place(admission)
                 started, refusals = started + self._carry_out(plan, admission.jobs, now), {**refusals, **plan.refusals}
             if (plan.starts and self._waiting) or admission.rules is not self._rules:
-                admission = self._admit(now)  # the started jobs may change the order sooner than those that ran before
+                # the started jobs may change the order sooner than those that ran before
+                running = self._table.running_rows() if self._waiting.order else None
+                admission = self._ordered(now, running, self._rules)
             self._note_shares(admission)
             self.order_expires = now + max(min(admission.valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
         if self._placement.discerns:
@@ -228,7 +261,9 @@ class Scheduler:
         return started
 
     def _record_wait_reasons(self, event_log: EventLog, refusals: Mapping[str, Refusal], now: float) -> None:
-        reasons = WaitReasonRecorder(event_log, self._sim_jobs, self._ledger, self._free, self._over_share)
+        reasons = WaitReasonRecorder(
+            event_log, self._sim_jobs, self._ledger, self._free, self._waiting.refusals, self._over_share
+        )
         if self._alike:
             reasons.by_job_class(self._waiting.job_classes, now)
         elif self._by_job_class:
@@ -246,21 +281,29 @@ class Scheduler:
             self.preempt(job_id, plan.starts, now, kind)
         return [self._start(start, now) for start in (*plan.starts, *plan.moves)]
 
-    def _may_start(self) -> bool:
+    def _may_start(self, now: float) -> bool:
         """Return whether any waiting gang might get a place, as far as can be known without trying."""
         if self._stops or self._shares or self._gives_up or self._reserves:
             return bool(self._waiting)
+        if self._queue.strict and (order := self._waiting.order):
+            first = order.first_class(self._table, lambda rows: self._ordered(now, rows, self._rules))
+            return first is not None and not self._free.lacks(self._waiting.known[first])
         if self._queue.strict:
             return any(not self._free.lacks(job_class) for job_class in self._waiting.job_classes)
-        return any(
-            job_class.refusal is None and not self._free.lacks(job_class) for job_class in self._waiting.job_classes
-        )
+        return self._waiting.any_placeable(self._free)
 
     def _admit(self, now: float, rules: Rules | None = None) -> cycle.Admission:
         """Order the jobs; what follows from the order is counted when it is asked for."""
-        jobs = self._arm.with_predictions(self._table.jobs(now))
+        waiting = self._waiting.order
+        if waiting is None or rules is not None:  # without preemption, each waiting job is tried
+            return self._ordered(now, None, rules or self._rules)
+        enough = {job_class.code: 1 + self._free.times(job_class) for job_class in self._waiting.job_classes}
+        return waiting.admit(self._table, enough, lambda rows: self._ordered(now, rows, self._rules))
+
+    def _ordered(self, now: float, rows: Ints | None, rules: Rules) -> cycle.Admission:
+        jobs = self._table.jobs(now, rows)
         order = checked_order(self._queue, jobs, now)
-        return cycle.Admission(jobs, order, self._queue, self._capacity, now, rules or self._rules, self._tenancy)
+        return cycle.Admission(jobs, order, self._queue, self._capacity, now, rules, self._tenancy)
 
     def _give_up(self, admission: cycle.Admission) -> bool:
         """Remove the jobs that the order gives up; returns whether there were any, for the order to be repeated."""
@@ -293,7 +336,7 @@ class Scheduler:
                 strict=self._queue.strict,
                 headroom=self._headroom,
                 cluster_view=SimulatedClusterView(
-                    self._sim_jobs, self._occupancy, jobs, self._table.row, self._world.stop_cost_seconds, now
+                    self._sim_jobs, self._occupancy, jobs, self._world.stop_cost_seconds, now
                 ),
                 reserving=admission.rules.reserving,
             )
@@ -328,12 +371,12 @@ class Scheduler:
         for holding in holdings:
             self._ledger.hold(holding)
         self._free.take(sim_job.job_class, not sim_job.reclaimable)
-        self._table.start(sim_job.job.id, since)
+        self._table.start(sim_job.job.id, since, borrows=sim_job.reclaimable)
         rate = self._world.started(sim_job, holdings)
         finish = sim_job.start(holdings, since, rate)
         self._occupancy.enter(sim_job)
         if rate is not FULL:
-            self._arm.total_changed(sim_job.sequence, sim_job.total_seconds(since))
+            self.update_total(sim_job, since)
         return finish
 
     def preempt(self, job_id: str, starts: Sequence[cycle.Start], now: float, kind: Kind) -> None:
@@ -350,12 +393,12 @@ class Scheduler:
         self._release(sim_job, now)
         self._table.stop(sim_job.job.id, now)
         sim_job.stop(now, restart_seconds, saved=saved)
-        self._arm.total_changed(sim_job.sequence, sim_job.total_seconds(now))
+        self.update_total(sim_job, now)
         self._wait(sim_job, now)
 
     def _release(self, sim_job: SimulatedJob, now: float) -> None:
         if self.resizing and (cores := self.resizing.released(sim_job, now)):
-            self._free.cores += cores
+            self._free.now += Resources(cores=cores)
             self._table.update(sim_job.job.id, cores=sim_job.job_class.cores)
         self._world.released(sim_job)
         self._occupancy.leave(sim_job)
@@ -367,7 +410,7 @@ class Scheduler:
     def _moved(self, sim_job: SimulatedJob, cores: int) -> None:
         """Count cores that a running job was given or gave back."""
         self._occupancy.enter(sim_job)
-        self._free.cores -= cores
+        self._free.now -= Resources(cores=cores)
         self._table.update(sim_job.job.id, cores=sum(holding.cores for holding in sim_job.holdings))
         if cores < 0:
             self._waiting.clear_refusals()
@@ -402,7 +445,7 @@ class Scheduler:
 
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Set what each waiting job waits for from now on."""
-        self._labels.switch(self._waiting.job_classes, self._free.refusal_of, now)
+        self._labels.switch(self._waiting.job_classes, self._waiting.refusals.uniform, self._free, now)
         apart: dict[int, tuple[SimulatedJob, Cause]] = {}
         if self._asked_all or not self._by_job_class:
             for sim_job, refusal in ((self._by_id[job_id], refusal) for job_id, refusal in refusals.items()):

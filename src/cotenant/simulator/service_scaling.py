@@ -32,9 +32,7 @@ def count(sim_job: SimulatedJob, table: JobTable) -> None:
     job_class = sim_job.job_class
     table.update(
         sim_job.job.id,
-        gpu_milli=job_class.gpu_milli,
-        cores=job_class.cores,
-        memory_bytes=job_class.memory_bytes,
+        **job_class.needs._asdict(),
         replicas=job_class.replicas,
     )
 

@@ -13,16 +13,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
-from cotenant.core.model.job import TENANT_DEFAULT, JobKind, Locality, Request, Role
+from cotenant.core.model.job import NO_SPREAD, TENANT_DEFAULT, JobKind, Locality, Request, Role, Spread
 from cotenant.core.model.node import NodeShape
+from cotenant.core.model.resources import Amounts, amounts_of, as_map
 from cotenant.core.model.tenancy import Tenant
+from cotenant.core.policy.protocols import EndedJob
 from cotenant.simulator import decode
 from cotenant.simulator.clusters.cluster import PER_NODE_MAX
 from cotenant.simulator.traces.trace_job import BadTrace, TraceJob
 
 VERSION = 1
+LISTS = ("nodes", "ended", "jobs")  # written with one line for each entry
 KEY = "cotenant_snapshot"
 WRONG_SHOWN_MAX = 20
+RUN_SECONDS_MAX = 1e10
 RUN_SECONDS_UNKNOWN = 3600.0  # of a job if no run time of any job is known
 
 
@@ -31,13 +35,12 @@ class BadSnapshot(BadTrace):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(Amounts):
     """A node; `open` if it accepts new jobs."""
 
     id: str
     gpus: int = 0
     cores: int = 0
-    memory_bytes: int = 0
     gpu_type: str = ""
     shareable: bool = False
     rack: str = ""
@@ -47,17 +50,16 @@ class Node:
     @property
     def shape(self) -> NodeShape:
         """Its total resources."""
-        return NodeShape(self.gpus, self.cores, self.memory_bytes, self.gpu_type, self.shareable)
+        return NodeShape(self.gpus, self.cores, self.gpu_type, self.shareable, **amounts_of(self))
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Held(Amounts):
     """What a running job holds on one node; `shares` are (GPU number, thousandths) if its GPUs may be shared."""
 
     node: str
     gpus: int = 0
     cores: int = 0
-    memory_bytes: int = 0
     shares: tuple[tuple[int, int], ...] = ()
 
 
@@ -70,27 +72,28 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Amounts):
     """A role: a number of replicas with the same request. `cores` None is `auto`."""
 
     name: str = "worker"
     replicas: int = 1
     gpu_milli: int = 0
     cores: int | None = None
-    memory_bytes: int = 0
     gpu_type: str = ""
 
     @property
     def role(self) -> Role:
         """The role as a core model."""
-        return Role(self.name, self.replicas, Request(self.gpu_milli, self.cores, self.memory_bytes, self.gpu_type))
+        request = Request(self.gpu_milli, self.cores, self.gpu_type, **amounts_of(self))
+        return Role(self.name, self.replicas, request)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A waiting or running job; times are unix seconds. `cores` are those held per replica by role, while it runs.
 
-    `attained_seconds` is the run time of earlier attempts; `refusal` why it waited when the snapshot was taken.
+    `attained_seconds` is the run time of earlier attempts; `borrows`: its present or last run is on resources that were
+    lent to it; `refusal` why it waited when the snapshot was taken.
     """
 
     id: str
@@ -105,18 +108,52 @@ class Job:
     preemptible: bool = True
     deadline_seconds: float | None = None
     locality: Locality | None = None
+    spread: Spread = NO_SPREAD
     expected_seconds: float | None = None
     attained_seconds: float = 0.0
     running_since_seconds: float | None = None
     held: tuple[Held, ...] = ()
     cores: tuple[int, ...] = ()
     known: Known | None = None
+    borrows: bool = False
     refusal: str = ""
 
     def ran_seconds(self, now: float) -> float:
         """Return its total run time so far."""
         ran = 0.0 if self.running_since_seconds is None else max(0.0, now - self.running_since_seconds)
         return self.attained_seconds + ran
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job that ended before the snapshot, for queue policies that learn: what it asked for, and how long it ran.
+
+    `known` is its total run time as predicted when it last started.
+    """
+
+    run_seconds: float
+    gpu_milli: int = 0
+    cores: int = 0
+    replicas: int = 1
+    known: Known | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether its figures can be true."""
+        return 0 < self.run_seconds <= RUN_SECONDS_MAX and min(self.gpu_milli, self.cores, self.replicas - 1) >= 0
+
+    @property
+    def history(self) -> EndedJob:
+        """The job as queue policies see it."""
+        return EndedJob(
+            self.gpu_milli,
+            self.cores,
+            self.replicas,
+            self.run_seconds,
+            self.run_seconds * self.gpu_milli / 1000,
+            self.known.total_seconds if self.known else None,
+            self.known.confidence if self.known else 0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +166,23 @@ class InUse:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A cluster with its jobs, by arrival, at `taken_seconds` (unix time)."""
+    """A cluster with its jobs, by arrival, at `taken_seconds` (unix time); and the last jobs that ended, in order."""
 
     taken_seconds: float
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...] = ()
     tenants: tuple[Tenant, ...] = ()
     policies: Mapping[str, InUse] = field(default_factory=dict)  # by group: queue, placement, allocator, predictor
+    ended: tuple[Ended, ...] = ()
     rules: Mapping[str, str] = field(default_factory=dict)  # of the queue: options of the group `simulator`
     cotenant_snapshot: int = VERSION
 
     def dump(self) -> str:
         """Return it as JSON, one job per line."""
-        whole = asdict(self)
-        head = {KEY: whole.pop(KEY), **{name: value for name, value in whole.items() if name not in ("jobs", "nodes")}}
+        whole = asdict(self, dict_factory=as_map)
+        head = {KEY: whole.pop(KEY), **{name: value for name, value in whole.items() if name not in LISTS}}
         texts = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()]
-        for name in ("nodes", "jobs"):
+        for name in LISTS:
             lines = ",\n  ".join(json.dumps(one, ensure_ascii=False) for one in whole[name])
             texts.append(f'"{name}": [\n  {lines}\n]' if lines else f'"{name}": []')
         return "{\n" + ",\n".join(texts) + "\n}\n"
@@ -154,7 +192,7 @@ class Snapshot:
         numbers = {node.id: number for number, node in enumerate(self.nodes)}
         return {
             job.id: tuple(
-                Holding(numbers[held.node], held.gpus, held.cores, held.memory_bytes, held.shares) for held in job.held
+                Holding(numbers[held.node], held.gpus, held.cores, held.shares, **amounts_of(held)) for held in job.held
             )
             for job in self.jobs
             if job.running_since_seconds is not None
@@ -189,8 +227,9 @@ class Run:
 class SnapshotState:
     """The state from which a simulation continues, at `now_seconds` on the trace's clock.
 
-    `runs` and `known` are by job; `attained` is the run time of waiting jobs that have run before. Nodes in `closed`
-    accept no new jobs.
+    `runs` and `known` are by job; `attained` is the run time of waiting jobs that have run before. Jobs in `borrowing`
+    borrow what they hold, or did in their last run. Nodes in `closed` accept no new jobs. Queue policies that learn
+    have learned from the jobs in `ended`.
     """
 
     now_seconds: float
@@ -198,6 +237,8 @@ class SnapshotState:
     attained: Mapping[str, float]
     known: Mapping[str, Known]
     closed: tuple[int, ...] = ()
+    borrowing: frozenset[str] = frozenset()
+    ended: tuple[EndedJob, ...] = ()
 
 
 def state_of(snapshot: Snapshot) -> tuple[SnapshotState, list[TraceJob], list[str]]:
@@ -223,6 +264,8 @@ def state_of(snapshot: Snapshot) -> tuple[SnapshotState, list[TraceJob], list[st
         {job.id: job.attained_seconds for job in jobs if job.id not in runs and job.attained_seconds},
         {job.id: job.known for job in jobs if job.known},
         tuple(number for number, node in enumerate(snapshot.nodes) if not node.open),
+        frozenset(job.id for job in jobs if job.borrows),
+        tuple(one.history for one in snapshot.ended),
     )
     return snapshot_state, [_trace_job(job, totals[job.id], first) for job in jobs], notes
 
@@ -247,6 +290,7 @@ def _trace_job(job: Job, work_seconds: float, first: float) -> TraceJob:
         preemptible=job.preemptible,
         deadline_seconds=None if job.deadline_seconds is None else job.deadline_seconds - first,
         locality=job.locality,
+        spread=job.spread,
     )
 
 
@@ -305,6 +349,11 @@ def _contradictions(snapshot: Snapshot) -> list[str]:
             for name, count in counts.items()
             if not 0 <= count <= PER_NODE_MAX
         ]
+    wrong += [
+        f"ended {number}: run_seconds must be above 0, requests 0 or more, replicas 1 or more"
+        for number, one in enumerate(snapshot.ended)
+        if not one.possible
+    ]
     for job in snapshot.jobs:
         strangers = sorted({held.node for held in job.held} - known)
         wrong += [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from cotenant.core.model.refusal import Refusal, Wait
+from cotenant.simulator.free_resources import FreeResources
 from cotenant.simulator.job import JobClass, SimulatedJob
 from cotenant.simulator.wait_times import CAUSE_OF, CAUSES, Cause, Meter, cause_of
 
@@ -37,11 +38,13 @@ class WaitLabels:
         if sim_job.sequence not in self._individual:
             sim_job.move(self._default_meter(sim_job), now)
 
-    def switch(self, job_classes: Iterable[JobClass], known: Callable[[JobClass], Refusal | None], now: float) -> None:
-        """Set what the gangs of each waiting class wait for from now on."""
+    def switch(
+        self, job_classes: Iterable[JobClass], refusals: Mapping[int, Refusal], free: FreeResources, now: float
+    ) -> None:
+        """Set what the gangs of each waiting class wait for from now on, by refusals of classes and what is free."""
         if self._by_job_class:
             for job_class in job_classes:
-                refusal = known(job_class)
+                refusal = None if free.lacks(job_class) else refusals.get(job_class.code)
                 job_class.meter.switch(cause_of(refusal) if refusal else CAUSE_OF[Wait.CAPACITY], now)
 
     def set_individual(self, waits: Mapping[int, tuple[SimulatedJob, Cause]], now: float) -> None:

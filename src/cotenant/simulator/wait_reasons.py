@@ -13,6 +13,7 @@ from cotenant.core.model.refusal import Code, Refusal, behind, outranked
 from cotenant.core.placement.unschedulable import no_place
 from cotenant.core.policy.protocols import QueuePolicy
 from cotenant.core.scheduling.admission import Choice
+from cotenant.core.scheduling.equivalence import ClassRefusals
 from cotenant.core.scheduling.order_explanation import Outrankers
 from cotenant.simulator.free_resources import FreeResources
 from cotenant.simulator.job import JobClass, SimulatedJob
@@ -41,12 +42,16 @@ class CycleChoice:
 
 @dataclass(frozen=True, slots=True)
 class WaitReasonRecorder:
-    """Records in the event log why jobs wait after a cycle. `over_share` are jobs whose tenant has its fair share."""
+    """Records in the event log why jobs wait after a cycle.
+
+    `refusals` are those of classes, by code; `over_share` are jobs whose tenant has its fair share.
+    """
 
     event_log: EventLog
     sim_jobs: Mapping[int, SimulatedJob]
     ledger: Ledger
     free: FreeResources
+    refusals: ClassRefusals[int]
     over_share: Collection[int]
 
     def by_job_class(self, waiting: Iterable[JobClass], now: float) -> None:
@@ -105,8 +110,9 @@ class WaitReasonRecorder:
 
     def _class_reason(self, job_class: JobClass) -> Reason:
         """Return why a gang of this class has no place, by its refusal or by counting."""
-        if job_class.refusal and (job_class.refusal.code is Code.QUOTA or not self.free.lacks(job_class)):
-            return reason_of(job_class.refusal)
+        refusal = self.refusals.uniform.get(job_class.code)
+        if refusal and (refusal.code is Code.QUOTA or not self.free.lacks(job_class)):
+            return reason_of(refusal)
         return self._capacity_reason(job_class)
 
     def _capacity_reason(self, job_class: JobClass) -> Reason:

@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from cotenant.core.model.job_table import Ints
+from cotenant.core.model.job_table import Flags, Ints
 from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.model.resources import NAMES
+from cotenant.core.scheduling.equivalence import ClassRefusals
+from cotenant.core.scheduling.waiting_order import WaitingOrder
 from cotenant.simulator.free_resources import FreeResources
 from cotenant.simulator.job import JobClass, SimulatedJob
 from cotenant.simulator.policy_set import CheckedPlacement
@@ -22,13 +25,18 @@ REFUSAL_SECONDS_MIN = 1.0  # a refusal is not retried sooner if nothing happens
 class WaitingJobs:
     """The classes with waiting gangs. If the policy distinguishes waits, each class orders its jobs by wait.
 
-    `known` are all classes that ever had a job, by code; `codes` holds each job's class, by sequence.
+    `known` are all classes that ever had a job, by code; `codes` holds each job's class, by sequence. `refusals` are
+    those of classes, by code; they hold until something is released, or the first of them expires. `order` has each
+    class in the order of the queue policy, if that is fixed while jobs wait and is all that a cycle needs to know.
     """
 
-    def __init__(self, placement: CheckedPlacement, jobs: int) -> None:
+    def __init__(self, placement: CheckedPlacement, jobs: int, order: WaitingOrder | None = None) -> None:
+        self.order = order
         self.known: list[JobClass] = []
         self.codes: Ints = np.zeros(jobs, dtype=np.int64)
-        self._needs: Ints = np.zeros((CLASSES_INITIAL, 3), dtype=np.int64)
+        self.refusals = ClassRefusals[int]()
+        self._needs: Ints = np.zeros((CLASSES_INITIAL, len(NAMES)), dtype=np.int64)
+        self._unrefused: Flags = np.ones(CLASSES_INITIAL, dtype=np.bool_)
         self._placement = placement
         self._next_expiry = math.inf
         self._job_classes: dict[int, JobClass] = {}  # by code
@@ -43,8 +51,18 @@ class WaitingJobs:
 
     @property
     def needs(self) -> Ints:
-        """The needs of gangs by the code of their class: GPUs in thousandths, cores and memory."""
+        """The needs of gangs by the code of their class, in the order of `resources.KINDS`."""
         return self._needs[: len(self.known)]
+
+    @property
+    def unrefused(self) -> Flags:
+        """Whether a class has no refusal, by its code; follows later changes."""
+        return self._unrefused[: len(self.known)]
+
+    def any_placeable(self, free: FreeResources) -> bool:
+        """Return whether any class with waiting gangs has no refusal and does not need more than is free."""
+        refused = self.refusals.uniform
+        return any(code not in refused and not free.lacks(one) for code, one in self._job_classes.items())
 
     def assign(self, sim_job: SimulatedJob, job_class: JobClass) -> None:
         """Assign a job to a class."""
@@ -53,14 +71,20 @@ class WaitingJobs:
             self.known.append(job_class)
             if len(self.known) > len(self._needs):
                 self._needs = np.concatenate([self._needs, self._needs])
-            self._needs[job_class.code] = job_class.gpu_milli, job_class.cores, job_class.memory_bytes
+                self._unrefused = np.concatenate([self._unrefused, np.ones_like(self._unrefused)])
+            self._needs[job_class.code] = job_class.needs
         sim_job.job_class = job_class
         self.codes[sim_job.sequence] = job_class.code
 
+    def refuse(self, job_class: JobClass, refusal: Refusal) -> None:
+        """Remember the refusal of a gang for all gangs of its class."""
+        self.refusals.add_uniform(job_class.code, refusal)
+        self._unrefused[job_class.code] = False
+
     def clear_refusals(self) -> None:
         """Clear all refusals, because something was released."""
-        for job_class in self.known:
-            job_class.refusal = None
+        self.refusals.clear()
+        self._unrefused[:] = True
 
     def expire_refusals(self, now: float) -> None:
         """Clear all refusals if one of them has expired."""
@@ -82,12 +106,16 @@ class WaitingJobs:
         job_class = sim_job.job_class
         job_class.waiting += 1
         self._job_classes[job_class.code] = job_class
+        if self.order:
+            self.order.add(sim_job.job.id, job_class.code)
         if self._placement.discerns:
             job_class.line[sim_job.sequence] = sim_job
 
     def remove(self, sim_job: SimulatedJob) -> None:
         """Remove a gang that no longer waits, or leaves its class."""
         job_class = sim_job.job_class
+        if self.order:
+            self.order.remove(sim_job.job.id, job_class.code)
         job_class.line.pop(sim_job.sequence, None)
         job_class.waiting -= 1
         if not job_class.waiting:
@@ -139,7 +167,8 @@ class WaitingJobs:
         """
         apart = {job_id for job_id, refusal in refusals.items() if refusal.code is Code.FRAGMENTED}
         for job_class in self._job_classes.values():
-            known = job_class.refusal is not None and job_class.refusal.code is Code.FRAGMENTED
+            refusal = self.refusals.uniform.get(job_class.code)
+            known = refusal is not None and refusal.code is Code.FRAGMENTED
             refused = known or (bool(apart) and any(sim_job.job.id in apart for sim_job in job_class.line.values()))
             job_class.fragmented.switch(now, on=refused and not free.lacks(job_class))
         return min((job_class.changes_class_in(now) for job_class in self._job_classes.values()), default=math.inf)

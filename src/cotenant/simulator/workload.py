@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from cotenant.core.model.job import WHOLE_GPU_MILLI, Role
+from cotenant.core.model.resources import AMOUNT_KINDS
 from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.overlays import Overlays
-from cotenant.simulator.traces import Trace
+from cotenant.simulator.traces import Trace, TraceJob
 
 
 def workload(trace: Trace, cluster: Cluster, overlays: Overlays, *, auto_cores: bool) -> Trace:
     """Return the trace as it is simulated.
 
-    Memory counts only if the cluster declares it: `6x8` does not, and no job with a memory request could ever run on
-    it. `auto_cores` lets the allocator decide if a trace has no cores.
+    An amount counts only if the cluster declares it: `6x8` declares no memory, and no job with a memory request could
+    ever run on it. `auto_cores` lets the allocator decide if a trace has no cores.
 
     Raises:
         BadOption: an overlay does not match the trace or the cluster.
@@ -23,16 +25,26 @@ def workload(trace: Trace, cluster: Cluster, overlays: Overlays, *, auto_cores: 
     laid = overlays.apply(trace, cluster)
     if auto_cores:
         laid = replace(laid, jobs=tuple(replace(job, roles=_auto(job.roles)) for job in laid.jobs))
-    return _noting_gpu_shares(_ignoring_unknown_memory(laid, cluster), cluster)
+    return _noting_gpu_shares(_ignoring_undeclared(laid, cluster), cluster)
 
 
-def _ignoring_unknown_memory(laid: Trace, cluster: Cluster) -> Trace:
-    if cluster.memory_bytes:
-        return laid
-    jobs = tuple(replace(job, roles=roles) if (roles := _without_memory(job.roles)) else job for job in laid.jobs)
-    asked = sum(before is not after for before, after in zip(laid.jobs, jobs, strict=True))
-    note = f"{asked} jobs request memory; the cluster declares none, so the requests are ignored"
-    return replace(laid, jobs=jobs, notes=(*laid.notes, note)) if asked else laid
+def _ignoring_undeclared(laid: Trace, cluster: Cluster) -> Trace:
+    """Return the trace without requests for amounts of which the cluster declares none, with a note for each."""
+    declared = cluster.resources
+    for kind in AMOUNT_KINDS:
+        if getattr(declared, kind.name):
+            continue
+        jobs = tuple(_without(job, kind.name) for job in laid.jobs)
+        asked = sum(before is not after for before, after in zip(laid.jobs, jobs, strict=True))
+        note = f"{asked} jobs request {kind.noun}; the cluster declares none, so the requests are ignored"
+        laid = replace(laid, jobs=jobs, notes=(*laid.notes, note)) if asked else laid
+    return laid
+
+
+def _without(job: TraceJob, name: str) -> TraceJob:
+    """Return a job without requests for an amount; the same job if there were none."""
+    roles = _roles_without(job.roles, name)
+    return job if roles is None else replace(job, roles=roles)
 
 
 def _noting_gpu_shares(laid: Trace, cluster: Cluster) -> Trace:
@@ -54,8 +66,9 @@ def _auto(roles: tuple[Role, ...]) -> tuple[Role, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _without_memory(roles: tuple[Role, ...]) -> tuple[Role, ...] | None:
-    """Return roles without memory requests; None if there were none."""
-    if not any(role.request.memory_bytes for role in roles):
+def _roles_without(roles: tuple[Role, ...], name: str) -> tuple[Role, ...] | None:
+    """Return roles without requests for an amount; None if there were none."""
+    if not any(getattr(role.request, name) for role in roles):
         return None
-    return tuple(replace(role, request=replace(role.request, memory_bytes=0)) for role in roles)
+    nothing: dict[str, Any] = {name: 0}
+    return tuple(replace(role, request=replace(role.request, **nothing)) for role in roles)

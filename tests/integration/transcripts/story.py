@@ -27,6 +27,7 @@ from cotenant.core.model.job import JobSpec, Locality, Request, Role
 from cotenant.core.model.job_table import Capacity, JobRow, JobTable
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import outranked
+from cotenant.core.model.resources import NAMES, Resources, counts_of
 from cotenant.core.placement.unschedulable import shapes_of
 from cotenant.core.scheduling import cycle
 
@@ -126,12 +127,8 @@ class Story:
 
     def capacity(self) -> Capacity:
         held = [holding for holdings in self.held.values() for holding in holdings]
-        gpus, cores, memory = self.ledger.sums(self.ledger.open)
-        return Capacity(
-            gpus + sum(holding.gpus * 1000 for holding in held),
-            cores + sum(holding.cores for holding in held),
-            memory + sum(holding.memory_bytes for holding in held),
-        )
+        gpus, *others = map(sum, zip((0,) * len(NAMES), *map(counts_of, held), strict=True))
+        return self.ledger.sums(self.ledger.open) + Resources(gpus * 1000, *others)
 
     def stop(self, job_id: str) -> str:
         self.free(job_id)

@@ -11,16 +11,16 @@ import pytest
 from tests.unit.cli.conftest import COTENANT, Shell
 from tests.unit.cli.standin import Standin
 
-from cotenant.cli import main
+from cotenant.cli import application, main
+from cotenant.cli.application import ENTRIES
 from cotenant.cli.connection import command_error, exit_code
 from cotenant.cli.flags import hoist
 from cotenant.cli.lazy import FOREIGN_COMMANDS, Entry, load
-from cotenant.cli.main import ENTRIES
 from cotenant.cli.outcome import ExitCode
 from cotenant.codec.errors import Problem, Violation
 from cotenant.core.model.job import JobSpec
 
-OWN = [entry for entry in ENTRIES if entry.panel in (main.JOBS, main.NODES) or entry.name == "policies"]
+OWN = [entry for entry in ENTRIES if entry.panel in (application.JOBS, application.NODES) or entry.name == "policies"]
 
 
 def test_help_names_every_command_and_fits_80_columns(shell: Shell) -> None:

@@ -22,6 +22,7 @@ from cotenant.cli.outcome import CommandError, ExitCode, sanitize, show_error
 from cotenant.cli.render import Column, plain_lines, styled
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.lifecycle import Phase
+from cotenant.core.model.resources import AMOUNT_KINDS
 
 ID = "01a2b3c4d5e6"
 
@@ -31,7 +32,10 @@ FULL = {
         list_jobs.COLUMNS,
         f"{ID}|a-rather-long-name-of-a-job|suspended|0.125|auto|23h59m|99d23h|n1,n2,n3,n4,n5,n6",
     ),
-    "nodes": (nodes.COLUMNS, "gpu-node-17|cordoned|0.5/8|96/128|1.5TiB/2TiB|A100-SXM4-80GB (declared)|12|new fan"),
+    "nodes": (
+        nodes.columns(AMOUNT_KINDS[:1]),
+        "gpu-node-17|cordoned|0.5/8|96/128|1.5TiB/2TiB|A100-SXM4-80GB (declared)|12|new fan",
+    ),
     "policies": (policies.COLUMNS, f"contention_policies|coda-eliminator|my-extras|0.1.0.dev1|yes|*|{'x' * 99}"),
     "top, nodes": (top.NODE_COLUMNS, "gpu-node-17|cordoned|0.5/8|96/128|127.9|100|100|1.5TiB/2TiB|12"),
     "top, jobs": (top.JOB_COLUMNS, f"{ID}|resnet50-imagenet|0.125|100|128|127.9|1.23e+03/s|99d23h|gpu-1,gpu-2"),

@@ -39,7 +39,7 @@ pairs = st.dictionaries(texts, texts, max_size=3).map(lambda found: tuple(sorted
 words = st.lists(texts, max_size=3).map(tuple)
 numbers = st.lists(counts, max_size=4).map(tuple)
 
-requests = st.builds(Request, counts, st.none() | counts, sizes, texts)
+requests = st.builds(Request, counts, st.none() | counts, texts, memory_bytes=sizes, scratch_bytes=sizes)
 roles = st.builds(Role, texts.filter(bool), counts, requests, words)
 specs = st.builds(
     JobSpec,
@@ -75,6 +75,7 @@ inventories = st.builds(
         max_size=3,
     ).map(tuple),
     memory_bytes=sizes,
+    scratch_bytes=sizes,
     rack=texts,
     address=texts,
     not_enforced=words,
@@ -94,11 +95,12 @@ tasks = st.builds(
     cpu_ids=numbers,
     gpus=st.lists(st.builds(GpuShare, texts, counts), max_size=3).map(tuple),
     memory_bytes=sizes,
+    scratch_bytes=sizes,
     memory_nodes=numbers,
     reclaimable=st.booleans(),
 )
 allocations = st.builds(NodeAllocation, texts, st.lists(tasks, max_size=3).map(tuple))
-shapes = st.builds(NodeShape, counts, counts, sizes, texts, st.booleans(), counts)
+shapes = st.builds(NodeShape, counts, counts, texts, st.booleans(), counts, memory_bytes=sizes, scratch_bytes=sizes)
 known = st.none() | figures.filter(bool)
 latencies = st.builds(
     Latency, counts, known, known, known, known, st.none() | st.integers(1, 2**31 - 1), st.floats(0, 1)

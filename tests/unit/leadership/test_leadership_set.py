@@ -18,7 +18,7 @@ from tests.support.etcd_server import EtcdServer
 from tests.unit.services.mesh import WAIT_SECONDS, again, spec, until
 
 from cotenant.cli.mesh import up
-from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
+from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig, start_mesh
 from cotenant.codec import errors
 from cotenant.leadership import leadership_set
 from cotenant.leadership.election import Election
@@ -104,21 +104,20 @@ async def test_up_restarts_its_services_after_losing_leadership(
         assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id
 
 
-def of(tmp_path: Path, name: str, etcd: EtcdServer) -> EmbeddedMesh:
-    return EmbeddedMesh(MeshConfig(tmp_path / name, store_url=etcd.url))
+async def start(tmp_path: Path, name: str, etcd: EtcdServer) -> EmbeddedMesh:
+    return await start_mesh(MeshConfig(tmp_path / name, store_url=etcd.url))
 
 
 async def test_one_mesh_leads_on_an_etcd_and_resigns(tmp_path: Path, etcd: EtcdServer) -> None:
-    first, second = of(tmp_path, "a", etcd), of(tmp_path, "b", etcd)
-    await first.start()
+    first = await start(tmp_path, "a", etcd)
     with pytest.raises(LedByAnotherProcess, match=f"at {first.address} already leads predictor"):
-        await second.start()
+        await start(tmp_path, "b", etcd)
     losing = asyncio.create_task(first.lost())
     await asyncio.sleep(0)
     assert not losing.done()
     await first.close()
     assert "the process stops" in await losing
-    await second.start()
+    second = await start(tmp_path, "b", etcd)
     await second.close()
 
 
@@ -127,11 +126,10 @@ async def test_a_mesh_does_not_start_beside_a_service_that_leads(tmp_path: Path,
     election = Election(store, LEADER, "10.0.0.5:7071", ttl_seconds=60.0)  # it is not renewed
     following = asyncio.create_task(election.follow())
     held = await election.campaign()
-    mesh = of(tmp_path, "a", etcd)
     with pytest.raises(LedByAnotherProcess, match=r"at 10\.0\.0\.5:7071 already leads placement"):
-        await mesh.start()
+        await start(tmp_path, "a", etcd)
     await election.resign(held)
-    await mesh.start()
+    mesh = await start(tmp_path, "a", etcd)
     await mesh.close()
     following.cancel()
     await store.close()
@@ -142,15 +140,13 @@ async def test_the_mark_of_a_process_that_owned_the_store_alone_does_not_block_a
 ) -> None:
     store = await open_store(etcd.url)
     await HeldTerm(store, LEADER).renew()  # under no lease, as before meshes had elections
-    mesh = of(tmp_path, "a", etcd)
-    await mesh.start()
+    mesh = await start(tmp_path, "a", etcd)
     await mesh.close()
     await store.close()
 
 
 async def test_a_replaced_mesh_learns_of_it(tmp_path: Path, etcd: EtcdServer) -> None:
-    mesh = of(tmp_path, "a", etcd)
-    await mesh.start()
+    mesh = await start(tmp_path, "a", etcd)
     store = await open_store(etcd.url)
     await HeldTerm(store, LEADER, "10.0.0.5:7071").renew()  # the last writer of the key leads
     async with asyncio.timeout(20):
@@ -160,10 +156,9 @@ async def test_a_replaced_mesh_learns_of_it(tmp_path: Path, etcd: EtcdServer) ->
 
 
 async def test_a_mesh_in_one_process_compacts_old_history_too(tmp_path: Path, etcd: EtcdServer) -> None:
-    mesh = EmbeddedMesh(MeshConfig(tmp_path / "a", store_url=etcd.url, history_seconds=0.0))
+    mesh = await start_mesh(MeshConfig(tmp_path / "a", store_url=etcd.url, history_seconds=0.0))
     store = EtcdStore([etcd.endpoint])
     try:
-        await mesh.start()
         async with asyncio.timeout(WAIT_SECONDS):
             while not isinstance(await anext(store.watch("", after_revision=1)), Relisted):
                 pass

@@ -60,10 +60,11 @@ async def test_a_job_stops_with_its_grace_if_its_agent_stays_dead(
 async def test_a_job_runs_while_placement_answers_and_stops_when_it_does_not(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
-    placement.assign(leashed("leashed", tmp_path))
+    allowed_seconds = 3 * ALLOWED_SECONDS  # a busy machine may delay an answer
+    placement.assign(leashed("leashed", tmp_path, allowed_seconds))
     await placement.running("leashed")
     begin, pid = boot_seconds(), await until(lambda: written_number(tmp_path / "leashed.pid"))
-    await until(lambda: boot_seconds() > begin + 2 * ALLOWED_SECONDS)
+    await until(lambda: boot_seconds() > begin + 2 * allowed_seconds)
     assert alive(pid)
     placement.deaf = True  # the stream stands, but nothing proves that we are heard
     assert (await placement.ended("leashed")).stop_reason == job_pb2.STOP_REASON_DISCONNECTED
@@ -104,6 +105,28 @@ def test_a_lease_that_is_renewed_too_late_stays_expired(tmp_path: Path, monkeypa
     now = 1100.0
     kept.renew(1100.0)
     assert leash.expired()
+    kept.close()
+
+
+def test_a_lease_that_is_renewed_in_time_never_expires_if_checks_come_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now, allowed, beat, late = str(tmp_path / "lease"), 1000.0, 4.0, 1.05, 0.3
+    monkeypatch.setattr(lease, "boot_seconds", lambda: now)
+    kept = Lease(path)
+    kept.renew(now)
+    limit, renewed = DisconnectLimit(path, allowed, now), now
+    while now < 1100.0:
+        assert not limit.expired()
+        now += limit.next_check_seconds() + late
+        while renewed + beat <= now:
+            renewed += beat
+        kept.renew(renewed)
+    waits = 0
+    while not limit.expired():  # then it is not renewed any more
+        now, waits = now + limit.next_check_seconds(), waits + 1
+    assert renewed + allowed <= now < renewed + allowed + 0.01
+    assert waits < 12
     kept.close()
 
 

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.end_to_end.remains import processes_of
 from tests.support.properties import examples
 from tests.unit.node_agent.conditions import PATIENCE_SECONDS, until
 from tests.unit.node_agent.conftest import RunningAgent
@@ -168,15 +168,7 @@ def test_any_assignment_ends_and_leaves_nothing(tmp_path_factory: pytest.TempPat
             assert not groups_here()
 
     asyncio.run(run())
-    assert not [child for child in psutil.Process().children() if _supervises(child)]
-
-
-def _supervises(child: psutil.Process) -> bool:
-    """Tell whether a child is a supervisor that lives."""
-    try:
-        return "supervisor.py" in " ".join(child.cmdline())
-    except psutil.NoSuchProcess:  # it has ended, and be it that nobody has taken notice yet
-        return False
+    assert not processes_of(tmp_path_factory.getbasetemp() / "hostile")
 
 
 @pytest.mark.parametrize(

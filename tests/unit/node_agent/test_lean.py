@@ -7,7 +7,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.node_agent.runtime.launch import SUPERVISOR
+from cotenant.node_agent.runtime.supervisor_start import SUPERVISOR
 from cotenant.node_agent.supervisor.plain_json import dumps
 
 

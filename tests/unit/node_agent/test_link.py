@@ -28,6 +28,7 @@ from cotenant.agent.v1 import agent_service_pb2_grpc
 from cotenant.node_agent.backoff import Backoff
 from cotenant.node_agent.control import placement_link
 from cotenant.node_agent.control.agent import AgentConfig
+from cotenant.node_agent.control.placement_outbox import PlacementOutbox
 from cotenant.rpc import channel
 from cotenant.security.validity import Validity
 from cotenant.v1 import job_pb2
@@ -218,11 +219,31 @@ async def test_a_certificate_is_reported_with_the_hello_and_after_renewal(
         async def read(self) -> agent_pb2.ConnectResponse:
             return agent_pb2.ConnectResponse(welcome=agent_pb2.Welcome(term=1))
 
-    link = placement_link.PlacementLink(
-        "127.0.0.1:1", "", hello=lambda: agent_pb2.Hello(node_id=NODE), welcome=lambda welcome: True,
-        apply_orders=lambda response: None, acknowledged=lambda seconds: None, min_disconnect_seconds=lambda: 60.0,
-        rng=Random(1),
-    )  # fmt: skip
+    class Node:
+        """A node in good condition."""
+
+        def hello(self) -> agent_pb2.Hello:
+            return agent_pb2.Hello(node_id=NODE)
+
+        def condition(self) -> agent_pb2.AgentCondition:
+            return agent_pb2.AgentCondition()
+
+    class Leader:
+        """Obeys every leader."""
+
+        def accepts(self, welcome: agent_pb2.Welcome) -> bool:
+            return True
+
+        def note(self, response: agent_pb2.ConnectResponse) -> None: ...
+        def acknowledged(self, sent_seconds: float) -> None: ...
+
+    class Orders:
+        """Carries out nothing."""
+
+        def apply(self, response: agent_pb2.ConnectResponse, upload: object) -> None: ...
+
+    stand_ins: tuple[Any, Any, Any] = Node(), Leader(), Orders()
+    link = placement_link.PlacementLink("127.0.0.1:1", "", PlacementOutbox(), *stand_ins, Random(1))
     for _ in range(2):  # each stream begins with it
         await link._handshake(Call())
         assert said[-1].certificate == first.to_wire()

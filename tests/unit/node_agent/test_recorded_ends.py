@@ -11,7 +11,7 @@ from tests.unit.node_agent.conftest import RunningAgent
 from tests.unit.node_agent.jobs import shell
 from tests.unit.node_agent.placement import TERMINAL_STATES, Placement
 
-from cotenant.node_agent.runtime import launch
+from cotenant.node_agent.runtime import supervisor_start
 from cotenant.v1 import job_pb2
 
 STEPS = ("open", "write", "ftruncate", "fsync", "close", "rename", "open", "fsync", "close")
@@ -50,10 +50,11 @@ supervisor.main(sys.argv[1], int(sys.argv[2]))
 async def test_an_end_is_reported_as_recorded_or_as_unknown(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    folder = str(launch.SUPERVISOR.parent)
+    folder = str(supervisor_start.SUPERVISOR.parent)
     script = tmp_path / "dying.py"
     script.write_text(DYING.format(folder=folder, steps=sorted(set(STEPS)), after=step))
-    monkeypatch.setattr(launch, "SUPERVISOR", script)
+    monkeypatch.setattr(supervisor_start, "SUPERVISOR", script)
+    monkeypatch.setattr(supervisor_start, "STAMP_SECONDS", 0.0)
     placement.assign(shell("cut", f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; exit 7"))
     await placement.running("cut")
     await agent.stop()

@@ -150,7 +150,10 @@ async def test_jobs_run_without_placement_and_are_reported_when_it_returns(
     await until(lambda: json.loads(state.read_text())["state"] == "SUCCEEDED")
     await placement.start()
     hello = await placement.connected(2)
-    assert [report.state for report in hello.attempts] == [job_pb2.ATTEMPT_STATE_SUCCEEDED]
+    [told] = hello.attempts
+    if told.state != job_pb2.ATTEMPT_STATE_SUCCEEDED:  # the supervisor's file was quicker than its word to the agent
+        told = await placement.ended("long")
+    assert (told.job_id, told.state) == ("long", job_pb2.ATTEMPT_STATE_SUCCEEDED)
 
 
 async def test_an_attempt_unknown_to_placement_runs_until_it_is_stopped(

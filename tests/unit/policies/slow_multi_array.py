@@ -24,19 +24,24 @@ class SlowWaits:
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
-        self._started: list[tuple[float, float]] = []  # when, and after which wait
+        self._started: list[tuple[str, float, float]] = []  # who, when, and after which wait
         self._refused: dict[str, tuple[float, float]] = {}  # when last, and after which wait
 
     def started(self, job_id: str, now: float, waited_seconds: float) -> None:
-        self._refused.pop(job_id, None)
-        self._started.append((now, waited_seconds))
+        self._forget(job_id, now - waited_seconds)
+        self._started.append((job_id, now, waited_seconds))
 
     def refused(self, job_id: str, now: float, waited_seconds: float) -> None:
+        self._forget(job_id, now - waited_seconds)
         self._refused[job_id] = now, waited_seconds
+
+    def _forget(self, job_id: str, since: float) -> None:
+        self._refused.pop(job_id, None)
+        self._started = [one for one in self._started if (one[0], round(one[1] - one[2])) != (job_id, round(since))]
 
     def mean(self, now: float) -> float:
         begin = now - self._window_seconds
-        waits = [wait for when, wait in self._started if when >= begin]
+        waits = [wait for _, when, wait in self._started if when >= begin]
         waits += [now - when + wait for when, wait in self._refused.values() if when >= begin]
         return sum(waits) / len(waits) if waits else 0.0
 

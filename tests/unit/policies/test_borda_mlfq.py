@@ -13,12 +13,13 @@ from tests.support.worlds import tables
 
 from cotenant.core.model.job_table import JobRow, Jobs, JobTable
 from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.policy.protocols import EndedJob
 from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.borda_mlfq import BordaMlfq
 
 NOW = 10_000.0
 Options = BordaMlfq.Options
-FOURFOLD = BordaMlfq(Options(level_factor=4))
+FOURFOLD = BordaMlfq(Options(variant="expected", level_factor=4))
 LITERAL = BordaMlfq(Options(variant="literal"))
 
 
@@ -114,7 +115,7 @@ def test_a_prediction_counts_from_its_confidence_on() -> None:
 
 def test_inside_a_level_the_votes_of_need_and_of_waiting_count_alike() -> None:
     table = predict(table_of(a=0, b=0, c=0, d=0), a=1000.0, b=900.0, c=800.0, d=990.0)  # d: third need, last arrival
-    assert in_order(table, BordaMlfq(Options(level_factor=4, error=0))) == ["b", "c", "a", "d"]
+    assert in_order(table, BordaMlfq(Options(variant="expected", level_factor=4, error=0))) == ["b", "c", "a", "d"]
 
 
 def test_between_two_ticks_only_arrivals_and_ends_change_the_order() -> None:
@@ -138,7 +139,10 @@ def test_an_order_is_valid_until_the_tick_after_a_job_leaves_its_level() -> None
     table = table_of(a=0.0, b=0.0)
     table.start("a", now=0.0)
     assert (
-        BordaMlfq(Options(level_factor=4, cadence_seconds=7)).order(table.jobs(0.0), 0.0).valid_seconds == 63.0
+        BordaMlfq(Options(variant="expected", level_factor=4, cadence_seconds=7))
+        .order(table.jobs(0.0), 0.0)
+        .valid_seconds
+        == 63.0
     )  # 60 s are enough
     assert FOURFOLD.order(table_of(a=1.0).jobs(5.0), 5.0).valid_seconds == math.inf
 
@@ -148,7 +152,7 @@ def test_an_order_is_valid_until_the_tick_after_a_job_leaves_its_level() -> None
     partly_predicted(),
     st.floats(0, 1),
     st.sampled_from([1.0, 240.0]),
-    st.sampled_from(["expected", "literal"]),
+    st.sampled_from(["robust", "expected", "literal"]),
     st.sampled_from(["0", "500", "9000"]),
 )
 def test_a_valid_order_stays_also_for_predicted_jobs(
@@ -214,20 +218,27 @@ def test_a_gpu_or_a_replica_has_a_weight() -> None:
 def test_an_order_ends_as_well_when_a_job_comes_nearer_to_its_end_than_its_level() -> None:
     table = predict(table_of(a=0.0, b=0.0), a=5000.0)  # at 1160 s it has 3840 s left, where its level begins
     table.start("a", now=0.0)
-    policy = BordaMlfq(Options(level_factor=4, cadence_seconds=10, error=0))
+    policy = BordaMlfq(Options(variant="expected", level_factor=4, cadence_seconds=10, error=0))
     assert policy.order(table.jobs(0.0), 0.0).valid_seconds == 1160.0
     assert levels(table, policy, now=1159.0) == {"a": 3, "b": 0}
     assert levels(table, policy, now=1170.0) == {"a": 2, "b": 0}
 
 
-def test_a_job_that_starves_comes_first_and_runs_for_as_long_as_it_waited_at_most() -> None:
-    policy = BordaMlfq(parse(BordaMlfq.Options, {"starvation_seconds": "7200", "cadence_seconds": "60"}))
+@pytest.mark.parametrize("variant", ["expected", "robust"])
+def test_a_job_that_starves_comes_first_and_runs_for_as_long_as_it_waited_at_most(variant: str) -> None:
+    policy = BordaMlfq(
+        parse(BordaMlfq.Options, {"variant": variant, "starvation_seconds": "7200", "cadence_seconds": "60"})
+    )
     table = JobTable()
     table.add(JobRow("long", arrival_seconds=0, sequence=0, gpu_milli=8000))
     table.update("long", predicted_seconds=1e6, confidence=1.0)
+    for _ in range(100):  # so that predictions count
+        policy.learn(EndedJob(1000, 0, 1, 300.0, 300.0, 300.0, 1.0))
+        policy.learn(EndedJob(1000, 0, 1, 90_000.0, 90_000.0, 90_000.0, 1.0))
 
     def levels(now: float) -> list[int]:
         table.add(JobRow("short", arrival_seconds=now, sequence=int(now), gpu_milli=8000))
+        table.update("short", predicted_seconds=60.0, confidence=1.0)
         found = policy.order(table.jobs(now), now).level.tolist()
         table.remove("short")
         return [int(level) for level in found]
@@ -243,7 +254,9 @@ def test_a_job_that_starves_comes_first_and_runs_for_as_long_as_it_waited_at_mos
 
 
 def test_an_order_ends_when_a_job_begins_or_ceases_to_starve() -> None:
-    policy = BordaMlfq(parse(BordaMlfq.Options, {"starvation_seconds": "7200", "cadence_seconds": "60"}))
+    policy = BordaMlfq(
+        parse(BordaMlfq.Options, {"variant": "expected", "starvation_seconds": "7200", "cadence_seconds": "60"})
+    )
     table = JobTable()
     table.add(JobRow("a", arrival_seconds=30, sequence=0, gpu_milli=1000))
     assert policy.order(table.jobs(100), 100).valid_seconds == 7260 - 100  # the tick at or after 7,230 s

@@ -30,7 +30,9 @@ def table_of(jobs: list[Job], running: int = 0) -> JobTable:
     table.capacity = CAPACITY
     for number, (tenant, milli, cores, memory) in enumerate(jobs):
         weight = WEIGHTS[tenant]
-        row = JobRow(f"{number}", float(number), number, milli, cores, memory, tenant=tenant, tenant_weight=weight)
+        row = JobRow(
+            f"{number}", float(number), number, milli, cores, memory_bytes=memory, tenant=tenant, tenant_weight=weight
+        )
         table.add(row)
         if number < running:
             table.start(f"{number}", now=50.0)
@@ -41,7 +43,7 @@ def filled_progressively(jobs: list[Job]) -> list[int]:
     """Algorithm 1 of the paper while there are jobs; of equal tenants the one with the earliest job."""
     given_: dict[int, list[int]] = {tenant: [0, 0, 0] for tenant in range(len(WEIGHTS))}
     left = {tenant: [n for n, job in enumerate(jobs) if job[0] == tenant] for tenant in given_}
-    whole = (CAPACITY.gpu_milli, CAPACITY.cores, CAPACITY.memory_bytes)
+    whole = CAPACITY[:3]
 
     def dominant(tenant: int) -> Fraction:
         shares = [Fraction(had, all_) for had, all_ in zip(given_[tenant], whole, strict=True)]

@@ -194,6 +194,16 @@ def test_servers_are_dedicated_to_large_gangs(gpus: int, free: tuple[int, ...], 
     assert nodes_of(offer) == expected
 
 
+def test_small_gangs_balance_the_cores_if_asked_to() -> None:
+    balancing = WaitsForLocality(parse(WaitsForLocality.Options, {"balance_cores": "true"}))
+    ledger = cluster(8, 5, 7)
+    ledger.take(1, Demand(cores=12), 1)
+    for gpus, expected in ((1, {2}), (2, {2}), (4, {0})):  # a large one still has its own server
+        offer = balancing.place(workers(gpus), ledger, rng())
+        assert isinstance(offer, tuple)
+        assert nodes_of(offer) == expected, gpus
+
+
 def test_the_smallest_rack_that_suffices_is_taken() -> None:
     offer = POLICY.place(workers(9, waited=200), cluster(8, 8, 5, 4, 8, 3, racks="aabbcc"), rng())
     assert isinstance(offer, tuple)

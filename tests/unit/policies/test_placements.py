@@ -11,8 +11,8 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import Locality
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.placement import constraints
 from cotenant.core.placement.packing import could_hold_all
-from cotenant.core.placement.topology import place_in_one_rack
 from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
@@ -170,15 +170,15 @@ def test_a_gang_with_rack_locality_gets_the_fullest_sufficient_rack_or_waits(pol
     ledger = Ledger([NodeShape(2, 8)] * 5, ["a", "b", "a", "b", "b"])
     ledger.take(0, Demand(1000), 2)
     gang = workers(4, locality=Locality.RACK)
-    offer = place_in_one_rack(policy, gang, ledger, rng())
+    offer = constraints.place(policy, gang, ledger, rng())
     assert not isinstance(offer, Refusal)
     assert {ledger.racks[share.node] for share in offer} == {"b"}
     ledger.take(1, Demand(1000), 2)
     ledger.take(3, Demand(1000), 1)
-    refusal = place_in_one_rack(policy, gang, ledger, rng())
+    refusal = constraints.place(policy, gang, ledger, rng())
     assert isinstance(refusal, Refusal)
     assert refusal.code in (Code.CAPACITY, Code.FRAGMENTED)
-    never = place_in_one_rack(policy, workers(9, locality=Locality.RACK), ledger, rng())
+    never = constraints.place(policy, workers(9, locality=Locality.RACK), ledger, rng())
     assert isinstance(never, Refusal)
     assert never.code is Code.NEVER_FITS
 

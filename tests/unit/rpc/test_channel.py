@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from structlog.testing import capture_logs
+from tests.support.paths import ROOT
 from tests.unit.rpc.conftest import JOBS, TOKEN, Mesh, problem_of
 
 from cotenant.codec import errors
@@ -232,7 +233,7 @@ def test_an_endpoint_that_cannot_be_read_is_quoted(text: str, message: str) -> N
 
 
 def test_the_services_are_those_of_the_endpoints() -> None:
-    assert tuple(Endpoints.__slots__) == SERVICES
+    assert Endpoints._fields == SERVICES
 
 
 # Names ---------------------------------------------------------------------------------------------------------------
@@ -361,7 +362,9 @@ asyncio.run(main())
 async def test_a_halted_server_with_open_connections_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "PING_SECONDS", 1.0)
     monkeypatch.setattr(channel, "PONG_SECONDS", 0.5)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", HALTED, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HALTED, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
     try:
         assert process.stdout
         port = int(await process.stdout.readline())

@@ -89,8 +89,11 @@ class Auditor:
         assert replicas == {role.name: role.replicas for role in job.roles}
         if job.locality == "server" and self.case.names["placement"] != "count":  # it counts, and nothing else
             assert len({place.node for place in event.nodes}) == 1
+        nodes = {place.node for place in event.nodes}
+        racks = {self.case.cluster.racks[node] for node in nodes}
         if job.locality == "rack":
-            assert len({self.case.cluster.racks[place.node] for place in event.nodes}) == 1
+            assert len(racks) == 1
+        assert len(racks if job.spread.by == "rack" else nodes) >= job.spread.least
 
     def _may_be_stopped(self, event: Event) -> None:
         job, moved = self.jobs[event.job_id], event.kind is Kind.MIGRATED

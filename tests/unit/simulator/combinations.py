@@ -12,7 +12,7 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from cotenant import plugins
-from cotenant.core.model.job import JobKind, Locality, Request, Role
+from cotenant.core.model.job import JobKind, Locality, Request, Role, Spread, SpreadBy
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.tenancy import Tenant
 from cotenant.core.policy.options import BadOption, parse, written
@@ -113,10 +113,14 @@ def roles(draw: st.DrawFn, kind: JobKind) -> tuple[Role, ...]:
     gpus = 0 if kind is JobKind.CPU else draw(st.sampled_from([1000, 1000, 1000, 2000, 4000, 500, 300]))
     cores = draw(st.sampled_from([None, 1, 2, 4] if gpus else [1, 2, 5, 8]))
     memory = draw(st.sampled_from([0, 0, 5, 20]))
-    workers = Role("worker", draw(st.sampled_from([1, 1, 2, 3, 5, 8])), Request(gpus, cores, memory, gpu_type))
+    workers = Role(
+        "worker",
+        draw(st.sampled_from([1, 1, 2, 3, 5, 8])),
+        Request(gpus, cores, memory_bytes=memory, gpu_type=gpu_type),
+    )
     if kind is not JobKind.TRAINING or draw(st.integers(0, 3)):
         return (workers,)
-    servers = Request(draw(st.sampled_from([0, 0, 1000])), draw(st.sampled_from([1, 2])), 0, "")
+    servers = Request(draw(st.sampled_from([0, 0, 1000])), draw(st.sampled_from([1, 2])), memory_bytes=0, gpu_type="")
     return workers, Role("ps", draw(st.integers(1, 2)), servers)
 
 
@@ -125,11 +129,15 @@ def jobs(draw: st.DrawFn, number: int, at: float, *, many_tenants: bool) -> Trac
     kind = draw(st.sampled_from([JobKind.TRAINING, JobKind.TRAINING, JobKind.TRAINING, JobKind.CPU, JobKind.INFERENCE]))
     work = float(draw(st.sampled_from([1, 10, 60, 300, 900, 2500])))
     deadline = draw(st.sampled_from([None, None, None, 0.5, 3.0, 20.0]))
+    some = draw(roles(kind))
+    by = draw(st.sampled_from([None, None, None, SpreadBy.NODE, SpreadBy.RACK]))
+    least = draw(st.integers(1, max(1, min(3, sum(role.replicas for role in some))))) if by else 0
+    places = [None, Locality.ANYWHERE] if least > 1 else [None, None, None, *Locality]
     return TraceJob(
         f"j{number}",
         at,
         work,
-        draw(roles(kind)),
+        some,
         kind,
         tenant=draw(st.sampled_from(TENANTS)) if many_tenants else "a",
         model=draw(st.sampled_from(["", "resnet50", "bert", "deepspeech2"])),
@@ -138,7 +146,8 @@ def jobs(draw: st.DrawFn, number: int, at: float, *, many_tenants: bool) -> Trac
         priority=draw(st.sampled_from([0, 0, 0, 100, -100])),
         preemptible=draw(st.integers(0, 4)) > 0,
         deadline_seconds=None if deadline is None else at + deadline * work,
-        locality=draw(st.sampled_from([None, None, None, Locality.SERVER, Locality.RACK, Locality.ANYWHERE])),
+        locality=draw(st.sampled_from(places)),
+        spread=Spread(by, least),
         memory_bandwidth_bytes_per_second=draw(st.sampled_from([0.0, 0.0, 20e9, 150e9])),
         ended=draw(st.sampled_from([None, None, None, None, Ended.FAILED, Ended.KILLED])),
     )

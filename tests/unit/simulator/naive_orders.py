@@ -168,7 +168,13 @@ ARMS = [  # (policy, its options, the naive order, and the naive scheduler's tre
     ("gittins", {"quantum_gpu_seconds": f"{QUANTUM}", "history_min": f"{HISTORY_MIN}"}, gittins, PREEMPTIVE),
     (
         "borda-mlfq",
-        {"cadence_seconds": f"{CADENCE}", "level_seconds": f"{FIRST_LEVEL}", "hold_levels": f"{HOLD}", "error": "0"},
+        {
+            "variant": "expected",
+            "cadence_seconds": f"{CADENCE}",
+            "level_seconds": f"{FIRST_LEVEL}",
+            "hold_levels": f"{HOLD}",
+            "error": "0",
+        },
         borda,
         PREEMPTIVE,
     ),

@@ -103,5 +103,5 @@ def tasks_of(
 
 def one_each(held: Holding, place: Place, ranks: Iterator[int]) -> Iterator[Task]:
     count = place.replicas
-    demand = Demand(place.gpu_milli // count, held.cores // count, place.memory_bytes // count)
+    demand = Demand(place.gpu_milli // count, held.cores // count, memory_bytes=place.memory_bytes // count)
     return (Task(place.role, next(ranks), demand) for _ in range(count))

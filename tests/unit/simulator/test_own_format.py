@@ -12,7 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.model.job import JobKind, Locality, OpenReplicas, Qos, Request, Role
+from cotenant.core.model.job import (
+    NO_SPREAD,
+    JobKind,
+    Locality,
+    OpenReplicas,
+    Qos,
+    Request,
+    Role,
+    Spread,
+    SpreadBy,
+)
 from cotenant.core.prediction.batch_queueing import BatchTime
 from cotenant.simulator import BadRow, BadTrace, TraceJob, load
 from cotenant.simulator.traces import FORMATS, write
@@ -40,15 +50,15 @@ def test_three_columns_are_enough(file: Path) -> None:
 def test_each_column_sets_its_field(file: Path) -> None:
     file.write_text(
         f"{NEEDED},gpus,replicas,cores,memory_bytes,gpu_type_wanted,kind,tenant,user,model,name,gpu_type,priority,"
-        "preemptible,deadline_seconds,locality,memory_bandwidth_bytes_per_second,ended\n"
-        "a,100,60,2,3,4,1024,A100,inference,t,u,m,n,V100,-5,no,700,rack,2.5e9,killed\n"
+        "preemptible,deadline_seconds,locality,spread_by,spread_min,memory_bandwidth_bytes_per_second,ended\n"
+        "a,100,60,2,3,4,1024,A100,inference,t,u,m,n,V100,-5,no,700,rack,node,2,2.5e9,killed\n"
     )
     assert load(file).jobs == (
         TraceJob(
             "a",
             0,
             60,
-            (Role("worker", 3, Request(2000, 4, 1024, "A100")),),
+            (Role("worker", 3, Request(2000, 4, memory_bytes=1024, gpu_type="A100")),),
             kind=JobKind.INFERENCE,
             tenant="t",
             user="u",
@@ -59,6 +69,7 @@ def test_each_column_sets_its_field(file: Path) -> None:
             preemptible=False,
             deadline_seconds=600,  # on the same clock as the submission, which moved to 0
             locality=Locality.RACK,
+            spread=Spread(SpreadBy.NODE, 2),
             memory_bandwidth_bytes_per_second=2.5e9,
             ended=Ended.KILLED,
         ),
@@ -104,6 +115,8 @@ def test_kind_and_request_follow_from_each_other(
         ("preemptible", "perhaps", "column 'preemptible': expected true or false, found 'perhaps'"),
         ("deadline_seconds", "soon", "column 'deadline_seconds': expected a number of seconds, found 'soon'"),
         ("locality", "room", "column 'locality': expected one of server, rack, anywhere, found 'room'"),
+        ("spread_by", "node", "column 'spread_min': expected a number together with spread_by"),
+        ("spread_min,replicas", "3,2", "column 'spread_min': expected an integer from 0 to 2, found '3'"),
         ("memory_bandwidth_bytes_per_second", "-1", "expected a number of bytes/s from 0 to 1e+15, found '-1'"),
         ("ended", "well", "column 'ended': expected one of passed, killed, failed, found 'well'"),
         ("replicas_max", "3", "column 'replicas_max': expected nothing, except for a job of kind inference, found '3'"),
@@ -144,7 +157,10 @@ def _job(draw: st.DrawFn, job_id: str, *, first: bool) -> TraceJob:
     milli = 0 if kind is JobKind.CPU else draw(st.sampled_from((0, 1, 999, 1000, 8000)))
     cores = draw(st.none() | st.integers(0 if milli else 1, 256))
     wanted = draw(st.sampled_from(("", "A100"))) if milli else ""
-    request, least = Request(milli, cores, draw(st.integers(0, 2**45)), wanted), draw(st.integers(1, 64))
+    request, least = (
+        Request(milli, cores, memory_bytes=draw(st.integers(0, 2**45)), gpu_type=wanted),
+        draw(st.integers(1, 64)),
+    )
     serves = kind is JobKind.INFERENCE and draw(st.booleans())
     some = draw(st.tuples(*[st.floats(1e-6, 90.0)] * 3))
     return TraceJob(
@@ -162,6 +178,7 @@ def _job(draw: st.DrawFn, job_id: str, *, first: bool) -> TraceJob:
         preemptible=draw(st.booleans()),
         deadline_seconds=draw(st.none() | numbers),
         locality=draw(st.none() | st.sampled_from(Locality)),
+        spread=draw(st.just(NO_SPREAD) | st.builds(Spread, st.none() | st.sampled_from(SpreadBy), st.just(least))),
         memory_bandwidth_bytes_per_second=draw(numbers),
         ended=draw(st.none() | st.sampled_from(Ended)),
         qos=Qos(0.0, *some) if serves else Qos(),

@@ -76,10 +76,13 @@ def test_a_learning_policy_gets_each_ended_job() -> None:
     pupil = Pupil()
     simulate(trace((0, 30, 2, inf), (0, 5, 1, inf), (0, 7, 4, inf)), "1x4", queue=pupil, placement="count")
     assert pupil.ended == [
-        EndedJob(1000, 0, 1, 5.0, 5.0),
-        EndedJob(2000, 0, 2, 30.0, 60.0),
-        EndedJob(4000, 0, 4, 7.0, 28.0),
+        EndedJob(1000, 0, 1, 5.0, 5.0, 5.0, 1.0),  # the oracle's prediction
+        EndedJob(2000, 0, 2, 30.0, 60.0, 30.0, 1.0),
+        EndedJob(4000, 0, 4, 7.0, 28.0, 7.0, 1.0),
     ]
+    unknowing = Pupil()
+    simulate(trace((0, 5, 1, inf)), "1x4", queue=unknowing, placement="count", predictor="none")
+    assert unknowing.ended == [EndedJob(1000, 0, 1, 5.0, 5.0, None, 0.0)]
 
 
 def test_a_policy_that_fails_to_learn_is_named() -> None:

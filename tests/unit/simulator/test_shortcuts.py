@@ -14,6 +14,7 @@ from cotenant import plugins
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import Request, Role
 from cotenant.core.model.job_table import Ints
+from cotenant.core.model.tenancy import Tenancy
 from cotenant.simulator import Trace, TraceJob, parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.policy_set import GROUPS, Policies
@@ -22,13 +23,23 @@ from cotenant.simulator.scheduler import Scheduler
 
 
 class Thorough(Scheduler):
-    """Runs a cycle whenever a job waits, and tries all jobs."""
+    """Runs a cycle whenever a job waits, orders all jobs, and tries them."""
 
-    def _may_start(self) -> bool:
+    def _by_front(self, tenancy: Tenancy) -> bool:
+        return False
+
+    def _may_start(self, now: float) -> bool:
         return bool(self._waiting)
 
     def _gangs(self, sequences: Ints, now: float) -> Iterator[Gang]:
         return (self._sim_jobs[sequence].gang(now) for sequence in sequences.tolist())
+
+
+class OrderingAll(Scheduler):
+    """Orders all jobs in each cycle."""
+
+    def _by_front(self, tenancy: Tenancy) -> bool:
+        return False
 
 
 def workload(seed: int) -> Trace:
@@ -46,7 +57,7 @@ def workload(seed: int) -> Trace:
 
 
 def fates(trace: Trace, queue: str, mode: str, placement: str) -> list[tuple[str, float, float]]:
-    options = {"mode": mode} if queue == "fifo" else {}
+    options = {"mode": mode} if mode else {}
     made: list[Any] = [plugins.load(GROUPS["queue"], queue, options)]
     relaxing = {"server_seconds": "7", "rack_seconds": "11.25", "moves_max": "0"} if placement == "locality" else {}
     made += [plugins.load(GROUPS["placement"], placement, relaxing), plugins.load(GROUPS["allocator"], "requested")]
@@ -68,3 +79,19 @@ def test_a_simulation_without_shortcuts_gives_the_same(
         with monkeypatch.context() as patch:
             patch.setattr("cotenant.simulator.engine.Scheduler", Thorough)
             assert quick == fates(trace, "fifo", mode, placement), f"seed {seed}"
+
+
+@pytest.mark.parametrize("placement", ["consolidate", "locality", "random"])
+@pytest.mark.parametrize(
+    ("queue", "mode"),
+    [("fifo", "strict"), ("sjf", "backfill"), ("edf", "strict"), ("las", ""), ("srtf", ""), ("srsf", "")],
+)
+def test_a_simulation_that_orders_all_jobs_in_each_cycle_gives_the_same(
+    queue: str, mode: str, placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(amount(4, deep=20)):
+        trace = workload(seed)
+        quick = fates(trace, queue, mode, placement)
+        with monkeypatch.context() as patch:
+            patch.setattr("cotenant.simulator.engine.Scheduler", OrderingAll)
+            assert quick == fates(trace, queue, mode, placement), f"seed {seed}"

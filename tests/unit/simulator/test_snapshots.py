@@ -16,7 +16,7 @@ from cotenant.cli.research.anonymous import anonymize
 from cotenant.core.model.tenancy import Tenant
 from cotenant.simulator import Result, simulate
 from cotenant.simulator.scenario import Scenario
-from cotenant.simulator.snapshots import BadSnapshot, Held, InUse, Job, Known, Node, Part, Snapshot, read
+from cotenant.simulator.snapshots import BadSnapshot, Ended, Held, InUse, Job, Known, Node, Part, Snapshot, read
 
 TWO_GPUS = (Part(gpu_milli=1000, cores=1, replicas=2),)
 
@@ -50,6 +50,25 @@ def ended(tmp_path: Path, taken: Snapshot, **choices: str) -> tuple[Result, dict
         one.id: None if one.finished_seconds is None else one.finished_seconds + first - taken.taken_seconds
         for one in result.outcomes
     }
+
+
+def test_a_queue_policy_has_learned_from_the_jobs_that_ended_before(tmp_path: Path) -> None:
+    """If all jobs ran for equally long, the one that ran most ends first; the prior is least attained service."""
+    old = waiting("old", at=100, seconds=100_000, attained_seconds=90_000.0)
+    full = snapshot(waiting("new", at=50, seconds=100_000), old, nodes=(Node("a", 2, 8),))
+    history = tuple(Ended(100_000.0, gpu_milli=2000, cores=2, replicas=2) for _ in range(200))
+    firsts = []
+    for taken in (full, replace(full, ended=history)):
+        _, finishes = ended(tmp_path, taken, queue="borda-mlfq", predictor="none")
+        firsts.append(min(finishes, key=lambda job_id: finishes[job_id] or 0.0))
+    assert firsts == ["new", "old"]
+
+
+def test_ended_jobs_of_a_snapshot_are_checked(tmp_path: Path) -> None:
+    taken = snapshot(waiting("w", at=960, seconds=30))
+    for wrong in (Ended(0.0), Ended(10.0, gpu_milli=-1), Ended(10.0, replicas=0)):
+        with pytest.raises(BadSnapshot, match="ended 1: run_seconds must be above 0"):
+            read(saved(tmp_path, replace(taken, ended=(Ended(5.0), wrong))))
 
 
 def test_jobs_run_on_for_what_they_have_left_and_others_start_on_what_is_free(tmp_path: Path) -> None:

@@ -40,10 +40,32 @@ def test_an_openb_pod_is_one_process_with_whole_cores_and_the_time_since_it_was_
         + "d,1,1,2,1000,T4|P100,Guaranteed,Pending,130,140,\n"
     )
     assert load(file).jobs == (
-        TraceJob("a", 0, 950, replicas(1, Request(460, 13, 2**30)), JobKind.INFERENCE, priority=2, preemptible=False),
-        TraceJob("b", 10, 290, replicas(1, Request(0, 8, 2**31)), JobKind.CPU, ended=Ended.PASSED),
-        TraceJob("c", 20, 9, replicas(1, Request(8000, 88, 2**20, "V100M16|V100M32")), priority=1, ended=Ended.FAILED),
-        TraceJob("d", 30, 10, replicas(1, Request(2000, 1, 2**20, "T4|P100")), priority=2, preemptible=False),
+        TraceJob(
+            "a",
+            0,
+            950,
+            replicas(1, Request(460, 13, memory_bytes=2**30)),
+            JobKind.INFERENCE,
+            priority=2,
+            preemptible=False,
+        ),
+        TraceJob("b", 10, 290, replicas(1, Request(0, 8, memory_bytes=2**31)), JobKind.CPU, ended=Ended.PASSED),
+        TraceJob(
+            "c",
+            20,
+            9,
+            replicas(1, Request(8000, 88, memory_bytes=2**20, gpu_type="V100M16|V100M32")),
+            priority=1,
+            ended=Ended.FAILED,
+        ),
+        TraceJob(
+            "d",
+            30,
+            10,
+            replicas(1, Request(2000, 1, memory_bytes=2**20, gpu_type="T4|P100")),
+            priority=2,
+            preemptible=False,
+        ),
     )
 
 
@@ -197,4 +219,4 @@ def test_jobs_of_one_shape_share_their_roles(file: Path) -> None:
     file.write_text(OPENB + "".join(f"{name},8000,1,1,1000,,BE,Failed,0,9,0\n" for name in "ab"))
     first, second = load(file).jobs
     assert first.roles is second.roles
-    assert first.roles == (Role("worker", 1, Request(1000, 8, 2**20)),)
+    assert first.roles == (Role("worker", 1, Request(1000, 8, memory_bytes=2**20)),)

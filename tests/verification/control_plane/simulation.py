@@ -28,11 +28,11 @@ from cotenant.core.policy.protocols import Sizing
 from cotenant.core.sizing import resize as resize_module
 from cotenant.history.checker import RuleViolation
 from cotenant.history.events import Event
-from cotenant.leadership import forwarding, replica
+from cotenant.leadership import forwarding
 from cotenant.policies.proportional import Proportional
 from cotenant.services.placement.api import server as placement
 from cotenant.services.placement.cluster.committer import Fenced, Halted, Outdated
-from cotenant.services.queue.jobs import job_arrays
+from cotenant.services.queue.jobs import array_recovery, job_arrays
 from cotenant.store.port import StoreUnavailable
 
 CHUNK_MAX = 2  # jobs of an array in one transaction, so that arrays take several
@@ -105,12 +105,12 @@ async def _run_world(seed: int, inject: InjectFaults, errors: list[str]) -> Outc
         fail_points.armed(world.reach),
         mock.patch.object(forwarding, "forwarding_channel", lambda address: _passage(world, address)),
         mock.patch.object(plugins, "entry_points", INSTALLED),
-        mock.patch.object(replica, "gc"),  # a deposed leader collects garbage, the most expensive step
         mock.patch.object(plugins, "_places", tuple),  # nothing is installed in between
         mock.patch.object(plugins, "_examined", _examined),
         mock.patch.object(plugins, "load", partial(_loaded, Restless(Random(f"cores {seed}")))),
         mock.patch.object(resize_module, "PATIENCE_SECONDS", Restless.interval_seconds),
         mock.patch.object(job_arrays, "CHUNK_MAX", CHUNK_MAX),
+        mock.patch.object(array_recovery, "CHUNK_MAX", CHUNK_MAX),
     ):
         for names in REPLICAS.values():
             for name in names:

@@ -85,7 +85,7 @@ def outcomes(
     """
     run_seed(WARM_SEED, no_faults)
     gc.collect()
-    gc.freeze()  # a deposed leader collects garbage, but not this
+    gc.freeze()  # workers share it, and never scan it
     return run_in_workers(partial(_run_seed, faults=faults, events=events, digests=digests), seeds, jobs)
 
 

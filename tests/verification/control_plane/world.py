@@ -157,8 +157,7 @@ class World:
 
     def _placement(self) -> Callable[[Host, Store, HeldTerm], Awaitable[placement.Placement]]:
         async def lead(host: Host, store: Store, held: HeldTerm) -> placement.Placement:
-            made = placement.Placement(store, PLACEMENT, held)
-            made.add_to(host)
+            made = placement.Placement(host, store, PLACEMENT, held)
             try:
                 await made.start()
             except BaseException:

@@ -19,9 +19,13 @@ async def test_a_live_mesh_decides_as_a_simulation_of_its_snapshot(seed: int) ->
     assert await differences(seed) == []
 
 
+async def test_resources_are_reclaimed_without_a_reservation() -> None:
+    assert await differences(8499) == []
+
+
 async def test_a_queue_that_stops_at_places_being_freed_is_noticed() -> None:
     with mock.patch.object(scheduler, "PASSED_BY", (Code.NEVER_FITS, Code.QUOTA)):
-        assert await differences(1077)
+        assert await differences(1148)
 
 
 async def test_a_queue_that_ignores_a_tenants_own_victims_is_noticed() -> None:

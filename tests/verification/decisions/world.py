@@ -5,7 +5,8 @@ Some worlds are left out, because their decisions differ for a reason:
 - where resources are counted, for fair shares or to enforce an order, the queue counts an open number of cores as one,
   while a simulation knows what placement chooses;
 - a tenant at its limit waits until its victims have stopped, if they were found on an earlier page;
-- a job that exceeds its tenant's limit alone waits for a higher limit, while a simulation sets it aside.
+- a job that exceeds its tenant's limit alone waits for a higher limit, while a simulation sets it aside;
+- `optimus` updates its order at fixed times of the clock, and a simulation's clock begins with the first submission.
 """
 
 from __future__ import annotations
@@ -57,6 +58,15 @@ PLACEMENTS: dict[str, dict[str, str]] = {
     "first-fit": {},
     "fgd": {"workload": "1000/2/2,2000/4/1,4000/4/1"},  # otherwise it learns one, which no snapshot contains
 }
+LENDING_QUEUES: dict[str, dict[str, str]] = {
+    "las": {"thresholds": "0.01,7200"},
+    "srtf": {},
+    "drf": {},
+    "borda-mlfq": {"cadence_seconds": "86400"},  # its ticks too are times of the clock: none while a world lasts
+}
+LENDING: dict[str, dict[str, str]] = {"multi-array": {"trial_cores": "0"}}
+LENDING_SHARE = 0.3  # of the worlds
+CARRYING_OUT_MAX = 5  # cycles until jobs that borrow have left
 WHOLE = (32, 256)
 PAGES = (WHOLE, (1, 1), (2, 4))  # of the candidates in a plan request, from and to
 RULES = (
@@ -83,15 +93,24 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self._rng = rng = Random(seed)
-        name = rng.choice(list(QUEUES))
+        name, where = rng.choice(list(QUEUES)), ""
+        apart = Random(f"lending {seed}")  # so that seeds known to reveal something still draw the same
+        if lends := apart.random() < LENDING_SHARE:
+            name, where = apart.choice(list(LENDING_QUEUES)), apart.choice(list(LENDING))
+        self._lends = lends
         self.rules = rng.choice(RULES)
         policy = name.partition(",")[0]
         retrying = RetryRules(back_off_seconds=0.0, untold_back_off_seconds=0.0)
-        options = {policy: QUEUES[name]} if QUEUES[name] else {}
+        chosen = (LENDING_QUEUES if lends else QUEUES)[name]
+        options = {policy: chosen} if chosen else {}
         self.queue = QueueConfig(policy=policy, options=options, rules=self.rules, retrying=retrying)
-        where = rng.choice(list(PLACEMENTS))
+        usual = rng.choice(list(PLACEMENTS))
+        where = where or usual
         self.placement = PlacementConfig(
-            placement=where, options={where: PLACEMENTS[where]}, heartbeat_seconds=0.5, lost_after_seconds=60.0
+            placement=where,
+            options={where: (PLACEMENTS | LENDING)[where]},
+            heartbeat_seconds=0.5,
+            lost_after_seconds=60.0,
         )
         self._pages = rng.choice(PAGES)
         self._mesh = Mesh(MemoryStore(), queue_config=self.queue, placement_config=self.placement)
@@ -195,6 +214,14 @@ class World:
 
     async def decide(self) -> Decision:
         """Run one cycle, and wait until it is carried out."""
+        decision = last = await self._decide()
+        for _ in range(CARRYING_OUT_MAX):  # a snapshot does not contain places reserved until borrowers have left
+            if not (self._lends and last.making_room):
+                break
+            last = await self._decide()
+        return decision
+
+    async def _decide(self) -> Decision:
         self._plans.clear()
         for agent in self._mesh.agents.values():
             agent.refuses_to_stop = True  # all of a cycle is decided before any job has stopped

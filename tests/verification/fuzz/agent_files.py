@@ -11,27 +11,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 from tests.verification.fuzz.targets import Prepared, Target, file_target, within
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
-from cotenant.node_agent.control.agent import Agent
 from cotenant.node_agent.control.epoch_fence import EpochFence, read_store_memory
 from cotenant.node_agent.control.health_file import HealthFile
 from cotenant.node_agent.control.machine_claims import Claim, MachineClaimConflict, acquire_claim
 from cotenant.node_agent.control.pattern_process import search
+from cotenant.node_agent.control.placement_outbox import PlacementOutbox
 from cotenant.node_agent.control.progress import ProgressTracker, newest_lines, parse_line
+from cotenant.node_agent.control.progress_reports import ProgressReports
 from cotenant.node_agent.control.state_directory import NodeMismatch, open_state_directory
+from cotenant.node_agent.control.throttles import Throttles
 from cotenant.node_agent.probes.hot_plug import HotPlug
 from cotenant.node_agent.probes.inventory import ProbeOptions
 from cotenant.node_agent.probes.pressure import parse_pressure
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory, key_of
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Exit, Status, parse_status, report
-from cotenant.node_agent.runtime.launch import SUPERVISOR
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.runtime.output_tail import TAIL_BYTES_MAX, tail_of
 from cotenant.node_agent.runtime.socket_paths import LOCATION_FILE, _directory_in_use
+from cotenant.node_agent.runtime.supervisor_start import SUPERVISOR
 from cotenant.node_agent.supervisor.kernel_files import number_in, parse_cpu_list
 from cotenant.node_agent.supervisor.lease import DisconnectLimit, Lease, boot_seconds, read_lease
 from cotenant.store.witness import REVISION_MAX
@@ -115,17 +117,13 @@ def _cores(path: Path) -> None:
     """The offered cores can be listed, with distinct IDs."""
     inventory = resources_pb2.Inventory()
     plug = HotPlug(
-        inventory, ProbeOptions("n"), path.parent, changed=lambda: None, heal=_heal, interval_seconds=1.0,
+        inventory, ProbeOptions("n"), path.parent, report=lambda inventory: None, heal=None, interval_seconds=1.0,
         sysfs=path.parent / "none", allowed=lambda: range(4),
     )  # fmt: skip
     plug.refresh()
     ids = [core.id for core in inventory.cores]
     if len(set(ids)) != 4:
         raise AssertionError(f"cores {ids} are offered")
-
-
-async def _heal() -> None:
-    """No claim is left."""
 
 
 def _claimed(path: Path) -> None:
@@ -241,12 +239,10 @@ def _progress(data: bytes) -> None:
     rate = track.rate_per_second(now)
     if not (math.isfinite(rate) and rate >= 0):
         raise AssertionError(f"a rate of {rate}")
-    reports: list[agent_pb2.ProgressReport] = []
-    agent = SimpleNamespace(
-        _throttling=SimpleNamespace(describe=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
-    )
-    Agent._report_progress(agent, KEY, track, rate, 1e9)  # type: ignore[arg-type]  # the used subset of an agent
-    reports[0].SerializeToString()
+    outbox = PlacementOutbox()
+    without_throttling: Any = None
+    ProgressReports(outbox, Throttles(without_throttling)).report(KEY, track, rate, 1e9)
+    outbox.take().SerializeToString()
 
 
 def _status(data: bytes) -> None:

@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tests.verification.fuzz.calls import methods
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.records import _document as keys_document
-from tests.verification.fuzz.targets import Prepared, Target, file_target
+from tests.verification.fuzz.targets import Prepared, Target, file_target, within
 
 from cotenant.cli import views
 from cotenant.cli.connection import access_of
@@ -103,7 +103,7 @@ def _shown(answer: Message) -> None:
                     shown += [views.job_view(one, 5.0), show._card(one, 5.0)]
                     list_jobs.cells(list_jobs._view(one, 5.0))
                 case "Node":
-                    nodes.row(view := views.node_view(one, 5.0))
+                    nodes.row(view := views.node_view(one, 5.0), views.amounts_shown([view]))
                     shown.append(view)
                 case "Tenant":
                     tenants._row(view := tenants.tenant_view(one))
@@ -209,7 +209,6 @@ def _environment(directory: Path) -> Prepared:
     before = dict(os.environ)
     (directory / "config/cotenant").mkdir(parents=True)
     (directory / "config/cotenant/config.toml").write_text("endpoint = '127.0.0.1:1'\n")
-    os.chdir(directory)
 
     def run(data: bytes) -> None:
         lines = [line.partition(b"=") for line in data.replace(b"\0", b"").split(b"\n")]
@@ -224,7 +223,7 @@ def _environment(directory: Path) -> Prepared:
             os.environ.clear()
             os.environ.update(before)
 
-    return Prepared(run, ENVIRONMENT)
+    return Prepared(within(directory, run), ENVIRONMENT)
 
 
 def _stores(directory: Path) -> Prepared:

@@ -18,7 +18,7 @@ from cotenant.cli.jobs.job_file import load_jobs
 from cotenant.cli.jobs.submit import example_text
 from cotenant.cli.mesh.audit import _lines as audit_lines
 from cotenant.cli.mesh.security_options import read_security_settings
-from cotenant.cli.mesh.settings import Settings, merged, read_settings, sharing_rules
+from cotenant.cli.mesh.settings import Settings, merged, read_settings, sharing_rules, with_profile
 from cotenant.cli.mesh.tenant_file import load_tenants
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.research.predicting.measurements import load_measurements
@@ -121,7 +121,7 @@ def _jobs(path: Path) -> None:
 
 
 def _settings(path: Path) -> None:
-    settings = read_settings(path)
+    settings = with_profile(read_settings(path))
     sharing_rules(settings)
     merged(settings.options, {})
     read_security_settings(settings.sections, Flags(), insecure=False)

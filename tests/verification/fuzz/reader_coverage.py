@@ -72,6 +72,7 @@ BY_SERVERS = {  # reached only by a whole server: the target that runs one
     "node_agent/supervisor/loop.py": "agent sockets",
     "node_agent/supervisor/supervisor.py": "agent sockets",
     "node_agent/supervisor/task_process.py": "agent sockets",
+    "node_agent/supervisor/zygote.py": "agent sockets",
 }
 OF_OUR_CHILD = "written only by our own process"
 OF_DEV_NULL = "opens only /dev/null"
@@ -94,6 +95,7 @@ EXCUSED = {
     "src/cotenant/reproduction/papers/twins.py:_read_step_times": OF_OUR_CHILD,
     "src/cotenant/reproduction/papers/twins.py:_machine_lock": OURS,
     "src/cotenant/cli/jobs/submit.py:example_text": OURS,
+    "src/cotenant/cli/jobs/quick_submit.py:plain_spec": OURS,
     "src/cotenant/simulator/traces/gavel.py:steps_per_second": OURS,
     "src/cotenant/simulator/traces/synergy.py:iteration_seconds": OURS,
     "services/queue/jobs/failure_classifier.py:_shipped": OURS,
@@ -106,10 +108,13 @@ EXCUSED = {
     "node_agent/probes/nvml_link.py:NvmlLink._read": OF_OUR_CHILD,
     "node_agent/probes/nvml_process.py:Nvml._numa_nodes": KERNEL,
     "node_agent/probes/nvml_process.py:serve": "queried only by the agent",
+    "node_agent/runtime/supervisor_start.py:Zygote.fork": OF_OUR_CHILD,
+    "node_agent/supervisor/command_line.py:CommandLine.__init__": KERNEL,
     "node_agent/supervisor/process_table.py:start_ticks": KERNEL,
     "node_agent/supervisor/process_table.py:children": KERNEL,
     "node_agent/supervisor/process_table.py:parent_of": KERNEL,
     "node_agent/runtime/orphan_processes.py:has_marker": "searches bytes for bytes",
+    "node_agent/enforcement/project_quota.py:_opened": "opens a directory, reads nothing from it",
     "node_agent/enforcement/resctrl.py:Files.read": KERNEL,
     "node_agent/supervisor/state_file.py:sync_directory": "reads nothing",
     "node_agent/runtime/systemd_scope.py:_wait_for": KERNEL,

@@ -25,6 +25,7 @@ from tests.verification.fuzz.targets import Prepared, Target
 
 from cotenant.codec.errors import Problem
 from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.leadership.leader_handlers import LeaderHandlers
 from cotenant.leadership.leadership_term import leader_of
 from cotenant.security.oidc import BadOidc, Oidc, OidcRules
 from cotenant.services.placement.api.server import Placement, PlacementConfig
@@ -148,21 +149,21 @@ async def _placement(store: MemoryStore) -> None:
     """Load as a new placement leader does, recount the free resources, and release all attempts."""
     cluster = _reader()._read(await store.list(NODES), await store.list(ATTEMPTS))
     ledger = cluster.ledger
-    if (ledger._free < 0).any() or (ledger._free > ledger._total).any() or (ledger._milli > WHOLE_GPU_MILLI).any():
-        free = ledger._free.T.tolist(), ledger._milli.tolist()
-        raise AssertionError(f"{free} are free of {ledger._total.T.tolist()}")
+    if (ledger.free < 0).any() or (ledger.free > ledger.total).any() or (ledger._milli > WHOLE_GPU_MILLI).any():
+        free = ledger.free.T.tolist(), ledger._milli.tolist()
+        raise AssertionError(f"{free} are free of {ledger.total.T.tolist()}")
     for live in list(cluster.attempts.values()):
         cluster.release(live)
         cluster.forget(live.key[0])
     ledger = cluster.ledger
-    if (ledger._free != ledger._total).any():
-        raise AssertionError(f"{ledger._free.T.tolist()} are free of {ledger._total.T.tolist()} after all releases")
+    if (ledger.free != ledger.total).any():
+        raise AssertionError(f"{ledger.free.T.tolist()} are free of {ledger.total.T.tolist()} after all releases")
 
 
 @cache
 def _reader() -> PlacementLeadership:
     """Return the reader of placement's records; its construction takes a hundred times as long as reading one."""
-    return Placement(MemoryStore(), PlacementConfig()).leadership
+    return Placement(LeaderHandlers(), MemoryStore(), PlacementConfig()).leadership
 
 
 def _leader(data: bytes) -> None:

@@ -122,6 +122,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         self.mesh: Mesh = self._do(self._running.__aenter__())
         self.ended: dict[str, str] = {}
         self.acknowledged: dict[str, None] = {}
+        self.arrays: set[str] = set()  # of these
         self.by_request: dict[str, tuple[bytes, str]] = {}
         self.restarts = 0
 
@@ -281,6 +282,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         if answer is None:
             return multiple()
         self.acknowledged[answer.array.id] = None
+        self.arrays.add(answer.array.id)
         return multiple()
 
     @rule(depth=st.sampled_from([5, 30]), width=st.sampled_from([1, 3]))
@@ -384,15 +386,21 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
             run.settled = live_bytes()
         run.watch(outcome)
 
+    def _cancel(self, one: str) -> Any:
+        """Cancel an acknowledged job or array."""
+        if one in self.arrays:
+            return self.mesh.arrays.CancelArray(arrays_pb.CancelArrayRequest(id=one))
+        return self.mesh.jobs.CancelJob(jobs_pb.CancelJobRequest(id=one))
+
     async def _end(self) -> None:
         for node in NODES:
             await again(lambda node=node: self.mesh.nodes.UncordonNode(nodes_pb.UncordonNodeRequest(id=node)))  # type: ignore[misc]  # binds the loop's own
-        for job_id in self.acknowledged:
+        for one in self.acknowledged:
             try:
-                await again(lambda job_id=job_id: self.mesh.jobs.CancelJob(jobs_pb.CancelJobRequest(id=job_id)))  # type: ignore[misc]  # likewise
+                await again(lambda one=one: self._cancel(one))  # type: ignore[misc]  # likewise
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-                    raise AssertionError(f"{job_id} cannot be cancelled: {error.details()}") from None
+                    raise AssertionError(f"{one} cannot be cancelled: {error.details()}") from None
         async with asyncio.timeout(END_SECONDS):
             await again(self.mesh.all_ended)
             last = await again(lambda: self.mesh.submit(gpus=1, priority=1000))

@@ -69,6 +69,7 @@ def all_targets() -> Iterator[Target]:
         operator_files,
         predictor_calls,
         records,
+        server_answers,
         specs,
         store_files,
         trace_files,
@@ -89,6 +90,7 @@ def all_targets() -> Iterator[Target]:
         ),
         witness_files,
         mesh_files,
+        server_answers,
     ):
         yield from module.targets()
 

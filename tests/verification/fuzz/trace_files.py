@@ -62,10 +62,10 @@ TRACES = {
 }
 SNAPSHOT = snapshots.Snapshot(
     1000.0,
-    (snapshots.Node("n0", 4, 16, 2**30, "V100", shareable=True), snapshots.Node("n1", 0, 8, rack="a")),
+    (snapshots.Node("n0", 4, 16, "V100", shareable=True, memory_bytes=2**30), snapshots.Node("n1", 0, 8, rack="a")),
     (
         snapshots.Job("a", 10.0, (snapshots.Part(gpu_milli=500, cores=2),), running_since_seconds=20.0,
-                      held=(snapshots.Held("n0", 0, 2, 0, ((0, 500),)),), cores=(2,)),
+                      held=(snapshots.Held("n0", 0, 2, ((0, 500),)),), cores=(2,)),
         snapshots.Job("b", 30.0, (snapshots.Part(gpu_milli=2000),), known=snapshots.Known(50.0, 0.5)),
     ),
     policies={"queue": snapshots.InUse("fifo", {"mode": "strict"})},

@@ -39,7 +39,7 @@ PROGRESS_EVERY_SECONDS = 15.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a sample of mutants; return 1 if too many survive, 2 if there are none or the tests are broken."""
+    """Run a sample of mutants; return 1 if too many survive, 2 if there are none or the tests cannot run."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.verification.mutation",
         description=__doc__,
@@ -54,6 +54,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the result")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    if missing := missing_stubs(ROOT):
+        print(f"error: {len(missing)} generated files are missing, {missing[0]} first", file=sys.stderr)
+        print(
+            "hint: run `make setup` in this checkout; without them every mutant would count as found", file=sys.stderr
+        )
+        return 2
     repository = Repository(ROOT)
     every = _all_mutants(repository, options.only.split(","))
     if not every:
@@ -73,6 +79,13 @@ def main(arguments: Sequence[str]) -> int:
     for test in wrong:
         print(f"error: {test} fails without any mutant", file=sys.stderr)
     return 2 if wrong else int(share < SHARE_MIN)
+
+
+def missing_stubs(root: Path) -> list[str]:
+    """Return the modules that are generated from the protos of a checkout but are not there."""
+    names = (path.relative_to(root / "protos").with_suffix("") for path in sorted((root / "protos").rglob("*.proto")))
+    stubs = (f"src/{name}_pb2.py" for name in names)
+    return [stub for stub in stubs if not (root / stub).is_file()]
 
 
 def _count(text: str) -> int:

@@ -99,3 +99,21 @@ def test_a_run_reports_the_share_and_fails_below_the_bar(
     assert command.main([*arguments, "--sample", "3"]) == 0
     assert command.main(["--only", "nowhere"]) == 2
     assert "no mutants in nowhere" in capsys.readouterr().err
+
+
+def test_a_checkout_without_its_generated_files_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.missing_stubs(ROOT) == []
+    for name in (
+        "protos/cotenant/v1/jobs.proto",
+        "protos/cotenant/agent/v1/agent.proto",
+        "src/cotenant/v1/jobs_pb2.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    assert command.main(["--sample", "1"]) == 2
+    told = capsys.readouterr().err
+    assert "error: 1 generated files are missing, src/cotenant/agent/v1/agent_pb2.py first" in told
+    assert "make setup" in told

@@ -1,50 +1,31 @@
-"""Commands that change jobs: cancel, suspend, resume, move, update."""
+"""Commands that change jobs: cancel, suspend, resume, move. `update` has a module of its own."""
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
-import grpc.aio
-import typer
-from google.protobuf.field_mask_pb2 import FieldMask
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.arrays import array_summary
 from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.follow import phase_line
-from cotenant.cli.jobs.job_fields import ALL_FIELDS, OF_SEVERAL, read
-from cotenant.cli.jobs.job_options import in_order, keyword, parameter_name, with_parameters
-from cotenant.cli.jobs.list_jobs import split_labels
+from cotenant.cli.jobs.job_lines import phase_line
 from cotenant.cli.name_lookup import find_jobs_and_arrays, not_one_job, phase_of
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.codec.errors import from_error
-from cotenant.codec.specs import duration, fields_to_wire
-from cotenant.core.model.job_fields import FieldType, JobField
+from cotenant.codec.specs import duration
 from cotenant.core.model.lifecycle import HOLDING, Phase
+from cotenant.deferred import grpc
 from cotenant.v1.array_service_pb2 import Array, CancelArrayRequest, ResumeArrayRequest, SuspendArrayRequest
-from cotenant.v1.job_pb2 import Job, JobSpec
+from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import (
     CancelJobRequest,
     MoveJobRequest,
     ResumeJobRequest,
     SuspendJobRequest,
-    UpdateJobRequest,
 )
-
-NO_TIME = "none"
-LABELS = OF_SEVERAL["labels"]
-UPDATED = in_order(
-    (field for field in ALL_FIELDS if field.update), ("name", "priority", "deadline", "retries", "labels")
-)
-OPTION_TYPES: Mapping[FieldType, Any] = {  # others are texts
-    FieldType.BOOLEAN: bool,
-    FieldType.INTEGER: int,
-    FieldType.PAIRS: list[str],
-}
 
 Act = Callable[[Mesh, Job], Awaitable[Any]]
 ActOnArray = Callable[[Mesh, Array], Awaitable[Any]]
@@ -56,7 +37,6 @@ def register(app: typer.Typer) -> None:
     app.command("suspend")(suspend)
     app.command("resume")(resume)
     app.command("move")(move)
-    app.command("update")(with_parameters(update, "changes", _parameters(), _changes))
 
 
 def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
@@ -66,7 +46,7 @@ def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
     Example:
       cotenant cancel ID ARRAY ARRAY_7
     """
-    _change(
+    change(
         context,
         job_ids,
         as_json,
@@ -83,7 +63,7 @@ def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.As
     Example:
       cotenant suspend ID
     """
-    _change(
+    change(
         context,
         job_ids,
         as_json,
@@ -100,7 +80,7 @@ def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
     Example:
       cotenant resume ID
     """
-    _change(
+    change(
         context,
         job_ids,
         as_json,
@@ -134,82 +114,10 @@ def move(
     def moved(job: Job) -> MoveJobRequest:
         return MoveJobRequest(id=job.id, number=max(1, job.attempt.number), reason=reason, avoid=duration(seconds))
 
-    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.MoveJob(moved(job)), sent="migrating")
+    change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.MoveJob(moved(job)), sent="migrating")
 
 
-def update(
-    context: typer.Context, job_id: options.JobId, changes: Mapping[JobField, Any], *, as_json: options.AsJson = False
-) -> None:
-    """Change a job that has not finished.
-
-    A running service is not restarted; with `replicas: auto` the new objectives apply from its next start.
-
-    \b
-    Examples:
-      cotenant update ID --priority high --deadline 2h
-      cotenant update ID --label project=vision --not-preemptible
-      cotenant update ID --arrivals 900 --latency 50ms
-    """
-    if not changes:
-        raise usage_error("nothing to change", hint="see `cotenant update --help`")
-    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.UpdateJob(_updated(job, changes)))
-
-
-def _parameters() -> Iterator[inspect.Parameter]:
-    """Yield the options of `update`."""
-    for field in UPDATED:
-        kind = OPTION_TYPES.get(field.type, str)
-        negated = f"/--not-{field.flag}" if field.type is FieldType.BOOLEAN else ""
-        declared = typer.Option(
-            f"--{field.flag}{negated}",
-            metavar=field.metavar or None,
-            help=field.update,
-            min=field.limit.least if field.limit and kind is int else None,
-            max=field.limit.most if field.limit and kind is int else None,
-        )
-        yield keyword(field, Annotated[kind | None, declared], None)
-
-
-def _changes(_context: typer.Context, given: Mapping[str, Any]) -> dict[JobField, Any]:
-    """Return the new values of the given options; the deadline is None if it is removed."""
-    return {
-        field: _value(field, value) if isinstance(value, str) else value
-        for field in UPDATED
-        if (value := given[parameter_name(field)]) is not None
-    }
-
-
-def _value(field: JobField, text: str) -> Any:
-    if field.type is FieldType.TIME and text == NO_TIME:
-        return None
-    try:
-        value = read(field, text, time.time())
-    except ValueError as error:
-        raise usage_error(f"--{field.flag} {error}") from None
-    if isinstance(value, int) and field.limit and (wrong := field.limit.reason(value)):  # the message may not hold it
-        raise usage_error(f"--{field.flag} {wrong}")
-    return value
-
-
-def _updated(job: Job, changes: Mapping[JobField, Any]) -> UpdateJobRequest:
-    """Return a request that updates only the given fields."""
-    request = UpdateJobRequest(
-        job=Job(id=job.id), update_mask=FieldMask(paths=[f"spec.{field.wire}" for field in changes])
-    )
-    values = dict(changes)
-    if (pairs := values.pop(LABELS, None)) is not None:
-        request.job.spec.labels.update(_merged_labels(job, pairs))
-        request.job.etag = job.etag  # labels are replaced as a whole; the etag guards against concurrent changes
-    request.job.spec.MergeFrom(JobSpec(**fields_to_wire(values.items())))
-    return request
-
-
-def _merged_labels(job: Job, pairs: Sequence[str]) -> dict[str, str]:
-    labels = {**job.spec.labels, **split_labels(pairs)}
-    return {key: value for key, value in labels.items() if value}
-
-
-def _change(
+def change(
     context: typer.Context,
     texts: Sequence[str],
     as_json: bool,
@@ -241,7 +149,7 @@ def _change(
                 refusals.append((found.id, command_error(from_error(error))))
 
     try:
-        with_mesh(Flags.of(context), work)
+        with_mesh(Flags.of(context), work, unary=True)
     finally:
         _print(changed, as_json, sent or (f"stopping, then {goal}" if goal else ""))
     if len(refusals) == 1:

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import typer
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
@@ -40,7 +39,7 @@ def explain(context: typer.Context, job_id: options.JobId, as_json: options.AsJs
         job = await find_job(mesh, job_id)
         return await mesh.jobs.ExplainJob(ExplainJobRequest(id=job.id))
 
-    answer = with_mesh(Flags.of(context), work)
+    answer = with_mesh(Flags.of(context), work, unary=True)
     now = time.time()
     if as_json:
         views.print_json(explanation_view(answer, now))

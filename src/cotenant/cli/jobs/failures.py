@@ -6,9 +6,8 @@ import time
 from enum import StrEnum
 from typing import Annotated, Any
 
-import typer
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import note, usage_error

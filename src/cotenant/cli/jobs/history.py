@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from google.protobuf.message import DecodeError
 
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.mesh.settings import ARCHIVE_FILE
 from cotenant.cli.mesh.up import resolve_state_dir
 from cotenant.cli.name_lookup import phase_of
@@ -117,7 +117,7 @@ def _row(job: Job) -> tuple[str, ...]:
         job.spec.name,
         job.spec.tenant,
         phase_of(job),
-        views.format_time(seconds(job.end_time)),
+        units.format_time(seconds(job.end_time)),
         units.short_seconds(seconds(job.run_time)),
         f"{job.attained_gpu_seconds / 3600:.2f}",
         job.phase_reason,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
-from cotenant.cli import units, views
+from cotenant.cli import units
 from cotenant.core.model.dependencies import Condition
-from cotenant.core.model.job import JobKind, Locality
+from cotenant.core.model.job import JobKind, Locality, SpreadBy
 from cotenant.core.model.job_array import read_array
 from cotenant.core.model.job_fields import JOB, REQUEST, ROLE, STRUCTURED, FieldType, JobField
 from cotenant.core.model.priority import in_words, parse_priority
@@ -23,7 +24,7 @@ def _signal(text: str) -> str:
     return name if name.startswith("SIG") else f"SIG{name}"
 
 
-def _choice(choices: type[JobKind] | type[Locality]) -> Callable[[str], Any]:
+def _choice(choices: type[StrEnum]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
             return choices(text.strip().lower())
@@ -66,12 +67,13 @@ FORMS: Mapping[FieldType, TextForm] = {
     FieldType.REPLICAS: TextForm(units.parse_replicas),
     FieldType.KIND: TextForm(_choice(JobKind), str),
     FieldType.LOCALITY: TextForm(_choice(Locality), str),
+    FieldType.SPREAD_BY: TextForm(_choice(SpreadBy), str),
     FieldType.PRIORITY: TextForm(parse_priority, show=in_words),
     FieldType.PROFILE: TextForm(_profiled, lambda profiled: "auto" if profiled else "never"),
     FieldType.INDICES: TextForm(read_array),
     FieldType.TIME: TextForm(
         write=lambda unix: datetime.fromtimestamp(unix, UTC).isoformat(),
-        show=lambda unix: views.format_time(unix) if views.has_date(unix) else "",
+        show=lambda unix: units.format_time(unix) if units.has_date(unix) else "",
     ),
 }
 

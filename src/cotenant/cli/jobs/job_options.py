@@ -7,21 +7,21 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
-from typer.core import TyperCommand
-
+from cotenant.cli.annotations import typer
+from cotenant.cli.flags import TAIL
 from cotenant.cli.jobs.job_fields import ALL_FIELDS, OF_SEVERAL
 from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake, load_jobs, read_options, source_of
 from cotenant.cli.outcome import usage_error
 from cotenant.cli.source_positions import ListNode, MapNode, Node, ScalarNode, SourcePosition
 from cotenant.core.model.job_fields import FieldType, JobField
+from cotenant.core.model.resources import AMOUNT_KINDS
 
 THE_COMMAND_LINE = SourcePosition("the command line")
-TAIL = "cotenant.tail"  # key in the context's meta: the words after `--`
 
 
 HELP_ORDER = (  # other fields follow
-    "name", "kind", "gpus", "cpus", "memory", "gpu_type", "replicas", "replicas_min", "replicas_max", "qos.latency",
+    "name", "kind", "gpus", "cpus", *(kind.key for kind in AMOUNT_KINDS),
+    "gpu_type", "replicas", "replicas_min", "replicas_max", "qos.latency",
     "qos.percentile", "qos.arrivals", "qos.rate", "role", "tenant", "queue", "priority", "deadline", "expected",
     "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal", "after", "after_ok",
     "array", "workdir",
@@ -41,26 +41,9 @@ PAIRS = tuple(OF_SEVERAL[key] for key in ("env", "labels"))
 NOT_PREEMPTIBLE = JobField("not_preemptible", FieldType.BOOLEAN, help="Never preempt the job.")
 
 
-class TailCommand(TyperCommand):
-    """A command that accepts another command line after `--`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the words after `--` unparsed."""
-        if "--" in args:
-            at = args.index("--")
-            args, ctx.meta[TAIL] = args[:at], args[at + 1 :]
-        return super().parse_args(ctx, args)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Show the tail in the usage line."""
-        return [*super().collect_usage_pieces(ctx), "[-- CMD...]"]
-
-
 def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with all job options, passed as the document `job`, including the words after `--`."""
-    return with_parameters(
-        command, "job", _parameters(), lambda context, given: _document(given, context.meta.get(TAIL)), at_end=True
-    )
+    return with_parameters(command, "job", _parameters(), document, at_end=True)
 
 
 def with_parameters(
@@ -151,8 +134,9 @@ def _parameters() -> Iterable[inspect.Parameter]:
     yield parameter(NOT_PREEMPTIBLE, bool, False)
 
 
-def _document(given_options: Mapping[str, Any], tail: list[str] | None) -> MapNode:
-    """Return the options as a job file document."""
+def document(context: typer.Context, given_options: Mapping[str, Any]) -> MapNode:
+    """Return the options, and the words after `--`, as a job file document."""
+    tail = context.meta.get(TAIL)
     texts = ((option, given_options[parameter_name(option)]) for option in TEXTS)
     pairs = ((option, given_options[parameter_name(option)]) for option in PAIRS)
     entries: list[tuple[ScalarNode, Node]] = [

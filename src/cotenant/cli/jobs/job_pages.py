@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -53,7 +52,7 @@ async def newest_jobs_and_arrays(mesh: Mesh, wanted: JobFilter, limit: int | Non
     found: list[Job | Array] = []
     while limit is None or len(found) < limit:
         size = PAGE_SIZE_MAX if limit is None else min(PAGE_SIZE_MAX, limit - len(found))
-        await asyncio.gather(*(one.fill(size) for one in lists))
+        await mesh.gather(*(one.fill(size) for one in lists))
         present = [one for one in lists if one.items]
         if not present:
             break

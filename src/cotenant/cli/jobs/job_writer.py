@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-import yaml
-
 from cotenant.cli import units
 from cotenant.cli.jobs.job_fields import AFTER, LISTED_ROLE, OF_REQUEST, SINGLE_ROLE, Fields, write
 from cotenant.cli.jobs.job_file import SHELL
 from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.job import JobSpec, OpenReplicas, Role
 from cotenant.core.model.job_fields import JOB
+from cotenant.deferred import yaml
 
 WIDTH = 100
 ALWAYS = "kind"  # its default depends on the roles

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
-import typer
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.arrays import array_summary
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
@@ -119,13 +118,13 @@ def jobs(
     if expand or array or as_json or sort:
         view = JOB_VIEW_FULL if as_json else JOB_VIEW_BASIC
         request = ListJobsRequest(filter=wanted, view=view, order_by=_order_by(sort))
-        jobs, total = with_mesh(flags, lambda mesh: _listed(mesh, request, most, array))
+        jobs, total = with_mesh(flags, lambda mesh: _listed(mesh, request, most, array), unary=True)
         if as_json:
             views.print_json([views.job_view(job, now) for job in jobs])
             return
         found: Sequence[Job | Array] = jobs
     else:
-        found, total = with_mesh(flags, lambda mesh: newest_jobs_and_arrays(mesh, wanted, most))
+        found, total = with_mesh(flags, lambda mesh: newest_jobs_and_arrays(mesh, wanted, most), unary=True)
     rows = [_row(_view(one, now), wide) for one in found]
     print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(ended_too))
     if total > len(found):

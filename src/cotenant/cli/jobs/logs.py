@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
-from cotenant.cli import options, units
+from cotenant.cli import units
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.follow import Output, copy_output, follow, is_gang, phase_line
+from cotenant.cli.jobs.follow import Output, copy_output, follow, is_gang
+from cotenant.cli.jobs.job_lines import phase_line
 from cotenant.cli.name_lookup import find_job
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.core.model.validation import REPLICAS_MAX

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.arrays import array_summary, counts, indices_of
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
-from cotenant.cli.jobs.follow import exit_line
 from cotenant.cli.jobs.job_fields import FORMS
-from cotenant.cli.jobs.job_writer import write_jobs
+from cotenant.cli.jobs.job_lines import exit_line
 from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
@@ -25,6 +23,7 @@ from cotenant.codec.specs import fields_from_wire, spec_from_wire
 from cotenant.core.model.job_fields import JOB
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.refusal import gpus, plural
+from cotenant.core.model.resources import ResourceKind, present
 from cotenant.v1.array_service_pb2 import Array
 from cotenant.v1.job_pb2 import DEPENDENCY_CONDITION_AFTER, DEPENDENCY_CONDITION_AFTER_OK, Job, JobSpec, LossGoal, Qos
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
@@ -53,13 +52,13 @@ def show(
       cotenant show ID
       cotenant show --file ID > again.yaml
     """
-    job, estimate, tasks = with_mesh(Flags.of(context), lambda mesh: _read(mesh, job_id, all_tasks=as_json))
+    job, estimate, tasks = with_mesh(Flags.of(context), lambda mesh: _read(mesh, job_id, all_tasks=as_json), unary=True)
     if isinstance(job, Array):
         _show_array(job, tasks, as_file, as_json)
     elif as_file:
         if job.archived:
             note("archived jobs have no environment variables: `env` is missing in this file")
-        print(write_jobs([spec_from_wire(job.spec)]), end="")
+        print(_written(job.spec), end="")
     elif as_json:
         views.print_json({**views.job_view(job, time.time()), "estimate": estimate})
     else:
@@ -80,10 +79,17 @@ async def _read(mesh: Mesh, job_id: str, *, all_tasks: bool) -> tuple[Job | Arra
     return job, estimate_view(answer.estimate) if answer.HasField("estimate") else None, []
 
 
+def _written(spec: JobSpec) -> str:
+    """Return the job file of a spec."""
+    from cotenant.cli.jobs.job_writer import write_jobs  # with YAML
+
+    return write_jobs([spec_from_wire(spec)])
+
+
 def _show_array(array: Array, tasks: list[Job], as_file: bool, as_json: bool) -> None:
     now, wanted = time.time(), indices_of(array)
     if as_file:
-        print(write_jobs([spec_from_wire(array.spec)]), end="")
+        print(_written(array.spec), end="")
     elif as_json:
         jobs = [views.job_view(job, now) for job in tasks]
         views.print_json({"id": array.id, "array": str(wanted), "phases": counts(array), "jobs": jobs})
@@ -124,17 +130,22 @@ def _card(job: Job, now: float) -> Pairs:
     yield from _attempt(view)
 
 
+def _amount(kind: ResourceKind, size: int) -> str:
+    """Return an amount that a replica requests; memory is understood without its noun."""
+    return units.short_bytes(size) + (f" of {kind.noun}" if kind.optional else "")
+
+
 def _spec_lines(spec: JobSpec) -> Pairs:
     """Yield what the user requested."""
     for role in spec.roles:
         requests = role.resources
         cores = plural(requests.cores, "core") if requests.HasField("cores") else "auto cores"
-        memory = f", {units.short_bytes(requests.memory_bytes)}" if requests.memory_bytes else ""
+        amounts = "".join(f", {_amount(kind, size)}" for kind, size in present(requests) if size)
         kind = f" {requests.gpu_type}" if requests.gpu_type else ""
         count = (
             f"{role.replicas} (auto, {role.open.min} to {role.open.max})" if role.HasField("open") else role.replicas
         )
-        yield f"role {role.name}", f"{count} × ({gpus(requests.gpu_milli)}{kind}, {cores}{memory})"
+        yield f"role {role.name}", f"{count} × ({gpus(requests.gpu_milli)}{kind}, {cores}{amounts})"
     yield "command", shlex.join(spec.command)
     lines = field_lines(spec)
     yield from ((label, lines.pop(label, "")) for label in ("model", "priority", "preemptible"))

@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
-from importlib.resources import files as resources
 from typing import Annotated
 
-import grpc.aio
-import typer
-
-from cotenant.cli import options, views
+from cotenant.cli import units
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, command_error, exit_code, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.follow import (
-    Output,
-    PhasePrinter,
-    follow,
-    is_gang,
-    outcome_line,
-    try_copy_output,
-    watch_until_ended,
-)
 from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake
-from cotenant.cli.jobs.job_options import TailCommand, read_drafts, with_job_options
+from cotenant.cli.jobs.job_options import read_drafts, with_job_options
 from cotenant.cli.jobs.submit_directory import current_directory
 from cotenant.cli.jobs.submit_order import Step, order_steps
-from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
-from cotenant.core.model.lifecycle import Phase
+from cotenant.deferred import grpc
 from cotenant.v1.array_service_pb2 import Array, CreateArrayRequest, CreateArrayResponse
 from cotenant.v1.job_pb2 import Job, JobSpec
-from cotenant.v1.job_service_pb2 import CreateJobRequest, CreateJobResponse, ReadLogsRequest
-
-REQUEST_ID_LENGTH_MAX = 120  # leaves room for a suffix
-FAILED_SHOWN_MAX = 20
+from cotenant.v1.job_service_pb2 import CreateJobRequest, CreateJobResponse
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    from cotenant.cli.lazy import TailCommand  # derived from typer's
+
     app.command("submit", cls=TailCommand)(with_job_options(submit))
 
 
@@ -87,8 +72,10 @@ def submit(
     if example:
         print(example_text(), end="")
         return
-    if len(request_id) > REQUEST_ID_LENGTH_MAX:
-        raise usage_error(f"--request-id must have at most {REQUEST_ID_LENGTH_MAX} characters, not {len(request_id)}")
+    if len(request_id) > units.REQUEST_ID_LENGTH_MAX:
+        raise usage_error(
+            f"--request-id must have at most {units.REQUEST_ID_LENGTH_MAX} characters, not {len(request_id)}"
+        )
     folder = None if empty_workdir else current_directory(os.environ)
     drafts = [draft.submitted_from(folder) for draft in read_drafts(files or [], job, time.time())]
     steps = order_steps(drafts)
@@ -98,9 +85,11 @@ def submit(
         )
     accepted: list[Job | Array] = []
     try:
-        with_mesh(Flags.of(context), lambda mesh: _submit(mesh, steps, request_id, dry_run, accepted))
+        with_mesh(Flags.of(context), lambda mesh: _submit(mesh, steps, request_id, dry_run, accepted), unary=True)
         if wait or following:
-            accepted[:] = with_mesh(Flags.of(context), lambda mesh: _wait(mesh, accepted, following, quiet=as_json))
+            from cotenant.cli.jobs.submit_wait import wait_for  # streams need far more modules than a call
+
+            accepted[:] = with_mesh(Flags.of(context), lambda mesh: wait_for(mesh, accepted, following, quiet=as_json))
     except KeyboardInterrupt:
         _note_jobs_continue(accepted, dry_run, "no longer waiting")
         raise
@@ -113,6 +102,8 @@ def submit(
 
 def example_text() -> str:
     """Return a job file with every field, commented."""
+    from importlib.resources import files as resources
+
     return resources("cotenant.cli.jobs").joinpath("example.yaml").read_text(encoding="utf-8")
 
 
@@ -156,6 +147,10 @@ async def resolve_ids(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
     Raises:
         BadJobs: names every dependency that was not found.
     """
+    if not any(step.others() for step in steps):
+        return list(steps)
+    from cotenant.cli.name_lookup import find_job_or_array
+
     ids: dict[str, str] = {}
     mistakes: list[Mistake] = []
     resolved = []
@@ -210,24 +205,6 @@ def rejection(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
     return CommandError(f"{len(problems)} jobs were rejected", details=[*map(str, mistakes), *plain], code=worst)
 
 
-async def _wait(mesh: Mesh, accepted: Sequence[Job | Array], following: bool, quiet: bool) -> list[Job]:
-    """Wait until all jobs have ended, print each new phase, and print their output unless `quiet`."""
-    on_change = PhasePrinter()
-    last: dict[str, Job] = {}
-    for one in accepted:
-        note(f"submitted {one.id} {one.spec.name}".rstrip())
-        last |= {job.id: job for job in (await read_tasks(mesh, one.id) if isinstance(one, Array) else [one])}
-    if following and not quiet:
-        [job] = last.values()
-        output = Output(sys.stdout.buffer, marked=is_gang(job))
-        return [await follow(mesh, job.id, ReadLogsRequest(id=job.id), output, on_change)]
-    async for job in watch_until_ended(mesh, list(last), on_change):
-        last[job.id] = job
-        if not quiet and job.HasField("attempt"):
-            await try_copy_output(mesh, ReadLogsRequest(id=job.id), Output(sys.stdout.buffer, marked=is_gang(job)))
-    return list(last.values())
-
-
 def _note_jobs_continue(accepted: Sequence[Job | Array], dry_run: bool, why: str) -> None:
     """Print a note that the jobs continue although the command stops waiting."""
     if accepted and not dry_run:
@@ -239,6 +216,8 @@ def _note_jobs_continue(accepted: Sequence[Job | Array], dry_run: bool, why: str
 def _print(accepted: Sequence[Job | Array], as_json: bool, dry_run: bool, waited: bool) -> None:
     jobs = [one for one in accepted if isinstance(one, Job)]
     if as_json:
+        from cotenant.cli import views
+
         now = time.time()
         views.print_json([views.job_or_array_view(one, now) for one in accepted])
     elif dry_run:
@@ -249,15 +228,7 @@ def _print(accepted: Sequence[Job | Array], as_json: bool, dry_run: bool, waited
     for job in jobs if not waited else ():
         if job.HasField("refusal") and job.refusal.code == "NEVER_FITS":
             note(f"note: {job.id} waits: {job.refusal.code}: {job.refusal.detail}")
-    failed = [job for job in jobs if waited and phase_of(job) != Phase.SUCCEEDED]
-    if failed:
-        raise _failure(failed)
+    if waited:
+        from cotenant.cli.jobs.submit_wait import check_outcomes
 
-
-def _failure(failed: Sequence[Job]) -> CommandError:
-    if len(failed) == 1:
-        return CommandError(f"{failed[0].id} {outcome_line(failed[0])}", code=ExitCode.FAILED)
-    lines = [f"{job.id} {outcome_line(job)}" for job in failed[:FAILED_SHOWN_MAX]]
-    if len(failed) > FAILED_SHOWN_MAX:
-        lines.append(f"and {len(failed) - FAILED_SHOWN_MAX:,} more")
-    return CommandError(f"{len(failed)} jobs did not succeed", details=lines, code=ExitCode.FAILED)
+        check_outcomes(jobs)

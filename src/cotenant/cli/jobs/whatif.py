@@ -7,26 +7,27 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
-import grpc.aio
-import typer
-
-from cotenant.cli import options, views
+from cotenant.cli import views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.explain import ahead_lines
 from cotenant.cli.jobs.job_file import Draft
-from cotenant.cli.jobs.job_options import TailCommand, read_whatif_drafts, with_job_options
+from cotenant.cli.jobs.job_options import read_whatif_drafts, with_job_options
 from cotenant.cli.jobs.show import held_resources
 from cotenant.cli.jobs.submit import create, rejection, resolve_ids
 from cotenant.cli.jobs.submit_order import order_steps
 from cotenant.cli.render import print_card
 from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
+from cotenant.deferred import grpc
 from cotenant.v1.job_service_pb2 import SimulateJobRequest, SimulateJobResponse
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    from cotenant.cli.lazy import TailCommand  # derived from typer's
+
     app.command("whatif", cls=TailCommand)(with_job_options(whatif))
 
 

@@ -12,9 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from cotenant.cli import options, units
+from cotenant.cli import units
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.mesh.up import resolve_state_dir
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.cli.render import Column, print_table

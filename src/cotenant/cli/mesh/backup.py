@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -10,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
-
-from cotenant.cli import options, views
+from cotenant.cli import views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.mesh.up import resolve_state_dir
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
+from cotenant.deferred import asyncio
 
 if TYPE_CHECKING:
     from cotenant.store.backup_file import Contents, Progress

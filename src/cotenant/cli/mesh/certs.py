@@ -10,9 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cotenant.cli import options
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.mesh.up import resolve_state_dir
 from cotenant.cli.outcome import CommandError, note, usage_error
 from cotenant.cli.render import Column, print_table

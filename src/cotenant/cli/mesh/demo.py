@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
+from cotenant.cli.annotations import typer
 from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.render import Column, console, print_table, styled

@@ -23,7 +23,7 @@ from cotenant.leadership.leadership_set import LeadershipSet
 from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.leadership.process_service import serve_process_service
 from cotenant.node_agent.control.agent_config import AgentConfig
-from cotenant.rpc import access
+from cotenant.rpc import access, gc_tuning
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policy_service import serve_policies
@@ -100,144 +100,27 @@ class Closer:
 
 
 class EmbeddedMesh:
-    """The services and agents of a mesh, started and closed together; jobs on nodes survive closing.
+    """A mesh that runs: the services and agents of `start_mesh`."""
 
-    `agents` are processes that are already started and wait for their settings.
-    """
-
-    def __init__(self, config: MeshConfig, agents: AgentProcesses | None = None) -> None:
-        self.config = config
-        self.token = ""
-        self.address = ""
-        self.channel: Channel | None = None
-        self._closing: list[Closer] = []
-        self._offices: LeadershipSet | None = None
-        self._trust: Trust | None = None
-        self._published = False
-        self._agents = agents or AgentProcesses()
-
-    async def start(self) -> None:
-        """Start everything, or nothing.
-
-        Raises:
-            UnknownPolicy, BadOption: a policy or its options are invalid.
-            ValueError: the store URL is invalid.
-            StoreInUse, StoreUnavailable: the state cannot be read.
-            AnotherLeads: another process leads on the same store.
-            CannotListen: the address cannot be bound.
-            NoAccess: the state directory is not writable.
-        """
-        try:
-            await self._start()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def _start(self) -> None:
-        config = self.config
-        self.token = access.ensure_token(config.state_dir)
-        url = config.store_url or f"sqlite:{config.state_dir / STORE_FILE}"
-        store = await open_store(url, path_of(config.state_dir, "cotenant"), config.store_limits)
-        self._trust = trust_of(store)
-        self._closing.append(Closer("store", store.close))
-        upkeep = BackgroundTasks()
-        upkeep.forever("store-upkeep", Compactor(store, kept_seconds=self.config.history_seconds).run)
-        self._closing.append(Closer("upkeep", upkeep.close))
-        security_settings = config.security_settings
-        security = (
-            make_security(security_settings, config.state_dir, "cotenant", self.token) if security_settings else PLAIN
-        )
-        server = Server(config.listen, self.token, security=security)
-        port = server.bind()
-        self.address = f"{config.listen.rpartition(':')[0]}:{port}"
-        channel = self.channel = connect(_reachable(self.address), self.token)
-        self._closing.append(Closer("channel", channel.close))
-        predicts, places_by, queues = await self._elected(store)
-        policies = serve_policies(server)
-        serve_process_service(server, store=store)
-        predicting = await predictor.start(server, _fenced(store, predicts), policies, self._predictor())
-        self._closing.append(Closer("predictor", predicting.close))
-        self._closing.append(Closer("server", lambda: server.stop(grace_seconds=1.0)))
-        watching = await contention.start(server, policies, self._contention(), queue=channel)
-        self._closing.append(Closer("contention", watching.close))
-        places = await placement.start(server, store, policies, self._placement(), places_by)
-        self._closing.append(Closer("placement", places.close))
-        term = queues.term if queues else 0
-        jobs = await queue.start(server, _fenced(store, queues), policies, self._queue(), channel, channel, term)
-        self._closing.append(Closer("queue", jobs.close))
-        await server.start()
-        jobs.run()
-        self._start_agents()
-        access.publish(config.state_dir, Endpoints.one(_reachable(self.address)))
-        self._published = True
-
-    async def _elected(self, store: Store) -> Sequence[HeldTerm | None]:
-        """Return the leadership terms of predictor, placement and queue; None on a store that only one process uses."""
-        if is_of_one_process(store):
-            return None, None, None
-        self._offices = LeadershipSet(store, self.address)
-        self._closing.append(Closer("offices", self._offices.close))
-        return await self._offices.take((PREDICTOR_LEADER, PLACEMENT_LEADER, QUEUE_LEADER))
+    def __init__(
+        self,
+        config: MeshConfig,
+        address: str,
+        channel: Channel,
+        agents: AgentProcesses,
+        trust: Trust | None,
+        leadership: LeadershipSet | None,
+        closing: list[Closer],
+    ) -> None:
+        self.config, self.address, self.channel = config, address, channel
+        self._agents, self._trust, self._leadership, self._closing = agents, trust, leadership, closing
 
     async def lost(self) -> str:
         """Wait until this mesh loses its leadership and return the reason; never with a store of its own."""
-        if self._offices:
-            return await self._offices.lost()
+        if self._leadership:
+            return await self._leadership.lost()
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
-
-    def _options(self, group: str) -> Mapping[str, str]:
-        return self.config.options.get(group, {})
-
-    def _predictor(self) -> predictor.Config:
-        names = self.config.predictors
-        return predictor.Config(
-            predictors=names,
-            options=options_by_policy(names, self._options("predictor")),
-            profiles=ProfileRules(seconds=self.config.profile_seconds),
-        )
-
-    def _contention(self) -> contention.Config:
-        return contention.Config(policy=self.config.contention, options=self._options("contention"))
-
-    def _placement(self) -> placement.PlacementConfig:
-        config = self.config
-        return placement.PlacementConfig(
-            placement=config.placement,
-            allocator=config.allocator,
-            options={
-                config.placement: self._options("placement"),
-                config.allocator: self._options("allocator"),
-            },
-            heartbeat_seconds=config.heartbeat_seconds,
-            lost_after_seconds=config.lost_after_seconds,
-            stop_costs=StopCosts(config.checkpoint_seconds),
-            holding=config.holding,
-        )
-
-    def _queue(self) -> queue.QueueConfig:
-        config = self.config
-        return queue.QueueConfig(
-            policy=config.queue,
-            options={config.queue: self._options("queue")},
-            rules=config.rules,
-            window_seconds=config.window_seconds,
-            failure_rules=config.failure_rules,
-            retrying=config.retrying,
-            tenant_jobs_max=config.security_settings.limits.jobs_per_tenant if config.security_settings else 0,
-            tenant_bytes_max=config.security_settings.limits.bytes_per_tenant if config.security_settings else 0,
-            ended_kept_max=config.ended_jobs,
-            ended_kept_seconds=config.ended_days * 86_400,
-            archive=config.archive,
-        )
-
-    def _start_agents(self) -> None:
-        reached, security_settings = _reachable(self.address), self.config.security_settings
-        complete = [
-            replace(config, placement_endpoint=reached, contention_endpoint=reached, token=self.token)
-            for config in self.config.agents
-        ]
-        self._agents.start(complete, security_settings.tls_files if security_settings else None)
 
     async def nodes_ready(self) -> Sequence[node_service_pb2.Node]:
         """Return the nodes of this mesh's agents once all of them are connected.
@@ -263,17 +146,138 @@ class EmbeddedMesh:
 
     async def close(self) -> None:
         """Close the agents first, so that services receive their last reports; jobs keep running."""
-        if self._published:  # otherwise the published address is another mesh's
-            access.withdraw(self.config.state_dir)
-            self._published = False
-        await self._agents.close()
-        for step in reversed(self._closing):
-            try:
-                if (ending := step.close()) is not None:
-                    await ending
-            except Exception:  # the other parts must be closed anyway
-                log.exception("close_failed", part=step.name)
-        self._closing.clear()
+        await _close(self._closing)
+
+
+async def start_mesh(config: MeshConfig, agents: AgentProcesses | None = None) -> EmbeddedMesh:
+    """Start the services and agents of a mesh, or nothing; jobs on nodes survive its end.
+
+    `agents` are processes that are already started and wait for their settings.
+
+    Raises:
+        UnknownPolicy, BadOption: a policy or its options are invalid.
+        ValueError: the store URL is invalid.
+        StoreInUse, StoreUnavailable: the state cannot be read.
+        LedByAnotherProcess: another process leads on the same store.
+        CannotListen: the address cannot be bound.
+        NoAccess: the state directory is not writable.
+    """
+    closing: list[Closer] = []
+    agents = agents or AgentProcesses()
+    try:
+        return await _compose(config, agents, closing)
+    except BaseException:
+        await agents.close()
+        await _close(closing)
+        raise
+
+
+async def _compose(config: MeshConfig, agents: AgentProcesses, closing: list[Closer]) -> EmbeddedMesh:
+    """Start all parts in order; `closing` gets how to close those that have started."""
+    token = access.ensure_token(config.state_dir)
+    url = config.store_url or f"sqlite:{config.state_dir / STORE_FILE}"
+    store = await open_store(url, path_of(config.state_dir, "cotenant"), config.store_limits)
+    closing.append(Closer("store", store.close))
+    upkeep = BackgroundTasks()
+    upkeep.forever("store-upkeep", Compactor(store, kept_seconds=config.history_seconds).run)
+    closing.append(Closer("upkeep", upkeep.close))
+    secure = config.security_settings
+    security = make_security(secure, config.state_dir, "cotenant", token) if secure else PLAIN
+    server = Server(config.listen, token, security=security)
+    address = f"{config.listen.rpartition(':')[0]}:{server.bind()}"
+    reached = _reachable(address)
+    channel = connect(reached, token)
+    closing.append(Closer("channel", channel.close))
+    leadership = None if is_of_one_process(store) else LeadershipSet(store, address)
+    predicts: HeldTerm | None = None
+    places_by: HeldTerm | None = None
+    queues: HeldTerm | None = None
+    if leadership:
+        closing.append(Closer("leadership", leadership.close))
+        predicts, places_by, queues = await leadership.take((PREDICTOR_LEADER, PLACEMENT_LEADER, QUEUE_LEADER))
+    policies = serve_policies(server)
+    serve_process_service(server, store=store)
+    predicting = await predictor.start(server, _fenced(store, predicts), policies, _predictor(config))
+    closing.append(Closer("predictor", predicting.close))
+    closing.append(Closer("server", lambda: server.stop(grace_seconds=1.0)))
+    watching = await contention.start(server, policies, _contention(config), queue=channel)
+    closing.append(Closer("contention", watching.close))
+    places = await placement.start(server, store, policies, _placement(config), places_by)
+    closing.append(Closer("placement", places.close))
+    term = queues.term if queues else 0
+    jobs = await queue.start(server, _fenced(store, queues), policies, _queue(config), channel, channel, term)
+    closing.append(Closer("queue", jobs.close))
+    gc_tuning.freeze_young()  # what was loaded stays until the mesh ends
+    await server.start()
+    jobs.run()
+    agents.start(_reaching(config, reached, token), secure.tls_files if secure else None)
+    closing.append(Closer("agents", agents.close))
+    access.publish(config.state_dir, Endpoints.one(reached))
+    closing.append(Closer("address", lambda: access.withdraw(config.state_dir)))
+    return EmbeddedMesh(config, address, channel, agents, trust_of(store), leadership, closing)
+
+
+async def _close(closing: list[Closer]) -> None:
+    """Close parts, the last one first; closing twice is no error."""
+    while closing:
+        step = closing.pop()
+        try:
+            if (ending := step.close()) is not None:
+                await ending
+        except Exception:  # the other parts must be closed anyway
+            log.exception("close_failed", part=step.name)
+
+
+def _reaching(config: MeshConfig, reached: str, token: str) -> Sequence[AgentConfig]:
+    """Return the configurations of the agents, with the address of the services."""
+    return [
+        replace(agent, placement_endpoint=reached, contention_endpoint=reached, token=token) for agent in config.agents
+    ]
+
+
+def _predictor(config: MeshConfig) -> predictor.Config:
+    names = config.predictors
+    return predictor.Config(
+        predictors=names,
+        options=options_by_policy(names, config.options.get("predictor", {})),
+        profiles=ProfileRules(seconds=config.profile_seconds),
+    )
+
+
+def _contention(config: MeshConfig) -> contention.Config:
+    return contention.Config(policy=config.contention, options=config.options.get("contention", {}))
+
+
+def _placement(config: MeshConfig) -> placement.PlacementConfig:
+    return placement.PlacementConfig(
+        placement=config.placement,
+        allocator=config.allocator,
+        options={
+            config.placement: config.options.get("placement", {}),
+            config.allocator: config.options.get("allocator", {}),
+        },
+        heartbeat_seconds=config.heartbeat_seconds,
+        lost_after_seconds=config.lost_after_seconds,
+        stop_costs=StopCosts(config.checkpoint_seconds),
+        holding=config.holding,
+    )
+
+
+def _queue(config: MeshConfig) -> queue.QueueConfig:
+    limits = config.security_settings.limits if config.security_settings else None
+    return queue.QueueConfig(
+        policy=config.queue,
+        options={config.queue: config.options.get("queue", {})},
+        rules=config.rules,
+        window_seconds=config.window_seconds,
+        failure_rules=config.failure_rules,
+        retrying=config.retrying,
+        tenant_jobs_max=limits.jobs_per_tenant if limits else 0,
+        tenant_bytes_max=limits.bytes_per_tenant if limits else 0,
+        ended_kept_max=config.ended_jobs,
+        ended_kept_seconds=config.ended_days * 86_400,
+        archive=config.archive,
+    )
 
 
 def _fenced(store: Store, held: HeldTerm | None) -> Store:

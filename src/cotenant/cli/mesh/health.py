@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
-import grpc
-import grpc.aio
-import typer
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from cotenant.cli import options, views
+from cotenant.cli import views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import access_of
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import CommandError, ExitCode, usage_error
+from cotenant.cli.outcome import CommandError, Exit, ExitCode, usage_error
 from cotenant.cli.render import Column, print_table
+from cotenant.deferred import asyncio, grpc
 from cotenant.rpc.access import AccessError
 from cotenant.rpc.channel import connect, replicas_of, secure
 from cotenant.rpc.endpoints import Endpoints
@@ -74,16 +72,16 @@ def health(
     else:
         print_table(COLUMNS, [(one.service, one.address, one.state, one.why) for one in found], nothing="no services")
     if any(one.state == "away" for one in found):
-        raise typer.Exit(ExitCode.UNREACHABLE)
+        raise Exit(ExitCode.UNREACHABLE)
     if not alive and any(one.state != SERVING for one in found):
-        raise typer.Exit(ExitCode.FAILED)
+        raise Exit(ExitCode.FAILED)
 
 
 def _addresses(flags: Flags, address: str) -> list[Health]:
     """Return the services to check, with their addresses."""
     try:
         only = Endpoints.parse(address).queue if address else ""
-        access = access_of(replace(flags, endpoint=address or flags.endpoint))
+        access = access_of(flags._replace(endpoint=address or flags.endpoint))
         secure(access.tls)
     except (ValueError, BadTls) as error:
         raise usage_error(str(error)) from None
@@ -91,7 +89,7 @@ def _addresses(flags: Flags, address: str) -> list[Health]:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
     if only:
         return [Health("", only)]
-    return [Health(service, where) for service, where in asdict(access.endpoints).items() if where]
+    return [Health(service, where) for service, where in access.endpoints._asdict().items() if where]
 
 
 async def _ask(wanted: Sequence[Health]) -> list[Health]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-import grpc
-import grpc.aio
-import typer
-
 from cotenant import plugins
-from cotenant.cli import options, views
+from cotenant.cli import views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, command_error, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.pages import pages
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.errors import from_error
+from cotenant.core.policy.profiles import DEFAULT, GROUPS, PROFILES, Profile
 from cotenant.core.spelling import did_you_mean
+from cotenant.deferred import asyncio, grpc
 from cotenant.rpc.policy_service import policy_of
 from cotenant.v1.policy_service_pb2 import ListPoliciesRequest, Policy
 
@@ -31,6 +30,11 @@ COLUMNS = (
     Column("OK", styled=True),
     Column("ACTIVE"),
     Column("DESCRIPTION / ERROR", elastic=True),
+)
+PROFILE_COLUMNS = (
+    Column("PROFILE"),
+    *(Column(group.upper(), elastic=group == "predictor") for group in GROUPS),
+    Column("DESCRIPTION", elastic=True),
 )
 
 
@@ -45,6 +49,7 @@ def policies(
     here: Annotated[
         bool, typer.Option("--here", help="Only policies of this Python installation, without asking the mesh.")
     ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show profiles and what each contains instead.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List installed policies, the packages they come from, and whether they load.
@@ -55,14 +60,34 @@ def policies(
     Examples:
       cotenant policies
       cotenant policies --here
+      cotenant policies --profile
       cotenant policies --group queue_policies --json
     """
+    if profile:
+        _print_profiles(as_json=as_json)
+        return
     full = group if not group or group.startswith(GROUP_PREFIX) else f"{GROUP_PREFIX}{group}"
     found = _installed(full) if here else _known(Flags.of(context), full)
     if as_json:
         views.print_json([_view(policy) for policy in found])
         return
     print_table(COLUMNS, [_row(policy) for policy in found], nothing="no policies")
+
+
+def _print_profiles(*, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_profile_view(profile) for profile in PROFILES.values()], indent=2))
+        return
+    rows = [
+        [profile.name + (" (default)" if profile.name == DEFAULT else ""), *profile.names().values(), profile.summary]
+        for profile in PROFILES.values()
+    ]
+    print_table(PROFILE_COLUMNS, rows, nothing="no profiles")
+
+
+def _profile_view(profile: Profile) -> Mapping[str, object]:
+    options = {group: dict(own) for group, own in profile.options.items()}
+    return {"name": profile.name, "summary": profile.summary, **profile.names(), "options": options}
 
 
 def _installed(group: str) -> list[Policy]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import grpc.aio
-import typer
-
-from cotenant.cli import options, views
+from cotenant.cli import views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.condition_views import EMPTY_PROCESS_VIEW, process_view
 from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.render import Column, print_table
 from cotenant.codec.errors import from_error
+from cotenant.deferred import asyncio, grpc
 from cotenant.rpc.endpoints import SERVICES
 from cotenant.v1.process_service_pb2 import (
     GetProcessRequest,

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from cotenant import file_descriptors
+from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.armed_fail_points import arm_fail_points
 from cotenant.cli.mesh.readiness import notify_ready
@@ -26,6 +25,7 @@ from cotenant.cli.mesh.security_options import (
 )
 from cotenant.cli.mesh.settings import (
     Settings,
+    agent_settings,
     archive_path,
     check_failure_rules,
     hold_rules,
@@ -36,12 +36,15 @@ from cotenant.cli.mesh.settings import (
     read_store_limits,
     retry_rules,
     sharing_rules,
+    with_profile,
 )
 from cotenant.cli.mesh.shared_identity import secret_paths
-from cotenant.cli.mesh.up import BACKFILL, resolve_state_dir
+from cotenant.cli.mesh.up import resolve_state_dir
 from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
+from cotenant.cli.profile_names import complete_profiles
 from cotenant.cli.units import parse_bytes
+from cotenant.core.policy.profiles import DEFAULT
 from cotenant.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -86,8 +89,25 @@ def serve(
     ] = None,
     cpus: Annotated[str, typer.Option(metavar="0-3,8", help="CPUs for jobs; default: all.")] = "",
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for jobs; default: all.")] = "",
+    scratch: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            envvar="COTENANT_SCRATCH_DIRECTORY",
+            help="Directory for jobs' scratch space, which has the size of its file system; default: none.",
+        ),
+    ] = "",
     address: Annotated[
         str, typer.Option(metavar="HOST", help="Address of this machine for others; default: its name.")
+    ] = "",
+    profile: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Policies that work together; `cotenant policies --profile` lists them.",
+            show_default=DEFAULT,
+            autocompletion=complete_profiles,
+        ),
     ] = "",
     follow: Annotated[
         str | None,
@@ -142,9 +162,11 @@ def serve(
         settings,
         shared_identity=settings.shared_identity or shared_identity,
         share_machine=settings.share_machine or share_machine,
+        scratch_directory=scratch or settings.scratch_directory,
     )
     if follow is not None:
         settings = replace(settings, follow=follow)
+    settings = with_profile(replace(settings, profile=profile or settings.profile))
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
         raise usage_error("--follow needs an etcd shared with the other predictor: --store etcd://HOST:PORT")
     state_dir = resolve_state_dir(context)
@@ -153,7 +175,7 @@ def serve(
         check_listen(listen, security_settings)
     setup = ServiceSetup(
         settings=settings,
-        options=merged(BACKFILL if settings.queue == "fifo" else {}, settings.options, read_options(option or ())),
+        options=merged(settings.options, read_options(option or ())),
         state_dir=state_dir,
         listen=listen or f"127.0.0.1:{PORTS.get(service, 0)}",
         store_url=_store_url(store or settings.store, state_dir, service),
@@ -236,13 +258,14 @@ def _service(service: str, setup: ServiceSetup) -> Coroutine[Any, Any, None]:
     common["security"] = make_security(setup.security_settings, setup.state_dir, service, setup.token)
 
     def started(port: int) -> None:
-        gc_tuning.tune_gc()
         note(f"{service} serves at {setup.listen.rpartition(':')[0]}:{port}")
         notify_ready()
 
     common["on_start"] = started
     compose = {"placement": _placement, "predictor": _predictor, "contention": _contention, "queue": _queue}
-    return compose[service](setup, common)
+    work = compose[service](setup, common)
+    gc_tuning.tune_gc()  # all is imported, and nothing loaded yet
+    return work
 
 
 def _placement(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
@@ -374,19 +397,10 @@ async def _agent(
                 gpus=gpus,
                 cpus=part[0],
                 memory_bytes=part[1],
-                rack=settings.rack,
                 address=address or node,
-                shareable_gpus=settings.shareable_gpus,
-                split_siblings=settings.split_siblings,
-                sample_interval_seconds=settings.sample_seconds,
-                memory_bandwidth_peak=settings.memory_bandwidth_peak,
-                pids_max=settings.pids_max,
-                work_bytes_max=settings.work_bytes_max,
-                disk_reserve_bytes=settings.disk_reserve_bytes,
+                **agent_settings(settings),
                 users=setup.security_settings.users,
-                shared_identity=settings.shared_identity,
                 hidden=secret_paths(settings, setup.security_settings, setup.state_dir),
-                share_machine=settings.share_machine,
             ),
             notify_ready,
         )

@@ -7,14 +7,16 @@ import os
 import socket
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotenant.cli.mesh.security_options import SECTIONS, invalid_sections
 from cotenant.cli.outcome import usage_error
+from cotenant.core.policy import profiles
 from cotenant.core.policy.options import BadOption, parse, split_names, written
+from cotenant.core.policy.profiles import GROUPS
 from cotenant.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from cotenant.store.capacity import StoreLimits
 
 ARCHIVE_FILE = "archive.sqlite"
-GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
+AGENT = (  # settings of agents, named as in `AgentConfig`
+    "rack", "shareable_gpus", "split_siblings", "memory_bandwidth_peak", "pids_max", "work_bytes_max",
+    "disk_reserve_bytes", "scratch_directory", "shared_identity", "share_machine",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +46,17 @@ class Settings:
     shareable_gpus: bool = False
     split_siblings: bool = False
     pids_max: int = 32_768
+    scratch_directory: str = ""
     shared_identity: bool = False
     share_machine: bool = False
     rack: str = ""
-    queue: str = "fifo"
-    placement: str = "consolidate"
-    allocator: str = "proportional"
-    predictor: str = "history"
+    profile: str = profiles.DEFAULT
+    queue: str = ""  # of the profile; so are the other policies
+    placement: str = ""
+    allocator: str = ""
+    predictor: str = ""
     follow: str = ""
-    contention: str = "coda-eliminator"
+    contention: str = ""
     sample_seconds: float = 5.0
     memory_bandwidth_peak: float = 0.0
     heartbeat_seconds: float = 5.0
@@ -84,6 +91,27 @@ class Settings:
         return split_names(self.predictor)
 
 
+def with_profile(settings: Settings) -> Settings:
+    """Return the settings with the profile's policies for those that are not named, and with its options for them.
+
+    >>> chosen = with_profile(Settings(profile="plain", placement="spread"))
+    >>> chosen.queue, chosen.placement, chosen.options
+    ('fifo', 'spread', {'queue': {'mode': 'backfill'}})
+
+    Raises:
+        CommandError: there is no such profile.
+    """
+    try:
+        profile = profiles.find(settings.profile)
+    except profiles.UnknownProfile as error:
+        raise usage_error(str(error), hint="`cotenant policies --profile` shows what each contains") from None
+    given = {group: getattr(settings, group) for group in GROUPS}
+    names = profile.names(given)
+    defaults = profiles.BACKFILL if names["queue"] == "fifo" else {}
+    options = merged(defaults, profile.options_with(given), settings.options)
+    return replace(settings, options=options, **names)  # type: ignore[arg-type]  # names of policies, which are texts
+
+
 def read_settings(path: Path | None) -> Settings:
     """Return the settings of a TOML file; the defaults without a file.
 
@@ -109,6 +137,12 @@ def read_settings(path: Path | None) -> Settings:
     if "options" in known:
         known["options"] = {group: dict(_flat(own)) for group, own in known["options"].items()}
     return Settings(**known, sections=sections)
+
+
+def agent_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that all agents of a mesh take from its configuration file, as arguments of `AgentConfig`."""
+    of_agents: dict[str, Any] = {name: getattr(settings, name) for name in AGENT}
+    return {**of_agents, "sample_interval_seconds": settings.sample_seconds}
 
 
 def _flat(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

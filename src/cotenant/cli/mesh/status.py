@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator
@@ -10,17 +9,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-import grpc.aio
-import typer
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, access_of, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.problems import MeshProblem, certificate_problem, find_problems
 from cotenant.cli.mesh.replicas import look as look_at_processes
 from cotenant.cli.mesh.slowness import slowness_problems
 from cotenant.cli.name_lookup import all_nodes
-from cotenant.cli.outcome import ExitCode
+from cotenant.cli.outcome import Exit, ExitCode
 from cotenant.cli.render import print_card
 from cotenant.cli.views import validity_of
 from cotenant.codec.errors import from_error
@@ -28,6 +25,7 @@ from cotenant.codec.specs import PHASES
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.refusal import gpus as gpus_in_words
 from cotenant.core.model.refusal import plural
+from cotenant.deferred import asyncio, grpc
 from cotenant.rpc.access import AccessError
 from cotenant.rpc.endpoints import SERVICES
 from cotenant.security.grpc_tls import load
@@ -89,9 +87,9 @@ def status(context: typer.Context, as_json: options.AsJson = False) -> None:
     else:
         print_card([*_card(mesh_status, datetime.now(UTC)), *_problems(problems)])
     if all(one["state"] == "away" for one in mesh_status.processes):
-        raise typer.Exit(ExitCode.UNREACHABLE)
+        raise Exit(ExitCode.UNREACHABLE)
     if problems:
-        raise typer.Exit(ExitCode.FAILED)
+        raise Exit(ExitCode.FAILED)
 
 
 async def look(mesh: Mesh) -> MeshStatus:

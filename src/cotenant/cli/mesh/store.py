@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
-
-from cotenant.cli import options, views
+from cotenant.cli import views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.store_evidence import StoreEvidence, gather_evidence, url_of
 from cotenant.cli.mesh.up import resolve_state_dir
-from cotenant.cli.outcome import ExitCode
+from cotenant.cli.outcome import Exit, ExitCode
 from cotenant.cli.render import Column, print_card, print_table
+from cotenant.deferred import asyncio
 
 StoreOption = Annotated[
     str,
@@ -59,9 +58,9 @@ def status(context: typer.Context, store: StoreOption = "", as_json: options.AsJ
     else:
         _show(evidence, verdicts)
     if evidence.look is None and not evidence.trusts:
-        raise typer.Exit(ExitCode.UNREACHABLE)
+        raise Exit(ExitCode.UNREACHABLE)
     if wrong:
-        raise typer.Exit(ExitCode.FAILED)
+        raise Exit(ExitCode.FAILED)
 
 
 def accept_regression(

@@ -8,10 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import grpc.aio
-import typer
-
 from cotenant.cli import views
+from cotenant.cli.annotations import typer
 from cotenant.cli.connection import open_mesh as open_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.settings import ARCHIVE_FILE
@@ -20,6 +18,7 @@ from cotenant.cli.mesh.store_losses import Plan, archived, found_on_nodes, plan
 from cotenant.cli.name_lookup import all_jobs
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.render import Column, print_table
+from cotenant.deferred import grpc
 from cotenant.rpc.access import AccessError
 from cotenant.store.open import open_raw
 from cotenant.store.port import Store, StoreInUse, StoreUnavailable

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc.aio
-
 from cotenant.cli import views
 from cotenant.cli.connection import open_mesh as open_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.replicas import look as look_at_processes
 from cotenant.cli.outcome import CommandError, usage_error
+from cotenant.deferred import grpc
 from cotenant.rpc.access import AccessError
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
-
-from cotenant.cli import options, units
+from cotenant.cli import units
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.mesh.shared_identity import check_token_for
 from cotenant.cli.mesh.up import resolve_state_dir
 from cotenant.cli.outcome import CommandError, note, usage_error

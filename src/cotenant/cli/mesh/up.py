@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from cotenant import file_descriptors
+from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.security_options import SecuritySettings, check_listen, read_security_settings
 from cotenant.cli.mesh.settings import (
     Settings,
+    agent_settings,
     archive_path,
     check_failure_rules,
     hold_rules,
@@ -30,17 +30,19 @@ from cotenant.cli.mesh.settings import (
     retry_rules,
     sharing_rules,
     split_cpus,
+    with_profile,
 )
 from cotenant.cli.mesh.shared_identity import restrict_submitters, secret_paths
 from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
+from cotenant.cli.profile_names import complete_profiles
+from cotenant.core.policy.profiles import DEFAULT
 
 if TYPE_CHECKING:  # grpc and the services are imported only when the mesh starts
     from cotenant.cli.mesh.agent_processes import AgentProcesses
     from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
 
 RETRY_SECONDS = 1.0
-BACKFILL = {"queue": {"mode": "backfill"}}  # by default a gang that does not fit blocks no other job
 
 
 def register(app: typer.Typer) -> None:
@@ -57,7 +59,16 @@ def up(
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on; default: a free loopback port.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Queue policy.")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Policies that work together; `cotenant policies --profile` lists them.",
+            show_default=DEFAULT,
+            autocompletion=complete_profiles,
+        ),
+    ] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Queue policy, instead of the profile's.")] = None,
     placement: Annotated[str | None, typer.Option(metavar="NAME", help="Placement policy.")] = None,
     allocator: Annotated[str | None, typer.Option(metavar="NAME", help="CPU allocator.")] = None,
     predictor: Annotated[
@@ -114,6 +125,7 @@ def up(
     Examples:
       cotenant up
       cotenant up --gpus fake:4
+      cotenant up --profile plain
       cotenant up --state-dir ./state --queue las --option queue.thresholds=600,3600
       cotenant up --store etcd://10.0.0.1:2379,10.0.0.2:2379 --listen 127.0.0.1:7070
     """
@@ -123,6 +135,7 @@ def up(
         "gpus": gpus,
         "nodes": nodes,
         "listen": listen,
+        "profile": profile,
         "queue": queue,
         "placement": placement,
         "allocator": allocator,
@@ -190,7 +203,7 @@ def mesh_config(
     from cotenant.cli.mesh.embedded import MeshConfig
     from cotenant.node_agent.control.agent_config import AgentConfig
 
-    defaults = BACKFILL if settings.queue == "fifo" else {}
+    settings = with_profile(settings)
     parts = split_cpus(settings.nodes)
     agents = [
         AgentConfig(
@@ -200,19 +213,10 @@ def mesh_config(
             gpus=settings.gpus if number == 1 or settings.gpus != "auto" else "fake:0",  # a GPU belongs to one node
             cpus=cpus,
             machine_parts=len(parts),
-            rack=settings.rack,
             address="127.0.0.1",
-            shareable_gpus=settings.shareable_gpus,
-            split_siblings=settings.split_siblings,
-            sample_interval_seconds=settings.sample_seconds,
-            memory_bandwidth_peak=settings.memory_bandwidth_peak,
-            pids_max=settings.pids_max,
-            work_bytes_max=settings.work_bytes_max,
-            disk_reserve_bytes=settings.disk_reserve_bytes,
+            **agent_settings(settings),
             users=security_settings.users if security_settings else {},
-            shared_identity=settings.shared_identity,
             hidden=secret_paths(settings, security_settings, state_dir),
-            share_machine=settings.share_machine,
         )
         for number, (node_id, cpus) in enumerate(zip(node_ids_of(settings), parts, strict=True), 1)
     ]
@@ -227,7 +231,7 @@ def mesh_config(
         allocator=settings.allocator,
         predictors=settings.predictors,
         contention=settings.contention,
-        options=merged(defaults, settings.options, options),
+        options=merged(settings.options, options),
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.lost_after_seconds,
         rules=sharing_rules(settings),
@@ -270,26 +274,27 @@ async def _serve(config: MeshConfig, agents: AgentProcesses | None = None) -> No
     """Run the mesh until cancelled. After losing its leadership, as in a store outage, restart it in place."""
     from cotenant.rpc import gc_tuning
 
+    gc_tuning.tune_gc()  # all is imported, and nothing loaded yet
     async with running_mesh(config, agents) as mesh:
-        gc_tuning.tune_gc()
         await notify_ready(mesh)
         address, why = mesh.address, await mesh.lost()
     while True:
         note(f"the mesh lost its leadership and restarts: {why}")
+        gc_tuning.refreeze()  # frees the state that it had loaded
         async with running_mesh(replace(config, listen=address), wait_for_store=True) as mesh:
             note(f"the mesh is up again at {mesh.address}")
             why = await mesh.lost()
 
 
-async def _start(mesh: EmbeddedMesh, *, wait_for_store: bool) -> None:
+async def _start(config: MeshConfig, agents: AgentProcesses | None, *, wait_for_store: bool) -> EmbeddedMesh:
     """Start a mesh; with `wait_for_store`, wait for its store and for its port to become available."""
+    from cotenant.cli.mesh.embedded import start_mesh
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreUnavailable
 
     while True:
         try:
-            await mesh.start()
-            return
+            return await start_mesh(config, agents)
         except (StoreUnavailable, CannotListen) as error:
             if not wait_for_store:
                 raise
@@ -304,17 +309,16 @@ async def running_mesh(
     """Run the mesh inside the context; translate startup errors for users."""
     from cotenant import plugins
     from cotenant.cli.mesh.agent_processes import AgentFailed
-    from cotenant.cli.mesh.embedded import EmbeddedMesh
     from cotenant.leadership.leadership_set import LedByAnotherProcess
     from cotenant.rpc.access import AccessError
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreDistrusted, StoreInUse, StoreUnavailable
     from cotenant.store.schema import BadRecord, NewerSchema
 
-    mesh = EmbeddedMesh(config, agents)
+    mesh: EmbeddedMesh | None = None
     try:
         try:
-            await _start(mesh, wait_for_store=wait_for_store)
+            mesh = await _start(config, agents, wait_for_store=wait_for_store)
             await mesh.nodes_ready()
         except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
             raise usage_error(
@@ -336,7 +340,8 @@ async def running_mesh(
             raise CommandError(str(error)) from None
         yield mesh
     finally:
-        await mesh.close()
+        if mesh:
+            await mesh.close()
 
 
 def _shares_disk(config: MeshConfig) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import grpc.aio
-import typer
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.name_lookup import find_job, find_node
@@ -20,6 +17,7 @@ from cotenant.cli.outcome import sanitize
 from cotenant.cli.render import Column, console, plain_lines, print_table, styled
 from cotenant.cli.stream_retry import StreamRetry
 from cotenant.codec.specs import seconds
+from cotenant.deferred import asyncio, grpc
 from cotenant.v1.contention_service_pb2 import Incident, ListIncidentsRequest
 
 if TYPE_CHECKING:

@@ -60,8 +60,9 @@ def _card(view: views.View) -> Pairs:
         yield "certificate", valid.in_words(datetime.now(UTC))
     yield "GPUs used", f"{view['gpus_used']:g} of {view['gpus']}" if view["gpus"] else ""
     yield "cores used", f"{view['cores_used']} of {view['cores']}"
-    memory = units.short_bytes(view["memory_used_bytes"]), units.short_bytes(view["memory_bytes"])
-    yield "memory used", f"{memory[0]} of {memory[1]}"
+    for kind in views.amounts_shown([view]):
+        used = units.short_bytes(view[views.used_key(kind)])
+        yield f"{kind.noun} used", f"{used} of {units.short_bytes(view[kind.name])}"
     for one in view["numa_nodes"]:
         yield f"NUMA node {one['id']}", f"{plural(len(one['cores']), 'core')}: {ranges(one['cores'])}"
     for gpu in view["gpu_list"]:

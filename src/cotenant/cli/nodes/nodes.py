@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.slowness import heartbeat_delay
 from cotenant.cli.name_lookup import all_nodes, find_node
-from cotenant.cli.nodes.node_card import show_node
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import Column, print_table
+from cotenant.core.model.resources import ResourceKind
 from cotenant.v1.node_service_pb2 import (
     CordonNodeRequest,
     DrainNodeRequest,
@@ -26,17 +25,17 @@ from cotenant.v1.node_service_pb2 import (
     UncordonNodeRequest,
 )
 
-COLUMNS = (
+LEFT_COLUMNS = (
     Column("NODE"),
     Column("STATE", styled=True),
     Column("GPUS", right=True),
     Column("CORES", right=True),
-    Column("MEMORY", right=True),
+)
+RIGHT_COLUMNS = (
     Column("MODEL", elastic=True),
     Column("JOBS", right=True),
     Column("NOTES", elastic=True),
 )
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the node.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -68,18 +67,21 @@ def nodes(
       cotenant nodes --json
     """
     if node_id:
-        show_node(with_mesh(Flags.of(context), lambda mesh: find_node(mesh, node_id)), as_json)
+        from cotenant.cli.nodes.node_card import show_node
+
+        show_node(with_mesh(Flags.of(context), lambda mesh: find_node(mesh, node_id), unary=True), as_json)
         return
 
     async def work(mesh: Mesh) -> list[Node]:
         return [node async for node in all_nodes(mesh)]
 
     now = time.time()
-    rows = [views.node_view(node, now) for node in with_mesh(Flags.of(context), work)]
+    rows = [views.node_view(node, now) for node in with_mesh(Flags.of(context), work, unary=True)]
     if as_json:
         views.print_json(rows)
         return
-    print_table(COLUMNS, [row(view) for view in rows], nothing="no node has registered yet")
+    kinds = views.amounts_shown(rows)
+    print_table(columns(kinds), [row(view, kinds) for view in rows], nothing="no node has registered yet")
     for view in rows:
         for sentence in view["not_enforced"]:
             note(f"{view['id']}: not enforced: {sentence}")
@@ -89,7 +91,7 @@ def nodes(
 
 
 def drain(
-    context: typer.Context, node_id: options.NodeId, reason: Reason = "", as_json: options.AsJson = False
+    context: typer.Context, node_id: options.NodeId, reason: options.Reason = "", as_json: options.AsJson = False
 ) -> None:
     """Drain a node: it gets no new work; running jobs are stopped gracefully and requeued.
 
@@ -102,7 +104,7 @@ def drain(
 
 
 def cordon(
-    context: typer.Context, node_id: options.NodeId, reason: Reason = "", as_json: options.AsJson = False
+    context: typer.Context, node_id: options.NodeId, reason: options.Reason = "", as_json: options.AsJson = False
 ) -> None:
     """Cordon a node: it gets no new work; running jobs continue.
 
@@ -146,7 +148,7 @@ def release(
 def forget(
     context: typer.Context,
     node_id: options.NodeId,
-    reason: Reason = "",
+    reason: options.Reason = "",
     powered_off: Annotated[
         bool,
         typer.Option(
@@ -170,7 +172,7 @@ def forget(
         node: Node = (await mesh.nodes.ForgetNode(_to(request, await find_node(mesh, node_id)))).node
         return node
 
-    view = views.node_view(with_mesh(Flags.of(context), work), time.time())
+    view = views.node_view(with_mesh(Flags.of(context), work, unary=True), time.time())
     if as_json:
         views.print_json(view)
     elif kept := view["attempts"]:
@@ -208,7 +210,7 @@ def _act(context: typer.Context, text: str, as_json: bool, act: Callable[[Mesh, 
         node: Node = (await act(mesh, await find_node(mesh, text))).node
         return node
 
-    view = views.node_view(with_mesh(Flags.of(context), work), time.time())
+    view = views.node_view(with_mesh(Flags.of(context), work, unary=True), time.time())
     if as_json:
         views.print_json(view)
         return
@@ -216,14 +218,19 @@ def _act(context: typer.Context, text: str, as_json: bool, act: Callable[[Mesh, 
     print(f"{view['id']} {view['state']}{running}")
 
 
-def row(view: views.View) -> list[str]:
+def columns(kinds: Sequence[ResourceKind]) -> tuple[Column, ...]:
+    """Return the columns of nodes with these amounts."""
+    return (*LEFT_COLUMNS, *(Column(kind.noun.upper(), right=True) for kind in kinds), *RIGHT_COLUMNS)
+
+
+def row(view: views.View, kinds: Sequence[ResourceKind]) -> list[str]:
     """Return a node's row, resources as used/total."""
     return [
         view["id"],
         view["state"],
         f"{view['gpus_used']:g}/{view['gpus']}" if view["gpus"] else "-",
         f"{view['cores_used']}/{view['cores']}",
-        f"{units.short_bytes(view['memory_used_bytes'])}/{units.short_bytes(view['memory_bytes'])}",
+        *(f"{units.short_bytes(view[views.used_key(kind)])}/{units.short_bytes(view[kind.name])}" for kind in kinds),
         _model(view),
         str(len(view["attempts"])),
         _notes(view),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -10,10 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import grpc.aio
-import typer
-
-from cotenant.cli import options, units, views
+from cotenant.cli import units, views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, command_error, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.name_lookup import all_jobs, all_nodes
@@ -23,6 +20,7 @@ from cotenant.cli.render import Column, console, join_or_count, plain_lines, sty
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
 from cotenant.core.model.lifecycle import HOLDING
+from cotenant.deferred import asyncio, grpc
 from cotenant.v1.contention_service_pb2 import AttemptSample, ListSamplesRequest, NodeSample
 from cotenant.v1.job_service_pb2 import JobFilter
 

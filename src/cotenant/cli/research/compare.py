@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cotenant.cli.outcome import ExitCode, note
+from cotenant.cli.annotations import typer
+from cotenant.cli.outcome import Exit, ExitCode, note
 from cotenant.cli.render import Column, print_table
 from cotenant.cli.research.simulation_options import Bar, complete_arms, report_writer, stop_on_interrupt, with_scenario
 from cotenant.cli.units import short_seconds
@@ -55,14 +54,15 @@ def compare(
         str,
         typer.Option(
             metavar="A,B,…",
-            help="Queue policies, optionally with options: fifo:mode=backfill.",
+            help="Profiles, or queue policies, optionally with options: full,las,fifo:mode=backfill.",
             autocompletion=complete_arms,
         ),
     ] = "",
     arm: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LABEL=CHOICES", help="Another arm: queue policy, GROUP=NAME and GROUP.KEY=VALUE; repeatable."
+            metavar="LABEL=CHOICES",
+            help="Another arm: queue policy or profile, GROUP=NAME and GROUP.KEY=VALUE; repeatable.",
         ),
     ] = None,
     seeds: Annotated[
@@ -82,6 +82,7 @@ def compare(
     \b
     Examples:
       cotenant compare --trace sample --cluster 2x8 --arms fifo,las,srsf
+      cotenant compare --trace sample --cluster 2x8 --arms full,plain,paper:aiturbo
       cotenant compare --trace sample --cluster 2x8 --arms fifo,fifo:mode=backfill --report report.html
       cotenant compare --trace sample --cluster 2x8 --arms las --seeds 5 \\
           --arm 'guess=srsf,predictor=noisy-oracle,predictor.spread=0.5' --arm 'spread out=las,placement=count'
@@ -105,7 +106,7 @@ def compare(
     if write and comparison.runs.complete:
         write(comparison)
     if not comparison.runs.complete:
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        raise Exit(ExitCode.INTERRUPTED)
 
 
 def _print_comparison(comparison: Comparison, *, as_json: bool) -> None:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cotenant.cli import options, views
+from cotenant.cli import views
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.job_options import TailCommand, read_whatif_drafts, with_job_options
+from cotenant.cli.jobs.job_options import read_whatif_drafts, with_job_options
 from cotenant.cli.outcome import CommandError, note, sanitize, usage_error
 from cotenant.cli.render import WIDTH_MAX, print_card, print_table
 from cotenant.cli.source_positions import MapNode
@@ -38,6 +37,8 @@ def register(app: typer.Typer) -> None:
     group.callback()(predict)
     group.command("fit")(fit)
     group.command("show")(show)
+    from cotenant.cli.lazy import TailCommand  # derived from typer's
+
     group.command("job", cls=TailCommand)(with_job_options(job))
     app.add_typer(group, name="predict")
 

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from cotenant.cli import options
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
+from cotenant.cli.annotations import options, typer
+from cotenant.cli.outcome import CommandError, Exit, ExitCode, note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.cli.research.simulation_options import Bar, Watcher, as_command_errors, stop_on_interrupt
 from cotenant.cli.units import short_seconds
@@ -72,7 +70,7 @@ def _check(recording: Recording, trace: str | None, *, as_json: bool) -> None:
         print(json.dumps(_verdict(verdict), indent=2, ensure_ascii=False))
     if verdict.interrupted:
         note(f"stopped after {verdict.events:,} identical events")
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        raise Exit(ExitCode.INTERRUPTED)
     if verdict.difference:
         raise _differs(recording, verdict.difference)
     if not as_json:

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
+from cotenant.cli.annotations import typer
+from cotenant.cli.outcome import CommandError, Exit, ExitCode, note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.cli.research.simulation_options import Bar, stop_on_interrupt
 
@@ -119,7 +118,7 @@ def reproduce(
         for one in found:
             write(one)
     if not all(one.complete for one in found):
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        raise Exit(ExitCode.INTERRUPTED)
 
 
 def _run(paper: Paper, asked: Asked, jobs: int, keep: Path | None, stopped: Callable[[], bool]) -> Reproduced:

@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cotenant.cli.outcome import ExitCode, note
+from cotenant.cli.annotations import typer
+from cotenant.cli.outcome import Exit, ExitCode, note
 from cotenant.cli.render import print_card
 from cotenant.cli.research.simulation_options import (
     Bar,
@@ -77,7 +76,7 @@ def simulate(
     if write and result.complete:
         _report(write, scenario, result, sampler)
     if not result.complete:
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        raise Exit(ExitCode.INTERRUPTED)
 
 
 def _recorder(path: Path | None, scenario: Scenario) -> AbstractContextManager[EventFile | None]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from cotenant.cli.annotations import typer
 from cotenant.cli.outcome import CommandError, usage_error
+from cotenant.cli.profile_names import complete_profiles
 from cotenant.cli.shared_options import with_options_of
 
 if TYPE_CHECKING:  # numpy and the core are imported only to simulate
@@ -49,7 +49,7 @@ def complete_predictors(incomplete: str) -> list[str]:
 def complete_arms(incomplete: str) -> list[str]:
     """Complete the last arm of a list."""
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _named("queue_policies")(last)]
+    return [f"{before}{comma}{name}" for name in (*complete_profiles(last), *_named("queue_policies")(last))]
 
 
 def _scenario(
@@ -72,6 +72,14 @@ def _scenario(
             "--format",
             metavar="NAME",
             help="cotenant, gavel, itp, muri, openb, philly, snapshot, synergy or tiresias; default: detected.",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Policies that work together, as `up --profile` runs them; `cotenant policies --profile` lists them.",
+            autocompletion=complete_profiles,
         ),
     ] = None,
     queue: Annotated[
@@ -111,7 +119,12 @@ def _scenario(
         ),
     ] = None,
     contention: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Contention policy; only none so far.", show_default="none")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Contention policy, where --option simulator.speed=bandwidth lets jobs contend.",
+            show_default="none",
+        ),
     ] = None,
     tenants: Annotated[
         Path | None,
@@ -146,6 +159,7 @@ def _scenario(
 ) -> Scenario:
     """Return a scenario from the options that all simulating commands share."""
     from cotenant.cli.mesh.tenant_file import load_tenants
+    from cotenant.core.policy.profiles import find
     from cotenant.simulator.overlays import parse_overlays
     from cotenant.simulator.scenario import Scenario
 
@@ -166,6 +180,8 @@ def _scenario(
     options = parse_options(option or ())
     if fair_share is not None:
         options.setdefault("simulator", {}).setdefault("fair_share", "tenants" if fair_share else "off")
+    if profile is not None:
+        base = base.choosing({}, {"simulator": options.get("simulator", {})}).under(find(profile))
     chosen = base.choosing({group: name for group, name in asked.items() if name}, options)
     return replace(
         chosen,
@@ -206,13 +222,15 @@ def as_command_errors() -> Iterator[None]:
     except Exception as error:
         from cotenant import simulator
         from cotenant.core.policy.options import BadOption
+        from cotenant.core.policy.profiles import UnknownProfile
         from cotenant.plugins import UnknownPolicy
         from cotenant.simulator.comparison.arms import BadArm
         from cotenant.simulator.comparison.runner import ArmFailed
         from cotenant.simulator.recording.event_validation import BadRecording
         from cotenant.simulator.report.writing import BadReport
 
-        bad = simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording | BadArm | BadReport
+        asked = UnknownPolicy | UnknownProfile | BadOption | BadArm
+        bad = asked | simulator.BadTrace | simulator.BadCluster | BadRecording | BadReport
         if isinstance(error, bad) or (isinstance(error, ArmFailed) and error.input_at_fault):
             raise usage_error(str(error)) from error
         if isinstance(error, simulator.PolicyFailed | ArmFailed):

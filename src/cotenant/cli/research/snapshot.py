@@ -9,9 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cotenant.cli import options
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.tenants import all_tenants
@@ -22,8 +20,9 @@ from cotenant.cli.render import print_card
 from cotenant.codec import specs
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.refusal import Code
+from cotenant.core.model.resources import amounts_of
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import JOB_VIEW_FULL, JobFilter
+from cotenant.v1.job_service_pb2 import JOB_VIEW_FULL, JobFilter, ListJobsRequest
 from cotenant.v1.node_service_pb2 import NODE_STATE_READY, Node
 from cotenant.v1.policy_service_pb2 import ListPoliciesRequest
 from cotenant.v1.predictor_service_pb2 import Estimate, EstimateQuery, EstimateRequest
@@ -35,6 +34,7 @@ if TYPE_CHECKING:  # the simulator is imported only to take a snapshot
     from cotenant.simulator import snapshots
 
 ESTIMATES_MAX = 1000
+ENDED_MAX = 1000  # jobs that ended, for policies that learn from them: the longest page
 STDOUT = Path("-")
 PHASES = (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 GROUPS = {
@@ -124,12 +124,20 @@ async def read_snapshot(mesh: Mesh) -> snapshots.Snapshot:
                 in_use.setdefault(group, snapshots.InUse(policy.name, dict(policy.options_given)))
     known = {node.id: node for node in nodes}
     parents = frozenset(tenant.parent for tenant in tenants)
+    ended = await mesh.jobs.ListJobs(
+        ListJobsRequest(
+            filter=JobFilter(phases=[specs.PHASES.to_wire(phase) for phase in Phase if phase.ended]),
+            order_by="end_time desc",
+            page_size=ENDED_MAX,
+        )
+    )
     return snapshots.Snapshot(
         now,
         tuple(_node(node) for node in nodes),
         tuple(_job(job, estimate, known) for job, estimate in zip(jobs, estimates, strict=True)),
         tuple(tenant for tenant in tenants if _affects_scheduling(tenant, parents)),
         in_use,
+        tuple(_ended(job) for job in sorted(ended.jobs, key=_by_end) if specs.seconds(job.run_time) > 0),
         dict(queues.queues[0].rules),
     )
 
@@ -167,12 +175,12 @@ def _node(node: Node) -> snapshots.Node:
         node.id,
         len(inventory.gpus),
         len(inventory.cores),
-        inventory.memory_bytes,
         inventory.gpu_type,
         inventory.shareable,
         inventory.rack,
         max(1, len({core.numa_node for core in inventory.cores})),
         node.state == NODE_STATE_READY,
+        **amounts_of(inventory),
     )
 
 
@@ -196,8 +204,8 @@ def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.J
                 role.replicas,
                 role.request.gpu_milli,
                 role.request.cores,
-                role.request.memory_bytes,
                 role.request.gpu_type,
+                **amounts_of(role.request),
             )
             for role in spec.roles
         ),
@@ -210,14 +218,30 @@ def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.J
         preemptible=spec.preemptible,
         deadline_seconds=spec.deadline_seconds,
         locality=spec.locality,
+        spread=spec.spread,
         expected_seconds=spec.expected_seconds,
         attained_seconds=specs.seconds(job.run_time),
         running_since_seconds=specs.seconds(since) if runs else None,
         held=tuple(_held(attempt.allocations, nodes)) if runs else (),
         cores=tuple(_cores(job, role.name) for role in spec.roles) if runs else (),
         known=known,
+        borrows=any(task.reclaimable for part in attempt.allocations for task in part.tasks),
         refusal=f"{job.refusal.code}: {job.refusal.detail}" if job.refusal.code else "",
     )
+
+
+def _by_end(job: Job) -> tuple[int, str]:
+    return job.end_time.ToNanoseconds(), job.id
+
+
+def _ended(job: Job) -> snapshots.Ended:
+    from cotenant.simulator import snapshots
+
+    spec, known = specs.spec_from_wire(job.spec), None
+    if job.HasField("predicted_run_time"):
+        known = snapshots.Known(specs.seconds(job.predicted_run_time), job.prediction_confidence)
+    cores = sum(role.replicas * (role.request.cores or 1) for role in spec.roles)
+    return snapshots.Ended(specs.seconds(job.run_time), spec.gpu_milli, cores, spec.replicas, known)
 
 
 def _ran_seconds(job: Job) -> float:
@@ -237,7 +261,11 @@ def _held(allocations: Sequence[NodeAllocation], nodes: Mapping[str, Node]) -> I
         parts = tuple((numbers[share.uuid], share.milli) for task in held.tasks for share in task.gpus)
         shared = any(gpu.shareable for gpu in gpus)
         yield snapshots.Held(
-            held.node_id, 0 if shared else len(parts), held.cores, held.memory_bytes, parts if shared else ()
+            held.node_id,
+            0 if shared else len(parts),
+            held.cores,
+            parts if shared else (),
+            **amounts_of(held.resources),
         )
 
 

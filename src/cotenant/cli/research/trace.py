@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cotenant.cli import options
+from cotenant.cli.annotations import options, typer
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
 from cotenant.cli.research.simulation_options import Bar, RowWatcher, as_command_errors, stop_on_interrupt

@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cotenant.core.capacity.ledger import Ledger, Sums
-from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.refusal import Refusal
+from cotenant.core.model.resources import UNITS, Resources, added
 
 KINDS_FEW = 4  # classes are added up one by one
 
 
 @dataclass(frozen=True, slots=True)
 class FreeTotals:
-    """Resources on nodes that take work, added up by node class: GPUs in thousandths, cores and memory.
+    """Resources on nodes that take work, added up by node class.
 
     Valid as long as the ledger's stamp is the same.
     """
 
     stamp: tuple[int, int, bytes]
     counts: tuple[int, ...]
-    free: tuple[tuple[int, int, int], ...]
-    total: tuple[tuple[int, int, int], ...]
-    known: dict[tuple[bool, ...], tuple[Sums, Sums]] = field(default_factory=dict)
+    free: tuple[Resources, ...]
+    total: tuple[Resources, ...]
+    known: dict[tuple[bool, ...], tuple[Resources, Resources]] = field(default_factory=dict)
     refusals: dict[Hashable, Refusal] = field(default_factory=dict)  # refusals given so far, by what is short
 
-    def sums(self, kinds: tuple[bool, ...]) -> tuple[Sums, Sums]:
+    def sums(self, kinds: tuple[bool, ...]) -> tuple[Resources, Resources]:
         """Return what is free on nodes of some classes, and what these nodes have."""
         if (known := self.known.get(kinds)) is None:
             free, total = (
                 [one for one, there in zip(some, kinds, strict=True) if there] for some in (self.free, self.total)
             )
-            known = self.known[kinds] = _added(free), _added(total)
+            known = self.known[kinds] = added(free), added(total)
         return known
-
-
-def _added(some: Iterable[Sums]) -> Sums:
-    milli = cores = memory = 0
-    for one in some:
-        milli, cores, memory = milli + one[0], cores + one[1], memory + one[2]
-    return milli, cores, memory
 
 
 def current_totals(ledger: Ledger) -> FreeTotals:
@@ -53,13 +46,13 @@ def current_totals(ledger: Ledger) -> FreeTotals:
     if count <= KINDS_FEW:
         free = np.array([ledger.sums(taking & (ledger.kind_of == kind)) for kind in range(count)], dtype=np.int64)
     else:
-        free = np.zeros((count, 3), dtype=np.int64)
-        for number, column in enumerate((ledger.free_milli, ledger.free_cores, ledger.free_memory)):
+        free = np.zeros((count, len(UNITS)), dtype=np.int64)
+        for number, column in enumerate((ledger.free_milli, *ledger.rows[1:])):
             np.add.at(free[:, number], ledger.kind_of[taking], column[taking])
     counts = open_nodes_by_kind(ledger)
     nodes = np.array(counts, dtype=np.int64)
-    total = (ledger.kinds * np.array([[WHOLE_GPU_MILLI], [1], [1]]) * nodes).T
-    left, have = (tuple((milli, cores, memory) for milli, cores, memory in sums.tolist()) for sums in (free, total))
+    total = (ledger.kinds * np.array(UNITS)[:, None] * nodes).T
+    left, have = (tuple(Resources(*sums) for sums in some.tolist()) for some in (free, total))
     totals = ledger.totals = FreeTotals(_stamp(ledger), counts, left, have)
     return totals
 

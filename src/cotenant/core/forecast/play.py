@@ -15,20 +15,23 @@ from numpy.typing import NDArray
 from cotenant.core.capacity.ledger import Holding, Ledger, Offer
 from cotenant.core.forecast.array_limits import ArrayLimits
 from cotenant.core.forecast.forecast_state import ForecastState, QueueSnapshot, RunningEntry
-from cotenant.core.model.gang import Demand, Gang
+from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import WHOLE_GPU_MILLI, Locality
 from cotenant.core.model.refusal import Code, Refusal, policy_failed
+from cotenant.core.model.resources import Resources
+from cotenant.core.placement import constraints
 from cotenant.core.placement.capacity_shortage import shortage
 from cotenant.core.placement.gang_allocation import Victim
-from cotenant.core.placement.topology import place_in_one_rack
 from cotenant.core.placement.unschedulable import fits
 from cotenant.core.policy.cluster_view import Rearranges, Reclaims, RunningJob, UsesClusterView
 from cotenant.core.policy.protocols import DefinesEquivalence, PlacementPolicy, equivalence_key_by
 from cotenant.core.prediction.remaining_time import certain_time
 from cotenant.core.scheduling.cycle import Plan, Start, place
+from cotenant.core.scheduling.equivalence import ClassRefusals, room_on
 from cotenant.core.scheduling.reservations import starving_first
-from cotenant.core.scheduling.session import UNAFFECTED_BY_ROOM
 
+_TOO_LITTLE = Refusal(Code.CAPACITY, "too little is free")
+_IN_FRAGMENTS = Refusal(Code.FRAGMENTED, "free resources are fragmented")
 STEP_SECONDS_MIN = 1e-3  # time advances by at least this much, so that rounding cannot stop it
 
 
@@ -45,7 +48,7 @@ class _RecordingPolicy:
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         self.refusal = Refusal(Code.POLICY_FAILED, "")  # in case it raises
-        answer = place_in_one_rack(self._policy, gang, ledger, rng)
+        answer = constraints.place(self._policy, gang, ledger, rng)
         self.refusal = answer if isinstance(answer, Refusal) else None
         return answer
 
@@ -88,7 +91,7 @@ class ForecastRun:
         self._numbers_of = {gang.job_id: number for number, gang in self._waiting.items()}
         self._kind_numbers: dict[Hashable, int] = {}  # integers compare faster than equivalence keys
         self._kinds = {number: self._kind_of(gang) for number, gang in self._waiting.items()}
-        self._refused: dict[int, Code] = {}
+        self._refused = ClassRefusals[int]()  # aging gangs change their class, so all refusals are uniform
         self._representative: dict[int, Gang] = {}  # one gang of each equivalence class
         self._relaxing: dict[int, bool] = {}
         self._possible: dict[int, bool] = {}  # whether a class fits into the empty cluster, by counting
@@ -195,7 +198,7 @@ class ForecastRun:
                 if array and self._arrays.full(self._waiting[number].job_id, asked_of[array]):
                     continue
                 asked_of[array] += 1
-            if not (stoppable or self._snapshot.strict) and _lacks(self._waiting[number], free):
+            if not (stoppable or self._snapshot.strict) and not self._waiting[number].needs.fits(free):
                 if not tries or not rule or not rule.starves(self._gang(number)):
                     continue
                 tries -= 1
@@ -271,7 +274,7 @@ class ForecastRun:
 
     def _note_ages(self) -> None:
         """Record which gangs wait because of fragmentation, and when the first of their equivalence keys changes."""
-        in_fragments = {kind for kind, code in self._refused.items() if code is Code.FRAGMENTED}
+        in_fragments = {kind for kind, one in self._refused.uniform.items() if one.code is Code.FRAGMENTED}
         self._ages = {number for number in self._waiting if self._kinds[number] in in_fragments}
         left = min((self._asked.equivalence_seconds(self._waiting[number]) for number in self._ages), default=math.inf)
         self._key_change = self.now + max(left, STEP_SECONDS_MIN)
@@ -302,20 +305,15 @@ class ForecastRun:
 
     def _invalidate_refusals(self, nodes: Collection[int]) -> None:
         """Forget the refusals of gangs for which room on some nodes could make a difference."""
-        self._refused = {
-            kind: code
-            for kind, code in self._refused.items()
-            if code in UNAFFECTED_BY_ROOM or not (self._relaxes(kind) or self._helps(self._representative[kind], nodes))
-        }
+        self._refused.forget_helped(
+            lambda kind: self._relaxes(kind) or room_on(nodes, self._representative[kind], self._ledger)
+        )
 
     def _relaxes(self, kind: int) -> bool:
         """Return whether the key of an equivalence class changes once resources have been fragmented for longer."""
         if kind not in self._relaxing:
             self._relaxing[kind] = self._asked.equivalence_seconds(self._representative[kind]) < math.inf
         return self._relaxing[kind]
-
-    def _helps(self, gang: Gang, nodes: Collection[int]) -> bool:
-        return any(_has_room(self._ledger, node, part.demand) for node in nodes for part in gang.parts)
 
     def _candidates(self) -> Iterator[Gang]:
         """Yield the jobs that may start; when the next one is requested, the last one has been placed or refused.
@@ -324,7 +322,7 @@ class ForecastRun:
         jobs for which there is no room by counting alone.
         """
         strict, free, limits = self._snapshot.strict, self._free(), bool(self._headroom)
-        started_of: Counter[str] = Counter()  # by array with a limit
+        started_of, refused = Counter[str](), self._refused.uniform  # started: by array with a limit
         for number, gang in self._waiting.items():
             kind = self._kinds[number]
             array = self._arrays.array(gang.job_id) if self._arrays else ""
@@ -332,47 +330,34 @@ class ForecastRun:
                 continue
             if limits and not self._headroom.allows(gang.tenant, gang.gpu_milli, gang.cores):
                 continue
-            if kind not in self._refused:
+            if kind not in refused:
                 self._representative[kind] = gang
                 counted = self._counted(kind, gang, free)
                 if counted is None:
                     self._asked.refusal = None
                     yield self._gang(number)
-                    counted = self._asked.refusal.code if self._asked.refusal else None
+                    counted = self._asked.refusal
                     free = self._free()
                 if counted is None:
                     started_of[array] += 1
                     continue
-                self._refused[kind] = counted
-            if strict and self._refused[kind] is not Code.NEVER_FITS:
+                self._refused.add_uniform(kind, counted)
+            if strict and refused[kind].code is not Code.NEVER_FITS:
                 return
 
-    def _counted(self, kind: int, gang: Gang, free: tuple[int, int, int]) -> Code | None:
-        """Return the refusal code of a gang under any policy, by counting; None: the policy must be asked."""
-        if _lacks(gang, free) and not self._snapshot.strict:
-            return Code.CAPACITY
+    def _counted(self, kind: int, gang: Gang, free: Resources) -> Refusal | None:
+        """Return the refusal of a gang under any policy, by counting; None: the policy must be asked."""
+        if not gang.needs.fits(free) and not self._snapshot.strict:
+            return _TOO_LITTLE
         within = gang.locality or Locality.ANYWHERE
         if kind not in self._possible:
             self._possible[kind] = fits(gang, self._ledger, within=within, empty=True)
         if not self._possible[kind] or fits(gang, self._ledger, within=within):
             return None
-        return Code.FRAGMENTED if self._relaxes(kind) and not shortage(gang, self._ledger) else Code.CAPACITY
+        return _IN_FRAGMENTS if self._relaxes(kind) and not shortage(gang, self._ledger) else _TOO_LITTLE
 
-    def _free(self) -> tuple[int, int, int]:
+    def _free(self) -> Resources:
         return self._ledger.sums(self._ledger.open)
-
-
-def _has_room(ledger: Ledger, node: int, demand: Demand) -> bool:
-    """Return whether a node has room for one replica, whatever the type of its GPUs."""
-    if demand.cores > ledger.free_cores[node] or demand.memory_bytes > ledger.free_memory[node]:
-        return False
-    if demand.gpu_milli % WHOLE_GPU_MILLI:
-        return any(free >= demand.gpu_milli for free in ledger.parts_of(node))
-    return bool(demand.gpu_milli <= ledger.free_gpus[node] * WHOLE_GPU_MILLI)
-
-
-def _lacks(gang: Gang, free: tuple[int, int, int]) -> bool:
-    return gang.gpu_milli > free[0] or gang.cores > free[1] or gang.memory_bytes > free[2]
 
 
 def _stop_cost_seconds(holder: RunningEntry) -> float:

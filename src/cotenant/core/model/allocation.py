@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cotenant.core.model.resources import AMOUNTS, Amounts, Resources
+
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
@@ -14,7 +16,7 @@ class GpuShare:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskAllocation:
+class TaskAllocation(Amounts):
     """What one replica holds on its node.
 
     `own_cores` is the number of cores that the replica may keep, known once its cores have been changed; cores beyond
@@ -26,7 +28,6 @@ class TaskAllocation:
     core_ids: tuple[int, ...] = ()
     cpu_ids: tuple[int, ...] = ()
     gpus: tuple[GpuShare, ...] = ()
-    memory_bytes: int = 0
     memory_nodes: tuple[int, ...] = ()
     reclaimable: bool = False
     own_cores: int = 0
@@ -62,9 +63,10 @@ class NodeAllocation:
         return self.cores - sum(task.lent for task in self.tasks)
 
     @property
-    def memory_bytes(self) -> int:
-        """Memory on this node."""
-        return sum(task.memory_bytes for task in self.tasks)
+    def resources(self) -> Resources:
+        """Resources on this node."""
+        amounts = {name: sum(getattr(task, name) for task in self.tasks) for name in AMOUNTS}
+        return Resources(self.gpu_milli, self.cores, **amounts)
 
 
 Allocation = tuple[NodeAllocation, ...]

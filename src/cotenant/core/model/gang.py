@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from cotenant.core.model.estimate import UNKNOWN, Estimate
 from cotenant.core.model.job import JobKind, JobSpec, Locality
+from cotenant.core.model.resources import Amounts, Resources, added, times
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Amounts):
     """What one replica will hold, with its cores decided."""
 
     gpu_milli: int = 0
     cores: int = 0
-    memory_bytes: int = 0
     gpu_type: str = ""
 
 
@@ -48,6 +49,7 @@ class Gang:
     spec: JobSpec | None = field(default=None, compare=False)  # None if only the parts are known
     estimate: Estimate = field(default=UNKNOWN, compare=False)
     avoided: tuple[str, ...] = ()  # ids of nodes to avoid, the longest avoided first
+    constraints: tuple[Hashable, ...] = ()  # on its places, as its job sets them: `core.placement.constraint`
     yielded: tuple[str, ...] = field(default=(), compare=False)  # nodes it would avoid if any other node could hold it
 
     @property
@@ -67,9 +69,13 @@ class Gang:
         return total
 
     @property
-    def memory_bytes(self) -> int:
-        """Memory over all replicas."""
-        total = 0
-        for part in self.parts:  # hot path: a generator would cost more than the sum
-            total += part.replicas * part.demand.memory_bytes
-        return total
+    def needs(self) -> Resources:
+        """Resources over all replicas."""
+        return needs_of(self.parts)
+
+
+def needs_of(parts: Sequence[Part]) -> Resources:
+    """Return the resources over all replicas of some parts."""
+    if len(parts) == 1:
+        return times(parts[0].demand, parts[0].replicas)
+    return added([times(part.demand, part.replicas) for part in parts])

@@ -8,8 +8,9 @@ from enum import StrEnum
 from cotenant.core.model.dependencies import Dependency
 from cotenant.core.model.job_array import ArraySpec, ArrayTask
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+from cotenant.core.model.resources import WHOLE_GPU_MILLI as WHOLE_GPU_MILLI
+from cotenant.core.model.resources import Amounts, Resources, added, amounts_of
 
-WHOLE_GPU_MILLI = 1000
 GRACE_SECONDS_DEFAULT = 30.0
 SUBMIT_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")  # of the submitter's shell
 OPEN_REPLICAS_MAX_DEFAULT = 64  # of a service with `auto` replicas and no limit
@@ -33,14 +34,35 @@ class Locality(StrEnum):
     ANYWHERE = "anywhere"
 
 
+class SpreadBy(StrEnum):
+    """What a job's replicas are spread over."""
+
+    NODE = "node"
+    RACK = "rack"
+
+
 @dataclass(frozen=True, slots=True)
-class Request:
+class Spread:
+    """Anti-affinity: a job's replicas are on `least` different nodes or racks at least; 0: anywhere."""
+
+    by: SpreadBy | None = None  # None: nodes
+    least: int = 0
+
+
+NO_SPREAD = Spread()
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Amounts):
     """What one replica asks for. `cores` None is `auto`: the CPU allocator decides."""
 
     gpu_milli: int = 0
     cores: int | None = None
-    memory_bytes: int = 0
     gpu_type: str = ""
+
+    def resources(self, *, auto: int) -> Resources:
+        """Return it as a vector; `auto` is the number of cores where the allocator decides."""
+        return Resources(self.gpu_milli, auto if self.cores is None else self.cores, **amounts_of(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +145,16 @@ class JobSpec:
     pre_run_seconds: float | None = None  # rank 0 first runs alone on one GPU for at most this long; None: no pre-run
     pids_max: int = 0  # per task; 0: the node's own limit
     submit_directory: SubmitDirectory | None = None  # processes start there where a node has it
+    spread: Spread = NO_SPREAD
 
     @property
     def gpu_milli(self) -> int:
         """GPUs over all replicas, in thousandths."""
         return sum(role.replicas * role.request.gpu_milli for role in self.roles)
+
+    def resources(self, *, auto: int) -> Resources:
+        """Return the resources over all replicas; `auto` is the number of cores where the allocator decides."""
+        return added([role.request.resources(auto=auto) * role.replicas for role in self.roles])
 
     @property
     def replicas(self) -> int:
@@ -150,7 +177,7 @@ class JobSpec:
     @property
     def shape(self) -> Shape:
         """What decides where the job fits: two jobs of the same shape are refused for the same reasons."""
-        return tuple((role.name, role.replicas, role.request) for role in self.roles), self.locality
+        return tuple((role.name, role.replicas, role.request) for role in self.roles), self.locality, self.spread
 
 
-Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None]
+Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None, Spread]

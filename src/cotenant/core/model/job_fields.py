@@ -29,6 +29,8 @@ from cotenant.core.model.field_limits import (
     shown,
 )
 from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.limits import REPLICAS_MAX
+from cotenant.core.model.resources import AMOUNT_KINDS
 
 DISCONNECTED_SECONDS_MIN = 10.0  # less would stop jobs when the control plane restarts
 PRE_RUN_SECONDS_MAX = 86_400.0
@@ -56,6 +58,7 @@ class FieldType(StrEnum):
     REPLICAS = "replicas"
     KIND = "kind"
     LOCALITY = "topology level"
+    SPREAD_BY = "node or rack"
     PRIORITY = "priority"
     SIGNAL = "signal"
     PROFILE = "auto or never"
@@ -166,6 +169,11 @@ JOB: tuple[JobField, ...] = (
         update="Whether the job may be preempted."),
     JobField("locality", T.LOCALITY, metavar="LEVEL",
         help="Topology level for all replicas: server, rack or anywhere."),
+    JobField("spread.by", T.SPREAD_BY, metavar="node|rack", flag="spread-by", shown="spread over",
+        help="What --spread counts: node (default) or rack."),
+    JobField("spread.min", T.INTEGER, "spread.least", "spread.min", limit=between(1, REPLICAS_MAX, or_zero=True),
+        metavar="N", flag="spread", shown="spread", shown_as="at least {}",
+        help="Minimum number of different nodes, or racks, that the replicas are on."),
     JobField("profile", T.PROFILE, "profiled", metavar="auto|never",
         help="Whether the job may be profiled on fewer cores while it runs.", other_names=("profiled",)),
     JobField("best_effort", T.BOOLEAN, help="Uses idle CPU time: its CPU time may be throttled, not only its cores."),
@@ -218,8 +226,11 @@ REQUEST: tuple[JobField, ...] = (
         help="GPU type, such as V100, or alternatives: 'V100|A100'."),
     JobField("cpus", T.CORES, "cores", "resources.cores", metavar="N|auto",
         help="Cores per replica; auto finds the useful number.", other_names=("cores", "cpu")),
-    JobField("memory", T.SIZE, "memory_bytes", "resources.memory_bytes", metavar="SIZE",
-        help="Memory per replica, such as 4GiB.", other_names=("mem",)),
+    *(
+        JobField(kind.key, T.SIZE, kind.name, f"resources.{kind.name}", metavar="SIZE", help=kind.help,
+            other_names=kind.other_names)
+        for kind in AMOUNT_KINDS
+    ),
 )
 
 # Attributes of several values: encoded, decoded, validated, written and shown by hand.

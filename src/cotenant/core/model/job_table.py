@@ -5,30 +5,26 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cotenant.core.model.resources import AMOUNTS, NAMES, NOTHING, Amounts, Resources, amounts_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the jobs of a table share: free resources on nodes that take work, plus everything the jobs hold now.
-
-    Resources about to be released count as free.
-    """
-
-    gpu_milli: int = 0
-    cores: int = 0
-    memory_bytes: int = 0
+# What the jobs of a table share: free resources on nodes that take work, plus everything the jobs hold now. Resources
+# about to be released count as free.
+Capacity = Resources
 
 
 @dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRow(Amounts):
     """A job as it enters the table, with nothing attained yet."""
 
     id: str
@@ -36,7 +32,6 @@ class JobRow:
     sequence: int  # breaks ties: earlier jobs have smaller ones
     gpu_milli: int = 0
     cores: int = 0
-    memory_bytes: int = 0
     replicas: int = 1
     priority: int = 0
     tenant: int = 0
@@ -53,21 +48,23 @@ class Jobs:
     `waiting_since` when the job last began to wait, `running_since` when its present run began, `remaining_seconds` the
     predicted remaining time (NaN: unpredictable) with `confidence` from 0 to 1. `predicted_seconds` is the predicted
     total run time; unlike a remaining time of 0, it shows by how much a job has exceeded it. `tenant` numbers tenants,
-    `tenant_weight` is that tenant's weight. `capacity` is what all jobs share. `by_arrival` lists the rows by arrival
-    and sequence, if that is known already.
+    `tenant_weight` is that tenant's weight. `borrows` marks jobs whose present or last run holds resources that
+    placement lent to it. `needs` are the columns of all resources, in the order of `KINDS`. `capacity` is what all jobs
+    share. `by_arrival` lists the rows by arrival and sequence, if that is known already.
     """
 
     sequence: Ints
     arrival_seconds: Floats
     gpu_milli: Ints
     cores: Ints
-    memory_bytes: Ints
+    needs: tuple[Ints, ...]
     replicas: Ints
     priority: Ints
     tenant: Ints
     deadline_seconds: Floats
     preemptible: Flags
     running: Flags
+    borrows: Flags
     attained_seconds: Floats
     attained_gpu_seconds: Floats
     waiting_since: Floats
@@ -76,15 +73,15 @@ class Jobs:
     predicted_seconds: Floats
     confidence: Floats
     tenant_weight: Floats
-    capacity: Capacity = Capacity()
+    capacity: Capacity = NOTHING
     by_arrival: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.sequence)
 
 
-_INTS = ("sequence", "gpu_milli", "cores", "memory_bytes", "replicas", "priority", "tenant")
-_FLAGS = ("preemptible", "running")
+_INTS = ("sequence", *NAMES, "replicas", "priority", "tenant")
+_FLAGS = ("preemptible", "running", "borrows")
 _FLOATS = (
     "arrival_seconds",
     "deadline_seconds",
@@ -97,6 +94,7 @@ _FLOATS = (
     "confidence",
     "tenant_weight",
 )
+_NAMES = (*_INTS, *_FLAGS, *_FLOATS)
 
 
 class _Arrivals:
@@ -170,11 +168,16 @@ class JobTable:
         self._row: dict[str, int] = {}
         capacity = max(1, capacity)  # it grows by doubling
         self._arrivals = _Arrivals(capacity)
-        self._columns: dict[str, NDArray[Any]] = {
-            **{name: np.zeros(capacity, dtype=np.int64) for name in _INTS},
-            **{name: np.zeros(capacity, dtype=np.bool_) for name in _FLAGS},
-            **{name: np.zeros(capacity, dtype=np.float64) for name in _FLOATS},
-        }
+        self._keep(
+            np.zeros((len(_INTS), capacity), dtype=np.int64),
+            np.zeros((len(_FLAGS), capacity), dtype=np.bool_),
+            np.zeros((len(_FLOATS), capacity), dtype=np.float64),
+        )
+
+    def _keep(self, *blocks: NDArray[Any]) -> None:
+        """Keep the columns in these blocks, one for each type: a row is copied at once for all columns of a type."""
+        self._blocks = blocks
+        self._columns: dict[str, NDArray[Any]] = dict(zip(_NAMES, chain(*blocks), strict=True))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -197,7 +200,7 @@ class JobTable:
         row = len(self.ids)
         self._enlist(row, job)
         if row == len(self._columns["sequence"]):
-            self._columns = {name: np.concatenate([old, old]) for name, old in self._columns.items()}
+            self._keep(*(np.concatenate([block, block], axis=1) for block in self._blocks))
         self.ids.append(job.id)
         self._row[job.id] = row
         self._set(
@@ -206,13 +209,14 @@ class JobTable:
             arrival_seconds=job.arrival_seconds,
             gpu_milli=job.gpu_milli,
             cores=job.cores,
-            memory_bytes=job.memory_bytes,
+            **amounts_of(job),
             replicas=job.replicas,
             priority=job.priority,
             tenant=job.tenant,
             deadline_seconds=job.deadline_seconds,
             preemptible=job.preemptible,
             running=False,
+            borrows=False,
             attained_seconds=0.0,
             attained_gpu_seconds=0.0,
             waiting_since=job.arrival_seconds,
@@ -237,15 +241,15 @@ class JobTable:
         row, last = self._row.pop(job_id), len(self.ids) - 1
         self._arrivals.remove(row, last)
         if row != last:
-            for column in self._columns.values():
-                column[row] = column[last]
+            for block in self._blocks:
+                block[:, row] = block[:, last]
             moved = self.ids[last]
             self.ids[row], self._row[moved] = moved, row
         self.ids.pop()
 
-    def start(self, job_id: str, now: float) -> None:
-        """Record that a job has started."""
-        self._set(self._row[job_id], running=True, running_since=now)
+    def start(self, job_id: str, now: float, *, borrows: bool = False) -> None:
+        """Record that a job has started, and whether it borrows what it holds."""
+        self._set(self._row[job_id], running=True, running_since=now, borrows=borrows)
 
     def stop(self, job_id: str, now: float) -> None:
         """Record that a job waits again; it keeps what it attained."""
@@ -257,7 +261,8 @@ class JobTable:
 
     def attain(self, job_id: str, run_seconds: float) -> None:
         """Credit run time from before the table knew the job."""
-        self._add_service(self._row[job_id], run_seconds)
+        if run_seconds:
+            self._add_service(self._row[job_id], run_seconds)
 
     def update(self, job_id: str, **values: float) -> None:
         """Set columns of one job: priority, deadline_seconds, remaining_seconds, confidence, cores…
@@ -280,14 +285,27 @@ class JobTable:
         """Return whether any job is waiting."""
         return not bool(self._columns["running"][: len(self.ids)].all())
 
-    def jobs(self, now: float) -> Jobs:
-        """Return all active jobs at a moment. The arrays are views, valid until the table changes."""
-        size = len(self.ids)
-        columns = {name: column[:size] for name, column in self._columns.items()}
+    def running_rows(self) -> Ints:
+        """Return the rows of the running jobs."""
+        return np.flatnonzero(self._columns["running"][: len(self.ids)])
+
+    def jobs(self, now: float, rows: Ints | None = None) -> Jobs:
+        """Return all active jobs at a moment, or those in some rows, in that order.
+
+        The arrays are views, valid until the table changes.
+        """
+        taken = slice(len(self.ids)) if rows is None else rows
+        columns: dict[str, NDArray[Any]] = dict(
+            zip(_NAMES, chain(*(block[:, taken] for block in self._blocks)), strict=True)
+        )
         running = columns["running"]
         ran = np.where(running, np.maximum(0.0, now - columns["running_since"]), 0.0)
         columns["attained_seconds"] = columns["attained_seconds"] + ran
         columns["attained_gpu_seconds"] = columns["attained_gpu_seconds"] + ran * columns["gpu_milli"] / 1000
         rest = np.maximum(0.0, columns["predicted_seconds"] - columns["attained_seconds"])
         columns["remaining_seconds"] = np.where(np.isnan(rest), columns["remaining_seconds"], rest)
-        return Jobs(**columns, capacity=self.capacity, by_arrival=self._arrivals.rows())
+        needs = tuple([columns[name] for name in NAMES])
+        for name in AMOUNTS:
+            del columns[name]
+        by_arrival = self._arrivals.rows() if rows is None else None
+        return Jobs(**columns, needs=needs, capacity=self.capacity, by_arrival=by_arrival)

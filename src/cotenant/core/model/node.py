@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cotenant.core.model.resources import WHOLE_GPU_MILLI, Amounts, Resources, amounts_of, present
+
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -58,12 +60,11 @@ class HealthProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Amounts):
     """Everything on a node that jobs may use."""
 
     cores: tuple[Core, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    memory_bytes: int = 0
     rack: str = ""
     address: str = ""
     not_enforced: tuple[str, ...] = ()
@@ -117,12 +118,11 @@ class UnhealthyCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeShape:
+class NodeShape(Amounts):
     """The total resources of a node, as counts. `count` 0: such a node could join but has not."""
 
     gpus: int
     cores: int
-    memory_bytes: int = 0
     gpu_type: str = ""
     shareable: bool = False
     count: int = 1
@@ -131,7 +131,13 @@ class NodeShape:
         """Return the shape as refusals name it."""
         gpus = f"{self.gpus} × {self.gpu_type}" if self.gpu_type else f"{self.gpus} GPUs"
         memory = f", {self.memory_bytes / 2**30:.0f} GiB" if self.memory_bytes else ""
-        return f"{gpus}, {self.cores} cores{memory}"
+        others = [f", {kind.describe(amount)}" for kind, amount in present(self) if kind.optional]
+        return f"{gpus}, {self.cores} cores{memory}{''.join(others)}"
+
+    @property
+    def resources(self) -> Resources:
+        """Its resources as a vector."""
+        return Resources(self.gpus * WHOLE_GPU_MILLI, self.cores, **amounts_of(self))
 
 
 def matches_gpu_type(gpu_type: str, wanted: str) -> bool:
@@ -157,7 +163,7 @@ def shape_of(inventory: Inventory) -> NodeShape:
     return NodeShape(
         gpus=len(inventory.gpus),
         cores=len(inventory.cores),
-        memory_bytes=inventory.memory_bytes,
+        **amounts_of(inventory),
         gpu_type=inventory.gpu_type,
         shareable=inventory.shareable,
     )

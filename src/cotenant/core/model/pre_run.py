@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cotenant.core.model.job import WHOLE_GPU_MILLI, JobSpec, Request
+from cotenant.core.model.job import NO_SPREAD, WHOLE_GPU_MILLI, JobSpec, Request
 from cotenant.core.model.refusal import about
 
 
@@ -24,6 +24,7 @@ def pre_run_of(spec: JobSpec) -> JobSpec:
         spec,
         roles=(replace(role, replicas=1, request=_on_one_gpu(role.request), open=None),),
         locality=None,
+        spread=NO_SPREAD,
         array=None,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cotenant.core.model.refusal import Code
+from cotenant.core.model.resources import KINDS, in_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,9 @@ class Meaning:
     numbers: Mapping[str, str] = field(default_factory=dict)
 
 
+_NAMES = ", ".join(f"`{kind.name}`" + " (thousandths)" * (kind.name == "gpu_milli") for kind in KINDS)
+_REMOVABLE = ", or no ".join(f"`{kind.name}`" for kind in KINDS[1:])
+_NOUNS = in_list([kind.noun for kind in KINDS])
 _AVOIDED = {
     "avoided_nodes": "nodes that the job avoids for a while; the other numbers do not count them",
     "yielded_nodes": "nodes that the job would avoid too, if any other node could ever hold it",
@@ -29,8 +33,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             "Too little is free in total, counted on the nodes that could ever hold a replica.",
             "Running jobs end, or nodes join. `cotenant explain` names the jobs that it waits for.",
             {
-                "wanted_": "what the job needs of each scarce resource: `gpu_milli` (thousandths), `cores`, "
-                "`memory_bytes`",
+                "wanted_": f"what the job needs of each scarce resource: {_NAMES}",
                 "free_": "what is free of it",
                 "unhealthy_gpus": "unhealthy GPUs, not counted as free",
                 **_AVOIDED,
@@ -46,7 +49,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
                 "best_": "how many the best node (`best_node_replicas`) or rack (`best_rack_replicas`) has room for",
                 "nodes_with_room": "nodes with room for one or more",
                 "racks_with_room": "racks with room for one or more",
-                "fits_without_": "1 where the job would fit if it needed no `cores`, or no `memory_bytes`",
+                "fits_without_": f"1 where the job would fit if it needed no {_REMOVABLE}",
                 **_AVOIDED,
             },
         ),
@@ -56,7 +59,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             "Ask for less per replica, more replicas or another GPU type, or add larger nodes; for a service: a higher "
             "`replicas_max`, a longer target, or fewer requests.",
             {
-                "largest_": "GPUs, cores and memory of the largest node",
+                "largest_": f"{_NOUNS} of the largest node",
                 "replicas_needed": "for a service: the fewest replicas that meet its latency objective",
                 "replicas_max": "for a service: its maximum of replicas",
                 "latency_seconds": "for a service: the latency with that maximum",
@@ -76,7 +79,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             {
                 "rank": "its position among the waiting jobs, from 1",
                 "ahead": "waiting jobs before it",
-                "left_": "what the jobs before it leave: `gpu_milli` (thousandths), `cores`, `memory_bytes`",
+                "left_": f"what the jobs before it leave: {_NAMES}",
                 "ahead_gpu_milli": "GPUs requested by the waiting jobs before it, in thousandths",
                 "score": "its score within its priority and level; the lowest runs first",
                 "nearest_score": "the score of the job right before it",

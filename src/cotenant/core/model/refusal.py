@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -11,6 +11,10 @@ from types import MappingProxyType
 from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.job import Locality
 from cotenant.core.model.node import HeldNode
+from cotenant.core.model.quantities import gib as gib
+from cotenant.core.model.quantities import gpus as gpus
+from cotenant.core.model.quantities import plural as plural
+from cotenant.core.model.resources import KINDS, Resources, in_words
 
 
 class Wait(StrEnum):
@@ -134,33 +138,6 @@ def wait_of(code: Code, *, over_share: bool) -> Wait:
     return Wait.FAIR_SHARE if over_share and not elsewhere else kind
 
 
-def plural(count: float, noun: str) -> str:
-    """Format a count with its noun: `1 GPU`, `0.5 GPUs`, `3 servers`.
-
-    >>> plural(1, "GPU"), plural(2.5, "GPU")
-    ('1 GPU', '2.5 GPUs')
-    """
-    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
-
-
-def gpus(milli: int) -> str:
-    """Format GPUs given in thousandths.
-
-    >>> gpus(8000), gpus(500)
-    ('8 GPUs', '0.5 GPUs')
-    """
-    return plural(milli / 1000, "GPU")
-
-
-def gib(count: int) -> str:
-    """Format bytes.
-
-    >>> gib(3 * 2**29)
-    '1.5 GiB'
-    """
-    return f"{count / 2**30:.3g} GiB"
-
-
 def format_duration(seconds: float) -> str:
     """Format a duration in its largest suitable unit, rounded up so that it has always passed by then.
 
@@ -229,22 +206,22 @@ def outranked(
     rank: int,
     ahead: int,
     first: Sequence[str] = (),
-    left: tuple[int, int, int] | None = None,
+    left: Resources | None = None,
     nearest: PrecedingJob | None = None,
 ) -> Refusal:
     """Return the refusal of a job whose resources go to jobs before it in the order: `first` are the first of these.
 
     `left` is what those jobs leave: GPUs in thousandths, cores, and memory in bytes; None if unknown.
 
-    >>> outranked(7, 6, ["a", "b"], (2000, 12, 2**30)).detail
+    >>> outranked(7, 6, ["a", "b"], Resources(2000, 12, 2**30)).detail
     'is number 7 in the order; the jobs before it, first a and b, leave 2 GPUs, 12 cores and 1 GiB of memory'
     """
     who = f"the jobs before it, first {' and '.join(first)}," if first else "the jobs before it"
     numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
     much = "leave too little of the cluster"
     if left is not None:
-        much = f"leave {_amounts(left)}"
-        numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
+        much = f"leave {in_words(left)}"
+        numbers |= _numbers("left", left)
     return Refusal(
         Code.OUTRANKED,
         f"is number {rank} in the order; {who} {much}{_nearness(ahead, nearest, numbers)}",
@@ -257,33 +234,34 @@ def blocked_by_strict_head(
     rank: int,
     ahead: int,
     head: str,
-    wanted: tuple[int, int, int],
-    left: tuple[int, int, int],
+    wanted: Resources,
+    left: Resources,
     nearest: PrecedingJob | None,
 ) -> Refusal:
     """Return the refusal of a job behind the `head` of a strict order, which does not fit: the order stops there.
 
-    >>> refusal = blocked_by_strict_head(7, 6, "a", (4000, 8, 2**31), (2000, 12, 2**30), None)
+    >>> wanted, left = Resources(4000, 8, 2**31), Resources(2000, 12, 2**30)
+    >>> refusal = blocked_by_strict_head(7, 6, "a", wanted, left, None)
     >>> refusal.detail.partition(", which ")[2]
     'needs 4 GPUs, 8 cores and 2 GiB of memory; the jobs before a leave 2 GPUs, 12 cores and 1 GiB of memory'
     >>> [refusal.numbers[name] for name in ("rank", "head_gpu_milli", "head_cores", "left_gpu_milli", "left_cores")]
     [7, 4000.0, 8.0, 2000, 12]
     """
     numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
-    numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
-    names = ("head_gpu_milli", "head_cores", "head_memory_bytes")
-    numbers |= dict(zip(names, map(float, wanted), strict=True))
+    numbers |= _numbers("left", left) | _numbers("head", map(float, wanted))
     return Refusal(
         Code.OUTRANKED,
-        f"is number {rank} in a strict order that stops at {head}, which needs {_amounts(wanted)}; the "
-        f"jobs before {head} leave {_amounts(left)}{_nearness(ahead, nearest, numbers)}",
+        f"is number {rank} in a strict order that stops at {head}, which needs {in_words(wanted)}; the "
+        f"jobs before {head} leave {in_words(left)}{_nearness(ahead, nearest, numbers)}",
         f"{head} finds room, is cancelled or falls in the order, or the queue is set to backfill",
         numbers,
     )
 
 
-def _amounts(of: tuple[int, int, int]) -> str:
-    return f"{gpus(of[0])}, {plural(of[1], 'core')} and {gib(of[2])} of memory"
+def _numbers(prefix: str, amounts: Iterable[float]) -> dict[str, float]:
+    """Return the numbers of a refusal for amounts of all resources."""
+    kinds = zip(KINDS, amounts, strict=True)
+    return {f"{prefix}_{kind.name}": amount for kind, amount in kinds if amount or not kind.optional}
 
 
 def _nearness(ahead: int, nearest: PrecedingJob | None, numbers: dict[str, float]) -> str:

@@ -10,7 +10,17 @@ from cotenant.core.model import job_array, job_fields
 from cotenant.core.model.field_limits import is_id
 from cotenant.core.model.field_limits import name_error as name_error
 from cotenant.core.model.field_limits import shown as shown
-from cotenant.core.model.job import SUBMIT_VARIABLES, WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role, SubmitDirectory
+from cotenant.core.model.job import (
+    SUBMIT_VARIABLES,
+    WHOLE_GPU_MILLI,
+    JobKind,
+    JobSpec,
+    Locality,
+    Request,
+    Role,
+    SpreadBy,
+    SubmitDirectory,
+)
 from cotenant.core.model.limits import (
     COMMAND_WORDS_MAX,
     ENVIRONMENT_MAX,
@@ -22,10 +32,10 @@ from cotenant.core.model.limits import DEPENDENCIES_MAX as DEPENDENCIES_MAX
 from cotenant.core.model.limits import REPLICAS_MAX as REPLICAS_MAX
 from cotenant.core.model.limits import ROLES_MAX as ROLES_MAX
 from cotenant.core.model.node import alternatives
+from cotenant.core.model.resources import AMOUNT_MAX, AMOUNT_MIN, amounts_of
 
 CORES_MAX = 4096
 GPU_MILLI_MAX = 64 * WHOLE_GPU_MILLI
-MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 4 * 2**20, 2**50
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_VARIABLES = ("COTENANT_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -69,7 +79,7 @@ def check_amounts(spec: JobSpec) -> tuple[Violation, ...]:
             ("open.max", 1, role.open.most if role.open else 1, REPLICAS_MAX),
             ("resources.gpu_milli", 0, role.request.gpu_milli, GPU_MILLI_MAX),
             ("resources.cores", 0, role.request.cores or 0, CORES_MAX),
-            ("resources.memory_bytes", 0, role.request.memory_bytes, MEMORY_BYTES_MAX),
+            *((f"resources.{name}", 0, amount, AMOUNT_MAX) for name, amount in amounts_of(role.request).items()),
         )
         if not least <= amount <= most
     )
@@ -155,8 +165,9 @@ def _request(request: Request) -> Found:
         yield "gpu_milli", f"above one GPU, only whole GPUs are allowed, not {milli / 1000:g}"
     if request.cores is not None and not 1 <= request.cores <= CORES_MAX:
         yield "cores", f"must be from 1 to {CORES_MAX}, or absent for auto, not {request.cores}"
-    if request.memory_bytes and not MEMORY_BYTES_MIN <= request.memory_bytes <= MEMORY_BYTES_MAX:
-        yield "memory_bytes", f"must be 0, or from 4 MiB to 1 PiB, not {request.memory_bytes}"
+    for name, amount in amounts_of(request).items():
+        if amount and not AMOUNT_MIN <= amount <= AMOUNT_MAX:
+            yield name, f"must be 0, or from 4 MiB to 1 PiB, not {amount}"
     if wrong := name_error(request.gpu_type):
         yield "gpu_type", wrong
     elif request.gpu_type and not all(alternatives(request.gpu_type)):
@@ -178,10 +189,26 @@ def _contradictions(spec: JobSpec) -> Found:
         yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
     if spec.qos.latency_percentile and not spec.qos.latency_seconds:
         yield "qos.latency_seconds", "a percentile was given but no latency target"
+    yield from _spread(spec)
     goal = spec.loss_goal
     if bool(goal.fall_steps) != bool(goal.fall_min):
         given, missing = ("fall_steps", "fall_min") if goal.fall_steps else ("fall_min", "fall_steps")
         yield f"loss_goal.{missing}", f"is missing: {given} alone has no effect"
+
+
+def _spread(spec: JobSpec) -> Found:
+    """Yield why the replicas cannot be on as many different nodes or racks."""
+    least, by = spec.spread.least, spec.spread.by or SpreadBy.NODE
+    if spec.spread.by and not least:
+        yield "spread.min", "is missing: spread.by alone has no effect"
+    if least > spec.replicas > 0:
+        yield "spread.min", f"must be at most the number of replicas, {spec.replicas}, not {least}"
+    if least > 1 and (spec.locality is Locality.SERVER or (spec.locality, by) == (Locality.RACK, SpreadBy.RACK)):
+        yield (
+            "spread.min",
+            f"contradicts locality: locality {spec.locality} wants all replicas on one {spec.locality}, "
+            f"spread wants them on {least} {by}s at least",
+        )
 
 
 def _order(spec: JobSpec) -> Found:

@@ -17,6 +17,8 @@ from math import ceil
 from cotenant.core.model.estimate import Candidate
 from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, JobSpec, Role
 from cotenant.core.model.node import NodeShape
+from cotenant.core.placement.constraint import nodes_min
+from cotenant.core.placement.job_constraints import constraints_by
 from cotenant.core.placement.unschedulable import room_on
 
 CANDIDATES_MAX = 8
@@ -44,18 +46,18 @@ def standard_candidates(
     """
     serves = spec.kind is JobKind.INFERENCE or bool(spec.qos.arrivals_per_second)
     roles = tuple([replace(role, command=()) if role.command else role for role in spec.roles])  # up to 128 KiB each
-    return _standard(roles, serves, tuple(shapes), cores_useful)
+    return _standard(roles, serves, tuple(shapes), cores_useful, nodes_min(constraints_by(spec)))
 
 
 @lru_cache(KEPT_MAX)  # jobs with equal roles ask the same question again and again
 def _standard(
-    roles: tuple[Role, ...], serves: bool, shapes: tuple[NodeShape, ...], cores_useful: int | None
+    roles: tuple[Role, ...], serves: bool, shapes: tuple[NodeShape, ...], cores_useful: int | None, least: int
 ) -> tuple[Candidate, ...]:
     if not roles:
         return ()
     role, replicas = _chief(roles), sum(one.replicas for one in roles)
     own = replace(_own(roles, role), cores=role.request.cores or cores_useful or _share(role, shapes))
-    own = replace(own, nodes=_nodes_min(role, shapes))
+    own = replace(own, nodes=max(least, _nodes_min(role, shapes)))
     if serves:
         worth = [*_by_replicas(replicas, own, role, shapes)]
     elif shapes and not _able(role, shapes):

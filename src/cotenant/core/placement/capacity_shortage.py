@@ -10,27 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.core.capacity.free_totals import FreeTotals, cached_totals, current_totals, open_nodes_by_kind
-from cotenant.core.capacity.ledger import Ledger, Sums
-from cotenant.core.model.gang import Gang, Part
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Gang, Part, needs_of
 from cotenant.core.model.node import format_gpu_type
-from cotenant.core.model.refusal import Code, Refusal, gib, gpus, plural
+from cotenant.core.model.refusal import Code, Refusal, plural
+from cotenant.core.model.resources import AMOUNT_KINDS, KINDS, ResourceKind, Resources
 
-RESOURCES = ("gpu_milli", "cores", "memory_bytes")
 REFUSALS_MAX = 4096  # cached reasons: gangs that lack the same get the same one
 GPUS_RECOVER = "GPUs recover or are released (`cotenant nodes`)"
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What parts of a gang need together, what is free on nodes that could hold any of it, and what those nodes have.
-
-    GPUs in thousandths, cores and memory, as in all totals.
-    """
+    """What parts of a gang need, what is free on nodes that could hold any of it, and what those nodes have."""
 
     parts: Sequence[Part]
-    wanted: Sums
-    free: Sums
-    total: Sums
+    wanted: Resources
+    free: Resources
+    total: Resources
 
 
 def shortage(gang: Gang, ledger: Ledger) -> Shortage | None:
@@ -55,8 +52,9 @@ def cached_shortage(gang: Gang, ledger: Ledger, *, alone: bool) -> Refusal | Non
     found = _shortage(gang.parts, (room,), totals)
     if found is None or not _holds(part, totals.counts, room, alone=alone):
         return None
-    lacking = tuple([wanted if wanted > free else None for wanted, free in zip(found.wanted, found.free, strict=True)])
-    key = lacking, found.free, found.total, part.demand.gpu_type
+    free = found.free
+    lacking = tuple([one if one > free[at] else None for at, one in enumerate(found.wanted)])
+    key = lacking, free, found.total, part.demand.gpu_type
     if (refusal := totals.refusals.get(key)) is None:
         if len(totals.refusals) >= REFUSALS_MAX:
             totals.refusals.clear()
@@ -65,16 +63,9 @@ def cached_shortage(gang: Gang, ledger: Ledger, *, alone: bool) -> Refusal | Non
 
 
 def _shortage(parts: Sequence[Part], rooms: Sequence[tuple[int, ...]], totals: FreeTotals) -> Shortage | None:
-    milli = cores = memory = 0
-    for part in parts:
-        demand, replicas = part.demand, part.replicas
-        milli += replicas * demand.gpu_milli
-        cores += replicas * demand.cores
-        memory += replicas * demand.memory_bytes
+    wanted = needs_of(parts)
     free, total = totals.sums(tuple([any(each) for each in zip(*rooms, strict=True)]))
-    if milli <= free[0] and cores <= free[1] and memory <= free[2]:
-        return None
-    return Shortage(parts, (milli, cores, memory), free, total)
+    return None if wanted.fits(free) else Shortage(parts, wanted, free, total)
 
 
 def could_hold(part: Part, ledger: Ledger, *, alone: bool) -> bool:
@@ -96,12 +87,12 @@ def shortage_refusal(found: Shortage, ledger: Ledger) -> Refusal:
     lacking: list[str] = []
     asked: dict[str, float] = {}
     there: dict[str, float] = {}
-    for name, wanted, free, total in zip(RESOURCES, found.wanted, found.free, found.total, strict=True):
+    for kind, wanted, free, total in zip(KINDS, found.wanted, found.free, found.total, strict=True):
         if wanted > free:
-            lacking.append(f"needs {_in_words(name, wanted, free, total, found.parts)} free")
-            asked[f"wanted_{name}"], there[f"free_{name}"] = float(wanted), float(free)
+            lacking.append(f"needs {_in_words(kind, wanted, free, total, found.parts)} free")
+            asked[f"wanted_{kind.name}"], there[f"free_{kind.name}"] = float(wanted), float(free)
     numbers = asked | there
-    if found.wanted[0] > found.free[0] and (ill := unhealthy_gpus(found.parts, ledger)):
+    if found.wanted.gpu_milli > found.free.gpu_milli and (ill := unhealthy_gpus(found.parts, ledger)):
         numbers["unhealthy_gpus"] = float(ill)
         return Refusal(
             Code.CAPACITY,
@@ -112,14 +103,12 @@ def shortage_refusal(found: Shortage, ledger: Ledger) -> Refusal:
     return Refusal(Code.CAPACITY, "; ".join(lacking), "running jobs finish, or nodes join", numbers)
 
 
-def _in_words(name: str, wanted: int, free: int, total: int, parts: Sequence[Part]) -> str:
-    if name == "cores":
-        return f"{plural(wanted, 'core')}, {free} of {total}"
-    if name == "memory_bytes":
-        return f"{gib(wanted)} of memory, {gib(free)}"
-    kinds = {part.demand.gpu_type for part in parts if part.demand.gpu_type}
-    kind = f" ({', '.join(map(format_gpu_type, sorted(kinds)))})" if kinds else ""
-    return f"{gpus(wanted)}{kind}, {free / 1000:g} of {total / 1000:g}"
+def _in_words(kind: ResourceKind, wanted: int, free: int, total: int, parts: Sequence[Part]) -> str:
+    if kind in AMOUNT_KINDS:
+        return f"{kind.describe(wanted)}, {kind.write(free)}"
+    types = {part.demand.gpu_type for part in parts if part.demand.gpu_type} if kind.name == "gpu_milli" else ()
+    typed = f" ({', '.join(map(format_gpu_type, sorted(types)))})" if types else ""
+    return f"{kind.describe(wanted)}{typed}, {kind.write(free)} of {kind.write(total)}"
 
 
 def unhealthy_gpus(parts: Sequence[Part], ledger: Ledger) -> int:

@@ -16,6 +16,7 @@ from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocat
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.node import Core, Gpu, Inventory
+from cotenant.core.model.resources import amounts_of
 from cotenant.core.placement.core_selection import choose_cores, core_positions, grow_cores
 
 
@@ -181,13 +182,13 @@ class NodeDevices:
             node=node,
             gpus=0 if self.inventory.shareable else len(parts),
             cores=allocation.cores,
-            memory_bytes=allocation.memory_bytes,
+            **amounts_of(allocation.resources),
             shares=parts if self.inventory.shareable else (),
         )
 
 
 def _allocation(task: Task, cores: Sequence[Core], gpus: tuple[GpuShare, ...]) -> TaskAllocation:
-    return _named(TaskAllocation(task.role, task.rank, gpus=gpus, memory_bytes=task.demand.memory_bytes), cores)
+    return _named(TaskAllocation(task.role, task.rank, gpus=gpus, **amounts_of(task.demand)), cores)
 
 
 def _named(task: TaskAllocation, cores: Sequence[Core]) -> TaskAllocation:

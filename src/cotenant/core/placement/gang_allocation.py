@@ -72,10 +72,9 @@ def hold_all(ledger: Ledger, holdings: Sequence[Holding]) -> bool:
     """Hold all of some holdings, or nothing if some are not free; returns whether it held them."""
     held: list[Holding] = []
     for holding in holdings:
-        if not ledger.can_hold(holding):
+        if not ledger.hold_if_free(holding):
             for done in held:
                 ledger.release(done)
             return False
-        ledger.hold(holding)
         held.append(holding)
     return True

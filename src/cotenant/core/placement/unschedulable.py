@@ -2,13 +2,14 @@
 
 A wrong reason is worse than none, so each is checked against what it claims: only nodes that could ever hold a replica
 count as free, what an empty cluster could not hold is never said to wait for other jobs, and fragmentation is blamed on
-cores or memory only if the gang would fit without them.
+cores or an amount only if the gang would fit without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,10 @@ from cotenant.core.capacity.ledger import UNLIMITED, Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import WHOLE_GPU_MILLI, JobSpec, Locality, Request
 from cotenant.core.model.node import NodeShape, format_gpu_type, matches_gpu_type
-from cotenant.core.model.refusal import Code, Refusal, gib, gpus, nodes_held, plural
+from cotenant.core.model.refusal import Code, Refusal, nodes_held, plural
+from cotenant.core.model.resources import KINDS, ResourceKind, Resources, added, amounts_of, counts_of, present
 from cotenant.core.placement.capacity_shortage import (
     GPUS_RECOVER,
-    RESOURCES,
     cached_shortage,
     could_hold,
     describe_unhealthy_gpus,
@@ -29,6 +30,8 @@ from cotenant.core.placement.capacity_shortage import (
     shortage_refusal,
     unhealthy_gpus,
 )
+from cotenant.core.placement.constraint import Lacking, constraints_of, first_lacking
+from cotenant.core.placement.job_constraints import constraints_by
 from cotenant.core.placement.packing import room_for_all
 
 
@@ -78,7 +81,7 @@ def quick_shortage(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal |
 
     No policy needs to search then; the answer is that of `no_place`.
     """
-    simple = len(gang.parts) == 1 and within is not Locality.RACK
+    simple = len(gang.parts) == 1 and within is not Locality.RACK and not gang.constraints
     if simple and (refusal := cached_shortage(gang, ledger, alone=within is Locality.SERVER)):
         return refusal
     short = cached_totals(ledger) is not None and shortage(gang, ledger) is not None
@@ -87,7 +90,8 @@ def quick_shortage(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal |
 
 def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, everywhere: bool = False) -> bool:
     """Return whether a gang fits, by counting: exact for one role, a necessary condition for several."""
-    if empty and not everywhere and len(gang.parts) == 1 and within is not Locality.RACK:
+    simple = len(gang.parts) == 1 and not gang.constraints
+    if simple and empty and not everywhere and within is not Locality.RACK:
         return could_hold(gang.parts[0], ledger, alone=within is Locality.SERVER)
     if within is Locality.SERVER:
         return bool(len(room_for_all(gang, ledger, empty=empty, everywhere=everywhere)))
@@ -98,15 +102,17 @@ def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, e
         room = np.minimum(ledger.room(part.demand, empty=empty, everywhere=everywhere), part.replicas)
         roomy &= np.bincount(racks, room, len(roomy)) >= part.replicas
         able |= room > 0
-    if len(gang.parts) == 1:
+    if simple:
         return bool(roomy.any())
-    return any(not _lacking(gang, ledger, able & (racks == rack), empty=empty) for rack in np.flatnonzero(roomy))
+    return any(
+        not _lacking(gang, ledger, here, empty=empty) and not first_lacking(gang, here, ledger)
+        for here in (able & (racks == rack) for rack in np.flatnonzero(roomy))
+    )
 
 
 def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool = False) -> list[str]:
     """Return the resources of which some nodes have too little in total."""
-    there = ledger.sums(able, empty=empty)
-    return [name for name, have in zip(RESOURCES, there, strict=True) if getattr(gang, name) > have]
+    return gang.needs.lacking(ledger.sums(able, empty=empty))
 
 
 _UNCORDONED = "a node joins, or is uncordoned"
@@ -154,6 +160,9 @@ def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
         request = Request(part.demand.gpu_milli, gpu_type=part.demand.gpu_type)
         if lacking := _no_such_gpus(request, ledger.shapes):
             return Refusal(Code.NEVER_FITS, f"needs {_gang_in_words(gang)}, and {lacking[0]}", lacking[1])
+    if found := _unmet(gang, ledger, within=within, empty=True):
+        detail = f"needs {_replicas_in_words(gang, within)}, and {found.detail}"
+        return Refusal(Code.NEVER_FITS, detail, f"{found.remedy}, or nodes join", found.numbers)
     holder = _HOLDERS.get(within, "the whole cluster")
     return Refusal(
         Code.NEVER_FITS,
@@ -162,7 +171,21 @@ def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     )
 
 
+def _unmet(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False) -> Lacking | None:
+    """Return what is missing for the constraints of a gang that has room, in the rack with room on the most nodes."""
+    if not gang.constraints or within is Locality.SERVER:
+        return None
+    rooms = [ledger.room(part.demand, empty=empty, everywhere=empty) for part in gang.parts]
+    able: NDArray[np.bool_] = np.logical_or.reduce([room > 0 for room in rooms])
+    if within is Locality.RACK:
+        able &= ledger.rack_numbers == int(np.bincount(ledger.rack_numbers, able).argmax())
+    return first_lacking(gang, able, ledger, empty=empty) if able.any() else None
+
+
 def _fragmented(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    if found := _unmet(gang, ledger, within=within):
+        detail = f"needs {_replicas_in_words(gang, within)}, and {found.detail}"
+        return Refusal(Code.FRAGMENTED, detail, f"running jobs finish, or {found.remedy}", found.numbers, within)
     part = _tightest(gang, ledger, within=within)
     room = np.minimum(ledger.room(part.demand), part.replicas)
     numbers = {"wanted_replicas": part.replicas, "room_replicas": int(room.sum())}
@@ -180,13 +203,10 @@ def _fragmented(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     numbers |= {"best_node_replicas": int(room.max(initial=0)), "nodes_with_room": int((room > 0).sum())}
     culprits = list(_culprits(gang, ledger, within=within))
     if culprits:
-        detail += f"; {' or '.join(_NOUNS[name] for name in culprits)} stand in its way"
-    blamed = {f"fits_without_{name}": 1.0 for name in culprits}
+        detail += f"; {' or '.join(kind.noun for kind in culprits)} stand in its way"
+    blamed = {f"fits_without_{kind.name}": 1.0 for kind in culprits}
     counts = {name: float(value) for name, value in numbers.items()} | blamed
     return Refusal(Code.FRAGMENTED, detail, remedy, counts, within)
-
-
-_NOUNS = {"cores": "cores", "memory_bytes": "memory"}
 
 
 _ON_ONE = {Locality.SERVER: "on one server", Locality.RACK: "in one rack"}
@@ -213,17 +233,15 @@ def _tightest(gang: Gang, ledger: Ledger, *, within: Locality) -> Part:
     return max(gang.parts, key=lambda part: (part.demand.gpu_milli, part.demand.cores, part.role))
 
 
-def _culprits(gang: Gang, ledger: Ledger, *, within: Locality) -> Iterator[str]:
-    """Yield cores or memory if a gang that asks for more than that would fit without them."""
-    for name in _NOUNS:
-        parts = tuple(replace(part, demand=_without(part.demand, name)) for part in gang.parts)
-        asks_for_more = any(getattr(gang, other) for other in RESOURCES if other != name)
-        if getattr(gang, name) and asks_for_more and fits(Gang(gang.job_id, parts), ledger, within=within):
-            yield name
-
-
-def _without(demand: Demand, name: str) -> Demand:
-    return replace(demand, cores=0) if name == "cores" else replace(demand, memory_bytes=0)
+def _culprits(gang: Gang, ledger: Ledger, *, within: Locality) -> Iterator[ResourceKind]:
+    """Yield cores, or an amount, if a gang that asks for more than that would fit without it."""
+    needs = gang.needs
+    for kind, need in zip(KINDS[1:], needs[1:], strict=True):
+        without: dict[str, Any] = {kind.name: 0}
+        parts = tuple(replace(part, demand=replace(part.demand, **without)) for part in gang.parts)
+        asks_for_more = any(needs._replace(**without))
+        if need and asks_for_more and fits(Gang(gang.job_id, parts), ledger, within=within):
+            yield kind
 
 
 def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> Refusal | None:
@@ -238,15 +256,16 @@ def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> 
     if not lacking and spec.locality is Locality.SERVER and not any(_holds_all(shape, spec) for shape in shapes):
         lacking.append("the job must run on one server, and no server could hold all of it")
     if not lacking and not elastic:
-        lacking += _sums_too_large(spec, shapes)
+        lacking += [*_sums_too_large(spec, shapes), *_too_few_nodes(spec, shapes)]
     if not lacking:
         return None
-    largest = max(shapes, key=lambda shape: (shape.gpus, shape.cores, shape.memory_bytes))
+    largest = max(shapes, key=counts_of)
     return Refusal(
         Code.NEVER_FITS,
         f"{'; '.join(lacking)}; the largest node has {largest}",
         "ask for less per replica, spread the job over more replicas, or add nodes",
-        {"largest_gpus": largest.gpus, "largest_cores": largest.cores, "largest_memory_bytes": largest.memory_bytes},
+        {"largest_gpus": largest.gpus, "largest_cores": largest.cores}
+        | {f"largest_{kind.name}": amount for kind, amount in present(largest)},
     )
 
 
@@ -279,40 +298,24 @@ def _roles_too_large(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: boo
 
 
 def _sums_too_large(spec: JobSpec, shapes: Sequence[NodeShape]) -> Iterator[str]:
-    wanted = _least(spec)
-    total_gpus = sum(shape.gpus * shape.count for shape in shapes)
-    total_cores = sum(shape.cores * shape.count for shape in shapes)
-    total_memory = sum(shape.memory_bytes * shape.count for shape in shapes)
-    if wanted.gpu_milli > total_gpus * WHOLE_GPU_MILLI:
-        yield f"the job needs {gpus(wanted.gpu_milli)}; the whole cluster has {total_gpus}"
-    if wanted.cores > total_cores:
-        yield f"the job needs {plural(wanted.cores, 'core')} at least; the whole cluster has {total_cores}"
-    if wanted.memory_bytes > total_memory:
-        yield f"the job needs {gib(wanted.memory_bytes)} of memory; the whole cluster has {gib(total_memory)}"
+    wanted = spec.resources(auto=1)
+    there = added(shape.resources * shape.count for shape in shapes)
+    for kind, need, have in zip(KINDS, wanted, there, strict=True):
+        if need > have:
+            least = " at least" if kind.name == "cores" else ""  # `auto` counts as one
+            yield f"the job needs {kind.describe(need)}{least}; the whole cluster has {kind.write(have)}"
+
+
+def _too_few_nodes(spec: JobSpec, shapes: Sequence[NodeShape]) -> Iterator[str]:
+    able = sum(shape.count for shape in shapes if any(room_on(shape, role.request) for role in spec.roles))
+    for constraint in constraints_by(spec):
+        if able < constraint.nodes_min:
+            yield f"the job must be {constraint.in_words}; {plural(able, 'server')} could hold a replica"
 
 
 def _holds_all(shape: NodeShape, spec: JobSpec) -> bool:
-    wanted = _least(spec)
-    return (
-        all(room_on(shape, role.request) >= role.replicas for role in spec.roles)
-        and wanted.gpu_milli <= shape.gpus * WHOLE_GPU_MILLI
-        and wanted.cores <= shape.cores
-        and wanted.memory_bytes <= shape.memory_bytes
-    )
-
-
-def _least(spec: JobSpec) -> Demand:
-    """Return the least that a job could be given."""
-    return Demand(
-        gpu_milli=spec.gpu_milli,
-        cores=sum(role.replicas * _cores_least(role.request) for role in spec.roles),
-        memory_bytes=sum(role.replicas * role.request.memory_bytes for role in spec.roles),
-    )
-
-
-def _cores_least(request: Request) -> int:
-    """Return the fewest cores of a replica: 1 for `auto`, otherwise the number requested."""
-    return 1 if request.cores is None else request.cores
+    holds_each = all(room_on(shape, role.request) >= role.replicas for role in spec.roles)
+    return holds_each and spec.resources(auto=1).fits(shape.resources)
 
 
 def room_on(shape: NodeShape, request: Request) -> int:
@@ -324,10 +327,8 @@ def room_on(shape: NodeShape, request: Request) -> int:
         limits.append(shape.gpus * (WHOLE_GPU_MILLI // request.gpu_milli) if shape.shareable else 0)
     if request.gpu_milli and request.gpu_type and not matches_gpu_type(shape.gpu_type, request.gpu_type):
         return 0
-    if cores := _cores_least(request):
-        limits.append(shape.cores // cores)
-    if request.memory_bytes:
-        limits.append(shape.memory_bytes // request.memory_bytes)
+    least = request.resources(auto=1)
+    limits += [have // need for have, need in zip(shape.resources[1:], least[1:], strict=True) if need]
     return min(limits)
 
 
@@ -346,17 +347,22 @@ def in_words(demand: Demand) -> str:
     >>> in_words(Demand(gpu_milli=2000, cores=6))
     '2 GPUs and 6 cores'
     """
-    kind = f" ({format_gpu_type(demand.gpu_type)})" if demand.gpu_type else ""
-    words = [gpus(demand.gpu_milli) + kind] if demand.gpu_milli else []
-    words += [plural(demand.cores, "core")] if demand.cores else []
-    words += [f"{gib(demand.memory_bytes)} of memory"] if demand.memory_bytes else []
+    words = [kind.describe(need) for kind, need in zip(KINDS, Resources.of(demand), strict=True) if need]
+    if demand.gpu_type and demand.gpu_milli:
+        words[0] += f" ({format_gpu_type(demand.gpu_type)})"
     return " and ".join(words) or "nothing"
 
 
 def _gang_in_words(gang: Gang) -> str:
-    return " with ".join(f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}" for part in gang.parts)
+    """Describe what a gang needs, with the constraints that its job sets."""
+    return ", ".join(filter(None, (_replicas_in_words(gang), *(one.in_words for one in constraints_of(gang)))))
+
+
+def _replicas_in_words(gang: Gang, within: Locality = Locality.ANYWHERE) -> str:
+    each = " with ".join(f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}" for part in gang.parts)
+    return " ".join(filter(None, (each, _ON_ONE.get(within))))
 
 
 def request_in_words(request: Request) -> str:
     """Describe what one replica asks for; `auto` cores are left out."""
-    return in_words(Demand(request.gpu_milli, request.cores or 0, request.memory_bytes, request.gpu_type))
+    return in_words(Demand(request.gpu_milli, request.cores or 0, request.gpu_type, **amounts_of(request)))

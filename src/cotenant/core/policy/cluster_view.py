@@ -191,13 +191,15 @@ class Reclaim:
 class Reclaims(Protocol):
     """A placement policy that lends reserved resources and reclaims them for the jobs they are reserved for (CODA [P]).
 
-    Lent resources are reclaimed regardless of the queue's order; until then the borrower runs.
+    Lent resources are reclaimed regardless of the queue's order; until then the borrower runs. A policy lends to jobs
+    with fewer GPUs than those that it reserves for: so admission counts them as free for the latter.
     """
 
     def lends(self, gang: Gang, offer: Offer, ledger: Ledger) -> bool:
         """Return whether a gang that starts there borrows; called once, before the ledger has it.
 
-        The policy may remember it until the next cycle begins.
+        The policy may remember it until the next cycle begins. A gang that would borrow the room of jobs with more GPUs
+        does not stop them for that, and keeps waiting.
         """
 
     def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]) -> Reclaim | None:

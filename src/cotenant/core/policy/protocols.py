@@ -41,13 +41,19 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class EndedJob:
-    """A job that ran to its end, as kept in history: what it asked for, and what it attained."""
+    """A job that ran to its end, as kept in history: what it asked for, what it attained, and what was predicted.
+
+    `predicted_seconds` is the last prediction of its total run time before the end, None if there was none, with its
+    confidence from 0 to 1.
+    """
 
     gpu_milli: int
     cores: int
     replicas: int
     attained_seconds: float
     attained_gpu_seconds: float
+    predicted_seconds: float | None = None
+    confidence: float = 0.0
 
 
 class QueuePolicy(Protocol):
@@ -65,6 +71,21 @@ class QueuePolicy(Protocol):
 
     def order(self, jobs: Jobs, now: float) -> Order:
         """Return each active job's level and score."""
+
+
+@runtime_checkable
+class FixedWhileWaiting(Protocol):
+    """A queue policy whose order of the waiting jobs changes only where one of them comes or goes.
+
+    It judges each job by its own row alone, gives a waiting job the same level and score for as long as the row stays
+    the same, and marks none as given up or over its share. How long its order stays valid depends on the running jobs
+    alone. A cycle then orders the running jobs and the first waiting jobs of each class, not all of them
+    (`core.scheduling.waiting_order`).
+    """
+
+    @property
+    def fixed_while_waiting(self) -> bool:
+        """Whether all this holds, which may depend on the policy's options."""
 
 
 @runtime_checkable
@@ -121,19 +142,27 @@ class DefinesEquivalence(Protocol):
         """
 
 
+@runtime_checkable
+class LeavesOutScorers(Protocol):
+    """A placement policy of scorers that leaves out a scorer with a fault instead of failing."""
+
+    def take_scorer_faults(self) -> Mapping[str, str]:
+        """Return the scorers left out since the last call, each with its fault; they are used again from now on."""
+
+
 def default_equivalence_key(gang: Gang) -> Hashable:
     """Return the key of a gang for policies that do not define one: its requirements."""
-    return gang.parts, gang.locality
+    return (gang.parts, gang.locality, gang.constraints) if gang.constraints else (gang.parts, gang.locality)
 
 
 def equivalence_key_by(policy: PlacementPolicy) -> Callable[[Gang], Hashable]:
-    """Return a policy's function from gangs to equivalence keys; nodes to avoid are always part of the key."""
+    """Return a policy's function from gangs to equivalence keys; constraints and nodes to avoid are always part."""
     discerns = capability_of(policy, DefinesEquivalence)
     discerned = discerns.equivalence_key if discerns else default_equivalence_key
 
     def equivalence_key(gang: Gang) -> Hashable:
         like = discerned(gang)
-        return (like, gang.avoided) if gang.avoided else like
+        return (like, gang.avoided, gang.constraints) if gang.avoided or gang.constraints else like
 
     return equivalence_key
 

@@ -53,11 +53,7 @@ def soonest(seconds: Floats) -> float:
 
 def demands_of(jobs: Jobs) -> tuple[np.ndarray, Floats]:
     """Return what jobs demand of each resource, and its capacity; resources that do not exist are left out."""
-    kinds = (
-        (jobs.gpu_milli, jobs.capacity.gpu_milli),
-        (jobs.cores, jobs.capacity.cores),
-        (jobs.memory_bytes, jobs.capacity.memory_bytes),
-    )
+    kinds = zip(jobs.needs, jobs.capacity, strict=True)
     shared = [(demand, have) for demand, have in kinds if have > 0 and demand.any()]
     demands = np.array([demand for demand, _ in shared], dtype=np.int64).reshape(len(shared), len(jobs))
     return demands, np.array([have for _, have in shared], dtype=np.float64)

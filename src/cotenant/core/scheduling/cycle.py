@@ -29,12 +29,15 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.job_table import Capacity, Flags, Ints, Jobs
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, behind
+from cotenant.core.model.resources import amounts_of
 from cotenant.core.model.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.core.placement.gang_allocation import InvalidOffer, Victim, hold_all, take
+from cotenant.core.placement.job_constraints import constraints_by
 from cotenant.core.placement.node_avoidance import relax_avoidance
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
 from cotenant.core.policy.protocols import CpuAllocator, Order, PlacementPolicy, QueuePolicy
 from cotenant.core.scheduling.admission import RULES, Choice, Preemption, Rules, beyond_share, choose, stoppable
+from cotenant.core.scheduling.equivalence import ClassRefusals
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, Reservation, ReservationRules
 from cotenant.core.scheduling.session import PlacementSession, Start
 from cotenant.core.sizing import replica_sizing
@@ -159,7 +162,7 @@ def gang_with(
         Part(
             role.name,
             role.replicas,
-            Demand(role.request.gpu_milli, count, role.request.memory_bytes, role.request.gpu_type),
+            Demand(role.request.gpu_milli, count, role.request.gpu_type, **amounts_of(role.request)),
         )
         for role, count in zip(spec.roles, cores, strict=True)
     )
@@ -174,6 +177,7 @@ def gang_with(
         fragmented_seconds=fragmented_seconds,
         spec=spec,
         estimate=estimate,
+        constraints=constraints_by(spec),
     )
 
 
@@ -241,8 +245,7 @@ def _place_all(
 ) -> tuple[list[Start], dict[str, Refusal], bool]:
     starts: list[Start] = []
     refusals: dict[str, Refusal] = {}
-    refused: dict[Hashable, tuple[Refusal, float]] = {}  # with how long resources had been fragmented
-    held_back: dict[Hashable, tuple[Refusal, float]] = {}  # refused only because of reservations
+    of_classes = ClassRefusals[Hashable]()
     equivalence_key = session.equivalence_key
     blocked: Refusal | None = None
     for number, gang in enumerate(gangs):
@@ -254,19 +257,17 @@ def _place_all(
             refusals[gang.job_id] = hopeless  # specific to this job: equivalent gangs are not refused
             continue
         like, bound = equivalence_key(gang), session.binding_jobs(gang) if session.reservations else ()
-        known = _known(refused.get(like) or (held_back.get((like, bound)) if held_back else None), gang)
+        known = of_classes.get(like, gang.fragmented_seconds, bound)
         answer = session.over_limit(gang) or (session.adapt_refusal(gang, known) if known else _place(gang, session))
         if isinstance(answer, Start):
             starts.append(answer)
-            held_back.clear()  # that room may be taken now
+            of_classes.forget_reserved()  # that room may be taken now
             continue
         refusals[gang.job_id] = answer
         if answer.code is Code.QUOTA:
             continue
-        if answer.code is Code.RESERVED:
-            held_back[like, bound] = answer, gang.fragmented_seconds
-        else:
-            refused[like] = answer, gang.fragmented_seconds
+        if not known:
+            of_classes.add(like, answer, gang.fragmented_seconds, bound)
         refusals[gang.job_id] = reported = session.reserve(gang, answer)
         if strict and answer.code is not Code.NEVER_FITS:
             blocked = behind(gang.job_id, reported.detail)
@@ -285,11 +286,6 @@ def _place(gang: Gang, session: PlacementSession) -> Start | Refusal:
         if tried.code is not Code.QOS:
             break  # no room for this many, nor for more
     return answer
-
-
-def _known(refused: tuple[Refusal, float] | None, gang: Gang) -> Refusal | None:
-    """Return the refusal of an equivalent gang, adjusted to this gang's own wait."""
-    return refused[0].after(gang.fragmented_seconds - refused[1]) if refused else None
 
 
 def _mark(starts: Iterable[Start], ledger: Ledger, headroom: Headroom) -> Iterator[Start]:

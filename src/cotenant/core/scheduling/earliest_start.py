@@ -198,8 +198,4 @@ def span(
 
 def _all_free(holdings: Sequence[Holding], ledger: Ledger) -> bool:
     with ledger.rolled_back():
-        for holding in holdings:
-            if not ledger.can_hold(holding):
-                return False
-            ledger.hold(holding)
-    return True
+        return all(ledger.hold_if_free(holding) for holding in holdings)

@@ -2,8 +2,8 @@
 
 Theory of operation. The policy orders the jobs of each tenant. Between tenants, the next job is that of the tenant
 whose dominant share, divided by its weight, is the smallest (progressive filling: Ghodsi et al., Dominant Resource
-Fairness, NSDI 2011, algorithm 1 [P]). The dominant share is the largest of the tenant's shares of the cluster's GPUs,
-cores and memory. Progressive filling is a merge: a job's key is the share that its tenant holds before the job gets
+Fairness, NSDI 2011, algorithm 1 [P]). The dominant share is the largest of the tenant's shares of the cluster's
+resources. Progressive filling is a merge: a job's key is the share that its tenant holds before the job gets
 what it asks for, counting what the tenant's running jobs hold and what its earlier jobs in the order ask for. Keys
 never decrease along a tenant's own order, so sorting by key keeps that order and interleaves the tenants. Ties are
 broken by the policy's order, which ends with the job's sequence number.
@@ -29,10 +29,11 @@ import numpy as np
 
 from cotenant.core.model.job_table import Capacity, Flags, Floats, Ints, Jobs
 from cotenant.core.model.refusal import Refusal
+from cotenant.core.model.resources import KINDS
 from cotenant.core.model.tenancy import Tenancy
 
 ROUNDING = 1e-9  # a share this close to the fair share counts as fair
-RESOURCES = ("GPUs", "cores", "memory")
+RESOURCES = tuple(kind.noun for kind in KINDS)
 _SMALL_MAX = np.iinfo(np.int16).max  # up to here numpy sorts integers by radix, in linear time
 
 
@@ -79,8 +80,7 @@ class Sharing:
     def __init__(self, jobs: Jobs, capacity: Capacity, tenancy: Tenancy) -> None:
         self._jobs, self._tenancy = jobs, tenancy
         self._levels, self._weights = tenancy.tree(int(jobs.tenant.max(initial=-1)) + 1)
-        columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
-        totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
+        columns, totals = jobs.needs, capacity
         kinds = [kind for kind, column in enumerate(columns) if column.any()]
         known = [kind for kind in kinds if totals[kind] > 0]
         self._kinds = known or kinds  # while the cluster is unknown, shares are of all that is asked for

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from cotenant.core.model.job_table import Capacity, Flags, Floats, Ints, Jobs
+from cotenant.core.model.resources import NAMES, Resources
 from cotenant.core.model.tenancy import Tenancy
 from cotenant.core.scheduling.choice import Choice
 from cotenant.core.scheduling.fair_share import Sharing
@@ -36,6 +37,8 @@ def enforce(
     """Return the order split into starts, victims, jobs left out, and jobs over a limit."""
     waiting = ranked[~jobs.running[ranked]]
     selected = fill(jobs, ranked, protected, capacity, tenancy, strict=strict)
+    if jobs.borrows.any():
+        selected |= _entitled_to_reclaim(jobs, ranked, protected, capacity, tenancy, strict=strict)
     starts, left_out = waiting[selected[waiting]], waiting[~selected[waiting]]
     over = left_out[:0]
     if tenancy.limits:
@@ -55,6 +58,25 @@ def enforce(
     return Choice(
         ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, count_outrankers=before
     )
+
+
+def _entitled_to_reclaim(
+    jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy: Tenancy, *, strict: bool
+) -> Flags:
+    """Return the rows that fit if jobs with fewer GPUs, where these borrow, hold nothing.
+
+    Placement reclaims lent resources whatever the order (ADR 33), so a borrower must not keep an entitled job out by
+    counting. A policy lends to jobs with fewer GPUs than those it reserves for; whether a gang is really entitled, and
+    to what, is placement's answer. Jobs that borrowed in their last run are counted like borrowers: while one waits
+    that gave its resources back, the job that they were reclaimed for must stay admitted.
+    """
+    entitled = np.zeros(len(jobs), dtype=np.bool_)
+    for most in {0, int(jobs.gpu_milli[jobs.borrows].max())}:
+        lent = jobs.borrows & (jobs.gpu_milli <= most)
+        needs = tuple([np.where(lent, 0, column) for column in jobs.needs])
+        firm = replace(jobs, gpu_milli=needs[NAMES.index("gpu_milli")], cores=needs[NAMES.index("cores")], needs=needs)
+        entitled |= (jobs.gpu_milli > most) & fill(firm, ranked, protected, capacity, tenancy, strict=strict)
+    return entitled
 
 
 def enforce_fairly(
@@ -106,22 +128,19 @@ def fill(jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy
     if not tenancy.limits:
         return select(jobs, ranked, protected, capacity, strict=strict)
     selected = protected.copy()
-    columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
-    totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
-    gpus, cores, memory = (
-        max(0, have - int(need[protected].sum())) for need, have in zip(columns, totals, strict=True)
+    free = Resources(
+        *(max(0, have - int(need[protected].sum())) for need, have in zip(jobs.needs, capacity, strict=True))
     )
     limits = tenancy.walk(jobs, protected)
     rows = ranked[~protected[ranked]]
-    for row, need_gpus, need_cores, need_memory in zip(
-        rows.tolist(), *(column[rows].tolist() for column in columns), strict=True
-    ):
-        if not limits.allows(row, need_gpus, need_cores):
+    needs = (Resources(*need) for need in zip(*(column[rows].tolist() for column in jobs.needs), strict=True))
+    for row, need in zip(rows.tolist(), needs, strict=True):
+        if not limits.allows(row, need.gpu_milli, need.cores):
             continue  # its own tenant's limit, which must not hold back others
-        if need_gpus <= gpus and need_cores <= cores and need_memory <= memory:
+        if need.fits(free):
             selected[row] = True
-            gpus, cores, memory = gpus - need_gpus, cores - need_cores, memory - need_memory
-            limits.take(row, need_gpus, need_cores)
+            free -= need
+            limits.take(row, need.gpu_milli, need.cores)
         elif strict:
             break
     return selected

@@ -14,6 +14,7 @@ import numpy as np
 
 from cotenant.core.model.job_table import Capacity, Flags, Floats, Ints, Jobs
 from cotenant.core.model.refusal import PrecedingJob, Refusal, blocked_by_strict_head, outranked
+from cotenant.core.model.resources import Resources
 
 FIRST_NAMED = 2
 
@@ -37,7 +38,7 @@ class Outrankers:
     ranked: Ints
     scores: Floats
     wanted_milli: Ints
-    head: tuple[int, int, tuple[int, int, int], tuple[int, int, int]] | None = None
+    head: tuple[int, int, Resources, Resources] | None = None
 
     def before(self, place: int) -> list[int]:
         """Return the first rows that go before a job."""
@@ -54,7 +55,6 @@ class Outrankers:
     def refusal_at(self, at: int, ids: Sequence[str]) -> Refusal:
         """Return why the job at a place in the whole order waits, including a job that is stopped now; `ids` by row."""
         ahead = int(np.searchsorted(self.places, at))
-        milli, cores, memory_bytes = np.maximum(self.left[:, at], 0).tolist()
         nearest = None
         if ahead:
             before = int(self.ranked[self.places[ahead - 1]])
@@ -64,7 +64,11 @@ class Outrankers:
             _, row, needs, left = self.head
             return blocked_by_strict_head(ahead + 1, ahead, ids[row], needs, left, nearest)
         first = [ids[row] for row in self._before(at)]
-        return outranked(ahead + 1, ahead, first, (milli, cores, memory_bytes), nearest)
+        return outranked(ahead + 1, ahead, first, _positive(self.left[:, at]), nearest)
+
+
+def _positive(column: Ints) -> Resources:
+    return Resources(*np.maximum(column, 0).tolist())
 
 
 def outrankers(
@@ -84,8 +88,8 @@ def outrankers(
     limits.
     """
     chosen, stays = selected[ranked], protected[ranked]
-    needs = np.stack([jobs.gpu_milli, jobs.cores, jobs.memory_bytes])[:, ranked]
-    have = np.array([capacity.gpu_milli, capacity.cores, capacity.memory_bytes], dtype=np.int64)
+    needs = np.stack(jobs.needs)[:, ranked]
+    have = np.array(capacity, dtype=np.int64)
     taken = needs * (chosen & ~stays)
     left = (have - (needs * stays).sum(axis=1))[:, None] - (np.cumsum(taken, axis=1) - taken)
     waits = ~jobs.running[ranked]
@@ -96,16 +100,12 @@ def outrankers(
         found = np.flatnonzero(marked)[:FIRST_NAMED]
         return tuple(zip(found.tolist(), ranked[found].tolist(), strict=True))
 
-    def three(column: Ints) -> tuple[int, int, int]:
-        milli, cores, memory_bytes = np.maximum(column, 0).tolist()
-        return milli, cores, memory_bytes
-
     head = None
     if strict:
         out = ~chosen if passed is None else ~chosen & ~np.isin(ranked, passed)
         if len(found := np.flatnonzero(out)):
             at = int(found[0])
-            head = at, int(ranked[at]), three(needs[:, at]), three(left[:, at])
+            head = at, int(ranked[at]), _positive(needs[:, at]), _positive(left[:, at])
     return Outrankers(
         of(chosen & ~stays),
         of(stays),

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 
-from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.capacity.ledger import Holding, Ledger, Offer
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.refusal import Refusal
 from cotenant.core.placement.gang_allocation import Victim, cores_of, gpu_milli_of
 
 EXACT_MAX = 8  # for at most this many jobs all sets are tried
@@ -43,6 +44,38 @@ def cost_of(victims: Collection[Victim]) -> tuple[float, int]:
 
 
 Suffices = Callable[[Sequence[Victim]], bool]
+Ask = Callable[[Sequence[Victim]], Offer | Refusal]  # places for a gang if these victims had stopped
+
+
+def fewest(gang: Gang, left: Sequence[Victim], ledger: Ledger, ask: Ask) -> tuple[Offer, list[Victim]] | Refusal:
+    """Return places for a gang, and the victims to stop for it: as few of the last as suffice, or the cheapest.
+
+    The first to go is the last of `left`; all of them, if any, may be stopped. A larger set always suffices if a
+    smaller one does. If all are too few, returns the refusal that the gang gets when all have stopped.
+    """
+    too_few, enough = 0, 1
+    while isinstance(offer := ask(left[-enough:]), Refusal):
+        if enough == len(left):
+            return offer
+        too_few, enough = enough, min(2 * enough, len(left))
+    while enough - too_few > 1:
+        middle = (enough + too_few) // 2
+        tried = ask(left[-middle:])
+        if isinstance(tried, Refusal):
+            too_few = middle
+        else:
+            enough, offer = middle, tried
+    going = list(left[-enough:])
+    if (standing := going[0].standing) is None:
+        return offer, going
+    pool = [one for one in reversed(left) if one.standing is not None and one.standing <= standing]
+    chosen = {
+        one.job_id for one in cheapest(gang, pool, going, ledger, lambda some: not isinstance(ask(some), Refusal))
+    }
+    going = [one for one in left if one.job_id in chosen]
+    offer = ask(going)
+    assert not isinstance(offer, Refusal), "the chosen victims suffice"
+    return offer, going
 
 
 def cheapest(gang: Gang, pool: Sequence[Victim], last: Sequence[Victim], ledger: Ledger, ask: Suffices) -> list[Victim]:

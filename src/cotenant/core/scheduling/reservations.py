@@ -26,6 +26,7 @@ from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job_table import Flags, Floats, Ints
 from cotenant.core.model.refusal import Code, Refusal, format_duration, plural
+from cotenant.core.model.resources import AMOUNTS, KINDS, counts_of
 from cotenant.core.policy.protocols import DefinesEquivalence, PlacementPolicy
 from cotenant.core.scheduling.earliest_start import (
     Ask,
@@ -108,15 +109,13 @@ def starving_first(
 class _Amounts:
     """The sum of what is held on one node."""
 
-    gpus: int = 0
-    cores: int = 0
-    memory_bytes: int = 0
+    counts: list[int] = field(default_factory=lambda: [0] * len(KINDS))  # as of a ledger
     shares: Counter[int] = field(default_factory=Counter)
 
     def add(self, holding: Holding) -> None:
-        self.gpus += 0 if holding.shares else holding.gpus
-        self.cores += holding.cores
-        self.memory_bytes += holding.memory_bytes
+        gpus, *others = counts_of(holding)
+        added = (0 if holding.shares else gpus, *others)
+        self.counts = [one + more for one, more in zip(self.counts, added, strict=True)]
         for index, milli in holding.shares:
             self.shares[index] += milli
 
@@ -126,17 +125,10 @@ class _Amounts:
         shares = (
             (index, min(parts[index], milli - back.shares[index])) for index, milli in sorted(self.shares.items())
         )
-        return Holding(
-            node,
-            _kept(self.gpus, back.gpus, int(ledger.free_gpus[node])),
-            _kept(self.cores, back.cores, int(ledger.free_cores[node])),
-            _kept(self.memory_bytes, back.memory_bytes, int(ledger.free_memory[node])),
-            tuple((index, milli) for index, milli in shares if milli > 0),
-        )
-
-
-def _kept(wanted: int, back: int, free: int) -> int:
-    return max(0, min(free, wanted - back))
+        columns = zip(self.counts, back.counts, ledger.free[:, node].tolist(), strict=True)
+        gpus, cores, *amounts = (max(0, min(free, wanted - returned)) for wanted, returned, free in columns)
+        kept = tuple((index, milli) for index, milli in shares if milli > 0)
+        return Holding(node, gpus, cores, kept, **dict(zip(AMOUNTS, amounts, strict=True)))
 
 
 def _by_node(holdings: Iterable[Holding]) -> dict[int, _Amounts]:
@@ -170,7 +162,7 @@ class Reservation:
         back = _by_node(one for job_id, holdings in self.back.items() if job_id not in gone for one in holdings)
         for node, wanted in _by_node(self.holdings).items():
             kept = wanted.free_without(back.get(node, _Amounts()), node, ledger)
-            if kept.gpus or kept.cores or kept.memory_bytes or kept.shares:
+            if any(counts_of(kept)) or kept.shares:
                 yield kept
 
     @property

@@ -65,7 +65,7 @@ LAS = Arm("LAS", "las")
 SRTF, SRSF = Arm("SRTF", "srtf"), Arm("SRSF", "srsf")
 OPTIMUS = Arm("Optimus", "optimus")
 LITERAL = Arm("literal Borda", "borda-mlfq", (("variant", "literal"), ("cadence_seconds", "1200")), sizes="aiturbo")
-BORDA = Arm("borda-mlfq", "borda-mlfq", sizes="aiturbo")
+BORDA = Arm("borda-mlfq", "borda-mlfq", (("variant", "expected"),), sizes="aiturbo")
 BLIND, SEEING = (FIFO, BACKFILL, LAS), (SRTF, SRSF, OPTIMUS, LITERAL, BORDA)
 BASES = (FIFO, LAS, SRTF, OPTIMUS)
 

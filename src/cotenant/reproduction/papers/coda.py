@@ -71,7 +71,7 @@ class Workload:
         """Return its cluster."""
         if not self.servers:
             return openb_mix.cluster(data)
-        shape = NodeShape(8, 64, 256 * GIBIBYTE, "V100M16", shareable=True)
+        shape = NodeShape(8, 64, memory_bytes=256 * GIBIBYTE, gpu_type="V100M16", shareable=True)
         return simulator.Cluster(self.name, (shape,) * self.servers, ("",) * self.servers)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.node import NodeShape
+from cotenant.core.model.resources import Resources, added
 
 CORES_PER_GPU = 3
 NODES_MAX = 100_000
@@ -62,9 +63,9 @@ class Cluster:
         return sum(shape.cores for shape in self.shapes)
 
     @property
-    def memory_bytes(self) -> int:
-        """Memory of all nodes; 0 if unknown."""
-        return sum(shape.memory_bytes for shape in self.shapes)
+    def resources(self) -> Resources:
+        """Resources of all nodes; 0 where unknown."""
+        return added(shape.resources for shape in self.shapes)
 
     def ledger(self) -> Ledger:
         """Return a ledger with all of it free."""

@@ -25,13 +25,13 @@ from typing import Any
 import yaml
 
 from cotenant.core.model.node import NodeShape
+from cotenant.core.model.resources import AMOUNT_MAX, AMOUNTS
 from cotenant.core.model.validation import shown
 from cotenant.core.spelling import did_you_mean
 from cotenant.simulator.clusters.cluster import CORES_PER_GPU, NODES_MAX, PER_NODE_MAX, BadCluster, NodeKind
 from cotenant.simulator.traces.rows import Row, Table, open_text
 from cotenant.simulator.traces.trace_job import BadTrace
 
-MEMORY_BYTES_MAX = 2**50
 BANDWIDTH_MAX = 1e15  # bytes/s
 NUMA_NODES_MAX = 1024
 MEBIBYTE, GIGABYTE = 2**20, 10**9
@@ -40,7 +40,7 @@ KEYS = (
     "count",
     "gpus",
     "cores",
-    "memory_bytes",
+    *AMOUNTS,
     "gpu_type",
     "rack",
     "shareable",
@@ -91,7 +91,7 @@ def _openb(row: Row) -> list[NodeKind]:
     shape = NodeShape(
         gpus=gpus,
         cores=row.count("cpu_milli", PER_NODE_MAX * 1000) // 1000,
-        memory_bytes=row.count("memory_mib", MEMORY_BYTES_MAX // MEBIBYTE) * MEBIBYTE,
+        memory_bytes=row.count("memory_mib", AMOUNT_MAX // MEBIBYTE) * MEBIBYTE,
         gpu_type=row.fields["model"],
         shareable=gpus > 0,
     )
@@ -104,7 +104,7 @@ def _switches(row: Row) -> list[NodeKind]:
     shape = NodeShape(
         gpus=row.count("num_gpu_p_node", PER_NODE_MAX),
         cores=row.count("num_cpu_p_node", PER_NODE_MAX),
-        memory_bytes=row.count("mem_p_node", MEMORY_BYTES_MAX // GIGABYTE) * GIGABYTE,
+        memory_bytes=row.count("mem_p_node", AMOUNT_MAX // GIGABYTE) * GIGABYTE,
     )
     if not (shape.gpus or shape.cores):
         raise row.bad("num_gpu_p_node", "GPUs or cores")
@@ -166,9 +166,9 @@ class _Kind:
         shape = NodeShape(
             gpus=gpus,
             cores=self._count(given, "cores", gpus * CORES_PER_GPU, PER_NODE_MAX * CORES_PER_GPU),
-            memory_bytes=self._count(given, "memory_bytes", 0, MEMORY_BYTES_MAX),
             gpu_type=self._text(given, "gpu_type"),
             shareable=self._switch(given, "shareable"),
+            **{name: self._count(given, name, 0, AMOUNT_MAX) for name in AMOUNTS},
         )
         if not (shape.gpus or shape.cores):
             raise self._bad("", "expected GPUs or cores, found neither")

@@ -1,8 +1,9 @@
 """Arms of a comparison, as users write them.
 
-`fifo`, `fifo:mode=backfill:…` is a queue policy with its options. `ours=borda-mlfq,placement=count,queue.levels=2` is a
-label with choices: the queue policy, then other groups by name and options as group.key=value. Unspecified choices come
-from the shared scenario. A value may contain commas: `a=las,queue.thresholds=3250,7200`.
+`fifo`, `fifo:mode=backfill:…` is a queue policy with its options; `full`, `paper:coda` is a profile, which has a policy
+for each group. `ours=borda-mlfq,placement=count,queue.levels=2` is a label with choices: the queue policy or a profile,
+then other groups by name and options as group.key=value. Unspecified choices come from the shared scenario. A value may
+contain commas: `a=las,queue.thresholds=3250,7200`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cotenant.core.model.validation import shown
+from cotenant.core.policy.profiles import PROFILES
 from cotenant.core.spelling import did_you_mean
 from cotenant.simulator.policy_set import GROUPS
 from cotenant.simulator.scenario import Scenario
@@ -32,7 +34,7 @@ class ComparedArm:
 
 
 def arms_of(names: Sequence[str], labelled: Sequence[str], shared: Scenario) -> tuple[ComparedArm, ...]:
-    """Return arms: `names` are queue policies, each with optional options, `labelled` are labels with choices.
+    """Return arms: `names` are profiles, or queue policies with optional options; `labelled` are labels with choices.
 
     >>> [arm.label for arm in arms_of(["fifo", "las:steal=2"], ["a=fifo,placement=count"], Scenario("t", "1x1"))]
     ['fifo', 'las:steal=2', 'a']
@@ -52,6 +54,8 @@ def arms_of(names: Sequence[str], labelled: Sequence[str], shared: Scenario) -> 
 
 
 def _named(text: str, shared: Scenario) -> ComparedArm:
+    if text.strip() in PROFILES:
+        return ComparedArm(text.strip(), shared.under(PROFILES[text.strip()]))
     name, *pairs = text.strip().split(":")
     options = {}
     for pair in pairs:
@@ -72,6 +76,8 @@ def _labelled(text: str, shared: Scenario) -> ComparedArm:
     if label.split(".")[0] in (*GROUPS, "simulator"):
         raise BadArm(f"arm {shown(text)} needs a label before its choices, such as ours={shown(text)}")
     choices, options = _choices(text, rest)
+    if choices.get("queue") in PROFILES:
+        shared = shared.choosing({}, {"simulator": options.get("simulator", {})}).under(PROFILES[choices.pop("queue")])
     scenario = replace(shared, options=_with(shared, options))
     return ComparedArm(label, replace(scenario, **choices))  # type: ignore[arg-type]  # of groups, which are texts
 

@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cotenant.core.model.job import Request, Role
+from cotenant.core.model.job import NO_SPREAD, Request, Role
 from cotenant.core.model.node import NodeShape
 from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.traces import Trace, TraceJob
@@ -112,4 +112,4 @@ def _plain(job: TraceJob) -> TraceJob:
     roles = tuple(
         Role(role.name, role.replicas, Request(gpu_milli=role.request.gpu_milli, cores=0)) for role in job.roles
     )
-    return replace(job, roles=roles, locality=None, preemptible=True, priority=0)
+    return replace(job, roles=roles, locality=None, spread=NO_SPREAD, preemptible=True, priority=0)

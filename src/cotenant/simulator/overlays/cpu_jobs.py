@@ -87,7 +87,7 @@ class CpuJobs:
         times = rounded(np.sort(rng.random(count)) * span)
         which = rng.integers(len(pods), size=count).tolist()
         drawn = picks(rng, count, [weight for _, weight in BANDWIDTHS])
-        with_memory = setting.cluster.memory_bytes > 0
+        with_memory = setting.cluster.resources.memory_bytes > 0
         prefix = _unused("openb-cpu", jobs)
         added = [
             _job(f"{prefix}-{at + 1}", begin + times[at], pods[which[at]], BANDWIDTHS[drawn[at]][0], with_memory)
@@ -105,7 +105,7 @@ def _span_seconds(setting: Setting) -> float:
 
 def _fitting(setting: Setting) -> list[Pod]:
     cluster = setting.cluster
-    with_memory = cluster.memory_bytes > 0
+    with_memory = cluster.resources.memory_bytes > 0
     fitting = [
         pod
         for pod in sample()

@@ -17,6 +17,7 @@ from cotenant.core.capacity.ledger import Holding
 from cotenant.core.model.estimate import Candidate
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.model_name import Model, model_of
+from cotenant.core.model.resources import amounts_of
 from cotenant.core.placement import interference
 from cotenant.core.placement.candidate_allocations import largest_role
 from cotenant.core.placement.interference import GANG_MILLI_MIN
@@ -112,7 +113,8 @@ class Speeds:
         spec, model = job.spec(), self.model(job)
         role, gang_gpus = largest_role(spec), spec.gpu_milli / WHOLE_GPU_MILLI
         cores_held = one.cores if role.request.cores != 0 else 0  # a job that requests none is assumed to have enough
-        held = Holding(0, 0, cores_held, role.request.memory_bytes, ((0, one.gpu_milli),) if one.gpu_milli else ())
+        shares = ((0, one.gpu_milli),) if one.gpu_milli else ()
+        held = Holding(0, 0, cores_held, shares, **amounts_of(role.request))
         rate = self._core_speed(model, gang_gpus, held)
         if "locality" in self._on and one.nodes > 1 and one.gpu_milli:
             there = next((shape.gpu_type for shape in self._shapes if shape.gpus), "")

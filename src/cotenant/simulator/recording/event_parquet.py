@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 from cotenant.extras import how_to_install
 from cotenant.simulator.recording.event_validation import BadRecording
-from cotenant.simulator.recording.events import Event, Place, line_of
+from cotenant.simulator.recording.events import EVENT_FIELDS, PLACE_FIELDS, Event, Place, line_of
 
 try:
     import pyarrow as pa
@@ -22,9 +22,16 @@ ROWS_AT_ONCE = 16_384
 HEADER, END = b"cotenant.header", b"cotenant.end"
 
 
+def _in_order(of: type[Event | Place], names: Sequence[str]) -> list[Field[Any]]:
+    known = {each.name: each for each in fields(of)}
+    return [known[name] for name in names]
+
+
 def _type_of(annotation: object) -> pa.DataType:
     """Return the Arrow type of a field."""
-    places = pa.struct([(each.name, pa.string() if each.type == "str" else pa.int64()) for each in fields(Place)])
+    places = pa.struct(
+        [(each.name, pa.string() if each.type == "str" else pa.int64()) for each in _in_order(Place, PLACE_FIELDS)]
+    )
     kinds: Mapping[str, pa.DataType] = {
         "str": pa.string(),
         "Kind": pa.string(),
@@ -38,7 +45,7 @@ def _type_of(annotation: object) -> pa.DataType:
     return kinds[str(annotation).removesuffix(" | None")]
 
 
-SCHEMA = pa.schema([(each.name, _type_of(each.type)) for each in fields(Event)])
+SCHEMA = pa.schema([(each.name, _type_of(each.type)) for each in _in_order(Event, EVENT_FIELDS)])
 
 
 class ParquetSink:
@@ -99,6 +106,8 @@ def lines_of(path: Path) -> Iterator[bytes]:
 def _set_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a row that are set."""
     said = {name: value for name, value in row.items() if value is not None}
+    if "nodes" in said:
+        said["nodes"] = [{name: value for name, value in place.items() if value is not None} for place in said["nodes"]]
     if "numbers" in said:
         said["numbers"] = dict(said["numbers"])
     return said

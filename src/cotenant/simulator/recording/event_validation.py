@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 
+from cotenant.core.model.resources import OPTIONAL
 from cotenant.simulator.recording.events import Event, Kind, Place
 
 INTEGER_BITS = 63
@@ -49,7 +50,9 @@ def _is_number(value: object) -> bool:
 
 
 def _is_place(value: object) -> bool:
-    return isinstance(value, dict) and all(name in value and right(value[name]) for name, right in PLACE.items())
+    return isinstance(value, dict) and all(
+        right(value[name]) if name in value else name in OPTIONAL for name, right in PLACE.items()
+    )
 
 
 def _of_each(right: Callable[[object], bool]) -> Callable[[object], bool]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.refusal import Code, Refusal, plural
+from cotenant.core.model.resources import OPTIONAL, Amounts, KnownAmounts, amounts_of, amounts_times, as_map
 from cotenant.core.scheduling.cycle import Plan, Start
 from cotenant.simulator.job import JobClass, SimulatedJob
 from cotenant.simulator.traces import TraceJob
@@ -43,7 +44,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Amounts):
     """What a run holds on one node for one role, over all its replicas there."""
 
     node: int
@@ -51,11 +52,10 @@ class Place:
     replicas: int
     gpu_milli: int
     cores: int
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(KnownAmounts):
     """One event. `at_seconds` counts from the first submission; empty fields are left out.
 
     `job_id` is the job; a reason to wait with a `shape` alone applies to each waiting job of that class. `run` numbers
@@ -74,7 +74,6 @@ class Event:
     run: int | None = None
     gpu_milli: int | None = None
     cores: int | None = None
-    memory_bytes: int | None = None
     nodes: tuple[Place, ...] = ()
     needs_room: bool | None = None
     sizing: str = ""
@@ -98,11 +97,11 @@ class Event:
         said: dict[str, Any] = {"at_seconds": float(self.at_seconds), "kind": self.kind.value}
         for name in _OPTIONAL:
             value = getattr(self, name)
-            if value is None or value == () or value == "" or value == {}:
+            if value is None or value == () or value == "" or value == {} or (value == 0 and name in OPTIONAL):
                 continue
             said[name] = float(value) if name in _FLOATS else value
         if self.nodes:
-            said["nodes"] = [{key: getattr(place, key) for key in _PLACE} for place in self.nodes]
+            said["nodes"] = [as_map((name, getattr(place, name)) for name in PLACE_FIELDS) for place in self.nodes]
         if self.numbers:
             said["numbers"] = {key: float(self.numbers[key]) for key in sorted(self.numbers)}
         return said
@@ -112,9 +111,10 @@ class Event:
         return line_of(self.as_dict())
 
 
-_OPTIONAL = tuple(each.name for each in fields(Event) if each.name not in ("at_seconds", "kind"))
+EVENT_FIELDS = tuple(as_map((each.name, True) for each in fields(Event)))  # in the order in which they are written
+PLACE_FIELDS = tuple(as_map((each.name, True) for each in fields(Place)))
+_OPTIONAL = tuple(name for name in EVENT_FIELDS if name not in ("at_seconds", "kind"))
 _FLOATS = frozenset(each.name for each in fields(Event) if str(each.type).startswith("float"))
-_PLACE = tuple(each.name for each in fields(Place))
 
 
 def line_of(said: Mapping[str, Any]) -> str:
@@ -208,9 +208,7 @@ class EventLog:
                 job_kind=sim_job.job.kind.value,
                 tenant=sim_job.job.tenant,
                 model=sim_job.job.model,
-                gpu_milli=job_class.gpu_milli,
-                cores=job_class.cores,
-                memory_bytes=job_class.memory_bytes,
+                **job_class.needs._asdict(),
                 sizing=job_class.sizing,
                 work_seconds=sim_job.job.work_seconds,
             )
@@ -266,9 +264,7 @@ class EventLog:
                 Kind.STARTED,
                 sim_job.job.id,
                 run=sim_job.runs,
-                gpu_milli=sim_job.job_class.gpu_milli,
-                cores=sim_job.job_class.cores,
-                memory_bytes=sim_job.job_class.memory_bytes,
+                **sim_job.job_class.needs._asdict(),
                 nodes=places,
                 needs_room=needs_room,
                 sizing=sim_job.job_class.sizing,
@@ -395,7 +391,7 @@ def _refusal_fields(refusal: Refusal) -> dict[str, Any]:
 def _places_held(sim_job: SimulatedJob) -> Iterator[Place]:
     for holding in sim_job.holdings:
         milli = sum(part for _, part in holding.shares) or holding.gpus * WHOLE_GPU_MILLI
-        yield Place(holding.node, "", 0, milli, holding.cores, holding.memory_bytes)
+        yield Place(holding.node, "", 0, milli, holding.cores, **amounts_of(holding))
 
 
 def places_of(start: Start) -> Iterator[Place]:
@@ -409,5 +405,5 @@ def places_of(start: Start) -> Iterator[Place]:
             count,
             count * demand.gpu_milli,
             count * demand.cores,
-            count * demand.memory_bytes,
+            **amounts_times(demand, count),
         )

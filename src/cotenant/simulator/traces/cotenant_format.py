@@ -11,8 +11,21 @@ from enum import StrEnum
 from typing import TypeVar
 
 from cotenant.core.model.estimate import NO_QOS
-from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Locality, OpenReplicas, Qos, Request, Role
+from cotenant.core.model.job import (
+    NO_SPREAD,
+    TENANT_DEFAULT,
+    WHOLE_GPU_MILLI,
+    JobKind,
+    Locality,
+    OpenReplicas,
+    Qos,
+    Request,
+    Role,
+    Spread,
+    SpreadBy,
+)
 from cotenant.core.model.priority import CLASSES
+from cotenant.core.model.resources import AMOUNT_MAX, AMOUNTS
 from cotenant.core.policy.options import BOOLEAN_WORDS
 from cotenant.core.prediction.batch_queueing import BatchTime
 from cotenant.simulator.traces.rows import GPUS_MAX, SECONDS_MAX, Row
@@ -21,7 +34,7 @@ from cotenant.simulator.traces.trace_job import BadTrace, Ended, TraceJob, open_
 REQUIRED = ("job_id", "submitted_seconds", "work_seconds")
 AUTO, NONE = "auto", "none"
 CORES_MAX, REPLICAS_MAX, PRIORITY_MAX = 1_000_000, 1_000_000, 1_000_000
-MEMORY_BYTES_MAX, BANDWIDTH_MAX = 2**50, 1e15
+BANDWIDTH_MAX = 1e15
 PERCENTILE_MAX, ARRIVALS_MAX = 99.999999, 1e12
 OBJECTIVE = {
     "latency_seconds": ("seconds", SECONDS_MAX),
@@ -58,6 +71,10 @@ def _cores(job: TraceJob) -> str:
     return AUTO if cores is None else str(cores or "")
 
 
+def _amount(name: str) -> Column:
+    return Column(name, lambda job: getattr(_request(job), name) or None, "int64")
+
+
 COLUMNS = (
     Column("job_id", lambda job: job.id),
     Column("submitted_seconds", lambda job: job.submitted_seconds, "float64"),
@@ -66,7 +83,7 @@ COLUMNS = (
     Column("replicas", lambda job: job.roles[0].replicas, "int64"),
     Column("replicas_max", lambda job: job.roles[0].open.most if job.roles[0].open else None, "int64"),
     Column("cores", _cores),
-    Column("memory_bytes", lambda job: _request(job).memory_bytes or None, "int64"),
+    *map(_amount, AMOUNTS),
     Column("gpu_type_wanted", lambda job: _request(job).gpu_type),
     Column("kind", lambda job: job.kind.value),
     Column("tenant", lambda job: "" if job.tenant == TENANT_DEFAULT else job.tenant),
@@ -78,6 +95,8 @@ COLUMNS = (
     Column("preemptible", lambda job: job.preemptible, "bool_"),
     Column("deadline_seconds", lambda job: job.deadline_seconds, "float64"),
     Column("locality", lambda job: job.locality.value if job.locality else ""),
+    Column("spread_by", lambda job: job.spread.by.value if job.spread.by else ""),
+    Column("spread_min", lambda job: job.spread.least or None, "int64"),
     Column("memory_bandwidth_bytes_per_second", lambda job: job.memory_bandwidth_bytes_per_second or None, "float64"),
     Column("ended", lambda job: job.ended.value if job.ended else ""),
     Column("latency_seconds", lambda job: job.qos.latency_seconds or None, "float64"),
@@ -108,6 +127,7 @@ def read(row: Row) -> TraceJob:
         preemptible=_flag(row, "preemptible", default=True),
         deadline_seconds=row.seconds("deadline_seconds") if row.has("deadline_seconds") else None,
         locality=_word(row, "locality", Locality),
+        spread=_spread(row),
         memory_bandwidth_bytes_per_second=(
             row.number("memory_bandwidth_bytes_per_second", "bytes/s", BANDWIDTH_MAX)
             if row.has("memory_bandwidth_bytes_per_second")
@@ -125,6 +145,16 @@ def _roles(row: Row, request: Request) -> tuple[Role, ...]:
     if not row.has("replicas_max"):
         return replicas(count, request)
     return open_replicas(OpenReplicas(count, _count(row, "replicas_max", 1, REPLICAS_MAX, least=count)), request)
+
+
+def _spread(row: Row) -> Spread:
+    """Return on how many different nodes or racks the replicas have to be."""
+    by = _word(row, "spread_by", SpreadBy)
+    if not row.has("spread_min"):
+        if by:
+            raise row.bad("spread_min", "a number together with spread_by")
+        return NO_SPREAD
+    return Spread(by, _count(row, "spread_min", 0, _count(row, "replicas", 1, REPLICAS_MAX, least=1)))
 
 
 def _objective(row: Row, kind: JobKind | None) -> Qos:
@@ -150,8 +180,8 @@ def _read_request(row: Row, kind: JobKind | None) -> Request:
     request = Request(
         gpu_milli=_gpu_milli(row, kind),
         cores=_read_cores(row),
-        memory_bytes=_count(row, "memory_bytes", 0, MEMORY_BYTES_MAX),
         gpu_type=row.fields.get("gpu_type_wanted", ""),
+        **{name: _count(row, name, 0, AMOUNT_MAX) for name in AMOUNTS},
     )
     if not request.gpu_milli and request.cores == 0:
         raise row.bad("cores", f"a number of cores, or {AUTO}, for a job without GPUs")

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from cotenant.core.model.estimate import NO_QOS
 from cotenant.core.model.job import (
+    NO_SPREAD,
     TENANT_DEFAULT,
     WHOLE_GPU_MILLI,
     JobKind,
@@ -17,6 +18,7 @@ from cotenant.core.model.job import (
     Qos,
     Request,
     Role,
+    Spread,
 )
 from cotenant.core.prediction.batch_queueing import BatchTime
 
@@ -53,6 +55,7 @@ class TraceJob:
     preemptible: bool = True
     deadline_seconds: float | None = None
     locality: Locality | None = None
+    spread: Spread = NO_SPREAD
     memory_bandwidth_bytes_per_second: float = 0.0
     ended: Ended | None = None
     qos: Qos = NO_QOS
@@ -70,6 +73,7 @@ class TraceJob:
             preemptible=self.preemptible,
             deadline_seconds=self.deadline_seconds,
             locality=self.locality,
+            spread=self.spread,
             qos=self.qos,
         )
 

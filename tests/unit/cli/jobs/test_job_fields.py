@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.cli.conftest import Shell
 
-from cotenant.cli.jobs import change, submit
+from cotenant.cli.jobs import submit, update
 from cotenant.cli.jobs.job_fields import ALL_FIELDS, FORMS, GROUPS, read
 from cotenant.cli.jobs.job_options import NOT_PREEMPTIBLE
 from cotenant.cli.jobs.job_writer import write_jobs
 from cotenant.cli.jobs.show import field_lines
 from cotenant.cli.source_positions import MapNode, ScalarNode, compose
 from cotenant.codec.specs import spec_from_wire, spec_to_wire
-from cotenant.core.model.job import JobKind, JobSpec, Locality
+from cotenant.core.model.job import JobKind, JobSpec, Locality, SpreadBy
 from cotenant.core.model.job_fields import JOB, FieldType, JobField, attributes
 from cotenant.core.model.validation import check_spec
 from cotenant.v1 import job_pb2
@@ -42,6 +42,7 @@ VALUES: Mapping[FieldType, st.SearchStrategy[Any]] = {
     FieldType.TIME: st.integers(int(NOW), 2**32).map(float),
     FieldType.KIND: st.sampled_from(JobKind),
     FieldType.LOCALITY: st.none() | st.sampled_from(Locality),
+    FieldType.SPREAD_BY: st.none() | st.sampled_from(SpreadBy),
     FieldType.PRIORITY: st.integers(-2_000_000, 2_000_000),
     FieldType.PROFILE: st.booleans(),
 }
@@ -151,7 +152,7 @@ def test_the_options_of_submit_are_those_of_the_table() -> None:
 
 
 def test_the_options_of_update_are_those_of_the_table() -> None:
-    options = options_of(change, "update")
+    options = options_of(update, "update")
     assert {flag: help for flag, (_, help) in options.items() if flag[:2] == "--" and flag != "--json"} == {
         f"--{field.flag}": field.update for field in ALL_FIELDS if field.update
     }

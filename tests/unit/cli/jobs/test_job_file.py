@@ -35,7 +35,7 @@ def spec_of(text: str) -> JobSpec:
 
 def test_a_job_without_roles_has_one_role_of_workers() -> None:
     spec = spec_of("gpus: 0.5\ncpus: auto\nmemory: 4GiB\nreplicas: 2\ncommand: [python3, train.py]")
-    assert spec.roles == (Role("worker", 2, Request(500, None, 4 * 2**30)),)
+    assert spec.roles == (Role("worker", 2, Request(500, None, memory_bytes=4 * 2**30)),)
     assert spec.kind is JobKind.TRAINING
     assert spec.command == ("python3", "train.py")
 

@@ -223,21 +223,21 @@ def test_explain_json_has_the_same(shell: Shell, jobs: list[str]) -> None:
 KEYS = {
     "job": (
         "id name kind phase phase_reason tenant queue priority priority_class submitter labels replicas gpus cores "
-        "memory_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline dependencies array "
-        "reason attempt past_attempts progress failures launch_failures avoided_nodes retries preemptions migrations "
-        "attained_gpu_seconds attained_core_seconds archived estimate"
+        "memory_bytes scratch_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline "
+        "dependencies array reason attempt past_attempts progress failures launch_failures avoided_nodes retries "
+        "preemptions migrations attained_gpu_seconds attained_core_seconds archived estimate"
     ),
     "reason": "code detail remedy numbers wait locality since holds_seconds",
     "attempt": ("number state pre_run assign_time start_time end_time message exit failure launch_failure allocations"),
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
-    "task": "role rank cores gpus memory_bytes reclaimable lent_cores target_cores",
+    "task": "role rank cores gpus memory_bytes scratch_bytes reclaimable lent_cores target_cores",
     "explained": "job summary position waiting queue_policy level score sizing estimate wait"
     " forecast outlook ahead ahead_count ending events",
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy problems cores "
-        "cores_used memory_bytes memory_used_bytes rack address attempts not_enforced shared_user agent_version "
-        "certificate "
+        "cores_used memory_bytes memory_used_bytes scratch_bytes scratch_used_bytes rack address attempts not_enforced "
+        "shared_user agent_version certificate "
         "create_time seen_seconds silence_seconds heartbeat_seconds loop_lag clock_offset_seconds"
     ),
 }

@@ -15,7 +15,8 @@ from cotenant.core.capacity.free_totals import current_totals
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang
 from cotenant.core.model.job import Locality
-from cotenant.core.placement.capacity_shortage import RESOURCES, shortage
+from cotenant.core.model.resources import NAMES
+from cotenant.core.placement.capacity_shortage import shortage
 from cotenant.core.placement.unschedulable import fits, no_place, quick_shortage
 from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.policies.consolidate import Consolidate
@@ -30,8 +31,8 @@ def short_by_nodes(gang: Gang, ledger: Ledger) -> bool:
         able = np.zeros(len(ledger), dtype=np.bool_)
         for part in parts:
             able |= ledger.room(part.demand, empty=True) > 0
-        there = dict(zip(RESOURCES, ledger.sums(able), strict=True))
-        if any(getattr(Gang("", parts), name) > there[name] for name in RESOURCES):
+        there = dict(zip(NAMES, ledger.sums(able), strict=True))
+        if any(getattr(Gang("", parts).needs, name) > there[name] for name in NAMES):
             return True
     return False
 

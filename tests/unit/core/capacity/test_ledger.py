@@ -11,6 +11,7 @@ from tests.support.worlds import World, demands, picture, shapes, take_one, worl
 from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.node import NodeShape
+from cotenant.core.model.resources import Resources
 
 
 @dataclass
@@ -207,10 +208,10 @@ def test_shares_fill_the_fullest_gpu_that_still_fits() -> None:
 
 
 def test_the_sums_of_some_nodes_count_what_is_left_of_shared_gpus() -> None:
-    ledger = Ledger([NodeShape(1, 4, 8), NodeShape(2, 4, 8, shareable=True)])
+    ledger = Ledger([NodeShape(1, 4, memory_bytes=8), NodeShape(2, 4, memory_bytes=8, shareable=True)])
     ledger.take(1, Demand(gpu_milli=300, cores=1, memory_bytes=2))
-    assert ledger.sums(np.array([False, True])) == (1700, 3, 6)
-    assert ledger.sums(np.array([True, True]), empty=True) == (3000, 8, 16)
+    assert ledger.sums(np.array([False, True])) == Resources(1700, 3, 6)
+    assert ledger.sums(np.array([True, True]), empty=True) == Resources(3000, 8, 16)
 
 
 def test_an_error_tells_what_the_node_has() -> None:

@@ -77,6 +77,26 @@ def test_a_job_starts_when_those_end_that_are_where_it_will_be() -> None:
     assert told.draws == 1, "there is nothing to draw"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "demand", "ending", "other"),
+    [
+        (4, Demand(2000), Holding(0, 2), Holding(0, 2)),
+        (1, Demand(500), Holding(0, shares=((0, 500),)), Holding(0, shares=((0, 500),))),
+        (0, Demand(cores=3), Holding(0, cores=3), Holding(0, cores=5)),
+        (0, Demand(cores=1, memory_bytes=7), Holding(0, memory_bytes=7), Holding(0, memory_bytes=3)),
+    ],
+)
+def test_a_job_starts_as_soon_as_exactly_what_it_needs_is_released(
+    gpus: int, demand: Demand, ending: Holding, other: Holding
+) -> None:
+    ledger = Ledger([NodeShape(gpus, 8, memory_bytes=10, shareable=True)])
+    held = [RunningEntry("first", (ending,), certain_time(60)), RunningEntry("last", (other,), certain_time(600))]
+    waiter = WaitingEntry(Gang("w", (GangPart("worker", 1, demand),)), certain_time(10))
+    for strict in (False, True):
+        shown = picture(ledger.copy(), held, [waiter], strict=strict)
+        assert starts(forecast(shown, FirstFit(), rng())) == {"w": 60}
+
+
 def test_a_strict_queue_lets_nobody_pass_and_a_filling_one_does() -> None:
     held = [on("a", 0, 4, 60), on("b", 1, 2, 600)]
     waiters = [WaitingEntry(gang("large", 4), certain_time(10)), WaitingEntry(gang("small", 2), certain_time(5))]
@@ -455,7 +475,7 @@ def asked(draw: st.DrawFn) -> JobSpec:
 def test_whoever_asks_for_amounts_that_can_be_counted_takes_nothing_that_others_hold(
     specs: list[JobSpec], strict: bool, seed: int
 ) -> None:
-    ledger = Ledger([NodeShape(4, 8, 64), NodeShape(2, 4, 64, shareable=True)])
+    ledger = Ledger([NodeShape(4, 8, memory_bytes=64), NodeShape(2, 4, memory_bytes=64, shareable=True)])
     waiters = [
         WaitingEntry(
             gang_with(f"w{number}", spec, UNKNOWN, [role.request.cores or 1 for role in spec.roles], ""),
@@ -469,6 +489,6 @@ def test_whoever_asks_for_amounts_that_can_be_counted_takes_nothing_that_others_
         RunningEntry("b", (Holding(1, cores=1, memory_bytes=8, shares=((0, 500),)),), certain_time(600)),
     ]
     shown = picture(ledger, held, waiters, strict=strict)
-    free = ledger._free.copy()
+    free = ledger.free.copy()
     forecast(shown, Consolidate(), np.random.default_rng(seed))
-    assert (ledger._free == free).all()
+    assert (ledger.free == free).all()

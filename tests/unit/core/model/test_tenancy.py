@@ -181,15 +181,13 @@ def test_under_limits_the_choice_agrees_with_a_walk_through_the_order(
     tenancy = Tenancy([*tenancy.tenants, Tenant("limited", limit_gpu_milli=64_000)])
     choice = choose(jobs, Ranked(strict=strict), order, capacity, now=NOW, rules=rules, tenancy=tenancy)
     assert choice.selected is not None
-    columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
     stays = rules.protects(jobs, NOW)
     selected = set(np.flatnonzero(stays).tolist())
-    totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
-    left = [max(0, have - int(column[stays].sum())) for column, have in zip(columns, totals, strict=True)]
+    left = [max(0, have - int(column[stays].sum())) for column, have in zip(jobs.needs, capacity, strict=True)]
     for row in choice.ranked.tolist():
         if row in selected or exceeds_a_limit(jobs, row, selected, tenancy):
             continue
-        needs = [int(column[row]) for column in columns]
+        needs = [int(column[row]) for column in jobs.needs]
         if all(need <= have for need, have in zip(needs, left, strict=True)):
             selected.add(row)
             left = [have - need for need, have in zip(needs, left, strict=True)]

@@ -29,14 +29,8 @@ from cotenant.core.model.limits import (
     TEXT_BYTES_MAX,
 )
 from cotenant.core.model.loss_goal import LossGoal
-from cotenant.core.model.validation import (
-    CORES_MAX,
-    GPU_MILLI_MAX,
-    MEMORY_BYTES_MAX,
-    MEMORY_BYTES_MIN,
-    check_amounts,
-    check_spec,
-)
+from cotenant.core.model.resources import AMOUNT_MAX, AMOUNT_MIN
+from cotenant.core.model.validation import CORES_MAX, GPU_MILLI_MAX, check_amounts, check_spec
 
 
 @pytest.mark.parametrize(
@@ -59,10 +53,10 @@ def test_a_gpu_type_may_be_one_of_several_each_with_a_name(gpu_type: str, sound:
         (Request(GPU_MILLI_MAX), ""),
         (Request(GPU_MILLI_MAX + 1000), "gpu_milli"),
         (Request(1500), "gpu_milli"),
-        (Request(1000, 1, MEMORY_BYTES_MIN), ""),
-        (Request(1000, 1, MEMORY_BYTES_MIN - 1), "memory_bytes"),
-        (Request(1000, 1, MEMORY_BYTES_MAX), ""),
-        (Request(1000, 1, MEMORY_BYTES_MAX + 1), "memory_bytes"),
+        (Request(1000, 1, memory_bytes=AMOUNT_MIN), ""),
+        (Request(1000, 1, memory_bytes=AMOUNT_MIN - 1), "memory_bytes"),
+        (Request(1000, 1, memory_bytes=AMOUNT_MAX), ""),
+        (Request(1000, 1, memory_bytes=AMOUNT_MAX + 1), "memory_bytes"),
     ],
 )
 def test_a_request_may_be_as_small_and_as_large_as_its_bounds(request_: Request, field: str) -> None:
@@ -234,7 +228,7 @@ def test_a_deadline_must_be_ahead_of_the_clock_if_there_is_one() -> None:
         ("open.max", lambda count: Role(open=OpenReplicas(1, count)), 1, REPLICAS_MAX),
         ("resources.gpu_milli", lambda count: Role(request=Request(count)), 0, GPU_MILLI_MAX),
         ("resources.cores", lambda count: Role(request=Request(cores=count)), 0, CORES_MAX),
-        ("resources.memory_bytes", lambda count: Role(request=Request(memory_bytes=count)), 0, MEMORY_BYTES_MAX),
+        ("resources.memory_bytes", lambda count: Role(request=Request(memory_bytes=count)), 0, AMOUNT_MAX),
     ],
 )
 def test_amounts_that_can_be_counted_are_those_within_their_limits(

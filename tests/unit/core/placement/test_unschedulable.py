@@ -15,8 +15,9 @@ from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobSpec, Locality, Request, Role
 from cotenant.core.model.node import NodeShape, UnhealthyCapacity
 from cotenant.core.model.refusal import Code
+from cotenant.core.placement.assembly import in_node_order, place_parts
 from cotenant.core.placement.capacity_shortage import shortage, shortage_refusal
-from cotenant.core.placement.packing import in_node_order, place_on_node, place_parts, room_for_all
+from cotenant.core.placement.packing import place_on_node, room_for_all
 from cotenant.core.placement.unschedulable import fits, in_words, never_fits, no_place, room_on, shapes_of
 from cotenant.core.scheduling.cycle import gang_of
 from cotenant.policies.consolidate import Consolidate
@@ -60,7 +61,7 @@ def test_a_job_of_one_role_that_may_fit_finds_its_place_on_an_empty_cluster(
 @given(shapes(), requests())
 def test_a_request_and_the_demand_it_becomes_are_judged_alike(shape: NodeShape, request: Request) -> None:
     cores = 1 if request.cores is None else request.cores
-    demand = Demand(request.gpu_milli, cores, request.memory_bytes, request.gpu_type)
+    demand = Demand(request.gpu_milli, cores, memory_bytes=request.memory_bytes, gpu_type=request.gpu_type)
     assert room_on(shape, request) == Ledger([shape]).room(demand)[0]
 
 
@@ -89,11 +90,10 @@ def test_every_reason_is_true(world: World, gang: Gang, within: Locality) -> Non
             for name in ("gpu_milli", "cores", "memory_bytes"):
                 if f"wanted_{name}" in refusal.numbers:
                     assert refusal.numbers[f"wanted_{name}"] > refusal.numbers[f"free_{name}"]
-                    assert refusal.numbers[f"wanted_{name}"] <= getattr(gang, name)
+                    assert refusal.numbers[f"wanted_{name}"] <= getattr(gang.needs, name)
         case code:
             assert code is Code.FRAGMENTED
-            wanted = (gang.gpu_milli, gang.cores, gang.memory_bytes)
-            assert all(want <= free for want, free in zip(wanted, ledger.sums(able), strict=True))
+            assert all(want <= free for want, free in zip(gang.needs, ledger.sums(able), strict=True))
 
 
 @given(worlds(racks_max=3), gangs(), st.sampled_from(Locality))
@@ -104,7 +104,7 @@ def test_with_the_obstacle_gone_the_gang_starts(world: World, gang: Gang, within
     refusal = no_place(gang, ledger, within=within)
     kinds = {part.demand.gpu_type for part in gang.parts if part.demand.gpu_milli}
     assume(len(kinds - {""}) <= 1)
-    plenty = NodeShape(100, 100, 1000, next(iter(kinds - {""}), ""), shareable=True)
+    plenty = NodeShape(100, 100, memory_bytes=1000, gpu_type=next(iter(kinds - {""}), ""), shareable=True)
     larger = Ledger([*ledger.shapes, plenty])
     larger.open[:-1] = False
     assert finds_place(gang, larger, within=within)
@@ -157,7 +157,7 @@ def finds_place(gang: Gang, ledger: Ledger, *, within: Locality) -> bool:
     racks = set(ledger.racks) if within is Locality.RACK else {None}
     for rack in racks:
         here = np.array([rack in (None, name) for name in ledger.racks])
-        place = lambda part, room: in_node_order(np.where(here, room, 0), part.replicas)  # noqa: B023, E731 - used at once
+        place = lambda part, room: in_node_order(part, np.where(here, room, 0))  # noqa: B023, E731 - used at once
         if place_parts(gang, ledger, place) is not None:
             return True
     return False
@@ -271,7 +271,7 @@ def test_where_any_number_of_nodes_may_join_only_single_replicas_can_be_too_larg
 )
 def test_roles_that_fit_alone_may_be_too_much_together(request_: Request, told: str) -> None:
     roles = (Role("worker", 2, request_), Role("ps", 2, request_))
-    made_of = [NodeShape(2, 10, 3 * 2**30, count=3)]
+    made_of = [NodeShape(2, 10, memory_bytes=3 * 2**30, count=3)]
     refusal = never_fits(JobSpec(roles=roles), made_of, elastic=False)
     assert refusal is not None
     assert told in refusal.detail
@@ -295,7 +295,10 @@ def test_nodes_are_grouped_by_shape() -> None:
 
 
 def test_a_demand_is_written_in_words() -> None:
-    assert in_words(Demand(500, 1, 3 * 2**30, "T4")) == "0.5 GPUs (T4) and 1 core and 3 GiB of memory"
+    assert (
+        in_words(Demand(500, 1, memory_bytes=3 * 2**30, gpu_type="T4"))
+        == "0.5 GPUs (T4) and 1 core and 3 GiB of memory"
+    )
     assert in_words(Demand()) == "nothing"
 
 
@@ -311,7 +314,7 @@ def test_it_is_said_where_no_server_has_such_gpus_or_shares_them(demand: Demand,
     shapes = (NodeShape(0, 8, shareable=True), NodeShape(2, 8, gpu_type="T4"))
     refusal = no_place(Gang("job", (Part("worker", 1, demand),)), Ledger(shapes))
     assert (refusal.code, told in refusal.detail) == (Code.NEVER_FITS, True), refusal.detail
-    spec = JobSpec(roles=(Role(request=Request(demand.gpu_milli, 1, 0, demand.gpu_type)),))
+    spec = JobSpec(roles=(Role(request=Request(demand.gpu_milli, 1, memory_bytes=0, gpu_type=demand.gpu_type)),))
     never = never_fits(spec, shapes, elastic=True)
     assert never is not None
     assert told in never.detail

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.prediction.batch_fit import fit
+from cotenant.core.prediction.batch_fit import MAD_TO_SIGMA, POINTS_HALF, SPREAD_HALF, fit
 
 points = st.lists(st.tuples(st.integers(1, 1000), st.floats(1e-6, 1e3)), min_size=1, max_size=40)
 
@@ -68,3 +68,53 @@ def test_more_and_closer_points_make_surer() -> None:
     assert line(8, 0.0) < line(32, 0.0)
     assert line(32, 0.3) < line(32, 0.05) < line(32, 0.0)
     assert fit([(1, 0.01), (2, 0.02)]).confidence == 0  # type: ignore[union-attr]  # two sizes are enough for a line
+
+
+NOISY = [
+    (size, (0.01 + 0.001 * size) * (1 + 0.1 * math.sin(7 * size + turn))) for turn in range(3) for size in (1, 2, 4, 9)
+]
+
+
+def test_a_fit_depends_on_no_unit_of_time_and_on_no_order() -> None:
+    plain, longer, reverse = fit(NOISY), fit([(size, 60 * took) for size, took in NOISY]), fit(NOISY[::-1])
+    assert plain is not None
+    assert longer is not None
+    assert plain == reverse
+    assert longer.batch.per_request == pytest.approx(60 * plain.batch.per_request)
+    assert longer.batch.fixed == pytest.approx(60 * plain.batch.fixed)
+    assert longer.per_request_error == pytest.approx(60 * plain.per_request_error)
+    assert longer.confidence == pytest.approx(plain.confidence)
+
+
+def test_requests_that_are_twice_as_large_take_twice_as_long_each() -> None:
+    plain, larger = fit(NOISY), fit([(2 * size, took) for size, took in NOISY])
+    assert plain is not None
+    assert larger is not None
+    assert larger.batch.per_request == pytest.approx(plain.batch.per_request / 2)
+    assert larger.batch.fixed == pytest.approx(plain.batch.fixed)
+    assert larger.per_request_error == pytest.approx(plain.per_request_error / 2)
+    assert larger.size_max == 2 * plain.size_max
+    assert larger.confidence == pytest.approx(plain.confidence)
+
+
+def test_the_error_is_that_of_a_slope_and_the_confidence_falls_with_the_relative_distance() -> None:
+    found = fit(NOISY)
+    assert found is not None
+    sizes, times = (np.array(column, dtype=float) for column in zip(*NOISY, strict=True))
+    distances = np.abs(times - found.batch.per_request * sizes - found.batch.fixed)
+    expected = found.batch.per_request * sizes + found.batch.fixed
+    spread = math.sqrt(sum((size - sizes.mean()) ** 2 for size in sizes))
+    assert found.per_request_error == pytest.approx(MAD_TO_SIGMA * float(np.median(distances)) / spread)
+    off = MAD_TO_SIGMA * float(np.median(distances / expected))
+    extra = len(NOISY) - 2
+    assert found.confidence == pytest.approx(extra / (extra + POINTS_HALF) / (1 + (off / SPREAD_HALF) ** 2))
+
+
+def test_a_line_that_would_begin_below_zero_goes_through_the_origin_and_a_falling_one_is_level() -> None:
+    steep, falling = fit([(2, 0.01), (4, 0.05), (8, 0.12)]), fit([(1, 0.05), (2, 0.04), (4, 0.03)])
+    assert steep is not None
+    assert steep.batch.per_request == pytest.approx(0.05 / 4)
+    assert steep.batch.fixed == 0.0
+    assert falling is not None
+    assert falling.batch.per_request == 0.0
+    assert falling.batch.fixed == pytest.approx(0.04)

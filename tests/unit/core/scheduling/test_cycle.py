@@ -70,7 +70,9 @@ def test_jobs_rank_by_priority_level_running_score_arrival_and_sequence(
 
 
 policies = st.builds(Ranked, preemptive=st.booleans(), strict=st.booleans(), running_first=st.booleans())
-capacities = st.builds(Capacity, st.sampled_from([0, 2000, 5500, 16_000]), st.integers(0, 40), st.integers(0, 20))
+capacities = st.builds(
+    Capacity, st.sampled_from([0, 2000, 5500, 16_000]), st.integers(0, 40), st.integers(0, 20), st.integers(0, 20)
+)
 
 
 @given(st.data(), tables(), policies, capacities, st.sampled_from([0.0, 500.0]))
@@ -108,11 +110,11 @@ def may_stop(jobs: Jobs, row: int, run_seconds_min: float) -> bool:
 def walk(jobs: Jobs, ranked: list[int], capacity: Capacity, run_seconds_min: float, *, strict: bool) -> set[int]:
     """Choose the slow way: what may not be preempted first, then job by job."""
 
-    def needs(row: int) -> tuple[int, int, int]:
-        return int(jobs.gpu_milli[row]), int(jobs.cores[row]), int(jobs.memory_bytes[row])
+    def needs(row: int) -> list[int]:
+        return [int(column[row]) for column in jobs.needs]
 
     selected = {row for row in ranked if jobs.running[row] and not may_stop(jobs, row, run_seconds_min)}
-    left = [capacity.gpu_milli, capacity.cores, capacity.memory_bytes]
+    left = list(capacity)
     left = [max(0, have - sum(needs(row)[kind] for row in selected)) for kind, have in enumerate(left)]
     for row in [row for row in ranked if row not in selected]:
         if all(need <= have for need, have in zip(needs(row), left, strict=True)):
@@ -426,9 +428,14 @@ class FixedCores:
 
 
 def test_a_gang_has_the_cores_that_the_allocator_gave() -> None:
-    spec = JobSpec(roles=(Role("worker", 2, Request(1000, None, 7, "T4")), Role("ps", 1, Request())))
+    spec = JobSpec(
+        roles=(Role("worker", 2, Request(1000, None, memory_bytes=7, gpu_type="T4")), Role("ps", 1, Request()))
+    )
     made = gang_of("job", spec, UNKNOWN, FixedCores(), [])
-    assert made.parts == (Part("worker", 2, Demand(1000, 3, 7, "T4")), Part("ps", 1, Demand(0, 4, 0, "")))
+    assert made.parts == (
+        Part("worker", 2, Demand(1000, 3, memory_bytes=7, gpu_type="T4")),
+        Part("ps", 1, Demand(0, 4, memory_bytes=0, gpu_type="")),
+    )
     assert (made.sizing, made.cores, made.gpu_milli) == ("because", 10, 2000)
 
 

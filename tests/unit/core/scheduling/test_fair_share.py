@@ -79,7 +79,7 @@ def filled_slowly(
     }
     weights = {tenant.id: tenant.weight for tenant in tenancy.tenants}
     given = {name: [row for row in held if child(row) == name] for name in names}
-    columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
+    columns = jobs.needs
 
     def share(name: str) -> float:
         sums = [sum(int(column[row]) for row in given[name]) for column in columns]
@@ -119,10 +119,7 @@ def test_the_order_is_that_of_progressive_filling_at_each_level(
     sharing = Sharing(jobs, capacity, tenancy)
     waiting = ranked[~jobs.running[ranked]]
     fair = sharing.interleave(waiting, jobs.running).tolist()
-    totals = [
-        total if column.any() else 0
-        for total, column in zip((8000, 24, 16), (jobs.gpu_milli, jobs.cores, jobs.memory_bytes), strict=True)
-    ]
+    totals = [total if column.any() else 0 for total, column in zip(Capacity(8000, 24, 16), jobs.needs, strict=True)]
     held = np.flatnonzero(jobs.running).tolist()
     if len(tenancy.tree(0)[0]) == 1:
         assert fair == filled_slowly(jobs, waiting.tolist(), held, totals, tenancy, None)

@@ -116,6 +116,16 @@ def test_without_batch_times_the_predictors_verdict_counts(required_replicas: in
     assert replica_sizing.with_required_replicas(service(most=8), estimate).replicas == (required_replicas or 8)
 
 
+@pytest.mark.parametrize(
+    ("promised_seconds", "share"),
+    [(TARGET / 2, 1.0), (TARGET, 1.0), (math.nextafter(TARGET, 1.0), math.inf), (None, math.inf)],
+)
+def test_a_promised_time_within_the_target_meets_it_at_full_speed(promised_seconds: float | None, share: float) -> None:
+    latency = Latency(3, promised_seconds=promised_seconds)
+    estimate = Estimate(candidates=(CandidateEstimate(latency=latency, allocation=Candidate(4)),))
+    assert replica_sizing.share_needed(service(), estimate, 3) == share
+
+
 def test_a_maximum_that_is_too_low_is_explained_in_full() -> None:
     refusal = replica_sizing.unreachable_target(service(most=4), told(BatchTime(0.001, 0.01)))
     assert refusal is not None

@@ -33,8 +33,11 @@ def test_an_invalid_sizing_is_rejected_with_the_reason(cores: tuple[int, ...], w
 
 
 def test_a_resize_changes_only_cores() -> None:
-    places, held = [Share(3, 1, 2), Share(1, 0, 1)], [Holding(3, 2, 8, 5), Holding(1, cores=1, shares=((0, 500),))]
-    assert resized(places, held, (7, 3)) == (Holding(3, 2, 6, 5), Holding(1, cores=7, shares=((0, 500),)))
+    places, held = (
+        [Share(3, 1, 2), Share(1, 0, 1)],
+        [Holding(3, 2, 8, memory_bytes=5), Holding(1, cores=1, shares=((0, 500),))],
+    )
+    assert resized(places, held, (7, 3)) == (Holding(3, 2, 6, memory_bytes=5), Holding(1, cores=7, shares=((0, 500),)))
 
 
 @pytest.mark.parametrize(

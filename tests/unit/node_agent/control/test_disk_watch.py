@@ -107,7 +107,7 @@ async def test_files_of_ended_attempts_are_removed_before_a_running_attempt_is_e
     stopped: list[AttemptKey] = []
     ends = Evictions(lambda key, grace: stopped.append(key))
     known = {key: Known(Status(key, 1, "RUNNING", 0.0))}
-    await DiskWatch(tmp_path, lambda: known, lambda key: running, ends, reserve_bytes=10**8).check()
+    await DiskWatch(tmp_path, known, lambda key: running, ends, reserve_bytes=10**8).check()
     assert not old.exists()
     assert not stopped
 

@@ -19,6 +19,7 @@ from tests.unit.node_agent.placement import Placement
 from cotenant.node_agent.control import agent, node_health
 from cotenant.node_agent.control.agent import AgentConfig
 from cotenant.node_agent.probes import node_reading, nvml_link
+from cotenant.rpc.events import Event
 from cotenant.v1 import resources_pb2
 
 HOLD, QUARANTINE = resources_pb2.HEALTH_ACTION_HOLD, resources_pb2.HEALTH_ACTION_QUARANTINE
@@ -227,6 +228,7 @@ class Told:
 
     def __init__(self, *uuids: str) -> None:
         self.minors = {uuid: number for number, uuid in enumerate(uuids)}
+        self.events: Event[[nvml_link.Event]] = Event()
 
     async def gpus(self) -> list[dict[str, object]]:
         return [
@@ -242,7 +244,7 @@ async def test_a_lost_gpu_that_is_released_before_the_first_check_is_removed(tmp
     async def looked_after(*uuids: str, released: str = "") -> dict[str, bool]:
         inventory = resources_pb2.Inventory()
         watched = node_health.NodeHealth(
-            inventory, tmp_path, link=Told(*uuids), attempts=dict, changed=lambda: None,  # type: ignore[arg-type]  # all it asks
+            inventory, tmp_path, link=Told(*uuids), attempts={}, report=lambda inventory: None,  # type: ignore[arg-type]  # all it asks
             interval_seconds=1.0, sysfs=tmp_path,
         )  # fmt: skip
         await watched.open()

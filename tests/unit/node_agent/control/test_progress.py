@@ -338,6 +338,20 @@ def test_a_damaged_record_never_names_another_directory_for_the_sockets(
     assert own.is_dir()
 
 
+@pytest.mark.parametrize("note", ["/{there}/cotenant-abcd_123", "{there}/../{name}/cotenant-abcd_123"])
+def test_a_record_that_spells_a_directory_oddly_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str
+) -> None:
+    deep, made = tmp_path / ("d" * 100), tmp_path / "cotenant-abcd_123"
+    for directory in (deep, made):
+        directory.mkdir(mode=0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (deep / "sockets.path").write_text(str(made))
+    assert socket_directory(deep) == made
+    (deep / "sockets.path").write_text(note.format(there=tmp_path, name=tmp_path.name))
+    assert not socket_directory(deep).samefile(made)
+
+
 def test_sockets_of_jobs_that_an_earlier_release_started_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,8 @@ from cotenant import telemetry
 from cotenant.agent.v1 import sample_service_pb2
 from cotenant.core.policy.protocols import Throttle
 from cotenant.node_agent.control import throttle_directives
-from cotenant.node_agent.control.throttle_directives import describe_throttle, throttle_for_share
+from cotenant.node_agent.control.throttle_directives import throttle_for_share
+from cotenant.node_agent.control.throttles import describe_throttle
 from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.v1 import contention_service_pb2 as contention
 from cotenant.v1 import job_pb2

@@ -307,4 +307,5 @@ def test_each_hook_alone_says_what_is_not_enforced_without_groups() -> None:
     said = {kind.__name__: list(kind().open(EnforcedNode())) for kind in hooks.HOOKS}
     assert {name: len(sentences) for name, sentences in said.items()} == {
         "BandwidthShare": 0, "CorePinning": 1, "MemoryLimit": 1, "CpuTime": 2, "ProcessLimit": 1, "GpuIsolation": 0,
+        "ScratchDirectory": 0,
     }  # fmt: skip

@@ -106,7 +106,8 @@ async def test_readings_match_the_driver(driver: FakeDriver, tmp_path: Path) -> 
 async def test_each_event_is_reported_once_for_the_right_gpu(driver: FakeDriver, tmp_path: Path) -> None:
     driver.xid(1, 13)  # before anybody listened
     events: list[Event] = []
-    link = NvmlLink(two_sockets(tmp_path), events.append)
+    link = NvmlLink(two_sockets(tmp_path))
+    link.events.subscribe(events.append)
     await link.gpus()
     await link.readings()
     driver.xid(3, 79)
@@ -125,7 +126,7 @@ async def test_a_hanging_call_only_kills_its_process(driver: FakeDriver, tmp_pat
     with pytest.raises(NvmlUnresponsive, match="no answer within"):
         await link.readings()
     assert first is not None
-    assert first.returncode == -9
+    await until(lambda: first.returncode == -9)
     driver.say()
     await until(lambda: asyncio.get_running_loop().time() >= link._not_before)
     link.ask_seconds_max = 5.0

@@ -22,14 +22,12 @@ from cotenant.v1 import resources_pb2
 
 
 def watch(root: Path, state_dir: Path, allowed: Iterable[int] = range(16), **wishes: object) -> HotPlug:
-    async def heal() -> None: ...
-
     return HotPlug(
         resources_pb2.Inventory(),
         ProbeOptions("n", **wishes),  # type: ignore[arg-type]  # a test's own words
         state_dir,
-        changed=lambda: None,
-        heal=heal,
+        report=lambda inventory: None,
+        heal=None,
         interval_seconds=0.01,
         sysfs=root,
         allowed=lambda: allowed,
@@ -173,15 +171,12 @@ def test_invalid_core_ids_are_ignored(tmp_path: Path, kept: str) -> None:
     (tmp_path / FILE).write_bytes(kept.encode(errors="surrogateescape"))
     inventory = resources_pb2.Inventory()
 
-    async def heal() -> None:
-        """Nobody holds cores here."""
-
     HotPlug(
         inventory,
         ProbeOptions("n"),
         tmp_path,
-        changed=lambda: None,
-        heal=heal,
+        report=lambda inventory: None,
+        heal=None,
         interval_seconds=1.0,
         sysfs=tmp_path,
         allowed=lambda: [0, 1],

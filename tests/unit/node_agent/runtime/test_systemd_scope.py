@@ -142,7 +142,7 @@ async def test_a_supervisor_outlives_its_agents_group(
     )
     directory = AttemptDirectory(tmp_path / "attempts", AttemptKey("job", 1))
     go = tmp_path / "go"
-    pid = launch(surroundings, directory, shell("job", f"while [ ! -e {go} ]; do sleep 0.01; done"), "/nowhere")
+    pid = launch(surroundings, directory, shell("job", f"while [ ! -e {go} ]; do sleep 0.01; done"), "/nowhere").pid
     try:
         await until(lambda: (directory.status() or None) and directory.task_pids())
         scope = f"/{scope_name(node_id)}"

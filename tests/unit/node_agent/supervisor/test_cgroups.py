@@ -16,6 +16,7 @@ from tests.unit.node_agent.machines import write
 from cotenant.node_agent.enforcement.cgroup_mounts import Mount, find_mounts, open_node_group
 from cotenant.node_agent.enforcement.hook import EnforcedNode
 from cotenant.node_agent.enforcement.hooks import make_hooks, open_hooks
+from cotenant.node_agent.supervisor import cgroups
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError, format_cpu_list, parse_cpu_list
 
 MEBIBYTE = 1 << 20
@@ -82,6 +83,27 @@ def test_version_2_opens_below_the_agents_group_if_it_is_bounded(tmp_path: Path)
     group = open_node_group("n", [mount])
     assert group is not None
     assert group.paths() == [str(tmp_path / "unit/cotenant/n")]
+
+
+def test_a_group_may_be_removed_while_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = open_node_group("n", [version_2(tmp_path)])
+    assert group is not None
+    killer = tmp_path / "cotenant/n/cgroup.kill"
+
+    def refuse(path: str, text: str) -> None:
+        raise GroupError(f"cannot write {text!r} to {path}")
+
+    def remove_and_refuse(path: str, text: str) -> None:
+        killer.unlink()
+        refuse(path, text)
+
+    write(killer, "")
+    monkeypatch.setattr(cgroups, "write_text", remove_and_refuse)
+    group.kill()
+    write(killer, "")
+    monkeypatch.setattr(cgroups, "write_text", refuse)
+    with pytest.raises(GroupError):
+        group.kill()
 
 
 def test_processes_move_aside_to_make_room_for_children(tmp_path: Path) -> None:
@@ -217,3 +239,38 @@ def test_unknown_cpus_are_refused(real_group: Group) -> None:
     with pytest.raises(GroupError):
         real_group.set_cpus([4095])
     assert real_group.remove()
+
+
+@pytest.mark.root
+def test_new_groups_have_the_cpus_of_the_group_above() -> None:
+    need_groups("cpuset")
+    node = open_node_group(f"test-inherit-{os.getpid()}")
+    assert node is not None
+    attempt = node.child("attempt")
+    task = attempt.child("task-0")
+    try:
+        attempt.create()
+        attempt.delegate_controllers()
+        if node.version == 1:  # the kernel copies them, so that none are written
+            path = Path(node.directories["cpuset"]) / "bare"
+            path.mkdir()
+            assert (path / "cpuset.cpus").read_text() == (path.parent / "cpuset.cpus").read_text()
+        attempt.set_cpus(CPUS[:1])
+        task.create()
+        assert task.cpus() == attempt.cpus() == CPUS[:1]
+        assert task.memory_nodes() == node.memory_nodes()
+    finally:
+        assert node.remove()
+
+
+def test_a_process_enters_a_group_of_version_1_as_a_thread(tmp_path: Path) -> None:
+    write(tmp_path / "g/cgroup.procs", "")
+    group = Group(1, {"cpu": str(tmp_path / "g")}, ("cpu",))
+    group.attach()
+    assert (tmp_path / "g/cgroup.procs").read_text().startswith("0")
+    write(tmp_path / "g/cgroup.procs", "")
+    write(tmp_path / "g/tasks", "")
+    group.attach()
+    assert [(tmp_path / "g" / name).read_text() for name in ("tasks", "cgroup.procs")] == ["0", "\n"]
+    group.attach(77)
+    assert (tmp_path / "g/cgroup.procs").read_text().startswith("77")

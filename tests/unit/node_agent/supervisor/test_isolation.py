@@ -168,7 +168,8 @@ async def test_the_next_agent_receives_progress(own: Unprivileged) -> None:
 
 
 async def test_a_job_is_warned_and_ends_within_its_grace(own: Unprivileged) -> None:
-    own.placement.assign(shell("long", "trap 'echo warned; exit 0' TERM; echo up; sleep 600 & wait"))
+    reads = "mkfifo pipe; exec 3<>pipe; echo up; read line <&3"  # without a child, which might miss the signal
+    own.placement.assign(shell("long", f"trap 'echo warned; exit 0' TERM; {reads}"))
     await until(lambda: "up" in own.written("long"))
     own.placement.send(stops=[stop_order("long", grace_seconds=30)])
     assert (await own.placement.ended("long")).state == job_pb2.ATTEMPT_STATE_STOPPED

@@ -18,11 +18,13 @@ from tests.unit.node_agent.placement import Placement
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.runtime import launch as launch_module
+from cotenant.node_agent.runtime import supervisor_start
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.launch import CannotLaunch, LaunchContext, launch
 from cotenant.node_agent.runtime.run_as import UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.running_attempt import open_pidfd
+from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess
 from cotenant.node_agent.supervisor.launch_faults import EXECUTING, cause_of_execution
 from cotenant.v1 import job_pb2
 
@@ -53,7 +55,7 @@ async def state_of_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lim
     monkeypatch.setattr(sys, "executable", str(wrapper))
     job = shell("limited", "touch ran", tasks=[task(rank) for rank in range(4)])
     directory = directory_of(tmp_path, job)
-    pid = launch(surroundings(tmp_path), directory, job, "/nowhere")
+    pid = launch(surroundings(tmp_path), directory, job, "/nowhere").pid
     await until(lambda: os.waitpid(pid, os.WNOHANG)[0])
     state: dict[str, Any] = json.loads((directory.path / "state.json").read_text())
     return state
@@ -113,7 +115,7 @@ def test_a_node_that_cannot_execute_a_program_is_to_blame(number: int, cause: st
 async def test_cpus_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     job = shell("far", "touch ran", tasks=[task(cpus=[1000])])
     directory = directory_of(tmp_path, job)
-    pid = launch(surroundings(tmp_path), directory, job, "/nowhere")
+    pid = launch(surroundings(tmp_path), directory, job, "/nowhere").pid
     await until(lambda: os.waitpid(pid, os.WNOHANG)[0])
     status = directory.status()
     assert status is not None
@@ -125,7 +127,8 @@ async def test_a_supervisor_that_dies_early_has_not_launched_the_job(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(launch_module, "SUPERVISOR", Path("/no/such/supervisor.py"))
+        patch.setattr(supervisor_start, "SUPERVISOR", Path("/no/such/supervisor.py"))
+        patch.setattr(supervisor_start, "STAMP_SECONDS", 0.0)
         placement.assign(shell("stillborn", "true"))
         end = await placement.ended("stillborn")
     assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_OTHER)
@@ -151,7 +154,7 @@ async def test_an_error_of_the_agent_is_not_the_jobs_failure(
 async def test_a_program_that_ran_is_marked_as_executed(tmp_path: Path) -> None:
     job = shell("ran", "true")
     directory = directory_of(tmp_path, job)
-    pid = launch(surroundings(tmp_path), directory, job, "/nowhere")
+    pid = launch(surroundings(tmp_path), directory, job, "/nowhere").pid
     await until(lambda: os.waitpid(pid, os.WNOHANG)[0])
     assert (directory.path / EXECUTING).exists()
     assert directory.was_executed()
@@ -170,4 +173,4 @@ async def test_an_agent_out_of_descriptors_keeps_watching_its_supervisors(monkey
 
     monkeypatch.setattr(os, "pidfd_open", once)
     monkeypatch.setattr("cotenant.node_agent.runtime.running_attempt.PIDFD_RETRY_SECONDS", 0.0)
-    assert await open_pidfd(1) == 7
+    assert await open_pidfd(SupervisorProcess(1)) == 7

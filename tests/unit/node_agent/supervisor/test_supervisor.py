@@ -20,6 +20,7 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node_group
 from cotenant.node_agent.enforcement.hook import EnforcedNode
 from cotenant.node_agent.enforcement.hooks import open_hooks
+from cotenant.node_agent.enforcement.node_settings import NodeSettings
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.launch import LaunchContext, launch
@@ -85,8 +86,8 @@ def start(root: Path) -> Iterator[Launch]:
             output_bytes_max=output_bytes_max,
             base_environment={"PATH": os.environ["PATH"]},
         )
-        open_hooks(surroundings.hooks, EnforcedNode(pids_max=pids_max))
-        pid = launch(surroundings, directory, job, "/nowhere")
+        open_hooks(surroundings.hooks, EnforcedNode(settings=NodeSettings(pids_max=pids_max)))
+        pid = launch(surroundings, directory, job, "/nowhere").pid
         attempt = Attempt(directory, pid, node_group.child(directory.path.name) if node_group else None)
         attempts.append(attempt)
         return attempt

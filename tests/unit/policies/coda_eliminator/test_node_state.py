@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cotenant.core.policy.protocols import AttemptWindow, NodeWindow
-from cotenant.policies.coda_eliminator.node_state import GAP_WINDOWS, OTHERS_CORES, OTHERS_SHARE, NodeState
+from cotenant.policies.coda_eliminator.node_state import (
+    EXPOSURE_SHARE,
+    GAP_WINDOWS,
+    OTHERS_CORES,
+    OTHERS_SHARE,
+    NodeState,
+)
 from cotenant.policies.coda_eliminator.suspects import ONSET_WINDOWS
 from cotenant.policies.coda_eliminator.thresholds import THRESHOLDS
 
@@ -113,3 +119,16 @@ def test_a_job_that_has_reported_a_rate_is_never_judged_by_its_utilization() -> 
     assert [one.what for one in state.steady.values()] == ["GPU utilisation"]
     state = after(CALM, replace(CALM, now=10.0, attempts=(silent,)))
     assert state.steady == {}
+
+
+def test_the_share_of_windows_near_an_onset_is_their_weighted_mean() -> None:
+    state = after(CALM)
+    expected = (1 - EXPOSURE_SHARE) * NodeState(THRESHOLDS).exposure
+    assert state.exposure == pytest.approx(expected)
+    for number in range(3 * ONSET_WINDOWS):
+        busy = replace(CALM, now=10.0 + 5.0 * number, attempts=(DNN, replace(CPU, cores_used=8.0)))
+        state.update(busy, throttled=False)
+        near = number < ONSET_WINDOWS
+        assert bool(state.onset) == near
+        expected = (1 - EXPOSURE_SHARE) * expected + EXPOSURE_SHARE * near
+        assert state.exposure == pytest.approx(expected)

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
-from cotenant.core.capacity.ledger import Ledger, Share
+from cotenant.core.capacity.ledger import Ledger, Offer, Share
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import Locality
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.placement.packing import hardest_first, room_for_all
 from cotenant.core.scheduling.cycle import take
 from cotenant.policies.fgd import policy as policy_module
+from cotenant.policies.fgd.fragmentation import Measure
 from cotenant.policies.fgd.policy import FragmentationGradientDescent as Fgd
 
 
@@ -37,6 +40,50 @@ def test_incremental_fragmentation_equals_a_full_computation(world: World, strea
         elif started:
             for holding in started.pop(number % len(started)):
                 ledger.release(holding)
+
+
+def slow_place(gang: Gang, ledger: Ledger, workload: dict[Demand, int], among: list[int]) -> Offer | None:
+    """Place each replica where it adds the least, with the whole measure computed anew for each of them."""
+    trial, offer = ledger.copy(), list[Share]()
+    for number in hardest_first(gang):
+        part, here = gang.parts[number], dict[int, list[int]]()
+        for _ in range(part.replicas):
+            found = Measure.of(trial, workload).increases(part.demand, np.arange(len(trial)))
+            room = trial.room(part.demand)
+            keys = [
+                (found.increase[node], trial.free_milli[node], trial.free_cores[node], node)
+                for node in among
+                if room[node]
+            ]
+            if not keys:
+                return None
+            node, gpu = min(keys)[3], int(found.gpu[min(keys)[3]])
+            trial.take(node, part.demand, 1, (gpu,) if part.demand.gpu_milli % 1000 else ())
+            here.setdefault(node, []).append(gpu)
+        shares = part.demand.gpu_milli % 1000 > 0
+        offer += [Share(node, number, len(here[node]), tuple(here[node]) if shares else ()) for node in sorted(here)]
+    return tuple(offer)
+
+
+@given(worlds(nodes_max=4), gangs(roles_max=2))
+def test_a_gang_goes_to_the_cheapest_node_that_holds_it_else_each_replica_to_its_cheapest(
+    world: World, gang: Gang
+) -> None:
+    ledger, workload = world.ledger, {Demand(1000, 2): 3, Demand(500, 1): 1}
+    answer = told("1000/2/3", "500/1/1").place(gang, ledger, rng())
+    able = room_for_all(gang, ledger).tolist()
+    alone = {node: offer for node in able if (offer := slow_place(gang, ledger, workload, [node])) is not None}
+    if alone:
+        first = gang.parts[hardest_first(gang)[0]].demand
+        increase = Measure.of(ledger, workload).increases(first, np.arange(len(ledger))).increase
+        best = min(alone, key=lambda node: (increase[node], ledger.free_milli[node], ledger.free_cores[node], node))
+        assert answer == alone[best]
+    elif gang.locality is Locality.SERVER:
+        assert isinstance(answer, Refusal)
+    elif (spread := slow_place(gang, ledger, workload, list(range(len(ledger))))) is not None:
+        assert answer == spread
+    elif len(gang.parts) == 1:
+        assert isinstance(answer, Refusal)
 
 
 def test_a_share_goes_where_a_task_of_the_workload_can_still_run() -> None:

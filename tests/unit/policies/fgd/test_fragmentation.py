@@ -47,7 +47,7 @@ def test_an_increase_is_what_taking_the_best_gpu_adds(
 ) -> None:
     ledger = world.ledger
     found = Measure.of(ledger, workload).increases(demand, np.arange(len(ledger)))
-    untyped = Demand(demand.gpu_milli, demand.cores, demand.memory_bytes)  # types are checked by the room
+    untyped = Demand(demand.gpu_milli, demand.cores, memory_bytes=demand.memory_bytes)  # types are checked by the room
     room = ledger.room(untyped, everywhere=True)
     for node in range(len(ledger)):
         added: dict[int, int] = {}

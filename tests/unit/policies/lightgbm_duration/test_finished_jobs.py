@@ -40,7 +40,10 @@ def test_the_labels_of_a_job_are_not_kept_with_its_facts() -> None:
 
 
 def test_requests_are_facts_in_gpus_cores_and_gibibytes_as_far_as_they_are_stated() -> None:
-    roles = (Role("ps", 2, Request(cores=0)), Role("worker", 4, Request(1500, 6, 3 << 29, "A100")))
+    roles = (
+        Role("ps", 2, Request(cores=0)),
+        Role("worker", 4, Request(1500, 6, memory_bytes=3 << 29, gpu_type="A100")),
+    )
     submission = Submission("eve", kind="training", roles=roles, steps_total=900)
     facts = facts_of(Query("vision", "bert", "run", gpu_milli=6000, replicas=6, submission=submission))
     assert facts == (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -106,6 +106,30 @@ def test_batch_estimates_equal_single_estimates(
     queries = [query(kind, at=at) for kind in (*KINDS, "new") for at in (5e7, None)]
     assert list(learnt[0].estimate_many(queries)) == [learnt[0].estimate(one) for one in queries]
     assert learnt[0].estimate_many([]) == []
+
+
+def test_a_job_is_predicted_again_only_if_something_about_it_or_the_model_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, predicted = LightgbmDuration(OPTIONS), list[int]()
+    lived(policy, 200)
+    plain = policy.quantiles
+
+    def counted(queries: Sequence[Query]) -> object:
+        predicted.append(len(queries))
+        return plain(queries)
+
+    monkeypatch.setattr(policy, "quantiles", counted)
+    queries = [query(kind, at=5e7) for kind in KINDS]
+    first = policy.estimate_many(queries)
+    assert policy.estimate_many(queries) == first
+    assert policy.estimate_many(queries[::-1]) == first[::-1]
+    assert predicted == [3]
+    policy.estimate_many([*queries, query(run_seconds=60.0, at=5e7)])
+    assert predicted == [3, 1], "of four, one has run longer"
+    policy.observe(ended("bert", 600.0, 6e7))
+    policy.estimate_many(queries)
+    assert predicted == [3, 1, 3], "a job ended"
 
 
 def test_a_long_running_job_gets_its_remaining_time_and_an_outlier_none(

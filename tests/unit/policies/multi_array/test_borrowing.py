@@ -15,7 +15,11 @@ from cotenant.core.policy.cluster_view import Occupancy, RunningJob
 from cotenant.policies.multi_array.borrowing import Borrowers, NodeOccupancy
 from cotenant.policies.multi_array.split import Held
 
-SHAPES = [NodeShape(24, 64, 100), NodeShape(24, 64, 100), NodeShape(24, 64, 100, shareable=True)]
+SHAPES = [
+    NodeShape(24, 64, memory_bytes=100),
+    NodeShape(24, 64, memory_bytes=100),
+    NodeShape(24, 64, memory_bytes=100, shareable=True),
+]
 NAMES = [f"job{number}" for number in range(6)]
 
 
@@ -28,9 +32,9 @@ def running_jobs(draw: st.DrawFn) -> list[RunningJob]:
         for node in draw(st.sets(st.integers(0, 2), min_size=1)):
             gpus, cores = with_gpus * draw(st.integers(1, 3)), draw(st.integers(0, 4))
             if node == 2 and gpus:
-                held.append(Holding(node, 0, cores, 7, ((number, 500),)))
+                held.append(Holding(node, 0, cores, memory_bytes=7, shares=((number, 500),)))
             else:
-                held.append(Holding(node, gpus, cores, 7))
+                held.append(Holding(node, gpus, cores, memory_bytes=7))
         gang = Gang(f"job{number}", (Part("worker", 1, Demand(1000 * with_gpus)),))
         some.append(RunningJob(gang, tuple(held), since_seconds=float(draw(st.integers(0, 2)))))
     return some
@@ -53,7 +57,7 @@ def test_excluded_borrowers_leave_the_sums_and_return(some: list[RunningJob], st
                 mine = [one.gang.job_id for one in able if any(held.node == node for held in one.holdings)]
                 assert list(borrowers.on(node, gpus=gpus)) == mine
         held = [one for each in there if not each.gang.gpu_milli for one in each.holdings]
-        for sums, what in ((borrowers.cores, "cores"), (borrowers.memory, "memory_bytes")):
+        for sums, what in ((borrowers.cores, "cores"), (borrowers.amounts[0], "memory_bytes")):
             by_node = [sum(getattr(one, what) for one in held if one.node == node) for node in range(len(SHAPES))]
             assert sums.tolist() == by_node
         ledger = Ledger(SHAPES)

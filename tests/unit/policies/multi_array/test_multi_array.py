@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -17,14 +17,15 @@ from tests.unit.policies.slow_multi_array import SlowMultiArray
 
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
-from cotenant.core.model.job import JobKind, JobSpec
+from cotenant.core.model.job import JobKind, JobSpec, Locality
 from cotenant.core.model.node import NodeShape
 from cotenant.core.placement.gang_allocation import Victim
 from cotenant.core.policy.cluster_view import ClusterView, RunningJob
 from cotenant.core.scheduling import cycle
+from cotenant.policies.multi_array.borrowing import NodeOccupancy
 from cotenant.policies.multi_array.policy import MultiArray
 from cotenant.policies.multi_array.split import Demand as DemandOverTime
-from cotenant.policies.multi_array.split import Held
+from cotenant.policies.multi_array.split import Held, split
 
 OPTIONS = MultiArray.Options(warm_up_seconds=10.0, trial_cores=0)
 
@@ -180,6 +181,102 @@ def test_other_nodes_are_split_at_once_and_the_same_nodes_when_it_is_time() -> N
         assert len(place.policy._split.reserved) == len(shapes)
 
 
+@settings(max_examples=examples(40), deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_split_follows_what_was_held_between_cycles_and_how_often_it_is_asked_changes_nothing(seed: int) -> None:
+    """The slow twin: what was held from cycle to cycle, counted anew, and a schedule of splits kept beside it."""
+    chance = np.random.default_rng(seed)
+    shapes = [NodeShape(4, 24), NodeShape(8, 32), NodeShape(0, 12)]
+    options = MultiArray.Options(warm_up_seconds=10.0, resize_seconds=35.0, cpu_wait_seconds=math.inf)
+    place, twin = floor(*shapes, options=options), DemandOverTime(35.0)
+    held, before, gap, due = Held(), None, 10.0, math.inf
+    expected = None
+    for turn in range(20):
+        for job_id in sorted(place.there):
+            if chance.random() < 0.3:
+                place.end(job_id)
+        now = place.now + 1.0
+        if before is None:
+            due = now + gap
+        else:
+            twin.add(now - before, held)
+        counted = NodeOccupancy(place.ledger, options.large_gpus)
+        counted.update(place.occupancies())
+        held, before = counted.held, now
+        if expected is None or now >= due:
+            if now >= due:
+                gap = min(2 * gap, 35.0)
+                due = now + gap
+            expected = split(Ledger(shapes), twin, options.large_gpus)
+        some = [some_gang(f"job-{turn}-{number}", chance) for number in range(int(chance.integers(1, 4)))]
+        place.ask(*some)
+        assert place.now == now
+        assert place.policy._split.reserved.tolist() == expected.reserved.tolist()
+        assert place.policy._split.large.tolist() == expected.large.tolist()
+        place.now += float(chance.choice([0.0, 2.0, 15.0]))
+
+
+def test_a_clock_that_was_set_back_delays_the_next_split_by_its_interval() -> None:
+    place = floor(NodeShape(4, 24), options=MultiArray.Options(warm_up_seconds=10.0, resize_seconds=1000.0))
+    place.now = 500.0
+    place.ask(gang_of("a", 1, 4))
+    first, place.now = place.policy._split, 99.0
+    for now, again in ((100.0, False), (109.0, False), (110.0, True)):
+        place.now = now - 1.0
+        place.ask(gang_of(f"at-{now:g}", 1, 1))
+        assert (place.policy._split is not first) == again
+
+
+def test_gangs_get_the_same_answer_only_with_the_same_needs_level_and_preemptibility() -> None:
+    policy, gang = MultiArray(), gang_of("a", 1, 4)
+    same = replace(gang_of("b", 1, 4), waited_seconds=99.0, tenant="other")
+    others = [
+        gang_of("a", 1, 5),
+        gang_of("a", 1, 4, replicas=2),
+        gang_of("a", 1, 4, preemptible=False),
+        replace(gang, locality=Locality.SERVER),
+    ]
+    assert policy.equivalence_key(gang) == policy.equivalence_key(same)
+    assert len({policy.equivalence_key(one) for one in (gang, *others)}) == 1 + len(others)
+    assert policy.equivalence_key(replace(gang, spec=None)) == policy.equivalence_key(gang), "preemptible unless said"
+    assert policy.equivalence_seconds(gang) == math.inf
+
+
+def test_the_guard_keeps_cores_only_beyond_the_mean_wait_that_is_allowed() -> None:
+    for waited, guarded in ((OPTIONS.cpu_wait_seconds, False), (OPTIONS.cpu_wait_seconds + 0.5, True)):
+        place = split_by(floor(NodeShape(4, 24)), cores=4)
+        place.ask(replace(gang_of("late", 0, 1), waited_seconds=waited))
+        assert ("wide" in place.ask(gang_of("wide", 4, 20)).refusals) == guarded
+
+
+@pytest.mark.parametrize(("lend_gpus", "preemptible"), [(True, True), (True, False), (False, True)])
+def test_only_preemptible_small_gangs_borrow_gpus_and_only_where_gpus_are_lent(
+    lend_gpus: bool, preemptible: bool
+) -> None:
+    options = replace(OPTIONS, lend_gpus=lend_gpus)
+    place = floor(NodeShape(4, 24), NodeShape(4, 24), options=options)
+    for number in range(8):
+        place.ask(gang_of(f"small-{number}", 1, 1, preemptible=preemptible))
+    assert len(place.there) == (8 if lend_gpus else 4)
+    assert len(place.lent()) == (4 if lend_gpus and preemptible else 0)
+
+
+@pytest.mark.parametrize(("trial_cores", "fits"), [(0, True), (2, True), (3, False)])
+def test_idle_cores_beside_young_jobs_with_gpus_are_not_lent_until_they_are_tuned(trial_cores: int, fits: bool) -> None:
+    """Of 24 cores 16 are reserved; two young jobs with GPUs hold 8 of them."""
+    options = replace(OPTIONS, trial_cores=trial_cores, trial_seconds=60.0)
+    place = split_by(floor(NodeShape(4, 24), options=options), cores=4)
+    for name in ("young", "younger"):
+        assert place.ask(gang_of(name, 1, 4)).starts
+    assert place.ask(gang_of("own", 0, 8)).starts
+    plan = place.ask(gang_of("borrows", 0, 4))
+    assert bool(plan.starts) == fits
+    if not fits:
+        assert "jobs on them are being tuned" in plan.refusals["borrows"].detail
+        place.now += 60.0
+        assert place.ask(gang_of("borrows", 0, 4)).starts
+
+
 JOBS = st.tuples(st.sampled_from([0, 0, 1, 1, 2, 4]), st.integers(1, 6), st.booleans())
 
 
@@ -232,7 +329,12 @@ def test_reserved_resources_are_available_and_own_resources_kept(
         assert answer.starts, answer.refusals
 
 
-SHAPES = [NodeShape(4, 12, 40), NodeShape(2, 6, 20), NodeShape(0, 12, 40), NodeShape(4, 12, 40, shareable=True)]
+SHAPES = [
+    NodeShape(4, 12, memory_bytes=40),
+    NodeShape(2, 6, memory_bytes=20),
+    NodeShape(0, 12, memory_bytes=40),
+    NodeShape(4, 12, memory_bytes=40, shareable=True),
+]
 
 
 def some_gang(job_id: str, chance: np.random.Generator) -> Gang:
@@ -245,7 +347,7 @@ def some_gang(job_id: str, chance: np.random.Generator) -> Gang:
             Demand(
                 0 if cpus else int(chance.choice([500, 1000, 1000, 2000, 4000])),
                 int(chance.integers(1, 6)),
-                int(chance.choice([0, 0, 10])),
+                memory_bytes=int(chance.choice([0, 0, 10])),
             ),
         )
         for _ in range(1 + (chance.random() < 0.2))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import grpc
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from tests.unit.services.mesh import Mesh, running, spec, until
 
 from cotenant import plugins
@@ -16,9 +19,12 @@ from cotenant.codec import errors
 from cotenant.core.capacity.ledger import Ledger, Offer, Share
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.refusal import Refusal
+from cotenant.core.placement.scored_policy import ScoredPolicy
+from cotenant.core.placement.scores import Candidates, Scores
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.policies.consolidate import Consolidate
 from cotenant.services.placement.api.server import PLACEMENTS
+from cotenant.services.placement.planning import planner
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
@@ -38,13 +44,24 @@ class Broken(Consolidate):
 
 
 @pytest.fixture
-def policy(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    policy, load = Broken(), plugins.load
+def placing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Return a function that makes meshes place by a policy."""
 
-    def loaded(group: str, name: str, options: Mapping[str, str]) -> Any:
-        return policy if group == PLACEMENTS else load(group, name, options)
+    def by(policy: Any) -> None:
+        load = plugins.load
 
-    monkeypatch.setattr(plugins, "load", loaded)
+        def loaded(group: str, name: str, options: Mapping[str, str]) -> Any:
+            return policy if group == PLACEMENTS else load(group, name, options)
+
+        monkeypatch.setattr(plugins, "load", loaded)
+
+    return by
+
+
+@pytest.fixture
+def policy(placing: Callable[[Any], None]) -> Broken:
+    policy = Broken()
+    placing(policy)
     return policy
 
 
@@ -82,6 +99,48 @@ async def test_an_invalid_offer_is_logged_and_the_cycle_continues(
         await mesh.reach(last, "RUNNING")
         await mesh.reach(bad, "RUNNING")
         assert "policy_failed" in capsys.readouterr().out
+
+
+class Unhappy(ScoredPolicy):
+    """Three scorers with faults, then one that prefers nodes with a larger number."""
+
+    name = "unhappy"
+
+    def __init__(self) -> None:
+        scorers = (no_number, too_few, dividing)
+        super().__init__({**dict.fromkeys(scorers, 1), lambda candidates: -np.arange(len(candidates.ledger)): 1})
+
+
+def no_number(candidates: Candidates) -> Scores:
+    return np.full(len(candidates.ledger), np.nan)
+
+
+def too_few(candidates: Candidates) -> Scores:
+    return np.zeros(len(candidates.ledger) - 1)
+
+
+def dividing(candidates: Candidates) -> Scores:
+    raise ZeroDivisionError("a bug")
+
+
+async def test_scorers_with_faults_are_named_and_counted_and_no_job_fails(
+    placing: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: Counter[str] = Counter()
+    monkeypatch.setattr(planner, "SCORER_FAULTS", mock.Mock(add=lambda scorer: counted.update([scorer])))
+    placing(Unhappy())
+    async with running() as mesh:
+        await mesh.agent("n1", gpus=2, cores=4)
+        await mesh.agent("n2", gpus=2, cores=4)
+        with capture_logs() as logs:
+            jobs = [await mesh.reach(await mesh.submit(gpus=1, cores=1), "RUNNING") for _ in range(2)]
+        numbers = {node.number: name for name, node in mesh.parts["placement"].service.cluster.nodes.items()}
+    assert {job.attempt.allocations[0].node_id for job in jobs} == {numbers[1]}, "the healthy scorer decides"
+    told = [line for line in logs if line["event"] == "scorer_left_out"]
+    faults = {line["scorer"]: line["error"] for line in told if line["policy"] == "unhappy"}
+    assert sorted(faults) == ["dividing", "no_number", "too_few"]
+    assert faults["dividing"] == "ZeroDivisionError: a bug"
+    assert counted == Counter(line["scorer"] for line in told)
 
 
 async def test_a_node_that_disconnects_during_a_cycle_gets_its_work_on_reconnect() -> None:

@@ -10,6 +10,7 @@ from cotenant.core.model.job import JobSpec, Role
 from cotenant.core.model.job_array import COUNT_MAX, ArrayTask, read_array
 from cotenant.core.model.lifecycle import Phase
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.leadership.leader_handlers import LeaderHandlers
 from cotenant.rpc.channel import connect
 from cotenant.services.queue.api.server import JobQueue, QueueConfig
 from cotenant.services.queue.attempts.attempt_watcher import TAKEN_AT_ONCE
@@ -111,7 +112,7 @@ def test_an_array_loads_before_its_dependency() -> None:
 
 async def test_a_placement_snapshot_does_not_block_other_tasks() -> None:
     async with connect("127.0.0.1:1") as nowhere:
-        queue = JobQueue(MemoryStore(), QueueConfig(), nowhere, nowhere)
+        queue = JobQueue(LeaderHandlers(), MemoryStore(), QueueConfig(), nowhere, nowhere)
         picture = placement_pb2.WatchAttemptsResponse(revision=9, snapshot=True)
         for number in range(3 * TAKEN_AT_ONCE):
             queue.state.add(new_record(f"{number:06}", JobSpec(roles=(Role(),)), "eve", ""))

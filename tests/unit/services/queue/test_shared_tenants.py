@@ -204,6 +204,6 @@ async def test_a_repeated_call_adds_an_array_once() -> None:
     task = made.spec.array_task
     assert task
     other = State()
-    again = JobArrays(JobStore(store, other))
+    again = JobStore(store, other).array_recovery
     await asyncio.gather(again.settle(task.array_id), again.settle(task.array_id))
     assert len(other.records) == len(other.ids) == len(other.table) == task.count

@@ -11,17 +11,20 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 from tests.unit.services.mesh import BACKFILL, Mesh, running, spec, until
 from tests.unit.services.queue.api.test_tenants import made
 
 from cotenant import plugins
 from cotenant.cli import views
+from cotenant.codec.specs import duration
 from cotenant.core.model.job_table import Jobs
 from cotenant.core.policy.protocols import EndedJob, Order
 from cotenant.core.scheduling.admission import Preemption, Rules
 from cotenant.policies.fifo import Fifo
 from cotenant.services.queue.api import server
+from cotenant.services.queue.attempts import policy_feedback
 from cotenant.services.queue.scheduling import scheduler
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2
@@ -264,6 +267,43 @@ async def test_a_policy_learns_from_ended_jobs_also_after_a_restart(ordered_by: 
         assert all(end.attained_gpu_seconds == end.attained_seconds * end.gpu_milli / 1000 for end in ends)
         await mesh.restart("queue")
         assert mesh.parts["queue"].service.policy.ends[:2] == ends[:2]
+
+
+async def test_a_policy_learns_what_was_predicted_also_after_a_restart(
+    ordered_by: Callable[[type[Fifo]], None],
+) -> None:
+    ordered_by(Remembers)
+    async with running() as mesh:
+        agent = await mesh.agent("n1", gpus=4, cores=24)
+        job_id = await mesh.submit(gpus=1, expected_duration=duration(600.0))
+        await mesh.reach(job_id, "RUNNING")
+        agent.finish((job_id, 1))
+        await mesh.reach(job_id, "SUCCEEDED")
+        ends: list[EndedJob] = mesh.parts["queue"].service.policy.ends
+        await until(lambda: len(ends) >= 1)
+        assert ends[0].predicted_seconds == pytest.approx(600.0, rel=0.01)
+        assert 0 < ends[0].confidence <= 1
+        await mesh.restart("queue")
+        assert mesh.parts["queue"].service.policy.ends[:1] == ends[:1]
+
+
+async def test_a_history_from_the_future_is_ignored_and_that_is_said_once(
+    ordered_by: Callable[[type[Fifo]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordered_by(Remembers)
+    async with running() as mesh:
+        agent = await mesh.agent("n1", gpus=4, cores=24)
+        for _ in range(2):
+            job_id = await mesh.submit(gpus=1)
+            await mesh.reach(job_id, "RUNNING")
+            agent.finish((job_id, 1))
+            await mesh.reach(job_id, "SUCCEEDED")
+        monkeypatch.setattr(policy_feedback, "AHEAD_SECONDS_MAX", -1e9)
+        with structlog.testing.capture_logs() as logs:
+            await mesh.restart("queue")
+        assert mesh.parts["queue"].service.policy.ends == []
+        ignored = [one for one in logs if one["event"] == "history_from_the_future_ignored"]
+        assert [one["jobs"] for one in ignored] == [2]
 
 
 async def test_a_job_given_up_by_the_policy_fails_with_a_reason(ordered_by: Callable[[type[Fifo]], None]) -> None:

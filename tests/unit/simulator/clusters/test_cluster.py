@@ -133,7 +133,7 @@ def test_bandwidth_memory_domains_and_sharing_are_per_node(tmp_path: Path) -> No
 
 def test_defaults_of_a_cluster_shorthand() -> None:
     cluster = parse_cluster("2x8")
-    assert (cluster.memory_bandwidths, cluster.numa_nodes, cluster.memory_bytes) == ((0.0, 0.0), (1, 1), 0)
+    assert (cluster.memory_bandwidths, cluster.numa_nodes, cluster.resources.memory_bytes) == ((0.0, 0.0), (1, 1), 0)
 
 
 def test_openbs_list_of_nodes(tmp_path: Path) -> None:

@@ -70,6 +70,26 @@ def test_a_recording_is_the_same_in_either_form(tmp_path: Path) -> None:
     assert lines[0] == lines[1]
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_scratch_space_is_recorded_of_the_jobs_that_request_it(form: str, tmp_path: Path) -> None:
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="needs the extra `research`")
+    (tmp_path / "jobs.csv").write_text(
+        "job_id,submitted_seconds,work_seconds,gpus,scratch_bytes\n1,0,60,1,0\n2,0,60,1,1073741824\n"
+    )
+    (tmp_path / "nodes.yaml").write_text("nodes:\n  - {count: 1, gpus: 2, cores: 8, scratch_bytes: 4294967296}\n")
+    given = "--trace", tmp_path / "jobs.csv", "--format", "cotenant", "--cluster", tmp_path / "nodes.yaml"
+    told = cotenant("simulate", *given, "--events", tmp_path / f"events.{form}")
+    assert told.exit_code == 0, told.stderr
+    events = map(json.loads, Recording(tmp_path / f"events.{form}").lines())
+    starts = {event["job_id"]: event for event in events if event["kind"] == "started"}
+    held = {job_id: [place.get("scratch_bytes") for place in start["nodes"]] for job_id, start in starts.items()}
+    assert held == {"1": [None], "2": [2**30]}
+    assert {job_id: start.get("scratch_bytes") for job_id, start in starts.items()} == {"1": None, "2": 2**30}
+    again = cotenant("replay", "--check", tmp_path / f"events.{form}")
+    assert (again.exit_code, again.stdout[:10]) == (0, "identical:"), again.stderr
+
+
 def record(scenario: Scenario, path: Path, watch: Callable[[Simulation], bool] | None = None) -> None:
     with writing(path, scenario) as recorder:
         recorder.end(complete=scenario.run(recorder=recorder, watch=watch).complete)

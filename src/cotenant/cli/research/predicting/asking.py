@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-import grpc
-import grpc.aio
-
 from cotenant.cli.connection import Mesh
 from cotenant.cli.jobs.estimate_view import estimate_view, percent, remaining
 from cotenant.cli.jobs.job_file import Draft
@@ -15,6 +12,7 @@ from cotenant.cli.render import Column
 from cotenant.cli.research.predicting.fitting import figure
 from cotenant.cli.views import View
 from cotenant.core.model.job import JobKind, JobSpec
+from cotenant.deferred import grpc
 from cotenant.v1.predictor_service_pb2 import (
     CandidateAllocation,
     Estimate,

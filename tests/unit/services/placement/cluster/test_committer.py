@@ -16,7 +16,7 @@ from cotenant.leadership.fenced_store import DelegatingStore
 from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.services.placement.cluster import committer as committer_module
 from cotenant.services.placement.cluster.committer import Committer, Fenced, Write
-from cotenant.store.group_commit_pacing import PACE_SECONDS
+from cotenant.store.group_commit import PACE_SECONDS
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (
     Committed,
@@ -51,18 +51,10 @@ async def made() -> AsyncIterator[tuple[Committer, Counting]]:
     store = MemoryStore()
     held, counting = HeldTerm(store, "placement/leader"), Counting(store)
     await held.renew()
-    committer = Committer(
-        counting, on_halt=lambda error: None, renew=lambda: renewed(held), on_unknown_outcome=lambda error: None
-    )
+    committer = Committer(counting, held)
     committer.start(held.fence, {})
     yield committer, counting
     await committer.close()
-
-
-async def renewed(held: HeldTerm) -> Compare:
-    """Begin a new term."""
-    await held.renew()
-    return held.fence
 
 
 def write(key: object) -> list[Write]:
@@ -142,7 +134,9 @@ async def doubting(rng: Random) -> AsyncIterator[Doubting]:
     store.losing = 0.0
     await held.renew()
     store.losing = 0.3
-    committer = Committer(store, halts.append, lambda: renewed(held), set_outcome_unknown)
+    committer = Committer(store, held)
+    committer.halted.subscribe(halts.append)
+    committer.outcome_unknown.subscribe(set_outcome_unknown)
     committer.start(held.fence, {})
     yield Doubting(store, held, committer, doubts, halts)
     await committer.close()

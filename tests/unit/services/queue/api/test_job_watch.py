@@ -23,7 +23,7 @@ from cotenant.services.queue.api.job_filter import JobFilter
 from cotenant.services.queue.api.job_watch import JobWatch
 from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
 from cotenant.services.queue.jobs.complete_revision import COMPACTED
-from cotenant.services.queue.jobs.group_commit import GroupedStore
+from cotenant.services.queue.jobs.grouped_store import GroupedStore
 from cotenant.services.queue.jobs.job_arrays import JobArrays
 from cotenant.services.queue.jobs.job_store import ARRAYS, JOBS, IdempotencyKey, JobStore
 from cotenant.services.queue.jobs.queue_state import State
@@ -268,10 +268,14 @@ async def misses_nothing(rng: Random, *, grouped: bool) -> Sequence[Client]:
 
 @pytest.mark.usefixtures("small_messages")
 async def test_the_property_exercises_what_it_is_about() -> None:
-    clients = [one for seed in range(6) for one in await misses_nothing(Random(seed), grouped=seed % 2 == 0)]
-    assert sum(one.resumed for one in clients) > 50
-    assert sum(one.refused for one in clients) > 3
-    assert sum(told == "removed" for one in clients for told in one.told.values()) > 20
+    clients: list[Client] = []
+    for seed in range(30):  # how the worlds unfold depends on timers, so on a busy machine it takes more of them
+        clients += await misses_nothing(Random(seed), grouped=seed % 2 == 0)
+        resumed, refused = sum(one.resumed for one in clients), sum(one.refused for one in clients)
+        removed = sum(told == "removed" for one in clients for told in one.told.values())
+        if seed >= 5 and resumed > 50 and refused > 3 and removed > 20:
+            return
+    pytest.fail(f"{resumed} watches resumed, {refused} refused, {removed} jobs removed")
 
 
 async def made(count: int) -> tuple[Queue, list[Record]]:

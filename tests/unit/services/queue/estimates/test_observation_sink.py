@@ -18,6 +18,7 @@ from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.internal.v1 import observation_service_pb2 as pb
 from cotenant.services.queue.estimates import observation_sink as module
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
+from cotenant.services.queue.jobs.queue_events import QueueEvents
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.storage.v1 import records_pb2
 from cotenant.v1 import job_pb2, resources_pb2
@@ -42,7 +43,7 @@ class Predictor:
 
 def progressed(*told: dict[str, Any]) -> list[pb.Observation]:
     """Report a job's progress step by step; return the observations to be sent."""
-    observations = ObservationSink(Predictor(), window_seconds=10.0)  # type: ignore[arg-type]  # as much of it as is called
+    observations = ObservationSink(Predictor(), QueueEvents(), window_seconds=10.0)  # type: ignore[arg-type]  # as much of it as is called
     record = Record(records_pb2.StoredJob(job=job_pb2.Job(id="j1", spec=specs.spec_to_wire(SPEC))), SPEC)
     record.job.attempt.CopyFrom(attempt())
     for progress in told:
@@ -114,7 +115,7 @@ async def test_observations_are_kept_while_the_predictor_is_down_and_dropped_whe
     monkeypatch.setattr(module, "BATCH_MAX", 2)
     monkeypatch.setattr(module, "WAITING_MAX", 5)
     predictor = Predictor(*refusals)
-    observations = ObservationSink(predictor)  # type: ignore[arg-type]  # as much of it as is called
+    observations = ObservationSink(predictor, QueueEvents())  # type: ignore[arg-type]  # as much of it as is called
     for number in range(1, 7):  # the last one exceeds the limit
         observations._add(pb.Observation(job_id="j", number=number))
     with capture_logs() as logs:

@@ -82,9 +82,8 @@ class Desk:
     def __init__(self) -> None:
         self.others = cast(Any, Others())
         self.state = State()
-        self.observations = ObservationSink(self.others)
+        self.observations = ObservationSink(self.others, self.state.events)
         self.estimate_refresh = EstimateRefresh(self.state, self.others, self.others)
-        self.observations.on_observed = self.estimate_refresh.observed
         self.profiles = Profiling(self.state, self.others, self.others, self.observations, self.estimate_refresh)
 
     def run(self, job_id: str, spec: JobSpec = SPEC) -> Record:

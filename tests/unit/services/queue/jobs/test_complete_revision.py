@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cotenant.codec.errors import Problem
 from cotenant.services.queue.jobs.complete_revision import CompleteRevision, Write
-from cotenant.services.queue.jobs.group_commit import GroupedStore
+from cotenant.services.queue.jobs.grouped_store import GroupedStore
 from cotenant.services.queue.jobs.job_store import JobStore
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.store.open import open_raw, open_store

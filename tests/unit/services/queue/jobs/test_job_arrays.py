@@ -236,7 +236,7 @@ async def test_a_late_commit_of_an_array_fails_after_its_jobs_were_deleted() -> 
     class Late(MemoryStore):
         async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
             for put in (one for one in operations if isinstance(one, Put) and one.key.startswith(ARRAYS)):
-                await arrays.settle(put.key.removeprefix(ARRAYS))
+                await arrays.job_store.array_recovery.settle(put.key.removeprefix(ARRAYS))
             return await super().transact(compares, operations)
 
     store, state = Late(), State()

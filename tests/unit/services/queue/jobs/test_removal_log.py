@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.etcd_server import EtcdServer
 
-from cotenant.services.queue.jobs.group_commit import GroupedStore
-from cotenant.services.queue.jobs.job_arrays import CHUNK_MAX
+from cotenant.services.queue.jobs.array_recovery import CHUNK_MAX
+from cotenant.services.queue.jobs.grouped_store import GroupedStore
 from cotenant.services.queue.jobs.job_store import JobStore
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.removal_log import DROPPED_AT_ONCE_MAX, REMOVALS, RemovalLog

@@ -8,6 +8,7 @@ from copy import deepcopy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.listed_refusals import ListedRefusals
 
 from cotenant.codec import refusals
 from cotenant.core.model.job import JobSpec, Locality
@@ -139,21 +140,21 @@ def test_lookups_by_equivalence_class_match_lookups_by_job(
 ) -> None:
     quick, asked, other = WaitReasons(NOW), waiting("asked", 100), waiting("other", waited)
     other.equivalence_key = asked.equivalence_key
-    for refusal, own in said:
-        if own:
-            quick.refuse(other, refusal, WaitReasons())
-        else:
-            quick.refuse_class(asked, refusal, WaitReasons())
-    if behind:
-        quick.block_behind(asked, AT_SERVER, WaitReasons())
-    thorough = WaitReasons(
-        NOW, own=quick.own, classes=quick.classes, head=quick.head, holds_seconds=quick.holds_seconds
-    )
+    thorough = WaitReasons(NOW, classes=ListedRefusals())
+    for reasons in (quick, thorough):
+        for refusal, own in said:
+            if own:
+                reasons.refuse(other, refusal, WaitReasons())
+            else:
+                reasons.refuse_class(asked, refusal, WaitReasons())
+        if behind:
+            reasons.block_behind(asked, AT_SERVER, WaitReasons())
     twin = waiting("other", waited)
     twin.equivalence_key, twin.stored = other.equivalence_key, deepcopy(other.stored)
     for reasons, record in ((quick, other), (thorough, twin)):
         for later in (10.0, 25.0):
             reasons.age(record, NOW + later)
     assert quick.known(other) == thorough.known(twin)
+    assert (quick.code(other), quick.of(other, NOW + 1)) == (thorough.code(twin), thorough.of(twin, NOW + 1))
     assert (other.fragmented_seconds, other.fragmented_until) == (twin.fragmented_seconds, twin.fragmented_until)
     assert quick.holds_seconds == thorough.holds_seconds

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support.sleeps import record_sleeps
 
 from cotenant.leadership.fenced_store import DelegatingStore
-from cotenant.services.queue.jobs.group_commit import OPERATIONS_MAX, GroupedStore
-from cotenant.store.group_commit_pacing import PACE_SECONDS
+from cotenant.services.queue.jobs.grouped_store import LIMITS, GroupedStore
+from cotenant.store.group_commit import PACE_SECONDS
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (
     Committed,
@@ -66,7 +66,7 @@ async def test_transactions_arriving_during_a_commit_are_grouped() -> None:
 async def test_a_group_never_exceeds_transaction_limits() -> None:
     counting, grouped = stores()
     await asyncio.gather(*(grouped.transact(*put(f"k{number}")) for number in range(250)))
-    assert [len(operations) for _, operations in counting.seen] == [OPERATIONS_MAX, OPERATIONS_MAX, 66]
+    assert [len(operations) for _, operations in counting.seen] == [LIMITS.operations, LIMITS.operations, 66]
     counting.seen.clear()
     large = b"x" * 200_000
     await asyncio.gather(*(grouped.transact(*put(f"l{number}", large)) for number in range(3)))

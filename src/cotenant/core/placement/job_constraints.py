@@ -1,0 +1,16 @@
+"""The constraints that a job sets on the places of its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cotenant.core.model.job import JobSpec
+from cotenant.core.placement.anti_affinity import SpreadOut
+from cotenant.core.placement.constraint import Constraint
+
+JOB_CONSTRAINTS: tuple[Callable[[JobSpec], Constraint | None], ...] = (SpreadOut.of,)
+
+
+def constraints_by(spec: JobSpec) -> tuple[Constraint, ...]:
+    """Return the constraints that a job sets."""
+    return tuple([found for of in JOB_CONSTRAINTS if (found := of(spec))])

@@ -1,0 +1,65 @@
+"""Libraries that are imported when they are first used, because a command that does without them is several times
+as fast: `from cotenant.deferred import grpc` costs nothing until `grpc.StatusCode` is evaluated.
+
+Only for the names here, and only where a whole module would otherwise be loaded for an `except` clause, an annotation
+or a rare branch; a function that always needs a library imports it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "Deferred",
+    "asyncio",
+    "error_details_pb2",
+    "grpc",
+    "ipaddress",
+    "json",
+    "secrets",
+    "status_pb2",
+    "tempfile",
+    "tomllib",
+    "yaml",
+]
+
+
+class Deferred(ModuleType):
+    """A module that is imported, with the named submodules, at the first access to one of its attributes."""
+
+    def __init__(self, name: str, *submodules: str) -> None:
+        super().__init__(name)
+        self._names = (name, *submodules)
+
+    def __getattr__(self, attribute: str) -> Any:
+        module, *_ = [import_module(name) for name in self._names]
+        value = getattr(module, attribute)
+        setattr(self, attribute, value)
+        return value
+
+
+if TYPE_CHECKING:
+    import asyncio
+    import ipaddress
+    import json
+    import secrets
+    import tempfile
+    import tomllib
+
+    import grpc
+    import grpc.aio
+    import yaml
+    from google.rpc import error_details_pb2, status_pb2
+else:
+    asyncio = Deferred("asyncio")
+    error_details_pb2 = Deferred("google.rpc.error_details_pb2")
+    grpc = Deferred("grpc", "grpc.aio")
+    ipaddress = Deferred("ipaddress")
+    json = Deferred("json")
+    secrets = Deferred("secrets")
+    status_pb2 = Deferred("google.rpc.status_pb2")
+    tempfile = Deferred("tempfile")
+    tomllib = Deferred("tomllib")
+    yaml = Deferred("yaml")

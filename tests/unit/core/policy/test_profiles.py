@@ -1,0 +1,40 @@
+"""Profiles: every one can be loaded, and what a user names comes before it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant import plugins
+from cotenant.core.policy.options import options_by_policy, split_names
+from cotenant.core.policy.profiles import DEFAULT, GROUPS, PROFILES, UnknownProfile, find
+from cotenant.simulator.policy_set import GROUPS as PLUGIN_GROUPS
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_policy_of_a_profile_is_installed_and_takes_its_options(name: str) -> None:
+    profile = find(name)
+    for group, policy in profile.names().items():
+        names = split_names(policy)
+        options = options_by_policy(names, profile.options.get(group, {}))
+        for each in names:
+            assert plugins.load(PLUGIN_GROUPS[group], each, options.get(each, {})).name == each
+
+
+def test_the_default_has_a_part_of_every_paper() -> None:
+    full = find(DEFAULT)
+    assert {"loss-curve", "latency", "history"} <= set(split_names(full.predictor))
+    assert (full.allocator, full.contention) == ("coda-adaptive", "coda-eliminator")
+    assert tuple(full.names()) == GROUPS
+
+
+def test_a_named_policy_replaces_that_of_the_profile_with_its_options() -> None:
+    plain = find("plain")
+    assert plain.names({"queue": "las", "placement": ""})["queue"] == "las"
+    assert plain.names({"queue": "las", "placement": ""})["placement"] == plain.placement
+    assert plain.options_with({"queue": "las"}) == {}
+    assert plain.options_with() == {"queue": {"mode": "backfill"}}
+
+
+def test_an_unknown_profile_is_refused_with_similar_names() -> None:
+    with pytest.raises(UnknownProfile, match=r"no profile 'papr:coda'; did you mean paper:coda or "):
+        find("papr:coda")
