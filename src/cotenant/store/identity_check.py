@@ -120,6 +120,7 @@ class Trust:
         self._on_look = on_look
         self._kept: RememberedStore | None = None
         self._unkept = False  # writing it failed; logged once
+        self._began = False  # whether this process has begun its era
         self._opening = asyncio.Lock()
         self._judging = asyncio.Lock()  # else an older check could overrule a newer one
         self._looking: asyncio.Task[None] | None = None
@@ -257,8 +258,8 @@ class Trust:
             return None
         value, proven = self._mark.proven
         era, at = (name_of(value), self._offset(proven)) if proven else ("", 0)
-        if isinstance(self._raw, LocalStore):  # no other process can have begun one
-            era, at = self.remembered.era, self._offset(self._raw.revision)
+        if isinstance(self._raw, LocalStore):  # after this process has begun its era, no other can begin one
+            era, at = (self.remembered.era, self._offset(self._raw.revision)) if self._began else ("", 0)
         known = self.remembered
         return replace(
             known,
@@ -285,6 +286,7 @@ class Trust:
             result = await self._raw.transact(compares, [Put(ERAS, value)])
             if isinstance(result, Committed):
                 self._mark.begun(value, result.revision)
+                self._began = True
                 if known := self.remembered:
                     revision = result.revision + look.seen.revision - look.own.revision
                     self.remembered = replace(known, era=name, era_revision=revision)

@@ -85,3 +85,16 @@ async def test_two_nodes_of_another_store_stop_writes_only_if_no_node_knows_this
 async def test_the_guarded_store_is_found_below_a_leaders_store(store: GuardedStore) -> None:
     assert trust_of(DelegatingStore(store)) is store.trust
     assert trust_of(None) is None
+
+
+async def test_a_process_that_was_killed_before_it_saved_its_era_raises_no_alarm(tmp_path: Path) -> None:
+    path, memory = tmp_path / "s.db", tmp_path / "memory.json"
+    for key in ("/a", "/b", "/c"):
+        opened = cast("GuardedStore", await open_store(f"sqlite:{path}", memory=memory))
+        saved = memory.read_bytes() if memory.exists() else b""
+        await put(opened, key)
+        assert await opened.get(key)
+        await opened.close()
+        if key == "/b":
+            memory.write_bytes(saved)  # as if this process had been killed within its first second
+    assert opened.trust.verdict is None
