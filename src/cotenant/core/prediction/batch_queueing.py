@@ -207,7 +207,8 @@ def _stationary(moves: Floats) -> Floats:
 def _poisson_table(means: Floats, counts: Floats) -> Floats:
     """Return the probability of each count (across) for each mean (down)."""
     factorials = np.array([math.lgamma(count + 1) for count in counts])
-    table: Floats = np.exp(counts * np.log(means)[:, None] - means[:, None] - factorials)
+    logarithms = np.log(np.maximum(means, np.finfo(np.float64).tiny))  # a mean of 0 has all its weight on 0
+    table: Floats = np.exp(counts * logarithms[:, None] - means[:, None] - factorials)
     return table
 
 

@@ -102,3 +102,9 @@ def test_a_full_batch_needs_one_request_and_less_time_to_serve_than_to_fill() ->
     assert fixed_batch_mean_seconds(BatchTime(0.0, 0.5), 2, 3.99) < math.inf
     with pytest.raises(ValueError, match="one request or more"):
         fixed_batch_mean_seconds(batch, 0, 10.0)
+
+
+def test_a_mean_of_zero_arrivals_has_all_its_weight_on_zero() -> None:
+    table = batch_queueing._poisson_table(np.array([0.0, 2.0]), np.arange(40.0))
+    assert table[0] == pytest.approx([1.0] + [0.0] * 39, abs=1e-300)
+    assert table.sum(axis=1) == pytest.approx([1.0, 1.0])
