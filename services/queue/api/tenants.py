@@ -80,10 +80,12 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
         state, view = self._job_store.state, View(self._job_store.state)
         asked = PageRequest.read(request.page_size, request.page_token, "tenant-usage", USAGES_MAX)
         usages = usages_of(state, time.time(), users=request.users)
+        if half_life_seconds := self._rules.usage_half_life_seconds:
+            for usage in usages.values():
+                usage.half_life.CopyFrom(duration(half_life_seconds))
         known = sorted(one for one in usages if view.sees_tenant(one))
         page = await page_of_messages(known, usages.get, asked)
-        half_life = duration(self._rules.usage_half_life_seconds) if self._rules.usage_half_life_seconds else None
-        return pb.ListTenantUsageResponse(usages=page.items, next_page_token=page.next_token, half_life=half_life)
+        return pb.ListTenantUsageResponse(usages=page.items, next_page_token=page.next_token)
 
     async def UpdateTenant(self, request: pb.UpdateTenantRequest, context: Any) -> pb.UpdateTenantResponse:
         """Change a tenant."""

@@ -15,7 +15,7 @@ from cotenant.services.queue.jobs.queue_state import State
 REPORT_SECONDS = 5.0
 
 USED = telemetry.gauge(
-    "cotenant.queue.usage", "1", "GPUs and cores that a tenant held on decayed average, by resource and tenant."
+    "cotenant.queue.usage", "{unit}", "GPUs and cores that a tenant held on decayed average, by resource and tenant."
 )
 RESOURCES = NAMES[:2]
 
