@@ -19,7 +19,9 @@ tables in the code; a test fails if this page differs.
 Metrics and simulations aggregate waits by *kind*. A job of a tenant that already holds its fair share waits for
 `fair_share`, whatever its code, unless it waits for something outside the cluster or can never run. If [tenants share
 fairly](fair-share.md), the sentence says what the tenant holds, with two more numbers: `tenant_share`, the share of the
-cluster that the tenant holds (0 to 1), and `tenant_fair_share`, its fair share.
+cluster that the tenant holds (0 to 1), and `tenant_fair_share`, its fair share. If its past use holds it back, there
+are also `tenant_usage_share`, its share of the decayed usage of the tenants that it shares with, and
+`tenant_fair_usage_share`, its fair share of that.
 
 {codes}"""
 

@@ -53,3 +53,22 @@ def test_groups_are_listed_below_their_department(cli: Cli) -> None:
     assert cli.json("tenants", "update", "ape", "--parent", "none")["parent"] is None
     for tenant in ("ape", "zoo"):
         cli("tenants", "delete", tenant)
+
+
+def test_usage_is_listed_by_tenant_and_by_user(cli: Cli) -> None:
+    burn = ("--", sys.executable, "-c", "import time; time.sleep(0.5)")
+    cli("submit", "--tenant", "used", "--gpus", "1", "--cpus", "1", "--wait", *burn)
+    (row,) = [one for one in cli.json("tenants", "--usage", "--users") if one["tenant"] == "used"]
+    assert row["gpu_hours"] > 0.4 / 3600
+    assert row["core_hours"] > 0.4 / 3600
+    assert 0 < row["usage_share"] <= 1
+    assert 0 < row["fair_share"] <= 1
+    assert (row["share"], row["weight"], row["half_life_seconds"]) == (0, 1, 604_800)
+    (user,) = row["users"]
+    assert user["gpu_hours"] == row["gpu_hours"]
+    table = cli("tenants", "--usage", "--users").out
+    assert "GPU-HOURS" in table
+    assert f"  {user['user']}" in table
+    assert "half-life 7d" in table
+    assert user["user"] not in cli("tenants", "--usage").out
+    assert "--users needs --usage" in cli("tenants", "--users", code=2).err

@@ -238,6 +238,7 @@ PROBES: dict[str, Probe] = {
     "ArrayService/ResumeArray": of_arrays(array_pb.ResumeArrayRequest),
     "TenantService/GetTenant": lambda world, job_id: iter([tenant_pb.GetTenantRequest(id=_tenant(world, job_id))]),
     "TenantService/ListTenants": lambda world, job_id: iter([tenant_pb.ListTenantsRequest()]),
+    "TenantService/ListTenantUsage": lambda world, job_id: iter([tenant_pb.ListTenantUsageRequest(users=True)]),
     "TenantService/ListQueues": lambda world, job_id: iter([tenant_pb.ListQueuesRequest()]),
     "NodeService/GetNode": lambda world, job_id: iter([node_pb.GetNodeRequest(id="n1")]),
     "NodeService/ListNodes": lambda world, job_id: iter([node_pb.ListNodesRequest()]),

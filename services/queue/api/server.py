@@ -54,9 +54,11 @@ from cotenant.services.queue.jobs.retention import Retention
 from cotenant.services.queue.jobs.store_admission import StoreAdmission
 from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.services.queue.jobs.updates import apply_update, changes_objectives, check_update
+from cotenant.services.queue.jobs.usage_store import UsageStore
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.services.queue.scheduling import explain, start_forecast
 from cotenant.services.queue.scheduling.scheduler import Scheduler, SchedulerConfig
+from cotenant.services.queue.scheduling.usage_metrics import UsageMetrics
 from cotenant.services.queue.scheduling.wait_metrics import WaitMetrics
 from cotenant.store.port import Store, StoreUnavailable
 from cotenant.v1 import (
@@ -96,7 +98,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.placement = _placement_stub(placement)
         predictor_stub = _predictor_stub(predictor)
         self.background = BackgroundTasks()
-        self.state = State()
+        self.state = State(config.rules.usage_half_life_seconds)
         self.job_store = JobStore(store, self.state)
         self.arrays = JobArrays(self.job_store)
         self.archived_jobs = ArchivedJobs(store, Archive(config.archive) if config.archive else None)
@@ -154,6 +156,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-renewals", self.estimate_refresh.run),
             ("queue-sweep", self.retention.run),
             ("queue-waits", self.waits.run),
+            ("queue-usage", self._store_usage),
+            ("queue-usage-metrics", UsageMetrics(self.state).run),
             ("queue-resting", Compaction(self.state).run),
             ("queue-probe", self._probe),
             ("queue-admission", self.admission.run),
@@ -164,6 +168,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Stop scheduling; jobs keep running."""
         await self.background.close()
         await self.attempt_watcher.close()
+
+    async def _store_usage(self) -> None:
+        """Store decayed usage forever."""
+        watcher = self.attempt_watcher
+        await UsageStore(self.store, self.state).run(watcher.synced, watcher.ending)
 
     def _sync_later(self, record: Record, seconds: float) -> None:
         """Sync a job again when its back-off ends."""

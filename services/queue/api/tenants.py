@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from cotenant import fail_points
 from cotenant.codec import errors
+from cotenant.codec.specs import duration
 from cotenant.codec.tenants import tenant_of
 from cotenant.core.model.job import QUEUE_DEFAULT, TENANT_DEFAULT
 from cotenant.core.model.lifecycle import Phase
@@ -16,11 +18,12 @@ from cotenant.core.model.tenancy import check_hierarchy
 from cotenant.core.model.validation import Violation, shown
 from cotenant.core.policy.options import written
 from cotenant.core.scheduling.admission import Rules
-from cotenant.rpc.paging import page_of
+from cotenant.rpc.paging import PageRequest, page_of, page_of_messages
 from cotenant.services.queue.jobs.job_store import TENANTS, JobStore
 from cotenant.services.queue.jobs.store_admission import StoreAdmission
 from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, ResourceUsage, held_by
 from cotenant.services.queue.jobs.visibility import View
+from cotenant.services.queue.scheduling.tenant_usage import usages_of
 from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.port import Compare, Conflict, Delete, Put
@@ -30,6 +33,7 @@ from cotenant.v1 import tenant_service_pb2_grpc
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 AMOUNTS = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores", "weight", "limit_bytes")
 CHANGEABLE = (*AMOUNTS, "parent")
+USAGES_MAX = 100  # on a page
 
 
 class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
@@ -70,6 +74,18 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
         known = sorted(one for one in all_of_them if view.sees_tenant(one))
         ids, token = page_of(known, request.page_size, request.page_token, scope="tenants")
         return pb.ListTenantsResponse(tenants=[self._message(tenant_id) for tenant_id in ids], next_page_token=token)
+
+    async def ListTenantUsage(self, request: pb.ListTenantUsageRequest, context: Any) -> pb.ListTenantUsageResponse:
+        """Return the shares and the usage of tenants: those that were created, have had jobs, or have usage."""
+        state, view = self._job_store.state, View(self._job_store.state)
+        asked = PageRequest.read(request.page_size, request.page_token, "tenant-usage", USAGES_MAX)
+        usages = usages_of(state, time.time(), users=request.users)
+        if half_life_seconds := self._rules.usage_half_life_seconds:
+            for usage in usages.values():
+                usage.half_life.CopyFrom(duration(half_life_seconds))
+        known = sorted(one for one in usages if view.sees_tenant(one))
+        page = await page_of_messages(known, usages.get, asked)
+        return pb.ListTenantUsageResponse(usages=page.items, next_page_token=page.next_token)
 
     async def UpdateTenant(self, request: pb.UpdateTenantRequest, context: Any) -> pb.UpdateTenantResponse:
         """Change a tenant."""

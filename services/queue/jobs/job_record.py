@@ -67,6 +67,7 @@ class Record:
         "sequence",
         "spec",
         "start_prediction",
+        "usage_counted",
     )
 
     def __init__(self, stored: records_pb2.StoredJob, spec: JobSpec, revision: int = 0) -> None:
@@ -87,6 +88,7 @@ class Record:
         self.refreshed_under = (0, 0)  # attempt and epoch when it was last estimated while running
         self.refresh_after = 0.0  # earliest time of the next refresh, in unix seconds
         self.counted_as: EquivalenceKey | None = None  # its key, while the cycle may start it
+        self.usage_counted = 0  # the last ended attempt for which its tenant was charged
         self.end_reported = False  # the policy has learned of its end
         self.fragmented_seconds = (
             0.0  # time of its present wait in which free resources were fragmented, cycle by cycle

@@ -34,6 +34,7 @@ from cotenant.services.queue.jobs.transitions import (
     new_record,
     submission_order,
 )
+from cotenant.services.queue.jobs.usage_store import load_usage
 from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.identity_check import generation_of
@@ -89,6 +90,7 @@ class JobStore:
                 if entry.key != TENANTS + tenant.id:
                     raise ValueError(f"its id is {tenant.id!r}")
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
+        await load_usage(self.store, self.state)
         arrays = {entry.key.removeprefix(ARRAYS) for entry in (await self.store.list(ARRAYS)).entries}
         found = []
         self.removals.load((await self.store.list(REMOVALS)).entries)

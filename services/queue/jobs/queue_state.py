@@ -27,6 +27,7 @@ from cotenant.services.queue.jobs.store_footprint import StoreFootprint
 from cotenant.services.queue.jobs.tenant_quota import TenantQuota
 from cotenant.services.queue.jobs.transitions import EquivalenceKey, Record, borrows, held_by
 from cotenant.services.queue.jobs.turnover import Turnover
+from cotenant.services.queue.jobs.usage_accounting import UsageAccounting
 from cotenant.services.queue.jobs.wait_reasons import NOT_YET, WaitReasons
 from cotenant.services.queue.jobs.watchers import Watcher as Watcher
 from cotenant.v1 import job_pb2, tenant_service_pb2
@@ -39,8 +40,9 @@ IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
 class State:
     """Jobs by id, in order of admission."""
 
-    def __init__(self) -> None:
+    def __init__(self, usage_half_life_seconds: float = 0.0) -> None:
         self.events = QueueEvents()
+        self.usage = UsageAccounting(usage_half_life_seconds)
         self.records: dict[str, Record] = {}
         self.dependency_gate = DependencyGate(self.records)
         self.job_index = JobIndex()
@@ -214,6 +216,7 @@ class State:
         if self.records.get(job_id) is not record:
             return  # deleted in between
         self.footprint.count(record)
+        self.usage.sync(record)
         self.job_index.set_phase(record)
         if record.spec.pre_run_seconds is not None or record.spec.open:
             self._update_equivalence(record)

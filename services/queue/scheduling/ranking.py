@@ -17,7 +17,7 @@ from cotenant.core.scheduling.cycle import Admission
 from cotenant.core.scheduling.fair_share import Standing
 from cotenant.core.scheduling.order_explanation import Outrankers
 from cotenant.services.queue.jobs.queue_state import State
-from cotenant.services.queue.scheduling.tenant_usage import tenancy_of
+from cotenant.services.queue.scheduling.tenant_usage import count_past_use, tenancy_of
 
 NAMED_AT_ONCE = 1_024
 
@@ -100,9 +100,11 @@ class Ranking:
 
 def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking:
     """Order the jobs of the table, and choose which should run and which may be preempted."""
+    tenancy = tenancy_of(state)
+    count_past_use(state, tenancy, now)
     jobs, ids = state.table.jobs(now), list(state.table.ids)
     order = policy.order(jobs, now)
-    admission = Admission(jobs, order, policy, state.capacity, now, rules, tenancy_of(state))
+    admission = Admission(jobs, order, policy, state.capacity, now, rules, tenancy)
     choice, beyond, waits = admission.choice, admission.beyond_share, ~jobs.running
     victims = [ids[row] for row in choice.victims.tolist()]
     standings: list[int | None] = [None] * len(victims)

@@ -465,6 +465,16 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="LEADER",
             retried=True,
         ),
+        "/cotenant.v1.TenantService/ListTenantUsage": MethodRules(
+            {
+                "viewer": "TENANT",
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+        ),
         "/cotenant.v1.TenantService/UpdateTenant": MethodRules(
             {
                 "operator": "ANY",

@@ -105,7 +105,7 @@ class Resizing:
         world: World,
         tenancy: Tenancy,
         table: JobTable,
-        moved: Callable[[SimulatedJob, int], None],
+        moved: Callable[[SimulatedJob, int, float], None],
         event_log: EventLog | None = None,
     ) -> None:
         self.tracks = RateHistories()
@@ -331,7 +331,7 @@ class Resizing:
                 self._ledger.hold(new)
             sim_job.holdings = holdings
             self.freed |= more < 0
-            self._moved(sim_job, more * run.replicas)
+            self._moved(sim_job, more * run.replicas, now)
 
     def _apply(self, run: Run, now: float) -> float:
         """Continue a run with other cores; returns its new end."""

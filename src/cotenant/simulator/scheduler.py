@@ -29,6 +29,7 @@ from cotenant.core.policy.capabilities import capability_of
 from cotenant.core.policy.protocols import EndedJob, FixedWhileWaiting
 from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.admission import RULES, FairShare, Rules
+from cotenant.core.scheduling.usage_ledger import UsageLedger
 from cotenant.core.scheduling.waiting_order import WaitingOrder
 from cotenant.core.sizing.resize import Resizes
 from cotenant.simulator import service_scaling
@@ -106,6 +107,8 @@ class Scheduler:
         changes = isinstance(policies.allocator, Resizes) and policies.allocator
         shown = self._ledger, arm, world, tenancy, self._table, self._moved, event_log
         self.resizing = Resizing(changes, *shown) if changes else None
+        counts_use = rules.fair_share is not FairShare.OFF and rules.usage_half_life_seconds
+        self._usage = UsageLedger(rules.usage_half_life_seconds) if counts_use else None
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
 
     def _by_front(self, tenancy: Tenancy) -> bool:
@@ -301,6 +304,8 @@ class Scheduler:
         return waiting.admit(self._table, enough, lambda rows: self._ordered(now, rows, self._rules))
 
     def _ordered(self, now: float, rows: Ints | None, rules: Rules) -> cycle.Admission:
+        if self._usage:
+            self._table.past_use = self._usage.averages(list(self._tenants), now)
         jobs = self._table.jobs(now, rows)
         order = checked_order(self._queue, jobs, now)
         return cycle.Admission(jobs, order, self._queue, self._capacity, now, rules, self._tenancy)
@@ -375,6 +380,9 @@ class Scheduler:
         rate = self._world.started(sim_job, holdings)
         finish = sim_job.start(holdings, since, rate)
         self._occupancy.enter(sim_job)
+        if self._usage:
+            who = sim_job.job.tenant, sim_job.job.user
+            self._usage.start(sim_job.job.id, *who, sim_job.job_class.needs, since=since, now=since)
         if rate is not FULL:
             self.update_total(sim_job, since)
         return finish
@@ -400,6 +408,8 @@ class Scheduler:
         if self.resizing and (cores := self.resizing.released(sim_job, now)):
             self._free.now += Resources(cores=cores)
             self._table.update(sim_job.job.id, cores=sim_job.job_class.cores)
+        if self._usage:
+            self._usage.stop(sim_job.job.id, until=now, now=now)
         self._world.released(sim_job)
         self._occupancy.leave(sim_job)
         for holding in sim_job.holdings:
@@ -407,11 +417,15 @@ class Scheduler:
         self._free.take(sim_job.job_class, -(not sim_job.reclaimable))
         self._waiting.clear_refusals()
 
-    def _moved(self, sim_job: SimulatedJob, cores: int) -> None:
+    def _moved(self, sim_job: SimulatedJob, cores: int, now: float) -> None:
         """Count cores that a running job was given or gave back."""
         self._occupancy.enter(sim_job)
         self._free.now -= Resources(cores=cores)
-        self._table.update(sim_job.job.id, cores=sum(holding.cores for holding in sim_job.holdings))
+        held = sum(holding.cores for holding in sim_job.holdings)
+        self._table.update(sim_job.job.id, cores=held)
+        if self._usage:
+            needs = sim_job.job_class.needs._replace(cores=held)
+            self._usage.change(sim_job.job.id, needs, at=now, now=now)
         if cores < 0:
             self._waiting.clear_refusals()
 

@@ -67,6 +67,7 @@ class Settings:
     reserve_after_seconds: float = 600.0
     reservations: int = 1
     fair_share: str = "tenants"
+    usage_half_life_seconds: float = 7 * 86_400.0
     window_seconds: float = 10.0
     profile_seconds: float = 300.0
     checkpoint_seconds: float = 300.0
@@ -162,8 +163,7 @@ def sharing_rules(settings: Settings) -> Rules:
     """
     from cotenant.core.scheduling.admission import Rules  # imports numpy, too slow for --help
 
-    names = ("preemption", "run_seconds_min", "reclaim", "reserve_after_seconds", "reservations", "fair_share")
-    given = {name: getattr(settings, name) for name in names}
+    given = {name: getattr(settings, name) for name in Rules.__dataclass_fields__}
     if given["reserve_after_seconds"] == math.inf:
         given["reserve_after_seconds"] = None  # TOML has no null
     try:

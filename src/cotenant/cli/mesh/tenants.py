@@ -11,6 +11,7 @@ from cotenant.cli import units, views
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh.tenant_usage import show_usage
 from cotenant.cli.outcome import usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.cli.shared_options import with_options_of
@@ -102,7 +103,12 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="tenants")
 
 
-def tenants(context: typer.Context, as_json: options.AsJson = False) -> None:
+def tenants(
+    context: typer.Context,
+    usage: Annotated[bool, typer.Option("--usage", help="List shares and decayed usage instead.")] = False,
+    users: Annotated[bool, typer.Option("--users", help="With --usage, list each tenant's users too.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
     """List tenants with their usage, quotas, limits and weights; or create, update and delete them.
 
     STORE is the store space of a tenant's jobs, including jobs that have ended and are still kept.
@@ -113,14 +119,24 @@ def tenants(context: typer.Context, as_json: options.AsJson = False) -> None:
     Tenants share the cluster fairly: the tenant that holds the least for its weight starts the next job, and the queue
     policy orders the jobs of each tenant. Child tenants share their parent's fair share.
 
+    With --usage: SHARE is what a tenant holds of the cluster now, FAIR its fair share, and USED its share of the
+    decayed usage of all tenants, which counts in fair sharing as if it were held now. GPU-HOURS and CORE-HOURS are that
+    usage; with each half-life, half of it is forgotten.
+
     \b
     Examples:
       cotenant tenants
+      cotenant tenants --usage --users
       cotenant tenants create vision --quota-gpus 8 --limit-gpus 16
       cotenant tenants update vision --limit-gpus none --weight 2
       cotenant tenants delete vision
     """
     if context.invoked_subcommand is not None:
+        return
+    if users and not usage:
+        raise usage_error("--users needs --usage")
+    if usage:
+        show_usage(Flags.of(context), users=users, as_json=as_json)
         return
 
     async def work(mesh: Mesh) -> list[Tenant]:

@@ -95,6 +95,10 @@ def up(
         str | None,
         typer.Option(metavar="RULE", help="Fair sharing by weight: tenants, or off."),
     ] = None,
+    usage_half_life_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Half-life of past use in fair sharing; 0: it does not count."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool | None,
@@ -145,6 +149,7 @@ def up(
         "run_seconds_min": run_seconds_min,
         "reclaim": reclaim,
         "fair_share": fair_share,
+        "usage_half_life_seconds": usage_half_life_seconds,
         "reserve_after_seconds": reserve_after_seconds,
         "reservations": reservations,
         "shared_identity": shared_identity,

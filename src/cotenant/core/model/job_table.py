@@ -50,7 +50,9 @@ class Jobs:
     total run time; unlike a remaining time of 0, it shows by how much a job has exceeded it. `tenant` numbers tenants,
     `tenant_weight` is that tenant's weight. `borrows` marks jobs whose present or last run holds resources that
     placement lent to it. `needs` are the columns of all resources, in the order of `KINDS`. `capacity` is what all jobs
-    share. `by_arrival` lists the rows by arrival and sequence, if that is known already.
+    share. `by_arrival` lists the rows by arrival and sequence, if that is known already. `past_use` is what tenants
+    held on decayed average (`core.scheduling.decayed_usage`), with a row for each of `KINDS` and a column for each
+    number of a tenant; None if past use does not count.
     """
 
     sequence: Ints
@@ -75,6 +77,7 @@ class Jobs:
     tenant_weight: Floats
     capacity: Capacity = NOTHING
     by_arrival: Ints | None = None
+    past_use: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -165,6 +168,7 @@ class JobTable:
     def __init__(self, capacity: int = 64) -> None:
         self.ids: list[str] = []
         self.capacity = Capacity()
+        self.past_use: Floats | None = None
         self._row: dict[str, int] = {}
         capacity = max(1, capacity)  # it grows by doubling
         self._arrivals = _Arrivals(capacity)
@@ -308,4 +312,4 @@ class JobTable:
         for name in AMOUNTS:
             del columns[name]
         by_arrival = self._arrivals.rows() if rows is None else None
-        return Jobs(**columns, needs=needs, capacity=self.capacity, by_arrival=by_arrival)
+        return Jobs(**columns, needs=needs, capacity=self.capacity, by_arrival=by_arrival, past_use=self.past_use)

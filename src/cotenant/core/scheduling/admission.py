@@ -28,6 +28,7 @@ from cotenant.core.scheduling.ordering import rank
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, ReservationRules, starving_first
 
 RESERVATIONS_MAX = 100
+HALF_LIFE_SECONDS_MIN, HALF_LIFE_SECONDS_MAX = 1.0, 1e9
 CLAIMS_MAX = 1_000  # waiting jobs for which a non-preemptive queue makes room in one cycle
 
 
@@ -50,6 +51,7 @@ class Rules:
     reservations: the most at a time.
     fair_share: `tenants` share the cluster fairly, and the policy orders the jobs of each; `off`: the policy alone
       orders all jobs.
+    usage_half_life_seconds: the time after which past use counts half in fair shares; 0: it does not count.
     """
 
     preemption: Preemption = Preemption.POLICY
@@ -58,6 +60,7 @@ class Rules:
     reserve_after_seconds: float | None = None
     reservations: int = 1
     fair_share: FairShare = FairShare.OFF
+    usage_half_life_seconds: float = 0.0
 
     def check(self) -> Iterator[Violation]:
         """Yield violations that the types cannot express."""
@@ -68,6 +71,10 @@ class Rules:
             yield Violation("reserve_after_seconds", f"must be 0 or more, or none, not {after:g}")
         if not 1 <= self.reservations <= RESERVATIONS_MAX:
             yield Violation("reservations", f"must be from 1 to {RESERVATIONS_MAX}, not {self.reservations}")
+        half_life = self.usage_half_life_seconds
+        if half_life and not HALF_LIFE_SECONDS_MIN <= half_life <= HALF_LIFE_SECONDS_MAX:
+            range_ = f"0, or from {HALF_LIFE_SECONDS_MIN:g} to {HALF_LIFE_SECONDS_MAX:g}"
+            yield Violation("usage_half_life_seconds", f"must be {range_}, not {half_life:g}")
 
     @property
     def reserving(self) -> ReservationRules:

@@ -55,6 +55,7 @@ class Settings:
     reservations: maximum number of gangs with a reservation at a time.
     fair_share: `tenants` share the cluster fairly, by weight, and the queue policy orders the jobs of each; `off`, the
       policy alone orders all jobs.
+    usage_half_life_seconds: time after which past use counts half in fair shares; 0: it does not count.
     """
 
     cores: Literal["none", "auto"] = "none"
@@ -85,6 +86,7 @@ class Settings:
     reserve_after_seconds: float | None = None
     reservations: int = 1
     fair_share: FairShare = FairShare.OFF
+    usage_half_life_seconds: float = 0.0
 
     def check(self) -> list[Violation]:
         """Return a violation for each invalid option."""
@@ -132,6 +134,7 @@ class Settings:
             self.reserve_after_seconds,
             self.reservations,
             self.fair_share,
+            self.usage_half_life_seconds,
         )
 
     @property

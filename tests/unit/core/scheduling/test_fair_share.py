@@ -17,6 +17,8 @@ from tests.unit.core.scheduling.test_cycle import NOW, Ranked, capacities, order
 
 from cotenant import plugins
 from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.model.resources import KINDS
 from cotenant.core.model.tenancy import NO_TENANTS, Tenancy, Tenant
 from cotenant.core.policy.protocols import Order
 from cotenant.core.scheduling.admission import FairShare, Preemption, Rules, beyond_share, choose
@@ -219,6 +221,78 @@ def test_a_job_held_back_by_fair_share_would_start_earlier_without_it(
         assert any(jobs.tenant[other] != jobs.tenant[row] for other in passed)
         standing = standings[f"t{jobs.tenant[row]}"]
         assert standing.held >= standing.fair * 0.999
+
+
+@given(pictures(), weighted_families(), st.data())
+def test_past_use_counts_like_resources_that_are_held(jobs: Jobs, tenancy: Tenancy, data: st.DataObject) -> None:
+    ranked = rank(jobs, data.draw(orders(len(jobs))), running_first=False)
+    capacity, waiting = Capacity(8000, 24, 16), ranked[~jobs.running[ranked]]
+    past = np.zeros((len(jobs.needs), data.draw(st.integers(4, 6))))
+    for kind, column in enumerate(jobs.needs):
+        np.add.at(past[kind], jobs.tenant[jobs.running], column[jobs.running])
+    now = Sharing(jobs, capacity, tenancy).interleave(waiting, jobs.running)
+    before = Sharing(dataclasses.replace(jobs, past_use=past), capacity, tenancy)
+    assert before.interleave(waiting, np.zeros(len(jobs), dtype=np.bool_)).tolist() == now.tolist()
+
+
+def used(table: JobTable, *averages: float) -> JobTable:
+    """Set the GPUs that each tenant held on decayed average."""
+    table.past_use = np.zeros((len(KINDS), len(averages)))
+    table.past_use[0] = [1000 * average for average in averages]
+    return table
+
+
+def test_who_used_more_waits_until_the_others_have_caught_up() -> None:
+    table = used(table_of(*[(0, 1)] * 4, *[(1, 1)] * 4), 2.0, 0.0)
+    assert positions(table, gpus=8) == [4, 5, 0, 6, 1, 7, 2, 3]
+    assert positions(used(table, 0.0, 0.0), gpus=8) == [0, 4, 1, 5, 2, 6, 3, 7]
+    weighed = Tenancy([Tenant("a", weight=2.0), Tenant("b")])
+    assert positions(used(table, 2.0, 0.0), gpus=8, tenancy=weighed) == [4, 0, 5, 1, 2, 6, 3, 7]
+
+
+def test_the_past_use_of_a_department_is_that_of_its_groups() -> None:
+    tenancy = Tenancy([Tenant("lab"), Tenant("asr", parent="lab"), Tenant("nlp", parent="lab"), Tenant("shop")])
+    table = used(table_of((1, 1), (2, 1), (3, 1), (3, 1)), 0.0, 1.5, 0.0, 0.0)
+    assert positions(table, gpus=8, tenancy=tenancy) == [2, 3, 1, 0], "the shop, then the group that used nothing"
+
+
+def test_a_job_held_back_by_past_use_says_so_with_numbers() -> None:
+    table = used(table_of((0, 1), (1, 1)), 3.0, 1.0)
+    jobs = dataclasses.replace(table.jobs(NOW), capacity=Capacity(8000))
+    choice = choose(jobs, BACKFILL, by_arrival(jobs), jobs.capacity, now=NOW, rules=FAIR)
+    assert choice.held_back is not None
+    assert choice.held_back.tolist() == [True, False]
+    assert choice.sharing is not None
+    standing = choice.sharing.standings(jobs.running, ["vision", "speech"])["vision"]
+    refusal = standing.refine(Refusal(Code.CAPACITY, "needs 1 GPU, 0 of 8 free"))
+    assert refusal.detail == (
+        "needs 1 GPU, 0 of 8 free; tenant vision holds 0% of the GPUs, its fair share is 50%; "
+        "it has 75% of the decayed usage, its fair share of that is 50%"
+    )
+    assert refusal.numbers["tenant_usage_share"] == 0.75
+    assert refusal.numbers["tenant_fair_usage_share"] == 0.5
+
+
+def test_past_use_counts_for_tenants_whose_jobs_now_need_other_resources() -> None:
+    table = JobTable()
+    for number, tenant in enumerate((0, 1)):
+        table.add(JobRow(f"{number}", number, number, cores=1, tenant=tenant))
+    jobs = used(table, 1.0, 0.0).jobs(NOW)
+    choice = choose(jobs, BACKFILL, by_arrival(jobs), Capacity(8000, 16), now=NOW, rules=FAIR)
+    assert choice.ranked.tolist() == [1, 0]
+
+
+def test_past_use_of_later_tenants_is_not_read_beyond_its_columns() -> None:
+    table = used(table_of((0, 1), (1, 1), (2, 1)), 1.0)
+    assert positions(table, gpus=8) == [1, 2, 0]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.5, 1e10, float("nan")])
+def test_a_half_life_out_of_range_is_refused(seconds: float) -> None:
+    (violation,) = Rules(usage_half_life_seconds=seconds).check()
+    assert violation.field == "usage_half_life_seconds"
+    assert violation.description == f"must be 0, or from 1 to 1e+09, not {seconds:g}"
+    assert not list(Rules(usage_half_life_seconds=604_800.0).check())
 
 
 def test_a_small_tenant_goes_first_until_it_holds_its_share() -> None:
