@@ -21,6 +21,7 @@ from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 
 COTENANT = str(Path(sys.executable).with_name("cotenant"))
 ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS_MAX = 120.0
 SECONDS_MAX = 30.0  # for steps that should take one second
 NOTHING: Mapping[str, str] = MappingProxyType({})
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class LocalMesh:
                 [COTENANT, "up", "--config", str(config)], env=self.environment, stdout=stream, stderr=stream
             )
         try:
-            self.until(lambda: "the mesh is up" in self.log.read_text(), "its start", 2 * SECONDS_MAX)
+            self.until(lambda: "the mesh is up" in self.log.read_text(), "its start", START_SECONDS_MAX)
         except BaseException:
             self.process.kill()
             self.process.wait()
