@@ -68,6 +68,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "overload": Form(900, excluded="overloads the machine on purpose for 15 minutes"),
         "placement": Form(90),
         "placement_live": Form(30),
+        "gpu": Form(540, excluded="needs an NVIDIA GPU"),
         "shared_tenants": Form(20),
         "archive": Form(5),
         "arrays": Form(5),
@@ -223,8 +224,9 @@ def measure(plan: RunPlan, left_out: dict[str, str]) -> Iterator[tuple[str, RunR
 
 def discover() -> tuple[str, ...]:
     """Return the names of all benchmarks, in the order in which they run."""
-    modules = (ROOT / "benchmarks").glob("*.py")
-    runnable = {path.stem for path in modules if "\nif __name__" in path.read_text()} - set(PARTS)
+    folder = ROOT / "benchmarks"
+    runnable = {path.stem for path in folder.glob("*.py") if "\nif __name__" in path.read_text()} - set(PARTS)
+    runnable |= {path.parent.name for path in folder.glob("*/__main__.py")}
     return (*FIRST, *sorted(runnable - {*FIRST, *LAST}), *LAST)
 
 

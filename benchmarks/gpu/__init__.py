@@ -1,0 +1,1 @@
+"""Checks of Cotenant on a machine with a real GPU; see docs/gpu.md."""
