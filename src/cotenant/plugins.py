@@ -103,7 +103,7 @@ def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({}
         UnknownPolicy: there is none, or it is broken.
         BadOption: names every invalid option, and the valid ones.
     """
-    points = _installed(group, _places())
+    points = _installed(group)
     named = [point for point in points if point.name == name]
     if not named:
         known = sorted({point.name for point in points})
@@ -117,10 +117,16 @@ def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({}
     return next((plugin for plugin in plugins if plugin.healthy), plugins[0]).make(options)
 
 
-@lru_cache(maxsize=len(GROUPS))
-def _installed(group: str, places: tuple[tuple[str, int], ...]) -> EntryPoints:
-    """Return a group's installed entry points; cached, because reading them takes longer than a cycle."""
-    return entry_points(group=group)
+def _installed(group: str) -> EntryPoints:
+    """Return a group's installed entry points."""
+    return _all_installed(_places())[group]
+
+
+@lru_cache(maxsize=1)
+def _all_installed(places: tuple[tuple[str, int], ...]) -> Mapping[str, EntryPoints]:
+    """Return the installed entry points by group; cached, because reading them takes longer than a cycle."""
+    every = entry_points()
+    return {group: every.select(group=group) for group in GROUPS}
 
 
 def _places() -> tuple[tuple[str, int], ...]:
@@ -137,7 +143,7 @@ def _written_ns(place: Path) -> int:
 
 def _of_group(group: str) -> list[Plugin]:
     by_name: dict[str, list[EntryPoint]] = defaultdict(list)
-    for point in _installed(group, _places()):
+    for point in _installed(group):
         by_name[point.name].append(point)
     return [plugin for name in sorted(by_name) for plugin in _examined(group, by_name[name])]
 

@@ -1,7 +1,7 @@
 """The extras of the package: each has what its role needs, and a plain installation stays small and says what it lacks.
 
-Each extra is installed from the wheel into an environment of its own. The parts of one mesh then run from four of them,
-so that no part can use a module that another part's extra brings.
+The wheel is installed into an environment of its own for each extra, with that extra's requirements only. The parts of
+one mesh then run from four of them, so that no part can use a module that another part's extra brings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_OURS = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-
 SERVICES = ("queue", "placement", "predictor", "contention")
 SECONDS_MAX = 90.0
 
-pytestmark = pytest.mark.timeout(300)  # pip downloads packages
+pytestmark = pytest.mark.timeout(300)  # the build downloads its tools
 
 Install = Callable[[str], Path]
 

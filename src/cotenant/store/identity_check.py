@@ -16,13 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from cotenant import telemetry
 from cotenant.store import witness_file
 from cotenant.store.eras import ERAS, begun, eras_of, name_of
-from cotenant.store.etcd import EtcdStore
 from cotenant.store.local_store import LocalStore
 from cotenant.store.port import (
     Committed,
@@ -51,6 +51,9 @@ from cotenant.store.witness import (
     newest,
     sign,
 )
+
+if TYPE_CHECKING:
+    from cotenant.store.etcd import EtcdStore
 
 log = structlog.get_logger()
 
@@ -125,8 +128,9 @@ class Trust:
         self._judging = asyncio.Lock()  # else an older check could overrule a newer one
         self._looking: asyncio.Task[None] | None = None
         self._mark = Watermark(PROGRESS, era_key=ERAS)
-        if isinstance(self._raw, EtcdStore):
-            self._raw.watermark = self._mark
+        self._etcd = _etcd_of(self._raw)
+        if self._etcd:
+            self._etcd.watermark = self._mark
             self._mark.on_new_era = self._check_era
 
     @property
@@ -224,7 +228,7 @@ class Trust:
             before = self._known()
             begin = time.monotonic()
             look = await look_at(self._raw)
-            if isinstance(self._raw, EtcdStore):
+            if self._etcd:
                 self._on_look(time.monotonic() - begin)
             if look.filling:
                 return None  # users of the store get an error
@@ -300,8 +304,8 @@ class Trust:
 
     async def _put(self, compares: list[Compare], put: Put) -> None:
         """Write a key about the store itself, even if the store is distrusted."""
-        if isinstance(self._raw, EtcdStore):
-            await self._raw.transact(compares, [put], checked=False)
+        if self._etcd:
+            await self._etcd.transact(compares, [put], checked=False)
         else:
             await self._raw.transact(compares, [put])
 
@@ -340,7 +344,7 @@ class Trust:
         DISTRUSTED.set(1)
         log.error("store_rejected", reason=verdict.mismatch.value, why=verdict.text, remedy=REMEDY)
         await self.keep()
-        if verdict.mismatch is Mismatch.REGRESSED and isinstance(self._raw, EtcdStore):
+        if verdict.mismatch is Mismatch.REGRESSED and self._etcd:
             with suppress(StoreUnavailable, ValueError):
                 await self._write_note(verdict)
 
@@ -416,13 +420,23 @@ def look_of(listing: Listing) -> Look:
     )
 
 
+def _etcd_of(raw: Store) -> EtcdStore | None:
+    """Return a raw store if it is an etcd, whose client is imported only by those who use one."""
+    if isinstance(raw, SqliteStore):
+        return None
+    from cotenant.store.etcd import EtcdStore
+
+    return raw if isinstance(raw, EtcdStore) else None
+
+
 async def look_at(raw: Store) -> Look:
     """Check a raw store once, and change nothing.
 
     Raises:
         StoreUnavailable: the store does not answer.
     """
-    listing = await (raw.list(OWN, checked=False) if isinstance(raw, EtcdStore) else raw.list(OWN))
+    etcd = _etcd_of(raw)
+    listing = await (etcd.list(OWN, checked=False) if etcd else raw.list(OWN))
     look = look_of(listing)
     if isinstance(raw, SqliteStore) and raw.regression:
         return replace(look, verdict=Verdict(Mismatch.REGRESSED, raw.regression))

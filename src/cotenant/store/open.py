@@ -10,7 +10,6 @@ from pathlib import Path
 
 from cotenant.security.tls_files import BadTls, TlsFiles, WatchedTlsFiles
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
-from cotenant.store.etcd import EtcdStore
 from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
@@ -51,10 +50,11 @@ async def open_raw(url: str, limits: StoreLimits = NO_LIMITS) -> Store:
         return MemoryStore()
     if colon and scheme == "sqlite":
         return SqliteStore(path_of(url, rest), reserve_bytes=limits.reserve_bytes)
-    if colon and scheme == "etcd":
-        return EtcdStore(endpoints_of(url, rest), quota_bytes=limits.quota_bytes)
-    if colon and scheme == "etcds":
-        return EtcdStore(endpoints_of(url, rest), tls=tls_of(os.environ), quota_bytes=limits.quota_bytes)
+    if colon and scheme in ("etcd", "etcds"):
+        from cotenant.store.etcd import EtcdStore  # with its client, which other stores do without
+
+        tls = tls_of(os.environ) if scheme == "etcds" else None
+        return EtcdStore(endpoints_of(url, rest), tls=tls, quota_bytes=limits.quota_bytes)
     raise ValueError(f"invalid store URL {url!r}: {advice(scheme)}")
 
 

@@ -9,9 +9,8 @@ class Logger:
     """structlog's logger, imported at the first use; on stderr, as a command's, if logs are not set up."""
 
     def __getattr__(self, method: str) -> Any:
-        import structlog
-
         from cotenant.telemetry import logs
+        from cotenant.telemetry.plain_structlog import structlog
 
         return getattr(structlog.get_logger() if structlog.is_configured() else logs.of_command(), method)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any, TextIO
-
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cotenant.telemetry import tracing
 from cotenant.telemetry.log_levels import LEVEL_DEFAULT, LEVEL_OF_SERVICE
+from cotenant.telemetry.plain_structlog import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 LEVELS = {
     "debug": logging.DEBUG,

@@ -81,6 +81,25 @@ def test_a_list_of_jobs_imports_no_logs_tables_or_numbers(tmp_path: Path) -> Non
     assert ended.stderr.splitlines()[-1] == f"[] {ExitCode.UNREACHABLE:d}"
 
 
+def modules_of_up() -> str:
+    """Return a script that imports what `cotenant up` imports."""
+    return (
+        "from pathlib import Path; from cotenant.cli.mesh import up; from cotenant.cli.mesh.settings import Settings;"
+        "up.mesh_config(Settings(), Path('state'), {})"
+    )
+
+
+@pytest.mark.parametrize("script", [modules_of_up(), "import cotenant.node_agent.__main__"], ids=["up", "agent"])
+def test_a_mesh_starts_without_libraries_that_it_does_not_use(script: str, tmp_path: Path) -> None:
+    unused = ("rich", "aetcd", "lightgbm", "scipy", "matplotlib", "opentelemetry")
+    shown = (
+        f"import sys; {script}; print([name for name in {unused} if name in sys.modules], 'structlog' in sys.modules)"
+    )
+    command = [sys.executable, "-c", shown]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[] True"
+
+
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_every_command_loads_and_has_help(entry: Entry) -> None:
     command = load(entry)

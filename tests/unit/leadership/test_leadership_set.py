@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
 from cotenant.services.placement.placement_leadership import LEADER
-from cotenant.store import open as open_module
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.open import open_store
 from cotenant.store.port import Delete, Relisted
@@ -66,7 +64,7 @@ def create(channel: Channel, **options: float) -> Awaitable[jobs_pb.CreateJobRes
 async def test_up_survives_an_outage_of_its_store(
     tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_module, "EtcdStore", partial(EtcdStore, timeout_seconds=2.0))
+    monkeypatch.setitem(EtcdStore.__init__.__kwdefaults__ or {}, "timeout_seconds", 2.0)
     async with serving(tmp_path, etcd) as channel:
         stub: Any = JobServiceStub(channel)
         job = (await again(lambda: create(channel))).job

@@ -50,3 +50,12 @@ def test_a_process_without_tuning_scans_all_objects() -> None:
     before = gc.get_threshold()
     gc_tuning.refreeze()
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+
+
+def test_garbage_is_not_collected_inside_the_context_only() -> None:
+    with gc_tuning.paused():
+        assert not gc.isenabled()
+        with gc_tuning.paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

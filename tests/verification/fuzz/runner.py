@@ -32,6 +32,7 @@ FINDINGS_MAX = 20  # per target
 SHRINKS_MAX = 400
 WATCHED_EVERY = 500
 SETTLED_SHARE = 0.3  # share of the inputs after which memory should be stable
+MEASURED_INPUTS_MIN = 50  # growth of fewer says nothing, and measuring takes as long as hundreds of them
 GROWTH_BYTES_MAX = 24 << 20
 HEAD = 8
 WAITING_FACTOR = 6  # an input may wait this much longer than it may compute: the machine may have other work
@@ -112,7 +113,7 @@ def run(
                 small = _smaller(data, _fails_the_same_way(target, prepared.run, kind))
                 outcome.findings.append(Finding(target.name, what, small))
             outcome.inputs += 1
-            if outcome.inputs == int(inputs * SETTLED_SHARE):
+            if inputs >= MEASURED_INPUTS_MIN and outcome.inputs == int(inputs * SETTLED_SHARE):
                 settled = memory_bytes()
             if outcome.inputs % WATCHED_EVERY == 0:
                 outcome.seconds = time.monotonic() - begun

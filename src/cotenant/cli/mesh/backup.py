@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cotenant.cli import views
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.deferred import asyncio
 
@@ -58,6 +59,7 @@ def backup(
       cotenant backup
       cotenant backup --store etcd://10.0.0.1:2379,10.0.0.2:2379 nightly.backup
     """
+    check_extras("cotenant backup", "server")
     from cotenant.store.backup_file import write_file
 
     path = file or Path(f"cotenant-{datetime.now(UTC):%Y%m%d-%H%M%S}.backup")
@@ -88,6 +90,7 @@ def restore(
       cotenant restore nightly.backup --store etcd://10.0.0.1:2379
       cotenant restore cotenant-20260102-030405.backup --replace
     """
+    check_extras("cotenant restore", "server")
     from cotenant.store.backup_file import BadBackup, read_file
 
     urls = _urls(context, store, must_exist=False)
@@ -124,6 +127,7 @@ def migrate(
       cotenant migrate --to etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
       cotenant migrate --from sqlite:/var/lib/cotenant/queue.sqlite --to etcd://10.0.0.1:2379
     """
+    check_extras("cotenant migrate", "server")
     urls = source or _urls(context, "")
     if to in urls:
         raise usage_error(f"{to} is both source and target")

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import structlog
-
+from cotenant import telemetry
 from cotenant.cli.mesh.agent_processes import AgentProcesses
 from cotenant.cli.mesh.security_options import SecuritySettings, make_security
 from cotenant.cli.pages import pages
@@ -54,7 +53,7 @@ from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
 if TYPE_CHECKING:
     from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
 
-log = structlog.get_logger()
+log = telemetry.logger()
 
 STORE_FILE = "cotenant.sqlite"
 NODES_READY_POLL_SECONDS = 0.05

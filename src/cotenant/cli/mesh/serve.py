@@ -244,6 +244,7 @@ def _memory(text: str) -> int | None:
 def _service(service: str, setup: ServiceSetup) -> Coroutine[Any, Any, None]:
     """Return the coroutine that runs one of the four services."""
     from cotenant.rpc import gc_tuning
+    from cotenant.telemetry import plain_structlog  # noqa: F401 - before the modules of the service
 
     common: dict[str, Any] = {
         "address": setup.listen,
@@ -263,7 +264,8 @@ def _service(service: str, setup: ServiceSetup) -> Coroutine[Any, Any, None]:
 
     common["on_start"] = started
     compose = {"placement": _placement, "predictor": _predictor, "contention": _contention, "queue": _queue}
-    work = compose[service](setup, common)
+    with gc_tuning.paused():
+        work = compose[service](setup, common)
     gc_tuning.tune_gc()  # all is imported, and nothing loaded yet
     return work
 

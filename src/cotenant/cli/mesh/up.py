@@ -205,8 +205,12 @@ def mesh_config(
     Raises:
         CommandError: a setting is invalid.
     """
-    from cotenant.cli.mesh.embedded import MeshConfig
-    from cotenant.node_agent.control.agent_config import AgentConfig
+    from cotenant.rpc import gc_tuning
+    from cotenant.telemetry import plain_structlog  # noqa: F401 - before the modules of the services
+
+    with gc_tuning.paused():
+        from cotenant.cli.mesh.embedded import MeshConfig
+        from cotenant.node_agent.control.agent_config import AgentConfig
 
     settings = with_profile(settings)
     parts = split_cpus(settings.nodes)

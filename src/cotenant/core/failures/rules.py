@@ -91,15 +91,16 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
     raw = table.get("rule", [])
     if not isinstance(raw, list) or not all(isinstance(one, dict) for one in raw):
         raise BadRules(f"{source}: rule: must be written as [[rule]]")
-    starts = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
+    written = text.splitlines()
+    starts = [number for number, line in enumerate(written, 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
     lines = starts if len(starts) == len(raw) else [1] * len(raw)
-    rules: list[Rule] = []
+    rules: dict[str, Rule] = {}
     for one, at in zip(raw, lines, strict=True):
-        rule = _rule(one, source, at, text.splitlines())
-        if any(rule.name == other.name for other in rules):
+        rule = _rule(one, source, at, written)
+        if rule.name in rules:
             raise BadRules(f"{rule.source}: name: {rule.name!r} is already defined")
-        rules.append(rule)
-    return tuple(rules)
+        rules[rule.name] = rule
+    return tuple(rules.values())
 
 
 def merged(own: Sequence[Rule], shipped: Sequence[Rule]) -> tuple[Rule, ...]:
