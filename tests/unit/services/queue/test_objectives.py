@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,9 +14,11 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from tests.unit.services.mesh import Mesh, eventually, running, spec
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.errors import Problem, from_error
-from cotenant.codec.specs import duration
+from cotenant.codec.specs import duration, seconds
 from cotenant.services.queue.api import objective_admission
+from cotenant.services.queue.scheduling import objective_tracker
 from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -31,9 +35,9 @@ async def mesh() -> AsyncIterator[Mesh]:
         yield mesh
 
 
-def within(seconds: float) -> Timestamp:
+def within(left_seconds: float) -> Timestamp:
     made = Timestamp()
-    made.FromNanoseconds(int((time.time() + seconds) * 1e9))
+    made.FromNanoseconds(int((time.time() + left_seconds) * 1e9))
     return made
 
 
@@ -53,9 +57,9 @@ async def refusal(mesh: Mesh, **fields: Any) -> Problem:
     return from_error(refused.value)
 
 
-async def busy(mesh: Mesh, seconds: float) -> str:
+async def busy(mesh: Mesh, run_seconds: float) -> str:
     """Fill the cluster for this long."""
-    job_id = await mesh.submit(gpus=4, expected_duration=duration(seconds))
+    job_id = await mesh.submit(gpus=4, expected_duration=duration(run_seconds))
     await mesh.reach(job_id, "RUNNING")
     return job_id
 
@@ -143,6 +147,81 @@ async def test_ended_jobs_keep_their_outcome_also_after_a_restart(mesh: Mesh) ->
     assert found[done][0][0].final
     assert [states(one) for one in found[cancelled]] == [[(job_pb2.OBJECTIVE_KIND_DEADLINE, UNKNOWN)]] * 2
     assert found[none] == [[], []]
+
+
+def report(mesh: Mesh, job_id: str, **progress: Any) -> None:
+    now = Timestamp()
+    now.GetCurrentTime()
+    told = job_pb2.Progress(update_time=now, **progress)
+    mesh.agents["n1"].send(progress=[agent_pb2.ProgressReport(job_id=job_id, number=1, progress=told)])
+
+
+async def test_a_rate_is_judged_by_what_is_measured_and_kept_as_the_mean(mesh: Mesh) -> None:
+    job_id = await mesh.submit(gpus=1, qos=job_pb2.Qos(rate_min_per_second=4.0))
+    await mesh.reach(job_id, "RUNNING")
+
+    async def has(state: int) -> bool:
+        return states((await mesh.job(job_id)).objectives) == [(job_pb2.OBJECTIVE_KIND_RATE, state)]
+
+    assert await has(UNKNOWN)
+    report(mesh, job_id, step=10, rate_per_second=4.5)
+    await eventually(lambda: has(MET))
+    report(mesh, job_id, step=20, rate_per_second=3.5)
+    await eventually(lambda: has(AT_RISK))
+    report(mesh, job_id, step=10_000_000, rate_per_second=3.5)
+    await eventually(lambda: has(AT_RISK))
+    mesh.agents["n1"].end((job_id, 1), job_pb2.ATTEMPT_STATE_SUCCEEDED)
+    job = await mesh.reach(job_id, "SUCCEEDED")
+    [status] = job.objectives
+    assert (status.state, status.final) == (MET, True)
+    assert status.value == pytest.approx(job.progress.step / seconds(job.run_time))
+
+
+async def test_a_batch_longer_than_the_target_puts_a_latency_at_risk(mesh: Mesh) -> None:
+    qos = job_pb2.Qos(latency_seconds=0.05, latency_percentile=99.0, arrivals_per_second=10.0)
+    job_id = await mesh.submit(gpus=1, kind=job_pb2.JOB_KIND_INFERENCE, qos=qos)
+    await mesh.reach(job_id, "RUNNING")
+
+    async def has(state: int) -> bool:
+        return states((await mesh.job(job_id)).objectives) == [(job_pb2.OBJECTIVE_KIND_LATENCY, state)]
+
+    assert await has(UNKNOWN)
+    report(mesh, job_id, batch_size=8, batch_time=duration(0.07))
+    await eventually(lambda: has(AT_RISK))
+    await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
+    await mesh.reach(job_id, "CANCELLED")
+    assert await has(MISSED)
+
+
+async def test_objectives_are_counted_by_state_and_ends_by_outcome(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, ended = dict[tuple[str, ...], float](), Counter[tuple[str, ...]]()
+
+    def set_live(count: float, **labels: str) -> None:
+        live[tuple(labels.values())] = count
+
+    def add_end(**labels: str) -> None:
+        ended[tuple(labels.values())] += 1
+
+    monkeypatch.setattr(objective_tracker, "OBJECTIVES", SimpleNamespace(set=set_live))
+    monkeypatch.setattr(objective_tracker, "ENDED", SimpleNamespace(add=add_end))
+    done = await mesh.submit(gpus=1, **timed(600, 3600))
+    unknown = await mesh.submit(gpus=1, deadline=within(3600))
+    await mesh.submit(gpus=1)
+    await mesh.reach(done, "RUNNING")
+    await mesh.reach(unknown, "RUNNING")
+    tracker = mesh.parts["queue"].service.objectives
+    await tracker.track()
+    assert live == {("deadline", "met", "default"): 1, ("deadline", "unknown", "default"): 1}
+    mesh.agents["n1"].end((done, 1), job_pb2.ATTEMPT_STATE_SUCCEEDED)
+    mesh.agents["n1"].end((unknown, 1), job_pb2.ATTEMPT_STATE_FAILED)
+    await mesh.reach(done, "SUCCEEDED")
+    await mesh.reach(unknown, "FAILED")
+    await tracker.track()
+    assert not any(live.values())
+    assert ended == {("deadline", "met", "default"): 1, ("deadline", "missed", "default"): 1}
+    await mesh.restart("queue")
+    assert (await mesh.job(done)).objectives[0].state == MET
+    assert ended.total() == 2, "ended jobs are not counted again by the next leader"
 
 
 # At submission -------------------------------------------------------------------------------------------------
