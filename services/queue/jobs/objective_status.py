@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from cotenant.codec import objectives, specs
@@ -169,9 +168,3 @@ def latency_now(record: Record) -> float | None:
     if not record.estimate or not record.phase.holds_resources:
         return None
     return _latency(record, record.phase, estimate_from_wire(record.estimate))
-
-
-def worst(found: Sequence[job_pb2.ObjectiveStatus]) -> list[job_pb2.ObjectiveStatus]:
-    """Return the objectives that are not kept."""
-    lost = (job_pb2.OBJECTIVE_STATE_AT_RISK, job_pb2.OBJECTIVE_STATE_MISSED)
-    return [one for one in found if one.state in lost]

@@ -68,6 +68,7 @@ def submit(
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
       cotenant submit --after-ok ID -- python3 evaluate.py
+      cotenant submit --gpus 4 --expected 90m --deadline 3h --objective-check require -- python3 train.py
     """
     if example:
         print(example_text(), end="")

@@ -40,11 +40,6 @@ class ObjectiveState(StrEnum):
     MISSED = "missed"
     UNKNOWN = "unknown"
 
-    @property
-    def kept(self) -> bool | None:
-        """Whether the objective is or was kept; None if unknown."""
-        return None if self is ObjectiveState.UNKNOWN else self is ObjectiveState.MET
-
 
 @dataclass(frozen=True, slots=True)
 class Finish:
