@@ -17,8 +17,7 @@ def objective_view(status: ObjectiveStatus) -> View:
     """Return the status of an objective; of a deadline, target and value are times."""
     kind = _word(ObjectiveKind, "OBJECTIVE_KIND_", status.kind)
 
-    def figure(name: str) -> float | str | None:
-        number = getattr(status, name) if name == "target" or status.HasField(name) else None  # type: ignore[arg-type]
+    def figure(number: float | None) -> float | str | None:
         if kind != "deadline" or number is None:
             return number
         return units.format_time(number) if units.has_date(number) else None
@@ -27,8 +26,8 @@ def objective_view(status: ObjectiveStatus) -> View:
         "kind": kind,
         "state": _word(ObjectiveState, "OBJECTIVE_STATE_", status.state),
         "final": status.final,
-        "target": figure("target"),
-        "value": figure("value"),
+        "target": figure(status.target),
+        "value": figure(status.value if status.HasField("value") else None),
         "margin": status.margin if status.HasField("margin") else None,
         "detail": status.detail,
         "remedy": status.remedy or None,

@@ -214,14 +214,12 @@ def result_of(
     jcts = np.array([outcome.jct_seconds for outcome in done], dtype=np.float64)
     makespan = max((outcome.finished_seconds or 0.0 for outcome in done), default=None)
     span = (makespan if complete else simulation.now) or 0.0
-    preemptions = sum(outcome.preemptions for outcome in outcomes)
     occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
     busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
     held_cores = [
         sim_job.job_class.cores * one.run_seconds for sim_job, one in zip(simulation.sim_jobs, outcomes, strict=True)
     ]
     held_cores += [simulation.sized.beyond_core_seconds] if simulation.sized else []
-    deadlines = _deadlines(simulation, outcomes, complete=complete)
     return Result(
         jobs=simulation.submitted,
         finished=len(done),
@@ -232,7 +230,7 @@ def result_of(
         p99_jct_seconds=_percentile(jcts, 99),
         makespan_seconds=makespan,
         avg_queue_seconds=_mean([outcome.queue_seconds for outcome in done]),
-        preemptions=preemptions,
+        preemptions=(preemptions := sum(outcome.preemptions for outcome in outcomes)),
         migrations=(moves := sum(sim_job.migrations for sim_job in simulation.sim_jobs)),
         reclaims=(reclaims := sum(sim_job.reclaims for sim_job in simulation.sim_jobs)),
         gpu_utilisation=busy if simulation.world.models_utilization else occupancy,
@@ -240,7 +238,7 @@ def result_of(
         cpu_utilisation=_share(held_cores, cluster.cores, span),
         sizing=_sizing(simulation.sized, span) if simulation.sized else None,
         cpu_jobs_avg_queue_seconds=_mean([one.queue_seconds for one in done if not one.gpu_milli]),
-        objectives=deadlines,
+        objectives=(deadlines := _deadlines(simulation, outcomes, complete=complete)),
         qos_guarantee_percent=_qos_percent(deadlines),
         ends={ended.value: sum(one.ended is ended for one in done) for ended in Ended},
         ends_gpu_time=_gpu_time_by_end(done),
