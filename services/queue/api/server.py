@@ -23,6 +23,7 @@ from cotenant.services.queue.api.arrays import ArrayServicer
 from cotenant.services.queue.api.failure_summary import FailureSummary
 from cotenant.services.queue.api.job_pages import list_jobs
 from cotenant.services.queue.api.job_watch import JobWatch
+from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
 from cotenant.services.queue.api.output import JobOutput
 from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.api.tenants import TenantServicer
@@ -57,6 +58,7 @@ from cotenant.services.queue.jobs.updates import apply_update, changes_objective
 from cotenant.services.queue.jobs.usage_store import UsageStore
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.services.queue.scheduling import explain, start_forecast
+from cotenant.services.queue.scheduling.objective_tracker import ObjectiveTracker
 from cotenant.services.queue.scheduling.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.scheduling.usage_metrics import UsageMetrics
 from cotenant.services.queue.scheduling.wait_metrics import WaitMetrics
@@ -124,7 +126,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         )
         self.waits = WaitMetrics(self.state)
         self.output = JobOutput(self.state, self.placement)
-        self.submission = Submission(self.job_store, self.arrays, self.archived_jobs, self.admission)
+        objectives = ObjectiveAdmission(self.state, self.scheduler)
+        self.submission = Submission(self.job_store, self.arrays, self.archived_jobs, self.admission, objectives)
+        self.objectives = ObjectiveTracker(self.state, self.scheduler)
         stop_by_wish = self.attempt_watcher.stop_by_wish
         arrays = ArrayServicer(self.arrays, self.archived_jobs, self.submission, stop_by_wish)
         tenants = TenantServicer(self.job_store, self.admission, config.policy, options, config.rules)
@@ -158,6 +162,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-waits", self.waits.run),
             ("queue-usage", self._store_usage),
             ("queue-usage-metrics", UsageMetrics(self.state).run),
+            ("queue-objectives", self.objectives.run),
             ("queue-resting", Compaction(self.state).run),
             ("queue-probe", self._probe),
             ("queue-admission", self.admission.run),
@@ -227,6 +232,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         record = await self.archived_jobs.get(view, request.id)
         answer = explain.explain(self.state, record, self.config.policy)
         await start_forecast.add_forecast(self.state, scheduler.config, self.placement, record, answer)
+        explain.add_objectives(self.state, record, answer)
         view.redact(answer)
         return answer
 

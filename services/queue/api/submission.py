@@ -9,6 +9,7 @@ import structlog
 from cotenant import telemetry
 from cotenant.codec import errors
 from cotenant.security.identity import caller
+from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
 from cotenant.services.queue.jobs.admission_control import accept
 from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
 from cotenant.services.queue.jobs.job_arrays import JobArrays
@@ -16,6 +17,7 @@ from cotenant.services.queue.jobs.job_store import CREATE_ARRAY, JobStore, idemp
 from cotenant.services.queue.jobs.store_admission import StoreAdmission, size_of
 from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.services.queue.jobs.visibility import View
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 
@@ -24,9 +26,14 @@ class Submission:
     """Creates jobs and arrays for callers."""
 
     def __init__(
-        self, job_store: JobStore, arrays: JobArrays, archived_jobs: ArchivedJobs, admission: StoreAdmission
+        self,
+        job_store: JobStore,
+        arrays: JobArrays,
+        archived_jobs: ArchivedJobs,
+        admission: StoreAdmission,
+        objectives: ObjectiveAdmission,
     ) -> None:
-        self._job_store, self._arrays = job_store, arrays
+        self._job_store, self._arrays, self._objectives = job_store, arrays, objectives
         self._archived_jobs, self._admission = archived_jobs, admission
 
     async def submit(self, request: Any, method: str) -> Record:
@@ -36,7 +43,8 @@ class Submission:
         nothing is created, and the job has no id.
 
         Raises:
-            Problem: the job is invalid, can never run, or there is no space for it.
+            Problem: the job is invalid, can never run, requires objectives that it would not keep, or there is no
+                space for it.
         """
         state, array = self._job_store.state, method == CREATE_ARRAY
         with telemetry.span("submit", job_name=request.spec.name) as span:
@@ -52,12 +60,20 @@ class Submission:
                 if not request.validate_only and (made := await self._job_store.find_result(key)):
                     return made
                 raise
-            unsatisfiable = before.unsatisfiable_reason(spec)
+            unsatisfiable, expected = before.unsatisfiable_reason(spec), list[job_pb2.ObjectiveStatus]()
+            if self._objectives.wanted(spec) and not unsatisfiable:
+                if not request.validate_only and (made := await self._job_store.find_result(key)):
+                    return made  # with what was expected then
+                expected = await self._objectives.check(spec)
             if request.validate_only:
-                return new_record("", spec, caller().name, "", unsatisfiable)
+                return new_record("", spec, caller().name, "", unsatisfiable, expected)
             with self._admission.reserve(spec, size), state.dependency_gate.pin(spec.dependencies):
-                create = self._arrays.create if array else self._job_store.create
-                record = await create(spec, caller().name, span.trace_parent, key, unsatisfiable)
+                if array:
+                    record = await self._arrays.create(spec, caller().name, span.trace_parent, key, unsatisfiable)
+                else:
+                    record = await self._job_store.create(
+                        spec, caller().name, span.trace_parent, key, unsatisfiable, expected
+                    )
             span.set(job=record.id)
             gpus = spec.gpu_milli / 1000
             log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=gpus)

@@ -13,6 +13,7 @@ from cotenant.core.model.pre_run import in_words
 from cotenant.core.model.refusal import Code, Refusal, about, outranked
 from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
+from cotenant.services.queue.jobs.objective_status import expected_start, judged
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.scheduling import start_forecast
@@ -45,9 +46,40 @@ async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) 
     if plan.candidates:
         _apply_plan(answers, await scheduler.placement.PlanPlacement(plan))
     await _add_forecasts(state, scheduler, ranking, ready, answers)
+    now = time.time()
+    for record in asked:
+        answer = answers[record.id]
+        start = expected_start(answer.forecast, now) if answer.HasField("forecast") else None
+        answer.objectives.extend(judged(record, now, start))
     first, *more = (answers[record.id] for record in asked)
     first.more.extend(more)
     return first
+
+
+async def judge_objectives(state: State, scheduler: Scheduler, record: Record) -> list[job_pb2.ObjectiveStatus]:
+    """Return what is expected of a job's objectives if it is submitted now, with what would help.
+
+    Only a deadline needs a start forecast; without one the answer for it is unknown.
+    """
+    await scheduler.job_estimates.request_estimate(record)
+    start = None
+    if record.spec.deadline_seconds is not None and not state.dependency_gate.awaited_jobs(record.spec):
+        ranking = _rank_with(state, scheduler, [record])
+        forecasts = await start_forecast.forecast_starts(
+            state, scheduler.config, scheduler.placement, _question(state, scheduler, ranking, {record.id: record})
+        )
+        start = expected_start(forecasts[record.id], time.time()) if record.id in forecasts else None
+    return judged(record, time.time(), start)
+
+
+def _question(
+    state: State, scheduler: Scheduler, ranking: Ranking, mine: dict[str, Record]
+) -> start_forecast.ForecastQuery:
+    """Return the query for the starts of hypothetical jobs among the waiting jobs."""
+    fair = scheduler.config.rules.fair_share is FairShare.TENANTS
+    coming = in_order(state, ranking.waiting, WAITING_MAX, fair=fair, more=mine)
+    waiting = list(islice(coming, WAITING_MAX + len(mine)))
+    return start_forecast.ForecastQuery(waiting, list(mine), stoppable=ranking.stoppable)
 
 
 def _rank_with(state: State, scheduler: Scheduler, asked: Sequence[Record]) -> Ranking:
@@ -137,10 +169,8 @@ async def _add_forecasts(
 ) -> None:
     """Add when each job would start and finish, and which other jobs all of them together would delay."""
     mine = {record.id: record for record in asked}
-    fair = scheduler.config.rules.fair_share is FairShare.TENANTS
-    coming = in_order(state, ranking.waiting, WAITING_MAX, fair=fair, more=mine)
-    with_them = list(islice(coming, WAITING_MAX + len(mine)))
-    question = start_forecast.ForecastQuery(with_them, list(mine), stoppable=ranking.stoppable)
+    question = _question(state, scheduler, ranking, mine)
+    with_them = question.waiting
     forecasts = await start_forecast.forecast_starts(state, scheduler.config, scheduler.placement, question)
     for job_id, answer in answers.items():
         if job_id not in forecasts:

@@ -24,6 +24,7 @@ from cotenant.services.queue.estimates.profiling import Profiling
 from cotenant.services.queue.jobs.desired_state import cancel_or_suspend
 from cotenant.services.queue.jobs.failure_classifier import FailureClassifier
 from cotenant.services.queue.jobs.job_store import JobStore
+from cotenant.services.queue.jobs.objective_status import latency_now
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record, apply_attempt, apply_end
 from cotenant.v1 import job_pb2
@@ -184,10 +185,10 @@ class AttemptWatcher:
     async def _end(self, record: Record, attempt: job_pb2.Attempt, evidence: AttemptEvidence) -> None:
         """Commit the end of an attempt, then let placement forget it. The job is not placed in between."""
         attempt = self.failure_classifier.classify_attempt(attempt, evidence)
-        retrying = self.failure_classifier.retrying
+        retrying, latency = self.failure_classifier.retrying, latency_now(record)
         try:
             news = await self.job_store.change_with_retry(
-                record, lambda stored: apply_end(stored, attempt, retrying, record.start_prediction)
+                record, lambda stored: apply_end(stored, attempt, retrying, record.start_prediction, latency)
             )
         finally:
             self.ending[record.id] -= 1

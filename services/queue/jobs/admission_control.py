@@ -59,6 +59,7 @@ def _accept_spec(message: job_pb2.JobSpec, array: bool | None) -> JobSpec:
         wrong.append(Violation("spec.array", "a job has no array; to create an array of jobs, use CreateArray"))
     if array and not message.HasField("array"):
         wrong.append(Violation("spec.array", "an array needs its indices; to create a single job, use CreateJob"))
+    wrong += objective_check_violations(message)
     try:
         spec = specs.accept_spec(message, now=time.time())
     except errors.Problem as problem:
@@ -67,6 +68,20 @@ def _accept_spec(message: job_pb2.JobSpec, array: bool | None) -> JobSpec:
     if wrong:
         raise errors.invalid(wrong)
     return spec
+
+
+def objective_check_violations(message: job_pb2.JobSpec) -> list[Violation]:
+    """Return why the objectives of a job cannot be required at submission; only then, for they may be changed later."""
+    if message.objective_check != job_pb2.OBJECTIVE_CHECK_REQUIRE:
+        return []
+    field = "spec.objective_check"
+    if message.HasField("array"):
+        return [Violation(field, "require is for single jobs: the jobs of an array are not forecast together")]
+    if not (message.HasField("deadline") or message.qos.rate_min_per_second or message.qos.latency_seconds):
+        return [
+            Violation(field, "require needs an objective: a deadline, a minimum rate (qos.rate) or a latency target")
+        ]
+    return []
 
 
 def _context_violations(

@@ -39,6 +39,7 @@ from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.identity_check import generation_of
 from cotenant.store.port import Committed, Compare, Conflict, Delete, Entry, Operation, Put, Store, StoreUnavailable
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 
@@ -196,12 +197,18 @@ class JobStore:
     # Changes -------------------------------------------------------------------------------------------------
 
     async def create(
-        self, spec: JobSpec, submitter: str, trace_parent: str, request: IdempotencyKey, unsatisfiable_reason: str = ""
+        self,
+        spec: JobSpec,
+        submitter: str,
+        trace_parent: str,
+        request: IdempotencyKey,
+        unsatisfiable_reason: str = "",
+        expected: Sequence[job_pb2.ObjectiveStatus] = (),
     ) -> Record:
         """Create a job, cancelled at once if it has an `unsatisfiable_reason`; or return the job that this request id
-        created.
+        created. `expected` is the forecast of its objectives.
         """
-        record = new_record(self.new_id(), spec, submitter, trace_parent, unsatisfiable_reason)
+        record = new_record(self.new_id(), spec, submitter, trace_parent, unsatisfiable_reason, expected)
         record.stored.request_ids[:] = [request.id] if request.id else []
         puts = [Put(JOBS + record.id, record.packed)]
         if request.id:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from cotenant.services.queue.jobs import node_avoidance
+from cotenant.services.queue.jobs.objective_status import write_status
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.storage.v1 import records_pb2
 from cotenant.v1 import job_pb2
@@ -21,6 +22,8 @@ def stored_message(record: Record) -> job_pb2.Job:
         kept = node_avoidance.active(job, time.time())
         del job.avoided_nodes[:]
         job.avoided_nodes.extend(kept)
+    if record.phase.ended:
+        write_status(job, record, record.ended_seconds)
     return job
 
 

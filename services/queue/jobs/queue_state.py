@@ -20,6 +20,7 @@ from cotenant.services.queue.jobs.dependency_gate import DependencyGate
 from cotenant.services.queue.jobs.job_index import JobIndex
 from cotenant.services.queue.jobs.messages import clone as clone
 from cotenant.services.queue.jobs.messages import stored_message as stored_message
+from cotenant.services.queue.jobs.objective_status import ExpectedStart, write_status
 from cotenant.services.queue.jobs.queue_events import QueueEvents
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff
 from cotenant.services.queue.jobs.startable import Startable
@@ -60,6 +61,7 @@ class State:
         self.stoppable: Sequence[
             tuple[str, int]
         ] = ()  # in the last cycle, with the number of waiting jobs that precede each
+        self.expected_starts: Mapping[str, ExpectedStart] = {}  # of waiting jobs with a deadline, as forecast last
         self.unestimated: dict[str, None] = {}  # jobs for which the predictor was not asked yet
         self.startable = Startable()
         self._backoff = RetryBackoff()
@@ -338,6 +340,8 @@ class State:
     def message(self, record: Record) -> job_pb2.Job:
         """Return a job as callers see it: with its refusal, and the attained service up to now."""
         job = stored_message(record)
+        if not record.phase.ended:
+            write_status(job, record, time.time(), self.expected_starts.get(record.id))
         if record.phase is Phase.QUEUED:
             refusal, since = self.refusal(record)
             job.refusal.CopyFrom(refusals.to_text(refusal))

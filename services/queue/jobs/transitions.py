@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.codec import specs
@@ -60,8 +61,18 @@ def borrows(record: Record) -> bool:
     return any(task.reclaimable for part in record.job.attempt.allocations for task in part.tasks)
 
 
-def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str, unsatisfiable_reason: str = "") -> Record:
-    """Return the record of a new job. With an `unsatisfiable_reason` the job is cancelled at once."""
+def new_record(
+    job_id: str,
+    spec: JobSpec,
+    submitter: str,
+    trace_parent: str,
+    unsatisfiable_reason: str = "",
+    expected: Sequence[job_pb2.ObjectiveStatus] = (),
+) -> Record:
+    """Return the record of a new job; `expected` is the forecast of its objectives.
+
+    With an `unsatisfiable_reason` the job is cancelled at once.
+    """
     stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION)
     job = stored.job
     job.id = job_id
@@ -69,6 +80,7 @@ def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str, un
     job.phase = PHASES.to_wire(Phase.QUEUED)
     job.create_time.FromNanoseconds(time.time_ns())
     job.trace_parent, job.submitter = trace_parent, submitter
+    job.submitted_objectives.extend(expected)
     add_event(stored, EventKind.QUEUED, f"submitted by {submitter}")
     if unsatisfiable_reason:
         cancel(stored, unsatisfiable_reason)
@@ -170,14 +182,19 @@ def apply_end(
     attempt: job_pb2.Attempt,
     retrying: RetryRules,
     prediction: tuple[float, float] | None,
+    latency_seconds: float | None = None,
 ) -> bool:
     """Apply the end of an attempt, and note with an ended job what was predicted of it; False if nothing is new.
 
-    The order learns from it, also after a restart: how long the job ran, and how right the prediction was.
+    The order learns from it, also after a restart: how long the job ran, and how right the prediction was. Of a service
+    the latency of its last replicas is kept, which says whether it met its target.
     """
     if not apply_attempt(stored, attempt, retrying):
         return False
-    if prediction and PHASES.from_wire(stored.job.phase).ended:
+    ended = PHASES.from_wire(stored.job.phase).ended
+    if latency_seconds is not None and ended:
+        stored.job.ended_latency.CopyFrom(specs.duration(min(latency_seconds, specs.DURATION_SECONDS_MAX)))
+    if prediction and ended:
         seconds, stored.job.prediction_confidence = prediction
         stored.job.predicted_run_time.CopyFrom(specs.duration(seconds))
     return True

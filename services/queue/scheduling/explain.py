@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cotenant.codec import specs
+from cotenant.codec import objectives, specs
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import in_words
 from cotenant.core.model.refusal import Code, Wait
+from cotenant.services.queue.jobs.objective_status import expected_start, status_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_service_pb2 as pb
@@ -49,6 +50,16 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
         sizing=record.job.attempt.sizing,
         estimate=estimate,
     )
+
+
+def add_objectives(state: State, record: Record, answer: pb.ExplainJobResponse) -> None:
+    """Add the status of the job's objectives, by the forecast in the answer, or else by the last one."""
+    now, start = time.time(), state.expected_starts.get(record.id)
+    if answer.HasField("forecast"):
+        start = expected_start(answer.forecast, now)
+    answer.objectives.extend(map(objectives.status_to_wire, status_of(record, now, start)))
+    del answer.job.objectives[:]
+    answer.job.objectives.extend(answer.objectives)
 
 
 def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:

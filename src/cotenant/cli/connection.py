@@ -311,12 +311,17 @@ def _warn_of_expiry(tls: TlsFiles) -> None:
         note(f"your certificate {tls.cert} {validity.in_words(now)}; ask its issuer for a new one")
 
 
+INVALID = "INVALID_ARGUMENT"
+
+
 def command_error(problem: Problem) -> CommandError:
     """Return a service's error as a CommandError with the matching exit code."""
     plain = problem.reason in (problem.code.name, "") or problem.reason.endswith("_NOT_FOUND")
     message = problem.message if plain else f"{problem.reason}: {problem.message}"
     details = [f"{violation.field}: {violation.description}".lstrip(": ") for violation in problem.violations]
-    if details:
+    if problem.reason != INVALID:
+        details = []  # the message has them
+    elif details:
         message = "invalid request"
     return CommandError(message, hint=_hint(problem), details=details, code=exit_code(problem.code))
 

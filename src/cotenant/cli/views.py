@@ -37,6 +37,7 @@ from cotenant.v1.job_pb2 import (
     FailureBlame,
     Job,
     JobSpec,
+    ObjectiveStatus,
     Refusal,
     StartForecast,
 )
@@ -89,6 +90,8 @@ def job_view(job: Job, now: float) -> View:
         "wait_seconds": wait_seconds(job, now),
         "run_seconds": run_seconds(job, now),
         "deadline": time_of(spec, "deadline"),
+        "objectives": _objectives(job.objectives),
+        "submitted_objectives": _objectives(job.submitted_objectives),
         "dependencies": [dependency_view(one) for one in spec.dependencies],
         "array": task_view(spec) if spec.HasField("array_task") else None,
         "reason": reason_view(job.refusal) if job.HasField("refusal") else None,
@@ -107,6 +110,14 @@ def job_view(job: Job, now: float) -> View:
         "attained_core_seconds": job.attained_core_seconds,
         "archived": job.archived,
     }
+
+
+def _objectives(statuses: Sequence[ObjectiveStatus]) -> list[View]:
+    if not statuses:
+        return []
+    from cotenant.cli.objective_views import objective_view  # few jobs have objectives
+
+    return [objective_view(one) for one in statuses]
 
 
 def dependency_view(dependency: Dependency) -> View:

@@ -1,4 +1,4 @@
-"""Encodes and decodes objectives, latency estimates and candidate allocations."""
+"""Encodes and decodes objectives and their status, latency estimates and candidate allocations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from cotenant.core.model.estimate import Candidate, Latency
 from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.model.objective import ObjectiveStatus
 from cotenant.v1 import job_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
@@ -22,6 +23,20 @@ ALLOCATION = ("cores", "gpu_milli", "nodes", "gpu_type", "workers", "servers", "
 def goal_from_wire(message: job_pb2.LossGoal) -> LossGoal:
     """Decode a training's loss goal."""
     return LossGoal(message.target if message.HasField("target") else None, message.fall_steps, message.fall_min)
+
+
+def status_to_wire(status: ObjectiveStatus, remedy: str = "") -> job_pb2.ObjectiveStatus:
+    """Encode the status of an objective, with what would help."""
+    return job_pb2.ObjectiveStatus(
+        kind=job_pb2.ObjectiveKind.Value(f"OBJECTIVE_KIND_{status.kind.name}"),
+        state=job_pb2.ObjectiveState.Value(f"OBJECTIVE_STATE_{status.state.name}"),
+        final=status.final,
+        target=status.target,
+        value=status.value,
+        margin=status.margin,
+        detail=status.detail,
+        remedy=remedy,
+    )
 
 
 def latency_from_wire(message: pb.LatencyEstimate) -> Latency:

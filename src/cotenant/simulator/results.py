@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind
+from cotenant.core.model.lifecycle import Phase
+from cotenant.core.model.objective import JobFacts, ObjectiveState, statuses
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.tenancy import Tenancy
 from cotenant.simulator.engine import Simulation
@@ -38,6 +40,8 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "cpu_jobs_avg_queue_seconds": "avg_queue_seconds of jobs without GPUs; null if there are none",
         "tenants": "by tenant: its jobs; the mean JCT and time spent waiting of finished jobs; the GPU time that it "
         "held, and its share of the GPU time of all tenants",
+        "objectives": "deadlines by outcome: met, missed, or unknown; the last are those of jobs killed by their "
+        "users, and of jobs that had time left when the simulation was stopped early",
         "qos_guarantee_percent": "jobs that met their deadline, of those that have one; failed and unfinished "
         "jobs count as missed, jobs killed by their users are left out; null if no job has a deadline",
         "migrations": "runs that were stopped to continue elsewhere, so that a gang could start or contention ends",
@@ -132,6 +136,7 @@ class Result:
     cpu_utilisation: float | None
     cpu_jobs_avg_queue_seconds: float | None
     sizing: Mapping[str, float | None] | None
+    objectives: Mapping[str, int]
     qos_guarantee_percent: float | None
     ends: Mapping[str, int]
     ends_gpu_time: Mapping[str, float | None]
@@ -170,6 +175,7 @@ class Result:
             del plain["sizing"], about["sizing"]
         return {
             **plain,
+            "objectives": dict(self.objectives),
             "outcomes": dict(self.ends),
             "outcomes_gpu_time": dict(self.ends_gpu_time),
             "failures": dict(self.failures),
@@ -208,7 +214,6 @@ def result_of(
     jcts = np.array([outcome.jct_seconds for outcome in done], dtype=np.float64)
     makespan = max((outcome.finished_seconds or 0.0 for outcome in done), default=None)
     span = (makespan if complete else simulation.now) or 0.0
-    preemptions = sum(outcome.preemptions for outcome in outcomes)
     occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
     busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
     held_cores = [
@@ -225,7 +230,7 @@ def result_of(
         p99_jct_seconds=_percentile(jcts, 99),
         makespan_seconds=makespan,
         avg_queue_seconds=_mean([outcome.queue_seconds for outcome in done]),
-        preemptions=preemptions,
+        preemptions=(preemptions := sum(outcome.preemptions for outcome in outcomes)),
         migrations=(moves := sum(sim_job.migrations for sim_job in simulation.sim_jobs)),
         reclaims=(reclaims := sum(sim_job.reclaims for sim_job in simulation.sim_jobs)),
         gpu_utilisation=busy if simulation.world.models_utilization else occupancy,
@@ -233,7 +238,8 @@ def result_of(
         cpu_utilisation=_share(held_cores, cluster.cores, span),
         sizing=_sizing(simulation.sized, span) if simulation.sized else None,
         cpu_jobs_avg_queue_seconds=_mean([one.queue_seconds for one in done if not one.gpu_milli]),
-        qos_guarantee_percent=_qos_percent(simulation, outcomes, complete=complete),
+        objectives=(deadlines := _deadlines(simulation, outcomes, complete=complete)),
+        qos_guarantee_percent=_qos_percent(deadlines),
         ends={ended.value: sum(one.ended is ended for one in done) for ended in Ended},
         ends_gpu_time=_gpu_time_by_end(done),
         failures=dict(sorted(_failures(outcomes).items())),
@@ -319,17 +325,35 @@ def _sizing(figures: ResizeFigures, span_seconds: float) -> dict[str, float | No
     }
 
 
-def _qos_percent(simulation: Simulation, outcomes: Sequence[Outcome], *, complete: bool) -> float | None:
-    """Return the percentage of jobs that met their deadline, of those for which it is known."""
-    met, missed = 0, sum(job.deadline_seconds is not None for job, _ in simulation.unschedulable)
+def _deadlines(simulation: Simulation, outcomes: Sequence[Outcome], *, complete: bool) -> dict[str, int]:
+    """Return the number of deadlines by outcome: met, missed or unknown."""
+    counts = Counter[ObjectiveState]()
+    counts[ObjectiveState.MISSED] += sum(job.deadline_seconds is not None for job, _ in simulation.unschedulable)
     for one in outcomes:
-        if one.deadline_seconds is None or (one.finished_seconds is not None and one.ended is Ended.KILLED):
-            continue
-        if one.finished_seconds is not None:
-            in_time = one.ended is Ended.PASSED and one.finished_seconds <= one.deadline_seconds
-            met, missed = met + in_time, missed + (not in_time)
-        elif complete or one.given_up_seconds is not None or one.deadline_seconds < simulation.now:
-            missed += 1
+        facts = _deadline_facts(one, simulation.now, complete=complete)
+        counts.update(status.state for status in statuses(facts, simulation.now))
+    return {state.value: counts[state] for state in (ObjectiveState.MET, ObjectiveState.MISSED, ObjectiveState.UNKNOWN)}
+
+
+_PHASES: Mapping[Ended, Phase] = MappingProxyType(
+    {Ended.PASSED: Phase.SUCCEEDED, Ended.KILLED: Phase.CANCELLED, Ended.FAILED: Phase.FAILED}
+)
+
+
+def _deadline_facts(outcome: Outcome, now: float, *, complete: bool) -> JobFacts:
+    """Return what a job's deadline is judged by; a job that never finishes has failed."""
+    ended = outcome.given_up_seconds if outcome.finished_seconds is None else outcome.finished_seconds
+    phase = Phase.QUEUED
+    if outcome.finished_seconds is not None:
+        phase = _PHASES[outcome.ended]
+    elif complete or outcome.given_up_seconds is not None:
+        phase = Phase.FAILED
+    return JobFacts(phase, outcome.deadline_seconds, ended_seconds=now if ended is None else ended)
+
+
+def _qos_percent(deadlines: Mapping[str, int]) -> float | None:
+    """Return the percentage of jobs that met their deadline, of those for which it is known."""
+    met, missed = deadlines[ObjectiveState.MET.value], deadlines[ObjectiveState.MISSED.value]
     return 100 * met / (met + missed) if met + missed else None
 
 

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import grpc
+
 from cotenant.codec import errors
 from cotenant.codec.specs import PHASES, accept_spec, spec_to_wire, timestamp
 from cotenant.core.model.job import JobSpec
@@ -52,6 +54,8 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.asked: list[Any] = []
         self.failures: list[pb.FailureCount] = []
         self.failure_groups = 0  # 0: as many as there are `failures`
+        self.required = ""  # why a required objective cannot be kept
+        self.expected: list[job_pb2.ObjectiveStatus] = []  # of the objectives of each submitted job
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
         self.before_watch: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a wish to watch sets off
@@ -65,6 +69,14 @@ class Jobs(jobs_grpc.JobServiceServicer):
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         self.asked.append(request)
         spec = accept_spec(request.spec, now=time.time())
+        if message := self.required:
+            raise errors.Problem(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "OBJECTIVE_UNREACHABLE",
+                message,
+                metadata={"remedy": "a deadline 2 h from now or later"},
+                violations=[errors.Violation("spec.deadline", message)],
+            )
         if spec.gpu_milli > GPU_MILLI_MAX:
             raise errors.failed_precondition(
                 "NEVER_FITS",
@@ -299,6 +311,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
             phase=job_pb2.JOB_PHASE_QUEUED,
             create_time=timestamp(CREATED),
             refusal=refusal,
+            submitted_objectives=self.expected,
             etag="1",
             submitter="operator",
         )

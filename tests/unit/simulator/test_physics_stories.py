@@ -298,7 +298,9 @@ def test_qos_counts_what_was_done_in_time_and_leaves_out_what_users_killed() -> 
         job("none", 0, 5),
     )
     assert run(*jobs).qos_guarantee_percent == 25
+    assert run(*jobs).objectives == {"met": 1, "missed": 3, "unknown": 1}
     assert run(jobs[-1]).qos_guarantee_percent is None
+    assert run(jobs[-1]).objectives == {"met": 0, "missed": 0, "unknown": 0}
 
 
 def test_a_biased_oracle_takes_jobs_for_longer_by_that_factor() -> None:

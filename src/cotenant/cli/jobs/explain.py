@@ -93,6 +93,10 @@ def _card(answer: ExplainJobResponse) -> Iterator[tuple[str, str]]:
     if answer.position:
         score = f", level {answer.level}, score {answer.score:.10g} by {answer.queue_policy}"
         yield "position", f"{answer.position} of {answer.waiting} waiting jobs{score if answer.queue_policy else ''}"
+    if answer.objectives:
+        from cotenant.cli.objective_views import objective_lines, objective_view  # few jobs have objectives
+
+        yield from (("objective", line) for line in objective_lines(map(objective_view, answer.objectives)))
     yield "outlook", answer.outlook
     yield from ahead_lines("ahead", answer.ahead, answer.ahead_count)
     yield from ahead_lines("waits for end of", answer.ending, answer.forecast.ending_count)

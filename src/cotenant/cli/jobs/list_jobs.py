@@ -89,6 +89,14 @@ def jobs(
     array: Annotated[str, typer.Option(metavar="ID", help="Only jobs of this array, sorted by index.")] = "",
     expand: Annotated[bool, typer.Option("--expand", help="Show each job of an array in its own row.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Add kind, tenant, queue and priority.")] = False,
+    slo: Annotated[
+        bool,
+        typer.Option(
+            "--slo",
+            help="Add whether objectives are met, at risk or missed, and by how much. Each job of an array then has "
+            "its own row.",
+        ),
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing jobs as they change.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -101,12 +109,15 @@ def jobs(
       cotenant jobs --phase queued --json
       cotenant jobs --all --array ID
       cotenant jobs --since 2d --sort=-attained_gpu_seconds,name
+      cotenant jobs --all --slo
     """
     wanted = JobFilter(tenant=tenant, queue=queue, name=name, node_id=node, labels=split_labels(label or []))
     _set_times(wanted, since, until)
     flags = Flags.of(context)
     if watch and sort:
         raise usage_error("--sort does not go with --watch, which shows the newest jobs first")
+    if watch and slo:
+        raise usage_error("--slo does not go with --watch: margins change although jobs do not")
     if watch:
         shown = _shown(phase or [], everything or bool(since or until), since=time.time())
         with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
@@ -115,7 +126,7 @@ def jobs(
     ended_too, now = everything or bool(since or until), time.time()
     wanted.phases.extend(_phases(phase or [], ended_too))
     most = None if everything else limit
-    if expand or array or as_json or sort:
+    if expand or array or as_json or sort or slo:
         view = JOB_VIEW_FULL if as_json else JOB_VIEW_BASIC
         request = ListJobsRequest(filter=wanted, view=view, order_by=_order_by(sort))
         jobs, total = with_mesh(flags, lambda mesh: _listed(mesh, request, most, array), unary=True)
@@ -125,10 +136,23 @@ def jobs(
         found: Sequence[Job | Array] = jobs
     else:
         found, total = with_mesh(flags, lambda mesh: newest_jobs_and_arrays(mesh, wanted, most), unary=True)
-    rows = [_row(_view(one, now), wide) for one in found]
-    print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(ended_too))
+    columns = [*(WIDE if wide else COLUMNS)]
+    shown_jobs = [_view(one, now) for one in found]
+    rows = [_row(view, wide) for view in shown_jobs]
+    if slo:
+        _add_objectives(columns, rows, shown_jobs)
+    print_table(columns, rows, nothing=_nothing(ended_too))
     if total > len(found):
         note(f"{total - len(found)} more; show them with --limit or --all")
+
+
+def _add_objectives(columns: list[Column], rows: Sequence[list[str]], found: Sequence[dict[str, Any]]) -> None:
+    """Insert the column of the objectives before the last one."""
+    from cotenant.cli.objective_views import objectives_cell  # only for --slo
+
+    columns.insert(-1, Column("OBJECTIVES", elastic=True))
+    for row, view in zip(rows, found, strict=True):
+        row.insert(-1, objectives_cell(view.get("objectives", ())))
 
 
 def _set_times(wanted: JobFilter, since: str, until: str) -> None:

@@ -125,6 +125,7 @@ def _card(job: Job, now: float) -> Pairs:
     yield "kind", view["kind"]
     yield "tenant, queue", f"{view['tenant']}, {view['queue']}"
     yield from _spec_lines(job.spec)
+    yield from objective_card(view)
     yield from _times(view)
     yield from _progress_lines(view)
     yield from _attempt(view)
@@ -187,6 +188,16 @@ def _objectives(qos: Qos) -> str:
     if qos.arrivals_per_second:
         parts.append(f"at {qos.arrivals_per_second:g} requests per second")
     return ", ".join(parts)
+
+
+def objective_card(view: views.View) -> Pairs:
+    """Yield the status of each objective, and what was expected of it at submission."""
+    if not view["objectives"]:
+        return
+    from cotenant.cli.objective_views import objective_lines  # few jobs have objectives
+
+    yield from (("objective", line) for line in objective_lines(view["objectives"]))
+    yield from (("at submission", line) for line in objective_lines(view["submitted_objectives"]))
 
 
 def _times(view: views.View) -> Pairs:

@@ -68,6 +68,7 @@ def submit(
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
       cotenant submit --after-ok ID -- python3 evaluate.py
+      cotenant submit --gpus 4 --expected 90m --deadline 3h --objective-check require -- python3 train.py
     """
     if example:
         print(example_text(), end="")
@@ -86,6 +87,7 @@ def submit(
     accepted: list[Job | Array] = []
     try:
         with_mesh(Flags.of(context), lambda mesh: _submit(mesh, steps, request_id, dry_run, accepted), unary=True)
+        _warn_of_objectives(accepted)
         if wait or following:
             from cotenant.cli.jobs.submit_wait import wait_for  # streams need far more modules than a call
 
@@ -194,7 +196,7 @@ def rejection(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
         for draft, problem in problems
         for violation in problem.violations
     ]
-    if mistakes and all(problem.violations for _, problem in problems):
+    if mistakes and all(problem.violations and exit_code(problem.code) is ExitCode.USAGE for _, problem in problems):
         return BadJobs("the submission", sorted(mistakes, key=lambda mistake: mistake.place))
     if len(problems) == 1:
         return command_error(problems[0][1])
@@ -211,6 +213,16 @@ def _note_jobs_continue(accepted: Sequence[Job | Array], dry_run: bool, why: str
         ids = " ".join(job.id for job in accepted)
         note(f"{why}; {'the jobs continue' if len(accepted) > 1 else 'the job continues'}")
         note(f"cancel {'them' if len(accepted) > 1 else 'it'} with: cotenant cancel {ids}")
+
+
+def _warn_of_objectives(accepted: Sequence[Job | Array]) -> None:
+    """Warn of the objectives that accepted jobs are not expected to keep."""
+    for job in accepted:
+        if isinstance(job, Job) and job.submitted_objectives:
+            from cotenant.cli.objective_views import warnings_of  # few jobs have objectives
+
+            for line in warnings_of(job.submitted_objectives):
+                note(f"warning: {job.id or job.spec.name or 'the job'}: {line}")
 
 
 def _print(accepted: Sequence[Job | Array], as_json: bool, dry_run: bool, waited: bool) -> None:

@@ -17,6 +17,7 @@ from cotenant.cli.jobs.job_options import read_whatif_drafts, with_job_options
 from cotenant.cli.jobs.show import held_resources
 from cotenant.cli.jobs.submit import create, rejection, resolve_ids
 from cotenant.cli.jobs.submit_order import order_steps
+from cotenant.cli.objective_views import objective_lines, objective_view
 from cotenant.cli.render import print_card
 from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
@@ -95,6 +96,7 @@ def _view(draft: Draft, answer: SimulateJobResponse) -> views.View:
         "position": answer.position or None,
         "allocations": [views.allocation_view(one) for one in answer.allocations],
         "outlook": answer.outlook or None,
+        "objectives": [objective_view(one) for one in answer.objectives],
         "forecast": views.forecast_view(answer.forecast) if answer.HasField("forecast") else None,
         "ending": [views.ahead_view(one) for one in answer.ending],
         "preempted_job_ids": list(answer.preempted_job_ids),
@@ -108,6 +110,7 @@ def _card(view: views.View, answer: SimulateJobResponse) -> Iterator[tuple[str, 
     yield "name", view["name"]
     yield "starts now", "yes" if view["starts_now"] else "no"
     yield "outlook", answer.outlook
+    yield from (("objective", line) for line in objective_lines(view["objectives"]))
     if view["reason"]:
         yield "would wait for", f"{view['reason']['code']}: {view['reason']['detail']}"
         yield "remedy", view["reason"]["remedy"]

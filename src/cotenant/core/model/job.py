@@ -41,6 +41,14 @@ class SpreadBy(StrEnum):
     RACK = "rack"
 
 
+class ObjectiveCheck(StrEnum):
+    """What happens at submission to a job whose objectives cannot be kept, by the forecast of that moment."""
+
+    REQUIRE = "require"  # it is refused
+    WARN = "warn"  # it is accepted with a warning
+    IGNORE = "ignore"  # nothing is forecast
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Anti-affinity: a job's replicas are on `least` different nodes or racks at least; 0: anywhere."""
@@ -146,6 +154,7 @@ class JobSpec:
     pids_max: int = 0  # per task; 0: the node's own limit
     submit_directory: SubmitDirectory | None = None  # processes start there where a node has it
     spread: Spread = NO_SPREAD
+    objective_check: ObjectiveCheck | None = None  # None: warn
 
     @property
     def gpu_milli(self) -> int:

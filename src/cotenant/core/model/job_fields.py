@@ -59,6 +59,7 @@ class FieldType(StrEnum):
     KIND = "kind"
     LOCALITY = "topology level"
     SPREAD_BY = "node or rack"
+    OBJECTIVE_CHECK = "require, warn or ignore"
     PRIORITY = "priority"
     SIGNAL = "signal"
     PROFILE = "auto or never"
@@ -202,6 +203,8 @@ JOB: tuple[JobField, ...] = (
         help="Percentile of the latency objective, such as 99.", update="Percentile of the latency objective."),
     JobField("qos.arrivals", T.NUMBER, "qos.arrivals_per_second", limit=ZERO_OR_POSITIVE, metavar="N",
         help="Requests per second over all replicas.", update="Requests per second."),
+    JobField("objective_check", T.OBJECTIVE_CHECK, metavar="require|warn|ignore", shown="objective check",
+        help="If its objectives cannot be kept: refuse the job, accept it with a warning (default), or do not check."),
     JobField("workdir", T.TEXT, "working_directory", limit=PATH, metavar="DIR",
         help="Working directory on the nodes; default: the current folder.", shown="working directory",
         other_names=("working_directory",)),

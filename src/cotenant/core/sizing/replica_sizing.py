@@ -132,6 +132,27 @@ def _rate_max(batch: BatchTime, qos: Qos, replicas: int) -> float:
     return rate if rate and keeps(rate) else 0.0
 
 
+def expected_latency(qos: Qos, estimate: Estimate, replicas: int) -> float | None:
+    """Return the undisturbed latency of this many replicas at the objective's percentile; None: unknown.
+
+    Infinity if they do not keep up with the arrivals.
+
+    >>> from cotenant.core.model.estimate import Candidate, CandidateEstimate
+    >>> known = Latency(1, per_request_seconds=0.001, fixed_seconds=0.01)
+    >>> estimate = Estimate(candidates=(CandidateEstimate(latency=known, allocation=Candidate(4)),))
+    >>> qos = Qos(latency_seconds=0.03, latency_percentile=99.0, arrivals_per_second=900.0)
+    >>> expected_latency(qos, estimate, 5) <= 0.03 < expected_latency(qos, estimate, 4)
+    True
+    """
+    known = SpeedTable.of(estimate).latency(replicas) or _known_latency(estimate)
+    if known is None or not _promises(qos) or replicas < 1:
+        return None
+    if (batch := _batch(known)) is None:
+        return known.promised_seconds if known.replicas == replicas else None
+    answered = answer(batch, qos.arrivals_per_second / replicas, (qos.latency_percentile,))
+    return math.inf if answered is None else answered.percentiles_seconds[0]
+
+
 def share_needed(spec: JobSpec, estimate: Estimate, replicas: int) -> float | None:
     """Return the smallest share of its undisturbed speed at which this many replicas meet the objective.
 

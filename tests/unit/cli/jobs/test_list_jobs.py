@@ -224,8 +224,9 @@ KEYS = {
     "job": (
         "id name kind phase phase_reason tenant queue priority priority_class submitter labels replicas gpus cores "
         "memory_bytes scratch_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline "
-        "dependencies array reason attempt past_attempts progress failures launch_failures avoided_nodes retries "
-        "preemptions migrations attained_gpu_seconds attained_core_seconds archived estimate"
+        "objectives submitted_objectives dependencies array reason attempt past_attempts progress failures "
+        "launch_failures avoided_nodes retries preemptions migrations attained_gpu_seconds attained_core_seconds "
+        "archived estimate"
     ),
     "reason": "code detail remedy numbers wait locality since holds_seconds",
     "attempt": ("number state pre_run assign_time start_time end_time message exit failure launch_failure allocations"),

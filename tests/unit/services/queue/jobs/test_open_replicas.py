@@ -152,3 +152,30 @@ async def test_every_invalid_replica_field_is_named(mesh: Mesh) -> None:
         "spec.roles[0].open",
         "spec.qos.arrivals_per_second",
     }
+
+
+async def test_a_fixed_service_keeps_its_latency_as_predicted_from_its_batches(mesh: Mesh) -> None:
+    """Five replicas keep the target, four do not; the outcome stays with the ended job."""
+    await known(mesh)
+    enough, few = (
+        spec(cores=1, replicas=count, kind=job_pb2.JOB_KIND_INFERENCE, model="bert", qos=job_pb2.Qos(**PROMISE))
+        for count in (5, 4)
+    )
+    few.objective_check = enough.objective_check = job_pb2.OBJECTIVE_CHECK_REQUIRE
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=few))
+    problem = from_error(refused.value)
+    assert problem.reason == "OBJECTIVE_UNREACHABLE"
+    assert "its target is 0.03 s for 99 %" in problem.message
+    assert problem.metadata["remedy"].startswith("more replicas")
+    job = (await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=enough))).job
+    assert [one.state for one in job.submitted_objectives] == [job_pb2.OBJECTIVE_STATE_MET]
+    [status] = (await mesh.reach(job.id, "RUNNING")).objectives
+    assert (status.state, status.final) == (job_pb2.OBJECTIVE_STATE_MET, False)
+    assert 0 < status.margin < 0.03
+    await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job.id))
+    await mesh.reach(job.id, "CANCELLED")
+    await mesh.restart("queue")
+    [ended] = (await mesh.job(job.id)).objectives
+    assert (ended.state, ended.final) == (job_pb2.OBJECTIVE_STATE_MET, True)
+    assert ended.value == pytest.approx(status.value)
