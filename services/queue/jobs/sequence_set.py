@@ -30,3 +30,10 @@ class SequenceSet:
         assert isinstance(sequence, int)
         place = sequence - self.least
         return 0 <= place < len(self.marks) and bool(self.marks[place])
+
+    def marked(self, sequence: Ints) -> Flags:
+        """Return which of some sequence numbers it contains."""
+        places = sequence - self.least
+        inside = (places >= 0) & (places < len(self.marks))
+        inside[inside] = self.marks[places[inside]]
+        return inside

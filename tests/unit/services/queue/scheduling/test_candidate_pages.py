@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from cotenant.services.queue.jobs import transitions
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.scheduling import scheduler
 from cotenant.services.queue.scheduling.candidate_pages import CandidatePages
+from cotenant.services.queue.scheduling.wait_metrics import count_waits, wait_of
 from cotenant.v1 import job_pb2
 
 FIFO = plugins.load("cotenant.queue_policies", "fifo", {"mode": "backfill"})
@@ -125,6 +127,8 @@ def test_pages_by_class_decide_as_one_page_with_all_jobs(world: World, sizes: tu
     with mock.patch.multiple(scheduler, PAGE_MIN=sizes[0], PAGE_MAX=sizes[1]):
         mesh.cycle()
     assert mesh.started == other.started
+    waits = (wait_of(mesh.state, record) for record in mesh.state.records.values())
+    assert count_waits(mesh.state) == Counter((wait.value, "default") for wait in waits if wait)
     for record in mesh.state.records.values():
         if record.phase is Phase.QUEUED:
             assert mesh.state.refusal(record)[0].code is other.state.refusal(other.state.records[record.id])[0].code
