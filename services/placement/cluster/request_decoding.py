@@ -64,20 +64,31 @@ async def check_candidates(candidates: Iterable[placement_pb2.Candidate]) -> Non
         raise errors.invalid(wrong)
 
 
-def check_unique(candidates: Sequence[placement_pb2.Candidate]) -> None:
-    """Reject a plan that names a job twice, which would hold two allocations for one attempt.
+def check_order(candidates: Sequence[placement_pb2.Candidate]) -> None:
+    """Reject a plan that names a job twice, which would hold two allocations for one attempt, or that stops too early.
 
     Raises:
-        Problem: INVALID_ARGUMENT, naming each candidate that repeats another.
+        Problem: INVALID_ARGUMENT, naming each candidate that repeats another or ends the plan at or before itself.
     """
     seen: set[str] = set()
     wrong: list[Violation] = []
     for at, candidate in enumerate(candidates):
+        if candidate.HasField("next_of_class") and candidate.next_of_class <= at:  # the plan would not get further
+            wrong.append(Violation(f"candidates[{at}].next_of_class", f"must be above {at}"))
         if candidate.job_id in seen:
             wrong.append(Violation(f"candidates[{at}].job_id", f"{shown(candidate.job_id)} is a duplicate"))
         seen.add(candidate.job_id)
     if wrong:
         raise errors.invalid(wrong)
+
+
+def remove_candidate(request: placement_pb2.PlanPlacementRequest, candidate: placement_pb2.Candidate) -> None:
+    """Remove a candidate from a plan; the indexes of those behind it change."""
+    place = list(request.candidates).index(candidate)
+    del request.candidates[place]
+    for other in request.candidates:
+        if other.HasField("next_of_class") and other.next_of_class > place:
+            other.next_of_class -= 1
 
 
 def _read(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:

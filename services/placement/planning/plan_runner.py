@@ -29,7 +29,7 @@ from cotenant.services.placement.attempts.resizes import Resizes
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Outdated, TooLarge
 from cotenant.services.placement.cluster.live_records import LiveAttempt
-from cotenant.services.placement.cluster.request_decoding import check_candidates, check_unique
+from cotenant.services.placement.cluster.request_decoding import check_candidates, check_order, remove_candidate
 from cotenant.services.placement.planning import planner
 from cotenant.services.placement.planning.cluster_view import LiveClusterView, StopCosts
 from cotenant.services.placement.planning.tentative_reservations import TentativeReservations
@@ -74,7 +74,7 @@ class PlanRunner:
     async def plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
         """Place what can be placed. A decision is carried out even if the caller is gone by then."""
         await check_candidates(request.candidates)
-        check_unique(request.candidates)
+        check_order(request.candidates)
         return await self._background.finish(self._plan(request))
 
     async def _plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
@@ -168,7 +168,7 @@ class PlanRunner:
             live = self._cluster.attempts.get(candidate.job_id)
             if live and (not live.state.ended or live.key[1] >= candidate.number):
                 standing += self._kept([live])
-                request.candidates.remove(candidate)
+                remove_candidate(request, candidate)
         return [placement_pb2.Placed(attempt=kept.attempt, evidence=kept.evidence) for kept in standing]
 
     def _kept(self, lives: Iterable[LiveAttempt]) -> list[ObservedAttempt]:
@@ -187,7 +187,7 @@ class PlanRunner:
                 why = f"attempt {candidate.number} is already over; the next cycle plans a new one"
                 refusal = _plan_again(why, last=forgotten.number)
                 already_over.append(placement_pb2.Refused(job_id=candidate.job_id, refusal=refusals.to_wire(refusal)))
-                request.candidates.remove(candidate)
+                remove_candidate(request, candidate)
         return already_over
 
     async def _start_all(

@@ -72,6 +72,7 @@ def plan(
 
     `enrich` adds the rates of its job class to a candidate's estimate. Candidates with a `promised` start get that
     start, before all others, and no other candidate gets its place. The same applies to `canaries`, on held nodes.
+    Candidates behind further jobs of a class that are not among them are not decided (`Candidate.next_of_class`).
     Tenants' limits are checked here with the chosen cores; the queue counts an open number of cores as one per replica.
     """
 
@@ -82,13 +83,19 @@ def plan(
     ledger = cluster.ledger  # first, because rebuilding it updates which nodes are open
     promised = {**without_avoided(promised, request.candidates, cluster), **canaries}
     shapes = cluster.open_shapes()
-    gangs = [
-        gang_of(candidate, allocator, shapes, enrich)
-        for candidate in request.candidates
-        if candidate.job_id not in promised
-    ]
     candidates_count = len(request.candidates)
     due_before = [0, *accumulate(candidate.job_id in promised for candidate in request.candidates)]
+    followed = {
+        candidate.job_id: min(candidate.next_of_class, candidates_count)
+        for candidate in request.candidates
+        if candidate.HasField("next_of_class")
+    }
+    decided = min((index for job_id, index in followed.items() if job_id in promised), default=candidates_count)
+    gangs = [
+        gang_of(candidate, allocator, shapes, enrich)
+        for candidate in request.candidates[:decided]
+        if candidate.job_id not in promised
+    ]
     ahead = {
         victim.job_id: victim.ahead - due_before[max(0, min(victim.ahead, candidates_count))]
         if victim.HasField("ahead")
@@ -119,6 +126,7 @@ def plan(
             headroom=headroom,
             cluster_view=cluster_view,
             reserving=reserving_of(request),
+            next_of_class={job_id: index - due_before[index] for job_id, index in followed.items()},
             on_broken=broken,
         )
     report_scorer_faults(policy)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from cotenant.core.model.job import JobKind
 from cotenant.core.model.lifecycle import Phase
 from cotenant.services.queue.jobs.job_record import Record
 
@@ -16,6 +18,7 @@ class JobIndex:
         self.all: list[str] = []  # sorted; ids increase with time
         self._tenants: dict[str, list[str]] = {}  # each sorted; a job never changes its tenant
         self._phases: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
+        self.counts: Counter[tuple[Phase, JobKind, str]] = Counter()  # by phase, kind and tenant
 
     def add(self, record: Record) -> None:
         """Add a job."""
@@ -41,9 +44,17 @@ class JobIndex:
         if record.indexed_phase is phase:
             return
         if record.indexed_phase is not None:
-            del self._phases[record.indexed_phase][record.id]
+            self._leave(record, record.indexed_phase)
         self._phases[phase][record.id] = None
+        self.counts[phase, record.spec.kind, record.spec.tenant] += 1
         record.indexed_phase = phase
+
+    def _leave(self, record: Record, phase: Phase) -> None:
+        del self._phases[phase][record.id]
+        group = phase, record.spec.kind, record.spec.tenant
+        self.counts[group] -= 1
+        if not self.counts[group]:
+            del self.counts[group]
 
     def remove(self, record: Record) -> None:
         """Remove a job."""
@@ -53,7 +64,7 @@ class JobIndex:
         if not self._tenants[tenant]:
             del self._tenants[tenant]
         if record.indexed_phase is not None:
-            del self._phases[record.indexed_phase][record.id]
+            self._leave(record, record.indexed_phase)
             record.indexed_phase = None
 
     def of_tenants(self, selected: Callable[[str], bool]) -> Sequence[Collection[str]]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from cotenant.codec import specs
 from cotenant.codec.estimates import estimate_from_wire
 from cotenant.core.model.job import JobSpec
+from cotenant.core.model.job_table import NO_CODE
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import pre_run_of
 from cotenant.core.sizing import replica_sizing
@@ -22,9 +23,16 @@ from cotenant.v1 import job_pb2, predictor_service_pb2
 
 
 class EquivalenceKey:
-    """Identifies an equivalence class: jobs that get the same refusals. Freed with the last job of the class."""
+    """Identifies an equivalence class: jobs that get the same refusals. Freed with the last job of the class.
 
-    __slots__ = ("__weakref__",)
+    `code` numbers the classes of waiting jobs; `fragmented_seconds` is the time in which free resources were too
+    fragmented for all of the class, cycle by cycle.
+    """
+
+    __slots__ = ("__weakref__", "code", "fragmented_seconds")
+
+    def __init__(self) -> None:
+        self.code, self.fragmented_seconds = NO_CODE, 0.0
 
 
 class _CompactRecord(NamedTuple):
@@ -46,7 +54,9 @@ class Record:
     """A job: its stored record, its decoded spec, and the revision of its last commit."""
 
     __slots__ = (
+        "_class_fragmented",
         "_compact",
+        "_fragmented",
         "_lock",
         "_packed",
         "_stored",
@@ -56,7 +66,6 @@ class Record:
         "equivalence_key",
         "estimate",
         "estimated_after",
-        "fragmented_seconds",
         "fragmented_until",
         "id",
         "indexed_phase",
@@ -90,9 +99,8 @@ class Record:
         self.counted_as: EquivalenceKey | None = None  # its key, while the cycle may start it
         self.usage_counted = 0  # the last ended attempt for which its tenant was charged
         self.end_reported = False  # the policy has learned of its end
-        self.fragmented_seconds = (
-            0.0  # time of its present wait in which free resources were fragmented, cycle by cycle
-        )
+        self._fragmented = 0.0  # seconds, but for those of its class beyond `_class_fragmented`
+        self._class_fragmented = 0.0
         self.fragmented_until = 0.0  # until when that was counted
 
     def __repr__(self) -> str:
@@ -284,6 +292,23 @@ class Record:
             self.estimated_after = self.attempt_number
         if now and self.phase is Phase.RUNNING:
             self.ran_before_estimate_seconds += max(0.0, now - specs.seconds(self.job.attempt.start_time))
+
+    @property
+    def fragmented_seconds(self) -> float:
+        """The time of its present wait in which free resources were fragmented, cycle by cycle."""
+        if self.counted_as is None:
+            return self._fragmented
+        return self._fragmented + self.counted_as.fragmented_seconds - self._class_fragmented
+
+    @fragmented_seconds.setter
+    def fragmented_seconds(self, seconds: float) -> None:
+        self._fragmented = seconds
+        self._class_fragmented = self.counted_as.fragmented_seconds if self.counted_as is not None else 0.0
+
+    def count_as(self, key: EquivalenceKey | None) -> None:
+        """Set the class as part of which it waits for the cycle; None if it does not."""
+        seconds, self.counted_as = self.fragmented_seconds, key
+        self.fragmented_seconds = seconds
 
     def age(self, now: float, *, fragmented: bool, since: float = 0.0) -> None:
         """Count the time since the last count, or since the wait began, as fragmented or not.

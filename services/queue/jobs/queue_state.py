@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 from cotenant.codec import refusals, specs
 from cotenant.core.model.job import JobSpec, Shape
-from cotenant.core.model.job_table import Capacity, JobRow, JobTable
+from cotenant.core.model.job_table import NO_CODE, Capacity, JobRow, JobTable
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, Wait, wait_of
@@ -23,6 +23,7 @@ from cotenant.services.queue.jobs.messages import stored_message as stored_messa
 from cotenant.services.queue.jobs.objective_status import ExpectedStart, write_status
 from cotenant.services.queue.jobs.queue_events import QueueEvents
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff
+from cotenant.services.queue.jobs.sequence_set import SequenceSet
 from cotenant.services.queue.jobs.startable import Startable
 from cotenant.services.queue.jobs.store_footprint import StoreFootprint
 from cotenant.services.queue.jobs.tenant_quota import TenantQuota
@@ -55,7 +56,7 @@ class State:
         self.migrating: dict[str, Record] = {}  # migrated jobs that have not been planned since
         self.reasons = WaitReasons()
         self.ranked: Sequence[str] = ()  # waiting jobs, in the order of the last cycle
-        self.beyond: Container[int] = ()  # sequence numbers of jobs beyond their tenant's share in the last cycle
+        self.beyond = SequenceSet()  # sequence numbers of jobs beyond their tenant's share in the last cycle
         self.shares: Mapping[str, Standing] = {}  # of tenants at their fair share in the last cycle
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's order
         self.stoppable: Sequence[
@@ -234,7 +235,7 @@ class State:
             self._update_running(record, running=phase is not Phase.QUEUED)
         elif job_id in self.table:
             self.table.remove(job_id)
-        self.startable.update(record, waits=record.phase is Phase.QUEUED and record.id in self.table)
+        self._update_startable(record)
         if phase.holds_resources:
             self.held[job_id] = record
         else:
@@ -265,6 +266,34 @@ class State:
             record.equivalence_key = shape
             if record.id in self.table:
                 self.table.remove(record.id)
+
+    def _update_startable(self, record: Record) -> None:
+        waits = record.phase is Phase.QUEUED and record.id in self.table
+        self.startable.update(record, waits=waits)
+        if waits:
+            self.table.update(record.id, code=record.equivalence_key.code)
+
+    def rows_apart(self) -> list[int]:
+        """Return the rows of waiting jobs whose reason in the last cycle may differ from that of their class."""
+        reasons, table = self.reasons, self.table
+        own = [table.row(job_id) for job_id in reasons.own if job_id in table and not table.running(job_id)]
+        divided = [key.code for key in reasons.classes.divided if key.code != NO_CODE] if reasons.head is None else []
+        return [*own, *table.rows_of(divided)] if divided else own
+
+    def age(self, now: float) -> None:
+        """Count for all waiting jobs the time since the last cycle, as fragmented or not.
+
+        It is counted by class, and one by one only for jobs that have begun to wait since, or whose own reason may
+        differ from that of others of their class.
+        """
+        before, apart = self.reasons, self.startable.take_new()
+        for job_id in [self.table.ids[row] for row in self.rows_apart()]:
+            apart[job_id] = self.records[job_id]
+        counted = [record.fragmented_seconds for record in apart.values()]
+        before.age_classes(now)
+        for record, seconds in zip(apart.values(), counted, strict=True):
+            record.fragmented_seconds = seconds
+            before.age(record, now)
 
     def _notify(self, job_id: str) -> None:
         for watcher in self._watchers:
@@ -312,7 +341,7 @@ class State:
             self._update_equivalence(record)
             if record.id not in self.table:
                 self._add_row(record)
-                self.startable.update(record, waits=record.phase is Phase.QUEUED and record.id in self.table)
+                self._update_startable(record)
                 return
         if record.id in self.table and (prediction := record.prediction):
             predicted_seconds, confidence = prediction

@@ -31,6 +31,7 @@ class WaitReasons:
     classes: ClassRefusals[EquivalenceKey] = field(default_factory=ClassRefusals)
     classes_since: dict[tuple[EquivalenceKey, Code], float] = field(default_factory=dict)
     holds_seconds: float = math.inf  # no reason changes earlier by time alone
+    aged_until: float = 0.0  # until when the time since this cycle was counted for classes
     head: tuple[str, Refusal, float] | None = None  # where a strict queue stopped
     outranked: Mapping[str, int] = field(default_factory=dict)  # positions in the order, from 0
     outrankers: Outrankers | None = None  # None if what they leave is not counted
@@ -58,12 +59,13 @@ class WaitReasons:
             refusal = found[0]
         record.age(now, fragmented=refusal is not None and refusal.code is Code.FRAGMENTED, since=self.now)
 
-    @property
-    def any_fragmented(self) -> bool:
-        """Whether any job was refused for fragmentation, or for a reason that changes with time."""
-        if not self.classes.all_uniform or any(one.code is Code.FRAGMENTED for one in self.classes.uniform.values()):
-            return True
-        return any(refusal.code is Code.FRAGMENTED for refusal, _ in self.own.values())
+    def age_classes(self, now: float) -> None:
+        """Count the time since this cycle for classes of which all jobs were refused for fragmentation."""
+        seconds = max(0.0, now - max(self.now, self.aged_until))
+        self.aged_until = max(self.aged_until, now)
+        for key, refusal in self.classes.uniform.items() if self.head is None else ():
+            if refusal.code is Code.FRAGMENTED:
+                key.fragmented_seconds += seconds
 
     def has_place(self, record: Record) -> bool:
         """Return whether a job waits for a place that is chosen already: reserved for it, or being freed for it."""

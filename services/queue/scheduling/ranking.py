@@ -10,13 +10,15 @@ from typing import overload
 
 import numpy as np
 
-from cotenant.core.model.job_table import Flags, Ints
+from cotenant.core.model.job_table import Ints
 from cotenant.core.policy.protocols import Order, QueuePolicy
 from cotenant.core.scheduling.admission import Rules
 from cotenant.core.scheduling.cycle import Admission
 from cotenant.core.scheduling.fair_share import Standing
 from cotenant.core.scheduling.order_explanation import Outrankers
 from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.sequence_set import SequenceSet
+from cotenant.services.queue.jobs.transitions import EquivalenceKey
 from cotenant.services.queue.scheduling.tenant_usage import count_past_use, tenancy_of
 
 NAMED_AT_ONCE = 1_024
@@ -57,29 +59,6 @@ class JobIds(Sequence[str]):
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceSet:
-    """A set of job sequence numbers."""
-
-    least: int = 0
-    marks: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-
-    @classmethod
-    def of(cls, sequence: Ints) -> SequenceSet:
-        """Return the set of some sequence numbers."""
-        if not len(sequence):
-            return cls()
-        least = int(sequence.min())
-        marks = np.zeros(int(sequence.max()) - least + 1, dtype=np.bool_)
-        marks[sequence - least] = True
-        return cls(least, marks)
-
-    def __contains__(self, sequence: object) -> bool:
-        assert isinstance(sequence, int)
-        place = sequence - self.least
-        return 0 <= place < len(self.marks) and bool(self.marks[place])
-
-
-@dataclass(frozen=True, slots=True)
 class Ranking:
     """The result of one cycle's order and admission."""
 
@@ -95,6 +74,8 @@ class Ranking:
     order: Order
     valid_seconds: float
     outrankers: Outrankers | None = None  # of jobs that the order leaves out, if it is enforced
+    codes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # of the starts' equivalence classes
+    keys: Sequence[EquivalenceKey | None] = ()  # by code; jobs with a higher code are in a class of their own
     stoppable: tuple[tuple[str, int], ...] = ()  # preemptible jobs, each with the number of waiting jobs before it
 
 
@@ -122,6 +103,16 @@ def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking
         given_up=JobIds(ids, admission.given_up),
         ids=ids,
         order=order,
+        codes=_codes(state)[choice.starts],
+        keys=list(state.startable.keys),
         stoppable=tuple((ids[row], before) for row, before in admission.stoppable),
         valid_seconds=min(rules.next_reservation_seconds(jobs, now), admission.valid_seconds),
     )
+
+
+def _codes(state: State) -> Ints:
+    """Return the codes of equivalence classes by row; a job that avoids nodes is a class of its own."""
+    codes = state.table.codes().copy()
+    avoiding = [state.table.row(job_id) for job_id in state.startable.avoiding if job_id in state.table]
+    codes[avoiding] = np.arange(len(avoiding)) + len(state.startable.keys)
+    return codes

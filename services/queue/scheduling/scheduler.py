@@ -3,8 +3,8 @@
 1. Snapshot: the table as it is now.
 2. Estimates for jobs without one, in one call.
 3. Order, by the queue policy; then admission: which jobs should run and which may be preempted, by counting.
-4. Placement: page after page of candidates, until nothing more fits. Jobs of a refused equivalence class are not asked
-   about again in this cycle.
+4. Placement: page after page of candidates, until nothing more fits. Of an equivalence class that finds no room, one
+   job is asked about.
 5. Refusals: each job left waiting has its reason.
 """
 
@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
+from functools import partial
+from types import MappingProxyType
 
 import grpc
 import structlog
@@ -30,6 +30,7 @@ from cotenant.core.model.resources import Resources
 from cotenant.core.model.tenancy import Headroom
 from cotenant.core.policy.protocols import QueuePolicy
 from cotenant.core.scheduling.admission import RULES, Rules
+from cotenant.core.scheduling.equivalence import SHARED
 from cotenant.core.scheduling.reservations import has_reservation
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
@@ -41,6 +42,7 @@ from cotenant.services.queue.jobs import node_avoidance
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record, held_by
 from cotenant.services.queue.jobs.wait_reasons import WaitReasons
+from cotenant.services.queue.scheduling.candidate_pages import MOVED, CandidatePages, Entry
 from cotenant.services.queue.scheduling.candidates import candidate_of
 from cotenant.services.queue.scheduling.ranking import Ranking, rank
 from cotenant.services.queue.scheduling.tenant_usage import (
@@ -54,16 +56,13 @@ from cotenant.v1 import predictor_service_pb2_grpc
 
 log = structlog.get_logger()
 
-# refusals that apply to a whole equivalence class
-SHARED = (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED)
 # refusals that do not stop a strict queue; a job whose place is being freed is as good as started
 PASSED_BY = (Code.NEVER_FITS, Code.QUOTA, Code.MAKING_ROOM)
-PAGE_MIN, PAGE_MAX = 32, 256
-PAGE_BYTES_MAX = 2 * 2**20  # of the specs of a page; placement accepts messages of 4 MiB
+PAGE_MIN, PAGE_MAX = 32, 256  # of the jobs on a page that may start, from the first page on, and of all jobs on one
 # of a cycle's time, as a pause before the next: other calls need the queue too
 PAUSE_SHARE, PAUSE_SECONDS_MAX = 0.5, 0.25
-MOVED = -1  # the place of migrated jobs, which come before all others
 PLAN_DEADLINE_SECONDS = 30.0
+NONE: Mapping[str, int] = MappingProxyType({})
 HOLDS_SECONDS_MIN = 0.01  # least time between cycles that only time causes, so that rounding does not make them busy
 
 CYCLE_SECONDS = telemetry.histogram("cotenant.queue.cycle", "s", "Duration of a scheduling cycle.")
@@ -89,13 +88,6 @@ class _Times:
     began: float
     estimated: float
     ordered: float
-
-
-class _Entry(NamedTuple):
-    """A candidate, and its place among the starts."""
-
-    place: int
-    record: Record
 
 
 class Scheduler:
@@ -162,6 +154,7 @@ class Scheduler:
         state, began = self.state, time.time()
         await self.job_estimates.request_missing()
         estimated = time.time()
+        self.state.age(estimated)
         ranking = self.rank(estimated)
         times = _Times(began, estimated, time.time())
         reasons = WaitReasons(estimated)
@@ -193,31 +186,40 @@ class Scheduler:
         victims = [(self.state.records[job_id], ahead, standing) for job_id, ahead, standing in ranking.victims]
         size = max(PAGE_MIN, max((ahead for _, ahead, _ in victims), default=0))  # all that may use victims' resources
         size = min(size, PLAN_CANDIDATES_MAX)
-        left = self._entries(ranking.starts)
+        pages = self._pages(ranking)
         headroom = headroom_of(self.state)
         self._refuse_over_limit(ranking.over_limit, headroom, reasons)
-        with_places: list[_Entry] = []  # repeated on later pages, so that no later candidate takes their places
+        every = self.config.policy.strict or bool(self.config.rules.reserving)
+        with_places: list[Entry] = []  # repeated on later pages, so that no later candidate takes their places
         while reasons.head is None:
-            page = await self._page(left, size, headroom, victims, reasons)
-            if not page:  # if all of them changed in between, another cycle follows at once
+            own_victims = OwnVictims(record for record, _, _ in victims) if headroom else OwnVictims(())
+            pages.send_whole(reasons.classes.divided)
+            page = await pages.page(
+                size,
+                max(size, PAGE_MAX),
+                reasons.classes.uniform.keys(),
+                partial(self._asks, headroom=headroom, own_victims=own_victims, reasons=reasons),
+                whole=every or bool(victims),
+            )
+            if not page.entries:  # if all of them changed in between, another cycle follows at once
                 return
-            asked = [*with_places, *page]
-            response = await self._plan(asked, victims, reasons.now)
+            asked = [*with_places, *page.entries]
+            response = await self._plan(asked, victims, reasons.now, page.indexes(len(with_places)))
             self._apply_response(asked, response, headroom, reasons, times)
+            answers = {*(one.attempt.job_id for one in response.placed), *(one.job_id for one in response.refused)}
+            pages.answered(page, answers, reasons.classes.uniform.keys())
             with_places = [entry for entry in asked if reasons.has_place(entry.record)]
-            preempted, next_place = {victim.job_id for victim in response.preempted}, page[-1].place + 1
+            preempted, next_place = {victim.job_id for victim in response.preempted}, page.entries[-1].place + 1
             victims = [one for one in victims if one[0].id not in preempted and one[1] > next_place]
             size = min(PAGE_MAX, size * 2)
 
-    def _entries(self, starts: Iterable[str]) -> Iterator[_Entry]:
-        """Yield the jobs that should start; migrated jobs first, for their reservations are short."""
-        records, ending, migrating = self.state.records, self.policy_feedback.ending, dict(self.state.migrating)
-        others = ((place, job_id) for place, job_id in enumerate(starts) if job_id not in migrating)
-        return (
-            _Entry(place, records[job_id])
-            for place, job_id in chain(((MOVED, job_id) for job_id in migrating), others)
-            if job_id in records and job_id not in ending
-        )
+    def _pages(self, ranking: Ranking) -> CandidatePages:
+        """Return the pages of a cycle; classes whose jobs got different answers in the last one are sent whole."""
+        state, before = self.state, self.state.reasons
+        pages = CandidatePages(state, ranking, self.policy_feedback.ending)
+        pages.send_whole(before.classes.divided)
+        pages.send_whole({state.records[job_id].equivalence_key for job_id in before.own if job_id in state.records})
+        return pages
 
     def _refuse_over_limit(self, job_ids: Iterable[str], headroom: Headroom, reasons: WaitReasons) -> None:
         for record in (self.state.records[job_id] for job_id in job_ids):
@@ -227,70 +229,41 @@ class Scheduler:
                 record, refusal or Refusal(Code.QUOTA, f"tenant {tenant} is at its limit"), self.state.reasons
             )
 
-    async def _page(
-        self,
-        entries: Iterator[_Entry],
-        size: int,
-        headroom: Headroom,
-        victims: Sequence[tuple[Record, int, int | None]],
-        reasons: WaitReasons,
-    ) -> list[_Entry]:
-        """Return the next page of candidates.
+    def _asks(self, entry: Entry, *, headroom: Headroom, own_victims: OwnVictims, reasons: WaitReasons) -> bool:
+        """Return whether to ask placement about a job that waits; otherwise its reason is known.
 
         A job that exceeds a limit only because of other jobs on the page, or unless victims of its own tenant stop, is
         left to placement.
         """
-        page: list[_Entry] = []
-        if self._all_known(headroom, reasons):
-            return page
-        room_bytes, slices = PAGE_BYTES_MAX, Slices()
-        own_victims = OwnVictims(record for record, _, _ in victims) if headroom else OwnVictims(())
-        for entry in entries:
-            await slices.step()
-            record = entry.record
-            if record.phase is not Phase.QUEUED or record.id in self.attempt_watcher.ending:
-                continue  # what has ended may have succeeded
-            self.state.reasons.age(record, reasons.now)
-            # its refusal counts the avoided nodes, unlike those of its class
-            avoids = record.avoids and node_avoidance.active(record.job, reasons.now)
-            if entry.place != MOVED and not avoids and reasons.known(record):
-                continue
-            tenant, asked = record.spec.tenant, requested_by(record)
-            refusal = headroom.refuse(tenant, asked.gpu_milli, asked.cores)
-            if refusal and not own_victims.make_room(headroom, tenant, asked):
-                self.state.migrating.pop(record.id, None)
-                reasons.refuse(record, refusal, self.state.reasons)
-            else:
-                page.append(entry)
-            room_bytes -= record.job.spec.ByteSize()
-            if len(page) == size or room_bytes < 0:
-                break
-        return [entry for entry in page if entry.record.phase is Phase.QUEUED]
-
-    def _all_known(self, headroom: Headroom, reasons: WaitReasons) -> bool:
-        """Return whether every waiting job has an answer: all equivalence classes are refused, and no job is special.
-
-        Then the jobs, of which there may be very many, need not be looked at one by one.
-        """
-        state = self.state
-        if (
-            headroom
-            or state.migrating
-            or state.startable.avoiding
-            or reasons.any_fragmented
-            or state.reasons.any_fragmented
-        ):
+        record = entry.record
+        if record.phase is not Phase.QUEUED or record.id in self.attempt_watcher.ending:
+            return False  # what has ended may have succeeded
+        # its refusal counts the avoided nodes, unlike those of its class
+        avoids = record.avoids and node_avoidance.active(record.job, reasons.now)
+        if entry.place != MOVED and not avoids and reasons.known(record):
             return False
-        refused = reasons.classes.uniform
-        return bool(refused) and state.startable.classes.keys() <= refused.keys()
+        tenant, asked = record.spec.tenant, requested_by(record)
+        refusal = headroom.refuse(tenant, asked.gpu_milli, asked.cores)
+        if refusal is None or own_victims.make_room(headroom, tenant, asked):
+            return True
+        self.state.migrating.pop(record.id, None)
+        reasons.refuse(record, refusal, self.state.reasons)
+        return False
 
     async def _plan(
-        self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int, int | None]], now: float
+        self,
+        page: Sequence[Entry],
+        victims: Sequence[tuple[Record, int, int | None]],
+        now: float,
+        next_of_class: Mapping[str, int] = NONE,
     ) -> placement_pb2.PlanPlacementResponse:
         request, limits = new_request(self.config), placement_limits(self.state, self.attempt_watcher.connections)
         request.tenants.extend(limited_tenants(self.state))
         for entry in page:
-            request.candidates.append(candidate_of(entry.record, now))
+            candidate = candidate_of(entry.record, now)
+            if (index := next_of_class.get(entry.record.id)) is not None:
+                candidate.next_of_class = index
+            request.candidates.append(candidate)
         for victim, ahead, standing in victims:
             before = sum(entry.place < ahead for entry in page)
             request.victims.add(job_id=victim.id, number=victim.attempt_number, ahead=before, standing=standing)
@@ -307,7 +280,7 @@ class Scheduler:
 
     def _apply_response(
         self,
-        page: Sequence[_Entry],
+        page: Sequence[Entry],
         response: placement_pb2.PlanPlacementResponse,
         headroom: Headroom,
         reasons: WaitReasons,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -83,7 +83,8 @@ class Jobs:
         return len(self.sequence)
 
 
-_INTS = ("sequence", *NAMES, "replicas", "priority", "tenant")
+_INTS = ("sequence", *NAMES, "replicas", "priority", "tenant", "code")
+NO_CODE = -1
 _FLAGS = ("preemptible", "running", "borrows")
 _FLOATS = (
     "arrival_seconds",
@@ -229,6 +230,7 @@ class JobTable:
             predicted_seconds=np.nan,
             confidence=0.0,
             tenant_weight=job.tenant_weight,
+            code=NO_CODE,
         )
 
     def _enlist(self, row: int, job: JobRow) -> None:
@@ -293,6 +295,22 @@ class JobTable:
         """Return the rows of the running jobs."""
         return np.flatnonzero(self._columns["running"][: len(self.ids)])
 
+    def codes(self) -> Ints:
+        """Return by row the code of its job's equivalence class, as its owner set it with `update`."""
+        codes: Ints = self._columns["code"][: len(self.ids)]
+        return codes
+
+    def rows_of(self, codes: Iterable[int]) -> list[int]:
+        """Return the rows of the waiting jobs of some equivalence classes."""
+        waiting = ~self._columns["running"][: len(self.ids)]
+        rows: list[int] = np.flatnonzero(waiting & np.isin(self.codes(), list(codes))).tolist()
+        return rows
+
+    def held(self) -> Resources:
+        """Return what the running jobs hold."""
+        running = self._columns["running"][: len(self.ids)]
+        return Resources(*(int(self._columns[name][: len(self.ids)][running].sum()) for name in NAMES))
+
     def jobs(self, now: float, rows: Ints | None = None) -> Jobs:
         """Return all active jobs at a moment, or those in some rows, in that order.
 
@@ -309,7 +327,7 @@ class JobTable:
         rest = np.maximum(0.0, columns["predicted_seconds"] - columns["attained_seconds"])
         columns["remaining_seconds"] = np.where(np.isnan(rest), columns["remaining_seconds"], rest)
         needs = tuple([columns[name] for name in NAMES])
-        for name in AMOUNTS:
+        for name in (*AMOUNTS, "code"):
             del columns[name]
         by_arrival = self._arrivals.rows() if rows is None else None
         return Jobs(**columns, needs=needs, capacity=self.capacity, by_arrival=by_arrival, past_use=self.past_use)

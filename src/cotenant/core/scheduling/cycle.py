@@ -15,10 +15,11 @@ chance: time and the random generator are arguments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 
@@ -37,10 +38,12 @@ from cotenant.core.placement.node_avoidance import relax_avoidance
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView
 from cotenant.core.policy.protocols import CpuAllocator, Order, PlacementPolicy, QueuePolicy
 from cotenant.core.scheduling.admission import RULES, Choice, Preemption, Rules, beyond_share, choose, stoppable
-from cotenant.core.scheduling.equivalence import ClassRefusals
+from cotenant.core.scheduling.equivalence import ClassRefusals, answers_for_class
 from cotenant.core.scheduling.reservations import NO_RESERVATIONS, Reservation, ReservationRules
 from cotenant.core.scheduling.session import PlacementSession, Start
 from cotenant.core.sizing import replica_sizing
+
+NO_MORE: Mapping[str, int] = MappingProxyType({})
 
 __all__ = [
     "RULES",
@@ -194,6 +197,7 @@ def place(
     headroom: Headroom | None = None,
     cluster_view: ClusterView = EMPTY_CLUSTER,
     reserving: ReservationRules = NO_RESERVATIONS,
+    next_of_class: Mapping[str, int] = NO_MORE,
     on_broken: Callable[[Gang, Exception], Refusal] | None = None,
 ) -> Plan:
     """Return places for gangs in their order; leaves the ledger unchanged. Without gangs, no policy is called.
@@ -215,6 +219,9 @@ def place(
        are placed so that they do not delay it (`core.scheduling.reservations`).
     5. A start whose resources are not free yet `needs_room`: the stops and moves come first.
 
+    More gangs of a class may exist than are here: `next_of_class` tells for some jobs before which gang the next one of
+    their class would come. Unless their own refusal answers for it, the plan ends there, as it depends on that gang.
+
     `cluster_view` is for policies that need more than what is free; reservations use the expected ends of its running
     jobs. A policy that raises, or offers what is not free, ends the cycle with its error; with `on_broken` only the
     gang it failed on is refused.
@@ -231,7 +238,7 @@ def place(
             ledger.hold(holding)
         session = PlacementSession(ledger, policy, rng, victims, room, on_broken, cluster_view, reserving)
         relaxed = (relax_avoidance(gang, ledger) for gang in chain((first,), coming))
-        starts, refusals, blocked = _place_all(relaxed, session, strict=strict)
+        starts, refusals, blocked = _place_all(relaxed, session, next_of_class, strict=strict)
         stops = tuple(session.stops())
     with ledger.rolled_back():
         marked = tuple(_mark(starts, ledger, before))
@@ -241,37 +248,47 @@ def place(
 
 
 def _place_all(
-    gangs: Iterable[Gang], session: PlacementSession, *, strict: bool
+    gangs: Iterable[Gang], session: PlacementSession, next_of_class: Mapping[str, int], *, strict: bool
 ) -> tuple[list[Start], dict[str, Refusal], bool]:
     starts: list[Start] = []
     refusals: dict[str, Refusal] = {}
     of_classes = ClassRefusals[Hashable]()
-    equivalence_key = session.equivalence_key
     blocked: Refusal | None = None
+    end = math.inf  # the gang before which one comes that is not here
     for number, gang in enumerate(gangs):
+        if number >= end:
+            break
         if blocked:
             refusals[gang.job_id] = blocked
             continue
         session.advance_to(number)
-        if hopeless := gang.spec and replica_sizing.unreachable_target(gang.spec, gang.estimate):
-            refusals[gang.job_id] = hopeless  # specific to this job: equivalent gangs are not refused
-            continue
-        like, bound = equivalence_key(gang), session.binding_jobs(gang) if session.reservations else ()
-        known = of_classes.get(like, gang.fragmented_seconds, bound)
-        answer = session.over_limit(gang) or (session.adapt_refusal(gang, known) if known else _place(gang, session))
+        answer = _answer(gang, session, of_classes)
         if isinstance(answer, Start):
             starts.append(answer)
-            of_classes.forget_reserved()  # that room may be taken now
-            continue
-        refusals[gang.job_id] = answer
-        if answer.code is Code.QUOTA:
-            continue
-        if not known:
-            of_classes.add(like, answer, gang.fragmented_seconds, bound)
-        refusals[gang.job_id] = reported = session.reserve(gang, answer)
-        if strict and answer.code is not Code.NEVER_FITS:
-            blocked = behind(gang.job_id, reported.detail)
+        else:
+            refusals[gang.job_id] = answer
+            if strict and answer.code not in (Code.NEVER_FITS, Code.QUOTA):
+                blocked = behind(gang.job_id, answer.detail)
+        if gang.job_id in next_of_class and (isinstance(answer, Start) or not answers_for_class(answer)):
+            end = min(end, next_of_class[gang.job_id])
     return starts, refusals, blocked is not None
+
+
+def _answer(gang: Gang, session: PlacementSession, of_classes: ClassRefusals[Hashable]) -> Start | Refusal:
+    """Place a gang, or return the refusal to report; those that answer for other gangs are added to the classes'."""
+    if hopeless := gang.spec and replica_sizing.unreachable_target(gang.spec, gang.estimate):
+        return hopeless  # specific to this job: equivalent gangs are not refused
+    like, bound = session.equivalence_key(gang), session.binding_jobs(gang) if session.reservations else ()
+    known = of_classes.get(like, gang.fragmented_seconds, bound)
+    answer = session.over_limit(gang) or (session.adapt_refusal(gang, known) if known else _place(gang, session))
+    if isinstance(answer, Start):
+        of_classes.forget_reserved()  # that room may be taken now
+        return answer
+    if answer.code is Code.QUOTA:
+        return answer
+    if not known:
+        of_classes.add(like, answer, gang.fragmented_seconds, bound)
+    return session.reserve(gang, answer)
 
 
 def _place(gang: Gang, session: PlacementSession) -> Start | Refusal:

@@ -23,11 +23,13 @@ from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.scheduling.reservations import has_reservation
 
 Key = TypeVar("Key", bound=Hashable)
 UNAFFECTED_BY_ROOM = frozenset(
     {Code.NEVER_FITS, Code.NO_NODES, Code.NODES_HELD, Code.POLICY_FAILED}
 )  # freeing resources would not help
+SHARED = frozenset({Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED})  # may apply to a whole class
 
 
 class ClassRefusals(Generic[Key]):
@@ -53,9 +55,9 @@ class ClassRefusals(Generic[Key]):
         return bool(self._reserved)
 
     @property
-    def all_uniform(self) -> bool:
-        """Whether no refusal depends on a gang's wait or on reservations."""
-        return not (self._by_wait or self._reserved)
+    def divided(self) -> set[Key]:
+        """The classes with refusals that hold for some of their gangs only: by their waits or by reservations."""
+        return {*self._by_wait, *(key for key, _ in self._reserved)} - self.uniform.keys()
 
     def get(self, key: Key, fragmented_seconds: float, bound: Hashable = None) -> Refusal | None:
         """Return the refusal of a gang with this wait, adjusted to that; None if it has to be tried.
@@ -74,7 +76,7 @@ class ClassRefusals(Generic[Key]):
             return
         if refusal.code is Code.RESERVED:
             self._reserved.setdefault((key, bound), []).append((refusal, fragmented_seconds))
-        elif key in self._by_wait or min(refusal.holds_seconds, refusal.held_seconds) < math.inf:
+        elif key in self._by_wait or not _at_any_wait(refusal):
             self._by_wait.setdefault(key, []).append((refusal, fragmented_seconds))
         else:
             self.uniform[key] = refusal
@@ -97,6 +99,16 @@ class ClassRefusals(Generic[Key]):
         self.uniform.clear()
         self._by_wait.clear()
         self._reserved.clear()
+
+
+def answers_for_class(refusal: Refusal) -> bool:
+    """Return whether a refusal answers for all gangs of its class, whatever their waits and reservations."""
+    shared = refusal.code in SHARED and refusal.code is not Code.RESERVED
+    return shared and _at_any_wait(refusal) and not has_reservation(refusal)
+
+
+def _at_any_wait(refusal: Refusal) -> bool:
+    return math.isinf(min(refusal.holds_seconds, refusal.held_seconds))
 
 
 def _holding(some: Collection[tuple[Refusal, float]], fragmented_seconds: float) -> Refusal | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from cotenant.core.model.gang import Gang
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.placement.gang_allocation import release_all
 from cotenant.core.policy.protocols import PlacementPolicy
-from cotenant.core.scheduling.equivalence import UNAFFECTED_BY_ROOM, ClassRefusals, room_on
+from cotenant.core.scheduling.equivalence import UNAFFECTED_BY_ROOM, ClassRefusals, answers_for_class, room_on
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.first_fit import FirstFit
 
@@ -38,8 +39,16 @@ def test_a_gang_gets_the_first_refusal_of_its_class_that_holds_for_it(
             slow.add(*one)
     assert quick.get(key, waited, bound) == slow.get(key, waited, bound)
     assert quick.get(key, waited) == slow.get(key, waited)
-    if quick.all_uniform:
+    if key not in quick.divided:
         assert quick.get(key, waited, bound) == quick.uniform.get(key)
+
+
+@given(REFUSALS, WAITS)
+def test_a_refusal_that_answers_for_its_class_does_so_at_any_wait(refusal: Refusal, waited: float) -> None:
+    refusals = ClassRefusals[str]()
+    refusals.add("x", refusal, 50.0, ("a",))
+    assert answers_for_class(refusal) == (refusals.uniform.get("x") == refusal)
+    assert not answers_for_class(replace(refusal, code=Code.NEVER_FITS))
 
 
 def test_a_refusal_for_the_whole_class_is_kept_over_later_ones() -> None:
@@ -47,7 +56,7 @@ def test_a_refusal_for_the_whole_class_is_kept_over_later_ones() -> None:
     refusals.add("x", CAPACITY, 0)
     refusals.add("x", Refusal(Code.FRAGMENTED, "later", holds_seconds=5), 0)
     refusals.add("x", RESERVED, 0, ("a",))
-    assert refusals.all_uniform
+    assert not refusals.divided
     assert refusals.get("x", 0, ("a",)) == CAPACITY
 
 
@@ -56,7 +65,7 @@ def test_a_refusal_by_reservations_holds_for_gangs_bound_alike_until_a_gang_star
     refusals.add("x", RESERVED, 0, ("a",))
     refusals.add("y", CAPACITY, 0)
     assert refusals.any_reserved
-    assert not refusals.all_uniform
+    assert refusals.divided == {"x"}
     assert (refusals.get("x", 0, ("a",)), refusals.get("x", 0, ("b",)), refusals.get("x", 0)) == (RESERVED, None, None)
     refusals.forget_reserved()
     assert (refusals.get("x", 0, ("a",)), refusals.get("y", 0)) == (None, CAPACITY)
@@ -77,7 +86,7 @@ def test_nothing_is_left_after_clearing() -> None:
     refusals.add("z", RESERVED, 0)
     refusals.clear()
     assert [refusals.get(key, 0) for key in "xyz"] == [None, None, None]
-    assert refusals.all_uniform
+    assert not refusals.divided
 
 
 @pytest.mark.parametrize("policy", [Consolidate(), FirstFit()], ids=lambda policy: policy.name)

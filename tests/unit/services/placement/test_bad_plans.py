@@ -24,6 +24,7 @@ from cotenant.core.placement.scores import Candidates, Scores
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.policies.consolidate import Consolidate
 from cotenant.services.placement.api.server import PLACEMENTS
+from cotenant.services.placement.cluster.request_decoding import check_order, remove_candidate
 from cotenant.services.placement.planning import planner
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -241,3 +242,21 @@ async def test_invalid_amounts_are_refused_and_nothing_is_held() -> None:
                 ],
             )
         assert not mesh.parts["placement"].service.cluster.attempts
+
+
+def test_a_plan_that_would_end_before_its_candidate_is_rejected() -> None:
+    candidates = [placement_pb2.Candidate(job_id=job_id) for job_id in "abc"]
+    candidates[0].next_of_class = 2
+    check_order(candidates)
+    candidates[1].next_of_class = 1
+    with pytest.raises(errors.Problem, match=r"candidates\[1\]\.next_of_class"):
+        check_order(candidates)
+
+
+def test_a_plan_ends_before_the_same_candidate_when_others_are_removed() -> None:
+    request = placement_pb2.PlanPlacementRequest(
+        candidates=[placement_pb2.Candidate(job_id=job_id) for job_id in "abcd"]
+    )
+    request.candidates[0].next_of_class, request.candidates[2].next_of_class = 2, 3
+    remove_candidate(request, request.candidates[1])
+    assert [(one.job_id, one.next_of_class) for one in request.candidates] == [("a", 1), ("c", 2), ("d", 0)]
