@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -309,8 +310,8 @@ class State:
                 self._add_row(record)
                 self.startable.update(record, waits=record.phase is Phase.QUEUED and record.id in self.table)
                 return
-        if record.id in self.table and (prediction := record.prediction):
-            predicted_seconds, confidence = prediction
+        if record.id in self.table:
+            predicted_seconds, confidence = record.prediction or (math.nan, 0.0)
             self.table.update(record.id, predicted_seconds=predicted_seconds, confidence=confidence)
 
     def _update_running(self, record: Record, *, running: bool) -> None:
