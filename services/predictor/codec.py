@@ -18,12 +18,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from cotenant.codec import objectives
 from cotenant.codec.request_limits import spec_violations
 from cotenant.codec.spec_cache import SpecCache
-from cotenant.core.model.estimate import NO_QOS, TRAINING, Candidate, Observation, Query, Submission
+from cotenant.core.model.estimate import NO_QOS, TRAINING, Candidate, Observation, OwnRate, Query, Submission
 from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Qos, Request, Role
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
 from cotenant.core.model.resources import AMOUNT_MAX, amounts_of
 from cotenant.core.model.validation import CORES_MAX, GPU_MILLI_MAX, REPLICAS_MAX, ROLES_MAX, name_error
 from cotenant.core.placement.candidate_allocations import SERVER_ROLE
+from cotenant.core.prediction.own_rate import WINDOWS_MAX
 from cotenant.core.prediction.record_validation import (
     NODES_MAX,
     RATE_MAX_PER_SECOND,
@@ -142,6 +143,7 @@ class QueryReader:
             spec.goal,
             spec.qos,
             spec.submission(message),
+            _measured(message.progress.own_rate) if message.progress.HasField("own_rate") else None,
         )
 
     def _candidates(self, messages: Sequence[pb.CandidateAllocation], ps_layout: PsLayout) -> tuple[Candidate, ...]:
@@ -281,6 +283,22 @@ def _job_id(text: str) -> str:
     if wrong := name_error(text):
         raise ValueError(f"job_id: {wrong}")
     return text
+
+
+def _measured(message: job_pb2.OwnRate) -> OwnRate:
+    rate, spread = message.rate_per_second, message.spread
+    if rate and not RATE_MIN_PER_SECOND <= rate <= RATE_MAX_PER_SECOND:
+        bounds = f"0, or from {RATE_MIN_PER_SECOND:g} to {RATE_MAX_PER_SECOND:g}"
+        raise ValueError(f"progress.own_rate.rate_per_second is {rate:g}; it must be {bounds}")
+    if not 0 <= spread < math.inf:
+        raise ValueError(f"progress.own_rate.spread is {spread:g}; it must be finite and not negative")
+    return OwnRate(
+        rate,
+        _within("progress.own_rate.windows", message.windows, WINDOWS_MAX),
+        spread,
+        _seconds("progress.own_rate.gap", message.gap),
+        _seconds("progress.own_rate.silence", message.silence),
+    )
 
 
 def _goal(spec: job_pb2.JobSpec) -> LossGoal:

@@ -136,7 +136,7 @@ async def _remaining_times(runs: Sequence[placement_pb2.RunLeft]) -> Mapping[tup
 def _remaining_time(left: placement_pb2.RunLeft) -> RemainingTime:
     """Return a run's remaining time, with quantiles that are not negative and in order."""
     middle, low, high = (max(0.0, specs.seconds(one)) for one in (left.median, left.p10, left.p90))
-    return RemainingTime(middle, min(low, middle), max(high, middle))
+    return RemainingTime(middle, min(low, middle), max(high, middle), not left.unknown)
 
 
 def _ran_seconds(live: LiveAttempt, now: float) -> float:
@@ -176,6 +176,9 @@ def _write(message: job_pb2.StartForecast, expected: ExpectedStart, reached_seco
     message.ending_job_ids.extend(expected.ends)
     message.ending_count = expected.ends_count
     message.reached.CopyFrom(specs.duration(min(reached_seconds, specs.DURATION_SECONDS_MAX)))
+    message.of_unknown = expected.of_unknown
+    if expected.of_unknown:
+        return
     for name, value in (
         ("start", expected.seconds),
         ("start_p10", expected.p10_seconds),

@@ -14,7 +14,7 @@ from cotenant.codec.errors import Violation
 from cotenant.core.model import estimate as estimate_module
 from cotenant.core.model.validation import CORES_MAX, name_error
 from cotenant.core.policy.protocols import Forgets
-from cotenant.core.prediction.chain import Chain
+from cotenant.core.prediction.chain import Chain, by_own_rate
 from cotenant.core.prediction.drift import BOUNDS, Bounds
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.internal.v1 import observation_service_pb2_grpc
@@ -302,10 +302,14 @@ def make(host: Host, store: Store, config: Config, follows: str) -> RunningPredi
 
 
 def _discounted(estimate: estimate_module.Estimate, why: str) -> estimate_module.Estimate:
-    """Return an estimate with lower confidence and a note that its profile is stale."""
+    """Return an estimate with lower confidence and a note that its profile is stale.
+
+    A remaining time by the job's own rate does not depend on the profile.
+    """
+    factor = 1.0 if by_own_rate(estimate) else STALE_CONFIDENCE_FACTOR
     return replace(
         estimate,
-        confidence=estimate.confidence * STALE_CONFIDENCE_FACTOR,
+        confidence=estimate.confidence * factor,
         cores_useful_confidence=estimate.cores_useful_confidence * STALE_CONFIDENCE_FACTOR,
         candidates=tuple(
             [replace(one, confidence=one.confidence * STALE_CONFIDENCE_FACTOR) for one in estimate.candidates]

@@ -54,7 +54,7 @@ from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.retention import Retention
 from cotenant.services.queue.jobs.store_admission import StoreAdmission
 from cotenant.services.queue.jobs.transitions import Record, new_record
-from cotenant.services.queue.jobs.updates import apply_update, changes_objectives, check_update
+from cotenant.services.queue.jobs.updates import apply_update, changes_estimate, check_update
 from cotenant.services.queue.jobs.usage_store import UsageStore
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.services.queue.scheduling import explain, start_forecast
@@ -328,7 +328,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 record, lambda stored: apply_update(stored, request), request=key, etag=request.job.etag
             )
             record.spec = specs_module.spec_from_wire(record.job.spec)
-            self.state.refresh_row(record, estimate=changes_objectives(request))
+            self.state.refresh_row(record, estimate=changes_estimate(request))
+            if changes_estimate(request):
+                self.estimate_refresh.request([record.id])
         return pb.UpdateJobResponse(job=View(self.state).message(record))
 
 

@@ -1,7 +1,8 @@
 """Refreshes the estimates of running jobs as more is observed of them.
 
 An estimate is refreshed after the first rate window under the present allocation, then whenever the job has run for
-another tenth of its time, and when a profile of its job class ends. Jobs are batched, and batches are rate-limited, so
+another tenth of its time, and when a profile of its job class ends; also when the job's own rate begins again or is
+known much better, and while a job has stopped reporting steps. Jobs are batched, and batches are rate-limited, so
 the cost is always small. Placement is sent the estimates that may change a job's cores.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import grpc
 import structlog
@@ -20,6 +22,7 @@ from cotenant.codec.estimates import core_relevant_parts
 from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.limits import ADVICE_MAX
+from cotenant.core.prediction.own_rate import expiry_seconds, grace_seconds
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.services.queue.estimates.observation_sink import query_of
@@ -36,6 +39,7 @@ GATHER_SECONDS = 0.05
 BATCH_MAX = 200
 BATCH_SECONDS = 1.0  # between two batches
 CALL_SECONDS = 5.0
+SILENCE_POLL_SECONDS = 15.0  # between two looks at jobs that have stopped reporting
 
 REFRESHED = telemetry.counter("cotenant.queue.estimates_refreshed", "{job}", "Refreshed estimates of running jobs.")
 
@@ -52,6 +56,7 @@ class EstimateRefresh:
         self.state, self.placement, self.predictor = state, placement, predictor
         self._wanted: dict[str, None] = {}
         self._profiled: set[str] = set()  # jobs whose event log gets an entry for the ended profile
+        self._expired: set[str] = set()  # jobs whose own rate was too old at the last look
         self._unreported: dict[str, None] = {}  # jobs whose estimates placement does not know yet
         self._wake = asyncio.Event()
         state.events.observed.subscribe(self.observed)
@@ -65,7 +70,8 @@ class EstimateRefresh:
 
     def observed(self, record: Record, now: float) -> None:
         """Request a new estimate of a running job if its time has come, after an observation."""
-        under = record.attempt_number, record.job.attempt.epoch
+        version = record.rate_track.version if record.rate_track else ()
+        under = record.attempt_number, record.job.attempt.epoch, *version
         if record.refreshed_under == under and now < record.refresh_after:
             return
         ran = max(0.0, now - specs.seconds(record.job.attempt.start_time))
@@ -76,7 +82,10 @@ class EstimateRefresh:
     async def run(self) -> None:
         """Refresh estimates and send them to placement, forever."""
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENCE_POLL_SECONDS):
+                    await self._wake.wait()
+            self.request_silent(time.time())
             await asyncio.sleep(GATHER_SECONDS)
             self._wake.clear()
             try:
@@ -89,6 +98,19 @@ class EstimateRefresh:
                 log.info("estimate_refresh_delayed", error=errors.from_error(error).message)
                 await asyncio.sleep(BATCH_SECONDS)
                 self._wake.set()
+
+    def request_silent(self, now: float) -> None:
+        """Request new estimates of jobs that have stopped reporting steps, until their rate has expired."""
+        expired = set()
+        for record in self.state.held.values():
+            measured = record.rate_track.measured(now) if record.rate_track else None
+            if measured is None or measured.silent_seconds <= grace_seconds(measured):
+                continue
+            if measured.silent_seconds > expiry_seconds(measured):
+                expired.add(record.id)
+            if record.id not in self._expired:
+                self.request([record.id])
+        self._expired = expired
 
     async def _refresh(self, job_ids: list[str]) -> None:
         asked = [record for job_id in job_ids if (record := self._running(job_id))]

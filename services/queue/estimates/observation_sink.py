@@ -12,6 +12,7 @@ import structlog
 from cotenant.codec import errors, objectives, specs
 from cotenant.core.model.node import NodeShape
 from cotenant.core.placement import candidate_allocations
+from cotenant.core.prediction.own_rate import RateTrack
 from cotenant.core.prediction.rate_windows import RateWindows, Window
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.internal.v1 import observation_service_pb2_grpc
@@ -91,6 +92,7 @@ class ObservationSink:
     def progressed(self, record: Record) -> None:
         """Observe a job's progress: each ended rate window, and a sample of its losses and batches."""
         now, progress = time.time(), record.job.progress
+        self._track(record, now)
         window = self._window(record)
         sampled = progress.HasField("loss") or progress.batch_size > 0
         if window is None and not (sampled and now - self._last.get(record.id, 0.0) >= self._window_seconds):
@@ -112,13 +114,28 @@ class ObservationSink:
         self._add(observation)
         self._events.observed(record, now)
 
+    def _track(self, record: Record, now: float) -> None:
+        """Record the job's own rate; request a new estimate if the rate begins again, or is known much better."""
+        progress, track = record.job.progress, record.rate_track
+        progress.ClearField("own_rate")
+        if not progress.HasField("step_time"):
+            return
+        if track is None:
+            track = record.rate_track = RateTrack(self._window_seconds, settle_seconds=self._window_seconds / 2)
+        before = track.version
+        throttle, _, _ = progress.throttle.partition(":")  # without the reason
+        under, profiled = (*_holding(record.job.attempt), throttle), self.windows.holds(record.id)
+        track.take(under, progress.step, specs.seconds(progress.step_time), now, profiled=profiled)
+        own_rate_to_wire(record, now, progress)
+        if track.version != before:
+            self._events.observed(record, now)
+
     def _window(self, record: Record) -> Window | None:
-        progress, attempt = record.job.progress, record.job.attempt
+        progress = record.job.progress
         if not progress.HasField("step_time"):
             return None
-        tasks = [task for part in attempt.allocations for task in part.tasks]
-        changing = tuple(task.target_cores for task in tasks if task.target_cores)
-        under = attempt.number, tuple(len(task.core_ids) for task in tasks), changing, progress.phase
+        number, cores, changing = _holding(record.job.attempt)
+        under = number, cores, changing, progress.phase
         step = progress.phase_step if progress.phase else progress.step
         window = self.windows.take(record.id, under, step, specs.seconds(progress.step_time))
         return None if changing else window
@@ -127,6 +144,8 @@ class ObservationSink:
         """Observe the end of a job: its run time predicts similar jobs."""
         self._last.pop(record.id, None)
         self.windows.drop(record.id)
+        if record.phase.ended:
+            record.rate_track = None
         if not record.phase.ended or not attempt.HasField("start_time") or attempt.pre_run:
             return
         observation = observation_of(record, attempt)
@@ -140,6 +159,30 @@ class ObservationSink:
         if len(self._waiting) < WAITING_MAX:
             self._waiting.append(observation)
             self._wake.set()
+
+
+def _holding(attempt: job_pb2.Attempt) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return what a job's rate depends on: its attempt, its cores, and those that it is changing to."""
+    tasks = [task for part in attempt.allocations for task in part.tasks]
+    changing = tuple(task.target_cores for task in tasks if task.target_cores)
+    return attempt.number, tuple(len(task.core_ids) for task in tasks), changing
+
+
+def own_rate_to_wire(record: Record, now: float, progress: job_pb2.Progress) -> None:
+    """Write the rate that a job has shown by now into its progress."""
+    measured = record.rate_track.measured(now) if record.rate_track else None
+    if measured is None:
+        return
+    runs = record.job.phase == job_pb2.JOB_PHASE_RUNNING
+    progress.own_rate.CopyFrom(
+        job_pb2.OwnRate(
+            rate_per_second=measured.rate_per_second,
+            windows=measured.windows if runs else 0,
+            spread=measured.spread,
+            gap=specs.duration(measured.gap_seconds),
+            silence=specs.duration(measured.silent_seconds if runs else 0.0),
+        )
+    )
 
 
 def observation_of(record: Record, attempt: job_pb2.Attempt) -> observation_pb2.Observation:
@@ -162,7 +205,7 @@ def query_of(record: Record, shapes: Sequence[NodeShape], now: float) -> predict
     """
     job = record.job
     useful = record.estimate.cores_useful or None if record.estimate else None
-    return predictor_pb2.EstimateQuery(
+    query = predictor_pb2.EstimateQuery(
         job_id=record.id,
         spec=job.spec,
         candidates=[
@@ -176,6 +219,8 @@ def query_of(record: Record, shapes: Sequence[NodeShape], now: float) -> predict
         submit_time=job.create_time if job.HasField("create_time") else None,
         gpu_type=allocation_of(job.attempt).gpu_type if record.phase.holds_resources else "",
     )
+    own_rate_to_wire(record, now, query.progress)
+    return query
 
 
 def allocation_of(attempt: job_pb2.Attempt) -> predictor_pb2.CandidateAllocation:

@@ -17,6 +17,7 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.model.job_table import NO_CODE
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import pre_run_of
+from cotenant.core.prediction.own_rate import RateTrack
 from cotenant.core.sizing import replica_sizing
 from cotenant.storage.v1 import records_pb2
 from cotenant.v1 import job_pb2, predictor_service_pb2
@@ -70,6 +71,7 @@ class Record:
         "id",
         "indexed_phase",
         "ran_before_estimate_seconds",
+        "rate_track",
         "refresh_after",
         "refreshed_under",
         "revision",
@@ -92,9 +94,10 @@ class Record:
         self.estimate: predictor_service_pb2.Estimate | None = None
         self.ends_within_seconds: float | None = None  # if it starts now, by that estimate; None until computed
         self.ran_before_estimate_seconds = 0.0  # the estimate's remaining time counts from here
+        self.rate_track: RateTrack | None = None  # of its own rate; None before it reports a step
         self.start_prediction: tuple[float, float] | None = None  # as `prediction`, when its present run began
         self.estimated_after: int | None = None  # the last attempt before it was estimated while waiting
-        self.refreshed_under = (0, 0)  # attempt and epoch when it was last estimated while running
+        self.refreshed_under: tuple[int, ...] = ()  # attempt, epoch and rate when it was last estimated while running
         self.refresh_after = 0.0  # earliest time of the next refresh, in unix seconds
         self.counted_as: EquivalenceKey | None = None  # its key, while the cycle may start it
         self.usage_counted = 0  # the last ended attempt for which its tenant was charged

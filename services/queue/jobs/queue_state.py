@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -343,8 +344,8 @@ class State:
                 self._add_row(record)
                 self._update_startable(record)
                 return
-        if record.id in self.table and (prediction := record.prediction):
-            predicted_seconds, confidence = prediction
+        if record.id in self.table:
+            predicted_seconds, confidence = record.prediction or (math.nan, 0.0)
             self.table.update(record.id, predicted_seconds=predicted_seconds, confidence=confidence)
 
     def _update_running(self, record: Record, *, running: bool) -> None:

@@ -16,7 +16,8 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 QOS = tuple(f"qos.{field.name}" for field in job_pb2.Qos.DESCRIPTOR.fields)
-CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "preemptible", "name", *QOS)
+CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "preemptible", "name", "steps_total", *QOS)
+ESTIMATED_BY = ("steps_total", *QOS)  # fields on which the job's estimate depends
 
 
 def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
@@ -51,9 +52,9 @@ def apply_update(stored: records_pb2.StoredJob, request: pb.UpdateJobRequest) ->
     add_event(stored, EventKind.UPDATED, ", ".join(path.removeprefix("spec.") for path in request.update_mask.paths))
 
 
-def changes_objectives(request: pb.UpdateJobRequest) -> bool:
+def changes_estimate(request: pb.UpdateJobRequest) -> bool:
     """Return whether an update affects the job's estimate."""
-    return any(path.removeprefix("spec.") in QOS for path in request.update_mask.paths)
+    return any(path.removeprefix("spec.") in ESTIMATED_BY for path in request.update_mask.paths)
 
 
 def _copy(spec: job_pb2.JobSpec, request: pb.UpdateJobRequest) -> None:

@@ -81,6 +81,7 @@ class Backlog:
     seconds: float
     p10_seconds: float
     p90_seconds: float
+    known: bool  # whether the remaining time of at least one job is known
 
 
 class _Work:
@@ -89,8 +90,10 @@ class _Work:
     def __init__(self, state: State) -> None:
         self._totals = state.capacity
         self._sums = [[0.0, 0.0, 0.0] for _ in self._totals]
+        self.known = False
 
     def add(self, record: Record, rest: RemainingTime, count: int) -> None:
+        self.known |= rest.known
         for sums, amount in zip(self._sums, record.requested_spec.resources(auto=1), strict=True):
             for place, seconds in enumerate((rest.seconds, rest.p10_seconds, rest.p90_seconds)):
                 sums[place] += count * amount * seconds
@@ -132,4 +135,4 @@ async def backlog(
     for runs in list(state.held.values()):
         work.add(runs, remaining_time_of(runs), 1)
     seconds = work.seconds()
-    return Backlog(ahead, *seconds) if seconds[0] else None
+    return Backlog(ahead, *seconds, work.known) if seconds[0] else None

@@ -37,6 +37,7 @@ BUDGET_SECONDS = 1.0  # for playing the schedule forward
 NAMED_MAX = 5
 SLICE = 64  # jobs encoded at a time
 LATER_SECONDS_MIN = 1.0  # smaller delays are not reported
+OF_UNKNOWN = "start time unknown: it depends on jobs of unknown length"
 
 Forecasts = Mapping[str, job_pb2.StartForecast]
 
@@ -110,7 +111,7 @@ async def _request(
 def _occupied(state: State, record: Record, now: float, usual_seconds: float) -> RemainingTime:
     """Return for how long a job's place stays occupied: by its run, and by the turnover around it."""
     rest, beside = _rest(record, now, usual_seconds), state.turnover.seconds
-    return RemainingTime(rest.seconds + beside, rest.p10_seconds + beside, rest.p90_seconds + beside)
+    return RemainingTime(rest.seconds + beside, rest.p10_seconds + beside, rest.p90_seconds + beside, rest.known)
 
 
 def _rest(record: Record, now: float, usual_seconds: float) -> RemainingTime:
@@ -142,6 +143,7 @@ def _usual_seconds(records: Iterable[Record], now: float) -> float:
 def _set_quantiles(left: placement_pb2.RunLeft, rest: RemainingTime) -> None:
     for field, seconds in ((left.median, rest.seconds), (left.p10, rest.p10_seconds), (left.p90, rest.p90_seconds)):
         field.CopyFrom(specs.duration(min(seconds, specs.DURATION_SECONDS_MAX)))
+    left.unknown = not rest.known
 
 
 async def add_forecast(
@@ -182,13 +184,17 @@ async def _forecast_by_backlog(state: State, record: Record, answer: pb.ExplainJ
         answer.outlook = f"is unknown: starts are forecast only for the first {WAITING_MAX} waiting jobs"
         return
     answer.ahead_count = found.jobs
+    answer.forecast.job_id = record.id
+    if not found.known:
+        answer.forecast.of_unknown = True
+        answer.outlook = f"{OF_UNKNOWN}, the {found.jobs:,} ahead of it and the running jobs"
+        return
     for field, seconds in (
         (answer.forecast.start, found.seconds),
         (answer.forecast.start_p10, found.p10_seconds),
         (answer.forecast.start_p90, found.p90_seconds),
     ):
         field.CopyFrom(specs.duration(min(seconds, specs.DURATION_SECONDS_MAX)))
-    answer.forecast.job_id = record.id
     shown = format_duration_range(found.p10_seconds, found.p90_seconds)
     spread = "" if found.p10_seconds == found.p90_seconds else f" ({shown})"
     answer.outlook = (
@@ -221,6 +227,8 @@ def needs_in_words(record: Record) -> str:
 
 def in_words(forecast: job_pb2.StartForecast, state: State) -> str:
     """Describe in one sentence when a job will start and what it waits for."""
+    if forecast.of_unknown:
+        return OF_UNKNOWN + _why(forecast, state)
     if not forecast.HasField("start"):
         reached = specs.seconds(forecast.reached)
         return f"does not start within the {about(reached)} of the forecast" if reached else "start time unknown"
@@ -247,13 +255,18 @@ def _why(forecast: job_pb2.StartForecast, state: State) -> str:
 
 
 def delayed(state: State, before: Forecasts, after: Forecasts) -> list[pb.JobAhead]:
-    """Return the jobs that start later than before, the most delayed first."""
+    """Return the jobs that start later than before, the most delayed first; before them, those with unknown delays."""
     later = [
         (specs.seconds(after[job_id].start) - specs.seconds(forecast.start), job_id)
         for job_id, forecast in before.items()
         if forecast.HasField("start") and job_id in after and after[job_id].HasField("start")
     ]
-    return [
+    unknown = [
+        ahead(state, job_id)
+        for job_id, forecast in sorted(before.items())
+        if forecast.HasField("start") and job_id in after and after[job_id].of_unknown
+    ]
+    return unknown + [
         ahead(state, job_id, seconds)
         for seconds, job_id in sorted(later, key=lambda one: (-one[0], one[1]))
         if seconds >= LATER_SECONDS_MIN

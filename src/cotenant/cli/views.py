@@ -428,7 +428,7 @@ def throttle_of(view: View) -> str:
 
 
 def forecast_view(message: StartForecast) -> View:
-    """Return a start forecast: times from now, null if beyond the forecast horizon."""
+    """Return a start forecast: times from now, null if beyond the forecast horizon or unknown."""
     present = {field.name: value for field, value in message.ListFields()}
 
     def field_seconds(field: str) -> float | None:
@@ -443,6 +443,7 @@ def forecast_view(message: StartForecast) -> View:
         "ending_job_ids": list(message.ending_job_ids),
         "ending_count": message.ending_count,
         "draws": message.draws,
+        "of_unknown": message.of_unknown,
     }
 
 

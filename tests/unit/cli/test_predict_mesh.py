@@ -149,7 +149,7 @@ def test_an_unknown_job_is_unpredictable_with_reason_and_hints(shell: Shell, tau
     assert reported["next"]["cores"][0] == 16
     assert [hint.split(" ")[1] for hint in reported["hints"]] == ["its", "its", "its", "run"]
     ended = shell("predict", "job", "--gpus", "1", "--model", "resnet50", "--steps", "10")
-    assert (ended.code, ended.out.splitlines()[1]) == (ExitCode.DONE, "remaining     unpredictable")
+    assert (ended.code, ended.out.splitlines()[1]) == (ExitCode.DONE, "remaining     unknown")
     assert "hint" in ended.out
     assert "tell its steps" not in ended.out
 

@@ -54,7 +54,7 @@ def estimate_card(view: View) -> Pairs:
     if view["predictable"]:
         yield "remaining", f"{remaining(view)}, confidence {percent(view['confidence'])}"
     else:
-        yield "remaining", "unpredictable"
+        yield "remaining", "unknown"
     if view["cores_useful"]:
         sure = percent(view["cores_useful_confidence"]) if view["cores_useful_confidence"] else "unknown"
         yield "useful cores", f"{view['cores_useful']} per replica (θ), confidence {sure}; more cores do not help"

@@ -49,6 +49,7 @@ def update(
       cotenant update ID --priority high --deadline 2h
       cotenant update ID --label project=vision --not-preemptible
       cotenant update ID --arrivals 900 --latency 50ms
+      cotenant update ID --steps 120000
     """
     if not changes:
         raise usage_error("nothing to change", hint="see `cotenant update --help`")

@@ -71,6 +71,11 @@ class ForecastRun:
         self.starts: dict[str, float] = {}
         self.finishes: dict[str, float] = {}
         self.freed_for: dict[str, tuple[str, ...]] = {}
+        self.of_unknown: set[str] = set()  # jobs whose start depends only on ends of jobs of unknown length
+        self._ends_known = {holder.job_id: holder.rest.known for holder in snapshot.holders}
+        self._ends_known |= {waiter.gang.job_id: waiter.run.known for waiter in snapshot.waiters}
+        self._ends_on: dict[int, tuple[float, bool]] = {}  # by node: the last end, and whether one of them was known
+        self._last_end = -math.inf, False  # the same on any node, of the ends at that moment
         self._snapshot, self._rng, self._asked, self._policy = snapshot, rng, _RecordingPolicy(policy), policy
         self._ledger, self._headroom = snapshot.ledger, snapshot.headroom.copy()
         self._lacking = set(wanted)
@@ -140,7 +145,22 @@ class ForecastRun:
             milli, cores = held(holder.holdings)
             self._headroom.take(holder.tenant, -milli, -cores)
             self._freed.appendleft((end, holder))
-            self._invalidate_refusals({holding.node for holding in holder.holdings})
+            nodes = {holding.node for holding in holder.holdings}
+            self._note_known(nodes, end, self._ends_known[job_id])
+            self._invalidate_refusals(nodes)
+
+    def _note_known(self, nodes: Collection[int], end: float, known: bool) -> None:
+        for node in nodes:
+            self._ends_on[node] = end, known or (node in self._ends_on and self._ends_on[node][1])
+        before, others = self._last_end
+        self._last_end = end, known or (end == before and others)
+
+    def _of_unknown(self, nodes: Collection[int]) -> bool:
+        """Return whether all the jobs that `_freed_for` returns for these nodes have unknown ends, and some are."""
+        there = [self._ends_on[node] for node in nodes if node in self._ends_on]
+        if self._last_end[0] == self.now and all(end < self.now for end, _ in there):
+            there.append(self._last_end)
+        return bool(there) and not any(known for _, known in there)
 
     def _release(self, job_id: str) -> RunningEntry:
         del self._end_of[job_id]
@@ -284,6 +304,11 @@ class ForecastRun:
         for holding in start.holdings:
             self._ledger.hold(holding)
         self._arrays.take(gang.job_id, +1)
+        nodes = {holding.node for holding in start.holdings}
+        if self._of_unknown(nodes):
+            self._ends_known[gang.job_id] = False
+            if gang.job_id not in self.starts:
+                self.of_unknown.add(gang.job_id)
         self.starts.setdefault(gang.job_id, self.now)
         self.finishes[gang.job_id] = self.now + float(self._run_seconds[gang.job_id])
         running_job = RunningJob(gang, start.holdings, self._state.now)
@@ -292,7 +317,11 @@ class ForecastRun:
         del self._waiting[self._numbers_of[gang.job_id]]
         if gang.job_id in self._lacking:
             self._lacking.discard(gang.job_id)
-            self.freed_for[gang.job_id] = tuple(self._freed_for({holding.node for holding in start.holdings}))
+            self.freed_for[gang.job_id] = tuple(self._freed_for(nodes))
+
+    def finish_seconds(self, job_id: str) -> float:
+        """Return when a job that started will have finished; infinity if that is unknown."""
+        return self.finishes[job_id] if self._ends_known[job_id] else math.inf
 
     def _freed_for(self, nodes: Collection[int]) -> list[str]:
         """Return the jobs that ran where a gang starts now; if none of them ended just now, all that did come first."""

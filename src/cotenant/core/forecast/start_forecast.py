@@ -48,7 +48,8 @@ class ExpectedStart:
 
     Infinity: beyond the horizon. `ends` are jobs whose end frees the places that it gets, the last to end first,
     preceded by jobs whose end brings its turn, in a strict queue or within its tenant's limit; at most `ENDS_MAX` of
-    `ends_count`. `finish_seconds` is when it will have finished, if everything goes as the medians predict.
+    `ends_count`. `finish_seconds` is when it will have finished, if everything goes as the medians predict; infinity if
+    that is unknown. `of_unknown`: all of `ends` are jobs whose remaining time is unknown, so the figures mean nothing.
     """
 
     seconds: float
@@ -57,6 +58,7 @@ class ExpectedStart:
     ends: tuple[str, ...] = ()
     ends_count: int = 0
     finish_seconds: float = math.inf
+    of_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +112,5 @@ def _expected(job_id: str, runs: Sequence[ForecastRun]) -> ExpectedStart:
     if job_id not in first.starts:
         return ExpectedStart(middle, low, high)
     ends = first.freed_for[job_id]
-    return ExpectedStart(middle, low, high, ends[:ENDS_MAX], len(ends), first.finishes[job_id])
+    finish = first.finish_seconds(job_id)
+    return ExpectedStart(middle, low, high, ends[:ENDS_MAX], len(ends), finish, job_id in first.of_unknown)

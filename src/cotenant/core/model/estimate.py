@@ -109,6 +109,22 @@ NO_SUBMISSION = Submission()
 
 
 @dataclass(frozen=True, slots=True)
+class OwnRate:
+    """The rate of a job's own training steps, over windows of its reports.
+
+    `spread` is the standard deviation of the logarithm of the windows' rates. Without windows, the rate is from before
+    a change of what the job runs on; 0 means that none is known. `gap_seconds` is the longest time between two reports
+    of steps, `silent_seconds` the time since the last one.
+    """
+
+    rate_per_second: float
+    windows: int
+    spread: float = 0.0
+    gap_seconds: float = 0.0
+    silent_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
     """A job to estimate."""
 
@@ -130,6 +146,7 @@ class Query:
     loss_goal: LossGoal = NO_GOAL
     qos: Qos = NO_QOS
     submission: Submission = NO_SUBMISSION
+    own_rate: OwnRate | None = None  # None if it has not reported a step
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ JOB: tuple[JobField, ...] = (
     JobField("model", T.TEXT, limit=NAME, metavar="TAG", help="Model tag; jobs with the same tag share history.",
         shown="model"),
     JobField("steps", T.INTEGER, "steps_total", limit=NOT_NEGATIVE, metavar="N", help="Total number of steps.",
-        other_names=("steps_total",)),
+        update="Total number of steps; 0: unknown.", other_names=("steps_total",)),
     JobField("expected", T.DURATION, "expected_seconds", "expected_duration", limit=positive(" seconds"),
         metavar="DURATION", help="Expected run time.", other_names=("expected_duration",)),
     JobField("deadline", T.TIME, "deadline_seconds", "deadline", metavar="TIME",

@@ -1,10 +1,10 @@
 """Several predictors as one: each is asked, and what one does not know is filled in from the others.
 
-Remaining time comes from the first, in the order of the list, that finds the job predictable. θ, and the rate of each
-candidate, come from the predictor most confident in them; a latency from the first that gives one. So the order decides
-which predictor gives the remaining time, and nothing else unless confidences are equal. Nothing is made up: a figure is
-one that a predictor gave, or the remaining steps divided by a rate, and its confidence is never higher than that of its
-inputs.
+Remaining time comes from the job's own rate if it reports steps and has a total; otherwise from the first, in the
+order of the list, that finds the job predictable. θ, and the rate of each candidate, come from the predictor most
+confident in them; a latency from the first that gives one. So the order decides which predictor gives the remaining
+time, and nothing else unless confidences are equal. Nothing is made up: a figure is one that a predictor gave, or the
+remaining steps divided by a rate, and its confidence is never higher than that of its inputs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from dataclasses import replace
 from cotenant.core.model.estimate import UNKNOWN, CandidateEstimate, Estimate, Observation, Query
 from cotenant.core.policy.protocols import EstimatesMany, Predictor, Prepares
 from cotenant.core.prediction.estimate_validation import invalid_reason
+from cotenant.core.prediction.own_rate import expired, remaining_by_rate
 
 CONFIDENCE_MIN = 0.5  # from which on a job is predictable (AITurbo, Zhao et al., HPDC 2021 [D])
 REMEMBERED_MAX = 5_000  # answers that were checked or combined
+OWN_RATE = "progress"  # the name of a job's own rate in the source of an estimate
 NOBODY = replace(UNKNOWN, source=f"nobody: {UNKNOWN.source}")
 
 NamedEstimate = tuple[str, Estimate]  # a predictor's name and its answer
@@ -57,19 +59,28 @@ class Chain:
 
     def estimate_many(self, queries: Sequence[Query]) -> Sequence[Estimate]:
         """Return for each job what `estimate` returns; a predictor that takes many queries at once is called once."""
+        own = [remaining_by_rate(query) for query in queries]
+        queries = [_without_steps(query) if expired(query) else query for query in queries]
         answers = [(predictor.name, self._ask_many(predictor, queries)) for predictor in self._predictors]
         return [
             self._combine(
-                [(name, estimate) for name, estimates in answers if (estimate := estimates[place]) is not None], query
+                [(name, estimate) for name, estimates in answers if (estimate := estimates[place]) is not None],
+                query,
+                own[place],
             )
             for place, query in enumerate(queries)
         ]
 
-    def _combine(self, estimates: Sequence[NamedEstimate], query: Query) -> Estimate:
+    def _combine(self, estimates: Sequence[NamedEstimate], query: Query, own: Estimate | None) -> Estimate:
         """Return the combined answers; the cached result if the predictors gave the very same answers as before.
 
-        Answers are keyed by identity, and kept alive, so that an identity is never reused.
+        Answers are keyed by identity, and kept alive, so that an identity is never reused. An answer by the job's own
+        rate is always new. It comes first; from before a change of the rate, last.
         """
+        if own is not None:
+            known = query.own_rate is None or query.own_rate.windows or not own.predictable
+            named = (OWN_RATE, own)
+            return combined([named, *estimates] if known else [*estimates, named], query)
         key = tuple([id(estimate) for _, estimate in estimates])
         before = self._combined.get(key)
         if before and _alike(before[0], query):
@@ -131,6 +142,16 @@ class Chain:
             self._checked.clear()
         self._checked[key] = estimate
         return estimate
+
+
+def by_own_rate(estimate: Estimate) -> bool:
+    """Return whether a combined estimate's remaining time follows from the job's own rate."""
+    return estimate.predictable and estimate.source.startswith(f"{OWN_RATE}: ")
+
+
+def _without_steps(query: Query) -> Query:
+    """Return a query that says nothing of the job's steps: it stopped reporting them, so no rate tells its end."""
+    return replace(query, step=0, steps_total=0)
 
 
 def _alike(query: Query, other: Query) -> bool:

@@ -72,6 +72,10 @@ class RateWindows:
         """Hold a job's windows open: it is being profiled."""
         self._held.add(job_id)
 
+    def holds(self, job_id: str) -> bool:
+        """Return whether a job's windows are held open."""
+        return job_id in self._held
+
     def release(self, job_id: str) -> None:
         """Restart a job's windows after a profile."""
         self._held.discard(job_id)

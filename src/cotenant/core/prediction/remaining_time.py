@@ -23,11 +23,15 @@ _SHARES = np.array([0.0, 0.1, 0.5, 0.9, 1.0])
 
 @dataclass(frozen=True, slots=True)
 class RemainingTime:
-    """How long a job will still run, in seconds: the median, and the range that holds in 8 of 10 cases."""
+    """How long a job will still run, in seconds: the median, and the range that holds in 8 of 10 cases.
+
+    Not `known`: nothing is known about the job, and the figures are only good for simulating a schedule.
+    """
 
     seconds: float
     p10_seconds: float
     p90_seconds: float
+    known: bool = True
 
     @property
     def certain(self) -> bool:
@@ -54,7 +58,7 @@ def remaining_time_of(
     usually do.
 
     >>> remaining_time_of(Estimate(), ran_seconds=90)
-    RemainingTime(seconds=90, p10_seconds=10.0, p90_seconds=810.0)
+    RemainingTime(seconds=90, p10_seconds=10.0, p90_seconds=810.0, known=False)
     >>> remaining_time_of(Estimate(), ran_seconds=90, expected_seconds=100).seconds
     10
     """
@@ -67,7 +71,7 @@ def remaining_time_of(
     if expected_seconds is not None and expected_seconds > ran_seconds:
         return certain_time(expected_seconds - ran_seconds)
     middle = ran_seconds or usual_seconds
-    return RemainingTime(middle, middle / UNKNOWN_SPREAD, middle * UNKNOWN_SPREAD)
+    return RemainingTime(middle, middle / UNKNOWN_SPREAD, middle * UNKNOWN_SPREAD, known=False)
 
 
 def sample_run_times(rests: Sequence[RemainingTime], rng: np.random.Generator, draws: int) -> NDArray[np.float64]:

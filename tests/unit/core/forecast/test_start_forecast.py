@@ -97,6 +97,38 @@ def test_a_job_starts_as_soon_as_exactly_what_it_needs_is_released(
         assert starts(forecast(shown, FirstFit(), rng())) == {"w": 60}
 
 
+def unknown(job_id: str, node: int, gpus: int, seconds: float) -> RunningEntry:
+    return RunningEntry(job_id, (Holding(node, gpus),), RemainingTime(seconds, seconds / 9, seconds * 9, known=False))
+
+
+def waiting(job_id: str, gpus: int, replicas: int = 1, *, known: bool = True) -> WaitingEntry:
+    return WaitingEntry(gang(job_id, gpus, replicas), RemainingTime(10, 10, 10, known))
+
+
+def starts_unknown(held: list[RunningEntry], *waiters: WaitingEntry, strict: bool = False) -> dict[str, bool]:
+    told = forecast(picture(two_servers(), held, list(waiters), strict=strict), FirstFit(), rng())
+    return {job_id: one.of_unknown for job_id, one in told.expected.items()}
+
+
+def test_a_start_is_unknown_if_it_depends_only_on_jobs_of_unknown_length() -> None:
+    held = [unknown("a", 0, 4, 60), on("b", 1, 4, 600)]
+    assert starts_unknown(held, waiting("w", 4), waiting("both", 4, 2)) == {"w": True, "both": False}
+    assert starts_unknown([unknown("a", 0, 4, 60), unknown("b", 1, 4, 600)], waiting("both", 4, 2)) == {"both": True}
+    assert starts_unknown([unknown("a", 0, 4, 60)], waiting("free", 4)) == {"free": False}, "it starts at once"
+
+
+def test_what_waits_for_a_start_that_is_unknown_is_unknown_too() -> None:
+    held = [unknown("a", 0, 4, 60), unknown("b", 1, 4, 600)]
+    assert starts_unknown(held, waiting("first", 4), waiting("next", 4)) == {"first": True, "next": True}
+    held = [on("a", 0, 4, 60), on("b", 1, 4, 600)]
+    assert starts_unknown(held, waiting("first", 4, known=False), waiting("next", 4)) == {"first": False, "next": False}
+
+
+def test_the_end_of_a_job_of_unknown_length_is_unknown() -> None:
+    told = forecast(picture(two_servers(), [], [waiting("w", 4, known=False), waiting("v", 4)]), FirstFit(), rng())
+    assert (told.expected["w"].finish_seconds, told.expected["v"].finish_seconds) == (math.inf, 10)
+
+
 def test_a_strict_queue_lets_nobody_pass_and_a_filling_one_does() -> None:
     held = [on("a", 0, 4, 60), on("b", 1, 2, 600)]
     waiters = [WaitingEntry(gang("large", 4), certain_time(10)), WaitingEntry(gang("small", 2), certain_time(5))]
@@ -238,7 +270,7 @@ def test_what_is_left_is_what_the_predictor_says_then_the_user_then_as_much_agai
     assert remaining_time_of(Estimate(), 10, expected_seconds=9).seconds == 10, "it outlived what its user expected"
     assert remaining_time_of(Estimate(), 0, usual_seconds=300).seconds == 300
     assert remaining_time_of(Estimate(), 10, expected_seconds=100) == certain_time(90)
-    assert remaining_time_of(Estimate(), 90, usual_seconds=300) == RemainingTime(90, 10, 810)
+    assert remaining_time_of(Estimate(), 90, usual_seconds=300) == RemainingTime(90, 10, 810, known=False)
 
 
 def test_sampled_run_times_have_the_quantiles_that_were_told() -> None:

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
+from cotenant.core.model.estimate import (
+    Candidate,
+    CandidateEstimate,
+    Estimate,
+    Latency,
+    Observation,
+    OwnRate,
+    Query,
+)
 from cotenant.core.policy.protocols import Predictor
-from cotenant.core.prediction.chain import CONFIDENCE_MIN, NOBODY, Chain, combined, with_allocations
+from cotenant.core.prediction.chain import CONFIDENCE_MIN, NOBODY, Chain, by_own_rate, combined, with_allocations
 from cotenant.core.prediction.estimate_validation import invalid_reason
 
 QUERY = Query("ann", "bert", "", gpu_milli=1000, replicas=1, candidates=(Candidate(1), Candidate(2)))
@@ -64,6 +72,54 @@ class Says:
 def test_the_first_predictor_that_is_sure_speaks() -> None:
     chain = Chain([Says("a", UNSURE), Says("b", SURE), Says("c", Estimate(True, 1.0, remaining_seconds=1.0))])
     assert chain.estimate(QUERY) == by("b", SURE)
+
+
+OWN = replace(QUERY, step=350, steps_total=400, own_rate=OwnRate(10.0, windows=4, spread=0.02))
+
+
+@pytest.mark.parametrize("answer", [SURE, UNSURE])
+def test_a_jobs_own_rate_comes_before_every_predictor(answer: Estimate) -> None:
+    found = Chain([Says("a", answer)]).estimate(OWN)
+    assert (found.predictable, found.remaining_seconds) == (True, 5.0)
+    assert found.source == "progress: 50 steps left at 10 per second, its own rate over 4 windows"
+    assert by_own_rate(found)
+
+
+def test_a_rate_from_before_a_change_comes_after_every_predictor() -> None:
+    changed = replace(OWN, own_rate=OwnRate(10.0, windows=0))
+    assert Chain([Says("a", SURE)]).estimate(changed) == by("a", SURE)
+    found = Chain([Says("a", UNSURE)]).estimate(changed)
+    assert found.remaining_seconds == 5.0
+    assert found.source == "progress: 50 steps left at 10 per second, its own rate from before it changed"
+
+
+def test_theta_and_rates_still_come_from_the_predictors() -> None:
+    rates = (CandidateEstimate(2.0, confidence=0.9), CandidateEstimate(4.0, confidence=0.9))
+    answer = replace(SURE, cores_useful=6, cores_useful_confidence=0.9, candidates=rates)
+    found = Chain([Says("a", answer)]).estimate(OWN)
+    assert (found.remaining_seconds, found.cores_useful) == (5.0, 6)
+    assert [one.remaining_seconds for one in found.candidates] == [25.0, 12.5]
+    assert found.source.endswith("; θ by a; rates by a")
+
+
+class ReadsSteps(Says):
+    """Divides the remaining steps by ten."""
+
+    def estimate(self, query: Query) -> Estimate:
+        left = query.steps_total - query.step
+        return Estimate(True, 0.9, left / 10, source="steps") if left else UNSURE
+
+
+def test_steps_of_a_job_that_stopped_reporting_are_no_longer_divided_by_any_rate() -> None:
+    assert OWN.own_rate
+    chain = Chain([ReadsSteps("a", None)])
+    assert chain.estimate(replace(OWN, own_rate=None)).remaining_seconds == 5.0
+    silent = chain.estimate(replace(OWN, own_rate=replace(OWN.own_rate, silent_seconds=700.0)))
+    assert (silent.predictable, silent.remaining_seconds) == (False, None)
+    assert silent.source == "progress: its last step, 350 of 400, was 12 min ago"
+    assert Chain([Says("b", SURE)]).estimate(replace(OWN, own_rate=replace(OWN.own_rate, silent_seconds=700.0))) == (
+        by("b", SURE)
+    )
 
 
 def test_if_no_predictor_is_confident_the_first_gives_the_reason() -> None:

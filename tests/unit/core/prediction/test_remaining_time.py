@@ -54,7 +54,7 @@ def test_without_an_estimate_the_users_time_counts_until_the_job_has_outlived_it
     assert remaining_time_of(estimate, 99.0, expected_seconds=100.0) == certain_time(1.0)
     for ran in (100.0, 101.0):
         outlived = remaining_time_of(estimate, ran, expected_seconds=100.0)
-        assert outlived == RemainingTime(ran, ran / UNKNOWN_SPREAD, ran * UNKNOWN_SPREAD)
+        assert outlived == RemainingTime(ran, ran / UNKNOWN_SPREAD, ran * UNKNOWN_SPREAD, known=False)
     assert remaining_time_of(estimate, 0.0, expected_seconds=0.0, usual_seconds=5.0).seconds == 5.0
     assert remaining_time_of(estimate, 0.0).seconds == RUN_SECONDS_UNKNOWN
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,7 +17,10 @@ from tests.unit.services.mesh import until
 from cotenant.codec import specs
 from cotenant.codec.specs import timestamp
 from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.prediction.chain import Chain
 from cotenant.internal.v1 import observation_service_pb2 as pb
+from cotenant.policies.history import History
+from cotenant.services.predictor.codec import query_of
 from cotenant.services.queue.estimates import observation_sink as module
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
 from cotenant.services.queue.jobs.queue_events import QueueEvents
@@ -72,6 +77,50 @@ def test_a_rate_window_is_sent_with_step_loss_and_allocation() -> None:
     assert (seen.step, seen.rate_per_second, seen.loss, seen.window.seconds) == (30, 2.0, 0.5, 10)
     held = seen.allocation
     assert (held.cores, held.gpu_milli, held.nodes, held.gpu_type) == (4, 1000, 1, "A100")
+
+
+def record_after(*told: dict[str, Any], steps_total: int = 100) -> Record:
+    """Return the record of a running job after its reports."""
+    spec = replace(SPEC, steps_total=steps_total)
+    sink = ObservationSink(Predictor(), QueueEvents(), window_seconds=10.0)  # type: ignore[arg-type]  # as much of it as is called
+    phase = job_pb2.JOB_PHASE_RUNNING
+    record = Record(records_pb2.StoredJob(job=job_pb2.Job(id="j1", spec=specs.spec_to_wire(spec), phase=phase)), spec)
+    record.job.attempt.CopyFrom(attempt())
+    for progress in told:
+        record.job.progress.CopyFrom(job_pb2.Progress(**progress))
+        sink.progressed(record)
+    return record
+
+
+def test_the_rate_that_a_job_has_shown_is_in_its_progress_and_in_queries() -> None:
+    record = record_after(*SETTLED, at(116, 30))
+    assert (record.job.progress.own_rate.rate_per_second, record.job.progress.own_rate.windows) == (2.0, 1)
+    query = query_of(module.query_of(record, (), time.time()))
+    assert (query.step, query.steps_total) == (30, 100)
+    assert query.own_rate
+    assert (query.own_rate.rate_per_second, query.own_rate.windows, query.own_rate.gap_seconds) == (2.0, 1, 10.0)
+    assert 0 <= query.own_rate.silent_seconds < 60
+    (estimate,) = Chain([History()]).estimate_many([query])
+    assert estimate.remaining_seconds == pytest.approx(35, abs=1)
+    assert module.query_of(record, (), time.time() + 100).progress.own_rate.silence.ToSeconds() >= 100
+
+
+@pytest.mark.parametrize("changed", [{"throttle": "limited to 2 of its cores: slows j2"}, {"step": 5}])
+def test_a_throttle_and_a_restart_begin_the_rate_again(changed: dict[str, Any]) -> None:
+    record = record_after(*SETTLED, at(116, 30), {**at(117, 32), **changed})
+    assert (record.job.progress.own_rate.rate_per_second, record.job.progress.own_rate.windows) == (2.0, 0)
+
+
+def test_a_waiting_job_is_not_silent_and_its_rate_is_that_of_before() -> None:
+    record = record_after(*SETTLED, at(116, 30))
+    record.job.phase = job_pb2.JOB_PHASE_QUEUED
+    own = module.query_of(record, (), time.time() + 10_000).progress.own_rate
+    assert (own.rate_per_second, own.windows, own.silence.ToSeconds()) == (2.0, 0, 0)
+
+
+def test_a_node_does_not_set_the_rate() -> None:
+    record = record_after({"step": 5, "own_rate": job_pb2.OwnRate(rate_per_second=7.0, windows=9)})
+    assert not record.job.progress.HasField("own_rate")
 
 
 def test_the_phase_is_sent_without_the_window_it_began_in() -> None:

@@ -61,17 +61,6 @@ async def test_a_waiting_job_gets_a_start_forecast_and_the_jobs_it_waits_for(con
         assert told.ahead_count == 1
 
 
-async def test_jobs_of_unknown_length_are_expected_to_run_as_long_again() -> None:
-    async with running() as mesh:
-        await mesh.agent("a", gpus=1)
-        await running_job(mesh)
-        job_id = await mesh.submit()
-        await mesh.refused(job_id, "CAPACITY")
-        told = (await explained(mesh, job_id)).forecast
-        assert told.draws == 21
-        assert seconds(told.start_p10) < seconds(told.start) < seconds(told.start_p90)
-
-
 async def test_a_job_at_its_tenants_limit_waits_for_a_job_of_that_tenant() -> None:
     async with running() as mesh:
         await mesh.agent("a", gpus=4)
@@ -83,6 +72,26 @@ async def test_a_job_at_its_tenants_limit_waits_for_a_job_of_that_tenant() -> No
         told = await explained(mesh, job_id)
         assert seconds(told.forecast.start) == pytest.approx(300, abs=10)
         assert [one.job_id for one in told.ending] == [own]
+
+
+async def test_a_start_that_depends_only_on_jobs_of_unknown_length_is_unknown() -> None:
+    async with running() as mesh:
+        await mesh.agent("a", gpus=1)
+        held = await running_job(mesh, name="held")
+        waits = await mesh.submit(**lasting(60))
+        await mesh.refused(waits, "CAPACITY")
+        await eventually(lambda: has_forecast(mesh, waits))
+        told = await explained(mesh, waits)
+        assert told.forecast.of_unknown
+        assert told.forecast.draws == 21
+        assert not any(told.forecast.HasField(field) for field in ("start", "start_p10", "start_p90", "finish"))
+        assert told.outlook == (
+            f"start time unknown: it depends on jobs of unknown length, once {held} (held) has ended"
+        )
+        assert [job.job_id for job in told.ending] == [held]
+        answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(priority=5)))
+        assert answer.forecast.of_unknown
+        assert answer.outlook.startswith("start time unknown: it depends on jobs of unknown length")
 
 
 async def test_no_forecast_for_started_jobs_or_without_placement() -> None:
