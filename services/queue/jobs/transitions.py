@@ -293,7 +293,9 @@ def _stopping(stored: records_pb2.StoredJob) -> None:
 def _failed(stored: records_pb2.StoredJob, retrying: RetryRules) -> None:
     job, attempt = stored.job, stored.job.attempt
     known = from_wire(attempt.failure)
-    why = "; ".join(filter(None, ("in its pre-run" * attempt.pre_run, failure(attempt), in_words(known))))
+    how = failure(attempt)
+    classified = in_words(known) if known.evidence != how else ""
+    why = "; ".join(filter(None, ("in its pre-run" * attempt.pre_run, how, classified)))
     tries = Tries(job.failures, job.spec.retries_max, stored.infrastructure_failures)
     retry = decide(known, tries, retrying, _draw(job))
     job.failures += retry.counts

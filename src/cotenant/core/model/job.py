@@ -146,6 +146,7 @@ class JobSpec:
     pids_max: int = 0  # per task; 0: the node's own limit
     submit_directory: SubmitDirectory | None = None  # processes start there where a node has it
     spread: Spread = NO_SPREAD
+    time_limit_seconds: float | None = None  # of one attempt, including the grace; None: no limit
 
     @property
     def gpu_milli(self) -> int:
