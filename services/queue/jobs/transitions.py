@@ -128,6 +128,7 @@ def apply_event(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
     job.phase = PHASES.to_wire(phase)
     if phase.ended:
         job.end_time.FromNanoseconds(time.time_ns())
+        job.phase_reason = ""  # the reason of an earlier phase, such as a drain, does not explain the end
     return phase
 
 
