@@ -54,6 +54,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.failure_groups = 0  # 0: as many as there are `failures`
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
+        self.unwatched: set[str] = set()  # jobs that are archived as far as watches know
         self.before_watch: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a wish to watch sets off
         self.cut_streams = 0  # how many streams are to be cut after their first message
         self.cut_logs = 0  # the same, of output alone
