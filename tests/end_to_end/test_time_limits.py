@@ -1,4 +1,4 @@
-"""Time limits of jobs, and waiting for jobs, on a real mesh that is killed meanwhile."""
+"""Time limits of jobs, waiting for jobs and naming them, on a real mesh that is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -66,6 +66,15 @@ def test_waiting_survives_a_restart_of_the_mesh(mesh: Mesh) -> None:
     mesh.start()
     mesh.cli("cancel", job_id)
     waiting.wait_for_output(f"error: {job_id} cancelled")
+
+
+def test_a_job_is_found_by_its_name_and_as_the_last_one(mesh: Mesh) -> None:
+    older = mesh.cli.submit("--cpus", "1", "--name", "resnet", "--", "echo", "older")
+    newer = mesh.cli.submit("--cpus", "1", "--name", "resnet", "--", "echo", "newer")
+    mesh.cli("wait", older, "resnet")
+    assert mesh.cli("logs", "resnet").out == "newer\n"
+    assert mesh.cli.json("show", "@last")["id"] == newer
+    assert [job["id"] for job in mesh.cli.json("jobs", "--me", "--all", "--limit", "2")] == [newer, older]
 
 
 def test_the_example_runs_on_one_gpu(mesh: Mesh) -> None:

@@ -110,7 +110,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self._changed.add(changed)
         try:
             revision = str(self.revision)
-            known = [job for job in self.jobs.values() if matches(job, request.filter)]
+            known = [job for job in self.jobs.values() if matches(job, request.filter) and job.id not in self.unwatched]
             for job in known:
                 yield pb.WatchJobsResponse(jobs=[job])
             if self.cut_streams:
@@ -424,6 +424,7 @@ def matches(job: job_pb2.Job, wanted: pb.JobFilter) -> bool:
             wanted.node_id in ("", *nodes),
             not wanted.ids or job.id in wanted.ids,
             wanted.array_id in ("", job.spec.array_task.array_id),
+            not wanted.own_only or job.submitter == "operator",
             not (wanted.standalone_only and job.spec.HasField("array_task")),
             wanted.labels.items() <= job.spec.labels.items(),
         ]
