@@ -74,6 +74,8 @@ def _spec_faults(assignment: agent_pb2.Assignment) -> Iterator[str]:
     yield from _variable_faults(spec.environment.items())
     if spec.HasField("stop_after_disconnected") and spec.stop_after_disconnected.ToMicroseconds() <= 0:
         yield "stop_after_disconnected must be above 0"
+    if spec.HasField("time_limit") and spec.time_limit.ToMicroseconds() <= 0:
+        yield "time_limit must be above 0"
     for task in assignment.allocation.tasks:
         yield from _command_faults(assignment, task)
 

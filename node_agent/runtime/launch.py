@@ -109,6 +109,12 @@ def disconnect_limit_of(assignment: agent_pb2.Assignment, lease_path: str) -> di
     }
 
 
+def time_limit_seconds_of(assignment: agent_pb2.Assignment) -> float | None:
+    """Return how long the attempt may run, grace included; None if forever."""
+    spec = assignment.spec
+    return spec.time_limit.ToMicroseconds() / 1e6 if spec.HasField("time_limit") else None
+
+
 def attempt_group(surroundings: LaunchContext, directory: AttemptDirectory) -> Group | None:
     """Return an attempt's control group, which may not exist yet.
 
@@ -230,6 +236,7 @@ def supervisor_spec(
         "output_bytes_max": surroundings.output_bytes_max,
         "descriptors_max": file_descriptors.original_limit(),
         "leash": disconnect_limit_of(assignment, surroundings.lease_path),
+        "time_limit_seconds": time_limit_seconds_of(assignment),
         "group": group.to_json() if group else None,
         "home": surroundings.home.to_json() if surroundings.home else None,
         "tasks": [

@@ -71,7 +71,10 @@ class Lease:
 class DisconnectLimit:
     """The supervisor's side: until when a job may run unless placement acknowledges the node again."""
 
+    reason = "DISCONNECTED"
+
     def __init__(self, path: str, allowed_seconds: float, heard_seconds: float) -> None:
+        self.message = f"its node was disconnected from the control plane for {allowed_seconds:g} s"
         self._path = path
         self._allowed_seconds = allowed_seconds
         self._until = heard_seconds + allowed_seconds

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         as_list,
         exit_message,
     )
+    from cotenant.node_agent.supervisor.time_limit import TimeLimit
 else:
     import _signal as signal  # their public modules build enumerations, which takes longer than all of ours
     import _socket as socket
@@ -44,6 +45,7 @@ else:
     from state_file import StateFile
     from stop_order import STOPPED_EXTERNALLY, read_stop_order
     from task_process import TaskProcess, adopt_orphans, as_float, as_int, as_list, exit_message
+    from time_limit import TimeLimit
 
 KILL_ROUND_SECONDS = 0.02
 NOTIFY_RETRY_SECONDS = 0.05
@@ -68,15 +70,15 @@ class Supervisor:
         self.failed = False
         self.launch_cause = ""  # set if it failed before the user's program was executed
         self.stop_asked = False
-        self.stop_reason = ""  # the first order's, or DISCONNECTED
+        self.stop_reason = ""  # the first order's, or that of an expired limit
         self.pid_start_ticks = start_ticks(os.getpid())
         self.start_time = self.end_time = 0.0
         self.kill_rounds = 0
         self.kill_at: float | None = None  # monotonic, like the other deadlines
         self.notify_at: float | None = None
         self.save_at: float | None = None
-        self.disconnect_limit = self._disconnect_limit()
-        self.check_at = time.monotonic() if self.disconnect_limit else None
+        self.limits = self._limits()
+        self.check_at = time.monotonic() if self.limits else None
         self.childless = False
         self.reaped_cpu_seconds = 0.0
         self.reaped_peak_bytes = 0
@@ -86,15 +88,15 @@ class Supervisor:
         self.notifier: socket.socket | None = None
         self.wakeup = self._catch_signals()
 
-    def _disconnect_limit(self) -> DisconnectLimit | None:
-        disconnect_limit = self.spec.get("leash")
-        if not isinstance(disconnect_limit, dict):
-            return None
-        return DisconnectLimit(
-            str(disconnect_limit["path"]),
-            as_float(disconnect_limit["allowed_seconds"]),
-            as_float(disconnect_limit["heard_seconds"]),
-        )
+    def _limits(self) -> list[DisconnectLimit | TimeLimit]:
+        limits: list[DisconnectLimit | TimeLimit] = []
+        leash, limit_seconds = self.spec.get("leash"), self.spec.get("time_limit_seconds")
+        if isinstance(leash, dict):
+            allowed, heard = as_float(leash["allowed_seconds"]), as_float(leash["heard_seconds"])
+            limits.append(DisconnectLimit(str(leash["path"]), allowed, heard))
+        if limit_seconds is not None:
+            limits.append(TimeLimit(as_float(limit_seconds), as_float(self.spec["grace_seconds"])))
+        return limits
 
     def _task(self, task: object) -> TaskProcess:
         assert isinstance(task, dict)
@@ -337,24 +339,22 @@ class Supervisor:
             self.kill_rounds += 1
             self.kill_at = now + min(1.0, KILL_ROUND_SECONDS * self.kill_rounds)
         if self.check_at is not None and now >= self.check_at:
-            self.check_at = self.check_disconnect()
+            self.check_at = self.check_limits()
         if self.save_at is not None and now >= self.save_at:
             self.publish()
         elif self.notify_at is not None and now >= self.notify_at:
             self.notify(self.describe())
 
-    def check_disconnect(self) -> float | None:
-        """Stop a job whose disconnect limit has expired; return the time of the next check."""
-        assert self.disconnect_limit is not None
+    def check_limits(self) -> float | None:
+        """Stop a job of which a limit has expired; return the time of the next check."""
         if self.end_time or self.stop_asked or self.failed:
             return None
-        if not self.disconnect_limit.expired():
-            return time.monotonic() + self.disconnect_limit.next_check_seconds()
+        expired = next((limit for limit in self.limits if limit.expired()), None)
+        if expired is None:
+            return time.monotonic() + min(limit.next_check_seconds() for limit in self.limits)
         if not any(task.running for task in self.tasks):
             return None  # it ended by itself
-        allowed_seconds = self.spec["leash"]["allowed_seconds"]  # type: ignore[index]  # the limit was built from it
-        self.stop_asked, self.stop_reason = True, "DISCONNECTED"
-        self.message = f"its node was disconnected from the control plane for {allowed_seconds:g} s"
+        self.stop_asked, self.stop_reason, self.message = True, expired.reason, expired.message
         self.warn_then_kill(as_float(self.spec["grace_seconds"]))
         self.phase = "STOPPING"
         self.publish()

@@ -57,6 +57,8 @@ def record_end(live: LiveAttempt, node_id: str, state: AttemptState, report: age
         live.evidence.signs[:] = [sign[:SIGN_LENGTH_MAX] for sign in report.signs[:SIGNS_MAX]]
     if report.stop_reason == job_pb2.STOP_REASON_DISCONNECTED:
         live.disconnected = live.disconnected or message or "it stopped on its own"
+    elif report.stop_reason == job_pb2.STOP_REASON_TIME_LIMIT:  # why other parts failed or an order came too late
+        live.attempt.stop_reason, live.attempt.stop_detail = report.stop_reason, message
     elif state is AttemptState.STOPPED and not live.attempt.stop_reason:
         live.attempt.stop_reason = known_stop_reason(report)  # an earlier leader's order that it could not record
 

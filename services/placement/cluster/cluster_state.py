@@ -359,12 +359,13 @@ class Cluster:
     def _ended(self, live: LiveAttempt, report: agent_pb2.AttemptReport) -> None:
         """End an attempt after all its parts have ended.
 
-        A part that was lost, disconnected or not launched explains why other parts failed, not the reverse.
+        A part that was lost, disconnected, not launched or at its time limit explains why other parts failed, not the
+        reverse.
         """
         ends = set(live.parts.values())
         if AttemptState.LOST in ends:
             event = AttemptEvent.LOST
-        elif live.disconnected:
+        elif live.disconnected or live.attempt.stop_reason == job_pb2.STOP_REASON_TIME_LIMIT:
             event = AttemptEvent.STOPPED
         elif AttemptState.NOT_LAUNCHED in ends:
             event = AttemptEvent.NOT_LAUNCHED

@@ -18,7 +18,7 @@ from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_service_pb2 as pb
 
 SLICE = 2_000  # jobs checked before other calls get a turn; some milliseconds
-ARRAY_WIDE = frozenset({"tenant", "array"})  # conditions that hold for all jobs of an array, or for none
+ARRAY_WIDE = frozenset({"tenant", "array", "own"})  # conditions that hold for all jobs of an array, or for none
 
 # conditions of a filter that may cease to hold for a job, so that a watch has to tell
 CHANGING = ("phases", "name", "labels", "node_id", "ended_since", "ended_before")
@@ -36,6 +36,7 @@ class JobFilter:
         self.by_phase_only = {of for of, _ in self._conditions} <= ARRAY_WIDE | {"phase"}
         self.matches_all = not self._conditions
         raw = message.SerializeToString(deterministic=True) + view.key.encode()
+        raw += view.caller_name.encode() if message.own_only else b""
         self.may_unmatch = any(field.name in CHANGING for field, _ in message.ListFields())
         self.digest = "" if self.matches_all else hashlib.blake2b(raw, digest_size=8).hexdigest()
 
@@ -127,6 +128,8 @@ def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Conditi
     if wanted.tenant:
         tenant = wanted.tenant
         yield "tenant", lambda record: record.spec.tenant == tenant
+    if wanted.own_only:
+        yield "own", lambda record: record.job.submitter == view.caller_name
     if wanted.queue:
         queue = wanted.queue
         yield "queue", lambda record: record.spec.queue == queue
@@ -148,8 +151,6 @@ def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Conditi
         phases = _phases(wanted)
         yield "phase", lambda record: record.phase in phases
     yield from _time_conditions(wanted)
-    if wanted.standalone_only:
-        yield "standalone", lambda record: record.spec.array_task is None
     if wanted.labels:
         labels = frozenset(wanted.labels.items())
         yield "labels", lambda record: labels.issubset(record.spec.labels)

@@ -23,6 +23,7 @@ from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.limits import ADVICE_MAX
 from cotenant.core.prediction.own_rate import expiry_seconds, grace_seconds
+from cotenant.core.model.refusal import plural
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.services.queue.estimates.observation_sink import query_of
@@ -132,7 +133,7 @@ class EstimateRefresh:
         record.set_estimate(estimate, now)
         self.state.estimate(record)
         if record.id in self._profiled:
-            add_event(record.stored, EventKind.PROFILED, estimate.source)
+            add_event(record.stored, EventKind.PROFILED, profile_result(estimate))
             self.state.events.changed()
 
     async def _tell(self) -> None:
@@ -157,3 +158,14 @@ class EstimateRefresh:
         record = self.state.records.get(job_id)
         runs = record and record.phase is Phase.RUNNING and not record.job.attempt.pre_run
         return record if runs else None
+
+
+def profile_result(estimate: predictor_pb2.Estimate) -> str:
+    """Return what is known of a job after its profile.
+
+    >>> profile_result(predictor_pb2.Estimate(cores_useful=6, source="history: no similar job has succeeded yet"))
+    'up to 6 cores per replica help; its run time is still unknown'
+    """
+    cores = f"up to {plural(estimate.cores_useful, 'core')} per replica help" if estimate.cores_useful else ""
+    run_time = estimate.source if estimate.predictable else "its run time is still unknown"
+    return "; ".join(filter(None, (cores, run_time)))

@@ -76,7 +76,10 @@ class FailureClassifier:
         """Return an ended attempt as it is stored: if it failed, with the failure's class."""
         kept = job_pb2.Attempt()
         kept.CopyFrom(attempt)
-        if is_failure(attempt):
+        if attempt.stop_reason == job_pb2.STOP_REASON_TIME_LIMIT and is_failure(attempt):
+            end = AttemptEnd(message=attempt.stop_detail)  # whatever else was observed, the limit ended it
+            kept.failure.CopyFrom(to_wire(classify(end, self.rules)))
+        elif is_failure(attempt):
             unwell = attempt.stop_reason == job_pb2.STOP_REASON_UNHEALTHY and attempt.stop_detail
             end = AttemptEnd(
                 attempt.exit.code,
@@ -141,11 +144,14 @@ def is_failure(attempt: job_pb2.Attempt) -> bool:
         job_pb2.STOP_REASON_UNSPECIFIED,
         job_pb2.STOP_REASON_GANG_BROKEN,
         job_pb2.STOP_REASON_UNHEALTHY,
+        job_pb2.STOP_REASON_TIME_LIMIT,
     )
 
 
 def failure(attempt: job_pb2.Attempt) -> str:
     """Describe in one sentence how an attempt failed."""
+    if attempt.stop_reason == job_pb2.STOP_REASON_TIME_LIMIT and attempt.stop_detail:
+        return attempt.stop_detail
     end = attempt.exit
     where = f" (rank {end.rank} on {end.node_id})" if end.node_id else ""
     if end.out_of_memory:

@@ -140,6 +140,7 @@ def apply_event(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
     job.phase = PHASES.to_wire(phase)
     if phase.ended:
         job.end_time.FromNanoseconds(time.time_ns())
+        job.phase_reason = ""  # the reason of an earlier phase, such as a drain, does not explain the end
     return phase
 
 
@@ -310,7 +311,9 @@ def _stopping(stored: records_pb2.StoredJob) -> None:
 def _failed(stored: records_pb2.StoredJob, retrying: RetryRules) -> None:
     job, attempt = stored.job, stored.job.attempt
     known = from_wire(attempt.failure)
-    why = "; ".join(filter(None, ("in its pre-run" * attempt.pre_run, failure(attempt), in_words(known))))
+    how = failure(attempt)
+    classified = in_words(known) if known.evidence != how else ""
+    why = "; ".join(filter(None, ("in its pre-run" * attempt.pre_run, how, classified)))
     tries = Tries(job.failures, job.spec.retries_max, stored.infrastructure_failures)
     retry = decide(known, tries, retrying, _draw(job))
     job.failures += retry.counts

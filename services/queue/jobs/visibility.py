@@ -44,6 +44,11 @@ class View:
         tenants = self._identity.tenants
         return "" if tenants is None else ",".join(sorted(tenants))
 
+    @property
+    def caller_name(self) -> str:
+        """The name under which the caller submits jobs."""
+        return self._identity.name
+
     def sees_tenant(self, tenant: str) -> bool:
         """Return whether a tenant is one of the caller's, or a descendant."""
         if self.sees_all:

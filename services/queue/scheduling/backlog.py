@@ -122,6 +122,7 @@ async def backlog(
             other.equivalence_key,
             id(other.estimate),
             other.spec.expected_seconds,
+            other.spec.time_limit_seconds,
             other.attempt_number > 0,
         )
         classes[kind] += 1

@@ -120,12 +120,21 @@ def _rest(record: Record, now: float, usual_seconds: float) -> RemainingTime:
         left = min(record.spec.pre_run_seconds or 0.0, max(0.0, since + (record.spec.pre_run_seconds or 0.0) - now))
         return RemainingTime(left, 0.0, left)
     estimate = estimate_now(record, now)
-    return remaining_time_of(
+    rest = remaining_time_of(
         estimates.estimate_from_wire(estimate) if estimate else UNKNOWN,
         record.ran_seconds(now),
         expected_seconds=record.spec.expected_seconds,
         usual_seconds=usual_seconds,
     )
+    limit_seconds = record.spec.time_limit_seconds
+    return rest if limit_seconds is None else rest.at_most(limit_seconds - _attempt_seconds(record, now))
+
+
+def _attempt_seconds(record: Record, now: float) -> float:
+    """Return how long the present attempt of a job has run."""
+    if not record.phase.holds_resources or not record.job.attempt.HasField("start_time"):
+        return 0.0
+    return max(0.0, now - specs.seconds(record.job.attempt.start_time))
 
 
 def _usual_seconds(records: Iterable[Record], now: float) -> float:

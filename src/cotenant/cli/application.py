@@ -16,6 +16,7 @@ _ENTRIES = (
     ("jobs", "jobs.list_jobs", "List jobs.", JOBS),
     ("show", "jobs.show", "Show everything about a job.", JOBS),
     ("logs", "jobs.logs", "Print a job's output.", JOBS),
+    ("wait", "jobs.wait", "Wait until jobs have ended; exit 0 if all succeeded.", JOBS),
     ("cancel", "jobs.change", "Cancel jobs.", JOBS),
     ("suspend", "jobs.change", "Stop jobs and hold them until they are resumed.", JOBS),
     ("resume", "jobs.change", "Resume suspended jobs.", JOBS),
@@ -93,7 +94,7 @@ def cotenant(
     COTENANT_STATE_DIR, COTENANT_ENDPOINT, COTENANT_TOKEN and COTENANT_TLS_CA, _CERT and _KEY; then
     from ~/.config/cotenant/config.toml.
 
-    Exit codes: 0 success, 1 failure, 2 bad usage or input, 3 unreachable.
+    Exit codes: 0 success, 1 failure, 2 bad usage or input, 3 unreachable, 124 timeout of `wait`.
 
     \b
     Examples:

@@ -1,4 +1,8 @@
-"""Lookup of jobs and nodes by an exact id, or by a unique prefix or suffix of an id."""
+"""Lookup of jobs and nodes: by an exact id, of jobs then by name or as `@last`, then by a unique part of an id.
+
+A name means the newest job of the caller with that name; if the caller has none, the only job of others with it. The
+queue finds them, so every machine finds the same.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ from cotenant.v1.job_service_pb2 import (
 from cotenant.v1.node_service_pb2 import GetNodeRequest, GetNodeResponse, ListNodesRequest, Node
 
 IS_ARRAY = "IS_ARRAY"  # the reason of a call for one job with the id of an array
+LAST = "@last"  # the caller's newest submission
 PAGE_SIZE = 1000
 CANDIDATES_SHOWN_MAX = 10
 
@@ -105,7 +110,7 @@ def not_one_job(array: Array) -> CommandError:
 
 
 async def find_job_or_array(mesh: Mesh, text: str) -> Job | Array:
-    """Return the matching job or array.
+    """Return the job or array with this id or name, or with an id that begins or ends so.
 
     Raises:
         CommandError: nothing matches, or more than one.
@@ -120,10 +125,14 @@ async def find_job_or_array(mesh: Mesh, text: str) -> Job | Array:
     if is_array:
         found: GetArrayResponse = await mesh.arrays.GetArray(GetArrayRequest(id=text))
         return found.array
+    if named := await _find_named(mesh, text):
+        return named
     head, separator, index = text.rpartition(SEPARATOR)
-    arrays = [array async for array in all_arrays(mesh)]
-    if separator and index.isdecimal():
-        array = match_id(head, arrays, "array", _line)
+    is_task = bool(separator) and index.isdecimal()
+    named = await _find_named(mesh, head) if is_task else None
+    arrays = [named] if isinstance(named, Array) else [array async for array in all_arrays(mesh)]
+    if is_task:
+        array = named if isinstance(named, Array) else match_id(head, arrays, "array", _line)
         exact = await mesh.jobs.GetJob(GetJobRequest(id=f"{array.id}{SEPARATOR}{int(index)}"))
         return exact.job
     jobs = [job async for job in all_jobs(mesh, JobFilter(standalone_only=True))]
@@ -133,6 +142,38 @@ async def find_job_or_array(mesh: Mesh, text: str) -> Job | Array:
         if array.id == found_id:
             return array
     exact = await mesh.jobs.GetJob(GetJobRequest(id=found_id))  # the list has the BASIC view
+    return exact.job
+
+
+async def _find_named(mesh: Mesh, text: str) -> Job | Array | None:
+    """Return the job or array that a name or `@last` means; None if there is none.
+
+    Raises:
+        CommandError: several jobs of others have the name, or the caller has submitted nothing.
+    """
+    last = text == LAST
+    mine = JobFilter(own_only=True, name="" if last else text)
+    found = await mesh.jobs.ListJobs(ListJobsRequest(filter=mine, page_size=1))
+    if found.jobs:
+        return await _whole(mesh, found.jobs[0])
+    if last:
+        raise usage_error(f"{LAST}: you have submitted no job that is still listed", hint="see `cotenant history`")
+    others = {job.spec.array_task.array_id or job.id: job async for job in all_jobs(mesh, JobFilter(name=text))}
+    if len(others) > 1:
+        raise usage_error(
+            f"{text!r} is the name of {len(others)} jobs, none of them yours",
+            details=_shortened([f"{one}  {phase_of(job)}  of {job.submitter}" for one, job in others.items()]),
+            hint="give an id",
+        )
+    return await _whole(mesh, next(iter(others.values()))) if others else None
+
+
+async def _whole(mesh: Mesh, job: Job) -> Job | Array:
+    """Return a listed job with all that is known of it, or the array that it belongs to."""
+    if job.spec.HasField("array_task"):
+        found: GetArrayResponse = await mesh.arrays.GetArray(GetArrayRequest(id=job.spec.array_task.array_id))
+        return found.array
+    exact: GetJobResponse = await mesh.jobs.GetJob(GetJobRequest(id=job.id))
     return exact.job
 
 
@@ -176,10 +217,12 @@ def match_id(text: str, known: Iterable[T], kind: str, show: Callable[[T], str])
 
 
 def _ambiguous(text: str, kind: str, lines: Sequence[str]) -> CommandError:
-    shown = list(lines[:CANDIDATES_SHOWN_MAX])
-    if len(lines) > CANDIDATES_SHOWN_MAX:
-        shown.append(f"and {len(lines) - CANDIDATES_SHOWN_MAX} more")
-    return usage_error(f"{text!r} matches {len(lines)} {kind}s", details=shown, hint="type more of the id")
+    return usage_error(f"{text!r} matches {len(lines)} {kind}s", details=_shortened(lines), hint="type more of the id")
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - CANDIDATES_SHOWN_MAX
+    return [*lines[:CANDIDATES_SHOWN_MAX], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _line(found: Job | Array) -> str:

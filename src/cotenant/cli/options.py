@@ -29,7 +29,7 @@ JobId = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="Job id, or a unique prefix or suffix of it.",
+        help="Job id, a unique prefix or suffix of it, a name (your newest job), or @last.",
         autocompletion=complete_job,
         show_default=False,
     ),
@@ -38,7 +38,7 @@ JobIds = Annotated[
     list[str],
     typer.Argument(
         metavar="ID",
-        help="Job ids, or unique prefixes or suffixes of them.",
+        help="Job ids, unique prefixes or suffixes of them, names (your newest job), or @last.",
         autocompletion=complete_job,
         show_default=False,
     ),

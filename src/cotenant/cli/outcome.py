@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     UNREACHABLE = 3
+    TIMED_OUT = 124  # as of timeout(1)
     INTERRUPTED = 130  # the shell convention for Ctrl-C
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from cotenant.cli import units
 from cotenant.cli.arrays import counts, indices_of, leading_phase
 from cotenant.cli.condition_views import agent_view
+from cotenant.cli.control_characters import UNPRINTABLE
 from cotenant.cli.jobs.launch_failures import launch_failure_view
 from cotenant.cli.name_lookup import phase_of
 from cotenant.codec import refusals
@@ -53,14 +54,24 @@ ARRAY_FIELDS = (  # in the views of arrays as in those of jobs
 LIVE = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING, AttemptState.STOPPING})
 
 
+def json_text(value: object, indent: int | None = None) -> str:
+    r"""Return a value as JSON; characters that would change how a terminal shows the text are escaped.
+
+    >>> json_text("\x9b \u202e")
+    '"\\u009b \\u202e"'
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def print_json(value: object) -> None:
     """Print one JSON value."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json_text(value, indent=2))
 
 
 def print_json_line(value: object) -> None:
     """Print one JSON value on one line, for streams of values."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(json_text(value), flush=True)
 
 
 def job_view(job: Job, now: float) -> View:

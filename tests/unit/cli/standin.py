@@ -58,6 +58,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.expected: list[job_pb2.ObjectiveStatus] = []  # of the objectives of each submitted job
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
+        self.unwatched: set[str] = set()  # jobs that are archived as far as watches know
         self.before_watch: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a wish to watch sets off
         self.cut_streams = 0  # how many streams are to be cut after their first message
         self.cut_logs = 0  # the same, of output alone
@@ -121,7 +122,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self._changed.add(changed)
         try:
             revision = str(self.revision)
-            known = [job for job in self.jobs.values() if matches(job, request.filter)]
+            known = [job for job in self.jobs.values() if matches(job, request.filter) and job.id not in self.unwatched]
             for job in known:
                 yield pb.WatchJobsResponse(jobs=[job])
             if self.cut_streams:
@@ -436,6 +437,7 @@ def matches(job: job_pb2.Job, wanted: pb.JobFilter) -> bool:
             wanted.node_id in ("", *nodes),
             not wanted.ids or job.id in wanted.ids,
             wanted.array_id in ("", job.spec.array_task.array_id),
+            not wanted.own_only or job.submitter == "operator",
             not (wanted.standalone_only and job.spec.HasField("array_task")),
             wanted.labels.items() <= job.spec.labels.items(),
         ]

@@ -84,6 +84,8 @@ def assignments(draw: st.DrawFn) -> agent_pb2.Assignment:
         spec.grace.CopyFrom(duration(seconds))
     if seconds := odd(None, odd_seconds):
         spec.stop_after_disconnected.CopyFrom(duration(seconds))
+    if seconds := odd(None, odd_seconds):
+        spec.time_limit.CopyFrom(duration(seconds))
     spec.progress.regex = odd("", st.sampled_from(["step ([0-9]+)", "(", "(a*)*$"]))
     parts = draw(st.lists(tasks(), min_size=1, max_size=2)) if odd(True, st.just(False)) else []
     roles = odd([], st.lists(st.sampled_from(["ps", "worker"]), max_size=3))

@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 from cotenant.cli import views
 from cotenant.cli.connection import Mesh, command_error
+from cotenant.cli.control_characters import Neutralizer
 from cotenant.cli.jobs.job_lines import phase_line
 from cotenant.cli.name_lookup import phase_of
 from cotenant.cli.outcome import CommandError, note
@@ -17,22 +18,31 @@ from cotenant.codec.errors import from_error
 from cotenant.core.model.lifecycle import ENDED, AttemptState, Phase
 from cotenant.deferred import asyncio, grpc
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import ReadLogsRequest, ReadLogsResponse
+from cotenant.v1.job_service_pb2 import GetJobRequest, GetJobResponse, ReadLogsRequest, ReadLogsResponse
 
 LINE_BYTES_MAX = 2**16
 DRAIN_SECONDS_MAX = 10.0  # for output still in flight when an attempt ends
 
 
 class Output:
-    """Writes the output of jobs to a stream, unchanged or with each line prefixed by its rank."""
+    """Writes the output of jobs to a stream: with each line prefixed by its rank if `marked`, else as it is.
 
-    def __init__(self, stream: BinaryIO, *, marked: bool) -> None:
+    If `neutral`, control characters are shown instead of passed on.
+    """
+
+    def __init__(self, stream: BinaryIO, *, marked: bool, neutral: bool = False) -> None:
         self._stream = stream
-        self._marked = marked
+        self._marked, self._neutral = marked, neutral
         self._begun: dict[int, bytes] = {}  # by rank: the incomplete line
+        self._neutralizers: dict[int, Neutralizer] = {}  # by rank
 
     def write(self, rank: int, data: bytes) -> None:
         """Write a piece of output."""
+        if self._neutral:
+            data = self._neutralizers.setdefault(rank, Neutralizer()).feed(data)
+        self._write(rank, data)
+
+    def _write(self, rank: int, data: bytes) -> None:
         if not self._marked:
             self._stream.write(data)
         else:
@@ -45,6 +55,8 @@ class Output:
 
     def finish(self) -> None:
         """Write the incomplete lines."""
+        for rank, neutralizer in sorted(self._neutralizers.items()):
+            self._write(rank, neutralizer.end())
         rest = [_marked(rank, line) for rank, line in sorted(self._begun.items()) if line]
         self._begun.clear()
         self._stream.write(b"".join(rest))
@@ -161,8 +173,11 @@ async def watch_until_ended(mesh: Mesh, job_ids: list[str], on_change: Callable[
         if phase_of(job) in ENDED and job.id in left:
             left.remove(job.id)
             yield job
-    if left:
-        raise CommandError(f"the queue no longer reports {', '.join(sorted(left))}")
+    for job_id in sorted(left):  # it was archived while the connection was lost
+        found: GetJobResponse = await mesh.jobs.GetJob(GetJobRequest(id=job_id))
+        if phase_of(found.job) not in ENDED:
+            raise CommandError(f"the queue no longer reports {job_id}")
+        yield found.job
 
 
 class PhasePrinter:

@@ -23,8 +23,8 @@ HELP_ORDER = (  # other fields follow
     "name", "kind", "gpus", "cpus", *(kind.key for kind in AMOUNT_KINDS),
     "gpu_type", "replicas", "replicas_min", "replicas_max", "qos.latency",
     "qos.percentile", "qos.arrivals", "qos.rate", "role", "tenant", "queue", "priority", "deadline", "expected",
-    "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal", "after", "after_ok",
-    "array", "workdir",
+    "time_limit", "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal", "after",
+    "after_ok", "array", "workdir",
 )  # fmt: skip
 
 

@@ -66,8 +66,17 @@ def jobs(
         str, typer.Option(metavar="NODE", help="Only jobs on this node.", autocompletion=options.complete_node)
     ] = "",
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only jobs with this label.")] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended; no limit.")] = False,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Show at most N jobs, newest first.")] = LIMIT_DEFAULT,
+    me: Annotated[bool, typer.Option("--me", help="Only jobs that you have submitted.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help=f"Show at most N jobs, newest first; default: {LIMIT_DEFAULT}, with --all no limit.",
+            show_default=False,
+        ),
+    ] = None,
     since: Annotated[
         str,
         typer.Option(
@@ -104,14 +113,16 @@ def jobs(
 
     \b
     Examples:
-      cotenant jobs --watch
+      cotenant jobs --me --watch
       cotenant jobs --all --tenant vision --label project=vision
       cotenant jobs --phase queued --json
       cotenant jobs --all --array ID
       cotenant jobs --since 2d --sort=-attained_gpu_seconds,name
       cotenant jobs --all --slo
     """
-    wanted = JobFilter(tenant=tenant, queue=queue, name=name, node_id=node, labels=split_labels(label or []))
+    wanted = JobFilter(
+        tenant=tenant, queue=queue, name=name, node_id=node, labels=split_labels(label or []), own_only=me
+    )
     _set_times(wanted, since, until)
     flags = Flags.of(context)
     if watch and sort:
@@ -125,7 +136,7 @@ def jobs(
         return
     ended_too, now = everything or bool(since or until), time.time()
     wanted.phases.extend(_phases(phase or [], ended_too))
-    most = None if everything else limit
+    most = limit or (None if everything else LIMIT_DEFAULT)
     if expand or array or as_json or sort or slo:
         view = JOB_VIEW_FULL if as_json else JOB_VIEW_BASIC
         request = ListJobsRequest(filter=wanted, view=view, order_by=_order_by(sort))

@@ -36,8 +36,13 @@ def logs(
         int,
         typer.Option(metavar="N", min=0, max=ATTEMPT_MAX, help="Attempt; default: the last.", show_default=False),
     ] = 0,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Pass on control characters to the terminal, as the job wrote them.")
+    ] = False,
 ) -> None:
     """Print a job's output as its processes wrote it.
+
+    A terminal gets colours, but other control characters are shown, not passed on, unless --raw is given.
 
     Lines of a gang are prefixed with the rank of their process, unless --rank selects one process.
 
@@ -48,7 +53,7 @@ def logs(
       cotenant logs --rank 3 ID
     """
     request = ReadLogsRequest(attempt=attempt, tail_bytes=_tail(tail), rank=rank)
-    with_mesh(Flags.of(context), lambda mesh: _print(mesh, job_id, request, following))
+    with_mesh(Flags.of(context), lambda mesh: _print(mesh, job_id, request, following, raw))
 
 
 def _tail(text: str) -> int:
@@ -58,10 +63,11 @@ def _tail(text: str) -> int:
         raise usage_error(f"--tail: {error}") from None
 
 
-async def _print(mesh: Mesh, text: str, request: ReadLogsRequest, following: bool) -> None:
+async def _print(mesh: Mesh, text: str, request: ReadLogsRequest, following: bool, raw: bool) -> None:
     job = await find_job(mesh, text)
     request.id = job.id
-    output = Output(sys.stdout.buffer, marked=is_gang(job) and not request.HasField("rank"))
+    marked, neutral = is_gang(job) and not request.HasField("rank"), sys.stdout.isatty() and not raw
+    output = Output(sys.stdout.buffer, marked=marked, neutral=neutral)
     if following and not request.attempt:
         await follow(mesh, job.id, request, output, lambda changed: None)
         return

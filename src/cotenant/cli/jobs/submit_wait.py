@@ -34,13 +34,17 @@ async def wait_for(mesh: Mesh, accepted: Sequence[Job | Array], following: bool,
         last |= {job.id: job for job in (await read_tasks(mesh, one.id) if isinstance(one, Array) else [one])}
     if following and not quiet:
         [job] = last.values()
-        output = Output(sys.stdout.buffer, marked=is_gang(job))
+        output = _output_of(job)
         return [await follow(mesh, job.id, ReadLogsRequest(id=job.id), output, on_change)]
     async for job in watch_until_ended(mesh, list(last), on_change):
         last[job.id] = job
         if not quiet and job.HasField("attempt"):
-            await try_copy_output(mesh, ReadLogsRequest(id=job.id), Output(sys.stdout.buffer, marked=is_gang(job)))
+            await try_copy_output(mesh, ReadLogsRequest(id=job.id), _output_of(job))
     return list(last.values())
+
+
+def _output_of(job: Job) -> Output:
+    return Output(sys.stdout.buffer, marked=is_gang(job), neutral=sys.stdout.isatty())
 
 
 def check_outcomes(jobs: Sequence[Job]) -> None:

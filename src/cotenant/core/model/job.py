@@ -155,6 +155,7 @@ class JobSpec:
     submit_directory: SubmitDirectory | None = None  # processes start there where a node has it
     spread: Spread = NO_SPREAD
     objective_check: ObjectiveCheck | None = None  # None: warn
+    time_limit_seconds: float | None = None  # of one attempt, including the grace; None: no limit
 
     @property
     def gpu_milli(self) -> int:

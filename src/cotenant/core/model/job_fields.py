@@ -34,6 +34,7 @@ from cotenant.core.model.resources import AMOUNT_KINDS
 
 DISCONNECTED_SECONDS_MIN = 10.0  # less would stop jobs when the control plane restarts
 PRE_RUN_SECONDS_MAX = 86_400.0
+TIME_LIMIT_DAYS_MAX = 366
 PIDS_MIN, PIDS_MAX = 16, 4_194_304  # Linux's maximum
 GRACE_SECONDS_MAX = 24 * 3600.0
 RETRIES_MAX = 1000
@@ -138,6 +139,14 @@ def _regex_error(pattern: str) -> str:
     return patterns.find_error(pattern) if pattern else ""
 
 
+def _time_limit_error(seconds: float) -> str:
+    if 0 < seconds <= TIME_LIMIT_DAYS_MAX * 86_400:
+        return ""
+    return f"must be above 0 and at most {TIME_LIMIT_DAYS_MAX} days, not {seconds:g} seconds"
+
+
+_TIME_LIMIT = Limit(f"be above 0 and at most {TIME_LIMIT_DAYS_MAX} days", _time_limit_error)
+
 T = FieldType
 # fmt: off
 # One row for each field, in the order of written job files.
@@ -159,6 +168,10 @@ JOB: tuple[JobField, ...] = (
     JobField("deadline", T.TIME, "deadline_seconds", "deadline", metavar="TIME",
         help="Deadline: 2h, or 2030-01-31T18:00.", shown="deadline",
         update="Deadline: 2h, or 2030-01-31T18:00; none removes it."),
+    JobField("time_limit", T.DURATION, "time_limit_seconds", limit=_TIME_LIMIT, wire="time_limit",
+        metavar="DURATION", flag="time", shown="time limit", shown_as="{} per attempt",
+        help="Wall-clock limit of one attempt, grace included; the job then fails. Default: none.",
+        other_names=("time", "timelimit", "walltime")),
     JobField("grace", T.DURATION, "grace_seconds", "grace", limit=between(0, GRACE_SECONDS_MAX, " seconds"),
         metavar="DURATION", help="Grace period between warning signal and kill; default 30s."),
     JobField("signal", T.SIGNAL, "warning_signal", limit=Limit("be a signal that can be caught", _signal_error),

@@ -160,6 +160,7 @@ class StopReason(StrEnum):
     CONTENTION = "contention"
     UNHEALTHY = "unhealthy"
     DISCONNECTED = "disconnected"
+    TIME_LIMIT = "time_limit"
 
 
 class LaunchCause(StrEnum):

@@ -185,6 +185,12 @@ def _contradictions(spec: JobSpec) -> Found:
         yield "best_effort", f"only cpu jobs can be best-effort, not {spec.kind} jobs"
     if spec.pre_run_seconds is not None and spec.gpu_milli <= WHOLE_GPU_MILLI:
         yield "pre_run", "needs a job with more than one GPU: with one, it would run the whole job"
+    if spec.time_limit_seconds is not None and 0 < spec.time_limit_seconds <= spec.grace_seconds:
+        yield (
+            "time_limit",
+            f"must be longer than grace, {spec.grace_seconds:g} s, which is part of it, "
+            f"not {spec.time_limit_seconds:g} s",
+        )
     if spec.qos.latency_seconds and not spec.qos.latency_percentile:
         yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
     if spec.qos.latency_percentile and not spec.qos.latency_seconds:

@@ -38,6 +38,15 @@ class RemainingTime:
         """Whether there is nothing to sample."""
         return self.p10_seconds == self.seconds == self.p90_seconds
 
+    def at_most(self, seconds: float) -> RemainingTime:
+        """Return the remaining time of a job that is stopped after so many seconds.
+
+        >>> RemainingTime(90, 10, 810).at_most(60)
+        RemainingTime(seconds=60, p10_seconds=10, p90_seconds=60)
+        """
+        most = max(0.0, seconds)
+        return RemainingTime(min(self.seconds, most), min(self.p10_seconds, most), min(self.p90_seconds, most))
+
 
 def certain_time(seconds: float) -> RemainingTime:
     """Return a remaining time that is known, or assumed to be."""

@@ -310,6 +310,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         best_effort=draw(st.booleans()),
         stop_after_disconnected_seconds=draw(st.none() | durations),
         pre_run_seconds=draw(st.none() | durations),
+        time_limit_seconds=draw(st.none() | durations),
         pids_max=draw(st.just(0) | st.integers(16, 4_194_304)),
         progress_regex=draw(st.sampled_from(["", r"step (\d+)", r"'(?P<loss>x)': \"(y)"])),
         labels=tuple(sorted(draw(st.dictionaries(names.filter(lambda name: name.strip(". ")), names)).items())),

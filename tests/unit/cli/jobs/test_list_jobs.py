@@ -93,6 +93,13 @@ def test_more_jobs_than_a_page_are_counted(shell: Shell, standin: Standin, spec:
     assert "4 more" in ended.err
 
 
+def test_a_limit_holds_with_all_too(shell: Shell, standin: Standin, spec: JobSpec) -> None:
+    for _ in range(3):
+        standin.call(standin.jobs.add, spec)
+    assert len(shell("jobs", "-a", "--limit", "1").out.splitlines()) == 2
+    assert len(shell("jobs", "-a", "--limit", "1", "--json").json) == 1
+
+
 def test_all_reads_every_page(shell: Shell, standin: Standin, spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.cli.jobs.list_jobs.PAGE_SIZE_MAX", 2)
     for _ in range(7):

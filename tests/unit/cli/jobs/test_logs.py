@@ -38,6 +38,34 @@ def test_binary_output_is_passed_through() -> None:
     assert stream.getvalue() == b"\xff\x00 no end"
 
 
+def test_a_terminal_gets_no_control_characters_but_colours() -> None:
+    stream = io.BytesIO()
+    output = Output(stream, marked=True, neutral=True)
+    output.write(0, b"\x1b[31mred\x1b[0m \x1b]0;title\x07\r\n\xc2")
+    output.write(1, b"other\n")
+    output.write(0, b"\x9b2J \xe2\x80\xaeabc \xff")
+    output.finish()
+    written = stream.getvalue().decode()
+    assert written == "[0] \x1b[31mred\x1b[0m ^[]0;title^G\r\n[1] other\n[0] <U+009B>2J <U+202E>abc \ufffd\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "terminal", "neutral"), [((), True, True), (("--raw",), True, False), ((), False, False)]
+)
+def test_output_is_neutral_on_a_terminal_unless_raw(
+    shell: Shell,
+    standin: Standin,
+    job: str,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    terminal: bool,
+    neutral: bool,
+) -> None:
+    standin.call(standin.jobs.say, job, b"\x1b[2J")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    assert shell("logs", *arguments, job).out == "one\ntwo\nü\n" + ("^[[2J" if neutral else "\x1b[2J")
+
+
 def test_tail_prints_only_the_end(shell: Shell, standin: Standin, job: str) -> None:
     shell("logs", "--tail", "4KiB", job)
     assert standin.jobs.asked[-1].tail_bytes == 4096

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from cotenant.core.model.dependencies import Condition, Dependency
-from cotenant.core.model.job import JobKind, JobSpec, OpenReplicas, Qos, Request, Role, SubmitDirectory
+from cotenant.core.model.job import (
+    GRACE_SECONDS_DEFAULT,
+    JobKind,
+    JobSpec,
+    OpenReplicas,
+    Qos,
+    Request,
+    Role,
+    SubmitDirectory,
+)
 from cotenant.core.model.job_fields import (
     DISCONNECTED_SECONDS_MIN,
     GRACE_SECONDS_MAX,
@@ -16,6 +25,7 @@ from cotenant.core.model.job_fields import (
     PRE_RUN_SECONDS_MAX,
     PRIORITY_MAX,
     RETRIES_MAX,
+    TIME_LIMIT_DAYS_MAX,
 )
 from cotenant.core.model.limits import (
     COMMAND_WORDS_MAX,
@@ -80,6 +90,12 @@ def wrong(spec: JobSpec) -> list[str]:
         ("retries_max", 0, RETRIES_MAX, "retries_max"),
         ("stop_after_disconnected_seconds", DISCONNECTED_SECONDS_MIN, None, "stop_after_disconnected"),
         ("pre_run_seconds", 1.0, PRE_RUN_SECONDS_MAX, "pre_run"),
+        (
+            "time_limit_seconds",
+            math.nextafter(GRACE_SECONDS_DEFAULT, HUGE),
+            TIME_LIMIT_DAYS_MAX * 86_400.0,
+            "time_limit",
+        ),
         ("pids_max", PIDS_MIN, PIDS_MAX, "pids_max"),
         ("priority", -PRIORITY_MAX, PRIORITY_MAX, "priority"),
         ("steps_total", 0, 10**15, ""),
@@ -102,6 +118,19 @@ def test_a_number_may_be_as_small_and_as_large_as_its_bounds(
     assert given(math.nextafter(HUGE, 0.0) if most is None else most) == []
     assert not field or given(least - 1 if whole else math.nextafter(least, -HUGE)) == [field]
     assert not field or given(HUGE if most is None else most + 1 if whole else math.nextafter(most, HUGE)) == [field]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e300])
+def test_an_impossible_time_limit_gets_one_error(seconds: float) -> None:
+    found = check_spec(replace(SPEC, time_limit_seconds=seconds))
+    said = f"must be above 0 and at most 366 days, not {seconds:g} seconds"
+    assert [(one.field, one.description) for one in found] == [("spec.time_limit", said)]
+
+
+def test_a_time_limit_within_the_grace_names_both() -> None:
+    found = check_spec(replace(SPEC, time_limit_seconds=20.0, grace_seconds=60.0))
+    said = "must be longer than grace, 60 s, which is part of it, not 20 s"
+    assert [(one.field, one.description) for one in found] == [("spec.time_limit", said)]
 
 
 def many(count: int) -> tuple[tuple[str, str], ...]:

@@ -159,6 +159,8 @@ async def test_a_drain_during_planning_reaches_the_agent_after_the_start(mesh: M
     assert [past.stop_reason for past in job.past_attempts] == [job_pb2.STOP_REASON_DRAINED]
     assert job.failures == 0
     await until(lambda: set(agent.attempts) == {(job_id, 2)})
+    agent.finish((job_id, 2))
+    assert (await mesh.reach(job_id, "SUCCEEDED")).phase_reason == ""
 
 
 async def test_a_cancel_whose_answer_was_lost_still_stops_the_job(mesh: Mesh) -> None:

@@ -160,6 +160,7 @@ async def test_measured_rates_are_observed_and_the_job_class_is_estimated_again(
     assert desk.state.table.jobs(0.0).predicted_seconds[0] == pytest.approx(ran + 50.0)
     assert ran > 1e9, "the rest is told of a job that has run since its start"
     assert [kind_of(event) for event in record.stored.events] == ["profiling", "profiled"]
+    assert record.stored.events[-1].detail == "up to 4 cores per replica help"
 
 
 async def test_a_profile_continues_while_the_predictor_wants_more(desk: Desk) -> None:

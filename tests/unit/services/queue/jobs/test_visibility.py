@@ -128,6 +128,38 @@ async def test_jobs_of_other_tenants_are_not_found(mesh: Mesh) -> None:
     assert (await mesh.job(his)).phase not in (job_pb2.JOB_PHASE_CANCELLED, job_pb2.JOB_PHASE_SUSPENDED)
 
 
+async def test_a_caller_may_list_only_what_it_has_submitted_itself(mesh: Mesh) -> None:
+    hers, his = await submitted(mesh, "ann", "a", name="same"), await submitted(mesh, "abe", "a", name="same")
+    array = await arrays_as(mesh, "abe").CreateArray(
+        array_pb.CreateArrayRequest(
+            spec=spec(tenant="a", name="same", array=job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=1)]))
+        )
+    )
+    own = pb.JobFilter(own_only=True, name="same")
+    assert [job.id for job in (await as_(mesh, "ann").ListJobs(pb.ListJobsRequest(filter=own))).jobs] == [hers]
+    of_abe = [job.id async for job in _listed(mesh, "abe", own)]
+    assert set(of_abe) == {his, f"{array.array.id}_0", f"{array.array.id}_1"}
+    assert not (await as_(mesh, "head").ListJobs(pb.ListJobsRequest(filter=own))).jobs
+    for name, arrays in (("ann", []), ("abe", [array.array.id])):
+        listed = await arrays_as(mesh, name).ListArrays(array_pb.ListArraysRequest(filter=own))
+        assert [one.id for one in listed.arrays] == arrays
+    page = await as_(mesh, "abe").ListJobs(pb.ListJobsRequest(filter=own, page_size=1))
+    other = pb.ListJobsRequest(filter=own, page_size=1, page_token=page.next_page_token)
+    assert await refusal(as_(mesh, "ann").ListJobs(other)) == "INVALID_ARGUMENT"
+
+
+async def _listed(mesh: Mesh, name: str, wanted: pb.JobFilter) -> AsyncIterator[job_pb2.Job]:
+    """Yield all jobs that a caller lists, on pages of one job."""
+    request = pb.ListJobsRequest(filter=wanted, page_size=1)
+    while True:
+        page = await as_(mesh, name).ListJobs(request)
+        for job in page.jobs:
+            yield job
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            return
+
+
 async def test_removals_are_told_only_of_the_callers_tenants(mesh: Mesh) -> None:
     """While a watch lasts, after it was resumed, and with a filter that jobs may cease to match."""
     queue = mesh.parts["queue"].service

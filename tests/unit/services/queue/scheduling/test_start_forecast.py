@@ -61,6 +61,19 @@ async def test_a_waiting_job_gets_a_start_forecast_and_the_jobs_it_waits_for(con
         assert told.ahead_count == 1
 
 
+async def test_a_job_of_unknown_length_is_expected_to_end_at_its_time_limit_at_the_latest() -> None:
+    async with running() as mesh:
+        await mesh.agent("a", gpus=4)
+        await running_job(mesh, gpus=4, **lasting(600))
+        await mesh.submit(gpus=4, cores=1, time_limit=duration(120))
+        third = await mesh.submit(gpus=4, cores=1)
+        await mesh.refused(third, "CAPACITY")
+        await eventually(lambda: has_forecast(mesh, third))
+        told = (await explained(mesh, third)).forecast
+        assert seconds(told.start) == pytest.approx(720, abs=10)
+        assert seconds(told.start_p90) < 740
+
+
 async def test_a_job_at_its_tenants_limit_waits_for_a_job_of_that_tenant() -> None:
     async with running() as mesh:
         await mesh.agent("a", gpus=4)
