@@ -55,6 +55,7 @@ from cotenant.services.queue.jobs.store_admission import StoreAdmission
 from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.services.queue.jobs.updates import apply_update, changes_objectives, check_update
 from cotenant.services.queue.jobs.visibility import View
+from cotenant.services.queue.notifications.notifier import Notifier
 from cotenant.services.queue.scheduling import explain, start_forecast
 from cotenant.services.queue.scheduling.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.scheduling.wait_metrics import WaitMetrics
@@ -122,7 +123,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         )
         self.waits = WaitMetrics(self.state)
         self.output = JobOutput(self.state, self.placement)
-        self.submission = Submission(self.job_store, self.arrays, self.archived_jobs, self.admission)
+        self.submission = Submission(
+            self.job_store, self.arrays, self.archived_jobs, self.admission, config.notifications
+        )
+        self.notifier = Notifier(self.job_store, config.notifications)
         stop_by_wish = self.attempt_watcher.stop_by_wish
         arrays = ArrayServicer(self.arrays, self.archived_jobs, self.submission, stop_by_wish)
         tenants = TenantServicer(self.job_store, self.admission, config.policy, options, config.rules)
@@ -157,6 +161,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-resting", Compaction(self.state).run),
             ("queue-probe", self._probe),
             ("queue-admission", self.admission.run),
+            ("queue-notifications", self.notifier.run),
         ):
             self.background.forever(name, work)
 

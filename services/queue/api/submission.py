@@ -16,6 +16,7 @@ from cotenant.services.queue.jobs.job_store import CREATE_ARRAY, JobStore, idemp
 from cotenant.services.queue.jobs.store_admission import StoreAdmission, size_of
 from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.services.queue.jobs.visibility import View
+from cotenant.services.queue.notifications.rules import NotificationRules, violations
 
 log = structlog.get_logger()
 
@@ -24,10 +25,15 @@ class Submission:
     """Creates jobs and arrays for callers."""
 
     def __init__(
-        self, job_store: JobStore, arrays: JobArrays, archived_jobs: ArchivedJobs, admission: StoreAdmission
+        self,
+        job_store: JobStore,
+        arrays: JobArrays,
+        archived_jobs: ArchivedJobs,
+        admission: StoreAdmission,
+        notifications: NotificationRules,
     ) -> None:
         self._job_store, self._arrays = job_store, arrays
-        self._archived_jobs, self._admission = archived_jobs, admission
+        self._archived_jobs, self._admission, self._notifications = archived_jobs, admission, notifications
 
     async def submit(self, request: Any, method: str) -> Record:
         """Return the job that a call creates or has created; of an array, its first job.
@@ -44,6 +50,8 @@ class Submission:
             try:
                 before = await self._archived_jobs.find_dependencies(View(state), request.spec)
                 spec = accept(state, request.spec, before, array=array)
+                if wrong := [*violations(spec.notify, self._notifications)]:
+                    raise errors.invalid(wrong)
                 size = size_of(request.spec, len(spec.array.indices) if spec.array else 1)
                 await self._admission.prepare(spec.tenant, size)
                 self._archived_jobs.check_known(View(state), before)
