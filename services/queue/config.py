@@ -10,6 +10,7 @@ from cotenant.core.failures.retry import RetryRules
 from cotenant.core.scheduling.admission import SHARING, Rules
 from cotenant.services.queue.estimates.observation_sink import WINDOW_SECONDS
 from cotenant.services.queue.jobs.transitions import RETRY_RULES_DEFAULT
+from cotenant.services.queue.notifications.rules import OFF, NotificationRules
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.compaction import HISTORY_SECONDS
 
@@ -36,3 +37,4 @@ class QueueConfig:
     tenant_jobs_max: int = 0  # unfinished jobs per tenant; 0: unlimited
     tenant_bytes_max: int = 0  # store budget of a tenant without a limit of its own; 0: a quarter of the store
     store_limits: StoreLimits = NO_LIMITS
+    notifications: NotificationRules = OFF

@@ -57,6 +57,7 @@ from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.services.queue.jobs.updates import apply_update, changes_estimate, check_update
 from cotenant.services.queue.jobs.usage_store import UsageStore
 from cotenant.services.queue.jobs.visibility import View
+from cotenant.services.queue.notifications.notifier import Notifier
 from cotenant.services.queue.scheduling import explain, start_forecast
 from cotenant.services.queue.scheduling.objective_tracker import ObjectiveTracker
 from cotenant.services.queue.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -127,8 +128,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.waits = WaitMetrics(self.state)
         self.output = JobOutput(self.state, self.placement)
         objectives = ObjectiveAdmission(self.state, self.scheduler)
-        self.submission = Submission(self.job_store, self.arrays, self.archived_jobs, self.admission, objectives)
+        self.submission = Submission(
+            self.job_store, self.arrays, self.archived_jobs, self.admission, objectives, config.notifications
+        )
         self.objectives = ObjectiveTracker(self.state, self.scheduler)
+        self.notifier = Notifier(self.job_store, config.notifications)
         stop_by_wish = self.attempt_watcher.stop_by_wish
         arrays = ArrayServicer(self.arrays, self.archived_jobs, self.submission, stop_by_wish)
         tenants = TenantServicer(self.job_store, self.admission, config.policy, options, config.rules)
@@ -166,6 +170,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-resting", Compaction(self.state).run),
             ("queue-probe", self._probe),
             ("queue-admission", self.admission.run),
+            ("queue-notifications", self.notifier.run),
         ):
             self.background.forever(name, work)
 

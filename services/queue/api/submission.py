@@ -17,6 +17,7 @@ from cotenant.services.queue.jobs.job_store import CREATE_ARRAY, JobStore, idemp
 from cotenant.services.queue.jobs.store_admission import StoreAdmission, size_of
 from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.services.queue.jobs.visibility import View
+from cotenant.services.queue.notifications.rules import NotificationRules, violations
 from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
@@ -32,9 +33,10 @@ class Submission:
         archived_jobs: ArchivedJobs,
         admission: StoreAdmission,
         objectives: ObjectiveAdmission,
+        notifications: NotificationRules,
     ) -> None:
-        self._job_store, self._arrays, self._objectives = job_store, arrays, objectives
-        self._archived_jobs, self._admission = archived_jobs, admission
+        self._job_store, self._arrays, self._archived_jobs = job_store, arrays, archived_jobs
+        self._admission, self._objectives, self._notifications = admission, objectives, notifications
 
     async def submit(self, request: Any, method: str) -> Record:
         """Return the job that a call creates or has created; of an array, its first job.
@@ -52,6 +54,8 @@ class Submission:
             try:
                 before = await self._archived_jobs.find_dependencies(View(state), request.spec)
                 spec = accept(state, request.spec, before, array=array)
+                if wrong := [*violations(spec.notify, self._notifications)]:
+                    raise errors.invalid(wrong)
                 size = size_of(request.spec, len(spec.array.indices) if spec.array else 1)
                 await self._admission.prepare(spec.tenant, size)
                 self._archived_jobs.check_known(View(state), before)

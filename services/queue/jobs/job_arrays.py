@@ -33,6 +33,7 @@ from cotenant.services.queue.jobs.job_store import (
     JobStore,
     idle_condition,
 )
+from cotenant.services.queue.jobs.notification_records import notification_puts, without_secrets
 from cotenant.services.queue.jobs.queue_state import clone
 from cotenant.services.queue.jobs.transitions import SCHEMA_VERSION, Record, new_record
 from cotenant.storage.v1 import records_pb2
@@ -100,7 +101,10 @@ class JobArrays:
             anchor = min(records, key=lambda record: record.id)
             unused = request.unused
             compares = [Compare(ARRAYS + array_id, 0), Compare(JOBS + anchor.id, anchor.revision), *unused]
-            operations: list[Operation] = [Put(ARRAYS + array_id, stored.SerializeToString())]
+            operations: list[Operation] = [
+                Put(ARRAYS + array_id, stored.SerializeToString()),
+                *notification_puts(array_id, spec),
+            ]
             if request.id:
                 operations.append(request.put(records[0].id))
             written = await self.store.transact(compares, operations)
@@ -216,7 +220,7 @@ def _tasks(
     """Yield the records of all jobs of an array, by index."""
     assert spec.array
     indices, running_max = spec.array.indices, spec.array.running_max
-    spec = replace(spec, array=None)
+    spec = without_secrets(replace(spec, array=None))
     first = new_record("", spec, submitter, trace_parent, unsatisfiable_reason)
     for index in indices:
         task = ArrayTask(array_id, index, len(indices), running_max)

@@ -23,6 +23,7 @@ from cotenant.services.queue.jobs.array_recovery import JOBS as JOBS
 from cotenant.services.queue.jobs.array_recovery import ArrayRecovery
 from cotenant.services.queue.jobs.complete_revision import CompleteRevision, Write
 from cotenant.services.queue.jobs.job_ids import JobIdGenerator
+from cotenant.services.queue.jobs.notification_records import notification_puts
 from cotenant.services.queue.jobs.queue_state import LOADED_AT_ONCE, State, clone
 from cotenant.services.queue.jobs.removal_log import REMOVALS, Batch, Removal, RemovalLog, key_of, read_batch
 from cotenant.services.queue.jobs.transitions import (
@@ -210,7 +211,7 @@ class JobStore:
         """
         record = new_record(self.new_id(), spec, submitter, trace_parent, unsatisfiable_reason, expected)
         record.stored.request_ids[:] = [request.id] if request.id else []
-        puts = [Put(JOBS + record.id, record.packed)]
+        puts = [Put(JOBS + record.id, record.packed), *notification_puts(record.id, spec)]
         if request.id:
             puts.append(request.put(record.id))
         while True:

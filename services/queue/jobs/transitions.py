@@ -18,6 +18,7 @@ from cotenant.services.queue.jobs import launch_failures, node_avoidance
 from cotenant.services.queue.jobs.failure_classifier import failure, from_wire, in_words, is_failure
 from cotenant.services.queue.jobs.job_record import EquivalenceKey as EquivalenceKey
 from cotenant.services.queue.jobs.job_record import Record as Record
+from cotenant.services.queue.jobs.notification_records import without_secrets
 from cotenant.storage.v1 import records_pb2
 from cotenant.store import schema
 from cotenant.store.port import Entry
@@ -76,6 +77,7 @@ def new_record(
     stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION)
     job = stored.job
     job.id = job_id
+    spec = without_secrets(spec)
     job.spec.CopyFrom(specs.spec_to_wire(spec))
     job.phase = PHASES.to_wire(Phase.QUEUED)
     job.create_time.FromNanoseconds(time.time_ns())

@@ -19,7 +19,7 @@ from cotenant.cli.control_characters import UNPRINTABLE
 from cotenant.cli.jobs.launch_failures import launch_failure_view
 from cotenant.cli.name_lookup import phase_of
 from cotenant.codec import refusals
-from cotenant.codec.specs import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds
+from cotenant.codec.specs import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds, triggers_from_wire
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.core.model.priority import class_of
@@ -90,6 +90,8 @@ def job_view(job: Job, now: float) -> View:
         "priority_class": class_of(spec.priority) or None,
         "submitter": job.submitter,
         "labels": dict(sorted(spec.labels.items())),
+        "notify": list(spec.notify),
+        "notify_on": [str(one) for one in triggers_from_wire(spec.notify_on)],
         "replicas": sum(role.replicas for role in spec.roles),
         "gpus": gpus(sum(role.replicas * role.resources.gpu_milli for role in spec.roles)),
         "cores": allocated_cores(job.attempt) if live else requested_cores(spec),

@@ -35,6 +35,8 @@ class EventKind(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     STORE_ACCEPTED = "store_accepted"
+    NOTIFIED = "notified"
+    NOT_NOTIFIED = "not_notified"
 
 
 EVENT_KINDS = EnumMap(EventKind, pb.JobEventKind, "JOB_EVENT_KIND")

@@ -19,6 +19,7 @@ from cotenant.codec.largest_fields import largest_fields
 from cotenant.core.model import limits
 from cotenant.core.model.job import SUBMIT_VARIABLES
 from cotenant.core.model.job_array import RANGES_MAX
+from cotenant.core.model.notification import TARGETS_MAX, Trigger
 from cotenant.core.model.validation import Violation
 from cotenant.v1 import job_pb2
 
@@ -34,7 +35,11 @@ ITEMS: Mapping[str, int] = MappingProxyType(
         "FieldMask.paths": limits.MASK_PATHS_MAX,
         "SimulateJobRequest.more": limits.SIMULATED_MAX,
         **dict.fromkeys(
-            [f"JobSpec.{name}" for name in ("command", "environment", "labels", "roles", "dependencies")], UNLIMITED
+            [
+                f"JobSpec.{name}"
+                for name in ("command", "environment", "labels", "roles", "dependencies", "notify", "notify_on")
+            ],
+            UNLIMITED,
         ),
         "SubmitDirectory.environment": len(SUBMIT_VARIABLES),
         "PlanPlacementRequest.candidates": limits.PLAN_CANDIDATES_MAX,
@@ -80,6 +85,8 @@ def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
             ("environment", len(spec.environment), limits.ENVIRONMENT_MAX),
             ("submit_directory.environment", len(spec.submit_directory.environment), len(SUBMIT_VARIABLES)),
             ("command", len(spec.command), limits.COMMAND_WORDS_MAX),
+            ("notify", len(spec.notify), TARGETS_MAX),
+            ("notify_on", len(spec.notify_on), len(Trigger)),
             ("array.ranges", len(spec.array.ranges), RANGES_MAX),
         )
         if count > most

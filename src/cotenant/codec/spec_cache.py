@@ -72,7 +72,9 @@ class SpecCache(Generic[Decoded]):
 
 def estimated_bytes(spec: job_pb2.JobSpec, wire_bytes: int) -> int:
     """Return about how much memory a decoded spec and its key take."""
-    pairs = len(spec.environment) + len(spec.labels) + len(spec.dependencies) + len(spec.array.ranges)
+    pairs = (
+        len(spec.environment) + len(spec.labels) + len(spec.dependencies) + len(spec.array.ranges) + len(spec.notify)
+    )
     pairs += len(spec.submit_directory.environment)
     words = len(spec.command) + sum([len(role.command) for role in spec.roles])
     parts = ROLE_BYTES * len(spec.roles) + PAIR_BYTES * pairs + WORD_BYTES * words

@@ -33,6 +33,7 @@ from cotenant.core.model.job import JobKind, JobSpec, Locality, ObjectiveCheck, 
 from cotenant.core.model.job_fields import JobField
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, StopReason
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
+from cotenant.core.model.notification import Trigger
 from cotenant.core.model.resources import amounts_of
 from cotenant.internal.v1 import placement_service_pb2
 from cotenant.v1 import job_pb2, resources_pb2
@@ -74,6 +75,7 @@ ATTEMPT_STATES = EnumMap(AttemptState, job_pb2.AttemptState, "ATTEMPT_STATE")
 LAUNCH_CAUSES = EnumMap(LaunchCause, job_pb2.LaunchCause, "LAUNCH_CAUSE")
 STOP_REASONS = EnumMap(StopReason, job_pb2.StopReason, "STOP_REASON")
 KINDS = EnumMap(JobKind, job_pb2.JobKind, "JOB_KIND")
+TRIGGERS = EnumMap(Trigger, job_pb2.NotificationTrigger, "NOTIFICATION_TRIGGER")
 LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
 HEALTH_ACTIONS = EnumMap(HealthAction, resources_pb2.HealthAction, "HEALTH_ACTION")
 
@@ -98,6 +100,13 @@ def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
 def _wire_violations(message: job_pb2.JobSpec) -> list[validation.Violation]:
     """Return violations that decoding would hide: unknown enum numbers, and times out of range."""
     found = dependencies_module.violations(message)
+    found += [
+        validation.Violation(
+            f"spec.notify_on[{place}]", f"{number} is unknown; the values are {_known(TRIGGERS.names)}"
+        )
+        for place, number in enumerate(message.notify_on)
+        if number not in TRIGGERS
+    ]
     for field, enum in _ENUM_FIELDS.items():
         number = attrgetter(field)(message)
         if number and number not in enum:
@@ -133,11 +142,18 @@ def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         environment=tuple(sorted(message.environment.items())),
         labels=tuple(sorted(message.labels.items())),
         submit_directory=_submit_directory(message),
+        notify=tuple(message.notify),
+        notify_on=triggers_from_wire(message.notify_on),
         dependencies=dependencies_module.dependencies_from_wire(message),
         array=dependencies_module.array_from_wire(message),
         array_task=dependencies_module.task_from_wire(message),
         **job_fields.attributes(fields),
     )
+
+
+def triggers_from_wire(numbers: Iterable[int]) -> tuple[Trigger, ...]:
+    """Decode triggers of notifications, each once; unknown ones are left out."""
+    return tuple(dict.fromkeys(word for number in numbers if (word := TRIGGERS.get(number))))
 
 
 def fields_from_wire(message: Message, prefix: str = "") -> dict[str, Any]:
@@ -193,6 +209,8 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         command=spec.command,
         environment=dict(spec.environment),
         labels=dict(spec.labels),
+        notify=spec.notify,
+        notify_on=map(TRIGGERS.to_wire, spec.notify_on),
         **fields_to_wire([(field, field.value_of(spec)) for field in job_fields.JOB]),
     )
     if folder := spec.submit_directory:

@@ -13,6 +13,7 @@ from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.job import JobKind, Locality, ObjectiveCheck, SpreadBy
 from cotenant.core.model.job_array import read_array
 from cotenant.core.model.job_fields import JOB, REQUEST, ROLE, STRUCTURED, FieldType, JobField
+from cotenant.core.model.notification import Trigger
 from cotenant.core.model.priority import in_words, parse_priority
 from cotenant.core.model.validation import shown
 
@@ -72,6 +73,7 @@ FORMS: Mapping[FieldType, TextForm] = {
     FieldType.PRIORITY: TextForm(parse_priority, show=in_words),
     FieldType.PROFILE: TextForm(_profiled, lambda profiled: "auto" if profiled else "never"),
     FieldType.INDICES: TextForm(read_array),
+    FieldType.TRIGGERS: TextForm(_choice(Trigger), str),  # each of them
     FieldType.TIME: TextForm(
         write=lambda unix: datetime.fromtimestamp(unix, UTC).isoformat(),
         show=lambda unix: units.format_time(unix) if units.has_date(unix) else "",

@@ -16,7 +16,7 @@ cotenant.cli.jobs.job_file.BadJobs: job.yaml has 2 mistakes
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from cotenant.codec.specs import spec_to_wire
 from cotenant.core.model.dependencies import Dependency
 from cotenant.core.model.job import JobSpec, OpenReplicas, Request, Role, SubmitDirectory
 from cotenant.core.model.job_fields import attributes
+from cotenant.core.model.notification import Trigger
 from cotenant.core.model.validation import ROLES_MAX, check_spec, default_kind, shown
 from cotenant.core.spelling import did_you_mean
 from cotenant.v1 import job_pb2
@@ -215,6 +216,8 @@ class _Reader:
             environment=self._pairs(given, "env", "environment"),
             labels=self._pairs(given, "labels", "labels"),
             dependencies=self._dependencies(given),
+            notify=tuple(self._texts(given, "notify")),
+            notify_on=self._triggers(given),
         )
         draft = Draft(spec, node.place, self._places)
         if isinstance(node, MapNode):
@@ -311,6 +314,28 @@ class _Reader:
             if name in given:
                 self._report(given[name][0].place, f"{label}{name}", "only allowed with `replicas: auto`")
         return values
+
+    def _texts(self, given: Mapping[str, tuple[ScalarNode, Node]], name: str) -> Iterator[str]:
+        """Yield the texts of a list, or a single text."""
+        node = given[name][1] if name in given else ListNode(self._place, ())
+        self._places[name] = node.place, name
+        for index, item in enumerate(node.items if isinstance(node, ListNode) else (node,)):
+            path = f"{name}[{index}]"
+            self._places[path] = item.place, path if isinstance(node, ListNode) else name
+            if (text := self._text(item, path, path)) is not None:
+                yield text
+
+    def _triggers(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[Trigger, ...]:
+        """Return when to notify: a list, or one comma-separated text."""
+        found: list[Trigger] = []
+        field = OF_SEVERAL["notify_on"]
+        for text in self._texts(given, field.key):
+            for word in text.split(","):
+                try:
+                    found.append(read(field, word, self._now))
+                except ValueError as error:
+                    self._fail(field.key, self._places[field.key][0], field.key, str(error))
+        return tuple(dict.fromkeys(found))
 
     def _dependencies(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[Dependency, ...]:
         """Return dependencies: a list of ids or names, or one comma-separated text."""

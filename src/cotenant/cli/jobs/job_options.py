@@ -24,7 +24,7 @@ HELP_ORDER = (  # other fields follow
     "gpu_type", "replicas", "replicas_min", "replicas_max", "qos.latency",
     "qos.percentile", "qos.arrivals", "qos.rate", "role", "tenant", "queue", "priority", "deadline", "expected",
     "time_limit", "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal", "after",
-    "after_ok", "array", "workdir",
+    "after_ok", "array", "workdir", "notify_on",
 )  # fmt: skip
 
 
@@ -34,10 +34,11 @@ def in_order(fields: Iterable[JobField], order: Sequence[str]) -> tuple[JobField
 
 
 TEXTS = in_order(
-    (field for field in ALL_FIELDS if field.metavar and field.type is not FieldType.PAIRS),
+    (field for field in ALL_FIELDS if field.metavar and field.type not in (FieldType.PAIRS, FieldType.TEXTS)),
     HELP_ORDER,
 )
 PAIRS = tuple(OF_SEVERAL[key] for key in ("env", "labels"))
+NOTIFY = OF_SEVERAL["notify"]
 NOT_PREEMPTIBLE = JobField("not_preemptible", FieldType.BOOLEAN, help="Never preempt the job.")
 
 
@@ -130,7 +131,7 @@ def _parameters() -> Iterable[inspect.Parameter]:
         return keyword(option, Annotated[kind, declared], default)
 
     yield from (parameter(option, str | None, None) for option in TEXTS)
-    yield from (parameter(option, list[str] | None, None) for option in PAIRS)
+    yield from (parameter(option, list[str] | None, None) for option in (*PAIRS, NOTIFY))
     yield parameter(NOT_PREEMPTIBLE, bool, False)
 
 
@@ -147,6 +148,11 @@ def document(context: typer.Context, given_options: Mapping[str, Any]) -> MapNod
             if given
         ),
     ]
+    if targets := given_options[parameter_name(NOTIFY)]:
+        place = SourcePosition(f"--{NOTIFY.flag}")
+        entries.append(
+            (ScalarNode(place, NOTIFY.key), ListNode(place, tuple(ScalarNode(place, one) for one in targets)))
+        )
     if given_options[parameter_name(NOT_PREEMPTIBLE)]:
         entries.append(_entry("preemptible", f"--{NOT_PREEMPTIBLE.flag}", "false"))
     if tail:

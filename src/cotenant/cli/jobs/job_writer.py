@@ -16,7 +16,19 @@ from cotenant.deferred import yaml
 
 WIDTH = 100
 ALWAYS = "kind"  # its default depends on the roles
-LAST = ("labels", "env", "workdir", "array", *AFTER, *SINGLE_ROLE, *OF_REQUEST, "command", "roles")
+LAST = (
+    "labels",
+    "env",
+    "workdir",
+    "notify",
+    "notify_on",
+    "array",
+    *AFTER,
+    *SINGLE_ROLE,
+    *OF_REQUEST,
+    "command",
+    "roles",
+)
 
 
 def write_jobs(specs: Iterable[JobSpec]) -> str:
@@ -76,6 +88,8 @@ def _document(spec: JobSpec) -> dict[str, Any]:
         {
             "labels": dict(spec.labels),
             "env": dict(spec.environment),
+            "notify": list(spec.notify),
+            "notify_on": list(map(str, spec.notify_on)),
             "array": str(spec.array) if spec.array else None,
             **{name: _after(spec, condition) for name, condition in AFTER.items()},
             "command": _command(spec.command),

@@ -17,6 +17,7 @@ from cotenant.cli import units
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.submit_directory import find_directory
+from cotenant.cli.jobs.user_defaults import read_user_defaults
 from cotenant.cli.outcome import CommandError, note
 from cotenant.cli.quick_table import JOB, JOB_FIELDS
 from cotenant.cli.unary_stubs import NotUnary
@@ -40,7 +41,7 @@ HANDLED = frozenset({*JOB_FIELDS, "job_env", "job_labels", "job_not_preemptible"
 def submitted(context: Any, given: dict[str, Any], tail: list[str] | None) -> bool:
     """Submit the job and print its id; return False if `submit` has to do it, with the request id in `given`."""
     spec = plain_spec(given, tail)
-    if spec is None or len(given["request_id"]) > units.REQUEST_ID_LENGTH_MAX:
+    if spec is None or _has_default_targets() or len(given["request_id"]) > units.REQUEST_ID_LENGTH_MAX:
         return False
     folder = None if given["empty_workdir"] else find_directory(os.environ)
     if folder:
@@ -63,6 +64,13 @@ def submitted(context: Any, given: dict[str, Any], tail: list[str] | None) -> bo
     if job.HasField("refusal") and job.refusal.code == "NEVER_FITS":
         note(f"note: {job.id} waits: {job.refusal.code}: {job.refusal.detail}")
     return True
+
+
+def _has_default_targets() -> bool:
+    try:
+        return bool(read_user_defaults(os.environ).notify)
+    except CommandError:
+        return True  # `submit` reports it
 
 
 def plain_spec(given: Mapping[str, Any], tail: list[str] | None) -> JobSpec | None:

@@ -19,7 +19,7 @@ from cotenant.cli.jobs.job_lines import exit_line
 from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
-from cotenant.codec.specs import fields_from_wire, spec_from_wire
+from cotenant.codec.specs import fields_from_wire, spec_from_wire, triggers_from_wire
 from cotenant.core.model.job_fields import JOB
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.refusal import gpus, plural
@@ -58,6 +58,7 @@ def show(
     elif as_file:
         if job.archived:
             note("archived jobs have no environment variables: `env` is missing in this file")
+        _note_secrets(job.spec)
         print(_written(job.spec), end="")
     elif as_json:
         views.print_json({**views.job_view(job, time.time()), "estimate": estimate})
@@ -79,16 +80,24 @@ async def _read(mesh: Mesh, job_id: str, *, all_tasks: bool) -> tuple[Job | Arra
     return job, estimate_view(answer.estimate) if answer.HasField("estimate") else None, []
 
 
+def _note_secrets(spec: JobSpec) -> None:
+    if spec.notify:
+        note(
+            f"the queue shows only the hosts of {plural(len(spec.notify), 'target')}: `notify` is missing in this file"
+        )
+
+
 def _written(spec: JobSpec) -> str:
     """Return the job file of a spec."""
     from cotenant.cli.jobs.job_writer import write_jobs  # with YAML
 
-    return write_jobs([spec_from_wire(spec)])
+    return write_jobs([replace(spec_from_wire(spec), notify=())])
 
 
 def _show_array(array: Array, tasks: list[Job], as_file: bool, as_json: bool) -> None:
     now, wanted = time.time(), indices_of(array)
     if as_file:
+        _note_secrets(array.spec)
         print(_written(array.spec), end="")
     elif as_json:
         jobs = [views.job_view(job, now) for job in tasks]
@@ -159,6 +168,8 @@ def _spec_lines(spec: JobSpec) -> Pairs:
     yield "progress rule", lines.pop("progress rule", "")
     yield "goal", _goal(spec.loss_goal)
     yield "objectives", _objectives(spec.qos)
+    yield "notify", ", ".join(spec.notify)
+    yield "notify on", ", ".join(triggers_from_wire(spec.notify_on))
     yield from lines.items()
 
 

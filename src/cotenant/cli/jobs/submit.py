@@ -11,10 +11,13 @@ from cotenant.cli import units
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, command_error, exit_code, is_unreachable, with_mesh
 from cotenant.cli.flags import Flags
+from cotenant.cli.jobs.bell import Bell
+from cotenant.cli.jobs.default_targets import with_default_targets, without_targets
 from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake
 from cotenant.cli.jobs.job_options import read_drafts, with_job_options
 from cotenant.cli.jobs.submit_directory import current_directory
 from cotenant.cli.jobs.submit_order import Step, order_steps
+from cotenant.cli.jobs.user_defaults import read_user_defaults
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
@@ -49,6 +52,10 @@ def submit(
         bool, typer.Option("--wait", help="Wait for the jobs and print their output; exit 0 if all succeed.")
     ] = False,
     following: Annotated[bool, typer.Option("--follow", "-f", help="Like --wait, but stream the output.")] = False,
+    no_bell: Annotated[bool, typer.Option("--no-bell", help="Do not ring the terminal's bell after --wait.")] = False,
+    no_notify: Annotated[
+        bool, typer.Option("--no-notify", help="Notify nobody, whatever files and your configuration say.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Submit jobs from files, or one job from options, and print their ids.
@@ -58,7 +65,8 @@ def submit(
     folder. --workdir names another one.
 
     Options override the fields of each job in the files. All jobs are validated before the first is submitted. --array
-    runs a job once per index; --after and --after-ok make it wait for other jobs.
+    runs a job once per index; --after and --after-ok make it wait for other jobs. --notify sends a word when a job has
+    ended, if the mesh has notifications; `notify` in ~/.config/cotenant/config.toml does so for all your jobs.
 
     \b
     Examples:
@@ -69,6 +77,7 @@ def submit(
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
       cotenant submit --after-ok ID -- python3 evaluate.py
       cotenant submit --gpus 4 --expected 90m --deadline 3h --objective-check require -- python3 train.py
+      cotenant submit --gpus 1 --notify mailto:ada@example.org -- python3 train.py
     """
     if example:
         print(example_text(), end="")
@@ -78,7 +87,10 @@ def submit(
             f"--request-id must have at most {units.REQUEST_ID_LENGTH_MAX} characters, not {len(request_id)}"
         )
     folder = None if empty_workdir else current_directory(os.environ)
+    defaults = read_user_defaults(os.environ)
     drafts = [draft.submitted_from(folder) for draft in read_drafts(files or [], job, time.time())]
+    drafts = without_targets(drafts) if no_notify else with_default_targets(drafts, defaults)
+    bell = Bell(wanted=defaults.bell and not no_bell)
     steps = order_steps(drafts)
     if following and (len(steps) > 1 or steps[0].draft.spec.array):
         raise usage_error(
@@ -92,6 +104,7 @@ def submit(
             from cotenant.cli.jobs.submit_wait import wait_for  # streams need far more modules than a call
 
             accepted[:] = with_mesh(Flags.of(context), lambda mesh: wait_for(mesh, accepted, following, quiet=as_json))
+            bell.ring()
     except KeyboardInterrupt:
         _note_jobs_continue(accepted, dry_run, "no longer waiting")
         raise

@@ -39,6 +39,7 @@ from cotenant.services.predictor.profiling.profile_planner import ProfileRules
 from cotenant.services.queue.api import server as queue
 from cotenant.services.queue.estimates.observation_sink import WINDOW_SECONDS
 from cotenant.services.queue.jobs.transitions import RETRY_RULES_DEFAULT
+from cotenant.services.queue.notifications.rules import OFF, NotificationRules
 from cotenant.services.queue.queue_replica import LEADER as QUEUE_LEADER
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.compaction import HISTORY_SECONDS, Compactor
@@ -86,6 +87,7 @@ class MeshConfig:
     ended_days: float = 30.0  # kept at most this long
     history_seconds: float = HISTORY_SECONDS  # of store revisions
     archive: Path | None = None  # where ended jobs are written before they are deleted
+    notifications: NotificationRules = OFF
     profile_seconds: float = 300.0  # time limit of profiling a running job; 0: no profiling
     security_settings: SecuritySettings | None = None  # None: only the mesh's own token
 
@@ -276,6 +278,7 @@ def _queue(config: MeshConfig) -> queue.QueueConfig:
         ended_kept_max=config.ended_jobs,
         ended_kept_seconds=config.ended_days * 86_400,
         archive=config.archive,
+        notifications=config.notifications,
     )
 
 

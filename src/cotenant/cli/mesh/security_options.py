@@ -74,11 +74,29 @@ class AuditSection:
     files: int = 10
 
 
+@dataclass(frozen=True, slots=True)
+class NotificationsSection:
+    """`[notifications]`: which notifications about jobs are sent; see `cotenant.services.queue.notifications.rules`."""
+
+    signing_key_file: str = ""
+    allow_networks: str = ""
+    ca_file: str = ""
+    smtp_server: str = ""
+    smtp_from: str = ""
+    smtp_user: str = ""
+    smtp_password_file: str = ""
+    smtp_starttls: bool = True
+    give_up_hours: float = 6.0
+    per_minute: int = 60
+
+
 SECTIONS: Mapping[str, type[Any] | None] = {
     "tls": TlsSection,
     "oidc": OidcSection,
     "limits": LimitsSection,
     "audit": AuditSection,
+    "notifications": NotificationsSection,
+    "notification_keys": None,  # strings by string: files of the keys that sign the notifications of a tenant
     "bearers": None,  # strings by string: subjects of foreign certificates
     "users": None,  # strings by string: the local user that runs a submitter's jobs
 }

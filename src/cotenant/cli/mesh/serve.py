@@ -15,6 +15,7 @@ from cotenant import file_descriptors
 from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh.armed_fail_points import arm_fail_points
+from cotenant.cli.mesh.notification_options import notification_rules
 from cotenant.cli.mesh.readiness import notify_ready
 from cotenant.cli.mesh.security_options import (
     SecuritySettings,
@@ -327,6 +328,7 @@ def _queue(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, N
         tenant_jobs_max=setup.security_settings.limits.jobs_per_tenant,
         tenant_bytes_max=setup.security_settings.limits.bytes_per_tenant,
         store_limits=read_store_limits(setup.settings),
+        notifications=notification_rules(setup.settings.sections),
         ended_kept_max=setup.settings.ended_jobs,
         ended_kept_seconds=setup.settings.ended_days * 86_400,
         history_seconds=setup.settings.history_seconds,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cotenant import file_descriptors
 from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh.notification_options import notification_rules
 from cotenant.cli.mesh.security_options import SecuritySettings, check_listen, read_security_settings
 from cotenant.cli.mesh.settings import (
     Settings,
@@ -255,6 +256,7 @@ def mesh_config(
         ended_days=settings.ended_days,
         history_seconds=settings.history_seconds,
         archive=archive_path(settings, state_dir),
+        notifications=notification_rules(settings.sections),
     )
 
 

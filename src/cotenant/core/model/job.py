@@ -8,6 +8,7 @@ from enum import StrEnum
 from cotenant.core.model.dependencies import Dependency
 from cotenant.core.model.job_array import ArraySpec, ArrayTask
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+from cotenant.core.model.notification import Trigger
 from cotenant.core.model.resources import WHOLE_GPU_MILLI as WHOLE_GPU_MILLI
 from cotenant.core.model.resources import Amounts, Resources, added, amounts_of
 
@@ -156,6 +157,8 @@ class JobSpec:
     spread: Spread = NO_SPREAD
     objective_check: ObjectiveCheck | None = None  # None: warn
     time_limit_seconds: float | None = None  # of one attempt, including the grace; None: no limit
+    notify: tuple[str, ...] = ()  # targets; of a job that was accepted, redacted to their hosts
+    notify_on: tuple[Trigger, ...] = ()  # () means once it has ended
 
     @property
     def gpu_milli(self) -> int:

@@ -66,6 +66,8 @@ class FieldType(StrEnum):
     PROFILE = "auto or never"
     INDICES = "indices"
     PAIRS = "map of texts"
+    TEXTS = "list of texts"
+    TRIGGERS = "list of events"
     JOBS = "jobs"
     COMMAND = "words or shell command"
 
@@ -262,5 +264,9 @@ STRUCTURED: tuple[JobField, ...] = (
     JobField("after_ok", T.JOBS, "dependencies", metavar="ID,…",
         help="Start after these have succeeded; cancel the job if one has not.",
         other_names=("dependencies", "depends_on", "needs")),
+    JobField("notify", T.TEXTS, metavar="TARGET",
+        help="Notify https://… or mailto:ADDRESS when the job ends; repeatable."),
+    JobField("notify_on", T.TRIGGERS, metavar="EVENT,…",
+        help="When to notify: succeeded, failed, cancelled, started; default: the first three."),
     JobField("command", T.COMMAND, help="A list runs as is; a text is run by `sh -c`.", other_names=("args",)),
 )

@@ -32,6 +32,7 @@ from cotenant.core.model.limits import DEPENDENCIES_MAX as DEPENDENCIES_MAX
 from cotenant.core.model.limits import REPLICAS_MAX as REPLICAS_MAX
 from cotenant.core.model.limits import ROLES_MAX as ROLES_MAX
 from cotenant.core.model.node import alternatives
+from cotenant.core.model.notification import TARGETS_MAX, target_error
 from cotenant.core.model.resources import AMOUNT_MAX, AMOUNT_MIN, amounts_of
 
 CORES_MAX = 4096
@@ -57,7 +58,7 @@ def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, .
     """
     return tuple(
         Violation(f"spec.{field}", description)
-        for rule in (_labels, _roles, _contradictions, _fields, _texts, _order)
+        for rule in (_labels, _roles, _contradictions, _fields, _texts, _order, _notify)
         for field, description in rule(spec)
     ) + tuple(_deadline(spec, now))
 
@@ -225,6 +226,22 @@ def _order(spec: JobSpec) -> Found:
             yield f"dependencies[{place}].id", f"must name a job or an array, not {shown(dependency.job_id)}"
     if spec.array and (wrong := job_array.invalid_reason(spec.array)):
         yield "array", wrong
+
+
+def _notify(spec: JobSpec) -> Found:
+    for violation in notify_violations(spec.notify):
+        yield violation.field, violation.description
+
+
+def notify_violations(targets: Sequence[str]) -> Iterator[Violation]:
+    """Yield what is wrong with the targets of notifications."""
+    if len(targets) > TARGETS_MAX:
+        yield Violation("notify", f"at most {TARGETS_MAX} are allowed, not {len(targets)}")
+    for place, target in enumerate(targets[:TARGETS_MAX]):
+        if wrong := target_error(target):
+            yield Violation(f"notify[{place}]", wrong)
+        elif target in targets[:place]:
+            yield Violation(f"notify[{place}]", "is given twice")
 
 
 def _texts(spec: JobSpec) -> Found:

@@ -1,0 +1,1 @@
+"""Notifications about jobs: what is due, when to try, and the senders."""
