@@ -22,8 +22,8 @@ from cotenant.codec.estimates import core_relevant_parts
 from cotenant.codec.job_events import EventKind
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.limits import ADVICE_MAX
-from cotenant.core.prediction.own_rate import expiry_seconds, grace_seconds
 from cotenant.core.model.refusal import plural
+from cotenant.core.prediction.own_rate import expiry_seconds, grace_seconds
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.services.queue.estimates.observation_sink import query_of
