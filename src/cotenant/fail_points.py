@@ -26,6 +26,7 @@ POINTS: Mapping[str, str] = MappingProxyType(
         "queue.planning": "a plan is about to be requested",
         "queue.planned": "a plan has arrived, nothing of it is applied yet",
         "queue.end_kept": "the end of an attempt is recorded, placement may not forget it yet",
+        "queue.usage": "the decayed usage of tenants is about to be recorded",
         "array.begun": "jobs of an array are recorded, the array itself is not yet",
         "array.kept": "the array is recorded, but this is not yet known",
         "array.changed": "some jobs of an array are changed, the request is not recorded yet",

@@ -222,7 +222,7 @@ def filled(message: Any, depth: int = 0) -> Any:
             inner = getattr(message, field.name)
             filled(inner.add() if field.is_repeated else inner, depth + 1)
         elif field.is_repeated:
-            getattr(message, field.name).append(value)
+            getattr(message, field.name).append(1 if field.enum_type else value)
         else:
             setattr(message, field.name, 1 if field.enum_type else value)
     return message

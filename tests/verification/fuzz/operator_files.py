@@ -16,6 +16,7 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.job_fields import JOB_FIELDS, OTHER_NAMES, ROLE_FIELDS
 from cotenant.cli.jobs.job_file import load_jobs
 from cotenant.cli.jobs.submit import example_text
+from cotenant.cli.jobs.user_defaults import read_user_defaults
 from cotenant.cli.mesh.audit import _lines as audit_lines
 from cotenant.cli.mesh.security_options import read_security_settings
 from cotenant.cli.mesh.settings import Settings, merged, read_settings, sharing_rules, with_profile
@@ -70,6 +71,7 @@ MEASUREMENTS = (
     b"gpus,nodes,rate,cores\n1,1,10,4\n8,2,70,4\n",
 )
 CONFIG = (b"endpoint = '127.0.0.1:1'\ntoken = 'a'\nstate_dir = '~/x'\n[tls]\nca = 'a'\ncert = 'b'\nkey = 'c'\n",)
+USER_DEFAULTS = (b"notify = ['mailto:a@b.org']\nnotify_on = ['failed']\nbell = false\nendpoint = '127.0.0.1:1'\n",)
 ENDPOINT = (b'{"queue": "a:1|b:2", "placement": "[::1]:2", "predictor": "a:3", "contention": "a:4"}',)
 TOKENS = (
     json.dumps(
@@ -107,6 +109,7 @@ def targets() -> Iterator[Target]:
     yield Target("cluster option", _words, (BadCluster,))
     yield Target("measurements", file_target("m.csv", lambda path: load_measurements(str(path)), MEASUREMENTS), wrong)
     yield Target("client settings", file_target("cc.toml", _config, CONFIG), (AccessError,))
+    yield Target("user defaults", file_target("cotenant/config.toml", _user_defaults, USER_DEFAULTS), wrong)
     yield Target("endpoint.json", file_target("endpoint.json", _state_dir, ENDPOINT), (AccessError,))
     yield Target("token", file_target("token", _state_dir, (b"abc-DEF_123\n",)), (AccessError,))
     yield Target("tokens.json", file_target("tokens.json", lambda path: TokenFile(path).tokens(), TOKENS), (BadTokens,))
@@ -138,6 +141,10 @@ def _words(directory: Path) -> Prepared:
 
 def _config(path: Path) -> None:
     find(None, {"XDG_STATE_HOME": str(path.parent)}, config=path)
+
+
+def _user_defaults(path: Path) -> None:
+    read_user_defaults({"XDG_CONFIG_HOME": str(path.parent.parent)})
 
 
 def _state_dir(path: Path) -> None:

@@ -45,6 +45,7 @@ def file_target(name: str, read: Callable[[Path], object], seeds: Sequence[bytes
 
     def prepare(directory: Path) -> Prepared:
         path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
 
         def run(data: bytes) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -76,8 +76,8 @@ def submit(
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
       cotenant submit --after-ok ID -- python3 evaluate.py
-      cotenant submit --gpus 4 --expected 90m --deadline 3h --objective-check require -- python3 train.py
-      cotenant submit --gpus 1 --notify mailto:ada@example.org -- python3 train.py
+      cotenant submit --deadline 3h --expected 1h --objective-check require -- ./a
+      cotenant submit --gpus 1 --notify mailto:ada@example.org -- ./train
     """
     if example:
         print(example_text(), end="")

@@ -42,7 +42,7 @@ class RemainingTime:
         """Return the remaining time of a job that is stopped after so many seconds.
 
         >>> RemainingTime(90, 10, 810).at_most(60)
-        RemainingTime(seconds=60, p10_seconds=10, p90_seconds=60)
+        RemainingTime(seconds=60, p10_seconds=10, p90_seconds=60, known=True)
         """
         most = max(0.0, seconds)
         return RemainingTime(min(self.seconds, most), min(self.p10_seconds, most), min(self.p90_seconds, most))

@@ -25,8 +25,8 @@ NO_USAGE = (0.0,) * len(KINDS)
 class DecayedUsage:
     """Decayed usage as of a time, one amount for each of `KINDS`, in its unit times seconds.
 
-    >>> DecayedUsage(3600.0).advanced(36000.0, (1000, 0, 0, 0)).advanced(39600.0).average[0]
-    499.51171875
+    >>> round(DecayedUsage(3600.0).advanced(36000.0, (1000, 0, 0, 0)).advanced(39600.0).average[0], 6)
+    499.511719
     """
 
     half_life_seconds: float

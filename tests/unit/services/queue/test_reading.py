@@ -104,13 +104,15 @@ async def test_a_watch_until_the_end_ends_although_jobs_no_longer_match(mesh: Me
 
 
 async def test_a_slow_watcher_gets_the_latest_state_and_delays_no_other(mesh: Mesh) -> None:
+    watchers = mesh.parts["queue"].service.state._watchers
+    before = {*watchers}
     watch = mesh.jobs.WatchJobs(pb.WatchJobsRequest())
     told = aiter(watch)
     assert (await anext(told)).synced
+    (watcher,) = watchers.keys() - before
     await mesh.agent("n1", run_seconds=0.0)
     ids = {await mesh.submit() for _ in range(100)}
     await mesh.all_ended()
-    (watcher,) = mesh.parts["queue"].service.state._watchers
     assert len(watcher.changed) <= len(ids)
     last: dict[str, int] = {}
     while any(last.get(job_id) != job_pb2.JOB_PHASE_SUCCEEDED for job_id in ids):
