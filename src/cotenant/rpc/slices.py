@@ -13,7 +13,7 @@ class Slices:
 
     That is after `SLICE_SECONDS`, or after `most` steps if there is such a limit.
 
-    >>> slices = Slices(most=2)
+    >>> slices = Slices(seconds=60, most=2)
     >>> [slices.due() for _ in range(4)]
     [False, True, False, True]
     """

@@ -6,6 +6,7 @@ import pytest
 from tests.verification.profiles.workloads import PLAIN, WORKLOADS, Workload, behind, ratios
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "workload", [one for one in WORKLOADS if one.profile in ("paper:coda", "paper:xiao")], ids=lambda one: one.profile
 )
