@@ -272,3 +272,11 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(BadOption) as caught:
         parse(LossCurve.Options, wrong)
     assert {violation.field for violation in caught.value.violations} == set(wrong)
+
+
+@pytest.mark.parametrize("loss", [1e29, 7e29, 1e30, 1.0000000000000002e30, 1e99, math.inf, math.nan])
+def test_a_job_with_an_absurd_loss_is_restored_like_any_other(loss: float) -> None:
+    curve = taught(*[told(step, loss) for step in range(300)], *[told(step, -loss) for step in range(300, 600)])
+    again = LossCurve()
+    assert again.restore(curve.dump()) == []
+    assert again.dump() == curve.dump()

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from cotenant.core.prediction.record_validation import LOSS_MAX as LOSS_RECORDED_MAX
+
 CELLS_MAX = 96
 CELLS_KEPT = 64  # after making room
 WIDTH_FIRST = 0.004  # of (step + a tenth of the way): the width of the narrowest merged cell
@@ -19,7 +21,7 @@ WIDTH_GROWTH = 1.25
 LATE_SHARE = 0.1
 SPIKE_MADS = 6.0
 NEIGHBOURS = 3  # on either side, by which a spike is detected
-LOSS_MAX = 1e100  # beyond it, squares overflow
+LOSS_MAX = LOSS_RECORDED_MAX / 2  # means of several may round up
 WILD_FADES = 0.9  # per point: decay of the memory of losses that were not finite
 WILD_MAX = 0.5
 SIGNIFICANT = 9
