@@ -25,6 +25,8 @@ from tests.verification.control_plane.virtual_time import BEGIN_UNIX_SECONDS, Pr
 
 from cotenant.core.failures.retry import RetryRules
 from cotenant.core.model.lifecycle import Phase
+from cotenant.core.scheduling.admission import Rules
+from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.history.checker import Checker
 from cotenant.history.events import Event
 from cotenant.history.stored import commit_of
@@ -42,11 +44,12 @@ from cotenant.v1 import node_service_pb2_grpc
 
 REPLICAS = {"placement": ("placement-0", "placement-1"), "queue": ("queue-0", "queue-1")}
 PLACEMENT = placement.PlacementConfig(heartbeat_seconds=1.0, lost_after_seconds=6.0)
+REMEMBERING = Rules(fair_share=FairShare.TENANTS, usage_half_life_seconds=60.0)
 RETRY_RULES = RetryRules(
     back_off_seconds=0.5, back_off_seconds_max=2.0, untold_back_off_seconds=0.5, untold_back_off_seconds_max=2.0
 )
 QUEUES = (
-    queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=RETRY_RULES),
+    queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=RETRY_RULES, rules=REMEMBERING),
     queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.5,2"}}, retrying=RETRY_RULES),  # preempts
 )
 SETTLE_SECONDS_MAX, WATCH_SECONDS_MAX = 120.0, 10.0
