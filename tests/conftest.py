@@ -16,9 +16,6 @@ from tests.support.properties import register_profiles
 # Tests that fail now and then, each with the reason, until it is mended: at most five. They are tried twice, and the
 # summary names those that needed it.
 QUARANTINE: dict[str, str] = {
-    "tests/unit/codec/test_roles.py::test_each_role_gets_as_far_with_each_method_as_the_table_says": (
-        "on a busy machine gRPC's client reports INTERNAL for a stream that the server refused before it was read"
-    ),
     "tests/unit/rpc/test_channel.py::test_a_halted_server_with_open_connections_is_abandoned": (
         "once its server ended before it told its port; why is not known yet"
     ),

@@ -59,6 +59,10 @@ OF_SERVICES = {
 }
 
 
+# gRPC's client loses the answer to a stream that the server has refused before the request was written.
+LOST_ANSWER, TRIES_MAX = "Internal error from Core", 20
+
+
 class Served:
     """All services of the API on one server, none of them implemented: UNIMPLEMENTED means that a call was admitted."""
 
@@ -70,8 +74,12 @@ class Served:
         streams = (descriptor.client_streaming, descriptor.server_streaming)
         asks, answers = ("stream" if one else "unary" for one in streams)
         call: Any = getattr(self.channels[caller]._inner, f"{asks}_{answers}")(path)
-        made = call(iter([b""]) if asks == "stream" else b"", metadata=tuple(metadata.items()), timeout=20)
-        return await problem_of(_drained(made) if answers == "stream" else made)
+        for _ in range(TRIES_MAX):
+            made = call(iter([b""]) if asks == "stream" else b"", metadata=tuple(metadata.items()), timeout=20)
+            problem = await problem_of(_drained(made) if answers == "stream" else made)
+            if problem.message != LOST_ANSWER:
+                break
+        return problem
 
 
 async def _drained(stream: Any) -> None:

@@ -76,7 +76,7 @@ def submit(
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
       cotenant submit --after-ok ID -- python3 evaluate.py
-      cotenant submit --deadline 3h --expected 1h --objective-check require -- ./a
+      cotenant submit --deadline 3h --objective-check require -- ./train
       cotenant submit --gpus 1 --notify mailto:ada@example.org -- ./train
     """
     if example:
