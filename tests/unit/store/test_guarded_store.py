@@ -28,7 +28,7 @@ from cotenant.store.port import (
 )
 from cotenant.store.regression_acceptance import accept
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture(autouse=True)

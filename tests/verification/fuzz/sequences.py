@@ -85,8 +85,9 @@ def run(
                     ),
                 )
             except Exception as error:
-                story = "\n".join([f"{type(error).__name__}: {error}"[:600], *getattr(error, "__notes__", ())])
-                outcome.findings.append(Finding(name, story, "\n".join(run.story).encode()))
+                first, story = run.failure or (error, run.story)  # a sequence that is tried again may go another way
+                text = "\n".join([f"{type(first).__name__}: {first}"[:600], *getattr(first, "__notes__", ())])
+                outcome.findings.append(Finding(name, text, "\n".join(story).encode()))
             finally:
                 hypothesis.core.global_force_seed = before
     outcome.seconds = time.monotonic() - run.begun
@@ -106,6 +107,12 @@ class _Run:
     lag: LoopLag
     settled: int = 0
     story: list[str] = field(default_factory=list)  # of the current sequence
+    failure: tuple[Exception, list[str]] | None = None  # the first, and the story until then
+
+    def fail(self, error: Exception) -> Exception:
+        """Keep the first failure with its story; return the error."""
+        self.failure = self.failure or (error, [*self.story])
+        return error
 
 
 class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the collection
@@ -148,14 +155,16 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
             self.run.outcome.refused += 1
             problem = errors.from_error(error)
             if error.code() not in DOCUMENTED:
-                raise AssertionError(f"{type(request).__name__}: {error.code().name}: {error.details()}") from None
+                text = f"{type(request).__name__}: {error.code().name}: {error.details()}"
+                raise self.run.fail(AssertionError(text)) from None
             if not problem.reason or not problem.message:
-                raise AssertionError(f"{type(request).__name__}: no reason but {problem}") from None
+                text = f"{type(request).__name__}: no reason but {problem}"
+                raise self.run.fail(AssertionError(text)) from None
             return None
         finally:
             if (step := self.run.lag.take()).seconds > bound_seconds():
                 where = f"{step.seconds * 1000:.0f} ms of CPU time in {step.what}"
-                raise AssertionError(f"{type(request).__name__} held the loop: {where}")
+                raise self.run.fail(AssertionError(f"{type(request).__name__} held the loop: {where}"))
 
     # Jobs ------------------------------------------------------------------------------------------------------
 
@@ -221,7 +230,8 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
             written = request.SerializeToString(deterministic=True)
             first = self.by_request.setdefault(request.request_id, (written, job_id))
             if first != (written, job_id):
-                raise AssertionError(f"request {request.request_id!r} created {first[1]}, and then {job_id}")
+                text = f"request {request.request_id!r} created {first[1]}, and then {job_id}"
+                raise self.run.fail(AssertionError(text))
 
     @rule(
         job=jobs | st.just("nobody"),
@@ -326,10 +336,10 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         """Check that acknowledged jobs exist, and ended ones stay ended."""
         answer = self._call(self.mesh.jobs.GetJob, jobs_pb.GetJobRequest(id=job), None)
         if answer is None:
-            raise AssertionError(f"{job} was acknowledged, and is lost")
+            raise self.run.fail(AssertionError(f"{job} was acknowledged, and is lost"))
         phase = specs.PHASES.from_wire(answer.job.phase)
         if self.ended.setdefault(job, phase) != phase and self.ended[job] in ENDED:
-            raise AssertionError(f"{job} had ended as {self.ended[job]}, and is {phase}")
+            raise self.run.fail(AssertionError(f"{job} had ended as {self.ended[job]}, and is {phase}"))
         self.ended[job] = phase
 
     @rule(odd=odd_seeds)
@@ -377,6 +387,8 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         """End all work, and check that a job runs afterwards."""
         try:
             self._do(asyncio.wait_for(self._end(), END_SECONDS * 2))
+        except Exception as error:
+            raise self.run.fail(error) from None
         finally:
             self._do(self._running.__aexit__(None, None, None))
             del self.mesh, self._running  # memory that a sequence leaves is measured without its mesh

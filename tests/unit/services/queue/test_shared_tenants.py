@@ -27,8 +27,8 @@ from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 
-PIECE_SECONDS_MAX = 0.05  # unsliced it takes 0.3
-COUNT_SECONDS_MAX = 0.025
+PIECE_SECONDS_MAX = loop_lag.STEP_SECONDS_MAX  # unsliced it takes 0.3
+COUNT_SECONDS_MAX = 0.05
 ATTEMPTS = 3  # other processes may slow a slice down, but hardly each time
 
 

@@ -67,6 +67,7 @@ async def test_no_training_starts_before_the_models_are_restored() -> None:
     assert pupil.lessons == ["a"]
 
 
+@pytest.mark.timeout(400)  # the training has the lowest priority, and other tests run
 async def test_estimates_continue_during_training_and_use_the_new_model() -> None:
     policy = LightgbmDuration(LightgbmDuration.Options(train_min=100))
     for number in range(120):
@@ -79,7 +80,7 @@ async def test_estimates_continue_during_training_and_use_the_new_model() -> Non
     assert training_task is not None
     training = asyncio.create_task(train_in_process(training_task))
     asked = 0
-    while not training.done():
+    while not training.done() and asked < 1000:
         assert policy.estimate(Query("ann", "bert", "", 1000, 1)).predictable
         asked += 1
         await asyncio.sleep(0)
