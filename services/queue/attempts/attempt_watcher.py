@@ -67,6 +67,7 @@ class AttemptWatcher:
         self._forgetting = asyncio.Event()
         self._capacity_changed = asyncio.Event()
         self.capacity_changes = 0  # as reported by placement
+        self._capacity_asked = self._capacity_known = 0  # the last request for it, and the last whose answer is known
         self._background = BackgroundTasks()
         self.pre_runs = PreRuns(job_store, self.order_stop, self._background)
         state.events.reread.subscribe(self.stop_by_wish)
@@ -285,6 +286,9 @@ class AttemptWatcher:
             await self._refresh_capacity()
 
     async def _refresh_capacity(self) -> None:
+        """Ask for the cluster's capacity; an answer that arrives after a later request's answer is dropped."""
+        self._capacity_asked += 1
+        number = self._capacity_asked
         try:
             response = await self.placement.GetCapacity(placement_pb2.GetCapacityRequest())
         except grpc.aio.AioRpcError as error:
@@ -292,6 +296,9 @@ class AttemptWatcher:
             self._capacity_changed.set()
             await asyncio.sleep(RETRY_SECONDS)
             return
+        if number < self._capacity_known:
+            return
+        self._capacity_known = number
         self.state.capacity = Resources.of(response.capacity, "total_")
         self.state.shapes = tuple(specs.shape_from_wire(shape) for shape in response.shapes)
         self.state.elastic = response.elastic

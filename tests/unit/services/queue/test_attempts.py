@@ -402,3 +402,30 @@ async def test_a_stale_capacity_answer_hides_no_node() -> None:
 
         scheduler.placement.PlanPlacement = slow
         await mesh.reach(await mesh.submit(), "RUNNING")
+
+
+async def test_a_late_capacity_answer_hides_no_node() -> None:
+    """Two requests may be under way when a leader of placement is new, and their answers may change places."""
+    async with running(queue_config=LAS) as mesh:
+        await mesh.agent("n1")
+        attempt_watcher, node = mesh.parts["queue"].service.attempt_watcher, {"id": "n1"}
+        state, ask = mesh.parts["queue"].service.state, attempt_watcher.placement.GetCapacity
+        await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(**node))
+        await until(lambda: state.capacity.gpu_milli == 0)
+        asked, released = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: placement_pb2.GetCapacityRequest) -> placement_pb2.GetCapacityResponse:
+            attempt_watcher.placement.GetCapacity = ask
+            response: placement_pb2.GetCapacityResponse = await ask(request)
+            asked.set()
+            await released.wait()
+            return response
+
+        attempt_watcher.placement.GetCapacity = slow
+        late = asyncio.create_task(attempt_watcher._refresh_capacity())
+        await asked.wait()
+        await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(**node))
+        await until(lambda: state.capacity.gpu_milli > 0)
+        released.set()
+        await late
+        assert state.capacity.gpu_milli > 0
