@@ -113,7 +113,8 @@ class CodaAdaptive:
         held = running.cores[lead]
         if not running.measured:
             start, why = self._start_of(running.spec.roles[lead], running.spec, running.estimate, running.share)
-            return running.wish(start, f"{plural(start, 'core')} to begin with: {why}")
+            short = f", of which {running.most} can be had" if running.most < start else ""
+            return running.wish(start, f"{plural(start, 'core')} to begin with: {why}{short}")
         how = SearchOptions(
             self.options.tolerance,
             self.options.noise,

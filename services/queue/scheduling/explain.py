@@ -13,6 +13,7 @@ from cotenant.core.model.refusal import Code, Wait
 from cotenant.services.queue.jobs.objective_status import expected_start, status_of
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record
+from cotenant.services.queue.scheduling.core_gain import core_gain
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
@@ -35,20 +36,20 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
             waiting += 1
             if job_id == record.id:
                 position = waiting
-    message = state.message(record)
+    message, now = state.message(record), time.time()
     level, score = state.level(record.id)
-    estimate = estimate_now(record, time.time())
+    sizing = "; ".join(filter(None, (core_gain(record, now), record.job.attempt.sizing)))
     return pb.ExplainJobResponse(
         job=message,
-        summary=_summary(state, record, position, waiting),
+        summary=_summary(state, record, position, waiting, sizing),
         position=position,
         waiting=waiting,
         events=record.stored.events,
         queue_policy=policy,
         level=level,
         score=score,
-        sizing=record.job.attempt.sizing,
-        estimate=estimate,
+        sizing=sizing,
+        estimate=estimate_now(record, now),
     )
 
 
@@ -76,7 +77,7 @@ def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
     return estimate
 
 
-def _summary(state: State, record: Record, position: int, waiting: int) -> str:
+def _summary(state: State, record: Record, position: int, waiting: int, sizing: str) -> str:
     job, phase = record.job, record.phase
     nodes = ", ".join(allocation.node_id for allocation in job.attempt.allocations)
     if phase is Phase.QUEUED:
@@ -88,7 +89,7 @@ def _summary(state: State, record: Record, position: int, waiting: int) -> str:
         waits = f"waits ({place}) for {_WAITS[refusal.wait]}: {refusal}"
         return "; ".join(filter(None, (waits, refusal.remedy, first)))
     if phase in (Phase.STARTING, Phase.RUNNING):
-        parts = [f"{phase.value} on {nodes}, attempt {job.attempt.number}", job.attempt.sizing]
+        parts = [f"{phase.value} on {nodes}, attempt {job.attempt.number}", sizing]
         if record.in_pre_run:
             parts.insert(1, f"{in_words(record.spec.pre_run_seconds or 0.0)}, before its gang is assembled")
         elif phase is Phase.RUNNING and job.progress.throttle:
