@@ -254,7 +254,9 @@ class Checker:
         self._numbers[attempt.job_id] = max(last, attempt.number)
         if sorted(attempt.ranks) != list(range(attempt.size)):
             self._break(Rule.GANG, f"{name} has the ranks {sorted(attempt.ranks)} of {attempt.size}")
-        self._committed[attempt.job_id, attempt.number, attempt.epoch] = attempt.holds
+        epoch = (attempt.job_id, attempt.number, attempt.epoch)
+        if not attempt.state.ended or epoch not in self._committed:  # the end of a resize that nobody answered takes
+            self._committed[epoch] = attempt.holds  # nothing back from what a node was told
         if attempt.state is AttemptState.LOST and (before or attempt.number > last):
             self._check_lost(attempt, commit, name)
         self._launches.put_attempt(attempt)

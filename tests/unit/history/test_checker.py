@@ -41,6 +41,7 @@ from cotenant.history.events import (
 from cotenant.history.phases import REACHABLE
 
 CORE = {("n", "core 0"): 1000}
+WIDER = {**CORE, ("n", "core 1"): 1000}
 A1 = AttemptPut("a", 1, 2, AttemptState.ASSIGNED, CORE, frozenset({"n"}), (0,), 1)
 RUNS, DONE = replace(A1, state=AttemptState.RUNNING), replace(A1, state=AttemptState.SUCCEEDED)
 FAILED = replace(A1, state=AttemptState.FAILED)
@@ -221,6 +222,14 @@ FINE: dict[str, list[Event]] = {
         GivenUp("n", 9.0),
         *commits(LOST, replace(A1, number=2, epoch=5, nodes=frozenset({"m"})), first=4, at=9.0),
         Began("m", "a", 2, 5),
+    ],
+    "a node that was given up during a resize and heard of it too late": [
+        *commits(A1, RUNS, replace(RUNS, epoch=4, holds=WIDER)),
+        BEGAN,
+        GivenUp("n", 9.0),
+        *commits(replace(LOST, epoch=4), first=5, at=9.0),
+        Told("n", "a", 4),
+        Resized("n", "a", 1, 4, WIDER),
     ],
     "a node that lost everything": [*commits(A1, RUNS), BEGAN, Rebooted("n"), Came("n"), *commits(LOST, first=4)],
     "a node that cannot launch": [*commits(A1, NOT_LAUNCHED, JobPut("a", Phase.QUEUED, attempt=1))],

@@ -65,6 +65,7 @@ class ArmedPoints:
     ) -> None:
         self.armed: Counter[str] = Counter()  # how often each point was armed
         self.reached: Counter[str] = Counter()  # how often each point and action took effect
+        self.asks_leaders = True  # whether leaders are asked to step down, so that the next one reaches a point
         self._mesh, self._leaders, self._sweeps = mesh, leaders, sweeps
         self._points: list[ArmedPoint] = []
 
@@ -107,9 +108,8 @@ class ArmedPoints:
 
     def _request_step_down(self, point: ArmedPoint) -> str:
         """Ask the current leader to step down, and its successors after a while."""
-        if time.monotonic() - point.step_down_requested_at < STEP_DOWN_SECONDS or (
-            point.point in RETENTION_POINTS and not self._sweeps()
-        ):
+        soon = time.monotonic() - point.step_down_requested_at < STEP_DOWN_SECONDS
+        if not self.asks_leaders or soon or (point.point in RETENTION_POINTS and not self._sweeps()):
             return ""
         name = self._mesh.part_at(self._leaders().get(point.step.part, ""))
         if not name or not self._mesh.is_running(name):

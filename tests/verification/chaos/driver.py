@@ -207,6 +207,7 @@ class Driver:
         self.fault_injector.end_all()
         self._until("the store is repaired", self.fault_injector.store.is_mended, MENDED_SECONDS_MAX)
         self._settle_armed_points()
+        self.fault_injector.armed_points.asks_leaders = False
         self._wait_until_healthy()
         if is_last:
             self.fault_injector.armed_points.end()
@@ -225,6 +226,7 @@ class Driver:
             self._judge()
         self.result.refusals = self.load.refusals
         self.load.send("go")
+        self.fault_injector.armed_points.asks_leaders = True
         self.result.rests += 1
         took = time.monotonic() - begin
         self.result.settling_seconds += took
