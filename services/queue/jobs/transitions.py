@@ -271,6 +271,8 @@ def _started(stored: records_pb2.StoredJob) -> None:
 
 def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRules) -> None:
     job = stored.job
+    if job.attempt.HasField("start_time") and not job.HasField("start_time"):  # it ran while the queue was away
+        job.start_time.CopyFrom(job.attempt.start_time)
     _credit(job)
     probed = job.attempt.pre_run and state is AttemptState.SUCCEEDED  # the job itself has not succeeded by that
     if probed and not stored.pre_run_passed:

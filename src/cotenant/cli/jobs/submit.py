@@ -76,6 +76,7 @@ def submit(
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
       cotenant submit --after-ok ID -- python3 evaluate.py
+      cotenant submit --after fail:ID,ok:OTHER -- ./report-failure
       cotenant submit --deadline 3h --objective-check require -- ./train
       cotenant submit --gpus 1 --notify mailto:ada@example.org -- ./train
     """

@@ -321,7 +321,14 @@ def policy_failed(policy: str, error: Exception) -> Refusal:
 
 
 AWAITED_NAMED_MAX = 5
-_WANTED: Mapping[Condition, str] = MappingProxyType({Condition.AFTER_OK: "succeed", Condition.AFTER: "end"})
+_WANTED: Mapping[Condition, str] = MappingProxyType(
+    {
+        Condition.AFTER_OK: "succeed",
+        Condition.AFTER_FAIL: "fail",
+        Condition.AFTER: "end",
+        Condition.AFTER_STARTED: "start",
+    }
+)
 
 
 def awaits(others: Mapping[Condition, Sequence[str]]) -> Refusal:
@@ -336,7 +343,7 @@ def awaits(others: Mapping[Condition, Sequence[str]]) -> Refusal:
         if others.get(condition)
     ]
     numbers = {f"left_{condition}": float(len(names)) for condition, names in others.items() if names}
-    remedy = "those jobs finish as required; or cancel this job and submit it without them"
+    remedy = "those jobs start or finish as required; or cancel this job and submit it without them"
     return Refusal(Code.DEPENDENCY, f"waits {'; '.join(parts)}", remedy, numbers)
 
 
