@@ -84,6 +84,9 @@ def new_record(
     job.trace_parent, job.submitter = trace_parent, submitter
     job.submitted_objectives.extend(expected)
     add_event(stored, EventKind.QUEUED, f"submitted by {submitter}")
+    if spec.hold:
+        apply_event(stored, JobEvent.SUSPENDED)
+        add_event(stored, EventKind.SUSPENDED, "held at submission")
     if unsatisfiable_reason:
         cancel(stored, unsatisfiable_reason)
     return Record(stored, spec)

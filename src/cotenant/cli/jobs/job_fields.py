@@ -87,7 +87,7 @@ def read(field: JobField, text: str, now: float) -> Any:
     Raises:
         ValueError: the text is not of the field's type.
     """
-    return units.parse_deadline(text, now) if field.type is FieldType.TIME else FORMS[field.type].read(text)
+    return units.parse_time(text, now) if field.type is FieldType.TIME else FORMS[field.type].read(text)
 
 
 def write(field: JobField, value: Any) -> Any:

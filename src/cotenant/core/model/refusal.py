@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -40,6 +41,7 @@ class Code(StrEnum):
     NO_NODES = "NO_NODES"
     SUSPENDED = "SUSPENDED"
     BACK_OFF = "BACK_OFF"
+    BEGIN_TIME = "BEGIN_TIME"
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
     GIVEN_UP = "GIVEN_UP"
     DEPENDENCY = "DEPENDENCY"
@@ -62,6 +64,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.NO_NODES: Wait.CAPACITY,
         Code.SUSPENDED: Wait.DEPENDENCY,
         Code.BACK_OFF: Wait.DEPENDENCY,
+        Code.BEGIN_TIME: Wait.DEPENDENCY,
         Code.NOT_YET_CONSIDERED: Wait.CAPACITY,
         Code.GIVEN_UP: Wait.CAPACITY,
         Code.DEPENDENCY: Wait.DEPENDENCY,
@@ -318,6 +321,16 @@ def policy_failed(policy: str, error: Exception) -> Refusal:
         f"the placement policy {policy} failed on it: {type(error).__name__}: {str(error)[:300]}",
         "fix the policy, or choose another one",
     )
+
+
+def begins_later(begin_seconds: float) -> Refusal:
+    """Return the refusal of a job whose begin time, in unix seconds, is still to come.
+
+    >>> begins_later(1893456000.0).detail
+    'begins at 2030-01-01T00:00:00Z'
+    """
+    at = datetime.fromtimestamp(begin_seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return Refusal(Code.BEGIN_TIME, f"begins at {at}", "the time passes", {"begin_seconds": begin_seconds})
 
 
 AWAITED_NAMED_MAX = 5
