@@ -37,7 +37,7 @@ def page() -> str:
 def _table(fields: Iterable[JobField]) -> str:
     rows = ["| field | flag | what it holds | meaning |", "|---|---|---|---|"]
     for field in fields:
-        flag = f"`--{field.flag}`" if field.metavar else ""
+        flag = f"`--{field.flag}`" if field.metavar or field.switch else ""
         limit = f"; must {field.limit.text}" if field.limit else ""
         mark, meaning = " ✱" if field.update else "", field.help.replace("|", "\\|")
         rows.append(f"| `{field.key}`{mark} | {flag} | {field.type}{limit} | {meaning} |")

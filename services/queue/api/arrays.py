@@ -93,7 +93,7 @@ class ArrayServicer(array_service_pb2_grpc.ArrayServiceServicer):
             if request.etag and request.etag != str(array.revision):
                 raise errors.conflict("array", array.id)
             if not may_have_ended:
-                check_array_not_ended(array.id, array.end_counts[0])
+                check_array_not_ended(array.id, array.left)
             await self._arrays.change(array, change, key, instead=instead)
         if instead:
             for job_id in array.ids:

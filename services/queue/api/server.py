@@ -136,7 +136,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         stop_by_wish = self.attempt_watcher.stop_by_wish
         arrays = ArrayServicer(self.arrays, self.archived_jobs, self.submission, stop_by_wish)
         tenants = TenantServicer(self.job_store, self.admission, config.policy, options, config.rules)
-        self.state.events.backoff_began.subscribe(self._sync_later)
+        self.state.events.delay_began.subscribe(self._sync_later)
         self._host = host
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
         host.add(array_service_pb2_grpc.add_ArrayServiceServicer_to_server, arrays, ARRAY)
@@ -185,7 +185,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         await UsageStore(self.store, self.state).run(watcher.synced, watcher.ending)
 
     def _sync_later(self, record: Record, seconds: float) -> None:
-        """Sync a job again when its back-off ends."""
+        """Sync a job again when its back-off ends, or its begin time has come."""
         asyncio.get_running_loop().call_later(max(0.0, seconds) + 0.001, self.state.sync, record)
 
     async def _probe(self) -> None:

@@ -64,6 +64,11 @@ class ArchiveEntry:
         """Number of jobs that did not succeed."""
         return sum(self.phases.values()) - self.phases.get(Phase.SUCCEEDED, 0)
 
+    @property
+    def never_ran(self) -> int:
+        """Number of jobs that ended before they ever ran; those of an array count as if they had run."""
+        return int(self.job is not None and not self.job.HasField("start_time"))
+
 
 class Archive:
     """Writes ended jobs to an SQLite file before they are deleted. A job that is written twice is there once.

@@ -20,7 +20,7 @@ import structlog
 
 from cotenant.codec import errors, specs
 from cotenant.codec.errors import Problem
-from cotenant.core.model.dependencies import Verdict, verdict
+from cotenant.core.model.dependencies import Counts, Verdict, verdict
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.validation import DEPENDENCIES_MAX
 from cotenant.services.queue.jobs.archive import Archive, ArchiveEntry
@@ -47,11 +47,14 @@ class ArchivedDependencies:
     unknowable: Sequence[str] = ()  # may be in an archive that cannot be read here
 
     def unsatisfiable_reason(self, spec: JobSpec) -> str:
-        """Return which dependency failed although it had to succeed; "" if none did."""
+        """Return which dependency ended so that its condition can never hold; "" if none did."""
         for dependency in spec.dependencies:
             ended = self.ended.get(dependency.job_id)
-            if ended and verdict(dependency.condition, left=0, failed=ended.failed) is Verdict.NEVER:
-                return unmet_reason(ended.id, ended.phases, array=ended.job is None)
+            if ended is None:
+                continue
+            counts = Counts(failed=ended.failed, never_ran=ended.never_ran)
+            if verdict(dependency.condition, counts) is Verdict.NEVER:
+                return unmet_reason(dependency, ended.phases, array=ended.job is None)
         return ""
 
 

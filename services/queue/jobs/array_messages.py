@@ -19,7 +19,7 @@ def array_message(array: Array, records: Mapping[str, Record]) -> pb.Array:
     """Return an array as callers see it; `records` has all of its jobs."""
     message = _message(array.id, records[array.first], array.indices, array.phases)
     message.job_count, message.etag = array.count, str(array.revision)
-    if not array.end_counts[0]:
+    if not array.left:
         message.end_time.CopyFrom(records[array.last_ended].job.end_time)
     return message
 

@@ -10,17 +10,34 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
-from cotenant.core.model.dependencies import Condition, Dependency, Verdict, verdict
+from cotenant.core.model.dependencies import Condition, Counts, Dependency, Verdict, verdict
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.job_array import ArraySpec, Slots, from_indices
 from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.refusal import Refusal, array_full, awaits
 from cotenant.services.queue.jobs.transitions import Record
 
-EndCounts = tuple[
-    int, int
-]  # of a job, or of all jobs of an array: how many have not ended, and how many ended without success
+
+class _Status(NamedTuple):
+    """A job's phase, and whether it has ever run."""
+
+    phase: Phase
+    ran: bool
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of this job alone."""
+        ended = self.phase.ended
+        failed = ended and self.phase is not Phase.SUCCEEDED
+        return Counts(int(not ended), int(failed), int(not (ended or self.ran)), int(ended and not self.ran))
+
+
+_STATUSES: Mapping[tuple[Phase, bool], _Status] = MappingProxyType(
+    {(phase, ran): _Status(phase, ran) for phase in Phase for ran in (False, True)}
+)  # shared by all jobs
 
 
 @dataclass(slots=True)
@@ -32,6 +49,8 @@ class Array:
     slots: Slots | None
     ids: dict[str, int] = field(default_factory=dict)  # with their indices
     phases: Counter[Phase] = field(default_factory=Counter)
+    ran: int = 0  # jobs that have ever run
+    never_ran: int = 0  # jobs that ended before they ever ran
     revision: int = 0  # of the last commit of any of its jobs
     last_ended: str = ""  # the job that ended last, so far
     _ended_seconds: float = 0.0  # and when
@@ -39,10 +58,22 @@ class Array:
     _indexed: int = 0  # how many jobs `_indices` names
 
     @property
-    def end_counts(self) -> EndCounts:
-        """How many jobs have not ended, and how many ended without success."""
-        ended = sum(self.phases[phase] for phase in ENDED)
-        return self.count - ended, ended - self.phases[Phase.SUCCEEDED]
+    def left(self) -> int:
+        """How many jobs have not ended."""
+        return self.count - sum(self.phases[phase] for phase in ENDED)
+
+    @property
+    def counts(self) -> Counts:
+        """The counts that conditions are about."""
+        left = self.left
+        failed = self.count - left - self.phases[Phase.SUCCEEDED]
+        return Counts(left, failed, self.count - self.ran - self.never_ran, self.never_ran)
+
+    def count_status(self, status: _Status, by: int = 1) -> None:
+        """Count one of its jobs, or with -1 no longer."""
+        self.phases[status.phase] += by
+        self.ran += by * status.ran
+        self.never_ran += by * status.counts.never_ran
 
     @property
     def indices(self) -> ArraySpec:
@@ -70,18 +101,18 @@ class DependencyGate:
     def __init__(self, records: Mapping[str, Record]) -> None:
         self.arrays: dict[str, Array] = {}
         self._records = records
-        self._phases: dict[str, Phase] = {}  # as of the last update
+        self._statuses: dict[str, _Status] = {}  # as of the last update
         self._dependents: dict[str, dict[str, None]] = {}  # by job or array: the unfinished jobs that depend on it
         self._pins: Counter[str] = Counter()
         self._removing: set[str] = set()
 
     def update(self, record: Record, *, backs_off: bool) -> Sequence[str]:
         """Update a job's phase; returns the jobs that this may affect."""
-        phase, before = record.phase, self._phases.get(record.id)
-        self._phases[record.id] = phase
-        self._depend(record, phase)
+        status, before = _status_of(record), self._statuses.get(record.id)
+        self._statuses[record.id] = status
+        self._depend(record, status.phase)
         touched: list[str] = []
-        if phase.ended and phase is not before:
+        if status is not before and (status.phase.ended or before is None or status.ran is not before.ran):
             touched += self._dependents.get(record.id, ())
         if task := record.spec.array_task:
             array = self.arrays.get(task.array_id)
@@ -89,8 +120,8 @@ class DependencyGate:
                 array = Array(task.array_id, task.count, Slots(task.running_max) if task.running_max else None)
                 self.arrays[task.array_id] = array
             array.note_commit(record)
-            if phase is not before:
-                touched += self._count(array, record, before, phase)
+            if status is not before:
+                touched += self._count(array, record, before, status)
             if array.slots:
                 touched += self._take_slot(array.slots, record, backs_off)
         return touched
@@ -110,7 +141,7 @@ class DependencyGate:
         """Count a job of an array that is not added yet."""
         assert record.spec.array_task
         array.ids[record.id] = record.spec.array_task.index
-        array.phases[record.phase] += 1
+        array.count_status(_status_of(record))
         array.note_commit(record)
         if array.slots:
             self._take_slot(array.slots, record, backs_off)
@@ -118,7 +149,7 @@ class DependencyGate:
     def add_array(self, array: Array, records: Sequence[Record]) -> None:
         """Add an array whose jobs were all counted."""
         self.arrays[array.id] = array
-        self._phases.update((record.id, record.phase) for record in records)
+        self._statuses.update((record.id, _status_of(record)) for record in records)
         if records[0].spec.dependencies:
             for record in records:
                 self._depend(record, record.phase)
@@ -132,18 +163,17 @@ class DependencyGate:
                 if not others:
                     del self._dependents[dependency.job_id]
 
-    def _count(self, array: Array, record: Record, before: Phase | None, phase: Phase) -> Sequence[str]:
+    def _count(self, array: Array, record: Record, before: _Status | None, status: _Status) -> Sequence[str]:
         dependents = self._dependents.get(array.id, ())
-        known = array.end_counts if dependents else (0, 0)  # needed only for dependents
+        known = array.counts if dependents else Counts()  # needed only for dependents
         if before is not None and record.id in array.ids:
-            array.phases[before] -= 1
+            array.count_status(before, -1)
         assert record.spec.array_task
         array.ids[record.id] = record.spec.array_task.index
-        array.phases[phase] += 1
+        array.count_status(status)
         if not dependents:
             return ()
-        left, failed = array.end_counts
-        changed = (not left, bool(failed)) != (not known[0], bool(known[1]))
+        changed = any(bool(new) is not bool(old) for new, old in zip(array.counts, known, strict=True))
         return list(dependents) if changed else []
 
     def _take_slot(self, slots: Slots, record: Record, backs_off: bool) -> Sequence[str]:
@@ -156,7 +186,7 @@ class DependencyGate:
 
     def forget(self, record: Record) -> None:
         """Remove a deleted job."""
-        self._phases.pop(record.id, None)
+        self._statuses.pop(record.id, None)
         task = record.spec.array_task
         if task and (array := self.arrays.get(task.array_id)):
             array.ids.pop(record.id, None)
@@ -170,12 +200,12 @@ class DependencyGate:
         return not any(self._unmet(record.spec)) and not self._array_is_full(record)
 
     def unsatisfiable_reason(self, record: Record) -> str:
-        """Return which dependency failed although it had to succeed; "" while all may still succeed."""
+        """Return which dependency ended so that its condition can never hold; "" while all may still hold."""
         for dependency, what in self._unmet(record.spec):
             if what is Verdict.NEVER:
                 array = self.arrays.get(dependency.job_id)
-                phases = array.phases if array else {self._phases[dependency.job_id]: 1}
-                return unmet_reason(dependency.job_id, phases, array=array is not None)
+                phases = array.phases if array else {self._statuses[dependency.job_id].phase: 1}
+                return unmet_reason(dependency, phases, array=array is not None)
         return ""
 
     def refusal(self, record: Record) -> Refusal | None:
@@ -238,36 +268,49 @@ class DependencyGate:
 
     def _unmet(self, spec: JobSpec) -> Iterator[tuple[Dependency, Verdict]]:
         for dependency in spec.dependencies:
-            left, failed = self._end_counts(dependency.job_id)
-            what = verdict(dependency.condition, left=left, failed=failed)
+            what = verdict(dependency.condition, self._counts(dependency))
             if what is not Verdict.MET:
                 yield dependency, what
 
-    def _end_counts(self, thing_id: str) -> EndCounts:
-        if array := self.arrays.get(thing_id):
-            return array.end_counts
-        phase = self._phases.get(thing_id)
-        if phase is None:
-            return 0, 0  # deleted: only jobs without dependents are
-        return int(not phase.ended), int(phase.ended and phase is not Phase.SUCCEEDED)
+    def _counts(self, dependency: Dependency) -> Counts:
+        if array := self.arrays.get(dependency.job_id):
+            return array.counts
+        if status := self._statuses.get(dependency.job_id):
+            return status.counts
+        # Deleted: only jobs without dependents are, and only if they were archived as the condition requires.
+        return Counts(failed=1) if dependency.condition is Condition.AFTER_FAIL else Counts()
 
     def _state_of(self, thing_id: str) -> str:
         if array := self.arrays.get(thing_id):
             return _counts_in_words(array.phases)
-        return str(self._phases.get(thing_id, "unknown"))
+        status = self._statuses.get(thing_id)
+        return str(status.phase) if status else "unknown"
 
 
-def unmet_reason(thing_id: str, phases: Mapping[Phase, int], *, array: bool) -> str:
+_REQUIRED: Mapping[Condition, str] = MappingProxyType(
+    {Condition.AFTER_OK: "success", Condition.AFTER_FAIL: "failure", Condition.AFTER_STARTED: "start"}
+)
+
+
+def unmet_reason(dependency: Dependency, phases: Mapping[Phase, int], *, array: bool) -> str:
     """Return why a dependency on a job or an array, given its job counts by phase, cannot be met.
 
-    >>> unmet_reason("0abc", {Phase.FAILED: 1}, array=False)
+    >>> unmet_reason(Dependency("0abc"), {Phase.FAILED: 1}, array=False)
     'depends on the success of 0abc, which failed'
+    >>> unmet_reason(Dependency("0abc", Condition.AFTER_STARTED), {Phase.CANCELLED: 1}, array=False)
+    'depends on the start of 0abc, which was cancelled before it ran'
     """
+    what = f"depends on the {_REQUIRED[dependency.condition]} of"
     if array:
-        return f"depends on the success of array {thing_id}: {_counts_in_words(phases)}"
+        return f"{what} array {dependency.job_id}: {_counts_in_words(phases)}"
     (phase,) = phases
     became = "was cancelled" if phase is Phase.CANCELLED else phase.value
-    return f"depends on the success of {thing_id}, which {became}"
+    before = " before it ran" if dependency.condition is Condition.AFTER_STARTED else ""
+    return f"{what} {dependency.job_id}, which {became}{before}"
+
+
+def _status_of(record: Record) -> _Status:
+    return _STATUSES[record.phase, record.started_seconds > 0]
 
 
 def _counts_in_words(phases: Mapping[Phase, int]) -> str:

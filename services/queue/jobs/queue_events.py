@@ -14,7 +14,7 @@ class QueueEvents:
     def __init__(self) -> None:
         self.changed: Event[[]] = Event()  # something on which the next scheduling cycle depends
         self.ended: Event[[Record]] = Event()
-        self.backoff_began: Event[[Record, float]] = Event()  # with the seconds until it ends
+        self.delay_began: Event[[Record, float]] = Event()  # back-off or begin time, with the seconds left
         self.unsatisfiable: Event[[Record, str]] = Event()  # its dependencies cannot be met, and why
         self.reread: Event[[Record]] = Event()  # after an unknown outcome
         self.observed: Event[[Record, float]] = Event()  # at a time, in unix seconds

@@ -13,7 +13,7 @@ from cotenant.core.model.job import JobSpec, Shape
 from cotenant.core.model.job_table import NO_CODE, Capacity, JobRow, JobTable
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.node import NodeShape
-from cotenant.core.model.refusal import Code, Refusal, Wait, wait_of
+from cotenant.core.model.refusal import Code, Refusal, Wait, begins_later, wait_of
 from cotenant.core.policy.protocols import Order
 from cotenant.core.scheduling.fair_share import Standing
 from cotenant.rpc.slices import Slices
@@ -23,7 +23,7 @@ from cotenant.services.queue.jobs.messages import clone as clone
 from cotenant.services.queue.jobs.messages import stored_message as stored_message
 from cotenant.services.queue.jobs.objective_status import ExpectedStart, write_status
 from cotenant.services.queue.jobs.queue_events import QueueEvents
-from cotenant.services.queue.jobs.retry_backoff import RetryBackoff
+from cotenant.services.queue.jobs.retry_backoff import RetryBackoff, begins_in_seconds
 from cotenant.services.queue.jobs.sequence_set import SequenceSet
 from cotenant.services.queue.jobs.startable import Startable
 from cotenant.services.queue.jobs.store_footprint import StoreFootprint
@@ -117,7 +117,7 @@ class State:
         """Add all stored jobs, in their order; yield now and then, so that other tasks run."""
         slices = Slices(most=LOADED_AT_ONCE)
         for record in records:
-            self.dependency_gate.update(record, backs_off=self.backing_off(record))
+            self.dependency_gate.update(record, backs_off=self.delayed(record))
             if slices.due():
                 yield
         for record in records:
@@ -144,7 +144,7 @@ class State:
         for record in records:
             self._assign_sequence(record, alike)
             if array:
-                self.dependency_gate.count_task(array, record, backs_off=self.backing_off(record))
+                self.dependency_gate.count_task(array, record, backs_off=self.delayed(record))
             if slices.due():
                 yield
         for record in records:
@@ -154,7 +154,7 @@ class State:
             self.dependency_gate.add_array(array, records)
         else:
             for record in records:
-                self.dependency_gate.update(record, backs_off=self.backing_off(record))
+                self.dependency_gate.update(record, backs_off=self.delayed(record))
         yield
         for record in records:
             self.sync(record)
@@ -226,11 +226,11 @@ class State:
             self._update_equivalence(record)
         if record.spec.open and phase is Phase.QUEUED and record.estimated_after not in (None, record.attempt_number):
             self.unestimated[job_id] = None  # its replicas are sized by what was observed while it ran
-        backs_off = phase is Phase.QUEUED and self.backing_off(record)
-        if backs_off:
-            self.events.backoff_began(record, self._backoff.left_seconds(record))
-        touched = self.dependency_gate.update(record, backs_off=backs_off)
-        waits = backs_off or (phase is Phase.QUEUED and not self.dependency_gate.open(record))
+        delayed = phase is Phase.QUEUED and self.delayed(record)
+        if delayed:
+            self.events.delay_began(record, max(self._backoff.left_seconds(record), begins_in_seconds(record)))
+        touched = self.dependency_gate.update(record, backs_off=delayed)
+        waits = delayed or (phase is Phase.QUEUED and not self.dependency_gate.open(record))
         if phase in IN_TABLE and not waits:
             self._add_row(record)
             self._update_running(record, running=phase is not Phase.QUEUED)
@@ -250,9 +250,7 @@ class State:
             self.tenant_quota.live[record.spec.tenant] -= 1
             self.turnover.measure(record)
             self.events.ended(record)
-        if ((waits and not backs_off) or phase is Phase.SUSPENDED) and (
-            why := self.dependency_gate.unsatisfiable_reason(record)
-        ):
+        if (waits or phase is Phase.SUSPENDED) and (why := self.dependency_gate.unsatisfiable_reason(record)):
             self.events.unsatisfiable(record, why)
         self._notify(job_id)
         self.events.changed()
@@ -365,6 +363,10 @@ class State:
         """Return whether a job is in back-off."""
         return self._backoff.left_seconds(record) > 0
 
+    def delayed(self, record: Record) -> bool:
+        """Return whether a job may start only later: it is in back-off, or its begin time is still to come."""
+        return self.backing_off(record) or begins_in_seconds(record) > 0
+
     # Messages and refusals -----------------------------------------------------------------------------------
 
     def message(self, record: Record) -> job_pb2.Job:
@@ -391,6 +393,8 @@ class State:
             ), waits_since
         if shut := self.dependency_gate.refusal(record):
             return shut, waits_since
+        if begins_in_seconds(record) > 0:
+            return begins_later(record.spec.begin_seconds or 0.0), waits_since
         refusal, since = self.reasons.of(record, time.time()) or (NOT_YET, waits_since)
         if record.sequence in self.beyond:
             standing = self.shares.get(record.spec.tenant)
@@ -399,7 +403,7 @@ class State:
 
     def wait(self, record: Record) -> Wait:
         """Return the wait category of a queued job, consistent with `refusal`."""
-        if record.not_before_seconds and self.backing_off(record):
+        if (record.not_before_seconds or record.spec.begin_seconds) and self.delayed(record):
             return Wait.DEPENDENCY
         if not self.dependency_gate.open(record):
             return Wait.DEPENDENCY

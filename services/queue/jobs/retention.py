@@ -118,7 +118,7 @@ class Retention:
     async def _forget_array(self, array_id: str) -> int:
         """Delete an array whose jobs have all ended; return how many jobs it had."""
         array = self._state.dependency_gate.arrays[array_id]
-        if not array or array.end_counts[0]:
+        if not array or array.left:
             return 0
         records = [self._state.records[one] for one in array.ids]
         await self._keep(records)

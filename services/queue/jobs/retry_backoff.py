@@ -40,6 +40,12 @@ class RetryBackoff:
         self._until.pop(job_id, None)
 
 
+def begins_in_seconds(record: Record) -> float:
+    """Return the seconds left until a job's begin time, by the wall clock; 0 if it may start now."""
+    begin_seconds = record.spec.begin_seconds
+    return 0.0 if begin_seconds is None else max(0.0, begin_seconds - time.time())
+
+
 def backoff_seconds(stored: records_pb2.StoredJob) -> float:
     """Return the length of a job's back-off when it failed: both times are from one clock."""
     for event in reversed(stored.events):

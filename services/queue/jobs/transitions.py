@@ -84,6 +84,9 @@ def new_record(
     job.trace_parent, job.submitter = trace_parent, submitter
     job.submitted_objectives.extend(expected)
     add_event(stored, EventKind.QUEUED, f"submitted by {submitter}")
+    if spec.hold:
+        apply_event(stored, JobEvent.SUSPENDED)
+        add_event(stored, EventKind.SUSPENDED, "held at submission")
     if unsatisfiable_reason:
         cancel(stored, unsatisfiable_reason)
     return Record(stored, spec)
@@ -271,6 +274,8 @@ def _started(stored: records_pb2.StoredJob) -> None:
 
 def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRules) -> None:
     job = stored.job
+    if job.attempt.HasField("start_time") and not job.HasField("start_time"):  # it ran while the queue was away
+        job.start_time.CopyFrom(job.attempt.start_time)
     _credit(job)
     probed = job.attempt.pre_run and state is AttemptState.SUCCEEDED  # the job itself has not succeeded by that
     if probed and not stored.pre_run_passed:

@@ -150,7 +150,7 @@ class Notifier:
         array = self._array(thing_id)
         if array is None and record.phase.ended:
             happened[Trigger(record.phase)] = record.ended_seconds
-        elif array is not None and not array.end_counts[0] and (last := self._state.records.get(array.last_ended)):
+        elif array is not None and not array.left and (last := self._state.records.get(array.last_ended)):
             happened[end_of(array.phases)] = last.ended_seconds
         return happened
 

@@ -23,6 +23,7 @@ from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.security import metering
 from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.retry_backoff import begins_in_seconds
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.scheduling.backlog import backlog, in_order
 from cotenant.services.queue.scheduling.candidates import candidate_of
@@ -164,7 +165,11 @@ async def add_forecast(
 ) -> None:
     """Add to an explanation when the job will probably start, and which jobs it waits for."""
     if not answer.position:
-        if record.phase is Phase.QUEUED and state.dependency_gate.open(record) and not state.backing_off(record):
+        if record.phase is not Phase.QUEUED:
+            return
+        if left_seconds := begins_in_seconds(record):
+            answer.outlook = f"starts in {about(left_seconds)} at the earliest, at its begin time"
+        elif state.dependency_gate.open(record) and not state.backing_off(record):
             answer.outlook = "is unknown until the next scheduling cycle"
         return
     fair = config.rules.fair_share is FairShare.TENANTS

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from cotenant.cli.aliases import ALIASES, command_of
 from cotenant.cli.flags import TAIL, hoist
 from cotenant.cli.outcome import OutputClosed, usage_error
 from cotenant.core.spelling import nearest
@@ -27,7 +28,6 @@ FOREIGN_COMMANDS: Mapping[str, Sequence[str]] = MappingProxyType(  # names from 
         "scontrol": ("show", "nodes", "update"),
         "sacct": ("history", "jobs"),
         "hold": ("suspend",),
-        "ps": ("jobs",),
         "list": ("jobs", "nodes"),
         "get": ("show", "jobs"),
         "describe": ("show", "explain"),
@@ -94,6 +94,14 @@ class LazyGroup(TyperGroup):
         for entry in entries:
             self.add_command(LazyCommand(entry))
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name or alias."""
+        return super().get_command(ctx, command_of(cmd_name))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands and aliases, for completion."""
+        return [*super().list_commands(ctx), *ALIASES]
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; a closed pipe is not a failure, as it would be for typer."""
         try:
@@ -106,7 +114,10 @@ class LazyGroup(TyperGroup):
         panels: dict[str, list[tuple[str, str]]] = {}
         for command in self.commands.values():
             assert isinstance(command, LazyCommand)
-            panels.setdefault(command.entry.panel, []).append((command.entry.name, command.entry.summary))
+            own = command.entry.name
+            aliases = ", ".join(alias for alias, name in ALIASES.items() if name == own)
+            named = f"{own} ({aliases})" if aliases else own
+            panels.setdefault(command.entry.panel, []).append((named, command.entry.summary))
         for title, rows in panels.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
@@ -114,7 +125,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command; for an unknown name, suggest similar commands."""
         name = args[0]
-        if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
+        if command_of(name) in self.commands or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         near = FOREIGN_COMMANDS.get(name) or nearest(name, self.commands)
         hint = f"did you mean {' or '.join(near)}?" if near else "list all commands with `cotenant --help`"

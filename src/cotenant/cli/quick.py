@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
+from cotenant.cli.aliases import command_of
 from cotenant.cli.flags import GLOBAL_OPTIONS, TAIL
 from cotenant.cli.quick_table import COMMANDS
 
@@ -55,9 +56,9 @@ def _call(waiting: list[str]) -> Callable[[], None]:
         if name not in GLOBAL_OPTIONS:
             raise NotPlain
         flags[GLOBAL_OPTIONS[name]] = _value(assigned, waiting)
-    if not waiting or waiting[0] not in COMMANDS:
+    if not waiting or (name := command_of(waiting.pop(0))) not in COMMANDS:
         raise NotPlain
-    row = COMMANDS[waiting.pop(0)]
+    row = COMMANDS[name]
     tail = None
     if "--" in waiting:
         if not row["tail"]:

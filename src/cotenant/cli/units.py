@@ -6,7 +6,7 @@ Every parser raises `ValueError` naming what it expects; every formatter returns
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 
 AUTO = "auto"
@@ -24,6 +24,7 @@ BYTES_OF = {
 
 _PART = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)"
 _DURATION = re.compile(rf"(?:{_PART})+")
+_TIME_OF_DAY = re.compile(r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)")
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
 _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][-+]?[0-9]{1,3})?")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -254,20 +255,30 @@ def parse_moment(text: str, now: float) -> float:
         raise ValueError(f"must be a time such as 2d, 2030-01-31 or 2030-01-31T18:00, not {shown(text)}") from None
 
 
-def parse_deadline(text: str, now: float) -> float:
-    """Return a deadline as unix time: a duration from now, or an ISO 8601 time, local without an offset.
+def parse_time(text: str, now: float) -> float:
+    """Return a coming time as unix time: a duration from now, the next time of day, or an ISO 8601 time.
 
-    >>> parse_deadline("2h", now=100.0), parse_deadline("2030-01-01T00:00:00Z", now=100.0)
-    (7300.0, 1893456000.0)
+    Without an offset, times are local.
+
+    >>> parse_time("2h", now=100.0), parse_time("+10m", now=100.0), parse_time("2030-01-01T00:00:00Z", now=100.0)
+    (7300.0, 700.0, 1893456000.0)
     """
     try:
-        return now + parse_seconds(text)
+        return now + parse_seconds(text.strip().removeprefix("+"))
     except ValueError:
         pass  # not a duration
     try:
+        if match := _TIME_OF_DAY.fullmatch(text.strip()):
+            return _next_time_of_day(time.fromisoformat(f"{match[1]:0>2}{match[2]}"), now)
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise ValueError(f"must be a time such as 2h or 2030-01-31T18:00, not {shown(text)}") from None
+        raise ValueError(f"must be a time such as 2h, 17:30 or 2030-01-31T18:00, not {shown(text)}") from None
+
+
+def _next_time_of_day(wanted: time, now: float) -> float:
+    """Return the next local time of day after now, as unix time."""
+    today = datetime.combine(datetime.fromtimestamp(now), wanted)
+    return today.timestamp() if today.timestamp() > now else (today + timedelta(days=1)).timestamp()
 
 
 def has_date(unix_seconds: float) -> bool:

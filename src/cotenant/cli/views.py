@@ -19,6 +19,7 @@ from cotenant.cli.control_characters import UNPRINTABLE
 from cotenant.cli.jobs.launch_failures import launch_failure_view
 from cotenant.cli.name_lookup import phase_of
 from cotenant.codec import refusals
+from cotenant.codec.dependencies import condition_of
 from cotenant.codec.specs import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds, triggers_from_wire
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.lifecycle import AttemptState, Phase
@@ -32,7 +33,6 @@ from cotenant.v1.certificate_pb2 import Certificate
 from cotenant.v1.job_pb2 import (
     Attempt,
     Dependency,
-    DependencyCondition,
     ExitStatus,
     Failure,
     FailureBlame,
@@ -135,8 +135,7 @@ def _objectives(statuses: Sequence[ObjectiveStatus]) -> list[View]:
 
 def dependency_view(dependency: Dependency) -> View:
     """Return a dependency of a job."""
-    strictly = dependency.condition != DependencyCondition.DEPENDENCY_CONDITION_AFTER
-    return {"id": dependency.id, "condition": "after_ok" if strictly else "after"}
+    return {"id": dependency.id, "condition": str(condition_of(dependency))}
 
 
 def array_view(array: Array, now: float) -> View:

@@ -11,13 +11,20 @@ from cotenant.v1 import job_pb2
 _CONDITIONS = {
     Condition.AFTER: job_pb2.DEPENDENCY_CONDITION_AFTER,
     Condition.AFTER_OK: job_pb2.DEPENDENCY_CONDITION_AFTER_OK,
+    Condition.AFTER_FAIL: job_pb2.DEPENDENCY_CONDITION_AFTER_FAIL,
+    Condition.AFTER_STARTED: job_pb2.DEPENDENCY_CONDITION_AFTER_STARTED,
 }
 _WORDS = {number: word for word, number in _CONDITIONS.items()}
 
 
 def dependencies_from_wire(message: job_pb2.JobSpec) -> tuple[Dependency, ...]:
     """Decode a job's dependencies; an unset condition means success."""
-    return tuple(Dependency(one.id, _WORDS.get(one.condition, Condition.AFTER_OK)) for one in message.dependencies)
+    return tuple(Dependency(one.id, condition_of(one)) for one in message.dependencies)
+
+
+def condition_of(dependency: job_pb2.Dependency) -> Condition:
+    """Return the condition of a dependency; unset means success."""
+    return _WORDS.get(dependency.condition, Condition.AFTER_OK)
 
 
 def violations(message: job_pb2.JobSpec) -> list[Violation]:

@@ -8,11 +8,12 @@ was away for so long that its attempts might be given up.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
+from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.lifecycle import ENDED, AttemptState, Phase
 from cotenant.history.events import (
     Acknowledged,
@@ -285,11 +286,11 @@ class Checker:
             self._break(rule, f"{name} began once the job was {job.phase}")
         if commit.at_seconds < job.not_before_seconds - ROUNDING_SECONDS:
             self._break(Rule.TURN, f"{name} began {job.not_before_seconds - commit.at_seconds:.3f} s too soon")
-        for thing_id, succeeds in job.waits_for:
+        for thing_id, condition in job.waits_for:
             array = f"{thing_id}_"
-            for other in (self.jobs[one] for one in self.jobs if one == thing_id or one.startswith(array)):
-                if other.phase not in ENDED or (succeeds and other.phase is not Phase.SUCCEEDED):
-                    self._break(Rule.TURN, f"{name} began while {other.job_id}, for which it waits, was {other.phase}")
+            others = [self.jobs[one] for one in self.jobs if one == thing_id or one.startswith(array)]
+            for other in _unmet(condition, others):
+                self._break(Rule.TURN, f"{name} began while {other.job_id}, for which it waits, was {other.phase}")
 
     def _check_lost(self, attempt: AttemptPut, commit: Commit, name: str) -> None:
         """Check that a lost attempt was ended by a reboot, or was on a node away for long enough or given up."""
@@ -388,3 +389,13 @@ def check(events: Iterable[Event], *, lost_after_seconds: float = 0.0, settled: 
     for event in events:
         checker.take(event)
     return checker.finish(settled=settled)
+
+
+def _unmet(condition: Condition, others: Sequence[JobPut]) -> Iterable[JobPut]:
+    """Return those of the awaited jobs because of which a condition does not hold."""
+    if condition is Condition.AFTER_STARTED:
+        return [one for one in others if not one.attempt]
+    if condition is Condition.AFTER_FAIL and all(one.phase is Phase.SUCCEEDED for one in others):
+        return others
+    ended = {Phase.SUCCEEDED} if condition is Condition.AFTER_OK else ENDED
+    return [one for one in others if one.phase not in ended]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 
 Resource = tuple[str, str]  # node ID, and a core ("core 3") or GPU (its UUID) of it
@@ -18,7 +19,7 @@ Holds = Mapping[Resource, int]  # in thousandths
 class JobPut:
     """The queue wrote a job. `request_ids` are the requests that created or changed it; `attempt` is 0 at first.
 
-    It waits for jobs or arrays, each with whether that must succeed; and, after a failure, for a time on the commits'
+    It waits for jobs or arrays, each with a condition; and, after a failure, for a time on the commits'
     clock, or 0 if that is unknown.
     """
 
@@ -27,7 +28,7 @@ class JobPut:
     request_ids: tuple[str, ...] = ()
     attempt: int = 0
     priority: int = 0
-    waits_for: tuple[tuple[str, bool], ...] = ()
+    waits_for: tuple[tuple[str, Condition], ...] = ()
     not_before_seconds: float = 0.0
     failures: int = 0  # counted failures of its attempts, of any responsibility
 

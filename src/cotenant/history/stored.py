@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 
+from cotenant.codec.dependencies import condition_of
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 from cotenant.history.events import (
     AttemptGone,
@@ -64,7 +65,7 @@ def _job(stored: records_pb2.StoredJob, began_unix_seconds: float | None) -> Job
         () if job.spec.HasField("array_task") else tuple(stored.request_ids),  # an array's jobs share theirs
         job.attempt.number,
         job.spec.priority,
-        tuple((one.id, one.condition != job_pb2.DEPENDENCY_CONDITION_AFTER) for one in job.spec.dependencies),
+        tuple((one.id, condition_of(one)) for one in job.spec.dependencies),
         not_before.seconds + not_before.nanos / 1e9 - (began_unix_seconds or 0.0) if waits else 0.0,
         job.failures + stored.infrastructure_failures,
     )

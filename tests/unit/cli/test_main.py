@@ -9,9 +9,11 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.unit.cli.conftest import COTENANT, Shell
+from tests.unit.cli.nodes.test_nodes import completed
 from tests.unit.cli.standin import Standin
 
 from cotenant.cli import application, main
+from cotenant.cli.aliases import ALIASES
 from cotenant.cli.application import ENTRIES
 from cotenant.cli.connection import command_error, exit_code
 from cotenant.cli.flags import hoist
@@ -19,6 +21,7 @@ from cotenant.cli.lazy import FOREIGN_COMMANDS, Entry, load
 from cotenant.cli.outcome import ExitCode
 from cotenant.codec.errors import Problem, Violation
 from cotenant.core.model.job import JobSpec
+from cotenant.v1.job_pb2 import JOB_PHASE_CANCELLED
 
 OWN = [entry for entry in ENTRIES if entry.panel in (application.JOBS, application.NODES) or entry.name == "policies"]
 
@@ -53,6 +56,21 @@ def test_a_command_of_other_schedulers_suggests_ours(shell: Shell) -> None:
     known = {entry.name for entry in ENTRIES}
     assert known >= {one for near in FOREIGN_COMMANDS.values() for one in near}
     assert not known & FOREIGN_COMMANDS.keys()
+
+
+def test_aliases_are_listed_completed_and_run(shell: Shell, standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {entry.name for entry in ENTRIES} >= set(ALIASES.values())
+    assert not ALIASES.keys() & ({entry.name for entry in ENTRIES} | FOREIGN_COMMANDS.keys())
+    assert "  jobs (ls, ps) " in shell("--help").out
+    assert shell("ls", "--help").out.startswith("Usage: cotenant ls ")
+    job = shell("submit", "--gpus", "1", "--", "true").out.strip()
+    assert job in shell("ps").out
+    assert shell("rm", job).code == ExitCode.DONE
+    assert standin.jobs.jobs[job].phase == JOB_PHASE_CANCELLED
+    monkeypatch.setenv("_COTENANT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "cotenant p")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert {"policies", "predict", "ps"} <= set(completed(shell))
 
 
 def test_an_unknown_option_refers_to_help(shell: Shell) -> None:

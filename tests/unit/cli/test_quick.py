@@ -13,6 +13,7 @@ from tests.unit.cli.standin import Standin
 from tools import quick_table
 
 from cotenant.cli import quick
+from cotenant.cli.aliases import ALIASES
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.quick_table import COMMANDS
@@ -44,6 +45,14 @@ def quickly(arguments: list[str]) -> dict[str, Any] | None:
     ):
         call()
     return plain(recorded.value.given)
+
+
+def test_aliases_of_quick_commands_are_read_quickly() -> None:
+    for alias, name in ALIASES.items():
+        assert (quick.quick_command([alias, "x"], {}) is None) == (quick.quick_command([name, "x"], {}) is None)
+        call = quick.quick_command([alias] if name == "jobs" else [alias, "x"], {})
+        assert call is not None
+        assert call.args[0] is COMMANDS[name]  # type: ignore[attr-defined]  # a partial
 
 
 def test_the_table_is_up_to_date() -> None:

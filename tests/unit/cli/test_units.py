@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -45,7 +46,7 @@ def test_a_short_size_is_at_most_seven_wide_and_near(size: float) -> None:
         units.parse_integer,
         units.parse_number,
         units.parse_bool,
-        lambda text: units.parse_deadline(text, now=0.0),
+        lambda text: units.parse_time(text, now=0.0),
     ],
 )
 @given(text=st.text())
@@ -82,4 +83,15 @@ def test_an_invalid_size_is_rejected(text: str) -> None:
 
 
 def test_a_deadline_with_a_zone_is_that_time() -> None:
-    assert units.parse_deadline("2030-01-01T02:00:00+02:00", now=0.0) == 1_893_456_000
+    assert units.parse_time("2030-01-01T02:00:00+02:00", now=0.0) == 1_893_456_000
+
+
+def test_a_time_of_day_is_the_next_one() -> None:
+    now = datetime.now().astimezone().replace(hour=12, minute=30, second=0, microsecond=0)  # local, as users mean it
+    later, earlier = units.parse_time("17:30", now.timestamp()), units.parse_time("9:15:30", now.timestamp())
+    shown = [datetime.fromtimestamp(at).astimezone().strftime("%j %H:%M:%S") for at in (later, earlier)]
+    tomorrow = datetime.fromtimestamp(now.timestamp() + 86_400).astimezone()
+    assert shown == [f"{now:%j} 17:30:00", f"{tomorrow:%j} 09:15:30"]
+    for text in ("25:00", "12:60", "+17:30", "1:2"):
+        with pytest.raises(ValueError, match="must be a time such as 2h, 17:30 or"):
+            units.parse_time(text, now.timestamp())

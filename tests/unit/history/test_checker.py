@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 from cotenant.history.checker import Rule, check
 from cotenant.history.events import (
@@ -154,11 +155,31 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
     ),
     "a job begins before another": (
         Rule.TURN,
-        [*commits(JobPut("b", Phase.QUEUED), JobPut("a", Phase.QUEUED, waits_for=(("b", False),)), A1)],
+        [*commits(JobPut("b", Phase.QUEUED), JobPut("a", Phase.QUEUED, waits_for=(("b", Condition.AFTER),)), A1)],
     ),
     "a job begins after one that failed": (
         Rule.TURN,
-        [*commits(JobPut("b_1", Phase.CANCELLED), JobPut("a", Phase.QUEUED, waits_for=(("b", True),)), A1)],
+        [
+            *commits(
+                JobPut("b_1", Phase.CANCELLED), JobPut("a", Phase.QUEUED, waits_for=(("b", Condition.AFTER_OK),)), A1
+            )
+        ],
+    ),
+    "a job begins after the failure of one that succeeded": (
+        Rule.TURN,
+        [
+            *commits(
+                JobPut("b", Phase.SUCCEEDED), JobPut("a", Phase.QUEUED, waits_for=(("b", Condition.AFTER_FAIL),)), A1
+            )
+        ],
+    ),
+    "a job begins before the start of another": (
+        Rule.TURN,
+        [
+            *commits(
+                JobPut("b", Phase.QUEUED), JobPut("a", Phase.QUEUED, waits_for=(("b", Condition.AFTER_STARTED),)), A1
+            )
+        ],
     ),
     "a job is tried again too soon": (
         Rule.TURN,
@@ -185,9 +206,22 @@ FINE: dict[str, list[Event]] = {
             NodePut("n", takes_work=False),
             NodePut("n", takes_work=True),
             JobPut("b", Phase.FAILED),
-            JobPut("a", Phase.QUEUED, waits_for=(("b", False),), not_before_seconds=5.0),
+            JobPut("a", Phase.QUEUED, waits_for=(("b", Condition.AFTER),), not_before_seconds=5.0),
             replace(A1, epoch=6),
             at=5.0,
+        )
+    ],
+    "a job that begins after a failure in an array, and after a start": [
+        *commits(
+            JobPut("b_0", Phase.FAILED),
+            JobPut("b_1", Phase.SUCCEEDED),
+            JobPut("c", Phase.RUNNING, attempt=1),
+            JobPut(
+                "a",
+                Phase.QUEUED,
+                waits_for=(("b", Condition.AFTER_FAIL), ("c", Condition.AFTER_STARTED)),
+            ),
+            replace(A1, epoch=4),
         )
     ],
     "reads and watches that go on": [

@@ -124,11 +124,20 @@ class Acknowledgements:
         return wrong
 
     def why_cancelled(self, job_id: str) -> bool:
-        """Return whether the queue may have cancelled a job itself: a dependency that had to succeed did not."""
+        """Return whether the queue may have cancelled a job itself: a dependency ended other than it had to.
+
+        A job that was cancelled may have ended before it ran, even if it had an attempt.
+        """
         return any(
-            condition == Condition.AFTER_OK and self._phase(other) is not Phase.SUCCEEDED
+            self._never(other, condition)
+            or (condition == Condition.AFTER_STARTED and self._phase(other) is not Phase.SUCCEEDED)
             for other, condition in self.after.get(job_id, {}).items()
         )
+
+    def _never(self, job_id: str, condition: str) -> bool:
+        """Return whether a job ended so that a condition for its end does not hold."""
+        succeeded = self._phase(job_id) is Phase.SUCCEEDED
+        return succeeded if condition == Condition.AFTER_FAIL else condition == Condition.AFTER_OK and not succeeded
 
     def _phase(self, job_id: str) -> Phase | None:
         return self._jobs[job_id].phase if job_id in self._jobs else None
@@ -138,13 +147,20 @@ class Acknowledgements:
         if first is None:
             return []
         wrong = [
-            f"{job_id} began at {first}, and {other} before it ended at {self._ended.get(other)}"
-            for other in before
-            if first < self._ended.get(other, first + 1)
+            f"{job_id} began at {first}, and {other} before it {what} at {at}"
+            for other, condition in before.items()
+            for what, at in [self._event_before(other, condition)]
+            if at is None or first < at
         ]
-        if self.why_cancelled(job_id):
-            wrong.append(f"{job_id} ran, though a dependency that had to succeed did not")
+        if any(self._never(other, condition) for other, condition in before.items()):
+            wrong.append(f"{job_id} ran, though a dependency ended other than it had to")
         return wrong
+
+    def _event_before(self, job_id: str, condition: str) -> tuple[str, Any]:
+        """Return what had to happen to a job first, and when it did; None if it never did."""
+        if condition == Condition.AFTER_STARTED:
+            return "began", self._first.get(job_id)
+        return "ended", self._ended.get(job_id)
 
     def _closed_node_violation(self, node_id: str, since: str) -> list[str]:
         """Return attempts placed on a closed node between the first commit surely after its closing and its opening."""

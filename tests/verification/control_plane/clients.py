@@ -30,7 +30,7 @@ PAGE = 1000
 OVER = [specs.PHASES.to_wire(phase) for phase in sorted(ENDED)]
 TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 INVALID_STATE = (grpc.StatusCode.FAILED_PRECONDITION,)
-AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITION_AFTER_OK
+CONDITIONS = [number for number in job_pb2.DependencyCondition.values() if number]
 
 
 class Clients:
@@ -104,7 +104,7 @@ class Clients:
             made.array.ranges.add(first=0, last=rng.randint(1, 3))
             made.array.running_max = rng.randint(0, 2)
         if self.acknowledged and rng.random() < 0.3:
-            made.dependencies.add(id=rng.choice(self.acknowledged), condition=rng.choice([AFTER, AFTER_OK]))
+            made.dependencies.add(id=rng.choice(self.acknowledged), condition=rng.choice(CONDITIONS))
         return made
 
     async def _change(self, stub: Any, thing_id: str, job_ids: list[str]) -> None:

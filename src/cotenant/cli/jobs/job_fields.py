@@ -87,7 +87,7 @@ def read(field: JobField, text: str, now: float) -> Any:
     Raises:
         ValueError: the text is not of the field's type.
     """
-    return units.parse_deadline(text, now) if field.type is FieldType.TIME else FORMS[field.type].read(text)
+    return units.parse_time(text, now) if field.type is FieldType.TIME else FORMS[field.type].read(text)
 
 
 def write(field: JobField, value: Any) -> Any:
@@ -108,7 +108,13 @@ OF_REQUEST: Fields = {field.key: field for field in REQUEST}
 SINGLE_ROLE: Fields = {field.key: field for field in ROLE}  # of a job with a single role
 LISTED_ROLE: Fields = {"name" if key == "role" else key: field for key, field in SINGLE_ROLE.items()}
 OF_SEVERAL: Fields = {field.key: field for field in STRUCTURED}
-AFTER = {"after": Condition.AFTER, "after_ok": Condition.AFTER_OK}
+AFTER = {"after": Condition.AFTER, "after_ok": Condition.AFTER_OK}  # what a word without a condition means
+AFTER_CONDITIONS = {  # before the colon, in `after`
+    "any": Condition.AFTER,
+    "ok": Condition.AFTER_OK,
+    "fail": Condition.AFTER_FAIL,
+    "started": Condition.AFTER_STARTED,
+}
 JOB_FIELDS = (*PLAIN, *GROUPS, *SINGLE_ROLE, *OF_REQUEST, *OF_SEVERAL, "roles")
 ROLE_FIELDS = (*LISTED_ROLE, *OF_REQUEST, "command")
 OTHER_NAMES = {name: field.key for field in ALL_FIELDS for name in field.other_names}

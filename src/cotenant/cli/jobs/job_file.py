@@ -23,6 +23,7 @@ from typing import Any
 
 from cotenant.cli.jobs.job_fields import (
     AFTER,
+    AFTER_CONDITIONS,
     GROUPS,
     JOB_FIELDS,
     LISTED_ROLE,
@@ -48,7 +49,7 @@ from cotenant.cli.source_positions import (
     overlay,
 )
 from cotenant.codec.specs import spec_to_wire
-from cotenant.core.model.dependencies import Dependency
+from cotenant.core.model.dependencies import Condition, Dependency
 from cotenant.core.model.job import JobSpec, OpenReplicas, Request, Role, SubmitDirectory
 from cotenant.core.model.job_fields import attributes
 from cotenant.core.model.notification import Trigger
@@ -338,7 +339,7 @@ class _Reader:
         return tuple(dict.fromkeys(found))
 
     def _dependencies(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[Dependency, ...]:
-        """Return dependencies: a list of ids or names, or one comma-separated text."""
+        """Return dependencies: a list of ids or names, with conditions in `after`, or one comma-separated text."""
         found: list[Dependency] = []
         for name, condition in AFTER.items():
             node = given[name][1] if name in given else ListNode(self._place, ())
@@ -346,7 +347,7 @@ class _Reader:
                 text = self._text(item, f"dependencies[{len(found)}].id", name)
                 for word in [text] if isinstance(node, ListNode) else (text or "").split(","):
                     self._places[f"dependencies[{len(found)}].id"] = item.place, name
-                    found.append(Dependency((word or "").strip(), condition))
+                    found.append(_dependency(word or "", condition))
         return tuple(found)
 
     def _command(self, given: Mapping[str, tuple[ScalarNode, Node]], wire: str, label: str) -> tuple[str, ...]:
@@ -416,3 +417,15 @@ def _with_plain_keys(node: Node) -> Node:
 def _suggestion(name: str, known: Iterable[str]) -> str:
     other = OTHER_NAMES.get(name, "")
     return f"; did you mean {other}?" if other in known else did_you_mean(name, known)
+
+
+def _dependency(word: str, condition: Condition) -> Dependency:
+    """Return the dependency that a word of `after` or `after_ok` names.
+
+    >>> _dependency("fail:0abc", Condition.AFTER)
+    Dependency(job_id='0abc', condition=<Condition.AFTER_FAIL: 'after_fail'>)
+    """
+    before, colon, name = word.partition(":")
+    if colon and condition is Condition.AFTER and (named := AFTER_CONDITIONS.get(before.strip())):
+        return Dependency(name.strip(), named)
+    return Dependency(word.strip(), condition)

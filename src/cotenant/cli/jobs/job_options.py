@@ -22,9 +22,9 @@ THE_COMMAND_LINE = SourcePosition("the command line")
 HELP_ORDER = (  # other fields follow
     "name", "kind", "gpus", "cpus", *(kind.key for kind in AMOUNT_KINDS),
     "gpu_type", "replicas", "replicas_min", "replicas_max", "qos.latency",
-    "qos.percentile", "qos.arrivals", "qos.rate", "role", "tenant", "queue", "priority", "deadline", "expected",
-    "time_limit", "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal", "after",
-    "after_ok", "array", "workdir", "notify_on",
+    "qos.percentile", "qos.arrivals", "qos.rate", "role", "tenant", "queue", "priority", "deadline", "begin",
+    "expected", "time_limit", "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal",
+    "after", "after_ok", "array", "workdir", "notify_on",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ TEXTS = in_order(
 )
 PAIRS = tuple(OF_SEVERAL[key] for key in ("env", "labels"))
 NOTIFY = OF_SEVERAL["notify"]
+SWITCHES = tuple(field for field in ALL_FIELDS if field.switch)
 NOT_PREEMPTIBLE = JobField("not_preemptible", FieldType.BOOLEAN, help="Never preempt the job.")
 
 
@@ -132,7 +133,7 @@ def _parameters() -> Iterable[inspect.Parameter]:
 
     yield from (parameter(option, str | None, None) for option in TEXTS)
     yield from (parameter(option, list[str] | None, None) for option in (*PAIRS, NOTIFY))
-    yield parameter(NOT_PREEMPTIBLE, bool, False)
+    yield from (parameter(option, bool, False) for option in (NOT_PREEMPTIBLE, *SWITCHES))
 
 
 def document(context: typer.Context, given_options: Mapping[str, Any]) -> MapNode:
@@ -155,6 +156,9 @@ def document(context: typer.Context, given_options: Mapping[str, Any]) -> MapNod
         )
     if given_options[parameter_name(NOT_PREEMPTIBLE)]:
         entries.append(_entry("preemptible", f"--{NOT_PREEMPTIBLE.flag}", "false"))
+    entries += [
+        _entry(option.key, f"--{option.flag}", "true") for option in SWITCHES if given_options[parameter_name(option)]
+    ]
     if tail:
         words = tuple(ScalarNode(THE_COMMAND_LINE, word) for word in tail)
         entries.append((ScalarNode(THE_COMMAND_LINE, "command"), ListNode(THE_COMMAND_LINE, words)))

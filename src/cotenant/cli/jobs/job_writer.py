@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cotenant.cli import units
-from cotenant.cli.jobs.job_fields import AFTER, LISTED_ROLE, OF_REQUEST, SINGLE_ROLE, Fields, write
+from cotenant.cli.jobs.job_fields import AFTER, AFTER_CONDITIONS, LISTED_ROLE, OF_REQUEST, SINGLE_ROLE, Fields, write
 from cotenant.cli.jobs.job_file import SHELL
 from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.job import JobSpec, OpenReplicas, Role
@@ -91,7 +91,7 @@ def _document(spec: JobSpec) -> dict[str, Any]:
             "notify": list(spec.notify),
             "notify_on": list(map(str, spec.notify_on)),
             "array": str(spec.array) if spec.array else None,
-            **{name: _after(spec, condition) for name, condition in AFTER.items()},
+            **{name: _after(spec, name) for name in AFTER},
             "command": _command(spec.command),
         }
     )
@@ -103,8 +103,16 @@ def _document(spec: JobSpec) -> dict[str, Any]:
     return dict(sorted(fields.items(), key=lambda field: LAST.index(field[0]) if field[0] in LAST else -1))
 
 
-def _after(spec: JobSpec, condition: Condition) -> list[str]:
-    return [one.job_id for one in spec.dependencies if one.condition is condition]
+def _after(spec: JobSpec, name: str) -> list[str]:
+    """Return the words of `after` or `after_ok`: `after` has all dependencies that need a condition of their own."""
+    words = {condition: word for word, condition in AFTER_CONDITIONS.items()}
+    named = [one for one in spec.dependencies if (one.condition is Condition.AFTER_OK) is (name == "after_ok")]
+    return [
+        f"{words[one.condition]}:{one.job_id}"
+        if one.condition not in AFTER.values() or (name == "after" and ":" in one.job_id)
+        else one.job_id
+        for one in named
+    ]
 
 
 def _command(words: tuple[str, ...]) -> _Script | list[str]:

@@ -19,18 +19,25 @@ from cotenant.cli.jobs.job_lines import exit_line
 from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
+from cotenant.codec.dependencies import condition_of
 from cotenant.codec.specs import fields_from_wire, spec_from_wire, triggers_from_wire
+from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.job_fields import JOB
 from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.refusal import gpus, plural
 from cotenant.core.model.resources import ResourceKind, present
 from cotenant.v1.array_service_pb2 import Array
-from cotenant.v1.job_pb2 import DEPENDENCY_CONDITION_AFTER, DEPENDENCY_CONDITION_AFTER_OK, Job, JobSpec, LossGoal, Qos
+from cotenant.v1.job_pb2 import Job, JobSpec, LossGoal, Qos
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
 
 CORES_SHOWN_MAX = 12
 PRE_RUN = "pre-run on one GPU"
-AFTER_WORDS = {DEPENDENCY_CONDITION_AFTER: "after", DEPENDENCY_CONDITION_AFTER_OK: "after success of"}
+AFTER_WORDS = {
+    Condition.AFTER: "after",
+    Condition.AFTER_OK: "after success of",
+    Condition.AFTER_FAIL: "after failure of",
+    Condition.AFTER_STARTED: "after start of",
+}
 Pairs = Iterator[tuple[str, str]]
 
 
@@ -162,7 +169,7 @@ def _spec_lines(spec: JobSpec) -> Pairs:
     yield "locality", views.locality_of(spec)
     yield "labels", ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
     for condition, word in AFTER_WORDS.items():
-        yield word, ", ".join(one.id for one in spec.dependencies if one.condition == condition)
+        yield word, ", ".join(one.id for one in spec.dependencies if condition_of(one) is condition)
     yield from ((label, lines.pop(label, "")) for label in ("deadline", "working directory"))
     yield "submitted from", spec.submit_directory.path
     yield "progress rule", lines.pop("progress rule", "")

@@ -65,8 +65,9 @@ def submit(
     folder. --workdir names another one.
 
     Options override the fields of each job in the files. All jobs are validated before the first is submitted. --array
-    runs a job once per index; --after and --after-ok make it wait for other jobs. --notify sends a word when a job has
-    ended, if the mesh has notifications; `notify` in ~/.config/cotenant/config.toml does so for all your jobs.
+    runs a job once per index; --after and --after-ok make it wait for other jobs, --begin for a time, and --hold until
+    `cotenant resume`. --notify sends a word when a job has ended, if the mesh has notifications; `notify` in
+    ~/.config/cotenant/config.toml does so for all your jobs.
 
     \b
     Examples:
@@ -76,6 +77,9 @@ def submit(
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
       cotenant submit --after-ok ID -- python3 evaluate.py
+      cotenant submit --after fail:ID,ok:OTHER -- ./report-failure
+      cotenant submit --begin 17:30 --gpus 1 -- python3 train.py
+      cotenant submit --hold --gpus 1 -- python3 train.py; cotenant resume @last
       cotenant submit --deadline 3h --objective-check require -- ./train
       cotenant submit --gpus 1 --notify mailto:ada@example.org -- ./train
     """

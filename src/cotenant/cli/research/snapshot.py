@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the simulator is imported only to take a snapshot
 ESTIMATES_MAX = 1000
 ENDED_MAX = 1000  # jobs that ended, for policies that learn from them: the longest page
 STDOUT = Path("-")
+OMITTED = {Code.DEPENDENCY: "wait for other jobs", Code.BEGIN_TIME: "wait for their begin time"}
 PHASES = (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 GROUPS = {
     "cotenant.placement_policies": "placement",
@@ -107,9 +108,10 @@ async def read_snapshot(mesh: Mesh) -> snapshots.Snapshot:
         [job async for job in all_jobs(mesh, wanted, view=JOB_VIEW_FULL)],
         key=lambda job: job.create_time.ToNanoseconds(),
     )
-    jobs = [job for job in found if job.refusal.code != Code.DEPENDENCY]
-    if len(jobs) < len(found):
-        note(f"omitted jobs that wait for other jobs: {len(found) - len(jobs):,}")
+    jobs = [job for job in found if job.refusal.code not in OMITTED]
+    for code, what in OMITTED.items():
+        if omitted := sum(job.refusal.code == code for job in found):
+            note(f"omitted jobs that {what}: {omitted:,}")
     if held := sum(job.refusal.code == Code.ARRAY_LIMIT for job in jobs):
         note(f"jobs at their array's limit, which simulations ignore: {held:,}")
     nodes = [node async for node in all_nodes(mesh)]

@@ -1,4 +1,4 @@
-"""Dependencies: a job waits until other jobs have ended, or succeeded. Pure.
+"""Dependencies: a job waits until other jobs have ended, succeeded, failed or started. Pure.
 
 A dependency that can no longer be met ends the wait too. Slurm leaves such a job in its queue as
 `DependencyNeverSatisfied` until a user cancels it, unless `kill_invalid_depend` is set; Airflow ends it at once as
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Condition(StrEnum):
@@ -18,6 +19,8 @@ class Condition(StrEnum):
 
     AFTER = "after"  # its end, in any phase
     AFTER_OK = "after_ok"  # its success
+    AFTER_FAIL = "after_fail"  # its end without success
+    AFTER_STARTED = "after_started"  # its first start
 
 
 class Verdict(StrEnum):
@@ -36,15 +39,29 @@ class Dependency:
     condition: Condition = Condition.AFTER_OK
 
 
-def verdict(condition: Condition, *, left: int, failed: int) -> Verdict:
-    """Return the verdict on a condition: `left` of its jobs have not ended, `failed` of them ended without success.
+class Counts(NamedTuple):
+    """Counts of the jobs that a condition is about: one job, or all of an array."""
 
-    >>> [verdict(condition, left=3, failed=1).value for condition in Condition]
-    ['open', 'never']
+    left: int = 0  # have not ended
+    failed: int = 0  # ended without success
+    unstarted: int = 0  # have not ended, and never ran so far
+    never_ran: int = 0  # ended before they ever ran
+
+
+def verdict(condition: Condition, counts: Counts) -> Verdict:
+    """Return the verdict on a condition.
+
+    >>> [verdict(condition, Counts(left=3, failed=1, unstarted=2)).value for condition in Condition]
+    ['open', 'never', 'open', 'open']
     """
-    if condition is Condition.AFTER_OK and failed:
+    if condition is Condition.AFTER_STARTED:
+        never, waits = counts.never_ran > 0, counts.unstarted > 0
+    else:
+        never, waits = condition is Condition.AFTER_OK and counts.failed > 0, counts.left > 0
+        never |= condition is Condition.AFTER_FAIL and not (waits or counts.failed)
+    if never:
         return Verdict.NEVER
-    return Verdict.OPEN if left else Verdict.MET
+    return Verdict.OPEN if waits else Verdict.MET
 
 
 def topological_order(before: Mapping[int, Sequence[int]]) -> list[int]:

@@ -159,6 +159,8 @@ class JobSpec:
     time_limit_seconds: float | None = None  # of one attempt, including the grace; None: no limit
     notify: tuple[str, ...] = ()  # targets; of a job that was accepted, redacted to their hosts
     notify_on: tuple[Trigger, ...] = ()  # () means once it has ended
+    hold: bool = False  # suspended from the start
+    begin_seconds: float | None = None  # unix time before which it does not start
 
     @property
     def gpu_milli(self) -> int:

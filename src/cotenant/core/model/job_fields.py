@@ -81,6 +81,7 @@ class JobField:
     wire: its name on the wire; the attribute, unless given.
     metavar: of its flag; "" for none.
     flag: the name of its flag; the last part of the key, unless given.
+    switch: whether its flag takes no value, and sets it to true.
     shown: its label in `cotenant show`, "" for none, and `shown_as` the text around the value.
     update: the help of its flag of `cotenant update`; "" for none.
     other_names: on the wire and in other schedulers, for suggestions.
@@ -95,6 +96,7 @@ class JobField:
     help: str = ""
     metavar: str = ""
     flag: str = ""
+    switch: bool = False
     shown: str = ""
     shown_as: str = "{}"
     update: str = ""
@@ -168,8 +170,12 @@ JOB: tuple[JobField, ...] = (
     JobField("expected", T.DURATION, "expected_seconds", "expected_duration", limit=positive(" seconds"),
         metavar="DURATION", help="Expected run time.", other_names=("expected_duration",)),
     JobField("deadline", T.TIME, "deadline_seconds", "deadline", metavar="TIME",
-        help="Deadline: 2h, or 2030-01-31T18:00.", shown="deadline",
-        update="Deadline: 2h, or 2030-01-31T18:00; none removes it."),
+        help="Deadline: 2h, 17:30, or 2030-01-31T18:00.", shown="deadline",
+        update="Deadline: 2h, 17:30, or 2030-01-31T18:00; none removes it."),
+    JobField("begin", T.TIME, "begin_seconds", "begin_time", metavar="TIME", shown="begins",
+        help="Do not start before: +10m, 17:30, or 2030-01-31T18:00.", other_names=("begin_time", "starttime")),
+    JobField("hold", T.BOOLEAN, switch=True, help="Suspend the job from the start, until `cotenant resume`.",
+        shown="held at submission"),
     JobField("time_limit", T.DURATION, "time_limit_seconds", limit=_TIME_LIMIT, wire="time_limit",
         metavar="DURATION", flag="time", shown="time limit", shown_as="{} per attempt",
         help="Wall-clock limit of one attempt, grace included; the job then fails. Default: none.",
@@ -260,7 +266,7 @@ STRUCTURED: tuple[JobField, ...] = (
     JobField("array", T.INDICES, metavar="INDICES",
         help="One job per index: 0-99, 1,3,5-9, or 0-99%10 for 10 at a time."),
     JobField("after", T.JOBS, "dependencies", metavar="ID,…",
-        help="Start after these jobs or arrays have ended: ids, or names in the same file."),
+        help="Start after these jobs or arrays have ended, or any:ID, ok:ID, fail:ID, started:ID; ids, or names."),
     JobField("after_ok", T.JOBS, "dependencies", metavar="ID,…",
         help="Start after these have succeeded; cancel the job if one has not.",
         other_names=("dependencies", "depends_on", "needs")),

@@ -126,6 +126,11 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
         ),
         Code.SUSPENDED: Meaning("Its owner holds it back.", "`cotenant resume ID`."),
         Code.BACK_OFF: Meaning("Its last attempt failed; the next one is delayed (back-off).", "The time passes."),
+        Code.BEGIN_TIME: Meaning(
+            "It was submitted with a begin time (`--begin`) that is still to come.",
+            "The time passes.",
+            {"begin_seconds": "the begin time, in unix seconds"},
+        ),
         Code.NOT_YET_CONSIDERED: Meaning(
             "It has just arrived or was just requeued: the next cycle, within milliseconds, considers it.",
             "Wait; if this lasts, the queue or placement service is down.",

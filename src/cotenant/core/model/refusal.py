@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -40,6 +41,7 @@ class Code(StrEnum):
     NO_NODES = "NO_NODES"
     SUSPENDED = "SUSPENDED"
     BACK_OFF = "BACK_OFF"
+    BEGIN_TIME = "BEGIN_TIME"
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
     GIVEN_UP = "GIVEN_UP"
     DEPENDENCY = "DEPENDENCY"
@@ -62,6 +64,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.NO_NODES: Wait.CAPACITY,
         Code.SUSPENDED: Wait.DEPENDENCY,
         Code.BACK_OFF: Wait.DEPENDENCY,
+        Code.BEGIN_TIME: Wait.DEPENDENCY,
         Code.NOT_YET_CONSIDERED: Wait.CAPACITY,
         Code.GIVEN_UP: Wait.CAPACITY,
         Code.DEPENDENCY: Wait.DEPENDENCY,
@@ -320,8 +323,25 @@ def policy_failed(policy: str, error: Exception) -> Refusal:
     )
 
 
+def begins_later(begin_seconds: float) -> Refusal:
+    """Return the refusal of a job whose begin time, in unix seconds, is still to come.
+
+    >>> begins_later(1893456000.0).detail
+    'begins at 2030-01-01T00:00:00Z'
+    """
+    at = datetime.fromtimestamp(begin_seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return Refusal(Code.BEGIN_TIME, f"begins at {at}", "the time passes", {"begin_seconds": begin_seconds})
+
+
 AWAITED_NAMED_MAX = 5
-_WANTED: Mapping[Condition, str] = MappingProxyType({Condition.AFTER_OK: "succeed", Condition.AFTER: "end"})
+_WANTED: Mapping[Condition, str] = MappingProxyType(
+    {
+        Condition.AFTER_OK: "succeed",
+        Condition.AFTER_FAIL: "fail",
+        Condition.AFTER: "end",
+        Condition.AFTER_STARTED: "start",
+    }
+)
 
 
 def awaits(others: Mapping[Condition, Sequence[str]]) -> Refusal:
@@ -336,7 +356,7 @@ def awaits(others: Mapping[Condition, Sequence[str]]) -> Refusal:
         if others.get(condition)
     ]
     numbers = {f"left_{condition}": float(len(names)) for condition, names in others.items() if names}
-    remedy = "those jobs finish as required; or cancel this job and submit it without them"
+    remedy = "those jobs start or finish as required; or cancel this job and submit it without them"
     return Refusal(Code.DEPENDENCY, f"waits {'; '.join(parts)}", remedy, numbers)
 
 

@@ -58,7 +58,7 @@ def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, .
     """
     return tuple(
         Violation(f"spec.{field}", description)
-        for rule in (_labels, _roles, _contradictions, _fields, _texts, _order, _notify)
+        for rule in (_labels, _roles, _contradictions, _begin, _fields, _texts, _order, _notify)
         for field, description in rule(spec)
     ) + tuple(_deadline(spec, now))
 
@@ -201,6 +201,12 @@ def _contradictions(spec: JobSpec) -> Found:
     if bool(goal.fall_steps) != bool(goal.fall_min):
         given, missing = ("fall_steps", "fall_min") if goal.fall_steps else ("fall_min", "fall_steps")
         yield f"loss_goal.{missing}", f"is missing: {given} alone has no effect"
+
+
+def _begin(spec: JobSpec) -> Found:
+    begin, deadline = spec.begin_seconds, spec.deadline_seconds
+    if begin is not None and deadline is not None and begin >= deadline:
+        yield "begin_time", f"must be before the deadline, not {begin - deadline:.0f} s after it"
 
 
 def _spread(spec: JobSpec) -> Found:

@@ -149,6 +149,8 @@ def test_the_options_of_submit_are_those_of_the_table() -> None:
     for field in ALL_FIELDS:
         if field.metavar:
             assert options.pop(f"--{field.flag}") == (field.metavar, field.help)
+        if field.switch:
+            assert options.pop(f"--{field.flag}") == (None, field.help)
     assert f"--{NOT_PREEMPTIBLE.flag}" in options
     assert not options.keys() & {f"--{field.flag}" for field in ALL_FIELDS}
 

@@ -25,6 +25,23 @@ def wrong(text: str) -> list[str]:
     return [str(mistake) for mistake in rejection.value.mistakes]
 
 
+def test_after_takes_a_condition_for_each_job() -> None:
+    text = "after: [any:a, 'ok: b', fail:c, started:d, e, other:f]\nafter_ok: fail:g\ncommand: [x]"
+    [draft] = read_jobs(text, "jobs.yaml", NOW)
+    expected = (
+        Dependency("a", Condition.AFTER),
+        Dependency("b", Condition.AFTER_OK),
+        Dependency("c", Condition.AFTER_FAIL),
+        Dependency("d", Condition.AFTER_STARTED),
+        Dependency("e", Condition.AFTER),
+        Dependency("other:f", Condition.AFTER),
+        Dependency("fail:g", Condition.AFTER_OK),
+    )
+    assert draft.spec.dependencies == expected
+    [again] = read_jobs(write_jobs([draft.spec]), "written.yaml", NOW)
+    assert set(again.spec.dependencies) == set(expected)
+
+
 def test_after_is_a_list_or_a_string() -> None:
     text = "after: [a, 'b, c']\nafter-ok: d,e\narray: 0-9%2\ncommand: [x]"
     [draft] = read_jobs(text, "jobs.yaml", NOW)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.model.dependencies import Condition, DependencyCycle, Verdict, topological_order, verdict
+from cotenant.core.model.dependencies import Condition, Counts, DependencyCycle, Verdict, topological_order, verdict
 
 GRAPHS = st.integers(1, 8).flatmap(
     lambda count: st.fixed_dictionaries(
@@ -39,16 +39,28 @@ def test_a_long_chain_is_no_deep_recursion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "failed", "after", "after_ok"),
+    ("left", "failed", "after", "after_ok", "after_fail"),
     [
-        (2, 0, Verdict.OPEN, Verdict.OPEN),
-        (2, 1, Verdict.OPEN, Verdict.NEVER),
-        (0, 1, Verdict.MET, Verdict.NEVER),
-        (0, 0, Verdict.MET, Verdict.MET),
+        (2, 0, Verdict.OPEN, Verdict.OPEN, Verdict.OPEN),
+        (2, 1, Verdict.OPEN, Verdict.NEVER, Verdict.OPEN),
+        (0, 1, Verdict.MET, Verdict.NEVER, Verdict.MET),
+        (0, 0, Verdict.MET, Verdict.MET, Verdict.NEVER),
     ],
 )
 def test_a_condition_depends_on_jobs_left_and_jobs_failed(
-    left: int, failed: int, after: Verdict, after_ok: Verdict
+    left: int, failed: int, after: Verdict, after_ok: Verdict, after_fail: Verdict
 ) -> None:
-    assert verdict(Condition.AFTER, left=left, failed=failed) is after
-    assert verdict(Condition.AFTER_OK, left=left, failed=failed) is after_ok
+    assert verdict(Condition.AFTER, Counts(left, failed)) is after
+    assert verdict(Condition.AFTER_OK, Counts(left, failed)) is after_ok
+    assert verdict(Condition.AFTER_FAIL, Counts(left, failed)) is after_fail
+
+
+@pytest.mark.parametrize(
+    ("unstarted", "never_ran", "after_started"),
+    [(0, 0, Verdict.MET), (1, 0, Verdict.OPEN), (1, 1, Verdict.NEVER), (0, 1, Verdict.NEVER)],
+)
+def test_a_start_is_awaited_until_all_have_run_or_one_never_will(
+    unstarted: int, never_ran: int, after_started: Verdict
+) -> None:
+    counts = Counts(left=3, unstarted=unstarted, never_ran=never_ran)
+    assert verdict(Condition.AFTER_STARTED, counts) is after_started

@@ -127,6 +127,14 @@ def test_an_impossible_time_limit_gets_one_error(seconds: float) -> None:
     assert [(one.field, one.description) for one in found] == [("spec.time_limit", said)]
 
 
+def test_a_begin_after_the_deadline_is_refused() -> None:
+    found = check_spec(replace(SPEC, begin_seconds=200.0, deadline_seconds=100.0))
+    assert [(one.field, one.description) for one in found] == [
+        ("spec.begin_time", "must be before the deadline, not 100 s after it")
+    ]
+    assert not check_spec(replace(SPEC, begin_seconds=50.0, deadline_seconds=100.0))
+
+
 def test_a_time_limit_within_the_grace_names_both() -> None:
     found = check_spec(replace(SPEC, time_limit_seconds=20.0, grace_seconds=60.0))
     said = "must be longer than grace, 60 s, which is part of it, not 20 s"

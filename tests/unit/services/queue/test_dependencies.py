@@ -25,6 +25,7 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITION_AFTER_OK
+AFTER_FAIL, AFTER_STARTED = job_pb2.DEPENDENCY_CONDITION_AFTER_FAIL, job_pb2.DEPENDENCY_CONDITION_AFTER_STARTED
 
 
 @pytest.fixture
@@ -98,6 +99,75 @@ async def test_an_unsatisfiable_job_is_cancelled_with_its_dependents(mesh: Mesh)
         assert job.attempt.number == 0
     await mesh.reach(held, "CANCELLED")
     await mesh.reach(anyway, "RUNNING")
+
+
+def when(condition: job_pb2.DependencyCondition.ValueType, *ids: str) -> list[job_pb2.Dependency]:
+    return [job_pb2.Dependency(id=one, condition=condition) for one in ids]
+
+
+async def test_a_job_after_a_failure_runs_after_it_and_never_after_a_success(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    bad, good = await mesh.submit(), await mesh.submit()
+    report = await mesh.submit(dependencies=when(AFTER_FAIL, bad))
+    vain = await mesh.submit(dependencies=when(AFTER_FAIL, good))
+    told = (await mesh.job(report)).refusal
+    assert told.detail.startswith(f"waits for 1 job to fail: {bad} (")
+    await mesh.reach(bad, "RUNNING")
+    agent.finish((bad, 1), code=1)
+    await mesh.reach(report, "RUNNING")
+    agent.finish((report, 1))
+    await mesh.reach(good, "RUNNING")
+    agent.finish((good, 1))
+    job = await mesh.reach(vain, "CANCELLED")
+    assert job.phase_reason == f"depends on the failure of {good}, which succeeded"
+
+
+async def test_a_job_after_a_start_runs_beside_the_other_also_after_a_restart(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    server = await mesh.submit()
+    await mesh.reach(server, "RUNNING")
+    never = await mesh.submit(gpus=8)
+    beside = await mesh.submit(dependencies=when(AFTER_STARTED, server))
+    vain = await mesh.submit(dependencies=when(AFTER_STARTED, never))
+    await mesh.reach(beside, "RUNNING")
+    assert (await mesh.job(vain)).refusal.detail.startswith("waits for 1 job to start: ")
+    await mesh.restart("queue")
+    await mesh.reach(server, "RUNNING")
+    late = await mesh.submit(dependencies=when(AFTER_STARTED, server))
+    await mesh.reach(late, "RUNNING")
+    assert (await mesh.job(vain)).refusal.code == "DEPENDENCY"
+    await cancel(mesh, never)
+    job = await mesh.reach(vain, "CANCELLED")
+    assert job.phase_reason == f"depends on the start of {never}, which was cancelled before it ran"
+    assert (await mesh.job(server)).phase == job_pb2.JOB_PHASE_RUNNING
+
+
+async def test_a_job_that_ran_and_ended_while_the_queue_was_away_has_started(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    server = await mesh.submit()
+    await mesh.reach(server, "RUNNING")
+    blocked = await mesh.submit(dependencies=[*when(AFTER_STARTED, server), *after(await mesh.submit(gpus=8))])
+    await mesh.kill("queue")
+    agent.finish((server, 1))
+    await mesh.start("queue")
+    assert (await mesh.reach(server, "SUCCEEDED")).HasField("start_time")
+    assert (await mesh.job(blocked)).phase == job_pb2.JOB_PHASE_QUEUED
+
+
+async def test_conditions_of_arrays_are_about_all_of_their_jobs(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    tasks = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=1)], running_max=1)
+    array = await mesh.submit_array(array=tasks)
+    started = await mesh.submit(dependencies=when(AFTER_STARTED, array))
+    failed = await mesh.submit(dependencies=when(AFTER_FAIL, array))
+    await mesh.reach(f"{array}_0", "RUNNING")
+    agent.finish((f"{array}_0", 1), code=1)
+    await mesh.reach(f"{array}_0", "FAILED")
+    await mesh.reach(f"{array}_1", "RUNNING")
+    await mesh.reach(started, "RUNNING")
+    assert (await mesh.job(failed)).phase == job_pb2.JOB_PHASE_QUEUED
+    agent.finish((f"{array}_1", 1))
+    await mesh.reach(failed, "RUNNING")
 
 
 async def test_a_retried_failure_does_not_satisfy_a_dependency(mesh: Mesh) -> None:

@@ -126,7 +126,7 @@ class Queue:
 
     async def _purge_array(self) -> None:
         for array in list(self.state.dependency_gate.arrays.values()):
-            if not array.end_counts[0] and len(array.ids) == array.count:
+            if not array.left and len(array.ids) == array.count:
                 await self.arrays.purge(array)
                 return
 
