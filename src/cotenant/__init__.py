@@ -29,6 +29,9 @@ if TYPE_CHECKING:
         Unavailable,
         WaitTimeout,
     )
+    from cotenant.client.function_pickling import CannotPickle
+    from cotenant.client.mapping import RemoteError, ResultTooLarge
+    from cotenant.client.remote_functions import RemoteFunction, job, map
     from cotenant.client.status import JobStatus
 
 __all__ = [
@@ -37,6 +40,7 @@ __all__ = [
     "AsyncJob",
     "AsyncJobArray",
     "BadField",
+    "CannotPickle",
     "Client",
     "Conflict",
     "CotenantError",
@@ -54,9 +58,14 @@ __all__ = [
     "NotConfigured",
     "NotFound",
     "PermissionDenied",
+    "RemoteError",
+    "RemoteFunction",
+    "ResultTooLarge",
     "Unauthenticated",
     "Unavailable",
     "WaitTimeout",
+    "job",
+    "map",
 ]
 
 _HOMES = {  # by module: the names that it has
@@ -67,6 +76,9 @@ _HOMES = {  # by module: the names that it has
         *("InvalidArgument", "JobCancelled", "JobFailed", "LimitExceeded", "NotConfigured", "NotFound"),
         *("PermissionDenied", "Unauthenticated", "Unavailable", "WaitTimeout"),
     ),
+    "function_pickling": ("CannotPickle",),
+    "mapping": ("RemoteError", "ResultTooLarge"),
+    "remote_functions": ("RemoteFunction", "job", "map"),
     "status": ("JobStatus",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

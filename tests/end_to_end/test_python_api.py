@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +12,10 @@ from pathlib import Path
 import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
+from tests.support.paths import ROOT
 
 import cotenant
+from cotenant.client.mapping import SCRIPT
 
 SECONDS_MAX = 60.0
 
@@ -114,3 +119,84 @@ def test_a_client_survives_a_restart_of_the_mesh(mesh: Mesh, client: cotenant.Cl
         job.status()
     mesh.start()
     assert job.result(SECONDS_MAX) == "before\n"
+
+
+def test_a_map_returns_results_and_exceptions_in_order(client: cotenant.Client, folder: Path) -> None:
+    def fails_at_two(number: int) -> int:  # in here, so that workers need not import this module
+        if number == 2:
+            raise KeyError("two")
+        return number * 10
+
+    futures = client.map(fails_at_two, range(4), cpus=1, workers=2)
+    assert [future.exception(SECONDS_MAX) is None for future in futures] == [True, True, False, True]
+    assert [futures[place].result() for place in (0, 1, 3)] == [0, 10, 30]
+    with pytest.raises(KeyError, match="two") as caught:
+        futures[2].result()
+    assert "in fails_at_two" in str(caught.value.__cause__)
+    until(lambda: not list(folder.iterdir()), "removal of the folder")
+    assert len(client.jobs(all=True, name="fails_at_two")) == 2
+
+
+def test_a_worker_that_dies_fails_its_item_only(client: cotenant.Client) -> None:
+    futures = client.map(lambda number: os._exit(9) if number == 0 else number, range(3), cpus=1, workers=2)
+    with pytest.raises(cotenant.JobFailed, match="status 9"):
+        futures[0].result(SECONDS_MAX)
+    assert [future.result(SECONDS_MAX) for future in futures[1:]] == [1, 2]
+
+
+def test_a_decorated_function_runs_as_a_job(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_STATE_DIR", str(mesh.state_dir))
+
+    @cotenant.job(cpus=1, env={"BASE": "100"})
+    def add(left: int, right: int = 1) -> int:
+        return left + right + int(os.environ["BASE"])
+
+    assert add(1, right=5).result(SECONDS_MAX) == 106
+    assert add.__wrapped__.__name__ == "add"
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(client: cotenant.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = SCRIPT.replace(
+        '"$1/plan.json"', '"/another/machine$1/plan.json"'
+    )  # stands for a node without the folder
+    monkeypatch.setattr("cotenant.client.mapping.SCRIPT", elsewhere)
+    [future] = client.map(len, ["abc"], cpus=1)
+    with pytest.raises(cotenant.JobFailed, match="this node does not see the folder /"):
+        future.result(SECONDS_MAX)
+
+
+def test_the_fields_of_a_map_are_checked(client: cotenant.Client) -> None:
+    with pytest.raises(cotenant.InvalidArgument, match=r"replicas: not allowed .*; workers: must be at least 1"):
+        client.map(len, ["abc"], workers=0, replicas=2)
+    assert client.map(len, []) == []
+
+
+def test_jobs_of_a_map_are_cancelled_with_their_process(mesh: Mesh, client: cotenant.Client, folder: Path) -> None:
+    (folder / "script.py").write_text(
+        "import cotenant, pathlib, time\n"
+        "def wait(number):\n"
+        "    pathlib.Path('runs').touch()\n"
+        "    while True: time.sleep(0.1)\n"
+        "cotenant.map(wait, range(1), cpus=1, name='abandoned')\n"
+        "while not pathlib.Path('runs').exists(): time.sleep(0.05)\n"
+    )
+    environment = {**os.environ, "COTENANT_STATE_DIR": str(mesh.state_dir)}
+    subprocess.run([sys.executable, "script.py"], env=environment, check=True, timeout=SECONDS_MAX)
+    assert [job.wait(SECONDS_MAX).phase for job in client.jobs(all=True, name="abandoned")] == ["cancelled"]
+    assert list(folder.glob(".cotenant-map-*")) == []
+
+
+def test_the_examples_of_the_page_run(mesh: Mesh, folder: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    (folder / "page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    environment = {**os.environ, "COTENANT_STATE_DIR": str(mesh.state_dir)}
+    done = subprocess.run(
+        [sys.executable, "page.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS_MAX,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == "hello"

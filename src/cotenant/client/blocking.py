@@ -1,59 +1,27 @@
 """The blocking client: the asynchronous one, driven on an event loop in a thread.
 
 So there is one implementation of calls, retries and streams, and it also works in notebooks, whose thread already runs
-a loop. All clients of a process share the loop, and a process that was forked gets one of its own.
+a loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, Command, Explanation, JobList
 from cotenant.client.errors import WaitTimeout
 from cotenant.client.job_fields import JobFields
+from cotenant.client.loop import run
+from cotenant.client.mapping import RESULT_BYTES_MAX, WORKERS_DEFAULT, MapOptions, OnExit, end_maps, start_map
 from cotenant.client.status import JobStatus
 
-if TYPE_CHECKING:
-    pass
-
 T = TypeVar("T")
-
-
-class _LoopThread:
-    """An event loop that runs in a thread of its own, until the process ends."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="cotenant-client", daemon=True).start()
-
-
-_lock = threading.Lock()
-_running: _LoopThread | None = None
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the loop of this process."""
-    global _running
-    with _lock:
-        if _running is None or _running.pid != os.getpid():
-            _running = _LoopThread()
-        return _running.loop
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns on the loop; an interruption cancels it."""
-    running = asyncio.run_coroutine_threadsafe(work, _loop())
-    try:
-        return running.result()
-    except BaseException:
-        running.cancel()
-        raise
+R = TypeVar("R")
 
 
 def _within(work: Coroutine[Any, Any, T], seconds: float | None, waited_for: str) -> T:
@@ -103,7 +71,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Jobs are not affected."""
+        """Close the connections, and end unfinished maps as if this process ended. Other jobs are not affected."""
+        end_maps(self._client)
         run(self._client.close())
 
     @overload
@@ -191,7 +160,49 @@ class Client:
                 all=all, phase=phase, tenant=tenant, queue=queue, name=name, labels=labels, mine=mine, limit=limit
             )
         )
-        return JobList(map(Job, found))
+        return JobList(Job(one) for one in found)
+
+    def map(
+        self,
+        function: Callable[..., R],
+        /,
+        *iterables: Iterable[Any],
+        workers: int = WORKERS_DEFAULT,
+        on_exit: OnExit = "cancel",
+        python: str = sys.executable,
+        result_bytes_max: int = RESULT_BYTES_MAX,
+        **fields: Unpack[JobFields],
+    ) -> list[Future[R]]:
+        """Call a function with each item, in jobs, and return a future for each, in order.
+
+        At most `workers` jobs, which form one array, take the items one after the other. Several iterables are read in
+        parallel, as by the built-in `map`. The current folder has to be visible to the nodes. If the client is closed
+        early, or this process ends, the jobs are cancelled, or with `on_exit="keep"` continue. `python` is the
+        interpreter on the nodes.
+
+        Raises:
+            InvalidArgument: names every bad field.
+            CannotPickle: names what cannot be pickled.
+        """
+        calls = [(args, dict[str, Any]()) for args in zip(*iterables, strict=False)]
+        options = MapOptions(workers, on_exit, python, result_bytes_max)
+        return start_map(self._client, function, calls, options, cast("dict[str, Any]", fields))
+
+    def call(
+        self,
+        function: Callable[..., R],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        on_exit: OnExit = "cancel",
+        python: str = sys.executable,
+        result_bytes_max: int = RESULT_BYTES_MAX,
+        **fields: Unpack[JobFields],
+    ) -> Future[R]:
+        """Call a function once, in a job, and return the future of its result; see `map`."""
+        options = MapOptions(1, on_exit, python, result_bytes_max)
+        calls = [(tuple(args), kwargs or {})]
+        return start_map(self._client, function, calls, options, cast("dict[str, Any]", fields))[0]
 
 
 def _blocking(found: AsyncJob | AsyncJobArray) -> Job | JobArray:
@@ -302,7 +313,7 @@ class JobArray:
 
     def jobs(self) -> JobList[Job]:
         """Return its jobs, by index."""
-        return JobList(map(Job, run(self._array.jobs())))
+        return JobList(Job(one) for one in run(self._array.jobs()))
 
     def wait(self, timeout: float | None = None) -> JobList[Job]:
         """Wait until all of its jobs have ended, and return them by index.
@@ -310,7 +321,7 @@ class JobArray:
         Raises:
             WaitTimeout: some have not ended after so many seconds.
         """
-        return JobList(map(Job, _within(self._array.wait(), timeout, self.id)))
+        return JobList(Job(one) for one in _within(self._array.wait(), timeout, self.id))
 
     def result(self, timeout: float | None = None) -> list[str]:
         """Wait for the success of all jobs, and return their output by index.
