@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cotenant.client.function_pickling import CannotPickle
     from cotenant.client.mapping import RemoteError, ResultTooLarge
     from cotenant.client.remote_functions import RemoteFunction, job, map
+    from cotenant.client.research import Comparison, Simulation, Trace, compare, load_trace, simulate
     from cotenant.client.status import JobStatus
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "BadField",
     "CannotPickle",
     "Client",
+    "Comparison",
     "Conflict",
     "CotenantError",
     "Explanation",
@@ -61,11 +63,16 @@ __all__ = [
     "RemoteError",
     "RemoteFunction",
     "ResultTooLarge",
+    "Simulation",
+    "Trace",
     "Unauthenticated",
     "Unavailable",
     "WaitTimeout",
+    "compare",
     "job",
+    "load_trace",
     "map",
+    "simulate",
 ]
 
 _HOMES = {  # by module: the names that it has
@@ -79,6 +86,7 @@ _HOMES = {  # by module: the names that it has
     "function_pickling": ("CannotPickle",),
     "mapping": ("RemoteError", "ResultTooLarge"),
     "remote_functions": ("RemoteFunction", "job", "map"),
+    "research": ("Comparison", "Simulation", "Trace", "compare", "load_trace", "simulate"),
     "status": ("JobStatus",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
