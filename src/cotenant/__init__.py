@@ -6,7 +6,7 @@ The names of the Python API are imported at their first use, so that `import cot
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as type checkers read it; importing `typing` would take longer than the rest
 
 if TYPE_CHECKING:
     from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, Explanation, JobList
@@ -92,7 +92,7 @@ _HOMES = {  # by module: the names that it has
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'cotenant' has no attribute {name!r}")
     from importlib import import_module
