@@ -9,6 +9,7 @@ from types import MappingProxyType
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {  # the modules that a plain installation lacks, by extra; a test compares them with pyproject.toml
         "agent": ("cryptography", "opentelemetry", "psutil", "pynvml", "re2"),
+        "python": ("cloudpickle",),
         "research": ("jinja2", "lightgbm", "matplotlib", "numpy", "psutil", "pyarrow", "scipy"),
         "server": (
             *("aetcd", "cryptography", "grpc_reflection", "jwt", "lightgbm", "numpy", "opentelemetry", "re2"),
@@ -16,7 +17,12 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-PREFERRED = ("research", "server", "agent")  # for a module that several bring, as a user without a mesh would choose
+PREFERRED = (
+    "research",
+    "server",
+    "agent",
+    "python",
+)  # for a module that several bring, as a user without a mesh would choose
 
 
 def bringing(module: str, preferred: Iterable[str] = ()) -> str:

@@ -46,10 +46,19 @@ class Mesh:
     """Stubs of the services, over one channel per address.
 
     With `unary`, stubs of plain addresses only make unary calls, one after the other, without gRPC or an event loop.
+    `report` receives what a user should know of, such as that a lost stream is retried.
     """
 
-    def __init__(self, find: Callable[[], Access], *, unary: bool = False, strictly: bool = False) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Access],
+        *,
+        unary: bool = False,
+        strictly: bool = False,
+        report: Callable[[str], None] = note,
+    ) -> None:
         self._find, self._strictly = find, strictly
+        self.report = report
         self._access = find()
         self.unary = unary and self._access.tls is None and all(map(_is_one, self._known().values()))
         self._channels: dict[str, Channel] = {}
@@ -103,7 +112,7 @@ class Mesh:
             raise failed
         if failed:
             reason = command_error(errors.from_error(failed)).message
-            note(f"a replica of the contention service is unreachable, so its nodes are missing: {reason}")
+            self.report(f"a replica of the contention service is unreachable, so its nodes are missing: {reason}")
         return answers
 
     async def _contention_replicas(self) -> list[Channel]:

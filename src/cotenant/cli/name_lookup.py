@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from cotenant.cli.arrays import SEPARATOR, indices_of, leading_phase
 from cotenant.cli.connection import Mesh
-from cotenant.cli.outcome import CommandError, usage_error
+from cotenant.cli.outcome import CommandError, ExitCode, usage_error
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
 from cotenant.core.model.lifecycle import Phase
@@ -34,6 +34,10 @@ IS_ARRAY = "IS_ARRAY"  # the reason of a call for one job with the id of an arra
 LAST = "@last"  # the caller's newest submission
 PAGE_SIZE = 1000
 CANDIDATES_SHOWN_MAX = 10
+
+
+class NoMatch(CommandError):
+    """No job, array or node has the given id or name."""
 
 
 class HasId(Protocol):
@@ -157,7 +161,11 @@ async def _find_named(mesh: Mesh, text: str) -> Job | Array | None:
     if found.jobs:
         return await _whole(mesh, found.jobs[0])
     if last:
-        raise usage_error(f"{LAST}: you have submitted no job that is still listed", hint="see `cotenant history`")
+        raise NoMatch(
+            f"{LAST}: you have submitted no job that is still listed",
+            hint="see `cotenant history`",
+            code=ExitCode.USAGE,
+        )
     others = {job.spec.array_task.array_id or job.id: job async for job in all_jobs(mesh, JobFilter(name=text))}
     if len(others) > 1:
         raise usage_error(
@@ -213,7 +221,7 @@ def match_id(text: str, known: Iterable[T], kind: str, show: Callable[[T], str])
     near = nearest(text, (one.id for one in everything))
     lists = "nodes" if kind == "node" else "jobs"
     hint = f"did you mean {' or '.join(near)}?" if near else f"list them with `cotenant {lists}`"
-    raise usage_error(f"{kind} {text!r} not found", hint=hint)
+    raise NoMatch(f"{kind} {text!r} not found", hint=hint, code=ExitCode.USAGE)
 
 
 def _ambiguous(text: str, kind: str, lines: Sequence[str]) -> CommandError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cotenant.cli.connection import Mesh
-from cotenant.cli.outcome import note
 from cotenant.deferred import asyncio, grpc
 
 RETRY_DELAYS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0, *[5.0] * 11)  # a minute: enough for a restart or an election
@@ -31,7 +30,7 @@ class StreamRetry:
         if error.code().name not in CUT or self._failed >= len(RETRY_DELAYS_SECONDS):
             raise error
         if not self._failed:
-            note(f"{self._words}; retrying")
+            self._mesh.report(f"{self._words}; retrying")
         await asyncio.sleep(RETRY_DELAYS_SECONDS[self._failed])
         self._failed += 1
         await self._mesh.find_again()

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import cotenant
 from cotenant.reproduction.model import BUNDLED, Case, Data, Figures
 from cotenant.simulator.recording.event_file import versions
 
@@ -107,7 +106,7 @@ def _digest_of_code() -> str:
     """Return a digest of the code, what is bundled with it, and the libraries that figures depend on."""
     beneath = versions() | {name: _version(name) for name in LIBRARIES}
     digest = hashlib.sha256(json.dumps(beneath, sort_keys=True).encode())
-    package = Path(cotenant.__file__).parent
+    package = Path(__file__).parents[1]
     for room in PACKAGES:
         for path in sorted(_files(package / room)):
             digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")

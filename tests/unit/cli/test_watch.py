@@ -11,6 +11,7 @@ import pytest
 
 from cotenant.cli import stream_retry
 from cotenant.cli.connection import Mesh
+from cotenant.cli.outcome import note
 from cotenant.cli.watch import Removed, changes
 from cotenant.codec import errors
 from cotenant.v1.job_pb2 import Job
@@ -33,6 +34,7 @@ class Scripted:
     def __init__(self, *watches: list[Answer]) -> None:
         self.watches, self.resumed_from = list(watches), list[str]()
         self.jobs = self
+        self.report = note
 
     async def WatchJobs(self, request: WatchJobsRequest) -> AsyncIterator[WatchJobsResponse]:
         self.resumed_from.append(request.after_revision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from typing import BinaryIO
+from typing import Protocol
 
 from cotenant.cli import views
 from cotenant.cli.connection import Mesh, command_error
@@ -24,13 +24,23 @@ LINE_BYTES_MAX = 2**16
 DRAIN_SECONDS_MAX = 10.0  # for output still in flight when an attempt ends
 
 
+class Sink(Protocol):
+    """What output is written to."""
+
+    def write(self, data: bytes, /) -> object:
+        """Write a piece of output."""
+
+    def flush(self) -> None:
+        """Pass on what was written."""
+
+
 class Output:
     """Writes the output of jobs to a stream: with each line prefixed by its rank if `marked`, else as it is.
 
     If `neutral`, control characters are shown instead of passed on.
     """
 
-    def __init__(self, stream: BinaryIO, *, marked: bool, neutral: bool = False) -> None:
+    def __init__(self, stream: Sink, *, marked: bool, neutral: bool = False) -> None:
         self._stream = stream
         self._marked, self._neutral = marked, neutral
         self._begun: dict[int, bytes] = {}  # by rank: the incomplete line
@@ -76,7 +86,7 @@ async def copy_output(mesh: Mesh, request: ReadLogsRequest, output: Output, *, r
     """Print the output of one attempt, to its end if `follow` is set; resume an interrupted stream if `resumable`."""
     async for piece in _pieces(mesh, request, resumable and not request.tail_bytes):
         if piece.truncated:
-            note(f"older output of rank {piece.rank} has been discarded")
+            mesh.report(f"older output of rank {piece.rank} has been discarded")
         output.write(piece.rank, piece.data)
     output.finish()
 
@@ -153,7 +163,7 @@ async def _print_attempts(
             copying.result()
         else:
             copying.cancel()
-            note(f"output of attempt {number} is incomplete; `cotenant logs` may show more")
+            mesh.report(f"output of attempt {number} is incomplete; `cotenant logs` may show more")
         number = await upcoming
 
 
@@ -162,7 +172,7 @@ async def try_copy_output(mesh: Mesh, request: ReadLogsRequest, output: Output) 
     try:
         await copy_output(mesh, request, output, resumable=True)
     except grpc.aio.AioRpcError as error:
-        note(f"cannot read the output of {request.id}: {command_error(from_error(error)).message}")
+        mesh.report(f"cannot read the output of {request.id}: {command_error(from_error(error)).message}")
 
 
 async def watch_until_ended(mesh: Mesh, job_ids: list[str], on_change: Callable[[Job], None]) -> AsyncIterator[Job]:

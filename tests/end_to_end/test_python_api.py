@@ -1,0 +1,202 @@
+"""The Python API against a live mesh."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.meshes import Mesh
+from tests.end_to_end.waiting import until
+from tests.support.paths import ROOT
+
+import cotenant
+from cotenant.client.mapping import SCRIPT
+
+SECONDS_MAX = 60.0
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, where jobs start."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def client(mesh: Mesh) -> Iterator[cotenant.Client]:
+    with cotenant.Client(state_dir=mesh.state_dir) as client:
+        yield client
+
+
+def test_a_job_is_submitted_found_followed_and_read(client: cotenant.Client, folder: Path) -> None:
+    script = 'import os; print(os.environ["GREETING"], os.getcwd())'
+    job = client.submit([sys.executable, "-c", script], cpus=1, name="<hello>", env={"GREETING": "hi"})
+    assert job.result(SECONDS_MAX) == f"hi {folder}\n"
+    assert (job.phase, job.name) == ("succeeded", "<hello>")
+    assert list(job.logs()) == [f"hi {folder}"]
+    found = client.job("<hello>")
+    assert found.id == job.id
+    assert [one.id for one in client.jobs(all=True, name="<hello>")] == [job.id]
+    assert "&lt;hello&gt;" in client.jobs(all=True)._repr_html_()
+    assert client.jobs() == []
+
+
+def test_a_failure_has_the_exit_code_and_the_last_lines(client: cotenant.Client) -> None:
+    job = client.submit("seq 30; exit 3", cpus=1)
+    with pytest.raises(cotenant.JobFailed) as caught:
+        job.result(SECONDS_MAX)
+    assert (caught.value.job_id, caught.value.exit_code) == (job.id, 3)
+    assert caught.value.log_tail.splitlines() == [str(number) for number in range(11, 31)]
+    assert "ended with status 3" in str(caught.value)
+
+
+def test_a_waiting_job_is_explained_and_cancelled(client: cotenant.Client, folder: Path) -> None:
+    holder = client.submit("while [ ! -e go ]; do sleep 0.05; done", gpus=4, cpus=1)
+    until(lambda: holder.phase == "running", "the first job runs")
+    job = client.submit("true", gpus=4, cpus=1, after=holder)
+    with pytest.raises(cotenant.WaitTimeout):
+        job.wait(0.1)
+    assert holder.id in job.explain().summary
+    (folder / "go").touch()
+    assert job.wait(SECONDS_MAX).succeeded
+    endless = client.submit(["sleep", "1000"], cpus=1)
+    endless.cancel()
+    with pytest.raises(cotenant.JobCancelled):
+        endless.result(SECONDS_MAX)
+
+
+def test_output_is_followed_while_the_job_runs(client: cotenant.Client, folder: Path) -> None:
+    job = client.submit("echo first; while [ ! -e go ]; do sleep 0.05; done; printf last", cpus=1)
+    lines = job.logs()
+    assert next(lines) == "first"
+    (folder / "go").touch()
+    assert list(lines) == ["last"]
+
+
+def test_an_array_has_a_job_for_each_index(client: cotenant.Client) -> None:
+    array = client.submit("echo $COTENANT_ARRAY_INDEX", cpus=1, array=range(2, 7, 2))
+    assert array.result(SECONDS_MAX) == ["2\n", "4\n", "6\n"]
+    assert array.status() == {"succeeded": 3}
+    found = client.find(array.id)
+    assert isinstance(found, cotenant.JobArray)
+    with pytest.raises(cotenant.InvalidArgument, match="is an array of 3 jobs"):
+        client.job(array.id)
+
+
+def test_errors_of_the_server_name_every_field(client: cotenant.Client) -> None:
+    with pytest.raises(cotenant.InvalidArgument) as caught:
+        client.submit(["true"], after=["nobody"], after_ok="none")
+    assert [one.field for one in caught.value.fields] == ["after", "after_ok"]
+    with pytest.raises(cotenant.NotFound):
+        client.job("nobody")
+    with pytest.raises(cotenant.InvalidArgument, match="request_id"):
+        client.submit(["true"], request_id="x" * 200)
+
+
+def test_a_repeated_request_id_submits_once(client: cotenant.Client) -> None:
+    jobs = [client.submit(["true"], cpus=1, request_id="once") for _ in range(2)]
+    assert jobs[0].id == jobs[1].id
+    jobs[0].result(SECONDS_MAX)
+
+
+async def test_the_asynchronous_client_runs_on_its_callers_loop(mesh: Mesh) -> None:
+    async with cotenant.AsyncClient(state_dir=mesh.state_dir) as client:
+        jobs = [await client.submit(["echo", str(number)], cpus=1) for number in range(2)]
+        assert [await job.result() for job in jobs] == ["0\n", "1\n"]
+        assert [line async for line in jobs[0].logs()] == ["0"]
+
+
+def test_a_client_survives_a_restart_of_the_mesh(mesh: Mesh, client: cotenant.Client) -> None:
+    job = client.submit(["echo", "before"], cpus=1)
+    job.wait(SECONDS_MAX)
+    mesh.stop()
+    with pytest.raises(cotenant.Unavailable):
+        job.status()
+    mesh.start()
+    assert job.result(SECONDS_MAX) == "before\n"
+
+
+def test_a_map_returns_results_and_exceptions_in_order(client: cotenant.Client, folder: Path) -> None:
+    def fails_at_two(number: int) -> int:  # in here, so that workers need not import this module
+        if number == 2:
+            raise KeyError("two")
+        return number * 10
+
+    futures = client.map(fails_at_two, range(4), cpus=1, workers=2)
+    assert [future.exception(SECONDS_MAX) is None for future in futures] == [True, True, False, True]
+    assert [futures[place].result() for place in (0, 1, 3)] == [0, 10, 30]
+    with pytest.raises(KeyError, match="two") as caught:
+        futures[2].result()
+    assert "in fails_at_two" in str(caught.value.__cause__)
+    until(lambda: not list(folder.iterdir()), "removal of the folder")
+    assert len(client.jobs(all=True, name="fails_at_two")) == 2
+
+
+def test_a_worker_that_dies_fails_its_item_only(client: cotenant.Client) -> None:
+    futures = client.map(lambda number: os._exit(9) if number == 0 else number, range(3), cpus=1, workers=2)
+    with pytest.raises(cotenant.JobFailed, match="status 9"):
+        futures[0].result(SECONDS_MAX)
+    assert [future.result(SECONDS_MAX) for future in futures[1:]] == [1, 2]
+
+
+def test_a_decorated_function_runs_as_a_job(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_STATE_DIR", str(mesh.state_dir))
+
+    @cotenant.job(cpus=1, env={"BASE": "100"})
+    def add(left: int, right: int = 1) -> int:
+        return left + right + int(os.environ["BASE"])
+
+    assert add(1, right=5).result(SECONDS_MAX) == 106
+    assert add.__wrapped__.__name__ == "add"
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(client: cotenant.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = SCRIPT.replace(
+        '"$1/plan.json"', '"/another/machine$1/plan.json"'
+    )  # stands for a node without the folder
+    monkeypatch.setattr("cotenant.client.mapping.SCRIPT", elsewhere)
+    [future] = client.map(len, ["abc"], cpus=1)
+    with pytest.raises(cotenant.JobFailed, match="this node does not see the folder /"):
+        future.result(SECONDS_MAX)
+
+
+def test_the_fields_of_a_map_are_checked(client: cotenant.Client) -> None:
+    with pytest.raises(cotenant.InvalidArgument, match=r"replicas: not allowed .*; workers: must be at least 1"):
+        client.map(len, ["abc"], workers=0, replicas=2)
+    assert client.map(len, []) == []
+
+
+def test_jobs_of_a_map_are_cancelled_with_their_process(mesh: Mesh, client: cotenant.Client, folder: Path) -> None:
+    (folder / "script.py").write_text(
+        "import cotenant, pathlib, time\n"
+        "def wait(number):\n"
+        "    pathlib.Path('runs').touch()\n"
+        "    while True: time.sleep(0.1)\n"
+        "cotenant.map(wait, range(1), cpus=1, name='abandoned')\n"
+        "while not pathlib.Path('runs').exists(): time.sleep(0.05)\n"
+    )
+    environment = {**os.environ, "COTENANT_STATE_DIR": str(mesh.state_dir)}
+    subprocess.run([sys.executable, "script.py"], env=environment, check=True, timeout=SECONDS_MAX)
+    assert [job.wait(SECONDS_MAX).phase for job in client.jobs(all=True, name="abandoned")] == ["cancelled"]
+    assert list(folder.glob(".cotenant-map-*")) == []
+
+
+def test_the_examples_of_the_page_run(mesh: Mesh, folder: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    (folder / "page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    environment = {**os.environ, "COTENANT_STATE_DIR": str(mesh.state_dir)}
+    done = subprocess.run(
+        [sys.executable, "page.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS_MAX,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == "hello"
