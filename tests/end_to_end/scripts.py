@@ -57,7 +57,7 @@ class Counter:
     def command(self) -> list[str]:
         """The command to submit. Each line has the pid, so that a second run would be noticed."""
         return shell(
-            f"i=0; while [ ! -e {self._end} ]; do i=$((i+1)); echo $i $$ >> {self.path}; sleep 0.02; done; "
+            f"i=0; while [ ! -e {self._end} ]; do i=$((i+1)); echo $i $$ >> {self.path}; sleep 0.1; done; "
             f"exit $(cat {self._end})"
         )
 

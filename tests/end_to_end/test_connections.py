@@ -18,7 +18,7 @@ from cotenant.codec import specs
 from cotenant.core.model.job import JobKind, JobSpec, Request, Role
 from cotenant.core.model.lifecycle import ENDED, Phase
 
-JOBS = amount(50, deep=150)
+JOBS = amount(20, deep=150)
 LIMIT = 256
 SECONDS_TO_GET_IN = 1.0  # average per job: each submission has its own connection
 NOFILE = resource.RLIMIT_NOFILE

@@ -11,15 +11,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests.end_to_end.waiting import until
 from tests.support.etcd_server import free_ports
 from tests.support.paths import ROOT
 
@@ -144,6 +145,10 @@ def test_the_reports_of_research_need_only_their_extra(installed: Install, tmp_p
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+def log_has(path: Path, words: str) -> bool:
+    return words in path.read_text()
+
+
 @pytest.fixture
 def mesh(installed: Install, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Run services and an agent from their own environments; yield a client in a plain one."""
@@ -162,9 +167,15 @@ def mesh(installed: Install, tmp_path: Path) -> Iterator[Callable[..., subproces
         with (tmp_path / "logs" / str(number)).open("w") as log:
             running.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
     try:
-        end = time.monotonic() + SECONDS_MAX
-        while run(client, "--endpoint", endpoints, "health", home=tmp_path).returncode and time.monotonic() < end:
+
+        def healthy() -> bool:
             assert [process.poll() for process in running] == [None] * len(running)
+            return run(client, "--endpoint", endpoints, "health", home=tmp_path).returncode == 0
+
+        for number, line in enumerate([*["serves at"] * len(SERVICES), "placement_connected"]):
+            own = tmp_path / "logs" / str(number)
+            until(partial(log_has, own, line), f"{line!r} in {own}", seconds=SECONDS_MAX)
+        until(healthy, "health", seconds=SECONDS_MAX)
         yield lambda *words: run(client, "--endpoint", endpoints, *words, home=tmp_path)
     finally:
         for process in running:

@@ -34,7 +34,7 @@ TENANTS = Tenancy(
     ]
 )
 QUEUES = ["strict", "backfill", "las"]
-SEEDS = amount(6, deep=15)
+SEEDS = amount(3, deep=15)
 RULES = [
     Rules(),
     Rules(reclaim=False),
@@ -198,7 +198,7 @@ def test_preempted_jobs_had_run_long_enough_and_their_room_is_used(queue: str, r
 
 def test_two_jobs_do_not_take_each_others_room_in_turn() -> None:
     """A preempted job cannot stop the job it was preempted for, and a minimum run time allows one stop an instant."""
-    for seed in range(amount(15, deep=40)):
+    for seed in range(amount(8, deep=40)):
         simulation = simulation_of(seed, "backfill", Rules(Preemption.PRIORITY, run_seconds_min=7.0))
         stops: dict[str, list[float]] = {}
         seen: dict[str, int] = {}
@@ -226,7 +226,7 @@ def test_a_simulation_without_shortcuts_gives_the_same_with_tenants(
             for sim_job in simulation.sim_jobs
         ]
 
-    for seed in range(amount(4, deep=8)):
+    for seed in range(amount(2, deep=8)):
         quick = fates(seed)
         with monkeypatch.context() as patch:
             patch.setattr("cotenant.simulator.engine.Scheduler", Thorough)

@@ -14,6 +14,7 @@ from cotenant.core.policy.profiles import DEFAULT
 from cotenant.simulator.comparison.arms import arms_of
 from cotenant.simulator.comparison.summary import compare
 from cotenant.simulator.scenario import Scenario
+from cotenant.simulator.traces import SAMPLE
 
 FIGURE = "avg_jct_seconds"
 AVERAGE_MAX = 1.02  # × another profile's: noise
@@ -30,10 +31,10 @@ class Workload:
     speed: str
     cluster: str = "2x8"
 
-    def scenario(self, seed: int) -> Scenario:
-        """Return the scenario of a seed."""
+    def scenario(self, seed: int, trace: str = SAMPLE) -> Scenario:
+        """Return the scenario of a seed, on the sample or another trace."""
         options = {"simulator": {"speed": self.speed}}
-        return Scenario("sample", self.cluster, overlay=f"{self.overlay},seed={seed}", options=options)
+        return Scenario(trace, self.cluster, overlay=f"{self.overlay},seed={seed}", options=options)
 
 
 WORKLOADS = (
@@ -44,11 +45,13 @@ WORKLOADS = (
 )
 
 
-def ratios(workload: Workload, others: Sequence[str], seeds: Iterable[int]) -> Mapping[str, list[float]]:
+def ratios(
+    workload: Workload, others: Sequence[str], seeds: Iterable[int], trace: str = SAMPLE
+) -> Mapping[str, list[float]]:
     """Return the average JCT of the default profile ÷ that of each other profile, one for each seed."""
     found: dict[str, list[float]] = {other: [] for other in others}
     for seed in seeds:
-        comparison = compare(arms_of([DEFAULT, *others], (), workload.scenario(seed)), processes=1)
+        comparison = compare(arms_of([DEFAULT, *others], (), workload.scenario(seed, trace)), processes=1)
         mean = {arm: comparison.figures(arm)[FIGURE].mean for arm in (DEFAULT, *others)}
         for other in others:
             found[other].append(mean[DEFAULT] / mean[other])

@@ -10,6 +10,7 @@ from random import Random
 
 import grpc
 import pytest
+from tests.support.properties import amount
 from tests.unit.services.allocators import ScriptedAllocator
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, without
@@ -171,7 +172,7 @@ async def print_left(mesh: Mesh, ids: list[str]) -> None:
     print(await mesh.records_left("placement/attempts/"))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", range(amount(1, deep=3)))
 @pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_both])
 async def test_services_may_be_killed_at_any_moment(disturb: Disturb, seed: int) -> None:
     rng = Random(f"{disturb.__name__} {seed}")
@@ -179,7 +180,7 @@ async def test_services_may_be_killed_at_any_moment(disturb: Disturb, seed: int)
         await load(mesh, rng, disturb)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(amount(1, deep=6)))
 async def test_the_store_may_lose_requests_and_answers(seed: int) -> None:
     rng = Random(seed)
     async with running(MemoryStore(limit=WHOLE), rng=rng, failing=0.03) as mesh:
