@@ -94,6 +94,8 @@ class JobFields(Requests, total=False):
     steps: int
     expected: Duration
     deadline: Duration | datetime
+    begin: Duration | datetime
+    hold: bool
     time_limit: Duration
     grace: Duration
     signal: str
