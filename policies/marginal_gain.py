@@ -24,18 +24,19 @@ class MarginalGain:
     """Give elastic jobs replicas one by one, each where it gains most for its share of the cluster.
 
     Optimus (Peng et al., EuroSys 2018) starts each job with one worker and adds workers where the remaining time falls
-    most per unit of the dominant resource [P]: `goal=time`. That favors long jobs. `goal=completions` divides the gain in
-    speed by the remaining work instead, so that jobs complete at the greatest rate: with rates that grow linearly it is
-    shortest remaining time first, and the worse a job scales, the more jobs share the cluster [R]. A job of unknown
+    most per unit of the dominant resource [P]: `goal=time`. That favors long jobs. `goal=completions` divides the gain
+    in speed by the remaining work instead, so that jobs complete at the greatest rate: with rates that grow linearly it
+    is shortest remaining time first, and the worse a job scales, the more jobs share the cluster [R]. A job of unknown
     length is expected to need as much again as it has attained [R].
 
     A resize is charged its restart: a job grows only if that ends it earlier. A replica that a job already has counts
-    more than the same replica elsewhere (`hysteresis`), and a job keeps its number for `interval_seconds`. Cores are as
-    requested.
+    more than the same replica elsewhere (`hysteresis`), and a job keeps its number for `interval_seconds`, unless a
+    waiting job gains by what it gives up. Cores are as requested.
 
     >>> from cotenant.core.model.job import ReplicaRange
     >>> rates = (1.0, 1.9, 2.7, 3.4)
-    >>> jobs = [ElasticJob(name, ReplicaRange(1, 4), 0, Resources(1000), rates, rest) for name, rest in (("a", 9.0), ("b", 90.0))]
+    >>> of = ReplicaRange(1, 4), 0, Resources(1000), rates
+    >>> jobs = [ElasticJob("a", *of, remaining=9.0), ElasticJob("b", *of, remaining=90.0)]
     >>> MarginalGain().targets(jobs, Resources(5000), now=0.0)
     {'a': 4, 'b': 1}
     """
@@ -54,7 +55,7 @@ class MarginalGain:
         """
 
         goal: Goal = "completions"
-        interval_seconds: float = 600.0
+        interval_seconds: float = 240.0
         hysteresis: float = 0.2
         quantum_seconds: float = 60.0
 
@@ -92,7 +93,8 @@ class MarginalGain:
         self, jobs: Sequence[ElasticJob], room: Resources, left: Resources, counts: dict[str, int], kept: set[str]
     ) -> Resources:
         """Add replicas in the order of their gains, none beyond what `kept` jobs have; returns what is left."""
-        queue = [(-self._gain(job, counts[job.job_id], room), number) for number, job in enumerate(jobs)]
+        crowded = not all(job.replicas for job in jobs)
+        queue = [(-self._gain(job, counts[job.job_id], room, crowded), number) for number, job in enumerate(jobs)]
         heapq.heapify(queue)
         while queue:
             gain, number = heapq.heappop(queue)
@@ -105,15 +107,15 @@ class MarginalGain:
                 continue
             left -= step
             counts[job.job_id] = more
-            heapq.heappush(queue, (-self._gain(job, more, room), number))
+            heapq.heappush(queue, (-self._gain(job, more, room, crowded), number))
         return left
 
-    def _gain(self, job: ElasticJob, have: int, room: Resources) -> float:
+    def _gain(self, job: ElasticJob, have: int, room: Resources, crowded: bool) -> float:
         """Return the gain of a job's next replicas per share of the room; 0 if it may not have more."""
         more = _next(job, have)
         if more > job.range.most or (more > job.replicas and self._pinned(job)):
             return 0.0
-        if more <= job.replicas and self._pinned(job):
+        if more <= job.replicas and self._pinned(job) and not crowded:
             return math.inf
         before, after, rest = job.rate(have), job.rate(more), self._remaining(job)
         if self.options.goal == "completions":
@@ -124,7 +126,7 @@ class MarginalGain:
         return max(0.0, gain) * held / _share(job.needs * (more - have), room)
 
     def _pinned(self, job: ElasticJob) -> bool:
-        """Return whether a running job changed too recently to change again."""
+        """Return whether a running job changed too recently to change again, unless jobs wait."""
         return 0 < job.settled_seconds < self.interval_seconds and job.replicas > 0
 
     def _remaining(self, job: ElasticJob) -> float:

@@ -89,13 +89,16 @@ def test_the_shortest_job_grows_first_and_optimus_favors_the_longest() -> None:
     assert found["long"] > found["short"]
 
 
-def test_a_job_that_changed_lately_keeps_its_number_unless_rigid_jobs_need_the_room() -> None:
-    jobs = [job("new", 6, 1e5, settled_seconds=10.0), job("short", 0, 100.0)]
+def test_a_job_that_changed_lately_keeps_its_number_unless_waiting_jobs_need_it() -> None:
+    jobs = [job("new", 6, 1e5, settled_seconds=10.0), job("short", 1, 1000.0)]
     free = Resources(2000, 4)
-    assert MarginalGain().targets(jobs, room_for(jobs, free, []), now=0.0) == {"new": 6, "short": 2}
+    assert MarginalGain().targets(jobs, room_for(jobs, free, []), now=0.0) == {"new": 6, "short": 3}
     room = room_for(jobs, free, [Resources(6000)])
-    assert room.gpu_milli == 2000
-    assert sum(MarginalGain().targets(jobs, room, now=0.0).values()) == 2
+    assert room.gpu_milli == 3000
+    assert sum(MarginalGain().targets(jobs, room, now=0.0).values()) == 3
+    waiting = [*jobs, job("waits", 0, 100.0)]
+    found = MarginalGain().targets(waiting, room_for(waiting, free, []), now=0.0)
+    assert found == {"new": 1, "short": 1, "waits": 7}
 
 
 def test_a_small_advantage_moves_no_replicas() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -224,6 +225,15 @@ class JobSpec:
         3
         """
         return replace(self, roles=(replace(self.roles[0], replicas=count),))
+
+    def with_counts(self, counts: Iterable[int]) -> JobSpec:
+        """Return the same job with these numbers of replicas, one for each role.
+
+        >>> JobSpec(roles=(Role("ps"), Role("worker", 2))).with_counts([1, 5]).replicas
+        6
+        """
+        numbered = zip(self.roles, counts, strict=True)
+        return replace(self, roles=tuple(replace(role, replicas=count) for role, count in numbered))
 
     @property
     def shape(self) -> Shape:

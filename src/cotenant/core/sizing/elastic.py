@@ -51,8 +51,8 @@ class ElasticJob:
 class ResizesReplicas(Protocol):
     """An allocator that decides how many replicas elastic jobs have.
 
-    A job that was started or resized less than `interval_seconds` ago keeps its number, unless rigid jobs need the
-    room.
+    A job that was started or resized less than `interval_seconds` ago keeps its number, unless waiting jobs need
+    what it gives up.
     """
 
     @property
