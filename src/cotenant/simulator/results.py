@@ -231,9 +231,7 @@ def result_of(
     span = (makespan if complete else simulation.now) or 0.0
     occupancy = _share([one.held_milli_seconds for one in outcomes], cluster.gpus * 1000, span)
     busy = _share([one.busy_milli_seconds for one in outcomes], cluster.gpus * 1000, span)
-    held_cores = [
-        sim_job.job_class.cores * one.run_seconds for sim_job, one in zip(simulation.sim_jobs, outcomes, strict=True)
-    ]
+    held_cores = [job.job_class.cores * one.run_seconds for job, one in zip(simulation.sim_jobs, outcomes, strict=True)]
     held_cores += [simulation.sized.beyond_core_seconds] if simulation.sized else []
     return Result(
         jobs=simulation.submitted,

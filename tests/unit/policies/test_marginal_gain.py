@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cotenant.core.model.job import ReplicaRange
 from cotenant.core.model.resources import Resources
 from cotenant.core.sizing.elastic import ElasticJob, InvalidTargets, room_for, validated_targets
-from cotenant.policies.marginal_gain import MarginalGain
+from cotenant.policies.marginal_gain import Goal, MarginalGain
 
 GPU = Resources(1000, 2)
 RATES = tuple(count / (1 + 0.05 * (count - 1) ** 0.5) for count in range(1, 17))
@@ -48,9 +48,9 @@ def elastic_jobs(draw: st.DrawFn) -> list[ElasticJob]:
 
 @given(elastic_jobs(), st.integers(0, 20), st.integers(0, 20), st.sampled_from(["completions", "time"]))
 def test_targets_are_within_ranges_and_room_and_the_same_for_the_same_input(
-    jobs: list[ElasticJob], gpus: int, cores: int, goal: str
+    jobs: list[ElasticJob], gpus: int, cores: int, goal: Goal
 ) -> None:
-    policy = MarginalGain(MarginalGain.Options(goal=goal))  # type: ignore[arg-type]
+    policy = MarginalGain(MarginalGain.Options(goal=goal))
     rigid = [Resources(1000 * gpus, cores), Resources(2000, 1)]
     room = room_for(jobs, Resources(1000 * gpus, cores), rigid)
     found = policy.targets(jobs, room, now=5.0)
